@@ -197,7 +197,7 @@ def test_every_kind_of_record_has_golden_bytes() -> None:
     assert {type(message) for message in MESSAGES} == set(typing.get_args(Message))
 
 
-def test_bytes_are_written_as_ever() -> None:
+def test_written_bytes_never_change() -> None:
     now = written()
     if os.environ.get("STRATALOG_GOLDEN") == "write":
         GOLDEN.write_text("".join(f"{name}: {content.hex()}\n" for name, content in now.items()))

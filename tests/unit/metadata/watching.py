@@ -1,4 +1,4 @@
-"""Waiting for what a client of the quorum comes to see."""
+"""Waits until a quorum client's view satisfies a condition."""
 
 from __future__ import annotations
 

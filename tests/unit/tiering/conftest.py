@@ -284,7 +284,7 @@ class TestCluster:
         return ledger
 
     async def _append(self, ledger: Ledger, ref: LedgerRef) -> bool:
-        """As an owner does: only if tiering has not changed the log meanwhile."""
+        """Append as an owner does: only if tiering has not changed the log concurrently."""
         found = self.metadata.view.get(log_key(ledger.topic_id, ledger.partition))
         assert found is not None
         log = msgspec.structs.replace(self.log(ledger.partition), ledgers=(*self.log(ledger.partition).ledgers, ref))

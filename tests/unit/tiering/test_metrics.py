@@ -1,4 +1,4 @@
-"""The lag of tiering, compared with what each partition's records say."""
+"""The lag of tiering, compared with each partition's records."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ partitions = st.lists(
 
 
 @given(partitions)
-def test_it_is_what_is_sealed_and_not_cold(partitions: list[tuple[list[int], int | None]]) -> None:
+def test_the_lag_counts_ledgers_that_are_sealed_and_not_cold(partitions: list[tuple[list[int], int | None]]) -> None:
     view = HandFedView()
     wanted: dict[str, TieringLag] = {}
     ledger_id = 0

@@ -34,7 +34,7 @@ async def create(client: WireClient, *names: str, version: int = 7, configs: dic
 
 
 async def find(client: WireClient, version: int) -> Any:
-    """The group's coordinator, which knows its groups when this returns."""
+    """Return the group's coordinator, after it has loaded its groups."""
     answer = await client.send(10, version, key=GROUP, key_type=0, coordinator_keys=(GROUP,))
     async with asyncio.timeout(WAIT_S):
         while (await client.send(16, 0)).error_code is ErrorCode.coordinator_load_in_progress:
@@ -57,7 +57,7 @@ async def join(client: WireClient, version: int) -> tuple[str, Any]:
     return member_id, answer
 
 
-async def test_finding_joining_and_leaving(mini_cluster: MiniCluster) -> None:
+async def test_find_coordinator_join_and_leave(mini_cluster: MiniCluster) -> None:
     async with connect(mini_cluster.bootstrap) as client:
         for version in versions(10):
             found = await find(client, version)
@@ -128,7 +128,7 @@ async def commit(client: WireClient, version: int, topic: Topic, offset: int) ->
 
 
 async def fetch(client: WireClient, version: int, topic: Topic) -> list[tuple[int, ErrorCode]]:
-    """Offsets of partitions 0 and 1."""
+    """Return the offsets of partitions 0 and 1."""
     kind = "OffsetFetchRequestTopics" if version >= 8 else "OffsetFetchRequestTopic"
     row = part(9, version, kind, name=topic.name, topic_id=topic.topic_id, partition_indexes=(0, 1))
     group = part(9, version, "OffsetFetchRequestGroup", group_id=GROUP, member_id=None, member_epoch=-1, topics=(row,))
@@ -220,7 +220,7 @@ async def test_configs_in_every_version(mini_cluster: MiniCluster) -> None:
 
 
 async def alter_defaults(client: WireClient, version: int, *changes: tuple[str, int, str | None]) -> Any:
-    """Set (0) or delete (1) cluster-wide defaults; the row of the answer."""
+    """Set (0) or delete (1) cluster-wide defaults, and return the row of the response."""
     rows = tuple(
         part(44, version, "AlterableConfig", name=name, config_operation=operation, value=value)
         for name, operation, value in changes

@@ -1,4 +1,4 @@
-"""A fetch that waits: it is woken by what it waits for, also by what came between its look and its wait."""
+"""A waiting fetch is woken by new records, also by those confirmed between its first check and its wait."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _WAIT_MS = 600_000
 
 
 class Connection:
-    """Keeps the one answer."""
+    """Keeps the only response."""
 
     client_host = "test"
     listener = ""
@@ -88,7 +88,7 @@ def watchers_of(cluster: MiniCluster) -> int:
     return sum(len(log.watchers) for log in cluster.broker.partitions.all())
 
 
-async def test_what_is_confirmed_wakes_a_fetch_that_waits(cluster: MiniCluster) -> None:
+async def test_a_confirmed_batch_wakes_a_waiting_fetch(cluster: MiniCluster) -> None:
     client, connection = await cluster.connect(), Connection()
     assert (await produce(client, "topic", batch(b"first"))).error_code == 0
     assert fetch(cluster, connection, body_of(1)) is not None
@@ -99,9 +99,7 @@ async def test_what_is_confirmed_wakes_a_fetch_that_waits(cluster: MiniCluster) 
     assert (watchers_of(cluster), connection.released_bytes) == (0, 7)
 
 
-async def test_what_came_while_slow_partitions_were_read_is_answered(
-    cluster: MiniCluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_records_confirmed_during_a_slow_read_are_returned(cluster: MiniCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     client, connection = await cluster.connect(), Connection()
     assert (await produce(client, "topic", batch(b"first"))).error_code == 0
     broker = cluster.broker
@@ -124,7 +122,7 @@ async def test_what_came_while_slow_partitions_were_read_is_answered(
     assert b"second" in connection.answer
 
 
-async def test_at_the_end_of_its_patience_a_fetch_is_answered_with_nothing(cluster: MiniCluster) -> None:
+async def test_a_fetch_is_answered_empty_after_its_maximum_wait(cluster: MiniCluster) -> None:
     client, connection = await cluster.connect(), Connection()
     assert (await produce(client, "topic", batch(b"first"))).error_code == 0
     assert fetch(cluster, connection, body_of(1, max_wait_ms=1)) is not None
@@ -133,7 +131,7 @@ async def test_at_the_end_of_its_patience_a_fetch_is_answered_with_nothing(clust
     assert (watchers_of(cluster), connection.released_bytes) == (0, 7)
 
 
-async def test_a_client_that_has_gone_leaves_nothing_behind(cluster: MiniCluster) -> None:
+async def test_a_closed_connection_leaves_no_watchers(cluster: MiniCluster) -> None:
     client, connection = await cluster.connect(), Connection()
     assert (await produce(client, "topic", batch(b"first"))).error_code == 0
     waiting = fetch(cluster, connection, body_of(1))
@@ -144,7 +142,7 @@ async def test_a_client_that_has_gone_leaves_nothing_behind(cluster: MiniCluster
     assert connection.answer == b""
 
 
-async def test_a_defect_of_ours_drops_the_client_and_is_logged(
+async def test_an_unexpected_error_closes_the_connection_and_is_logged(
     cluster: MiniCluster, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     client, connection = await cluster.connect(), Connection()
@@ -162,7 +160,7 @@ async def test_a_defect_of_ours_drops_the_client_and_is_logged(
     assert "ZeroDivisionError" in caplog.text
 
 
-async def test_only_partitions_that_moved_are_looked_at_again(cluster: MiniCluster) -> None:
+async def test_only_partitions_with_new_records_are_checked_again(cluster: MiniCluster) -> None:
     client, connection = await cluster.connect(), Connection()
     for partition in range(3):
         assert (await produce(client, "topic", batch(b"first"), partition=partition)).error_code == 0

@@ -1,4 +1,4 @@
-"""What a member hears while its coordinator cannot judge it."""
+"""The response to a heartbeat while the coordinator is loading."""
 
 from __future__ import annotations
 

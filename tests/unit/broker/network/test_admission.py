@@ -1,4 +1,4 @@
-"""Admission: what a client may ask before it has authenticated, what rules refuse, and how a client is slowed down."""
+"""Admission: requests before authentication, requests that authorization refuses, and throttled clients."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class OnlyGroupsForAlice:
 
 
 class SlowWireClients:
-    """Throttles clients of the name ``CLIENT_ID`` after ListGroups."""
+    """Throttles the client ``CLIENT_ID`` after ListGroups."""
 
     def __init__(self, throttle_ms: int) -> None:
         self._throttle_ms = throttle_ms
@@ -44,7 +44,7 @@ class SlowWireClients:
         return self._throttle_ms if context.client_id == CLIENT_ID and context.api_key == LIST_GROUPS else 0
 
 
-async def test_a_client_that_has_not_authenticated_learns_the_versions_only(tmp_path: Path) -> None:
+async def test_an_unauthenticated_client_may_only_ask_for_versions(tmp_path: Path) -> None:
     async with (
         run_cluster(tmp_path, rules=AccessRules(authenticator=NobodyYet())) as cluster,
         connect(cluster.bootstrap) as client,
@@ -54,7 +54,7 @@ async def test_a_client_that_has_not_authenticated_learns_the_versions_only(tmp_
             await client.send(LIST_GROUPS, 3, states_filter=())
 
 
-async def test_an_operation_that_is_not_allowed_closes_the_connection(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_forbidden_operation_closes_the_connection(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "stratalog_broker")
     rules = AccessRules(authenticator=AliceOnLoopback(), authorizer=OnlyGroupsForAlice())
     async with run_cluster(tmp_path, rules=rules) as cluster, connect(cluster.bootstrap) as client:
@@ -65,7 +65,7 @@ async def test_an_operation_that_is_not_allowed_closes_the_connection(tmp_path: 
 
 
 @pytest.mark.parametrize("throttle_ms", [1, 3_600_000])
-async def test_a_client_over_its_quota_is_told_so_and_not_read_for_a_while(tmp_path: Path, throttle_ms: int) -> None:
+async def test_a_client_over_its_quota_is_throttled(tmp_path: Path, throttle_ms: int) -> None:
     rules = AccessRules(quotas=SlowWireClients(throttle_ms))
     async with run_cluster(tmp_path, rules=rules) as cluster, connect(cluster.bootstrap) as client:
         answer = await client.send(LIST_GROUPS, 3, states_filter=())
@@ -79,6 +79,6 @@ async def test_a_client_over_its_quota_is_told_so_and_not_read_for_a_while(tmp_p
             assert connection._is_paused
 
 
-def test_every_api_names_its_permission_but_the_one_that_comes_first() -> None:
+def test_every_api_but_api_versions_names_its_permission() -> None:
     assert [key for key, info in HANDLERS.items() if info.access is None] == [API_VERSIONS]
     assert HANDLERS[0].access == (Operation.WRITE, Resource.TOPIC)

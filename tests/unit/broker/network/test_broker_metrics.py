@@ -1,4 +1,4 @@
-"""What a broker and its ledger client report at a scrape, after a real client has worked with them."""
+"""Metrics of a broker and its ledger client, scraped after requests of a real client."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ async def test_requests_partitions_memory_and_traffic(tmp_path: Path) -> None:
     assert found["stratalog_ledger_client_in_flight_adds"] == {("bookie-1",): 0}
 
 
-def test_only_apis_that_were_used_are_reported_the_busiest_first() -> None:
+def test_only_used_apis_are_reported_busiest_first() -> None:
     requests = RequestMetrics({0: "Produce", 1: "Fetch", 3: "Metadata"})
     for api_key in (3, 0, 0, 0):
         requests.answered(api_key, 0.001)

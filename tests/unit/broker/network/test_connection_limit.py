@@ -1,4 +1,4 @@
-"""A client too many is closed at once, those that are there are served, and the log says so once."""
+"""A connection over the limit is closed at once and logged once, and the others are served."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from unit.broker.mini_cluster import run_cluster
 _LIMIT = 3
 
 
-async def test_a_client_too_many_is_closed_and_told_of_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_connection_over_the_limit_is_closed_and_logged_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async with run_cluster(tmp_path, connections_max=_LIMIT) as cluster:
         host, _, port = cluster.bootstrap.rpartition(":")
         with caplog.at_level(logging.INFO, "stratalog_broker"):

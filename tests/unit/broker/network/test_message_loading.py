@@ -1,4 +1,4 @@
-"""What was loaded beforehand costs the first request of a version no import; and loading is one small call after the other."""
+"""After loading, the first request of a version imports nothing. Loading is a sequence of small calls."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Result = TypeVar("Result")
 
 
 class _CountingBackground:
-    """Makes each call at once, and knows how many there were."""
+    """Runs each call at once and counts the calls."""
 
     def __init__(self) -> None:
         self.calls = 0
@@ -33,7 +33,7 @@ class _CountingBackground:
         """Nothing to close."""
 
 
-async def test_every_served_version_is_loaded_by_a_call_of_its_own_and_nothing_is_left_to_import() -> None:
+async def test_each_version_is_loaded_by_its_own_call_and_requests_import_nothing() -> None:
     served = [(info.key, version) for info in HANDLERS.values() for version in range(info.min_version, info.max_version + 1)]
     background = _CountingBackground()
     await load_messages(background, pause_s=0)

@@ -1,4 +1,4 @@
-"""What the broker does with requests, good and bad, on the wire."""
+"""The broker's responses to valid and invalid requests on the wire."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ async def test_an_unknown_version_of_api_versions_is_answered_in_version_0(clien
         struct.pack(">ihhih", 30, 1, 12, 1, 2000) + b"\x7f" * 20,
     ],
 )
-async def test_what_is_no_request_closes_the_connection_and_nothing_else(
+async def test_malformed_requests_close_only_their_own_connection(
     mini_cluster: MiniCluster, client: RawClient, frame: bytes
 ) -> None:
     client.send_bytes(frame)
@@ -108,7 +108,7 @@ async def test_what_is_no_request_closes_the_connection_and_nothing_else(
     assert mini_cluster.broker.connections.bytes_held == 0
 
 
-async def test_batches_come_back_as_they_were_sent(mini_cluster: MiniCluster, client: RawClient, flights: str) -> None:
+async def test_fetched_batches_equal_the_produced_ones(mini_cluster: MiniCluster, client: RawClient, flights: str) -> None:
     await create(mini_cluster, flights)
     sent = [batch(b"one", b"two"), batch(b"three")]
     offsets = [(await produce(client, flights, content)).base_offset for content in sent]
@@ -168,7 +168,7 @@ async def test_a_bad_batch_is_refused_and_takes_no_offset(
     assert (await produce(client, flights, batch(b"good"))).base_offset == 0
 
 
-async def test_limits_of_the_topic_hold(mini_cluster: MiniCluster, client: RawClient) -> None:
+async def test_topic_limits_are_enforced(mini_cluster: MiniCluster, client: RawClient) -> None:
     await create(mini_cluster, "small", **{"max.message.bytes": "1000", "message.timestamp.before.max.ms": "1000000"})
     now_ms = mini_cluster.broker.clock.wall_ms()
     codes = [
@@ -194,10 +194,10 @@ async def test_log_append_time_stamps_the_batch(mini_cluster: MiniCluster, clien
     assert {record.timestamp_ms for record in iterate_records(found.records)} == {header.max_timestamp_ms}
 
 
-async def test_a_batch_that_overtook_a_refused_one_is_told_to_come_again(
+async def test_a_batch_that_overtook_a_refused_one_gets_a_retriable_error(
     mini_cluster: MiniCluster, client: RawClient, flights: str
 ) -> None:
-    """Right after a takeover a gap in a producer's sequence means that its predecessor was refused and is coming."""
+    """Right after a takeover, a gap in a producer's sequence means that the preceding batch was refused and will be retried."""
     await create(mini_cluster, flights)
 
     async def send(base_sequence: int) -> tuple[str, int]:
@@ -230,7 +230,7 @@ async def test_a_retry_gets_the_offset_of_the_first_try(
     assert older.error_code is ErrorCode.invalid_producer_epoch
 
 
-async def test_unknown_partitions_are_said_to_be_unknown(mini_cluster: MiniCluster, client: RawClient, flights: str) -> None:
+async def test_unknown_partitions_get_an_error(mini_cluster: MiniCluster, client: RawClient, flights: str) -> None:
     assert (await produce(client, "nowhere", batch(b"x"))).error_code is ErrorCode.unknown_topic_or_partition
     assert (await fetch(client, "nowhere", 0)).error_code is ErrorCode.unknown_topic_or_partition
     await create(mini_cluster, flights)
@@ -240,7 +240,7 @@ async def test_unknown_partitions_are_said_to_be_unknown(mini_cluster: MiniClust
     assert (await fetch(client, flights, 0, leader_epoch=0)).error_code is ErrorCode.fenced_leader_epoch
 
 
-async def test_a_long_poll_ends_when_a_record_comes(mini_cluster: MiniCluster, client: RawClient, flights: str) -> None:
+async def test_a_long_poll_ends_when_a_record_arrives(mini_cluster: MiniCluster, client: RawClient, flights: str) -> None:
     await create(mini_cluster, flights)
     loop = asyncio.get_running_loop()
     begun = loop.time()
@@ -253,9 +253,7 @@ async def test_a_long_poll_ends_when_a_record_comes(mini_cluster: MiniCluster, c
     await other.close()
 
 
-async def test_what_a_long_poll_looked_at_several_times_is_counted_once(
-    mini_cluster: MiniCluster, client: RawClient, flights: str
-) -> None:
+async def test_a_long_poll_counts_the_fetched_bytes_once(mini_cluster: MiniCluster, client: RawClient, flights: str) -> None:
     await create(mini_cluster, flights)
     waiting = asyncio.ensure_future(fetch(client, flights, 0, max_wait_ms=300, min_bytes=1_000_000))
     other = await mini_cluster.connect()
@@ -268,7 +266,9 @@ async def test_what_a_long_poll_looked_at_several_times_is_counted_once(
     await other.close()
 
 
-async def test_a_session_tells_only_what_changed(mini_cluster: MiniCluster, client: RawClient, flights: str) -> None:
+async def test_a_fetch_session_returns_only_changed_partitions(
+    mini_cluster: MiniCluster, client: RawClient, flights: str
+) -> None:
     await create(mini_cluster, flights)
     await produce(client, flights, batch(b"one"))
     first = await client.call(1, 11, fetch_request(flights, 0, session=(0, 0)))
@@ -302,10 +302,10 @@ async def test_offsets_by_name_and_by_time(mini_cluster: MiniCluster, client: Ra
         assert (await list_offset(client, flights, timestamp, version=version)).error_code is ErrorCode.unsupported_version
 
 
-async def test_the_greatest_time_is_that_of_a_record_that_can_be_read(
+async def test_the_maximum_timestamp_is_that_of_a_readable_record(
     mini_cluster: MiniCluster, client: RawClient, flights: str
 ) -> None:
-    """The greatest of all lies below the log's start, in a batch that goes on above it."""
+    """The greatest timestamp is below the log's start, in a batch that continues above it."""
     await create(mini_cluster, flights)
     for start_ms in (9_000, 5_000, 1_000, 5_000):
         await produce(client, flights, batch(b"a", b"b", timestamp_ms=start_ms))
@@ -329,7 +329,7 @@ async def test_leader_epochs_end_where_the_next_began(mini_cluster: MiniCluster,
     assert (line.error_code, line.leader_epoch, line.end_offset) == (ErrorCode.none, log.core.leader_epoch, 2)
 
 
-async def test_producer_ids_are_never_given_twice(client: RawClient) -> None:
+async def test_producer_ids_are_never_reused(client: RawClient) -> None:
     ids = []
     for version in range(6):
         values = {"producer_id": -1, "producer_epoch": -1} if version >= 3 else {}
@@ -347,7 +347,7 @@ async def test_producer_ids_are_never_given_twice(client: RawClient) -> None:
     assert len(set(ids)) == len(ids)
 
 
-async def test_request_bytes_are_bounded_and_all_get_through(tmp_path: Path) -> None:
+async def test_request_memory_is_bounded_and_all_requests_complete(tmp_path: Path) -> None:
     async with run_cluster(tmp_path, memory_bytes=8 * MIB) as cluster:
         await create(cluster, "flights")
         clients = [await cluster.connect() for _ in range(8)]
@@ -369,7 +369,7 @@ async def test_request_bytes_are_bounded_and_all_get_through(tmp_path: Path) -> 
         await again.close()
 
 
-async def test_metadata_in_every_version_creates_what_is_asked_for(mini_cluster: MiniCluster, client: RawClient) -> None:
+async def test_metadata_in_every_version_creates_requested_topics(mini_cluster: MiniCluster, client: RawClient) -> None:
     for version in range(14):
         name = f"topic-{version}"
         extra = {"topic_id": None} if version >= 10 else {}

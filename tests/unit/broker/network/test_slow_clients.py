@@ -1,4 +1,4 @@
-"""Clients that send slowly, stop within a frame, announce too much or take no answers cost nobody else anything, and go."""
+"""Clients that send slowly, stop within a frame, announce too much or read no responses are closed and affect no other."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ async def served(cluster: MiniCluster) -> None:
 
 
 async def half_sent(cluster: MiniCluster, said: bytes) -> RawClient:
-    """A client that stops after these bytes, once they have arrived."""
+    """Return a client that stops after these bytes, once they have arrived."""
     before = set(cluster.broker.connections._connections)
     client = await cluster.connect()
     client.send_bytes(said)
@@ -44,13 +44,13 @@ async def half_sent(cluster: MiniCluster, said: bytes) -> RawClient:
 
 
 async def until(condition: Callable[[], object]) -> None:
-    """Turn the loop until something is so."""
+    """Run the event loop until the condition holds."""
     async with asyncio.timeout(20):
         while not condition():  # noqa: ASYNC110 - what is waited for happens in the code under test, which sets no event
             await asyncio.sleep(0.001)
 
 
-async def test_bytes_that_come_one_at_a_time_are_a_request_all_the_same(cluster: MiniCluster) -> None:
+async def test_a_request_may_arrive_byte_by_byte(cluster: MiniCluster) -> None:
     client = await cluster.connect()
     for at in range(len(API_VERSIONS)):
         client.send_bytes(API_VERSIONS[at : at + 1])
@@ -59,7 +59,7 @@ async def test_bytes_that_come_one_at_a_time_are_a_request_all_the_same(cluster:
     await client.close()
 
 
-async def test_half_a_frame_is_given_up_and_its_memory_with_it(cluster: MiniCluster) -> None:
+async def test_an_incomplete_frame_times_out_and_frees_its_memory(cluster: MiniCluster) -> None:
     connections = cluster.broker.connections
     resident = psutil.Process().memory_info().rss
     clients = [await half_sent(cluster, said) for said in (b"\x00", API_VERSIONS[:9], struct.pack(">i", 64 * MIB) + bytes(100))]
@@ -75,7 +75,7 @@ async def test_half_a_frame_is_given_up_and_its_memory_with_it(cluster: MiniClus
     assert connections.bytes_held == 0
 
 
-async def test_a_silent_client_is_closed_and_one_that_is_served_is_not(cluster: MiniCluster) -> None:
+async def test_an_idle_client_is_closed_and_a_waiting_one_is_not(cluster: MiniCluster) -> None:
     silent, lively = await cluster.connect(), await cluster.connect()
     for _ in range(round(60 / LOOK_S) + 1):
         await lively.call(18, 0, request(18, 0, "ApiVersionsRequest"))
@@ -85,8 +85,8 @@ async def test_a_silent_client_is_closed_and_one_that_is_served_is_not(cluster: 
     await lively.close()
 
 
-async def test_a_client_that_takes_no_answers_is_closed(cluster: MiniCluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without a limit it would hold its answers, and the requests behind them, for ever."""
+async def test_a_client_that_reads_no_responses_is_closed(cluster: MiniCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a limit it would hold its responses, and the requests after them, indefinitely."""
     monkeypatch.setattr(connection, "_WRITE_HIGH_BYTES", 64 * 1024)
     connections = cluster.broker.connections
     before = set(connections._connections)

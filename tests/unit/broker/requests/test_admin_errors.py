@@ -1,4 +1,4 @@
-"""Every error of the administration has the Kafka code that clients know it by."""
+"""Every administration error has its Kafka error code."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from stratalog_core.errors import NotFound, StratalogError
 KINDS = [kind for kind in vars(errors).values() if isinstance(kind, type) and kind.__module__ == errors.__name__]
 
 
-def test_no_two_refusals_share_a_code() -> None:
+def test_refusals_have_distinct_codes() -> None:
     codes = {kind.__name__: admin_error_code_of(kind("")) for kind in KINDS}
     assert len(set(codes.values())) == len(codes), codes
     assert not {ErrorCode.invalid_request, ErrorCode.unknown_server_error} & set(codes.values()), codes

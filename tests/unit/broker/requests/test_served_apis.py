@@ -1,4 +1,4 @@
-"""Handlers get the services that they declare, or the broker does not start."""
+"""Handlers get the services that they declare; an unknown service keeps the broker from starting."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Handler:
         return context, body, self._service
 
 
-async def test_functions_and_classes_get_the_services_that_they_name() -> None:
+async def test_functions_and_classes_get_the_services_that_they_declare() -> None:
     service = Service()
     assert needs_of(function) == needs_of(Handler) == {"service": Service}
     declared = [
@@ -41,6 +41,6 @@ async def test_functions_and_classes_get_the_services_that_they_name() -> None:
     assert handle_raw("context", "body") == ("context", "body", service)
 
 
-def test_a_service_that_does_not_exist_is_noticed_at_once() -> None:
+def test_an_unknown_service_is_refused_at_start() -> None:
     with pytest.raises(LookupError):
         ServedApis([HandlerInfo(key=1, min_version=0, max_version=0, handle=function, access=None)], {})

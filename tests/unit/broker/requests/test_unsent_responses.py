@@ -1,4 +1,4 @@
-"""Clients that take no answers are closed, slowest first, before they hold more than the responses' share of memory."""
+"""Clients that read no responses are closed, slowest first, before they exceed the responses' share of memory."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Client:
         self.is_closed = True
 
 
-def test_the_client_that_took_nothing_for_longest_is_closed() -> None:
+def test_the_client_that_read_nothing_for_longest_is_closed() -> None:
     responses = UnsentResponses(100)
     stuck, slow, taken, newest = (Client(responses) for _ in range(4))
     slow.send(30)
@@ -53,7 +53,7 @@ def test_one_client_alone_is_never_closed() -> None:
     assert responses.bytes_held == 500
 
 
-def test_waiting_fetches_hold_no_more_than_there_is() -> None:
+def test_waiting_fetches_stay_within_the_bound() -> None:
     responses = UnsentResponses(100)
     assert responses.may_wait(0)
     assert responses.may_wait(70)
@@ -63,7 +63,7 @@ def test_waiting_fetches_hold_no_more_than_there_is() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(1, 40), st.booleans()), max_size=60))
-def test_the_bound_holds_whatever_clients_take(steps: list[tuple[int, int, bool]]) -> None:
+def test_the_bound_holds_however_clients_read(steps: list[tuple[int, int, bool]]) -> None:
     responses = UnsentResponses(100)
     clients = [Client(responses) for _ in range(6)]
     for which, size, is_send in steps:

@@ -1,4 +1,4 @@
-"""A part of a process that cannot follow the metadata log ends the process, and stops being an owner at once."""
+"""A process with a part that cannot follow the metadata log ends, and stops being an owner at once."""
 
 from __future__ import annotations
 
@@ -53,9 +53,7 @@ def fails(changes: object) -> None:
     raise KeyError("no such partition")
 
 
-async def test_a_subscriber_that_fails_ends_the_sessions_and_every_further_command(
-    tmp_path: Path, transport: TcpTransport
-) -> None:
+async def test_a_failed_subscriber_ends_all_sessions_and_refuses_commands(tmp_path: Path, transport: TcpTransport) -> None:
     async with embedded_quorum(tmp_path, transport) as quorum:
         client, expired = quorum.client, list[str]()
         first = await client.open_session("owner", 60_000, lambda: expired.append("owner"))
@@ -72,7 +70,7 @@ async def test_a_subscriber_that_fails_ends_the_sessions_and_every_further_comma
         assert [session.holder for session in client.view.all(Session)] == ["another"]
 
 
-async def test_a_holder_that_fails_to_stop_ends_the_others(tmp_path: Path, transport: TcpTransport) -> None:
+async def test_a_session_holder_that_fails_to_stop_does_not_keep_the_others(tmp_path: Path, transport: TcpTransport) -> None:
     def on_expired() -> None:
         raise RuntimeError("still serving")
 
@@ -86,7 +84,7 @@ async def test_a_holder_that_fails_to_stop_ends_the_others(tmp_path: Path, trans
         assert client.failure is not None
 
 
-def test_a_process_whose_part_cannot_follow_ends_with_an_error(tmp_path: Path) -> None:
+def test_a_process_that_cannot_follow_the_log_ends_with_an_error(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", ROLE, str(tmp_path)], capture_output=True, text=True, timeout=TIMEOUT_S, check=False
     )

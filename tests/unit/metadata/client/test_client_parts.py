@@ -1,4 +1,4 @@
-"""The client's parts without a network: view, routing; and settings and identity."""
+"""The client's view and routing without a network; settings and identity."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def key(name: str) -> str:
 # --- view ------------------------------------------------------------------------------------------------------------
 
 
-async def test_the_view_follows_and_tells_what_changed() -> None:
+async def test_the_view_follows_and_reports_changes() -> None:
     view = LocalView()
     told: list[Change] = []
     stop = view.subscribe(told.extend)
@@ -60,7 +60,7 @@ async def test_the_view_finds_by_kind() -> None:
     assert list(view.all(Topic)) == []
 
 
-async def test_a_jump_tells_the_difference_only() -> None:
+async def test_a_snapshot_reports_only_the_difference() -> None:
     view = LocalView()
     view.jump(StateImage(index=5, term=1, records=[stored("same", 1), stored("old", 2), stored("gone", 3)]))
     told: list[Change] = []
@@ -75,7 +75,7 @@ async def test_a_jump_tells_the_difference_only() -> None:
     assert view.index == 9, "never backwards"
 
 
-async def test_one_subscribers_mistake_is_reported_and_does_not_keep_the_others(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_failed_subscriber_is_reported_and_does_not_affect_the_others(caplog: pytest.LogCaptureFixture) -> None:
     failures: list[Exception] = []
     view = LocalView(failures.append)
     told: list[Change] = []
@@ -92,7 +92,7 @@ async def test_one_subscribers_mistake_is_reported_and_does_not_keep_the_others(
     assert "a mistake" in caplog.text
 
 
-async def test_waiting_for_an_index_that_is_there() -> None:
+async def test_waiting_for_an_index_that_is_already_reached() -> None:
     view = LocalView()
     view.follow(4, [])
     await view.reached(4)
@@ -101,7 +101,7 @@ async def test_waiting_for_an_index_that_is_there() -> None:
 # --- recent changes --------------------------------------------------------------------------------------------------
 
 
-def test_recent_changes_are_bounded_and_say_so() -> None:
+def test_recent_changes_are_bounded_and_report_what_is_missing() -> None:
     recent = RecentChanges(10, entries_max=3, bytes_max=100_000)
     for index in range(11, 18):
         recent.add(index, [Change(key("a"), None, stored("a", index))] if index % 2 else [])
@@ -133,7 +133,7 @@ def test_the_router_follows_the_leader_and_backs_off() -> None:
     assert len({router.address for _ in range(3) if router.failed(Unavailable()) or True}) == 3
 
 
-def test_two_nodes_that_name_each_other_are_not_asked_in_a_busy_loop() -> None:
+def test_nodes_that_redirect_to_each_other_cause_no_busy_loop() -> None:
     router = Router(["a:1", "b:1"], random.Random(1))
     assert router.failed(NotLeader("", leader="b:1")) == 0.0
     assert router.failed(NotLeader("", leader="a:1")) > 0.0
@@ -160,7 +160,7 @@ class _SilentTransport:
         self.asked.set()
 
 
-async def test_a_silent_leader_is_given_up_when_another_one_is_known_to_lead() -> None:
+async def test_requests_leave_a_silent_leader_when_another_leads() -> None:
     transport = _SilentTransport()
     proposer = Proposer(["a:1", "b:1"], cast(Transport, transport), SystemClock(), random.Random(1), LocalView())
     proposing = asyncio.create_task(proposer.propose(Command(updates=()), timeout_s=600))
@@ -187,12 +187,12 @@ def test_settings_are_loaded_with_their_bounds(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("peers", [("1=a:1", "1=b:1"), ("a:1",), ("x=a:1",), ("0=a:1",), ("1=",), ("2=a:1",)])
-def test_wrong_peers_are_refused(peers: tuple[str, ...]) -> None:
+def test_invalid_peers_are_refused(peers: tuple[str, ...]) -> None:
     with pytest.raises(Invalid, match="peers"):
         MetadataSettings(data_dir="/nowhere", peers=peers).peer_addresses()
 
 
-def test_intervals_must_fit_each_other() -> None:
+def test_inconsistent_intervals_are_refused() -> None:
     with pytest.raises(Invalid, match="half of election_timeout_ms"):
         MetadataSettings(data_dir="/nowhere", heartbeat_ms=300, election_timeout_ms=500).raft()
 

@@ -1,4 +1,4 @@
-"""Guarded updates under lost, late and duplicated commands, lost reads and other writers: what is reported is what happened."""
+"""Guarded updates under lost, late and duplicated commands, lost reads and other writers report the actual outcome."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def no_pauses() -> None:
 
 
 @given(FATES, OTHERS, st.booleans(), st.booleans(), st.booleans())
-def test_what_is_reported_is_what_happened(
+def test_the_reported_outcome_is_the_actual_one(
     fates: list[str], others: list[str], deletes: bool, reads_fail: bool, has_no_time: bool
 ) -> None:
     quorum = started(fates, others, reads_fail=reads_fail)
@@ -149,7 +149,7 @@ def test_what_is_reported_is_what_happened(
 
 
 @given(FATES, OTHERS)
-def test_a_shared_update_is_never_certain_to_have_lost(fates: list[str], others: list[str]) -> None:
+def test_a_shared_update_is_never_reported_as_certainly_lost(fates: list[str], others: list[str]) -> None:
     async def run(quorum: Quorum) -> int | StratalogError:
         updates = SharedGuardedUpdates(cast(MetadataClient, quorum))
         neighbour = Command(updates=(Put(record=config("x", "new")),), requirements=(VersionIs(key=NEW_KEY, version=0),))
@@ -166,14 +166,14 @@ def test_a_shared_update_is_never_certain_to_have_lost(fates: list[str], others:
     assert not (isinstance(reported, Superseded) and reported.is_certain)
 
 
-def test_an_update_that_lost_its_answer_is_found_again() -> None:
+def test_an_update_whose_answer_was_lost_is_recognised() -> None:
     quorum = started([UNANSWERED])
     assert asyncio.run(propose(quorum, ours())) == 2
     assert quorum.applied == [2]
 
 
-def test_after_a_lost_answer_another_writer_leaves_it_uncertain() -> None:
-    """The other writer may have built on the update: nothing that it refers to may be deleted."""
+def test_a_lost_answer_and_another_writer_leave_the_outcome_uncertain() -> None:
+    """The other writer may have built on the update, so nothing that it refers to may be deleted."""
     quorum = started([UNANSWERED], ["", "change"])
     reported = asyncio.run(propose(quorum, ours()))
     assert isinstance(reported, Superseded)
@@ -181,7 +181,7 @@ def test_after_a_lost_answer_another_writer_leaves_it_uncertain() -> None:
     assert quorum.applied
 
 
-def test_without_a_lost_answer_it_is_certain() -> None:
+def test_without_a_lost_answer_the_outcome_is_certain() -> None:
     quorum = started([UNAVAILABLE], ["change"])
     reported = asyncio.run(propose(quorum, ours()))
     assert isinstance(reported, Superseded)
@@ -189,13 +189,13 @@ def test_without_a_lost_answer_it_is_certain() -> None:
     assert reported.found == quorum.records.get(KEY)
 
 
-def test_another_requirement_that_fails_is_raised_as_it_is() -> None:
+def test_the_failure_of_another_requirement_is_raised_unchanged() -> None:
     reported = asyncio.run(propose(started([], ["other requirement"]), ours()))
     assert isinstance(reported, Conflict)
     assert reported.detail["key"] == OTHER_KEY
 
 
-def test_what_stays_unknown_is_unknown() -> None:
+def test_an_outcome_that_stays_unknown_is_reported_as_unknown() -> None:
     assert isinstance(asyncio.run(propose(started([LOST]), ours(), timeout_s=0.0)), OutcomeUnknown)
     assert isinstance(asyncio.run(propose(started([UNAVAILABLE]), ours(), timeout_s=0.0)), Unavailable)
     assert isinstance(asyncio.run(propose(started([], ["change"], reads_fail=True), ours())), OutcomeUnknown)
@@ -213,7 +213,7 @@ def test_refusals_reach_the_caller(failure: StratalogError) -> None:
     assert isinstance(failure, Fenced | Invalid)
 
 
-async def test_a_decision_is_made_again_when_another_writer_was_faster() -> None:
+async def test_a_decision_is_repeated_after_a_conflict() -> None:
     failures = [Conflict("faster"), Superseded(KEY, None, is_certain=True)]
 
     async def attempt() -> str:
@@ -224,7 +224,7 @@ async def test_a_decision_is_made_again_when_another_writer_was_faster() -> None
     assert await decide_again("the record", attempt) == "done"
 
 
-async def test_a_record_that_keeps_changing_is_given_up() -> None:
+async def test_attempts_on_a_constantly_changing_record_are_bounded() -> None:
     calls = 0
 
     async def attempt() -> str:

@@ -1,4 +1,4 @@
-"""Sessions with a grace, on real sockets: a process that is gone is noticed by its connection, one that lives stays."""
+"""Sessions with a grace, on real sockets: a lost connection ends the session of a dead process, not of a live one."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ WAIT_S = 15.0
 
 @asynccontextmanager
 async def process(quorum: EmbeddedQuorum) -> AsyncIterator[tuple[QuorumClient, TcpTransport]]:
-    """A client with connections of its own."""
+    """Return a client with its own connections."""
     transport = TcpTransport()
     client = QuorumClient(quorum.addresses, transport, SystemClock(), random.Random(5))
     await client.start()
@@ -46,7 +46,7 @@ async def transport() -> AsyncIterator[TcpTransport]:
 
 
 def renewed_over_a_connection(quorum: EmbeddedQuorum, session_id: int) -> bool:
-    """Whether the leader has had a renewal."""
+    """Return whether the leader has received a renewal over a connection."""
     (leader,) = [server for server in quorum.servers if server.is_leader]
     leadership = leader._serving._leadership if leader._serving is not None else None
     assert leadership is not None
@@ -60,7 +60,7 @@ async def until_renewed(quorum: EmbeddedQuorum, session_id: int) -> None:
 
 
 @pytest.mark.parametrize("nodes", [1, 3])
-async def test_a_process_that_is_gone_is_noticed_by_its_connection(tmp_path: Path, transport: TcpTransport, nodes: int) -> None:
+async def test_a_lost_connection_reveals_a_dead_process(tmp_path: Path, transport: TcpTransport, nodes: int) -> None:
     async with embedded_quorum(tmp_path, transport, nodes=nodes) as quorum, process(quorum) as (living, _):
         await living.open_session("stays", LONG_LEASE_MS, lambda: None, GRACE_MS)
         async with process(quorum) as (dying, _):
@@ -69,7 +69,7 @@ async def test_a_process_that_is_gone_is_noticed_by_its_connection(tmp_path: Pat
         await until(living, lambda: living.view.get(session_key(session_id)) is None, WAIT_S)
 
 
-async def test_a_process_whose_connection_breaks_renews_over_the_next(tmp_path: Path, transport: TcpTransport) -> None:
+async def test_a_session_is_renewed_over_the_next_connection(tmp_path: Path, transport: TcpTransport) -> None:
     lost: list[str] = []
     async with embedded_quorum(tmp_path, transport) as quorum, process(quorum) as (living, _):
         await living.open_session("other", LONG_LEASE_MS, lambda: None, GRACE_MS)
@@ -91,7 +91,7 @@ async def test_a_process_whose_connection_breaks_renews_over_the_next(tmp_path: 
             await flapping.close_session(session_id)
 
 
-async def test_the_end_of_a_session_is_learnt_from_the_log(tmp_path: Path, transport: TcpTransport) -> None:
+async def test_a_session_holder_learns_of_the_end_from_the_log(tmp_path: Path, transport: TcpTransport) -> None:
     """Without waiting for the next renewal."""
     over = asyncio.Event()
     async with embedded_quorum(tmp_path, transport) as quorum:
@@ -103,7 +103,7 @@ async def test_the_end_of_a_session_is_learnt_from_the_log(tmp_path: Path, trans
             await over.wait()
 
 
-async def test_a_holder_that_reaches_no_node_gives_up_after_the_grace(tmp_path: Path, transport: TcpTransport) -> None:
+async def test_a_session_holder_that_reaches_no_node_stops_after_the_grace(tmp_path: Path, transport: TcpTransport) -> None:
     over = asyncio.Event()
     async with embedded_quorum(tmp_path, transport, nodes=3) as quorum:
         await quorum.client.open_session("alone", LONG_LEASE_MS, over.set, GRACE_MS)

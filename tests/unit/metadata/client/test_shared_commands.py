@@ -1,4 +1,4 @@
-"""Commands that share a command: what of it takes effect, who is told what, and what must go alone."""
+"""Commands joined into one: which take effect, what each caller gets, and which must be proposed alone."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def shared(machine: Machine) -> SharedCommands:
 
 
 async def ask_all(machine: Machine, commands: Sequence[Command]) -> list[int | None]:
-    """What each is told that asks in one turn."""
+    """Return the result of each caller that asks in one turn."""
     sharing = shared(machine)
     told = await asyncio.gather(*(sharing.propose(command) for command in commands))
     await sharing.close()
@@ -124,7 +124,9 @@ def started() -> Machine:
 
 
 @given(commands(ANY), FATES, st.integers(1, 4))
-def test_each_key_once_in_order_within_the_bound(wanted: list[Command], fates: list[str], bound: int) -> None:
+def test_joined_commands_have_each_key_once_in_order_within_the_bound(
+    wanted: list[Command], fates: list[str], bound: int
+) -> None:
     machine = started()
     machine.fates = iter(fates)
     with pytest.MonkeyPatch.context() as patch:
@@ -152,7 +154,7 @@ def parts_of(joined: Command, asked: Iterator[Command]) -> Iterator[Command]:
 
 
 @given(commands(MET))
-def test_what_took_effect_together_would_have_done_so_one_after_the_other(wanted: list[Command]) -> None:
+def test_joined_commands_have_the_effect_of_separate_ones(wanted: list[Command]) -> None:
     machine, alone = started(), started()
     told = asyncio.run(ask_all(machine, wanted))
     for command, version in zip(wanted, told, strict=True):
@@ -162,8 +164,8 @@ def test_what_took_effect_together_would_have_done_so_one_after_the_other(wanted
 
 
 @given(commands(ANY), FATES)
-def test_everybody_is_told_of_his_own(wanted: list[Command], fates: list[str]) -> None:
-    """A version means that what was asked is there, under this version, and that no answer was lost on the way."""
+def test_each_caller_gets_its_own_result(wanted: list[Command], fates: list[str]) -> None:
+    """A version means that the change was made with this version and that no answer was lost."""
     machine = started()
     machine.fates = iter(fates)
     told = asyncio.run(ask_all(machine, wanted))
@@ -177,7 +179,7 @@ def test_everybody_is_told_of_his_own(wanted: list[Command], fates: list[str]) -
 
 
 @given(st.lists(st.tuples(NAMES, st.booleans()), max_size=12), FATES)
-def test_who_proposes_again_takes_effect_once_at_most(wanted: list[tuple[str, bool]], fates: list[str]) -> None:
+def test_a_repeated_proposal_takes_effect_at_most_once(wanted: list[tuple[str, bool]], fates: list[str]) -> None:
     machine = started()
     machine.fates = iter(fates)
 
@@ -206,27 +208,27 @@ def test_who_proposes_again_takes_effect_once_at_most(wanted: list[tuple[str, bo
 # -- examples
 
 
-async def test_a_thousand_of_one_turn_are_four_commands() -> None:
+async def test_a_thousand_proposals_of_one_turn_are_four_commands() -> None:
     machine = Machine()
     told = await ask_all(machine, [put(f"topic-{number}") for number in range(1000)])
     assert [len(command.updates) for command in machine.proposed] == [TOGETHER_MAX] * 3 + [1000 - 3 * TOGETHER_MAX]
     assert told == [1 + number // TOGETHER_MAX for number in range(1000)]
 
 
-async def test_one_alone_is_left_to_who_asked() -> None:
+async def test_a_single_proposal_is_left_to_its_caller() -> None:
     machine = Machine()
     assert await ask_all(machine, [put("a")]) == [None]
     assert not machine.proposed
 
 
-async def test_of_two_that_write_one_key_the_later_goes_alone() -> None:
+async def test_the_later_of_two_writers_of_one_key_goes_alone() -> None:
     machine = Machine()
     assert await ask_all(machine, [put("a", "first"), put("b"), put("a", "second"), put("c")]) == [1, 1, None, 1]
     assert machine.content()[config("a").key()] == config("a", "first")
 
 
-async def test_what_requires_a_key_that_another_writes_goes_alone() -> None:
-    """Two that each require what the other writes: one after the other, the second would be refused."""
+async def test_a_command_that_requires_a_key_that_another_writes_goes_alone() -> None:
+    """Of two commands that each require what the other writes, the second would be refused if they were sequential."""
     machine = Machine()
     crossed = [
         Command(updates=(Put(record=config(mine)),), requirements=(VersionIs(key=config(other).key(), version=ABSENT),))
@@ -235,26 +237,26 @@ async def test_what_requires_a_key_that_another_writes_goes_alone() -> None:
     assert await ask_all(machine, [*crossed, put("c")]) == [1, None, 1]
 
 
-async def test_ids_are_not_allocated_together() -> None:
+async def test_allocations_are_not_joined() -> None:
     machine, allocation = Machine(), Command(updates=(Allocate(counter=LEDGER_IDS, count=5),))
     assert await ask_all(machine, [put("a"), allocation, put("b")]) == [1, None, 1]
     assert all(not isinstance(update, Allocate) for command in machine.proposed for update in command.updates)
 
 
 @pytest.mark.parametrize("fate", [LOST, UNANSWERED, UNAVAILABLE])
-async def test_nobody_is_told_what_is_not_known(fate: str) -> None:
+async def test_an_unknown_outcome_is_reported_to_no_caller(fate: str) -> None:
     machine = Machine(fates=iter([fate]))
     assert await ask_all(machine, [put("a"), put("b")]) == [None, None]
     assert len(machine.records) == (2 if fate == UNANSWERED else 0)
 
 
-async def test_one_that_is_refused_settles_nothing_for_the_others() -> None:
+async def test_a_refused_command_decides_nothing_for_the_others() -> None:
     machine = Machine()
     assert await ask_all(machine, [put("a"), put("b", version=7), put("c")]) == [None, None, None]
     assert not len(machine.records)
 
 
-async def test_who_waits_is_cancelled_when_it_is_closed() -> None:
+async def test_closing_cancels_waiting_callers() -> None:
     machine = Machine(go_on=asyncio.Event())
     sharing = shared(machine)
     under_way = started_asking(sharing.propose(put("a")), sharing.propose(put("b")))
@@ -267,7 +269,7 @@ async def test_who_waits_is_cancelled_when_it_is_closed() -> None:
     assert len(machine.proposed) == 1
 
 
-async def test_who_went_away_keeps_nobody_from_his_answer() -> None:
+async def test_a_cancelled_caller_does_not_affect_the_others() -> None:
     go_on = asyncio.Event()
     machine = Machine(go_on=go_on)
     sharing = shared(machine)
@@ -279,7 +281,7 @@ async def test_who_went_away_keeps_nobody_from_his_answer() -> None:
     await sharing.close()
 
 
-async def test_who_went_away_before_the_turn_was_over_keeps_nobody_either() -> None:
+async def test_a_caller_cancelled_within_the_turn_does_not_affect_the_others() -> None:
     sharing = shared(Machine())
     first, leaves, stays = started_asking(*(sharing.propose(put(name)) for name in "aab"))
     await asyncio.sleep(0)

@@ -1,4 +1,4 @@
-"""Balance: what moves, what does not, and that it comes to an end."""
+"""Balance: which partitions move, which do not, and that balancing ends."""
 
 from __future__ import annotations
 
@@ -68,14 +68,14 @@ def loads(partitions: list[Placed], brokers: dict[int, Place]) -> dict[int, Rate
 
 
 def widest_traffic(partitions: list[Placed], brokers: dict[int, Place]) -> tuple[float, float]:
-    """How far two brokers are apart in every window, and the mean load of the busiest window."""
+    """Return the difference of two brokers in every window, and the mean load of the busiest window."""
     found = loads(partitions, brokers)
     apart = [min(a - b for a, b in zip(found[one], found[other], strict=True)) for one, other in permutations(brokers, 2)]
     return max(apart, default=0.0), max(sum(window) for window in zip(*found.values(), strict=True)) / len(brokers)
 
 
 def settle(partitions: list[Placed], brokers: dict[int, Place], moves_max: int) -> tuple[list[Placed], list[Move]]:
-    """Round after round, until nothing moves."""
+    """Run rounds until nothing moves."""
     made: list[Move] = []
     plan = NOTHING_MOVED
     for _ in range(500):
@@ -89,7 +89,7 @@ def settle(partitions: list[Placed], brokers: dict[int, Place], moves_max: int) 
 
 
 @given(PARTITIONS, PLACES, st.integers(1, 5))
-def test_rounds_end_and_leave_nothing_to_do(partitions: list[Placed], brokers: dict[int, Place], moves_max: int) -> None:
+def test_balancing_ends(partitions: list[Placed], brokers: dict[int, Place], moves_max: int) -> None:
     after, _ = settle(partitions, brokers, moves_max)
     takers = {number for number, place in brokers.items() if not place.is_leaving}
     for partition in after:
@@ -110,7 +110,7 @@ def test_no_partition_moves_twice_within_one_plan(partitions: list[Placed], brok
 
 
 @given(st.lists(st.integers(1, 4), max_size=60), st.integers(2, 5))
-def test_numbers_end_within_two_of_each_other(owners: list[int], count: int) -> None:
+def test_partition_counts_end_within_two_of_each_other(owners: list[int], count: int) -> None:
     brokers = {number: Place() for number in range(1, count + 1)}
     partitions = [Placed(owner=min(owner, count)) for owner in owners]
     after, made = settle(partitions, brokers, 3)
@@ -124,7 +124,7 @@ def test_numbers_end_within_two_of_each_other(owners: list[int], count: int) -> 
 
 
 @given(WITHOUT_RACKS, BROKERS)
-def test_what_is_even_enough_stays(partitions: list[Placed], brokers: dict[int, Place]) -> None:
+def test_an_even_distribution_is_not_changed(partitions: list[Placed], brokers: dict[int, Place]) -> None:
     plan = plan_moves(partitions, brokers, leaving_max=9, others_max=9)
     counts = counted(partitions, brokers)
     apart, mean_load = widest_traffic(partitions, brokers)
@@ -134,10 +134,10 @@ def test_what_is_even_enough_stays(partitions: list[Placed], brokers: dict[int, 
 
 
 @given(WITHOUT_RACKS, BROKERS)
-def test_a_move_is_good_for_traffic_in_every_window_or_carries_nothing_and_levels_numbers(
+def test_a_move_improves_traffic_in_every_window_or_is_idle_and_evens_counts(
     partitions: list[Placed], brokers: dict[int, Place]
 ) -> None:
-    """So an idle partition does not move for traffic, and nothing moves that carries in some windows only."""
+    """An idle partition does not move for traffic, and no partition moves that has load in some windows only."""
     for move in settle(partitions, brokers, 4)[1]:
         rates, source = partitions[move.position].rates, partitions[move.position].owner
         if rates == IDLE:
@@ -150,7 +150,7 @@ def test_a_move_is_good_for_traffic_in_every_window_or_carries_nothing_and_level
         partitions = moved(partitions, [move])
 
 
-def test_a_broker_that_joins_gets_a_share_and_others_give_no_more() -> None:
+def test_a_joining_broker_gets_a_share_and_nothing_else_moves() -> None:
     for rates in (IDLE, steady(1.0)):
         partitions = [Placed(owner=1 + number % 2, rates=rates) for number in range(30)]
         after, made = settle(partitions, {1: Place(), 2: Place(), 3: Place()}, 4)
@@ -159,8 +159,8 @@ def test_a_broker_that_joins_gets_a_share_and_others_give_no_more() -> None:
         assert len(made) == counts[3], "what others give, and nothing else"
 
 
-def test_a_broker_that_joins_gets_traffic_and_numbers() -> None:
-    """Few partitions carry most, and hundreds carry little: neither is levelled by the other."""
+def test_a_joining_broker_gets_traffic_and_partitions() -> None:
+    """Few partitions carry most traffic, and hundreds carry little: both traffic and counts must become even."""
     partitions = [Placed(owner=1 + number % 2, rates=steady(100.0 if number < 40 else 0.1)) for number in range(600)]
     brokers = {1: Place(), 2: Place(), 3: Place()}
     after, made = settle(partitions, brokers, 20)
@@ -171,12 +171,12 @@ def test_a_broker_that_joins_gets_traffic_and_numbers() -> None:
     assert len(made) < 220
 
 
-def test_one_partition_that_is_the_whole_load_is_not_passed_around() -> None:
+def test_a_partition_that_is_the_whole_load_does_not_move() -> None:
     partitions = [Placed(owner=1, rates=steady(100.0)), Placed(owner=2, rates=steady(0.1))]
     assert not plan_moves(partitions, {1: Place(), 2: Place()}, leaving_max=9, others_max=9).moves
 
 
-def test_beside_one_hot_partition_nothing_moves_that_would_relieve_nothing() -> None:
+def test_a_hot_partition_causes_no_useless_moves() -> None:
     for others in (0.0, 0.05):
         partitions = [Placed(owner=number % 2, rates=steady(100.0 if number == 0 else others)) for number in range(376)]
         assert not plan_moves(partitions, {0: Place(), 1: Place()}, leaving_max=9, others_max=9).moves
@@ -191,7 +191,7 @@ def test_a_difference_that_is_not_in_every_window_moves_nothing() -> None:
     assert Counter(move.target for move in plan.moves if partitions[move.position].rates != IDLE) == {1: 2}
 
 
-def test_what_leaves_goes_to_those_that_carry_least_or_own_fewest() -> None:
+def test_drained_partitions_go_to_the_least_loaded_brokers() -> None:
     busy, idle = steady(5.0), IDLE
     partitions = [
         Placed(owner=1, rates=busy), *[Placed(owner=2, rates=idle)] * 3,

@@ -1,4 +1,4 @@
-"""Balance over time: brokers report at moments of their own, loads begin and end, and hardly anything moves for it."""
+"""Balance over time: brokers report at different times, loads start and end, and hardly anything moves."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Trafficked(Balanced):
         self.controller.loads.reported(load, self.now)
 
 
-def test_one_hot_partition_among_many_idle_ones_moves_nothing_when_it_starts_nor_when_it_stops() -> None:
+def test_a_hot_partition_that_starts_or_stops_moves_nothing() -> None:
     quorum = Trafficked(376, [0, 3])
     assert quorum.run(30, {}) == 0
     assert quorum.run(120, {quorum.of(1)[0]: 100 * MB}) == 0
@@ -88,7 +88,7 @@ def test_an_even_load_moves_nothing_whenever_brokers_report(phases: list[int], b
 def test_a_short_load_moves_nothing_however_uneven_it_is(
     phases: list[int], before: int, steps: int, busy: int, interval_s: float
 ) -> None:
-    """Up to fifteen seconds."""
+    """Loads last up to fifteen seconds."""
     quorum = Trafficked(8, phases, interval_s)
     quorum.run(20 + before * STEP_S, {})
     rates = dict.fromkeys(quorum.of(1)[:busy], 20 * MB)
@@ -107,7 +107,7 @@ def test_an_uneven_load_that_lasts_is_levelled_once() -> None:
     assert quorum.run(200, {}) == 0, "and nothing moves back"
 
 
-def test_a_broker_that_joins_under_load_gets_its_share_of_it() -> None:
+def test_a_broker_that_joins_under_load_gets_its_share() -> None:
     quorum = Trafficked(30, [0, 7])
     rates = dict.fromkeys(range(30), 2 * MB)
     quorum.run(70, rates)

@@ -1,4 +1,4 @@
-"""Leases, assignment and the controller: who is declared dead, and who then owns what."""
+"""Leases, assignment and the controller: which brokers are declared dead, and the new owners of their partitions."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def test_the_last_brokers_partitions_have_no_owner_at_a_new_epoch() -> None:
     assert [(partition.owner, partition.leader_epoch) for partition in quorum.owned] == [(1, 3)] * 2
 
 
-def test_a_session_that_its_holder_closes_moves_partitions_at_once() -> None:
+def test_closing_a_session_moves_its_partitions_at_once() -> None:
     quorum = Quorum()
     closing = quorum.broker(1)
     quorum.partitions(4)
@@ -136,7 +136,7 @@ def test_a_session_that_its_holder_closes_moves_partitions_at_once() -> None:
 
 
 def test_a_broker_that_comes_back_under_a_new_session_gets_a_new_epoch() -> None:
-    """The old process may still be running: its epoch must not be good any more."""
+    """The old process may still be running, so its epoch must no longer be valid."""
     quorum = Quorum()
     quorum.broker(1)
     quorum.broker(2)
@@ -146,7 +146,7 @@ def test_a_broker_that_comes_back_under_a_new_session_gets_a_new_epoch() -> None
     assert {partition.owner: partition.leader_epoch for partition in quorum.owned} == {1: 2, 2: 1}
 
 
-def test_partitions_that_somebody_assigned_by_hand_stay_while_nobody_is_better() -> None:
+def test_partitions_assigned_by_hand_stay_without_a_better_owner() -> None:
     quorum = Quorum()
     quorum.propose(Put(record=Partition(topic_id=TOPIC, index=0, owner=7, leader_epoch=4)))
     assert quorum.counts == {7: 1}
@@ -156,7 +156,7 @@ def test_partitions_that_somebody_assigned_by_hand_stay_while_nobody_is_better()
     assert quorum.counts == {7: 2}
 
 
-def test_a_race_makes_the_command_fail_and_be_thought_out_anew() -> None:
+def test_a_command_that_conflicts_is_decided_again() -> None:
     quorum = Quorum()
     first = quorum.broker(1)
     quorum.apply(Command(updates=(Put(record=Partition(topic_id=TOPIC, index=0)),)))
@@ -170,7 +170,7 @@ def test_a_race_makes_the_command_fail_and_be_thought_out_anew() -> None:
     assert quorum.counts == {2: 1}
 
 
-def test_a_deleted_partition_does_not_come_back() -> None:
+def test_a_deleted_partition_stays_deleted() -> None:
     quorum = Quorum()
     quorum.broker(1)
     quorum.apply(Command(updates=(Put(record=Partition(topic_id=TOPIC, index=0)),)))
@@ -204,7 +204,7 @@ def test_renewals_keep_a_session_alive() -> None:
         assert expired == (frozenset({2}) if tenth / 10 >= 3.15 else frozenset())
 
 
-def test_a_session_that_was_declared_expired_does_not_come_back() -> None:
+def test_an_expired_session_is_not_renewed() -> None:
     leases = LeaseTable([(1, 1.0, 0.0)], now=0.0)
     for tenth in range(1, 12):
         leases.tick(tenth / 10)
@@ -214,7 +214,7 @@ def test_a_session_that_was_declared_expired_does_not_come_back() -> None:
     assert leases.tick(1.3) == frozenset()
 
 
-def test_a_stalled_leader_gives_everybody_the_lost_time() -> None:
+def test_a_stalled_leader_extends_all_leases() -> None:
     leases = LeaseTable([(1, 1.0, 0.0)], now=0.0)
     assert leases.tick(60.0) == frozenset()
     assert leases.renew(1, 60.1)
@@ -261,14 +261,14 @@ def test_without_a_grace_only_the_lease_counts() -> None:
     assert expiry_s(leases, 1) == 3.15
 
 
-def test_a_new_leader_suspects_nobody() -> None:
+def test_a_new_leader_suspects_no_session() -> None:
     leases = LeaseTable([(1, 3.0, 0.3), (2, 3.0, 0.3)], now=0.0)
     assert leases.carrier_lost(CARRIERS[1], 0.0) == []
     assert expiry_s(leases, 1) == 3.15
 
 
-def test_if_all_connections_break_leases_count() -> None:
-    """Then it is the leader's network, or nobody would be left to take over."""
+def test_only_leases_count_if_all_connections_break() -> None:
+    """The leader's own network has failed then; otherwise no broker would be left to take over."""
     leases = graced(1, 2)
     leases.carrier_lost(CARRIERS[1], 0.0)
     leases.carrier_lost(CARRIERS[2], 0.1)
@@ -303,9 +303,7 @@ def test_the_controller_moves_the_partitions_of_a_killed_process_after_its_grace
     st.lists(st.tuples(st.integers(-1, 5), st.booleans()), max_size=80),
     st.dictionaries(st.integers(0, 5), st.integers(10, 20), min_size=1),
 )
-def test_assignment_is_complete_balanced_and_moves_nothing_that_works(
-    owners: list[tuple[int, bool]], live: dict[int, int]
-) -> None:
+def test_assignment_is_complete_balanced_and_keeps_live_owners(owners: list[tuple[int, bool]], live: dict[int, int]) -> None:
     partitions = [
         Partition(topic_id=TOPIC, index=index, owner=owner, leader_epoch=3, owner_session=live.get(owner, 99) if fresh else 7)
         for index, (owner, fresh) in enumerate(owners)

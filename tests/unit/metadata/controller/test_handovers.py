@@ -1,4 +1,4 @@
-"""The controller's orders: whom it asks to hand partitions over, how many at once, and when it takes an order back."""
+"""The controller's handover orders: which brokers get them, how many at once, and when an order is withdrawn."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Balanced(Quorum):
         return stored.record.session_id
 
     def obey(self) -> int:
-        """Carry out all orders; says how many there were."""
+        """Carry out all orders and return their number."""
         handed = [
             msgspec.structs.replace(
                 order, owner=order.next_owner, owner_session=self.session_of(order.next_owner),
@@ -60,7 +60,7 @@ class Balanced(Quorum):
         self.pass_time(seconds, *sessions)
 
 
-def test_a_drained_broker_is_asked_to_hand_everything_over_and_gets_nothing_new() -> None:
+def test_a_drained_broker_hands_over_everything_and_gets_nothing() -> None:
     quorum = Balanced()
     quorum.broker(1)
     quorum.broker(2)
@@ -92,7 +92,7 @@ def test_many_orders_are_given_a_few_at_a_time() -> None:
     assert quorum.counts == {2: 3 * AT_ONCE_MAX}
 
 
-def test_a_broker_that_stops_is_relieved() -> None:
+def test_a_stopping_broker_hands_over_its_partitions() -> None:
     quorum = Balanced()
     session_id = quorum.broker(1)
     quorum.broker(2)
@@ -102,7 +102,7 @@ def test_a_broker_that_stops_is_relieved() -> None:
     assert quorum.counts == {2: 4}
 
 
-def test_if_all_are_leaving_somebody_must_serve() -> None:
+def test_partitions_stay_if_all_brokers_are_leaving() -> None:
     quorum = Balanced()
     quorum.broker(1)
     quorum.propose(Put(record=DrainedBroker(broker_id=1)))
@@ -111,7 +111,7 @@ def test_if_all_are_leaving_somebody_must_serve() -> None:
     assert not quorum.ordered
 
 
-def test_an_order_whose_target_has_gone_is_taken_back_and_given_anew() -> None:
+def test_an_order_to_a_dead_target_is_replaced() -> None:
     quorum = Balanced()
     staying, _, third = quorum.broker(1), quorum.broker(2), quorum.broker(3)
     quorum.partitions(3)
@@ -124,7 +124,7 @@ def test_an_order_whose_target_has_gone_is_taken_back_and_given_anew() -> None:
     assert {order.next_owner for order in quorum.ordered} == {5 - gone}
 
 
-def test_an_owner_that_does_not_carry_out_an_order_keeps_the_partition_and_is_asked_again() -> None:
+def test_an_owner_that_ignores_an_order_is_asked_again() -> None:
     quorum = Balanced()
     quorum.broker(1)
     quorum.broker(2)
@@ -137,7 +137,7 @@ def test_an_owner_that_does_not_carry_out_an_order_keeps_the_partition_and_is_as
     assert len(quorum.ordered) == 1
 
 
-def test_when_the_owner_dies_the_order_goes_with_it() -> None:
+def test_the_death_of_the_owner_removes_its_orders() -> None:
     quorum = Balanced()
     quorum.broker(1)
     living = quorum.broker(2)
@@ -148,7 +148,7 @@ def test_when_the_owner_dies_the_order_goes_with_it() -> None:
     assert not quorum.ordered
 
 
-def test_a_broker_that_joins_gets_its_share_after_a_quiet_while_in_small_rounds() -> None:
+def test_a_joining_broker_gets_its_share_in_small_rounds() -> None:
     quorum = Balanced()
     quorum.broker(1)
     quorum.partitions(20)
@@ -192,7 +192,7 @@ def test_topics_are_led_from_their_preferred_rack() -> None:
     assert quorum.counts == {1: 6}
 
 
-def test_the_preferred_rack_may_be_a_default_of_the_cluster() -> None:
+def test_the_preferred_rack_may_be_a_cluster_default() -> None:
     quorum = Balanced()
     for broker_id, rack in ((1, "west"), (2, "east")):
         session_id = quorum.broker(broker_id)
@@ -210,8 +210,8 @@ def test_the_preferred_rack_may_be_a_default_of_the_cluster() -> None:
     assert quorum.counts == {1: 4}
 
 
-def test_load_counts_by_what_brokers_report() -> None:
-    """Three busy partitions on one broker, three idle ones on the other: as many, but not as much."""
+def test_balance_uses_the_reported_load() -> None:
+    """Three busy partitions on one broker and three idle ones on the other: equal counts, unequal load."""
     quorum = Balanced()
     quorum.broker(1)
     quorum.broker(2)

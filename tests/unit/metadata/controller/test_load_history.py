@@ -1,4 +1,4 @@
-"""The history of loads: what partitions carry, told from reports that name only the heaviest."""
+"""The load history: the load of partitions, from reports that list only the heaviest."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ def close(rates: list[Rates], wanted: list[Rates]) -> bool:
     return all(one == pytest.approx(other) for one, other in zip(rates, wanted, strict=True))
 
 
-def test_named_partitions_carry_what_is_told_and_others_share_the_rest() -> None:
+def test_reported_partitions_get_their_rate_and_the_others_share_the_rest() -> None:
     loads = history(load(1, 4, {0: 8 * MB, 1: 2 * MB}, others=3 * MB), load(2, 1, {}))
     rates = loads.rates([*(partition(index, 1) for index in range(4)), partition(4, 2)], 0.0)
     assert close(rates, [steady(8 * MB), steady(2 * MB), steady(1.5 * MB), steady(1.5 * MB), IDLE])
 
 
-def test_the_lightest_that_together_carry_next_to_nothing_are_idle() -> None:
+def test_the_lightest_partitions_count_as_idle() -> None:
     loads = history(load(1, 103, {0: 100 * MB, 1: 8 * MB} | dict.fromkeys(range(2, 90), 10_000), others=10_000))
     rates = loads.rates([partition(index, 1) for index in range(103)], 0.0)
     assert close(rates[:2], [steady(100 * MB), steady(8 * MB)])
@@ -62,7 +62,7 @@ def test_the_lightest_that_together_carry_next_to_nothing_are_idle() -> None:
     assert close(equal, [steady(1 * MB)] * 100), "equal ones carry something, or none does"
 
 
-def test_with_little_traffic_or_an_owner_unheard_of_all_are_idle() -> None:
+def test_all_are_idle_without_traffic_or_report() -> None:
     assert history(load(1, 1, {0: 1000})).rates([partition(0, 1)], 0.0) == [IDLE]
     busy = history(load(1, 1, {0: 10 * MB}))
     assert close(busy.rates([partition(0, 1)], 0.0), [steady(10 * MB)])
@@ -70,12 +70,12 @@ def test_with_little_traffic_or_an_owner_unheard_of_all_are_idle() -> None:
     assert busy.rates([partition(0, 1)], FRESH_S) == [IDLE]
 
 
-def test_a_load_that_has_just_begun_is_in_the_last_windows_only() -> None:
+def test_a_new_load_is_only_in_the_last_windows() -> None:
     rates = history(load(1, 1, {0: 10 * MB}), seconds=2 * WINDOW_S).rates([partition(0, 1)], 0.0)
     assert close(rates, [(0.0, 10 * MB, 10 * MB)])
 
 
-def test_a_partition_takes_its_rate_along_when_it_moves() -> None:
+def test_a_moved_partition_keeps_its_rate() -> None:
     loads = LoadHistory()
     for number in range(12):
         named = {0: 10 * MB}
@@ -91,8 +91,8 @@ def test_a_partition_takes_its_rate_along_when_it_moves() -> None:
         min_size=1, max_size=4,
     )
 )  # fmt: skip
-def test_no_traffic_is_made_up(brokers: list[tuple[dict[int, int], int]]) -> None:
-    """All partitions together carry what is reported, but for what counts as nothing."""
+def test_the_rates_add_up_to_the_reported_traffic(brokers: list[tuple[dict[int, int], int]]) -> None:
+    """The rates of all partitions add up to the reported traffic, except for negligible ones."""
     reports = [
         load(broker_id, 12, {100 * broker_id + index: rate for index, rate in named.items()}, others)
         for broker_id, (named, others) in enumerate(brokers)
@@ -104,7 +104,7 @@ def test_no_traffic_is_made_up(brokers: list[tuple[dict[int, int], int]]) -> Non
         assert sum(window) >= total * 0.94 - 1024 * 1024
 
 
-def test_the_book_stays_small() -> None:
+def test_the_history_stays_small() -> None:
     loads = LoadHistory()
     for number in range(1000):
         loads.reported(load(number % 10, 1, {}), number * 0.01)

@@ -1,4 +1,4 @@
-"""Nodes that hold different states are found, and the one that a majority contradicts stops."""
+"""Nodes whose states differ are detected, and the one that a majority contradicts stops."""
 
 from __future__ import annotations
 

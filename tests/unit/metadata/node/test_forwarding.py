@@ -1,4 +1,4 @@
-"""Requests that go through a follower: when a client asks for that, and what the follower makes of answers."""
+"""Requests forwarded by a follower: when a client asks for it, and how the follower treats the answers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NODES = ["a:1", "b:1", "c:1"]
 
 
 class Network:
-    """Takes what is sent; a test answers."""
+    """Collects requests; a test answers them."""
 
     def __init__(self) -> None:
         self.sent: list[tuple[str, int, bytes, Any]] = []
@@ -58,9 +58,7 @@ def router(cuts: UnreachablePeers) -> Router:
     return made
 
 
-async def test_a_leader_that_does_not_answer_is_asked_through_the_node_that_names_it(
-    cuts: UnreachablePeers, network: Network
-) -> None:
+async def test_an_unreachable_leader_is_asked_through_a_follower(cuts: UnreachablePeers, network: Network) -> None:
     asked = router(cuts)
     asked.failed(OutcomeUnknown())
     assert asked.address == "b:1"
@@ -77,7 +75,7 @@ async def test_a_leader_that_does_not_answer_is_asked_through_the_node_that_name
     assert asked.address == "a:1"
 
 
-async def test_a_node_that_cannot_hand_on_is_left_for_another_one(cuts: UnreachablePeers) -> None:
+async def test_a_node_that_cannot_forward_is_replaced_by_another(cuts: UnreachablePeers) -> None:
     asked = router(cuts)
     asked.failed(OutcomeUnknown())
     asked.failed(NotLeader("", leader="a:1"))
@@ -87,14 +85,14 @@ async def test_a_node_that_cannot_hand_on_is_left_for_another_one(cuts: Unreacha
     assert (asked.address, asked.forwards) == ("c:1", True)
 
 
-async def test_an_unknown_outcome_behind_a_node_does_not_cut_that_node_off(cuts: UnreachablePeers) -> None:
+async def test_an_unknown_outcome_does_not_mark_the_forwarding_node_unreachable(cuts: UnreachablePeers) -> None:
     asked = router(cuts)
     asked.failed(OutcomeUnknown("", forwarded=True))
     assert "a:1" not in cuts
     cuts.close()
 
 
-async def test_when_nobody_answers_all_are_asked_in_turn(cuts: UnreachablePeers) -> None:
+async def test_all_nodes_are_asked_in_turn_if_none_answers(cuts: UnreachablePeers) -> None:
     asked = router(cuts)
     seen = []
     for _ in range(6):
@@ -108,7 +106,7 @@ async def test_when_nobody_answers_all_are_asked_in_turn(cuts: UnreachablePeers)
 
 
 class Follower:
-    """What a forwarder looks at."""
+    """The state of a follower that a forwarder reads."""
 
     node_id = 2
     leader = 1
@@ -144,7 +142,7 @@ def answered(network: Network, answer: object) -> object:
     return found
 
 
-def test_a_request_is_handed_on_once_and_its_answer_handed_back() -> None:
+def test_a_request_is_forwarded_once_and_its_answer_returned() -> None:
     network, asked = Network(), Asked()
     forwarding(network, Follower()).forward(cast(Request, asked), WANTED)
     address, method, body, _ = network.sent[0]
@@ -154,7 +152,7 @@ def test_a_request_is_handed_on_once_and_its_answer_handed_back() -> None:
     assert asked.answers == [b"applied"]
 
 
-def test_what_surely_did_nothing_and_what_may_have_are_told_apart() -> None:
+def test_certain_failures_and_unknown_outcomes_are_distinguished() -> None:
     not_leader = answered(Network(), Unavailable("refused"))
     assert isinstance(not_leader, NotLeader)
     assert not_leader.detail == {"leader": ""}
@@ -164,7 +162,7 @@ def test_what_surely_did_nothing_and_what_may_have_are_told_apart() -> None:
     assert isinstance(answered(Network(), Conflict("taken")), Conflict)
 
 
-def test_what_the_last_leader_has_not_answered_is_given_up_once() -> None:
+def test_requests_to_a_former_leader_are_answered_once() -> None:
     network, asked, follower = Network(), Asked(), Follower()
     forwarder = forwarding(network, follower)
     forwarder.forward(cast(Request, asked), WANTED)
@@ -178,7 +176,7 @@ def test_what_the_last_leader_has_not_answered_is_given_up_once() -> None:
     assert [type(answer) for answer in asked.answers] == [OutcomeUnknown]
 
 
-def test_nothing_goes_further_than_one_hop_or_to_a_leader_that_is_not_heard() -> None:
+def test_requests_are_forwarded_one_hop_and_only_to_a_live_leader() -> None:
     asked, follower = cast(Request, Asked()), Follower()
     with pytest.raises(NotLeader):
         forwarding(Network(), follower).forward(asked, ForwardRequest(method=1, body=b"", timeout_ms=1, hops=1))

@@ -1,4 +1,4 @@
-"""What a node with an empty directory decides from what the others say of themselves."""
+"""The decision of a node with an empty directory, from the other nodes' answers."""
 
 from __future__ import annotations
 
@@ -34,21 +34,21 @@ def member(number: int, identity: str) -> Member:
     return Member(node_id=number, identity=identity)
 
 
-def test_all_empty_nodes_together_found_a_quorum() -> None:
+def test_empty_nodes_start_a_quorum_together() -> None:
     assert decide(OWN, ADDRESSES, {1: answer(1), 2: answer(2)}) == Begin(members=FOUNDERS)
 
 
-def test_one_that_does_not_answer_is_waited_for() -> None:
+def test_a_node_that_does_not_answer_is_waited_for() -> None:
     decision = decide(OWN, ADDRESSES, {1: answer(1)})
     assert isinstance(decision, Wait)
     assert "missing: [2]" in decision.reason
 
 
-def test_one_that_has_founded_is_followed() -> None:
+def test_an_existing_quorum_is_joined() -> None:
     assert decide(OWN, ADDRESSES, {2: answer(2, *FOUNDERS)}) == Begin(members=FOUNDERS)
 
 
-def test_peers_must_agree_on_who_founds() -> None:
+def test_nodes_must_agree_on_the_peers() -> None:
     with pytest.raises(Invalid, match="peers lists"):
         decide(OWN, {**ADDRESSES, 4: "d:1"}, {1: answer(1), 2: answer(2), 4: answer(1)})
 
@@ -59,14 +59,14 @@ def test_a_newcomer_waits_until_it_is_added() -> None:
     assert "`stratalog metadata add 3=c:1`" in decision.reason
 
 
-def test_the_latest_configuration_counts() -> None:
+def test_the_latest_configuration_is_used() -> None:
     early, late = (member(3, "three"), member(1, "one")), (member(3, "three"), member(2, "two"))
     decision = decide(OWN, ADDRESSES, {1: answer(1, *early, index=5), 2: answer(2, *late, index=9)})
     assert decision == Begin(members=late, index=9)
 
 
 def test_a_lost_disk_is_refused_by_the_leader_alone() -> None:
-    """A follower may not have heard yet that the node was replaced."""
+    """A follower may not know yet that the node was replaced."""
     old = (member(1, "one"), member(3, "before"))
     assert isinstance(decide(OWN, ADDRESSES, {1: answer(1, *old)}), Wait)
     with pytest.raises(Invalid, match="stratalog metadata remove"):

@@ -1,4 +1,4 @@
-"""What waits in a node is bounded, and the refusal says which bound it was."""
+"""Waiting reads and proposals of a node are bounded, and a refusal names the bound."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from stratalog_metadata.raft import HardState, LogTail, Membership, Raft, RaftSe
 
 
 def leader(settings: RaftSettings) -> Raft:
-    """A node alone, which leads."""
+    """Return a single node, which is the leader."""
     core = Raft(
         settings,
         Membership.of_voters([1]),
@@ -51,7 +51,7 @@ def test_reads_that_wait_for_the_replica_are_bounded(monkeypatch: pytest.MonkeyP
         reads.begin(request, lambda _: None)
 
 
-def test_what_is_proposed_and_not_committed_is_bounded() -> None:
+def test_uncommitted_proposals_are_bounded() -> None:
     core = leader(RaftSettings(node_id=1, uncommitted_entries_max=3, uncommitted_bytes_max=100))
     core.propose([b"a", b"b"])
     with pytest.raises(Overloaded, match="maximum is 3"):

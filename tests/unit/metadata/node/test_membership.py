@@ -1,4 +1,4 @@
-"""Members that come and go, on real sockets and files: added, removed, replaced, and refused when their disk was lost."""
+"""Membership changes on real sockets and files: members added, removed, replaced, and refused after their disk was lost."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Bench:
         self.administration = QuorumAdministration(quorum.addresses, transport, SystemClock(), random.Random(5))
 
     async def node(self, node_id: int) -> MetadataServer:
-        """One more node, on whatever its directory holds."""
+        """Start another node with the data of its directory."""
         directory = self.path / str(node_id)
         settings = MetadataSettings(data_dir=str(directory), node_id=node_id, listen="127.0.0.1:0", **PATIENT)
         background = ThreadBackground(2, "extra")
@@ -92,7 +92,7 @@ async def test_one_node_grows_to_three(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("bench", [3], indirect=True)
-async def test_the_leader_is_removed_and_says_so(bench: Bench) -> None:
+async def test_the_leader_can_be_removed(bench: Bench) -> None:
     await bench.put("a")
     leader = bench.leader
     await bench.administration.remove(leader)
@@ -106,7 +106,7 @@ async def test_the_leader_is_removed_and_says_so(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("bench", [3], indirect=True)
-async def test_a_removed_follower_is_told_when_it_asks(bench: Bench) -> None:
+async def test_a_removed_follower_learns_of_it_when_it_asks(bench: Bench) -> None:
     await bench.put("a")
     follower = next(number for number in (1, 2, 3) if number != bench.leader)
     await bench.administration.remove(follower)
@@ -172,7 +172,7 @@ async def test_a_member_does_not_move_to_anothers_address(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("bench", [1], indirect=True)
-async def test_who_may_be_added(bench: Bench, tmp_path: Path) -> None:
+async def test_nodes_that_may_not_be_added_are_refused(bench: Bench, tmp_path: Path) -> None:
     server = await bench.node(2)
     with pytest.raises(Unavailable, match="start it first"):
         await bench.administration.add(2, "127.0.0.1:1", timeout_s=1.0)
@@ -195,8 +195,8 @@ async def test_commands_cannot_change_the_members(bench: Bench) -> None:
         await bench.quorum.client.propose(Command(updates=(Put(record=found),)))
 
 
-async def test_a_quorum_is_not_founded_without_all_of_its_nodes(tmp_path: Path) -> None:
-    """Two emptied nodes must not found a new quorum behind the back of the third, which remembers."""
+async def test_a_new_quorum_needs_all_of_its_nodes(tmp_path: Path) -> None:
+    """Two emptied nodes must not start a new quorum without the third one, which has the old data."""
     transport = TcpTransport()
     async with embedded_quorum(tmp_path, transport, nodes=3, **PATIENT) as quorum:
         await quorum.client.propose(Command(updates=(Put(record=DynamicConfig(resource="a", configs={})),)))

@@ -1,4 +1,4 @@
-"""What a metadata node reports at a scrape agrees with its Raft state, its records and what was done."""
+"""The metrics of a metadata node match its Raft state, its records and the requests made."""
 
 from __future__ import annotations
 

@@ -134,7 +134,7 @@ async def test_an_abrupt_end_keeps_everything(tmp_path: Path, transport: TcpTran
         assert names(quorum.client) == {str(number) for number in range(20)}
 
 
-async def test_proposals_of_one_turn_travel_together_and_fail_apart(tmp_path: Path, transport: TcpTransport) -> None:
+async def test_proposals_of_one_turn_share_a_request_and_fail_separately(tmp_path: Path, transport: TcpTransport) -> None:
     async with embedded_quorum(tmp_path, transport) as quorum:
         wrong = Command(updates=(), requirements=(VersionIs(key=CLUSTER_KEY, version=77),))
         results = await asyncio.gather(
@@ -144,7 +144,7 @@ async def test_proposals_of_one_turn_travel_together_and_fail_apart(tmp_path: Pa
         assert names(quorum.client) == {"a", "b"}
 
 
-async def test_the_log_is_cut_and_the_state_remains(tmp_path: Path, transport: TcpTransport) -> None:
+async def test_the_log_is_truncated_and_the_state_remains(tmp_path: Path, transport: TcpTransport) -> None:
     short: dict[str, Any] = {"snapshot_entries": 100, "kept_entries": 10, "log_segment_bytes": 4096}
     async with embedded_quorum(tmp_path, transport, **short) as quorum:
         proposed = await propose_until_cut(quorum, transport, after=100)
@@ -203,7 +203,7 @@ async def test_malformed_requests_are_refused(tmp_path: Path, transport: TcpTran
         await quorum.client.propose(put("still works"))
 
 
-async def test_without_any_node_the_client_says_so(transport: TcpTransport) -> None:
+async def test_the_client_reports_that_no_node_answers(transport: TcpTransport) -> None:
     client = QuorumClient(["127.0.0.1:1"], transport, SystemClock(), random.Random(1))
     with pytest.raises(Unavailable):
         await client.start(timeout_s=0.2)
@@ -408,7 +408,7 @@ async def check_catching_up(quorum: EmbeddedQuorum, transport: TcpTransport, awa
     await client.close()
 
 
-async def test_no_quorum_takes_nothing_and_says_so(tmp_path: Path, transport: TcpTransport) -> None:
+async def test_without_a_quorum_commands_are_refused(tmp_path: Path, transport: TcpTransport) -> None:
     async with embedded_quorum(tmp_path, transport, nodes=3, **FAST) as quorum:
         leader = leader_of(quorum)
         for server in quorum.servers:
@@ -420,7 +420,7 @@ async def test_no_quorum_takes_nothing_and_says_so(tmp_path: Path, transport: Tc
             await quorum.client.refresh(timeout_s=0.5)
 
 
-async def test_a_command_is_never_carried_out_twice_whatever_dies(tmp_path: Path, transport: TcpTransport) -> None:
+async def test_a_command_is_never_applied_twice_whichever_node_dies(tmp_path: Path, transport: TcpTransport) -> None:
     """Counted by a counter: known successes are exactly once, unknown ones at most once."""
     async with embedded_quorum(tmp_path, transport, nodes=3, **FAST) as quorum:
         known, unknown = 0, 0

@@ -63,7 +63,7 @@ GOLDEN = Path(__file__).parents[3] / "golden" / "metadata" / "raft"
 
 
 class FixedRandom(random.Random):
-    """Node 1 is the first to lose patience."""
+    """Random values by which node 1 has the shortest election timeout."""
 
     def __init__(self, node_id: int) -> None:
         super().__init__(node_id)

@@ -48,7 +48,7 @@ class Bench:
         self.core.tick(0.55)
 
     def step(self, message: Message) -> list[Message]:
-        """What leaves the node because of ``message``, its disk having written all."""
+        """Return the messages that the node sends after ``message``, once its disk has written everything."""
         self.sent = []
         self.core.step(message)
         self.turn()

@@ -411,30 +411,30 @@ def run_from_seed(seed: int, size: int, events: int, *, changes: bool = False) -
 
 
 @pytest.mark.parametrize(("seed", "size"), [(1, 1), (2, 2), (3, 3), (4, 3), (5, 3), (6, 3), (7, 4), (8, 5), (9, 5)])
-def test_the_papers_properties_hold_under_faults(seed: int, size: int) -> None:
+def test_raft_properties_hold_under_faults(seed: int, size: int) -> None:
     cluster = run_from_seed(seed, size, 15_000)
     assert cluster.committed
 
 
 @pytest.mark.parametrize(("seed", "size"), [(11, 1), (12, 2), (13, 3), (14, 3), (15, 3), (16, 4)])
-def test_they_hold_while_members_come_and_go(seed: int, size: int) -> None:
+def test_raft_properties_hold_during_membership_changes(seed: int, size: int) -> None:
     cluster = run_from_seed(seed, size, 5_000, changes=True)
     assert cluster.changed
 
 
 @settings(max_examples=10, deadline=None)
 @given(seed=st.integers(0, 2**32), size=st.sampled_from([1, 2, 3, 3, 4]), events=st.integers(1, 800))
-def test_they_hold_while_members_come_and_go_from_any_seed(seed: int, size: int, events: int) -> None:
+def test_raft_properties_hold_during_membership_changes_from_any_seed(seed: int, size: int, events: int) -> None:
     run_from_seed(seed, size, events, changes=True)
 
 
 @settings(max_examples=25, deadline=None)
 @given(seed=st.integers(0, 2**32), size=st.sampled_from([3, 3, 4, 5]), events=st.integers(1, 800))
-def test_the_papers_properties_hold_from_any_seed(seed: int, size: int, events: int) -> None:
+def test_raft_properties_hold_from_any_seed(seed: int, size: int, events: int) -> None:
     run_from_seed(seed, size, events)
 
 
-def test_one_seed_twice_is_one_history() -> None:
+def test_a_seed_reproduces_its_history() -> None:
     first, second = run_from_seed(7, 3, 800), run_from_seed(7, 3, 800)
     assert first.committed == second.committed
     assert first.leaders == second.leaders

@@ -1,4 +1,4 @@
-"""Whatever arrives, in whatever state a node is: it is taken or refused by the declared error, and promises stay kept."""
+"""Any message in any state of a node is accepted, or refused with the declared error, and the node keeps its promises."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def core_of(applied: int = 2, last: int = 4, term: int = 3, nodes: tuple[int, ..
 
 
 class Watched:
-    """A core, driven by hand. After every event what it has promised before must still hold."""
+    """A core driven by hand. After every event its earlier promises must still hold."""
 
     def __init__(self, core: Raft) -> None:
         self.core = core
@@ -85,7 +85,7 @@ class Watched:
         self.check()
 
     def turn(self, *, persist: bool) -> None:
-        """What a shell does at the end of a turn."""
+        """Do what a shell does at the end of a turn."""
         ready = self.core.ready()
         if ready is not None:
             self.take(ready)
@@ -141,7 +141,7 @@ class Watched:
 
 @st.composite
 def messages(draw: st.DrawFn, core: Raft) -> Message:
-    """Mostly close to where the core stands, where it matters what they say."""
+    """Messages mostly close to the core's position, where their content matters."""
     near = st.sampled_from([-2, -1, 0, 0, 0, 1, 2, 5])
     extreme = st.sampled_from([0, 1, 2**62, 2**63, -1])
 
@@ -294,19 +294,19 @@ def test_entries_that_do_not_follow_each_other_are_refused() -> None:
 
 
 @pytest.mark.parametrize("payload", [*PAYLOADS[:3], PAYLOADS[5]])
-def test_configurations_that_cannot_be_are_refused(payload: bytes) -> None:
+def test_impossible_configurations_are_refused(payload: bytes) -> None:
     first = Entry(5, 3, EntryKind.MEMBERS, PAYLOADS[3])
     entries = (first, Entry(6, 3, EntryKind.MEMBERS, payload))
     append = to(Append, previous_index=4, previous_term=2, commit=4, entries=entries)
     refuse(follower(), append, "malformed members|are not a quorum|at once")
 
 
-def test_messages_of_this_very_node_and_of_nobody_are_refused() -> None:
+def test_messages_from_this_node_and_from_unknown_nodes_are_refused() -> None:
     for sender in (0, OWN):
         refuse(leader(), to(AppendReply, term=4, sender=sender, index=4), "a raft message from node")
 
 
-def test_a_round_that_never_began_confirms_nothing() -> None:
+def test_an_unknown_round_confirms_nothing() -> None:
     refuse(leader(), to(HeartbeatReply, term=4, round=2**40), "answers round")
 
 

@@ -1,4 +1,4 @@
-"""The state machine: what commands do, and what they are refused for."""
+"""The state machine: the effects of commands, and the reasons for refusals."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def config(resource: str, **configs: str) -> DynamicConfig:
     return DynamicConfig(resource=resource, configs=configs)
 
 
-def test_apply_touches_nothing(machine: Machine) -> None:
+def test_apply_does_not_change_its_input(machine: Machine) -> None:
     outcome = apply(machine.records, 1, Command(updates=(Put(record=config("a")),)))
     assert len(outcome.changes) == 1
     assert len(machine.records) == 0
@@ -110,7 +110,7 @@ def test_changes_tell_before_and_after(machine: Machine) -> None:
     assert change.after is None
 
 
-def test_what_is_put_and_deleted_in_one_command_never_was(machine: Machine) -> None:
+def test_a_record_put_and_deleted_in_one_command_leaves_no_trace(machine: Machine) -> None:
     assert not machine.apply(Put(record=config("a")), Delete(key="dynamic_config/a")).changes
     assert not machine.apply(Delete(key="dynamic_config/a")).changes
 
@@ -142,7 +142,7 @@ def test_epoch_requirements(machine: Machine) -> None:
     assert isinstance(machine.refused(requirements=(missing,)), StaleEpoch)
 
 
-def test_nothing_happens_when_one_requirement_fails(machine: Machine) -> None:
+def test_a_failed_requirement_applies_nothing(machine: Machine) -> None:
     machine.refused(
         Put(record=config("a")),
         Allocate(counter="ledger_ids", count=5),
@@ -151,7 +151,7 @@ def test_nothing_happens_when_one_requirement_fails(machine: Machine) -> None:
     assert len(machine.records) == 0
 
 
-def test_ids_are_never_handed_out_twice(machine: Machine) -> None:
+def test_ids_are_never_allocated_twice(machine: Machine) -> None:
     assert machine.done(Allocate(counter="ledger_ids", count=10)).allocated == (0,)
     assert machine.done(Allocate(counter="ledger_ids", count=1), Allocate(counter="ledger_ids", count=2)).allocated == (10, 11)
     found = machine.records.get(counter_key("ledger_ids"))
@@ -159,14 +159,14 @@ def test_ids_are_never_handed_out_twice(machine: Machine) -> None:
     assert found.record == Counter(name="ledger_ids", next_value=13)
 
 
-def test_a_counter_may_be_raised_but_not_fall(machine: Machine) -> None:
+def test_a_counter_never_decreases(machine: Machine) -> None:
     machine.done(Allocate(counter="producer_ids", count=100))
     assert isinstance(machine.refused(Put(record=Counter(name="producer_ids", next_value=99))), Invalid)
     machine.done(Put(record=Counter(name="producer_ids", next_value=500)))
     assert machine.done(Allocate(counter="producer_ids", count=1)).allocated == (500,)
 
 
-def test_a_counter_stays_for_ever(machine: Machine) -> None:
+def test_a_counter_cannot_be_deleted(machine: Machine) -> None:
     machine.done(Allocate(counter="ledger_ids", count=10))
     assert isinstance(machine.refused(Delete(key=counter_key("ledger_ids"))), Invalid)
     assert machine.done(Allocate(counter="ledger_ids", count=1)).allocated == (10,)
@@ -278,7 +278,7 @@ def test_leases_are_bounded(machine: Machine, lease_ms: int) -> None:
     assert isinstance(machine.refused(OpenSession(holder="x", lease_ms=lease_ms)), Invalid)
 
 
-def test_what_lives_with_a_session_goes_with_it(machine: Machine) -> None:
+def test_records_of_a_session_are_deleted_with_it(machine: Machine) -> None:
     mine, other = machine.session(), machine.session()
     machine.done(
         Put(record=Broker(broker_id=1, host="h", port=1, session_id=mine)),
@@ -298,7 +298,7 @@ def test_what_lives_with_a_session_goes_with_it(machine: Machine) -> None:
     assert bookie.record == Bookie(bookie_id="b", address="h:1", cookie="c", session_id=0)
 
 
-def test_ending_a_session_twice_does_nothing(machine: Machine) -> None:
+def test_ending_a_session_twice_changes_nothing(machine: Machine) -> None:
     session_id = machine.session()
     machine.done(ExpireSession(session_id=session_id))
     assert not machine.apply(ExpireSession(session_id=session_id)).changes
@@ -310,7 +310,7 @@ def test_a_record_put_and_its_session_ended_in_one_command(machine: Machine) -> 
     assert machine.records.get(lease_key("l")) is None
 
 
-def test_nothing_is_put_under_a_session_that_is_gone(machine: Machine) -> None:
+def test_records_of_an_expired_session_are_refused(machine: Machine) -> None:
     session_id = machine.session()
     machine.done(ExpireSession(session_id=session_id))
     refused = machine.refused(Put(record=Broker(broker_id=1, host="h", port=1, session_id=session_id)))
@@ -338,7 +338,7 @@ UPDATES = st.one_of(
 
 @given(st.lists(st.lists(UPDATES, min_size=1, max_size=4).map(tuple), max_size=20))
 def test_changes_alone_rebuild_the_state(commands: list[tuple[Update, ...]]) -> None:
-    """What a follower, a watcher and the store rely on; and an orphaned lease never remains."""
+    """A follower, a watcher and the store rely on this. An orphaned lease never remains."""
     machine, copy = Machine(), RecordMap()
     for updates in commands:
         copy.install(machine.apply(*updates).changes)

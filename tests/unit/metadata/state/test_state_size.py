@@ -1,4 +1,4 @@
-"""Nothing in the metadata grows with history: ten times the history, the same bytes."""
+"""Metadata does not grow with history: ten times the history has the same size."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ async def cut_log_bytes(raft: Path) -> int:
 
 
 async def lived(path: Path, transport: TcpTransport, ledgers: int) -> Sizes:
-    """What remains of so long a history, in memory and, after an orderly stop, on disk."""
+    """Return what remains of a history of this length, in memory and, after an orderly stop, on disk."""
     async with embedded_quorum(path, transport, **SHORT_LOG) as quorum:
         for life in range(ledgers):
             await asyncio.gather(*(live_one_ledger(quorum.client, partition, life) for partition in range(PARTITIONS)))
@@ -145,7 +145,7 @@ async def transport() -> AsyncIterator[TcpTransport]:
     await transport.close()
 
 
-async def test_ten_times_the_history_is_the_same_metadata(tmp_path: Path, transport: TcpTransport) -> None:
+async def test_metadata_does_not_grow_with_history(tmp_path: Path, transport: TcpTransport) -> None:
     short = await lived(tmp_path / "short", transport, LIFE // 10)
     long = await lived(tmp_path / "long", transport, LIFE)
     assert long.records == short.records

@@ -1,4 +1,4 @@
-"""Log and store opened together; what a node stopped at an awkward moment finds; and proposals whose fate is decided late."""
+"""Log and store opened together, also after a stop between two steps; and proposals whose outcome is decided late."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def write_state(root: Path, image: StateImage) -> None:
     store.close()
 
 
-def test_a_snapshot_is_installed_with_what_follows_it(tmp_path: Path) -> None:
+def test_a_snapshot_is_installed_with_the_entries_after_it(tmp_path: Path) -> None:
     storage = opened(tmp_path)
     readies = [
         Ready(number=1, hard_state=HardState(term=5), entries=(entry(1),)),
@@ -60,8 +60,8 @@ def test_a_snapshot_is_installed_with_what_follows_it(tmp_path: Path) -> None:
     storage.close()
 
 
-def test_a_snapshot_that_was_stored_without_its_log_begins_the_log_anew(tmp_path: Path) -> None:
-    """The node stopped between storing the snapshot and beginning the log behind it."""
+def test_a_snapshot_stored_without_its_log_starts_a_new_log(tmp_path: Path) -> None:
+    """The node stopped between storing the snapshot and starting the log after it."""
     write_log(tmp_path, LogWrite(entries=(entry(1), entry(2))))
     write_state(tmp_path, IMAGE)
     (tmp_path / INSTALLING_FILE).write_text("[40, 3]")
@@ -72,8 +72,8 @@ def test_a_snapshot_that_was_stored_without_its_log_begins_the_log_anew(tmp_path
         storage.close()
 
 
-def test_a_log_that_lacks_what_the_state_holds_is_refused(tmp_path: Path) -> None:
-    """Its end was lost: it is not taken for an installation of a snapshot that was cut short."""
+def test_a_log_without_the_entries_of_the_state_is_refused(tmp_path: Path) -> None:
+    """The log's end was lost. It must not be mistaken for an interrupted installation of a snapshot."""
     write_log(tmp_path, LogWrite(entries=(entry(1), entry(2))))
     write_state(tmp_path, IMAGE)
     for marker in ("", "[39, 3]"):
@@ -83,7 +83,7 @@ def test_a_log_that_lacks_what_the_state_holds_is_refused(tmp_path: Path) -> Non
             opened(tmp_path)
 
 
-def test_an_installation_that_had_not_begun_is_forgotten(tmp_path: Path) -> None:
+def test_an_installation_that_had_not_started_is_dropped(tmp_path: Path) -> None:
     write_log(tmp_path, LogWrite(entries=(entry(1), entry(2))))
     (tmp_path / INSTALLING_FILE).write_text("[40, 3]")
     storage = opened(tmp_path)
@@ -92,7 +92,7 @@ def test_an_installation_that_had_not_begun_is_forgotten(tmp_path: Path) -> None
     storage.close()
 
 
-def test_a_log_that_begins_behind_the_state_is_refused(tmp_path: Path) -> None:
+def test_a_gap_between_state_and_log_is_refused(tmp_path: Path) -> None:
     write_log(tmp_path, LogWrite(reset_to=(50, 3)))
     write_state(tmp_path, IMAGE)
     with pytest.raises(Corrupt, match="the state ends at 40, but the raft log begins after 50"):
@@ -111,7 +111,7 @@ def test_a_committed_command_of_an_unknown_kind_is_not_skipped() -> None:
         replica.apply(Entry(1, 1, EntryKind.COMMAND, msgspec.msgpack.encode({"updates": [{"type": "of the future"}]})))
 
 
-def test_a_replica_collects_what_the_store_lacks() -> None:
+def test_a_replica_collects_unsaved_changes() -> None:
     replica = Replica(EMPTY)
     command = Command(updates=(Put(record=DynamicConfig(resource="a")),))
     replica.apply(Entry(1, 1, EntryKind.COMMAND, msgspec.msgpack.encode(command)))
@@ -147,7 +147,7 @@ def test_a_batch_is_answered_when_all_are_decided() -> None:
     assert answered.answers[0].allocated == (7,)
 
 
-def test_an_overruled_entry_surely_did_nothing() -> None:
+def test_a_replaced_entry_certainly_had_no_effect() -> None:
     pending, answered = PendingProposals(), Answered()
     pending.add(5, 1, 1, answered)
     pending.applied(5, 2, None)
@@ -163,7 +163,7 @@ def test_an_entry_replaced_by_this_very_node_may_still_be_committed_by_another()
     assert second.codes == ["done"]
 
 
-def test_what_cannot_be_learnt_any_more_is_unknown() -> None:
+def test_outcomes_that_cannot_be_learned_are_unknown() -> None:
     pending, old, new = PendingProposals(), Answered(), Answered()
     pending.add(5, 1, 1, old)
     pending.add(9, 3, 1, new)

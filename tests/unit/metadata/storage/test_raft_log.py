@@ -1,4 +1,4 @@
-"""The durable Raft log: what was synced survives, a torn tail goes, corruption is refused."""
+"""The durable Raft log: synced entries survive, a torn tail is removed, corruption is refused."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def written(root: Path, batches: Sequence[Sequence[LogWrite]], segment_bytes_max
     return log
 
 
-def test_what_was_persisted_is_there_again(tmp_path: Path) -> None:
+def test_persisted_entries_are_loaded_again(tmp_path: Path) -> None:
     log = written(tmp_path, [[write(entry(1), entry(2))], [write(entry(3, 4), previous_term=1)]])
     log.close()
     log, hard_state, tail = DurableLog.open(SystemFiles(tmp_path), "raft")
@@ -57,13 +57,13 @@ def test_what_was_persisted_is_there_again(tmp_path: Path) -> None:
     assert entries_of(tail) == (entry(1), entry(2), entry(3, 4))
 
 
-def test_a_conflicting_suffix_is_overruled(tmp_path: Path) -> None:
+def test_a_conflicting_suffix_is_replaced(tmp_path: Path) -> None:
     log = written(tmp_path, [[write(entry(1), entry(2), entry(3))], [write(entry(2, 2), previous_term=1)]])
     log.close()
     assert entries_of(reopened(tmp_path)) == (entry(1), entry(2, 2))
 
 
-def test_an_entry_of_an_earlier_term_overrules_one_that_was_never_committed(tmp_path: Path) -> None:
+def test_an_entry_of_an_earlier_term_replaces_an_uncommitted_one(tmp_path: Path) -> None:
     """Figure 8 of the Raft paper: a leader of term 4 brings its old entry of term 2 to a node that has one of term 3 there."""
     returned = write(entry(2, 2), entry(3, 4), previous_term=1)
     log = written(tmp_path, [[write(entry(1))], [write(entry(2, 3), previous_term=1)], [returned]])
@@ -71,13 +71,13 @@ def test_an_entry_of_an_earlier_term_overrules_one_that_was_never_committed(tmp_
     assert entries_of(reopened(tmp_path)) == (entry(1), entry(2, 2), entry(3, 4))
 
 
-def test_an_entry_that_is_there_twice_is_refused(tmp_path: Path) -> None:
+def test_a_duplicate_entry_is_refused(tmp_path: Path) -> None:
     written(tmp_path, [[write(entry(1), entry(2))], [write(entry(2, 1, b"another"), previous_term=1)]]).close()
     with pytest.raises(Corrupt, match="repeats"):
         reopened(tmp_path)
 
 
-def test_several_writes_of_one_batch_may_overrule_each_other(tmp_path: Path) -> None:
+def test_writes_of_one_batch_may_replace_each_other(tmp_path: Path) -> None:
     log = written(tmp_path, [[write(entry(1), entry(2)), write(entry(2, 2), entry(3, 2), previous_term=1)]])
     log.close()
     assert entries_of(reopened(tmp_path)) == (entry(1), entry(2, 2), entry(3, 2))
@@ -113,7 +113,7 @@ def test_a_batch_torn_in_its_middle_is_cut_from_there(tmp_path: Path) -> None:
 
 
 def test_rot_in_the_last_batch_is_refused_at_every_byte(tmp_path: Path) -> None:
-    """Nothing later proves that it was durable, but no write that is cut off leaves this behind."""
+    """Nothing later proves that the batch was durable, but an interrupted write cannot cause this corruption."""
     written(tmp_path, [[write(entry(1))], [write(entry(2), entry(3), previous_term=1)]]).close()
     whole = (tmp_path / SEGMENT).read_bytes()
     second = log_format.SEGMENT_HEADER_BYTES + log_format.RECORD_HEADER_BYTES + len(b"payload")
@@ -126,7 +126,7 @@ def test_rot_in_the_last_batch_is_refused_at_every_byte(tmp_path: Path) -> None:
     assert (tmp_path / SEGMENT).read_bytes() == damaged, "a log that is refused is left as it is"
 
 
-def test_a_lost_end_that_looks_torn_is_refused_once_it_is_marked(tmp_path: Path) -> None:
+def test_a_lost_end_that_looks_torn_is_refused_after_it_was_marked(tmp_path: Path) -> None:
     log = written(tmp_path, [[write(entry(1))], [write(entry(2), previous_term=1)]])
     assert not log.is_marked
     log.mark()
@@ -139,7 +139,7 @@ def test_a_lost_end_that_looks_torn_is_refused_once_it_is_marked(tmp_path: Path)
             reopened(tmp_path)
 
 
-def test_what_is_found_at_a_start_is_marked(tmp_path: Path) -> None:
+def test_the_end_found_at_start_is_marked(tmp_path: Path) -> None:
     written(tmp_path, [[write(entry(1))]]).close()
     log, _, _ = DurableLog.open(SystemFiles(tmp_path), "raft")
     log.close()
@@ -149,14 +149,14 @@ def test_what_is_found_at_a_start_is_marked(tmp_path: Path) -> None:
         reopened(tmp_path)
 
 
-def test_zeros_behind_the_last_record_are_a_torn_tail(tmp_path: Path) -> None:
+def test_zeros_after_the_last_record_are_a_torn_tail(tmp_path: Path) -> None:
     written(tmp_path, [[write(entry(1))]]).close()
     with (tmp_path / SEGMENT).open("ab") as file:
         file.write(bytes(5000))
     assert reopened(tmp_path).last_index == 1
 
 
-def test_writing_goes_on_behind_a_torn_tail(tmp_path: Path) -> None:
+def test_writing_continues_after_a_torn_tail(tmp_path: Path) -> None:
     written(tmp_path, [[write(entry(1))], [write(entry(2), previous_term=1)]]).close()
     content = (tmp_path / SEGMENT).read_bytes()
     (tmp_path / SEGMENT).write_bytes(content[:-3])
@@ -206,7 +206,7 @@ def test_a_segment_whose_creation_was_cut_short_is_dropped(tmp_path: Path) -> No
         assert not (tmp_path / "raft" / "log-0000000002").exists()
 
 
-def test_writing_goes_on_behind_a_dropped_segment(tmp_path: Path) -> None:
+def test_writing_continues_after_a_dropped_segment(tmp_path: Path) -> None:
     written(tmp_path, [[write(entry(1))]]).close()
     (tmp_path / "raft" / "log-0000000002").write_bytes(b"")
     log, _, _ = DurableLog.open(SystemFiles(tmp_path), "raft")
@@ -224,7 +224,7 @@ def test_compaction_removes_whole_segments_only(tmp_path: Path) -> None:
     assert (tail.base_index, tail.base_term, tail.last_index) == (3, 1, 5)
 
 
-def test_a_snapshot_begins_the_log_anew(tmp_path: Path) -> None:
+def test_a_snapshot_starts_a_new_log(tmp_path: Path) -> None:
     log = written(tmp_path, [[write(entry(1), entry(2))]])
     log.persist([write(entry(3), previous_term=1), LogWrite(reset_to=(40, 3)), write(entry(41, 4), previous_term=3)])
     log.close()
@@ -233,8 +233,8 @@ def test_a_snapshot_begins_the_log_anew(tmp_path: Path) -> None:
     assert entries_of(tail) == (entry(41, 4),)
 
 
-def test_what_a_reset_left_behind_is_removed(tmp_path: Path) -> None:
-    """The node stopped between beginning the new segment and removing the old ones."""
+def test_segments_left_by_a_reset_are_removed(tmp_path: Path) -> None:
+    """The node stopped between starting the new segment and removing the old ones."""
     written(tmp_path, [[write(entry(1), entry(2))]]).close()
     (tmp_path / "raft" / "log-0000000002").write_bytes(log_format.pack_segment(40, 3, reset=True))
     tail = reopened(tmp_path)
@@ -242,8 +242,8 @@ def test_what_a_reset_left_behind_is_removed(tmp_path: Path) -> None:
     assert not (tmp_path / SEGMENT).exists()
 
 
-def test_an_overruled_base_is_understood_after_compaction(tmp_path: Path) -> None:
-    """The older segment with the entries that were overruled is gone; the newer one says where it begins."""
+def test_a_replaced_base_is_understood_after_compaction(tmp_path: Path) -> None:
+    """The older segment with the replaced entries is removed; the newer one has its own start in its header."""
     log = written(
         tmp_path, [[write(entry(1), entry(2), entry(3))], [write(entry(2, 2), previous_term=1)]], segment_bytes_max=60
     )

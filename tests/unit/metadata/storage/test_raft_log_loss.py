@@ -1,4 +1,4 @@
-"""A log whose newest part is gone or old is refused; one that was cut off at any step of its work never is."""
+"""A log whose newest part is missing or outdated is refused; one that was interrupted at any step never is."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_a_newest_segment_that_was_emptied_is_refused(tmp_path: Path, content: b
 
 
 def test_an_older_copy_of_the_newest_segment_is_refused_after_a_stop(tmp_path: Path) -> None:
-    """A node that stops in order writes down where its log ends; so does one that votes."""
+    """A node records the end of its log at an orderly stop and with each vote."""
     log = written(tmp_path, [[write(entry(1))]])
     shutil.copy(tmp_path / SEGMENT, tmp_path / "copy")
     log.persist([write(entry(2), previous_term=1)])
@@ -75,7 +75,7 @@ def test_an_older_copy_of_the_newest_segment_is_refused_after_a_stop(tmp_path: P
         reopened(tmp_path)
 
 
-def test_an_older_copy_of_the_vote_is_refused_once_the_log_has_gone_on(tmp_path: Path) -> None:
+def test_an_older_copy_of_the_vote_is_refused_after_the_log_has_grown(tmp_path: Path) -> None:
     log = written(tmp_path, [], ROLLING)
     shutil.copy(tmp_path / "raft" / "vote", tmp_path / "copy")
     log.persist([write(entry(1))])
@@ -86,7 +86,7 @@ def test_an_older_copy_of_the_vote_is_refused_once_the_log_has_gone_on(tmp_path:
         reopened(tmp_path)
 
 
-def test_a_vote_of_version_1_is_taken_over(tmp_path: Path) -> None:
+def test_a_vote_of_version_1_is_migrated(tmp_path: Path) -> None:
     three_segments(tmp_path)
     vote = tmp_path / "raft" / "vote"
     vote.write_bytes(log_format._sealed(log_format._VOTE_1.pack(log_format.VOTE_MAGIC, 1, VOTE_TERM, 2)))
@@ -223,7 +223,7 @@ def test_a_power_cut_at_any_step_never_refuses_a_healthy_node(seed: int) -> None
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_what_a_killed_process_left_in_the_page_cache_is_made_durable_before_it_counts(seed: int) -> None:
+def test_entries_in_the_page_cache_of_a_killed_process_are_synced_before_use(seed: int) -> None:
     for life, disk in cuts(seed):
         seen = life.check(disk.mount())
         disk.crash()
@@ -231,7 +231,7 @@ def test_what_a_killed_process_left_in_the_page_cache_is_made_durable_before_it_
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_a_power_cut_while_it_is_taken_up_again_loses_nothing(seed: int) -> None:
+def test_a_power_cut_during_recovery_loses_nothing(seed: int) -> None:
     for number, (life, disk) in enumerate(cuts(seed)):
         disk.crash()
         try:

@@ -1,4 +1,4 @@
-"""The stores of applied records: one contract over both, and what is SQLite's own."""
+"""The stores of applied records: a common contract, and the properties of SQLite alone."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def stored(name: str, version: int) -> Versioned:
 
 
 def save(store: StateStore, index: int, term: int, changed: dict[str, Versioned | None]) -> None:
-    """With the digest of all records, as a node knows it."""
+    """Save records with the digest of all of them, as a node does."""
     # The file store forgets what it has not checkpointed when it loads, and needs no digest.
     before = store.load().records if isinstance(store, SqliteStore) else ()
     after = {each.record.key(): each for each in before} | changed
@@ -45,7 +45,7 @@ def test_a_new_store_is_empty(open_store: Open) -> None:
         assert store.load() == EMPTY
 
 
-def test_what_was_checkpointed_is_there_again(open_store: Open) -> None:
+def test_checkpointed_records_are_loaded_again(open_store: Open) -> None:
     with closing(open_store()) as store:
         store.load()
         save(store, 3, 1, {"dynamic_config/b": stored("b", 2), "dynamic_config/a": stored("a", 3)})
@@ -65,7 +65,7 @@ def test_a_snapshot_replaces_everything_durably(open_store: Open) -> None:
         assert store.load() == StateImage(index=90, term=4, records=[stored("z", 80)])
 
 
-def test_saving_goes_on_after_loading(open_store: Open) -> None:
+def test_saving_continues_after_loading(open_store: Open) -> None:
     with closing(open_store()) as store:
         save(store, 1, 1, {"dynamic_config/a": stored("a", 1)})
         store.checkpoint()
@@ -90,7 +90,7 @@ def test_sqlite_works_in_memory() -> None:
         assert store.load().index == 1
 
 
-def test_sqlite_gives_freed_space_back(tmp_path: Path) -> None:
+def test_sqlite_returns_freed_space(tmp_path: Path) -> None:
     with closing(SqliteStore(tmp_path / "s")) as store:
         save(store, 1, 1, {f"dynamic_config/{n:0250}": stored(f"{n:0250}", 1) for n in range(5000)})
         store.checkpoint()
@@ -145,7 +145,7 @@ def test_a_row_that_changed_on_the_disk_is_refused_with_its_key_and_the_remedy(t
 
 
 def test_rows_that_are_missing_or_old_are_refused(tmp_path: Path) -> None:
-    """Each row that is there is sound by itself: a page that was lost, or that an older copy has brought back."""
+    """Each remaining row is valid by itself: a page was lost, or restored from an older copy."""
     _two_records(tmp_path / "s")
     _change(tmp_path / "s", "DELETE FROM records WHERE key = 'dynamic_config/b'")
     with closing(SqliteStore(tmp_path / "s")) as store, pytest.raises(Corrupt, match=r"missing or old.*metadata remove"):

@@ -1,4 +1,4 @@
-"""A bucket alone: topics, committed manifests, and versions that lost their race."""
+"""Reading a bucket alone: topics, committed manifests, and versions that were never committed."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ async def test_topics_and_their_newest_history_are_found(
     assert (await archive.footer(manifest.segments[-1])).end_offset == 40
 
 
-async def test_a_version_that_lost_its_race_is_passed_over(
+async def test_an_uncommitted_version_is_ignored(
     writer: ArchiveWriter, store: Store, topic: Topic, make_batches: Batches
 ) -> None:
     pointer, _ = await writer.append(0, make_batches(0, [4]))
@@ -50,9 +50,7 @@ async def test_a_version_that_lost_its_race_is_passed_over(
     assert await archive.pointer(await archive.topic("flights"), 0) == pointer
 
 
-async def test_without_its_marker_a_version_does_not_count_yet(
-    writer: ArchiveWriter, store: Store, make_batches: Batches
-) -> None:
+async def test_a_version_without_a_marker_is_not_committed(writer: ArchiveWriter, store: Store, make_batches: Batches) -> None:
     first, _ = await writer.append(0, make_batches(0, [4]))
     second, _ = await writer.append(0, make_batches(4, [4]))
     assert await is_marked(store, second)
@@ -62,7 +60,7 @@ async def test_without_its_marker_a_version_does_not_count_yet(
     assert await archive.pointer(await archive.topic("flights"), 0) == first
 
 
-async def test_deleted_topics_are_passed_over(writer: ArchiveWriter, store: Store, topic: Topic, make_batches: Batches) -> None:
+async def test_deleted_topics_are_ignored(writer: ArchiveWriter, store: Store, topic: Topic, make_batches: Batches) -> None:
     await writer.append(0, make_batches(0, [4]))
     await mark_deleted(store, DeletedTopic(topic_id=topic.topic_id, name=topic.name, deleted_at_ms=9), now_ms=10)
     archive = Archive(store)
@@ -72,7 +70,7 @@ async def test_deleted_topics_are_passed_over(writer: ArchiveWriter, store: Stor
     assert await archive.topics() == []
 
 
-async def test_namesakes_are_told_apart_by_their_ids(writer: ArchiveWriter, store: Store, topic: Topic) -> None:
+async def test_topics_of_the_same_name_are_distinguished_by_id(writer: ArchiveWriter, store: Store, topic: Topic) -> None:
     again = msgspec.structs.replace(topic, topic_id=UUID(int=99))
     await describe_topic(store, topic)
     await describe_topic(store, again)

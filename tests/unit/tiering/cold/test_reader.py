@@ -32,7 +32,7 @@ Batches = Callable[..., list[bytes]]
 
 
 async def fetched(reader: ColdReader, pointer: ManifestPointer, offset: int, max_bytes: int, timeout_s: float) -> list[Buffer]:
-    """The batches of a fetch, whose offsets are those in their headers."""
+    """Return the batches of a fetch, after checking that their offsets are those in their headers."""
     found = await reader.fetch(pointer, offset, max_bytes, timeout_s)
     read = [read_header(batch) for batch in found.batches]
     assert list(found.base_offsets) == [header.base_offset for header in read]
@@ -76,7 +76,7 @@ async def test_every_offset_is_read_with_every_size(writer: ArchiveWriter, reade
     assert b"".join(await fetched(reader, pointer, 5, MIB, 5)) == whole
 
 
-async def test_sequential_reading_gives_everything_once(writer: ArchiveWriter, store: Store, make_batches: Batches) -> None:
+async def test_sequential_reads_return_everything_once(writer: ArchiveWriter, store: Store, make_batches: Batches) -> None:
     pointer, written = await write_history(writer, make_batches)
     reader = ColdReader(store, ColdReaderSettings(read_ahead_blocks=4), SystemClock())
     offset, read = pointer.start_offset, []
@@ -133,7 +133,7 @@ async def test_hits_and_loads_are_counted(
     assert counted.cached_bytes > counted.loaded_bytes > 0
 
 
-async def test_reads_of_different_offsets_share_the_loads_of_what_leads_there(
+async def test_reads_of_different_offsets_share_manifest_and_footer_loads(
     writer: ArchiveWriter, reader: ColdReader, store: Store, make_batches: Batches
 ) -> None:
     pointer, _ = await write_history(writer, make_batches, 20)
@@ -147,7 +147,7 @@ async def test_reads_of_different_offsets_share_the_loads_of_what_leads_there(
     assert len(loaded) == len(set(loaded)) == 2, "manifest and page are loaded once"
 
 
-async def test_what_was_waited_for_in_vain_is_there_for_the_retry(
+async def test_a_block_that_arrives_after_the_deadline_serves_the_retry(
     writer: ArchiveWriter, reader: ColdReader, store: Store, make_batches: Batches
 ) -> None:
     pointer, written = await write_history(writer, make_batches, 1)
@@ -218,7 +218,7 @@ async def test_time_search_equals_a_scan_over_times_that_are_not_monotonic(
     assert await reader.timestamp_bound(pointer) == max(times)
 
 
-async def test_epochs_are_those_at_the_end(writer: ArchiveWriter, reader: ColdReader, make_batches: Batches) -> None:
+async def test_leader_epochs_are_those_at_the_end(writer: ArchiveWriter, reader: ColdReader, make_batches: Batches) -> None:
     await writer.append(0, make_batches(0, [4], epoch=2))
     pointer, _ = await writer.append(0, make_batches(4, [4], epoch=3))
     assert await reader.leader_epochs(pointer) == [(3, 4)]
@@ -254,7 +254,7 @@ async def test_aborted_transactions_are_found_by_their_index(
             assert await reader.aborted_transactions(pointer, start, end) == expected
 
 
-async def test_memory_is_bounded_and_disk_takes_what_leaves_it(
+async def test_memory_is_bounded_and_evicted_blocks_go_to_disk(
     writer: ArchiveWriter, store: Store, make_batches: Batches, tmp_path: Path, background: ThreadBackground
 ) -> None:
     pointer, written = await write_history(writer, make_batches)
@@ -283,7 +283,7 @@ async def test_records_read_cold_are_those_written(writer: ArchiveWriter, reader
 
 
 class CountingBackground:
-    """Counts what goes beside the event loop."""
+    """Counts the calls that run outside the event loop."""
 
     def __init__(self, background: Background) -> None:
         self._background = background

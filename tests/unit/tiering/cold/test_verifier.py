@@ -1,4 +1,4 @@
-"""Verification finds whatever is changed in a bucket and says where."""
+"""Verification finds every change in a bucket and reports its place."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ async def test_sections_are_verified_by_the_read_of_the_footer(
     assert "section 'producers'" in finding.problem
 
 
-async def test_of_blocks_that_are_read_together_only_those_that_are_cut_off_are_named(
+async def test_a_cut_joint_read_reports_only_the_missing_blocks(
     writer: ArchiveWriter, store: Store, background: ThreadBackground, store_directory: Path, make_batches: Batches
 ) -> None:
     (key,) = await fill(writer, make_batches, segments=1)

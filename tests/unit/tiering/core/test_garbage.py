@@ -21,7 +21,7 @@ def test_orphans_are_old_and_unreferenced() -> None:
     assert orphans(listed, frozenset({"a"}), 50) == ["b"]
 
 
-def test_superseded_versions_go_by_their_successors_age_and_losers_by_their_own() -> None:
+def test_superseded_versions_expire_by_their_successors_age_and_losers_by_their_own() -> None:
     names = {version: manifest_key(TOPIC, 0, version, 1) for version in range(1, 5)}
     loser_old, loser_new = manifest_key(TOPIC, 0, 4, 2), manifest_key(TOPIC, 0, 5, 3)
     listed = [info(names[version], version * 100) for version in names]
@@ -36,8 +36,8 @@ def test_superseded_versions_go_by_their_successors_age_and_losers_by_their_own(
     assert marker_key(names[4]) not in manifest_garbage(listed, 4, names[4], NOTHING, 10**9)
 
 
-def test_a_version_whose_successor_is_not_listed_goes_by_the_next_one() -> None:
-    """The successor is gone already, or it is so young that the listing does not show it yet."""
+def test_a_version_without_a_listed_successor_expires_by_the_next_one() -> None:
+    """The successor is already deleted, or too new to be in the listing."""
     first, loser, current = (manifest_key(TOPIC, 0, version, 1) for version in (1, 2, 9))
     listed = [info(first, 100), info(loser, 150), info(marker_key(current), 900)]
     assert manifest_garbage(listed, 9, current, NOTHING, 900) == []

@@ -1,4 +1,4 @@
-"""When maintenance is due: after changes and when something expires, at most once in an interval, and failures in turns."""
+"""When maintenance is due: after changes and at expirations, at most once per interval, and in turns after failures."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_an_unchanged_partition_is_left_alone_until_something_expires() -> None:
     assert at.next_s("v1", 500.0, 500_000) == SWEEP_S
 
 
-def test_a_change_is_nothing_due_before_but_not_oftener_than_once_in_an_interval() -> None:
+def test_a_change_is_checked_at_most_once_per_interval() -> None:
     at = times()
     looked(at, "v1")
     assert at.due("v2", RETENTION_S - 1, 0) is None
@@ -43,14 +43,14 @@ def test_a_change_is_nothing_due_before_but_not_oftener_than_once_in_an_interval
     assert at.due("v3", RETENTION_S, 0) is MaintenanceTask.RETENTION, "there may be more to do"
 
 
-def test_nothing_is_retained_before_there_is_cold_history() -> None:
+def test_retention_is_not_due_without_cold_history() -> None:
     at = times()
     at.swept(0.0)
     assert at.due(None, RETENTION_S * 10, 0) is None
     assert at.next_s(None, 0.0, 0) == SWEEP_S
 
 
-def test_a_failure_keeps_neither_the_other_from_its_turn_nor_is_it_forgotten() -> None:
+def test_failures_of_one_task_do_not_block_the_other_and_are_remembered() -> None:
     at = times()
     assert {at.due("v1", 0.0, 0)} <= set(MaintenanceTask)
     at.failed(MaintenanceTask.SWEEP, 0.0)
@@ -63,7 +63,7 @@ def test_a_failure_keeps_neither_the_other_from_its_turn_nor_is_it_forgotten() -
     assert not at.has_failed("v1")
 
 
-def test_an_error_of_an_earlier_session_is_over_when_all_has_succeeded_once() -> None:
+def test_an_earlier_sessions_error_is_cleared_after_all_tasks_succeed() -> None:
     at = times(spread=0.9, recheck=True)
     assert at.has_failed("v1")
     at.swept(0.0)
@@ -78,7 +78,7 @@ STEPS = st.tuples(st.floats(0, 500), st.sampled_from(["v1", "v2", None]), st.sam
 
 
 @given(steps=st.lists(STEPS, max_size=40))
-def test_what_is_due_is_due_in_no_time_and_work_never_comes_faster_than_the_intervals(
+def test_due_work_is_returned_at_once_but_not_more_often_than_the_intervals(
     steps: list[tuple[float, str | None, str]],
 ) -> None:
     at, now, done = times(), 0.0, dict.fromkeys(MaintenanceTask, -1000000000.0)

@@ -1,4 +1,4 @@
-"""The offload job: whatever is wrong with a ledger's entries is refused by ledger and entry; what is right comes out whole."""
+"""The offload job: invalid entries are refused with their ledger and entry id; valid ones are offloaded completely."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def checkpoint(offset: int, **fields: object) -> list[bytes]:
     return encode_checkpoint(Checkpoint(offset=offset, **fields), part_bytes_max=3)  # type: ignore[arg-type]
 
 
-def test_ledgers_in_pieces_make_one_segment(make_batches: Batches) -> None:
+def test_ledgers_read_in_parts_make_one_segment(make_batches: Batches) -> None:
     first, second = [*checkpoint(0), *make_batches(0, [2, 3])], [*checkpoint(5), *make_batches(5, [4])]
     job = job_for(ledger(1, 0, 5, len(first)), ledger(2, 5, 9, len(second)))
     content = bytearray()
@@ -149,8 +149,8 @@ def test_an_undecided_transaction_is_not_offloaded() -> None:
         job.finish(1)
 
 
-def test_the_footer_remembers_of_a_producer_no_more_than_an_owner_does() -> None:
-    """The checkpoint may be of a release that remembers more batches."""
+def test_the_footer_keeps_no_more_batches_per_producer_than_an_owner() -> None:
+    """The checkpoint may come from a release that keeps more batches."""
     batches = tuple(SequencedBatch(number, number, number, 0) for number in range(7))
     payloads = [*checkpoint(7, producers=(ProducerEntry(1, 0, batches),)), transactional(7, 2), transactional(8, 2, COMMIT)]
     job = job_for(ledger(1, 7, 9, len(payloads)))

@@ -1,4 +1,4 @@
-"""Plans: nothing is offloaded but from where the manifest ends, nothing hot goes before it is cold and due."""
+"""Plans: offloading continues where the manifest ends, and hot data is deleted only when it is cold and due."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def ids(step: Step) -> list[int]:
     return [stored.ledger.ledger_id for stored in step.ledgers]
 
 
-def test_sealed_neighbours_go_together_up_to_the_segments_size() -> None:
+def test_sealed_neighbours_are_offloaded_together_up_to_the_segment_size() -> None:
     step = plan(state(ledger(1, 0, 5, size=40), ledger(2, 5, 9, size=60), ledger(3, 9, 12, size=1)))
     assert isinstance(step, Offload)
     assert ids(step) == [1, 2]
@@ -69,7 +69,7 @@ def test_sealed_neighbours_go_together_up_to_the_segments_size() -> None:
 
 @pytest.mark.parametrize(("retention_hours", "expected"), [(-1, [1, 2, 3]), (24, [1, 2, 3]), (23, [1, 2]), (1, [1])])
 def test_neighbours_that_were_closed_far_apart_expire_apart(retention_hours: int, expected: list[int]) -> None:
-    """Each was open for an hour at most, so three that were closed an hour apart span three hours: an eighth of a day."""
+    """Each ledger was open for at most an hour, so three closed an hour apart span three hours: an eighth of a day."""
     hour_ms = 3_600_000
     ledgers = [ledger(number, number, number + 1, closed_at_ms=number * hour_ms) for number in (1, 2, 3)]
     policy = TierPolicy(retention_ms=retention_hours * hour_ms if retention_hours > 0 else -1, segment_ms=hour_ms)
@@ -81,7 +81,7 @@ def test_neighbours_are_no_larger_than_an_eighth_of_what_may_remain() -> None:
     assert ids(plan(state(*ledgers, cold=(0, 1)), policy=TierPolicy(retention_ms=-1, retention_bytes=160))) == [1, 2]
 
 
-def test_one_ledger_larger_than_a_segment_goes_alone() -> None:
+def test_a_ledger_larger_than_a_segment_is_offloaded_alone() -> None:
     assert ids(plan(state(ledger(1, 0, 5, size=500), ledger(2, 5, 9)))) == [1]
 
 
@@ -93,8 +93,8 @@ def test_an_open_ledger_ends_the_run() -> None:
 GUARDS = (SessionAlive(session_id=7), VersionIs(key="lease/x", version=3))
 
 
-def test_every_command_needs_session_lease_and_all_that_it_was_planned_from() -> None:
-    """A worker that lost its lease and goes on, or comes late, changes nothing (pulsar#17736)."""
+def test_every_command_requires_session_lease_and_its_planned_inputs() -> None:
+    """A worker that continues after it lost its lease, or is late, changes nothing (pulsar#17736)."""
     ledgers = (ledger(1, 0, 5), ledger(2, 5, 9))
     request = TierRequest(topic_id=TOPIC.topic_id, index=0, end_offset=9)
     current = state(*ledgers, cold=(0, 9), request=request)
@@ -123,7 +123,7 @@ def test_no_command_drops_the_only_copy_of_a_record() -> None:
 
 
 @pytest.mark.parametrize("change", [{"manifest_version": 1}, {"start_offset": 0}, {"end_offset": 8}])
-def test_no_command_takes_history_back(change: dict[str, int]) -> None:
+def test_no_command_shortens_history(change: dict[str, int]) -> None:
     current = state(ledger(1, 0, 9), cold=(3, 9))
     assert current.pointer is not None
     successor = msgspec.structs.replace(current.pointer, manifest_version=2)
@@ -132,7 +132,7 @@ def test_no_command_takes_history_back(change: dict[str, int]) -> None:
         move_start(current, msgspec.structs.replace(successor, **change), GUARDS)
 
 
-def test_offloading_goes_on_where_the_manifest_ends() -> None:
+def test_offloading_continues_where_the_manifest_ends() -> None:
     step = plan(state(ledger(1, 0, 5), ledger(2, 5, 9), cold=(0, 5)))
     assert isinstance(step, Offload)
     assert ids(step) == [2]
@@ -144,14 +144,14 @@ def test_a_gap_or_overlap_stops_everything(base: int) -> None:
         plan(state(ledger(2, base, 9), cold=(0, 5)))
 
 
-def test_empty_ledgers_go_if_their_offset_is_remembered() -> None:
+def test_empty_ledgers_are_dropped_if_their_offset_is_kept() -> None:
     assert ids(plan(state(ledger(1, 5, 5), ledger(2, 5, 9)))) == [1]
     assert ids(plan(state(ledger(1, 0, 0)))) == [1]
     assert ids(plan(state(ledger(1, 5, 5), cold=(0, 5)))) == [1]
     assert plan(state(ledger(1, 5, 5))) == Idle()
 
 
-def test_hot_copies_go_after_the_lag_and_the_local_retention() -> None:
+def test_hot_copies_are_dropped_after_the_lag_and_the_local_retention() -> None:
     cold = state(ledger(1, 0, 5), ledger(2, 5, -1, closed=False), cold=(0, 5))
     assert plan(cold, now_ms=2049) == Idle(until_ms=2050)
     assert isinstance(plan(cold, now_ms=2050), DropHot)
@@ -160,7 +160,7 @@ def test_hot_copies_go_after_the_lag_and_the_local_retention() -> None:
     assert plan(cold, now_ms=10**12, policy=tier_policy({"local.retention.ms": "-1"})) == Idle()
 
 
-def test_hot_copies_below_the_logs_start_go_at_once() -> None:
+def test_hot_copies_below_the_log_start_are_dropped_at_once() -> None:
     assert isinstance(plan(state(ledger(1, 0, 5), cold=(5, 5), start=5)), DropHot)
 
 
@@ -169,7 +169,7 @@ def test_a_request_to_delete_hot_copies_does_not_wait() -> None:
     assert ids(plan(state(ledger(1, 0, 5), ledger(2, 5, 9), cold=(0, 9), request=request))) == [1]
 
 
-def test_a_request_is_fulfilled_when_all_below_is_cold_and_dropped_if_asked() -> None:
+def test_a_request_is_done_when_its_records_are_cold_and_dropped_if_requested() -> None:
     keep = TierRequest(topic_id=TOPIC.topic_id, index=0, end_offset=5)
     assert plan(state(ledger(1, 0, 5), cold=(0, 5), request=keep)) == Fulfil()
     assert plan(state(cold=(0, 5), request=TierRequest(topic_id=TOPIC.topic_id, index=0, end_offset=6))) == Idle()

@@ -27,7 +27,7 @@ def drop(
     return end
 
 
-def test_nothing_goes_for_ever_by_default_of_minus_one() -> None:
+def test_minus_one_disables_retention() -> None:
     assert drop(entry(0), entry(1), now_ms=10**15) is None
 
 
@@ -38,7 +38,7 @@ def test_age_counts_from_the_greatest_timestamp() -> None:
     assert drop(old, young, now_ms=9999, days=500) == 20
 
 
-def test_an_older_segment_behind_a_younger_one_waits() -> None:
+def test_an_older_segment_after_a_younger_one_stays() -> None:
     assert drop(entry(0, 5000), entry(1, 1000), now_ms=4000, days=500) is None
 
 
@@ -47,7 +47,7 @@ def test_without_timestamps_age_counts_from_creation() -> None:
     assert drop(entry(0, -1), now_ms=5501, days=500) == 10
 
 
-def test_size_keeps_at_least_what_was_asked_for() -> None:
+def test_retention_by_size_keeps_at_least_the_configured_size() -> None:
     entries = [entry(n) for n in range(5)]
     assert drop(*entries, size=300) == 20
     assert drop(*entries, size=301) == 10
@@ -57,7 +57,7 @@ def test_size_keeps_at_least_what_was_asked_for() -> None:
 
 
 @pytest.mark.parametrize(("start", "expected"), [(0, None), (9, None), (10, 10), (25, 20)])
-def test_what_lies_below_the_start_goes(start: int, expected: int | None) -> None:
+def test_segments_below_the_log_start_are_removed(start: int, expected: int | None) -> None:
     assert drop(entry(0), entry(1), entry(2), start=start) == expected
 
 

@@ -20,7 +20,7 @@ TOPIC = Topic(name="t", topic_id=UUID(int=1), partition_count=1, replication_fac
 
 
 def ledger(number: int, size: int = 100, *, closed: bool = True) -> StoredLedger:
-    """Ten records each, from offset 10 * ``number`` on."""
+    """Return a ledger of ten records from offset 10 * ``number`` on."""
     made = Ledger(
         ledger_id=number, topic_id=TOPIC.topic_id, partition=0, base_offset=10 * number, leader_epoch=0, write_quorum=1,
         ack_quorum=1, fragments=(Fragment(first_entry=0, bookies=("b",)),), payload_bytes=size,
@@ -55,7 +55,7 @@ def numbers(expired: tuple[StoredLedger, ...]) -> list[int]:
     known=st.integers(0, 6),
     last_is_open=st.booleans(),
 )
-def test_nothing_younger_than_retention_goes_and_the_newest_stays(
+def test_only_expired_ledgers_are_removed_and_the_newest_stays(
     ages_ms: list[int],
     sizes: list[int],
     retention_ms: int,
@@ -95,7 +95,7 @@ def test_cold_history_of_unknown_age_keeps_all_that_follows() -> None:
     assert numbers(expired_ledgers(past, policy, newest_ms, NOW_MS)) == [1, 2]
 
 
-def test_history_goes_on_after_a_gap_only_if_the_log_begins_behind_it() -> None:
+def test_history_continues_after_a_gap_only_if_the_log_starts_after_it() -> None:
     gap = state([ledger(3), ledger(4)], 5)
     assert gap.cold_end == 10
     assert replace(gap, log=Log(topic_id=TOPIC.topic_id, index=0, log_start_offset=29)).cold_end == 10

@@ -1,4 +1,4 @@
-"""The schedule of a tiering worker, against a model that looks at everything each time."""
+"""The schedule of a tiering worker, compared with a model that checks every partition each time."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ STEPS = st.lists(
 
 
 @given(steps=STEPS)
-def test_it_takes_what_is_due_the_longest_due_first(steps: list[tuple[str, str | int, int | None]]) -> None:
+def test_due_partitions_are_returned_longest_overdue_first(steps: list[tuple[str, str | int, int | None]]) -> None:
     schedule = Schedule()
     due: dict[str, float] = {}
     at_work: list[str] = []
@@ -48,7 +48,7 @@ def test_it_takes_what_is_due_the_longest_due_first(steps: list[tuple[str, str |
         assert schedule.next_at() == min((at for name, at in due.items() if name not in at_work), default=None)
 
 
-def test_the_schedule_gives_what_is_due_once_and_remembers_changes_meanwhile() -> None:
+def test_the_schedule_returns_due_partitions_once_and_keeps_concurrent_changes() -> None:
     schedule = Schedule()
     schedule.set_all_due(["a", "b", "c"], 10)
     schedule.set_due("late", 50)
@@ -64,7 +64,7 @@ def test_the_schedule_gives_what_is_due_once_and_remembers_changes_meanwhile() -
 
 
 @given(st.lists(st.floats(0, 100), max_size=60), st.integers(1, 5), st.integers(1, 20))
-def test_no_second_has_more_than_its_share_and_who_keeps_to_it_never_waits(gaps: list[float], burst: int, per_s: int) -> None:
+def test_paced_work_stays_within_its_rate_and_does_not_wait_below_it(gaps: list[float], burst: int, per_s: int) -> None:
     pace, now = BurstPacer(burst, per_s, 1e6), 0.0
     begun: list[tuple[float, float]] = []
     for gap in gaps:
@@ -86,7 +86,7 @@ def test_a_thousand_at_once() -> None:
     assert pace.next_at(1000.0) == 1000.0
 
 
-def test_more_than_the_pace_for_long_are_late_by_a_bounded_time() -> None:
+def test_sustained_overload_delays_by_a_bounded_time() -> None:
     pace = BurstPacer(10, 10, 3.0)
     late = [pace.next_at(number / 100) - number / 100 for number in range(10_000)]
     assert max(late) <= 3.0 + 1e-9

@@ -1,4 +1,4 @@
-"""Metadata that was rolled back commits and deletes nothing: markers in the store prove the history that it forgot."""
+"""With metadata that was rolled back, nothing is committed or deleted: markers in the store prove the lost history."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def line_of(line: int, *versions: int) -> dict[int, str]:
 
 
 @given(current=st.integers(1, 60), lost=st.integers(1, 50), since=st.integers(0, 50))
-def test_any_rollback_is_a_fork_however_much_was_committed_since(current: int, lost: int, since: int) -> None:
+def test_any_rollback_is_detected_as_a_fork_after_any_number_of_commits(current: int, lost: int, since: int) -> None:
     """Metadata restored at ``current`` while the store was at ``current + lost``; then ``since`` commits of the new line."""
     former = [(version, 1) for version in range(1, current + lost + 1)]
     later = [(version, 2) for version in range(current + 1, current + since + 1)]
@@ -72,12 +72,12 @@ def test_without_metadata_every_marker_is_a_fork() -> None:
     assert fork.store_key == manifest_key(TOPIC, 0, 2, 1)
 
 
-def test_a_version_that_lost_its_race_is_no_fork() -> None:
+def test_an_uncommitted_version_is_not_a_fork() -> None:
     losers = [info for info in listing([(5, 9), (6, 9)]) if info.key.endswith(".manifest")]
     assert find_fork([*losers, *listing([(4, 1), (5, 1)])], line_of(1, 5)) is None
 
 
-def test_the_line_of_metadata_is_told_from_the_other_by_what_is_known_of_it() -> None:
+def test_the_history_of_metadata_is_distinguished_from_the_other() -> None:
     both = listing([(3, 1), (4, 1), (4, 2), (5, 2)])
     fork = find_fork(both, line_of(2, 4, 5))
     assert fork is not None
@@ -140,7 +140,7 @@ async def decide(cluster: Cluster, keep: str, *, discard_hot: bool = False) -> F
 
 
 def outcome(cluster: Cluster) -> str | None:
-    """Why the decision was refused; empty if it was carried out, None if it is neither."""
+    """Return why the decision was refused, an empty text if it was carried out, or None if it is pending."""
     decision = cluster.metadata.view.find(ForkDecision, fork_decision_key(cluster.topic.topic_id, 0))
     return "" if decision is None else decision.refused or None
 

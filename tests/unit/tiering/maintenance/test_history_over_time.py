@@ -40,7 +40,7 @@ DIGEST = hashlib.sha256(b"").digest()
 
 
 class Partition:
-    """Does what a worker does for a partition, on a dictionary instead of a store."""
+    """Does a worker's work for a partition, on a dictionary instead of a store."""
 
     def __init__(self, policy: TierPolicy, *, segment_bytes: int = SEGMENT_BYTES, grace_ms: int = DAY_MS) -> None:
         counter = itertools.count(1)
@@ -96,7 +96,7 @@ class Partition:
         return [*paged, *manifest.segments]
 
     def keep_up(self, now_ms: int) -> None:
-        """Retention and deletion, then merging, until there is nothing left to do."""
+        """Apply retention and deletion, then merging, until nothing is left to do."""
         while self._retain(now_ms) or self._merge(now_ms):
             pass
 
@@ -190,7 +190,7 @@ def test_no_merge_defeats_retention(shapes: list[tuple[int, int]], retention_ms:
 
 
 def test_a_fast_partition_over_ten_days() -> None:
-    """50 MB/s with an hour of retention: what is live, and the manifest's root, stay as they should be."""
+    """50 MB/s with an hour of retention: live data and the manifest's root stay within their bounds."""
     second_bytes, hours = 50_000_000, 1
     partition = Partition(TierPolicy(retention_ms=hours * HOUR_MS), grace_ms=DAY_MS)
     target = second_bytes * 3600 * hours

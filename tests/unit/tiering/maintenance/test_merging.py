@@ -1,4 +1,4 @@
-"""Small neighbours become one segment; what is read is the same before and after."""
+"""Small neighbours are merged into one segment; readers see the same records before and after."""
 
 from __future__ import annotations
 
@@ -52,12 +52,12 @@ def test_runs_of_small_segments_are_found(sizes: list[int], run: tuple[int, int]
     assert mergeable_run(found, LIMITS) == tuple(found[run[0] : run[1]])
 
 
-def test_merged_ones_are_merged_once_more_and_then_no_more() -> None:
+def test_a_segment_is_merged_at_most_twice() -> None:
     for merges, expected in ((0, FAN_IN), (1, FAN_IN), (2, 0)):
         assert len(mergeable_run(segments(*[10] * 20, merges=merges), LIMITS)) == expected
 
 
-def test_what_was_left_between_merged_ones_goes_with_them_and_what_is_newer_does_not() -> None:
+def test_segments_between_merged_ones_are_included_and_newer_ones_are_not() -> None:
     kinds = [0, *[1] * 8, 0, 0, *[1] * 8, *[0] * 4]
     mixed = [
         msgspec.structs.replace(entry, merge_count=merges)

@@ -21,7 +21,7 @@ GRACE_MS = 2_000
 
 
 async def test_kafka_20732_a_new_worker_counts_no_record_twice(cluster: Cluster, make_batches: Batches) -> None:
-    """Hot copies remain beside the cold ones, a commit's answer is lost, another worker takes over: live data stays."""
+    """Hot copies remain besides the cold ones, a commit's answer is lost, another worker takes over: live data stays."""
     cluster.metadata = unreliable = UnreliableMetadata(cluster.metadata, [True])
     worker = await cluster.start_worker(deletion_lag_ms=3_600_000)
     for first in range(0, 4 * RECORDS, RECORDS):
@@ -38,7 +38,7 @@ async def test_kafka_20732_a_new_worker_counts_no_record_twice(cluster: Cluster,
     assert unreliable.lost == 1
 
 
-async def test_an_owner_that_keeps_opening_ledgers_does_not_hold_retention_up(cluster: Cluster, make_batches: Batches) -> None:
+async def test_an_owner_that_keeps_opening_ledgers_does_not_delay_retention(cluster: Cluster, make_batches: Batches) -> None:
     """The log changes during each of the first commits that move its start: the same manifest is committed all the same."""
     real, interfered = cluster.metadata, 0
 

@@ -75,7 +75,7 @@ async def test_a_definite_loser_deletes_its_own_objects_only(
     assert cluster.pointer().object_key not in deleted
 
 
-async def test_what_stays_unknown_deletes_nothing(
+async def test_an_unknown_outcome_deletes_nothing(
     cluster: Cluster, make_batches: Batches, store_directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(commit, "COMMIT_TIMEOUT_S", 0.0)

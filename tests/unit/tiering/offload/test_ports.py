@@ -1,4 +1,4 @@
-"""The worker's rate limit: takers wait in order for what they and earlier ones have taken."""
+"""The worker's rate limit: callers wait in order for their own and all earlier amounts."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class ManualClock:
         return int(self.now * 1000)
 
 
-async def test_the_throttle_makes_takers_pay_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_throttle_serves_waiters_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, slept = ManualClock(), list[float]()
 
     async def sleep(seconds: float) -> None:

@@ -1,4 +1,4 @@
-"""Small objects are one put; larger ones go in parts; a failure leaves no open upload."""
+"""Small objects are uploaded in one put, larger ones in parts; a failure leaves no open upload."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ async def test_a_small_object_is_one_put(store: Store) -> None:
     assert store.count("create_upload") == 0
 
 
-async def test_a_large_object_goes_in_parts_cut_anywhere(store: Store) -> None:
+async def test_a_large_object_is_uploaded_in_parts(store: Store) -> None:
     content = bytes(range(256)) * (PART * 3 // 256 + 77)
     upload = StreamedUpload(store, "a/b", part_bytes=PART, parts_at_once=2)
     for first in range(0, len(content), 1_234_567):

@@ -1,4 +1,4 @@
-"""The store in a directory: what is its own beside the contract of all stores."""
+"""The store in a directory: its own properties besides the contract of all stores."""
 
 from __future__ import annotations
 
@@ -105,10 +105,10 @@ class Transfers:
         return watched
 
 
-async def test_large_transfers_come_one_by_one_in_small_pieces(
+async def test_large_transfers_are_sequential_and_in_small_pieces(
     directory: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On the same disk there may be a log that acknowledgements wait for."""
+    """The same disk may have a log that acknowledgements wait for."""
     with contextlib.closing(open_file(tmp_path / "file", create=True, direct=True)) as file:
         if not isinstance(file, DirectFile):
             pytest.skip("the file system of the temporary directory knows no direct writes")
@@ -123,7 +123,7 @@ async def test_large_transfers_come_one_by_one_in_small_pieces(
     assert (transfers.at_once_max, transfers.bytes_max) == (1, 1024 * 1024)
 
 
-async def test_a_part_that_is_sent_again_shorter_ends_the_object_there(directory: ObjectStore) -> None:
+async def test_a_part_uploaded_again_with_fewer_bytes_ends_the_object_there(directory: ObjectStore) -> None:
     upload = await directory.create_upload("a", PART)
     first = await directory.put_part(upload, 1, [b"1" * PART])
     await directory.put_part(upload, 2, [b"2" * 50_000])

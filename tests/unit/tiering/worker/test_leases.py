@@ -1,4 +1,4 @@
-"""Rendezvous hashing: a worker that leaves moves only its own share of the leases."""
+"""Rendezvous hashing: when a worker leaves, only its own leases move."""
 
 from __future__ import annotations
 
@@ -17,5 +17,5 @@ def test_a_worker_that_leaves_moves_only_its_own_share(workers: set[str], names:
         assert preferred_worker(name, stayed) == before or before == gone
 
 
-def test_no_worker_no_preference() -> None:
+def test_without_workers_there_is_no_preference() -> None:
     assert preferred_worker("x", []) is None

@@ -145,7 +145,7 @@ class Many:
         await self.metadata.propose(Command(updates=(Put(record=ledger), Put(record=log))))
 
     async def offloaded_within_s(self, topic_id: UUID, index: int) -> float:
-        """How long until a ledger that is sealed now is cold."""
+        """Return the time until a ledger that is sealed now is cold."""
         began_s = self.loop.time()
         await self.seal(topic_id, index)
         while True:

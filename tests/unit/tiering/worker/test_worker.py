@@ -52,7 +52,7 @@ def files_in(directory: Path) -> list[str]:
 
 
 async def cold_footer(cluster: Cluster, partition: int = 0) -> SegmentFooter:
-    """Footer of the newest segment, found with no metadata."""
+    """Return the footer of the newest segment, found without metadata."""
     archive = Archive(cluster.store)
     pointer = await archive.pointer(await archive.topic("flights"), partition)
     assert pointer is not None
@@ -69,7 +69,7 @@ async def read_cold(cluster: Cluster, partition: int = 0) -> bytes:
     return b"".join(pieces)
 
 
-async def test_sealed_ledgers_become_cold_and_their_hot_copies_go(cluster: Cluster, make_batches: Batches) -> None:
+async def test_sealed_ledgers_become_cold_and_their_hot_copies_are_deleted(cluster: Cluster, make_batches: Batches) -> None:
     first, second = make_batches(0, [3, 4]), make_batches(7, [5] * 40)
     await cluster.add_ledger(first, 0)
     await cluster.add_ledger(second, 7)
@@ -140,7 +140,7 @@ async def test_a_request_waits_for_the_owner_and_an_empty_partition_fulfils_it(c
     assert cluster.metadata.view.get(tier_request_key(cluster.topic.topic_id, 0)) is not None
 
 
-async def test_empty_ledgers_go_without_a_gap(cluster: Cluster, make_batches: Batches) -> None:
+async def test_empty_ledgers_are_dropped_without_a_gap(cluster: Cluster, make_batches: Batches) -> None:
     await cluster.add_ledger([], 0)
     await cluster.add_ledger(make_batches(0, [3]), 0)
     await cluster.add_ledger([], 3)
@@ -152,7 +152,7 @@ async def test_empty_ledgers_go_without_a_gap(cluster: Cluster, make_batches: Ba
     assert (cluster.pointer().start_offset, cluster.pointer().end_offset) == (0, 5)
 
 
-async def test_segments_tell_epochs_and_producers_at_their_end(cluster: Cluster) -> None:
+async def test_segment_footers_have_epochs_and_producers_at_their_end(cluster: Cluster) -> None:
     def batch(offset: int, producer: int, sequence: int, epoch: int) -> bytes:
         record = Record(offset=offset, timestamp_ms=7, key=None, value=b"v")
         return bytes(build_batch([record], leader_epoch=epoch, producer_id=producer, producer_epoch=1, base_sequence=sequence))
@@ -171,7 +171,7 @@ async def test_segments_tell_epochs_and_producers_at_their_end(cluster: Cluster)
     assert [len(entry.batches) for entry in producers] == [5, 1]
 
 
-async def test_a_spoiled_copy_is_never_committed(cluster: Cluster, make_batches: Batches, store_directory: Path) -> None:
+async def test_a_corrupt_copy_is_never_committed(cluster: Cluster, make_batches: Batches, store_directory: Path) -> None:
     def spoil(name: str, key: str) -> None:
         if name == "put" and key.startswith("segments/"):
             path = store_directory / key
@@ -191,7 +191,7 @@ async def test_a_spoiled_copy_is_never_committed(cluster: Cluster, make_batches:
     await cluster.until(lambda: cluster.last_error() == "")
 
 
-async def test_a_damaged_cold_copy_keeps_the_hot_one(cluster: Cluster, make_batches: Batches, store_directory: Path) -> None:
+async def test_a_corrupt_cold_copy_keeps_the_hot_one(cluster: Cluster, make_batches: Batches, store_directory: Path) -> None:
     await cluster.add_ledger(make_batches(0, [3]), 0)
     worker = await cluster.start_worker(deletion_lag_ms=3_600_000)
     await cluster.until(lambda: cluster.pointer() is not None)
@@ -206,7 +206,7 @@ async def test_a_damaged_cold_copy_keeps_the_hot_one(cluster: Cluster, make_batc
     await cluster.until(lambda: not cluster.log().ledgers)
 
 
-async def test_ledgers_that_do_not_meet_the_manifest_are_reported_not_offloaded(
+async def test_ledgers_that_do_not_continue_the_manifest_are_reported_and_not_offloaded(
     cluster: Cluster, make_batches: Batches
 ) -> None:
     await cluster.add_ledger(make_batches(0, [3]), 0)
@@ -239,7 +239,7 @@ async def test_an_error_of_an_idle_partition_ends_with_the_next_success(cluster:
     await cluster.until(lambda: cluster.last_error() == "")
 
 
-async def test_an_error_stays_while_its_cause_does_whatever_else_goes_well(cluster: Cluster, make_batches: Batches) -> None:
+async def test_an_error_stays_until_its_cause_is_gone(cluster: Cluster, make_batches: Batches) -> None:
     await cluster.add_ledger(make_batches(0, [3]), 0)
     worker = await cluster.start_worker()
     await cluster.until(lambda: not cluster.log().ledgers)
@@ -259,7 +259,7 @@ async def test_an_error_stays_while_its_cause_does_whatever_else_goes_well(clust
     await cluster.until(lambda: cluster.last_error() == "")
 
 
-async def test_reading_is_tried_again(cluster: Cluster, make_batches: Batches) -> None:
+async def test_failed_reads_are_retried(cluster: Cluster, make_batches: Batches) -> None:
     cluster.ledgers.failures = [Unavailable("bookies are away"), Unavailable("still away")]
     await cluster.add_ledger(make_batches(0, [3]), 0)
     await cluster.start_worker()
@@ -295,7 +295,7 @@ async def test_a_claim_of_the_bucket_whose_outcome_is_unknown_is_read_back(clust
     assert cluster.store.calls.count(("put", CLUSTER_KEY)) == 1
 
 
-async def test_large_segments_go_up_in_parts(cluster: Cluster) -> None:
+async def test_large_segments_are_uploaded_in_parts(cluster: Cluster) -> None:
     value = b"v" * 900_000
     batches = [bytes(build_batch([Record(offset=n, timestamp_ms=n, key=None, value=value)])) for n in range(14)]
     await cluster.add_ledger(batches, 0)
@@ -320,7 +320,7 @@ async def test_retention_moves_the_start_and_later_deletes_the_objects(
     await cluster.until(lambda: len(segments_in(store_directory)) == 1)
 
 
-async def test_records_below_the_logs_start_go(cluster: Cluster, make_batches: Batches) -> None:
+async def test_records_below_the_log_start_are_removed(cluster: Cluster, make_batches: Batches) -> None:
     await cluster.start_worker()
     for base in range(0, 9, 3):
         await cluster.add_ledger(make_batches(base, [3]), base)
@@ -332,7 +332,7 @@ async def test_records_below_the_logs_start_go(cluster: Cluster, make_batches: B
     assert cluster.pointer().end_offset == 9
 
 
-async def test_everything_may_expire_and_the_end_is_remembered(cluster: Cluster, make_batches: Batches) -> None:
+async def test_all_history_may_expire_and_the_end_offset_is_kept(cluster: Cluster, make_batches: Batches) -> None:
     topic = msgspec.structs.replace(cluster.topic, configs={"retention.ms": "1000"})
     await cluster.metadata.propose(Command(updates=(Put(record=topic),)))
     await cluster.start_worker()
@@ -377,7 +377,7 @@ async def test_orphans_are_swept_after_the_grace_period_only(
 
 
 @pytest.mark.parametrize("versions", [1, 2])
-async def test_metadata_that_lost_its_memory_deletes_nothing_in_the_bucket(
+async def test_metadata_restored_from_an_old_copy_deletes_nothing_in_the_bucket(
     cluster: Cluster, make_batches: Batches, store_directory: Path, versions: int
 ) -> None:
     """Absence of metadata is not absence of the segment (kafka#11390): a marker proves that a manifest was committed."""
@@ -394,7 +394,7 @@ async def test_metadata_that_lost_its_memory_deletes_nothing_in_the_bucket(
     assert set(history) <= set(files_in(store_directory))
 
 
-async def test_a_deleted_topics_objects_go_after_the_grace_period(
+async def test_objects_of_a_deleted_topic_are_deleted_after_the_grace_period(
     cluster: Cluster, make_batches: Batches, store_directory: Path
 ) -> None:
     await cluster.add_ledger(make_batches(0, [3]), 0)
@@ -438,7 +438,7 @@ def store_is_away(name: str, key: str) -> BaseException | None:
     return Unavailable("the store is away")
 
 
-async def test_without_the_store_only_what_is_past_retention_goes(cluster: Cluster, make_batches: Batches) -> None:
+async def test_without_the_store_only_expired_ledgers_are_removed(cluster: Cluster, make_batches: Batches) -> None:
     await with_configs(cluster, retention_ms="300")
     soon_ms = SystemClock().wall_ms() + 3_600_000
     await cluster.start_worker(retention_interval_ms=3_600_000)
@@ -460,7 +460,7 @@ async def test_without_the_store_only_what_is_past_retention_goes(cluster: Clust
 
 
 @pytest.mark.parametrize("failure", [Unavailable, OutcomeUnknown, StorageFailed])
-async def test_a_worker_that_starts_without_the_store_removes_only_what_is_past_retention(
+async def test_a_worker_that_starts_without_the_store_removes_only_expired_ledgers(
     cluster: Cluster, make_batches: Batches, failure: type[StratalogError]
 ) -> None:
     await with_configs(cluster, retention_ms="300")
@@ -494,7 +494,7 @@ async def test_a_worker_that_started_without_the_store_leaves_another_clusters_b
     assert len(cluster.log().ledgers) == 1
 
 
-async def test_retention_never_outruns_the_upload(cluster: Cluster, make_batches: Batches) -> None:
+async def test_retention_never_deletes_what_is_not_uploaded(cluster: Cluster, make_batches: Batches) -> None:
     """Local retention is over before the upload succeeds; the hot copy stays (rabbitmq-stream-s3#356)."""
     await with_configs(cluster, local_retention_ms="0", retention_ms="3600000")
     now_ms = SystemClock().wall_ms()
