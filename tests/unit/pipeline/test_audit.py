@@ -53,5 +53,5 @@ def test_a_gap_between_findings_is_a_problem() -> None:
         return SliceFinding(topic="t", partition=0, first_offset=first, end_offset=end)
 
     (verdict,) = combine([finding(10, 20), finding(0, 9), finding(20, 20)])
-    assert verdict.problems == ("offset 10 stands where 9 was expected",)
+    assert verdict.problems == ("offset 10 found; expected 9",)
     assert combine([]) == []
