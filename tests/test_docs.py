@@ -156,6 +156,15 @@ def _fault(words: list[str]) -> str:
     return f"no options {sorted(unknown)}" if unknown else ""
 
 
+def test_tests_that_are_named_exist() -> None:
+    page = ROOT / "docs" / "explanation" / "what-can-delete-a-record.md"
+    named = set(re.findall(r"`(test_\w+)`", page.read_text()))
+    sources = [ROOT / name for name in _tracked() if name.startswith("tests/") and "/test_" in name and name.endswith(".py")]
+    defined = {name for source in sources for name in re.findall(r"def (test_\w+)", source.read_text())}
+    assert named
+    assert named - defined == set()
+
+
 def test_make_targets_in_the_docs_exist() -> None:
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     quoted = (text for page in PAGES if not _name(page).startswith(_HISTORY) for text in _CODE.findall(page.read_text()))

@@ -57,6 +57,18 @@ def test_a_deleted_topic_is_restored_with_hot_and_cold_records_and_positions(clu
     cluster.run("topic", "undelete", f"{topic}-again", expect=ExitCode.NOT_FOUND)
 
 
+def test_a_protected_topic_is_not_deleted(cluster: ProcessCluster) -> None:
+    topic = cluster.new_topic(configs={"stratalog.deletion.protection": "true"})
+    cluster.run("produce", topic, stdin="1\n2\n")
+    cluster.run("topic", "delete", topic, "--yes", expect=ExitCode.USAGE)
+    cluster.run("topic", "delete", topic, "--now", "--yes", expect=ExitCode.USAGE)
+    cluster.run("topic", "delete-records", topic, "--before", "1", "--yes", expect=ExitCode.USAGE)
+    cluster.run("topic", "config", topic, "--set", "stratalog.deletion.protection=false")
+    cluster.run("topic", "delete-records", topic, "--before", "1", "--yes")
+    assert cluster.run("consume", topic) == "2\n"
+    cluster.run("topic", "delete", topic, "--now", "--yes")
+
+
 def test_the_clusters_defaults_make_a_topic(cluster: ProcessCluster) -> None:
     assert cluster.json("topic", "create", "cli-default") == {"name": "cli-default", "partitions": 1}
     assert cluster.json("topic", "alter", "cli-default", "--partitions", "3") == {"name": "cli-default", "partitions": 3}

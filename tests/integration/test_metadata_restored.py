@@ -105,7 +105,7 @@ def test_producers_go_on_and_nothing_acknowledged_is_deleted(cluster: ProcessClu
     forgotten, deleted = cluster.new_topic(PARTITIONS), cluster.new_topic(PARTITIONS)
     produce(cluster, forgotten, PARTITIONS, "forgotten")
     produce(cluster, deleted, PARTITIONS, "deleted")
-    cluster.admin.delete_topics([deleted])[deleted].result(30)
+    cluster.run("topic", "delete", deleted, "--now", "--yes")
     until(lambda: len(held(cluster)) == PARTITIONS * 2, "bookies have deleted the ledgers of a deleted topic")
     ledgers = held(cluster)
     cluster.run("cluster", "stop")

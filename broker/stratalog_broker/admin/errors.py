@@ -36,6 +36,16 @@ class LimitExceeded(Invalid):
     """The cluster would have too many topics or partitions, or one request creates too many."""
 
 
+class Protected(Invalid):
+    """The topic is protected against deletion."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(
+            f"topic {name!r} is protected against deletion; lift it with"
+            f" `stratalog topic config {name} --set stratalog.deletion.protection=false`"
+        )
+
+
 class OffsetOutOfRange(Invalid):
     """The offset is not within the partition's readable records."""
 

@@ -24,8 +24,10 @@ from stratalog_broker.admin.errors import (
     InvalidReplicationFactor,
     InvalidTopic,
     NotServedYet,
+    Protected,
     TopicExists,
 )
+from stratalog_broker.admin.protection import is_protected
 from stratalog_broker.admin.topic_limits import check_cluster, check_request
 from stratalog_broker.admin.topic_names import NAME_CHARACTERS_MAX, check_topic_name
 from stratalog_broker.configs.settings import BrokerSettings
@@ -264,6 +266,8 @@ class TopicCommands:
             topic, version = await self._find(name, timeout_s)
             if topic.internal:
                 raise InvalidTopic(f"topic {name!r} is internal and cannot be deleted")
+            if is_protected(topic, self._view):
+                raise Protected(name)
             command = delete_topic(self._view, topic, version, self._clock.wall_ms(), self._settings.undelete_window_ms)
             await propose_guarded(self._metadata, command, topic.key(), timeout_s)
             return topic

@@ -94,6 +94,10 @@ _WITH_EFFECT: Final = (
         "Copies on disk before acks=all is answered; default: a majority of the replication factor. A smaller number keeps"
         " writes going with more bookies down, but acknowledged records are lost if that number of disks is lost.", 1, 15,
     ),
+    ConfigKey(
+        name="stratalog.deletion.protection", kind=ConfigKind.BOOLEAN, default="false", choices=("true", "false"),
+        documentation="true: DeleteTopics and DeleteRecords are refused with POLICY_VIOLATION. Retention goes on.",
+    ),
 )  # fmt: skip
 
 _ALWAYS: Final = (

@@ -19,6 +19,7 @@ _CODES: Final[Mapping[type[StratalogError], ErrorCode]] = {
     errors.InvalidAssignment: ErrorCode.invalid_replica_assignment,
     errors.InvalidConfig: ErrorCode.invalid_config,
     errors.LimitExceeded: ErrorCode.policy_violation,
+    errors.Protected: ErrorCode.policy_violation,
     errors.OffsetOutOfRange: ErrorCode.offset_out_of_range,
 }
 

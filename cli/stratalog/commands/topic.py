@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,8 +30,10 @@ from stratalog.places import TARGETS, places
 from stratalog.target import bootstrap_of, cluster_options, kafka_options, metadata_of, name_values, quorum_options
 from stratalog.tier.session import metadata_session
 from stratalog.topic_deletion import DELETED_COLUMNS, delete_now, deleted_rows, restore
+from stratalog_broker.admin.errors import Protected
+from stratalog_broker.admin.protection import PROTECTION
 from stratalog_broker.admin.replication_factor import change_replication_factor
-from stratalog_core.errors import NotFound
+from stratalog_core.errors import Invalid, NotFound
 from stratalog_metadata.records import Topic
 
 _CLUSTERS_DEFAULT = -1
@@ -141,9 +145,29 @@ def delete_records(
         reader.close()
     confirm(f"Delete the records of {_shown(found)}?", yes=yes)
     futures = client.delete_records(found, request_timeout=kafka.TIMEOUT_S)
-    starts = {place.partition: kafka.only({place: future}).low_watermark for place, future in futures.items()}
+    with _explained(client, [name]):
+        starts = {place.partition: kafka.only({place: future}).low_watermark for place, future in futures.items()}
     rows = [{"topic": name, "partition": partition, "earliest_offset": start} for partition, start in sorted(starts.items())]
     print_listing("partitions", rows, ("topic", "partition", "earliest_offset"), as_json=as_json)
+
+
+@contextmanager
+def _explained(client: Any, names: Sequence[str]) -> Iterator[None]:
+    """Name the protected topic if a deletion is refused: the client library passes on the response's code only."""
+    try:
+        yield
+    except Invalid as refused:
+        for name in names:
+            with suppress(NotFound):
+                if _configs(client, name)[PROTECTION].value == "true":
+                    raise Protected(name) from refused
+        raise
+
+
+def _configs(client: Any, name: str) -> dict[str, ConfigEntry]:
+    resource = ConfigResource(ResourceType.TOPIC, name)
+    entries: dict[str, ConfigEntry] = kafka.only(client.describe_configs([resource], request_timeout=kafka.TIMEOUT_S))
+    return entries
 
 
 def _shown(found: list[TopicPartition]) -> str:
@@ -244,11 +268,13 @@ def delete(
     client = kafka.admin(bootstrap_of(data, bootstrap))
     call = partial(client.delete_topics, request_timeout=kafka.TIMEOUT_S)
     if not now:
-        delete_named(names, "records", call, yes=yes, as_json=as_json)
+        with _explained(client, names):
+            delete_named(names, "records", call, yes=yes, as_json=as_json)
         return
     listed = ", ".join(names)
     confirm(f"Delete {listed} and all their records for good?", yes=yes)
-    asyncio.run(delete_now(metadata_of(data, metadata), names, call))
+    with _explained(client, names):
+        asyncio.run(delete_now(metadata_of(data, metadata), names, call))
     print_done({"deleted": list(names)}, f"deleted {listed} for good", as_json=as_json)
 
 
@@ -280,7 +306,7 @@ def config(
     client = kafka.admin(bootstrap_of(data, bootstrap))
     if changes or unset:
         _alter(client, name, name_values(changes), unset)
-    entries = kafka.only(client.describe_configs([ConfigResource(ResourceType.TOPIC, name)], request_timeout=kafka.TIMEOUT_S))
+    entries = _configs(client, name)
     rows = [
         {"name": entry.name, "value": entry.value, "source": _source(entry)}
         for entry in sorted(entries.values(), key=lambda entry: entry.name)

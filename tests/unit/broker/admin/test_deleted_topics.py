@@ -9,15 +9,17 @@ from pathlib import Path
 import confluent_kafka
 import pytest
 from confluent_kafka import TopicPartition
-from confluent_kafka.admin import NewPartitions, NewTopic
+from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource, NewPartitions, NewTopic, ResourceType
 from unit.broker.admin.test_topic_administration import admin_of, only, refused
 from unit.broker.mini_cluster import WAIT_S, MiniCluster, in_thread, run_cluster
 from unit.metadata.watching import until
 
 from stratalog_broker.admin.deleted_topics import delete_for_good, deleted_topic, undelete
+from stratalog_broker.admin.errors import Protected
 from stratalog_core.errors import Conflict, Invalid, NotFound
 from stratalog_metadata.records import (
     DeletedTopic,
+    DynamicConfig,
     Ledger,
     LedgerState,
     Log,
@@ -28,6 +30,7 @@ from stratalog_metadata.records import (
     partition_key,
     topic_key,
 )
+from stratalog_metadata.state.commands import Command, Put
 
 GROUP = "readers"
 
@@ -213,3 +216,47 @@ async def test_deleted_topics_count_as_long_as_they_can_be_restored(tmp_path: Pa
         await in_thread(before)
         await delete_for_good(cluster.metadata, deleted_topic(cluster.metadata.view, "first").topic_id)
         await in_thread(lambda: only(admin.create_topics([NewTopic("second", 1, 1)])))
+
+
+async def test_a_protected_topic_keeps_its_records_until_the_protection_is_lifted(mini_cluster: MiniCluster) -> None:
+    admin = admin_of(mini_cluster)
+
+    def protect(value: str) -> None:
+        entry = ConfigEntry("stratalog.deletion.protection", value, incremental_operation=AlterConfigOpType.SET)
+        resource = ConfigResource(ResourceType.TOPIC, "flights", incremental_configs=[entry])
+        only(admin.incremental_alter_configs([resource]))
+
+    def scenario() -> None:
+        create_with_records(mini_cluster, "flights", [b"1", b"2"])
+        protect("true")
+        assert refused(admin.delete_topics(["flights"])).code() == confluent_kafka.KafkaError.POLICY_VIOLATION
+        first = [TopicPartition("flights", 0, 1)]
+        assert refused(admin.delete_records(first)).code() == confluent_kafka.KafkaError.POLICY_VIOLATION
+        assert consumed(mini_cluster, "flights", 2) == [b"1", b"2"]
+
+    def lifted() -> None:
+        protect("false")
+        first = [TopicPartition("flights", 0, 1)]
+        assert only(admin.delete_records(first)).low_watermark == 1
+        only(admin.delete_topics(["flights"]))
+
+    await in_thread(scenario)
+    with pytest.raises(Protected, match=r"`stratalog topic config flights --set stratalog\.deletion\.protection=false`"):
+        await mini_cluster.broker.topic_commands.delete("flights", WAIT_S)
+    await in_thread(lifted)
+
+
+async def test_the_protection_of_all_topics_is_lifted_for_one(mini_cluster: MiniCluster) -> None:
+    defaults = DynamicConfig(resource="", configs={"stratalog.deletion.protection": "true"})
+    await mini_cluster.metadata.propose(Command(updates=(Put(record=defaults),)))
+    (broker,) = mini_cluster.brokers.values()
+    await until(broker.metadata, lambda: broker.metadata.view.get(defaults.key()) is not None, WAIT_S)
+    admin = admin_of(mini_cluster)
+
+    def scenario() -> None:
+        only(admin.create_topics([NewTopic("kept", 1, 1)]))
+        only(admin.create_topics([NewTopic("free", 1, 1, config={"stratalog.deletion.protection": "false"})]))
+        assert refused(admin.delete_topics(["kept"])).code() == confluent_kafka.KafkaError.POLICY_VIOLATION
+        only(admin.delete_topics(["free"]))
+
+    await in_thread(scenario)
