@@ -60,7 +60,8 @@ class ConnectionRegistry:
         self.is_draining = False
         self.is_full = False
         """Requests fill their share of memory: no connection starts reading another request."""
-        self._connections: set[ManagedConnection] = set()
+        self._connections: dict[ManagedConnection, None] = {}
+        """In the order in which they were opened, so that a simulated broker closes them in the same order in every run."""
         self._silent = SilentClients(self._connections, settings.connection_idle_ms / 1000)
         self._bytes_held = 0
         self._stalled: dict[ManagedConnection, None] = {}
@@ -83,7 +84,7 @@ class ConnectionRegistry:
         if len(self._connections) >= self._connections_max:
             self._count_refused()
             return False
-        self._connections.add(connection)
+        self._connections[connection] = None
         return True
 
     def _count_refused(self) -> None:
@@ -96,7 +97,7 @@ class ConnectionRegistry:
             _log.warning(text, len(self._connections), self.refused)
 
     def closed(self, connection: ManagedConnection) -> None:
-        self._connections.discard(connection)
+        self._connections.pop(connection, None)
         self._stalled.pop(connection, None)
         self._answered.set()
 
