@@ -5,7 +5,6 @@ Both need the metadata quorum only. The commands are in ``stratalog_metadata.cli
 
 from __future__ import annotations
 
-import asyncio
 from typing import Final
 from uuid import UUID
 
@@ -14,7 +13,7 @@ import msgspec
 from stratalog_broker.admin.errors import InvalidTopic
 from stratalog_broker.admin.topic_names import check_topic_name
 from stratalog_broker.partitions.internal_topics import INTERNAL_TOPICS
-from stratalog_core.errors import Conflict, Invalid, NotFound, Unavailable
+from stratalog_core.errors import Conflict, Invalid, NotFound
 from stratalog_metadata.client.api import MetadataClient, MetadataView
 from stratalog_metadata.client.guarded_updates import decide_again, propose_guarded
 from stratalog_metadata.client.topic_deletion import finish_deletion, restorable_topics, restore_topic
@@ -75,7 +74,7 @@ async def delete_for_good(metadata: MetadataClient, topic_id: UUID, timeout_s: f
         deleted, version = await _read(metadata, topic_id, timeout_s)
         if deleted.is_final:
             return
-        await _follow(metadata.view, version, timeout_s)
+        await metadata.refresh(timeout_s)
         await propose_guarded(metadata, finish_deletion(metadata.view, deleted, version), deleted.key(), timeout_s)
 
     await decide_again(f"deleted topic {topic_id}", attempt)
@@ -86,18 +85,3 @@ async def _read(metadata: MetadataClient, topic_id: UUID, timeout_s: float) -> t
     if found is None or not isinstance(found.record, DeletedTopic):
         raise NotFound(f"topic {topic_id} is not deleted, or its objects are gone")
     return found.record, found.version
-
-
-async def _follow(view: MetadataView, index: int, timeout_s: float) -> None:
-    """Wait until ``view`` has the command with this index."""
-    changed = asyncio.Event()
-    unsubscribe = view.subscribe(lambda _: changed.set())
-    try:
-        async with asyncio.timeout(timeout_s):
-            while view.index < index:
-                changed.clear()
-                await changed.wait()
-    except TimeoutError:
-        raise Unavailable(f"metadata is behind index {index} after {timeout_s:.0f} s: try again") from None
-    finally:
-        unsubscribe()

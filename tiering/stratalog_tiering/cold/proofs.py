@@ -9,15 +9,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from stratalog_core.batches.batch import read_header
 from stratalog_core.errors import Corrupt, NotFound
 from stratalog_core.ports import Background, Buffer
 from stratalog_tiering.cold.manifest_source import ManifestSource
 from stratalog_tiering.cold.segment_check import block_leaves, check_segment
-from stratalog_tiering.format.manifest import Manifest, SegmentEntry
+from stratalog_tiering.format.manifest import Manifest
 from stratalog_tiering.format.merkle import batch_leaf, proof_holds, split_hashes
 from stratalog_tiering.format.partition_tree import TreeProofs, consistency_holds
-from stratalog_tiering.format.segment import find_block, iterate_block_batches
+from stratalog_tiering.format.segment import iterate_block_batches
 from stratalog_tiering.store import ObjectStore
 
 _READS_AT_ONCE = 4
@@ -61,15 +60,17 @@ async def prove_batch(
     entry = await source.segment_at(manifest, offset)
     if entry is None:
         raise NotFound(f"offset {offset} is not in the history of offsets {manifest.start_offset}..{manifest.end_offset}")
-    leaves = bytearray()
+    leaves, index = bytearray(), entry.first_leaf
 
     def collect(content: memoryview, is_blocks: bool) -> None:
-        leaves.extend(block_leaves(content) if is_blocks else b"")
+        nonlocal index
+        if is_blocks:
+            leaves.extend(block_leaves(content))
+            index += sum(header.last_offset < offset for _, header in iterate_block_batches(content))
 
     check = check_segment(store, source, entry, background, reads_at_once=_READS_AT_ONCE, on_content=collect)
     async for finding in check:
         raise Corrupt(f"no proof of a damaged segment: {finding}", key=entry.key)
-    index = entry.first_leaf + await _batches_before(store, source, entry, offset)
     proofs = await _proofs(source, manifest)
     tree = manifest.tree
 
@@ -92,13 +93,3 @@ async def prove_growth(source: ManifestSource, manifest: Manifest, older_size: i
 
 async def _proofs(source: ManifestSource, manifest: Manifest) -> TreeProofs:
     return TreeProofs(manifest.tree, await source.tree_pages(manifest.tree.pages))
-
-
-async def _batches_before(store: ObjectStore, source: ManifestSource, entry: SegmentEntry, offset: int) -> int:
-    """The number of the segment's batches before the one that holds ``offset``."""
-    footer = await source.footer(entry)
-    index = find_block(footer.blocks, offset)
-    block = footer.blocks[index]
-    content = await store.get_range(entry.key, entry.data_position + block.position, block.length)
-    within = sum(read_header(batch).last_offset < offset for batch, _ in iterate_block_batches(content))
-    return sum(each.batch_count for each in footer.blocks[:index]) + within

@@ -1,4 +1,4 @@
-"""SHA-256 Merkle trees as in RFC 9162, section 2.1: one block can be proved without the others.
+"""SHA-256 Merkle trees as in RFC 9162, section 2.1: one record batch can be proved without the others.
 
 A leaf is ``SHA-256(0x00 || data)``, an inner node ``SHA-256(0x01 || left || right)``, and a tree of n leaves splits at the
 largest power of two below n. The prefixes prevent that an inner node is presented as a leaf. No I/O.
@@ -76,12 +76,17 @@ class TreeFrontier:
         self.size += 1
 
     def root(self) -> bytes:
-        if not self._peaks:
-            return root_hash(())
-        *others, root = self._peaks
-        for peak in reversed(others):
-            root = node_hash(peak, root)
-        return root
+        return root_of_peaks(self._peaks)
+
+
+def root_of_peaks(peaks: Sequence[bytes]) -> bytes:
+    """Root of a tree from the roots of its perfect subtrees, largest first."""
+    if not peaks:
+        return root_hash(())
+    *others, root = peaks
+    for peak in reversed(others):
+        root = node_hash(peak, root)
+    return root
 
 
 def root_hash(leaves: Sequence[bytes]) -> bytes:

@@ -20,7 +20,7 @@ import msgspec
 
 from stratalog_core.errors import Corrupt, Invalid
 from stratalog_core.ports import Buffer
-from stratalog_tiering.format.merkle import HASH_BYTES, node_hash, root_hash, split_hashes, split_point
+from stratalog_tiering.format.merkle import HASH_BYTES, node_hash, root_hash, root_of_peaks, split_hashes, split_point
 from stratalog_tiering.format.object_frame import frame, unframe
 
 TREE_MAGIC: Final = b"SLMFTREE"
@@ -120,12 +120,16 @@ def grow(peaks: Sequence[Subtree], subtrees: Iterable[Subtree]) -> list[Subtree]
 
 def peaks_root(peaks: Sequence[Subtree]) -> bytes:
     """The RFC 9162 root of the leaves under ``peaks``."""
-    if not peaks:
-        return root_hash(())
-    reached = peaks[-1].hash
-    for peak in reversed(peaks[:-1]):
-        reached = node_hash(peak.hash, reached)
-    return reached
+    return root_of_peaks([peak.hash for peak in peaks])
+
+
+def grow_by_spans(peaks: Sequence[Subtree], size: int, spans: Iterable[TreeSpan]) -> list[Subtree]:
+    """The perfect subtrees of a tree of ``size`` leaves with ``peaks`` to which ``spans`` are appended. Raises ``Corrupt``."""
+    grown = list(peaks)
+    for span in spans:
+        grown = grow(grown, span_subtrees(size, span))
+        size += span.leaf_count
+    return grown
 
 
 def page_peaks(tree: PartitionTree) -> list[Subtree]:
@@ -135,10 +139,8 @@ def page_peaks(tree: PartitionTree) -> list[Subtree]:
 
 def check_tree(tree: PartitionTree) -> None:
     """Raise ``Corrupt`` unless size and head are those of the tree's peaks and spans. Reads no page."""
-    peaks, size = page_peaks(tree), sum(ref.leaf_count for ref in tree.pages)
-    for span in tree.spans:
-        peaks = grow(peaks, span_subtrees(size, span))
-        size += span.leaf_count
+    in_pages = sum(ref.leaf_count for ref in tree.pages)
+    peaks, size = grow_by_spans(page_peaks(tree), in_pages, tree.spans), in_pages + sum(span.leaf_count for span in tree.spans)
     if size != tree.size or peaks_root(peaks) != tree.head:
         raise Corrupt(f"the tree's head is not that of its {size} leaves")
 

@@ -21,10 +21,9 @@ from stratalog_tiering.format.partition_tree import (
     TreePages,
     TreeSpan,
     encode_tree_page,
-    grow,
+    grow_by_spans,
     page_peaks,
     peaks_root,
-    span_subtrees,
     tree_span,
 )
 
@@ -90,11 +89,7 @@ class TreeEdit:
         return sum(ref.leaf_count for ref in self._refs[:place])
 
     def _grown(self) -> list[Subtree]:
-        peaks, size = self._page_peaks, self._first_leaf(len(self._refs))
-        for span in self._spans:
-            peaks = grow(peaks, span_subtrees(size, span))
-            size += span.leaf_count
-        return peaks
+        return grow_by_spans(self._page_peaks, self._first_leaf(len(self._refs)), self._spans)
 
     def _new_page(self, first_leaf: int, spans: Sequence[TreeSpan], level: int) -> TreePageRef:
         page = TreePage(topic_id=self._topic_id, partition=self._partition, first_leaf=first_leaf, spans=tuple(spans))

@@ -87,7 +87,7 @@ class GroupService:
             try:
                 await self.sweep()
             except StratalogError as failure:
-                _log.info("offsets of deleted topics were not looked for: %s", failure)
+                _log.info("could not search for offsets of deleted topics: %s", failure)
 
     async def sweep(self) -> None:
         """Remove offsets of topics that neither exist nor can be restored.

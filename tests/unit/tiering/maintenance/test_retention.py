@@ -55,12 +55,7 @@ async def test_an_owner_that_keeps_opening_ledgers_does_not_delay_retention(clus
     cluster.metadata = UnreliableMetadata(real, [])
     cluster.metadata.propose = interfere
     worker = await cluster.start_worker(deletion_lag_ms=3_600_000)
-    await add_ledger(cluster, make_batches, 0)
-    await add_ledger(cluster, make_batches, RECORDS)
-    kept = str(cluster.pointer().cold_bytes // 2)
-    configs = {"retention.ms": "-1", "retention.bytes": kept}
-    await real.propose(Command(updates=(Put(record=msgspec.structs.replace(cluster.topic, configs=configs)),)))
-    await cluster.until(lambda: cluster.log().log_start_offset > 0)
+    await expire_half(cluster, make_batches)
     await worker.close()
     assert interfered == 3
     assert not [key for name, key in cluster.store.calls if name == "delete" and key.startswith("manifests/")]
@@ -86,15 +81,19 @@ async def test_a_manifest_that_is_late_is_made_anew_so_that_the_grace_period_beg
     cluster.metadata = UnreliableMetadata(real, [])
     cluster.metadata.propose = interfere
     worker = await cluster.start_worker(deletion_lag_ms=3_600_000, grace_ms=GRACE_MS)
-    await add_ledger(cluster, make_batches, 0)
-    await add_ledger(cluster, make_batches, RECORDS)
-    kept = str(cluster.pointer().cold_bytes // 2)
-    configs = {"retention.ms": "-1", "retention.bytes": kept}
-    await real.propose(Command(updates=(Put(record=msgspec.structs.replace(cluster.topic, configs=configs)),)))
-    await cluster.until(lambda: cluster.log().log_start_offset > 0)
+    await expire_half(cluster, make_batches)
     await worker.close()
     assert proposed.count(proposed[0]) == 1
     assert ("delete", proposed[0]) in cluster.store.calls
+
+
+async def expire_half(cluster: Cluster, make_batches: Batches) -> None:
+    """Offload two ledgers, let retention keep the bytes of one, and wait until the log's start has moved."""
+    await add_ledger(cluster, make_batches, 0)
+    await add_ledger(cluster, make_batches, RECORDS)
+    configs = {"retention.ms": "-1", "retention.bytes": str(cluster.pointer().cold_bytes // 2)}
+    await cluster.metadata.propose(Command(updates=(Put(record=msgspec.structs.replace(cluster.topic, configs=configs)),)))
+    await cluster.until(lambda: cluster.log().log_start_offset > 0)
 
 
 async def add_ledger(cluster: Cluster, make_batches: Batches, first: int) -> None:
