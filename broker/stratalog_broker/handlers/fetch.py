@@ -78,7 +78,9 @@ class FetchHandler:
         try:
             fetch = FetchCall(self, context, request)
         except SessionRefused as refused:
-            parts, size = encode_response((), context.api_version, error_code=int(refused.code))
+            parts, size = encode_response(
+                (), context.api_version, error_code=int(refused.code), throttle_ms=context.throttle_ms
+            )
             context.respond([response_head(_KEY, context.api_version, context.correlation_id, size), *parts])
             return None
         return None if fetch.start() else fetch
@@ -370,7 +372,9 @@ class FetchCall:
         self._end_waiting()
         context = self._context
         session_id = self._session.session_id if self._session is not None else 0
-        parts, size = encode_response(self._by_topic(), context.api_version, session_id=session_id)
+        parts, size = encode_response(
+            self._by_topic(), context.api_version, session_id=session_id, throttle_ms=context.throttle_ms
+        )
         context.respond([response_head(_KEY, context.api_version, context.correlation_id, size), *parts])
 
     def _by_topic(self) -> list[tuple[bytes, list[PartitionFetched]]]:

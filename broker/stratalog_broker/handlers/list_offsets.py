@@ -61,7 +61,7 @@ async def handle(context: RequestContext, request: Any, *, partitions: Partition
     topics = [
         (topic.name, [row for row in rows if row is not None]) for topic, rows in zip(request.topics, answers, strict=True)
     ]
-    return encode_list_offsets(context.api_version, topics)
+    return encode_list_offsets(context.new, context.api_version, topics)
 
 
 def _answer_at_once(

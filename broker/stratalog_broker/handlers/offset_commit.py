@@ -60,7 +60,7 @@ def _response(context: RequestContext, request: Any, topics: list[TopicName], er
         known = resolved.error is ErrorCode.none
         codes = [(next(errors) if known else resolved.error).value for _ in indexes]
         answers.append(CommittedTopic(resolved.name, resolved.topic_id, indexes, codes))
-    return encode_offset_commit(context.api_version, answers)
+    return encode_offset_commit(context.new, context.api_version, answers)
 
 
 API: Final = HandlerInfo(key=8, min_version=2, max_version=10, handle=handle, access=Access(Operation.READ, Resource.GROUP))

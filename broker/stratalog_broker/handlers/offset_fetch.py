@@ -37,12 +37,12 @@ async def handle(
 ) -> bytes:
     if context.api_version >= _GROUPS_SINCE:
         return encode_offset_fetch(
-            context.api_version, [_group(context, view, partitions, groups, group) for group in request.groups]
+            context.new, context.api_version, [_group(context, view, partitions, groups, group) for group in request.groups]
         )
     offsets, error = _offsets(groups, request.group_id)
     # v1 has no field for the group's error, so each partition carries it.
     topics = _topics(context, view, partitions, request.topics, offsets, error)
-    return encode_offset_fetch(context.api_version, [FetchedGroup(request.group_id, topics, error)])
+    return encode_offset_fetch(context.new, context.api_version, [FetchedGroup(request.group_id, topics, error)])
 
 
 def _group(

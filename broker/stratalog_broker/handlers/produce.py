@@ -105,7 +105,7 @@ class PendingProduce:
         context = self._context
         if self._deadline is not None:
             self._handler.deadlines.discard(self._deadline)
-        body = encode_response(self.results, context.api_version)
+        body = encode_response(self.results, context.api_version, context.throttle_ms)
         context.respond((response_head(_KEY, context.api_version, context.correlation_id, len(body)), body))
 
 

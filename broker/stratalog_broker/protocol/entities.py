@@ -50,6 +50,10 @@ def encode_response(entity: Any) -> bytes:
         return buffer.getvalue()
 
 
+Structs = Callable[..., Any]
+"""Builds a struct from its name and fields: a ``ResponseFactory``, or one that adds fields of the request's context."""
+
+
 class ResponseFactory:
     """Builds the structs of one API's response in one version."""
 

@@ -48,12 +48,12 @@ TopicFetched = tuple[bytes, Sequence[PartitionFetched]]
 
 
 def encode_response(
-    topics: Sequence[TopicFetched], version: int, *, error_code: int = 0, session_id: int = 0
+    topics: Sequence[TopicFetched], version: int, *, error_code: int = 0, session_id: int = 0, throttle_ms: int = 0
 ) -> tuple[list[Buffer], int]:
     """Return ``(buffers, bytes)`` of the body. Topic keys are names in UTF-8, from version 13 on ids."""
     encoder = _Encoder(version)
     out = encoder.out
-    out += _HEAD_7.pack(0, error_code, session_id) if version >= 7 else b"\x00\x00\x00\x00"
+    out += _HEAD_7.pack(throttle_ms, error_code, session_id) if version >= 7 else _I32.pack(throttle_ms)
     flexible = encoder.flexible
     out += write_uvarint(len(topics) + 1) if flexible else _I32.pack(len(topics))
     for key, partitions in topics:

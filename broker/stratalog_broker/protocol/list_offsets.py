@@ -11,9 +11,8 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from stratalog_broker.protocol.arrays import with_array
-from stratalog_broker.protocol.entities import encode_response, response_factory
+from stratalog_broker.protocol.entities import Structs, encode_response
 
-_KEY: Final = 2
 _EPOCH_VERSION: Final = 4
 _FLEXIBLE_VERSION: Final = 6
 _PLAIN: Final = struct.Struct(">ihqq").pack
@@ -31,9 +30,9 @@ class OffsetRow(NamedTuple):
     leader_epoch: int
 
 
-def encode_list_offsets(version: int, topics: Sequence[tuple[str, Sequence[OffsetRow]]]) -> bytes:
-    """Encode a ``ListOffsetsResponse`` of these topics, with throttle time 0."""
-    new, is_flexible = response_factory(_KEY, version), version >= _FLEXIBLE_VERSION
+def encode_list_offsets(new: Structs, version: int, topics: Sequence[tuple[str, Sequence[OffsetRow]]]) -> bytes:
+    """Encode a ``ListOffsetsResponse`` of these topics; ``new`` builds its structs in this version."""
+    is_flexible = version >= _FLEXIBLE_VERSION
     tail = 1 if is_flexible else 0
     encoded = []
     for name, rows in topics:

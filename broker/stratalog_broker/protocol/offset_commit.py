@@ -11,9 +11,8 @@ from typing import Final, NamedTuple
 from uuid import UUID
 
 from stratalog_broker.protocol.arrays import with_array
-from stratalog_broker.protocol.entities import encode_response, response_factory
+from stratalog_broker.protocol.entities import Structs, encode_response
 
-_KEY: Final = 8
 _FLEXIBLE_VERSION: Final = 8
 _PLAIN: Final = struct.Struct(">ih").pack
 _FLEXIBLE: Final = struct.Struct(">ihB").pack
@@ -28,9 +27,9 @@ class CommittedTopic(NamedTuple):
     errors: Sequence[int]
 
 
-def encode_offset_commit(version: int, topics: Sequence[CommittedTopic]) -> bytes:
-    """Encode an ``OffsetCommitResponse`` of these topics, with throttle time 0."""
-    new, is_flexible = response_factory(_KEY, version), version >= _FLEXIBLE_VERSION
+def encode_offset_commit(new: Structs, version: int, topics: Sequence[CommittedTopic]) -> bytes:
+    """Encode an ``OffsetCommitResponse`` of these topics; ``new`` builds its structs in this version."""
+    is_flexible = version >= _FLEXIBLE_VERSION
     tail = 1 if is_flexible else 0
     encoded = []
     for topic in topics:

@@ -14,10 +14,9 @@ from uuid import UUID
 from kio.schema.errors import ErrorCode
 
 from stratalog_broker.protocol.arrays import with_array
-from stratalog_broker.protocol.entities import ResponseFactory, encode_response, response_factory
+from stratalog_broker.protocol.entities import Structs, encode_response
 from stratalog_broker.protocol.frame import write_uvarint
 
-_KEY: Final = 9
 _EPOCH_VERSION: Final = 5
 _FLEXIBLE_VERSION: Final = 6
 _GROUPS_VERSION: Final = 8
@@ -58,9 +57,12 @@ class FetchedGroup(NamedTuple):
     error: ErrorCode
 
 
-def encode_offset_fetch(version: int, groups: Sequence[FetchedGroup]) -> bytes:
-    """Encode an ``OffsetFetchResponse``, with throttle time 0. Before version 8 there must be exactly one group."""
-    new, is_flexible = response_factory(_KEY, version), version >= _FLEXIBLE_VERSION
+def encode_offset_fetch(new: Structs, version: int, groups: Sequence[FetchedGroup]) -> bytes:
+    """Encode an ``OffsetFetchResponse``; ``new`` builds its structs in this version.
+
+    Before version 8 there must be exactly one group.
+    """
+    is_flexible = version >= _FLEXIBLE_VERSION
     tail = 1 if is_flexible else 0
     if version >= _GROUPS_VERSION:
         encoded = [_encode_group(new, version, group) for group in groups]
@@ -73,7 +75,7 @@ def encode_offset_fetch(version: int, groups: Sequence[FetchedGroup]) -> bytes:
     return with_array(response, before, len(topics), topics, is_flexible=is_flexible)
 
 
-def _encode_group(new: ResponseFactory, version: int, group: FetchedGroup) -> bytes:
+def _encode_group(new: Structs, version: int, group: FetchedGroup) -> bytes:
     head = encode_response(new("OffsetFetchResponseGroup", group_id=group.group_id, topics=(), error_code=group.error))
     heads = [new("OffsetFetchResponseTopics", name=each.name, topic_id=each.topic_id, partitions=()) for each in group.topics]
     topics = [_encode_topic(*pair, version) for pair in zip(heads, group.topics, strict=True)]

@@ -169,10 +169,10 @@ _PARTITION_9 = struct.Struct(">ihqqqb")
 _PARTITION_9_PLAIN = struct.Struct(">ihqqqbbb")
 
 
-def encode_response(topics: Sequence[TopicResult], version: int) -> bytes:
-    """Return the body of the response, with throttle time 0."""
+def encode_response(topics: Sequence[TopicResult], version: int, throttle_ms: int = 0) -> bytes:
+    """Return the body of the response."""
     if version < FLEXIBLE_VERSION:
-        return _encode_plain(topics, version)
+        return _encode_plain(topics, version, throttle_ms)
     out = bytearray(write_uvarint(len(topics) + 1))
     leaders: dict[int, Leader] = {}
     for key, results in topics:
@@ -186,7 +186,7 @@ def encode_response(topics: Sequence[TopicResult], version: int) -> bytes:
             else:
                 _append_refusal(out, result, version, leaders)
         out.append(0)
-    out += b"\x00\x00\x00\x00"
+    out += _I32.pack(throttle_ms)
     out += encode_node_endpoints(0, list(leaders.values())) if leaders else b"\x00"
     return bytes(out)
 
@@ -220,7 +220,7 @@ def encode_node_endpoints(tag: int, leaders: Sequence[Leader]) -> bytes:
     return b"\x01" + write_uvarint(tag) + write_uvarint(len(body)) + bytes(body)
 
 
-def _encode_plain(topics: Sequence[TopicResult], version: int) -> bytes:
+def _encode_plain(topics: Sequence[TopicResult], version: int, throttle_ms: int) -> bytes:
     out = bytearray(_I32.pack(len(topics)))
     for key, results in topics:
         out += _I16.pack(len(key)) + key + _I32.pack(len(results))
@@ -233,5 +233,5 @@ def _encode_plain(topics: Sequence[TopicResult], version: int) -> bytes:
                 out += _PARTITION_8.pack(*result[:5], 0)
                 text = b"" if result.error_message is None else result.error_message.encode()
                 out += _I16.pack(-1 if result.error_message is None else len(text)) + text
-    out += b"\x00\x00\x00\x00"
+    out += _I32.pack(throttle_ms)
     return bytes(out)

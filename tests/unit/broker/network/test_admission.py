@@ -17,6 +17,8 @@ from stratalog_broker.requests.context import RequestContext
 from stratalog_broker.requests.principal import ANONYMOUS, Principal
 
 API_VERSIONS, LIST_GROUPS, DESCRIBE_CLUSTER = 18, 16, 60
+HAND_ENCODED = {0: (3, 9), 1: (4, 7, 12), 2: (2, 6), 8: (3, 8), 9: (3, 8)}
+"""Versions of Produce, Fetch, ListOffsets, OffsetCommit and OffsetFetch, one for each layout of the response."""
 
 
 class NobodyYet:
@@ -35,13 +37,13 @@ class OnlyGroupsForAlice:
 
 
 class SlowWireClients:
-    """Throttles the client ``CLIENT_ID`` after ListGroups."""
+    """Throttles the client ``CLIENT_ID``, but not after DescribeCluster."""
 
     def __init__(self, throttle_ms: int) -> None:
         self._throttle_ms = throttle_ms
 
     def throttle_ms(self, context: RequestContext) -> int:
-        return self._throttle_ms if context.client_id == CLIENT_ID and context.api_key == LIST_GROUPS else 0
+        return self._throttle_ms if context.client_id == CLIENT_ID and context.api_key != DESCRIBE_CLUSTER else 0
 
 
 async def test_an_unauthenticated_client_may_only_ask_for_versions(tmp_path: Path) -> None:
@@ -77,6 +79,22 @@ async def test_a_client_over_its_quota_is_throttled(tmp_path: Path, throttle_ms:
             assert answer.throttle_time == timedelta(0)
         else:
             assert connection._is_paused
+
+
+async def test_every_encoder_sends_the_throttle_time(tmp_path: Path) -> None:
+    fields = {
+        "acks": -1, "timeout": timedelta(seconds=1), "transactional_id": None, "topic_data": (), "topics": (), "group_id": "g",
+        "generation_id_or_member_epoch": -1, "member_id": "", "group_instance_id": None, "groups": (), "replica_id": -1,
+        "max_wait": timedelta(0), "min_bytes": 0, "isolation_level": 0, "forgotten_topics_data": (), "rack_id": "",
+    }  # fmt: skip
+    async with (
+        run_cluster(tmp_path, rules=AccessRules(quotas=SlowWireClients(1))) as cluster,
+        connect(cluster.bootstrap) as client,
+    ):
+        for api_key, versions in HAND_ENCODED.items():
+            for version in versions:
+                answer = await client.send(api_key, version, **fields)
+                assert answer.throttle_time == timedelta(milliseconds=1), (api_key, version)
 
 
 def test_every_api_but_api_versions_names_its_permission() -> None:

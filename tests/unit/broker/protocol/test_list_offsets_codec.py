@@ -44,4 +44,4 @@ def test_the_bytes_are_kios(version: int, topics: list[tuple[str, list[OffsetRow
             for name, of_topic in topics
         ),
     )  # fmt: skip
-    assert encode_list_offsets(version, topics) == encode_response(expected)
+    assert encode_list_offsets(new, version, topics) == encode_response(expected)

@@ -55,7 +55,7 @@ def test_a_commits_bytes_are_kios(version: int, topics: list[CommittedTopic]) ->
             for topic in topics
         ),
     )
-    assert encode_offset_commit(version, topics) == encode_response(expected)
+    assert encode_offset_commit(new, version, topics) == encode_response(expected)
 
 
 @pytest.mark.parametrize("version", range(1, 11))
@@ -66,7 +66,7 @@ def test_a_fetchs_bytes_are_kios(version: int, wanted: list[FetchedGroup]) -> No
     if version < 8:
         (group, *_) = wanted
         expected = new("OffsetFetchResponse", topics=_topics(version, group, ""), error_code=group.error)
-        assert encode_offset_fetch(version, [group]) == encode_response(expected)
+        assert encode_offset_fetch(new, version, [group]) == encode_response(expected)
         return
     expected = new(
         "OffsetFetchResponse",
@@ -80,7 +80,7 @@ def test_a_fetchs_bytes_are_kios(version: int, wanted: list[FetchedGroup]) -> No
             for each in wanted
         ),
     )
-    assert encode_offset_fetch(version, wanted) == encode_response(expected)
+    assert encode_offset_fetch(new, version, wanted) == encode_response(expected)
 
 
 def _topics(version: int, group: FetchedGroup, suffix: str) -> tuple[Any, ...]:
