@@ -20,7 +20,7 @@ _COMMANDS: Final = {
     "metadata": ("stratalog.commands.metadata", "Run a metadata node; show the quorum; add and remove nodes."),
     "produce": ("stratalog.commands.produce", "Write records to a topic."),
     "ready": ("stratalog.commands.ready", "Check that a role on this machine is ready."),
-    "store": ("stratalog.commands.store", "Prepare a bucket for a cluster's history."),
+    "store": ("stratalog.commands.store", "Prepare a bucket for a cluster's history, and see what its server guarantees."),
     "tier": ("stratalog.commands.tier", "Show, offload and verify history in the object store."),
     "tiering": ("stratalog.commands.role", "Run a tiering worker."),
     "topic": ("stratalog.commands.topic", "Create, list, describe, alter and delete topics and their records."),

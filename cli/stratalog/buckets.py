@@ -107,8 +107,10 @@ def _refused(what: str, failure: BotoCoreError | ClientError) -> StratalogError:
 
 
 def bucket_policy(bucket: str) -> dict[str, Any]:
-    """Return the policy that the roles of a cluster need: list the bucket; read, write and delete its objects. Nothing else."""
+    """Return the policy that the roles of a cluster need: list and describe the bucket; read, write and delete objects."""
     whole_bucket = ["s3:ListBucket", "s3:ListBucketMultipartUploads", "s3:GetBucketLocation"]
+    # A probe asks for these; refused, they are reported as unknown.
+    whole_bucket += ["s3:GetBucketVersioning", "s3:GetBucketObjectLockConfiguration"]
     objects = ["s3:GetObject", "s3:PutObject", "s3:DeleteObject", "s3:AbortMultipartUpload", "s3:ListMultipartUploadParts"]
     return {
         "Version": "2012-10-17",

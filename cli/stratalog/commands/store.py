@@ -1,20 +1,28 @@
-"""``stratalog store init``: prepares the bucket that keeps a cluster's history."""
+"""``stratalog store …``: prepares the bucket that keeps a cluster's history, and tells what its server guarantees."""
 
 from __future__ import annotations
 
+import asyncio
 import os
+import random
 
 import click
 
 from stratalog.buckets import Credentials, create_bucket, keep_versions, make_minio_account, s3_client
-from stratalog.output import json_option, print_json
+from stratalog.exit_codes import ExitCode
+from stratalog.output import json_option, print_json, print_rows
+from stratalog.tier.session import store_session
 from stratalog_core.errors import Invalid
+from stratalog_core.system import SystemClock
 from stratalog_tiering.store import s3_location
+from stratalog_tiering.worker.store_probe import StoreReport, probe_store
+
+_HOLDS = {True: "yes", False: "no", None: "unknown"}
 
 
 @click.group()
 def store() -> None:
-    """Prepare a bucket for a cluster's history."""
+    """Prepare a bucket for a cluster's history, and see what its server guarantees."""
 
 
 @store.command()
@@ -51,6 +59,49 @@ def init(url: str, keep_versions_days: int, minio_account: bool, timeout_s: floa
         print_json({"bucket": location.bucket, "created": created, "account": account.access_key if account else None})
     else:
         click.echo(f"bucket {location.bucket} {'created' if created else 'exists'} and is ready")
+
+
+@store.command()
+@click.option("--store", "url", envvar="STRATALOG_STORE", required=True, help="A directory or s3://BUCKET/PREFIX?endpoint=URL")
+@json_option
+@click.pass_context
+def info(context: click.Context, url: str, as_json: bool) -> None:
+    """Probe what the store guarantees. Exits with 1 if tiering workers would refuse to write to it.
+
+    Writes two small objects below probe/ and deletes them.
+    """
+    report = asyncio.run(_probe(url))
+    rows = [
+        {"guarantee": each.name, "holds": _HOLDS[each.holds], "need": each.need.value, "without": each.without}
+        for each in report.guarantees
+    ]
+    try:
+        report.check_writable()
+        refusal = ""
+    except Invalid as unsafe:
+        refusal = unsafe.message
+    if as_json:
+        print_json(
+            {
+                "store": report.url,
+                "writable": not refusal,
+                "refusal": refusal,
+                "warnings": report.warnings,
+                "clock_ahead_ms": report.clock_ahead_ms,
+                "guarantees": [row | {"holds": each.holds} for row, each in zip(rows, report.guarantees, strict=True)],
+            }
+        )
+    else:
+        print_rows(rows, ("guarantee", "holds", "need", "without"), title=report.url)
+        for line in [*report.warnings, *([refusal] if refusal else [])]:
+            click.echo(line, err=True)
+    if refusal:
+        context.exit(ExitCode.FAILED)
+
+
+async def _probe(url: str) -> StoreReport:
+    async with store_session(url) as opened:
+        return await probe_store(opened, SystemClock(), random.Random())
 
 
 def _credentials(key_name: str, secret_name: str) -> Credentials:

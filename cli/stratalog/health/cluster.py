@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
+from contextlib import suppress
 
 from stratalog.health.disks import check_disks
 from stratalog.health.finding import Finding, fail, ok, warn
 from stratalog.local import processes
 from stratalog.local.state import ClusterState
 from stratalog.tier.session import metadata_session, store_session
-from stratalog_core.errors import NotFound, StratalogError
+from stratalog_core.errors import Invalid, NotFound, StratalogError
+from stratalog_core.system import SystemClock
 from stratalog_metadata.client.api import MetadataView
 from stratalog_metadata.records import Bookie, Broker, Ledger, LedgerState, Partition, TieringWorker, TierStatus, Topic
-from stratalog_tiering.store import shown_url
-
-_PROBE_KEY = "cluster.json"
+from stratalog_tiering.format.object_keys import CLUSTER_KEY
+from stratalog_tiering.store import ObjectStore, shown_url
+from stratalog_tiering.worker.store_probe import probe_store, summary
 
 
 def check_processes(state: ClusterState) -> Finding:
@@ -109,13 +112,28 @@ def _check_tiering(view: MetadataView) -> Finding:
 
 
 async def check_store(url: str) -> Finding:
-    """Check the store with one request that changes nothing."""
+    """Check that the store answers, and probe what it guarantees."""
     shown = shown_url(url).split("?", maxsplit=1)[0]
     try:
         async with store_session(url) as store:
-            await store.head(_PROBE_KEY)
-    except NotFound:
-        return ok("store", f"{shown} answers")
+            with suppress(NotFound):
+                await store.head(CLUSTER_KEY)
+            return await _probe(store)
     except StratalogError as failure:
         return fail("store", f"{shown}: {failure.message}", "check its address, bucket and AWS_… credentials")
-    return ok("store", f"{shown} answers")
+
+
+async def _probe(store: ObjectStore) -> Finding:
+    try:
+        report = await probe_store(store, SystemClock(), random.Random())
+    except Invalid as refused:
+        return warn(
+            "store", f"{store.url} refuses writes: {refused.message}", "tiering workers need credentials that may write"
+        )
+    try:
+        report.check_writable()
+    except Invalid as unsafe:
+        return fail("store", unsafe.message, "see `stratalog store info`")
+    if report.warnings:
+        return warn("store", f"{store.url}: {'; '.join(report.warnings)}", "see `stratalog store info`")
+    return ok("store", f"{store.url} {summary(report)}")

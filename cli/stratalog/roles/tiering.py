@@ -9,6 +9,7 @@ from stratalog.roles.readiness import check_tiering_worker
 from stratalog.roles.runtime import Node
 from stratalog_bookies.client import LedgerClient, LedgerClientSettings
 from stratalog_tiering.config import TieringSettings
+from stratalog_tiering.worker.store_probe import StoreCheck
 from stratalog_tiering.worker.worker import TieringWorker
 
 _CHECKSUM_THREADS = 2
@@ -24,7 +25,9 @@ async def start(node: Node) -> str:
     )
     node.closing(ledgers.close)
     background = node.background(_CHECKSUM_THREADS, "checksums")
-    worker = TieringWorker(settings, metadata, node.store(), ledgers, node.clock, node.random, background)
+    store = node.store()
+    check = StoreCheck(store, node.clock, node.random)
+    worker = TieringWorker(settings, metadata, store, ledgers, node.clock, node.random, background, check_store=check.ensure)
     node.metrics.add_source(worker.metrics)
     await worker.start()
     node.closing(worker.close)

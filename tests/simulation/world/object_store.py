@@ -18,7 +18,7 @@ from simulation.world.loop import SimulatedLoop
 from stratalog_core.errors import Conflict, Corrupt, NoSuchObject, OutcomeUnknown, StratalogError, Unavailable
 from stratalog_core.ports import Buffer
 from stratalog_tiering.format.object_keys import parse_segment_key
-from stratalog_tiering.store.base import ObjectInfo, Upload, UploadedPart, check_key, check_range
+from stratalog_tiering.store.base import ObjectInfo, StoreFeatures, Upload, UploadedPart, check_key, check_range
 
 LATER_S: Final = 4.0
 SLOW_S: Final = 5.0
@@ -232,6 +232,10 @@ class SimulatedStore:
         await self._reach()
         for upload, _ in list(self._bucket.uploads.values()):
             yield upload
+
+    async def features(self, key: str) -> StoreFeatures:
+        await self._reach()
+        return StoreFeatures(conditional_replace=False, checksums_at_rest=False, versioning=False, object_lock=False)
 
     async def close(self) -> None:
         pass

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 from uuid import UUID
@@ -39,7 +39,7 @@ from stratalog_metadata.records import (
 from stratalog_metadata.state.commands import Command, Put, VersionIs
 from stratalog_tiering.config import TieringSettings
 from stratalog_tiering.format.manifest_limits import ManifestLimits
-from stratalog_tiering.store import ObjectInfo, ObjectStore, Upload, UploadedPart, open_store
+from stratalog_tiering.store import ObjectInfo, ObjectStore, StoreFeatures, Upload, UploadedPart, open_store
 from stratalog_tiering.worker.worker import TieringWorker
 
 BatchMaker = Callable[..., list[bytes]]
@@ -126,6 +126,10 @@ class FaultyStore:
     async def list_uploads(self) -> AsyncIterator[Upload]:
         async for upload in self._inner.list_uploads():
             yield upload
+
+    async def features(self, key: str) -> StoreFeatures:
+        await self._enter("features", key)
+        return await self._inner.features(key)
 
     async def close(self) -> None:
         await self._inner.close()
@@ -295,14 +299,16 @@ class TestCluster:
             return False
         return True
 
-    async def start_worker(self, worker_id: str = "worker-1", **settings: Any) -> TieringWorker:
+    async def start_worker(
+        self, worker_id: str = "worker-1", *, check_store: Callable[[], Awaitable[None]] | None = None, **settings: Any
+    ) -> TieringWorker:
         """A worker with short intervals; ``settings`` override."""
         defaults: dict[str, Any] = {
             "deletion_lag_ms": 0, "retention_interval_ms": 20, "sweep_interval_ms": 20, "retry_ms_max": 50, "block_bytes": 4096,
         }  # fmt: skip
         worker = TieringWorker(
             TieringSettings(worker_id=worker_id, **{**defaults, **settings}), self.metadata, self.store, self.ledgers,
-            SystemClock(), random.Random(worker_id), self.background,
+            SystemClock(), random.Random(worker_id), self.background, **({"check_store": check_store} if check_store else {}),
         )  # fmt: skip
         self._workers.append(worker)
         await worker.start()

@@ -11,6 +11,7 @@
     tree/<topic id>/<partition>/<first leaf>-<level>-<random>.tree          page of the partition's Merkle tree
     manifests/<topic id>/<partition>/<inverted version>-<version>-<random>.manifest
     manifests/<topic id>/<partition>/<inverted version>-<version>-<random>.committed
+    probe/<random>                                                          object of a running probe of the store
 
 Topic ids are 32 hex digits, so a re-created topic shares nothing with its predecessor. Numbers are padded, so listings are in
 offset order. Versions are inverted (2**64 - 1 - version, 16 hex digits), so a listing begins with the newest. The
@@ -27,6 +28,7 @@ from uuid import UUID
 
 CLUSTER_KEY: Final = "cluster.json"
 TOPICS_PREFIX: Final = "topics/"
+PROBE_PREFIX: Final = "probe/"
 _VERSION_MAX: Final = 2**64 - 1
 _MANIFEST: Final = ".manifest"
 _COMMITTED: Final = ".committed"
@@ -63,6 +65,10 @@ class ManifestKey:
     partition: int
     version: int
     is_marker: bool
+
+
+def probe_key(random_id: int) -> str:
+    return f"{PROBE_PREFIX}{random_id:016x}"
 
 
 def topic_prefix(topic_id: UUID) -> str:
@@ -164,6 +170,11 @@ def parse_segment_key(key: str) -> SegmentKey | None:
         topic_id=UUID(topic), partition=int(partition), base_offset=int(base), leader_epoch=int(epoch),
         random_id=int(random_id, 16),
     )  # fmt: skip
+
+
+def is_upload_key(key: str) -> bool:
+    """Whether multipart uploads are made to the key: a segment's or a probe's."""
+    return key.startswith(PROBE_PREFIX) or parse_segment_key(key) is not None
 
 
 def parse_manifest_key(key: str) -> ManifestKey | None:

@@ -15,7 +15,7 @@ from stratalog_metadata.state.commands import Command, Delete, VersionIs
 from stratalog_tiering.cold.archive import newest_descriptor_key
 from stratalog_tiering.core.commands import Guards
 from stratalog_tiering.format.descriptor import DeletionMarker, decode_descriptor
-from stratalog_tiering.format.object_keys import deletion_marker_key, parse_segment_key, topic_prefix, topic_prefixes
+from stratalog_tiering.format.object_keys import deletion_marker_key, is_upload_key, topic_prefix, topic_prefixes
 from stratalog_tiering.offload.commit import put_once
 from stratalog_tiering.offload.ports import WorkerPorts
 from stratalog_tiering.offload.topic_descriptors import describe_topic
@@ -86,10 +86,10 @@ async def _delete_below(ports: WorkerPorts, prefix: str) -> None:
 
 
 async def abort_stale_uploads(ports: WorkerPorts) -> int:
-    """Abort uploads of segments that began before the grace period, and at least an hour ago; returns how many."""
+    """Abort uploads of segments and probes that began before the grace period, and at least an hour ago; returns how many."""
     before_ms = ports.clock.wall_ms() - max(UPLOAD_AGE_MIN_MS, ports.settings.grace_ms)
     uploads = [upload async for upload in ports.store.list_uploads()]
-    stale = [u for u in uploads if 0 < u.initiated_ms < before_ms and parse_segment_key(u.key) is not None]
+    stale = [upload for upload in uploads if 0 < upload.initiated_ms < before_ms and is_upload_key(upload.key)]
     for upload in stale:
         await ports.deleting.take(1)
         await ports.store.abort_upload(upload)

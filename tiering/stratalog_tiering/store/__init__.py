@@ -17,6 +17,7 @@ from stratalog_tiering.store.base import (
     PART_BYTES_MIN,
     ObjectInfo,
     ObjectStore,
+    StoreFeatures,
     Upload,
     UploadedPart,
 )
@@ -71,6 +72,7 @@ __all__ = [
     "STORE_THREADS",
     "ObjectInfo",
     "ObjectStore",
+    "StoreFeatures",
     "Upload",
     "UploadedPart",
     "check_store_url",

@@ -60,6 +60,18 @@ class UploadedPart:
     crc32c: str = ""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreFeatures:
+    """Features of a store beyond this interface. ``None``: the credentials do not allow to ask."""
+
+    conditional_replace: bool | None
+    """A write can require that the object still has a given etag (``If-Match``)."""
+    checksums_at_rest: bool | None
+    """The store reports an object's checksum without sending its bytes."""
+    versioning: bool | None
+    object_lock: bool | None
+
+
 class ObjectStore(Protocol):
     """An object store below one root: a bucket and prefix, or a directory. Many tasks of one event loop may use it."""
 
@@ -111,6 +123,10 @@ class ObjectStore(Protocol):
 
     def list_uploads(self) -> AsyncIterator[Upload]:
         """All uploads that are neither completed nor aborted."""
+        ...
+
+    async def features(self, key: str) -> StoreFeatures:
+        """Return what the store offers, found out by requests about the object at ``key``, which may be replaced."""
         ...
 
     async def close(self) -> None: ...

@@ -27,7 +27,7 @@ from stratalog_core.files.uncached_reads import memory_bytes, read_uncached
 from stratalog_core.memory.receive_buffers import ReceiveBuffers
 from stratalog_core.ports import Background, Buffer, Clock, Random
 from stratalog_core.system import sync_directory
-from stratalog_tiering.store.base import ObjectInfo, Upload, UploadedPart, check_key, check_range
+from stratalog_tiering.store.base import ObjectInfo, StoreFeatures, Upload, UploadedPart, check_key, check_range
 
 _ASIDE: Final = ".aside"
 _UPLOADS: Final = ".uploads"
@@ -167,6 +167,9 @@ class FilesystemStore:
     async def list_uploads(self) -> AsyncIterator[Upload]:
         for upload in await self._run(lambda: list(self._open_uploads()), _UPLOADS):
             yield upload
+
+    async def features(self, key: str) -> StoreFeatures:
+        return StoreFeatures(conditional_replace=False, checksums_at_rest=False, versioning=False, object_lock=False)
 
     async def close(self) -> None:
         """Does nothing: no file is held open, and ``background`` belongs to the caller."""

@@ -25,11 +25,12 @@ from crc32c import crc32c
 
 from stratalog_core.errors import Conflict, Invalid, NoSuchObject, OutcomeUnknown, Unavailable
 from stratalog_core.ports import Background, Buffer
-from stratalog_tiering.store.base import ObjectInfo, Upload, UploadedPart, check_range
+from stratalog_tiering.store.base import ObjectInfo, StoreFeatures, Upload, UploadedPart, check_range
 from stratalog_tiering.store.s3_async import CONNECT_TIMEOUT_S, AsyncClient
 from stratalog_tiering.store.s3_attempts import repeated, written_once
 from stratalog_tiering.store.s3_catalogue import S3Catalogue
 from stratalog_tiering.store.s3_errors import UploadGone, from_botocore
+from stratalog_tiering.store.s3_features import read_features
 from stratalog_tiering.store.s3_reads import Aioboto3Reads, ObstoreReads, ReadEngine, ReadLimits, check_length
 from stratalog_tiering.store.store_url import S3Location
 
@@ -165,6 +166,9 @@ class S3Store:
 
     def list_uploads(self) -> AsyncIterator[Upload]:
         return self._catalogue.list_uploads()
+
+    async def features(self, key: str) -> StoreFeatures:
+        return await read_features(self._async_client, self._location, key)
 
     async def close(self) -> None:
         await self._async_client.close()

@@ -22,16 +22,19 @@ from obstore.exceptions import BaseError, NotFoundError, PermissionDeniedError, 
 from stratalog_core.errors import Conflict, Corrupt, Invalid, NoSuchObject, OutcomeUnknown, StratalogError, Unavailable
 
 _ABSENT: Final = frozenset({"NoSuchKey", "404", "NotFound"})
-_RANGE_REFUSED: Final = re.compile(r"<Code>InvalidRange</Code>|status code: 416\b")
+_RANGEREFUSED_CODES: Final = re.compile(r"<Code>InvalidRange</Code>|status code: 416\b")
 """Searched in obstore's text, which also contains the object's name, the port and durations, so bare digits prove nothing."""
 _BEYOND_END: Final = frozenset({"InvalidRange", "416", "RequestedRangeNotSatisfiable"})
 _EXISTS: Final = frozenset({"PreconditionFailed", "412"})
-_REFUSED: Final = frozenset({"AccessDenied", "403", "Forbidden", "InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken"})
+REFUSED_CODES: Final = frozenset(
+    {"AccessDenied", "403", "Forbidden", "InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken"}
+)
 _NOT_DONE: Final = frozenset(
     {"SlowDown", "503", "ServiceUnavailable", "409", "ConditionalRequestConflict", "OperationAborted"}
     | {"RequestTimeout", "IncompleteBody", "BadDigest", "XAmzContentSHA256Mismatch", "XAmzContentChecksumMismatch"}
 )
 """The request had no effect and may be repeated: the server is busy, or the body was damaged in transit."""
+_NOT_OFFERED: Final = frozenset({"NotImplemented", "501"})
 _TOO_MANY_REQUESTS: Final = 429
 _UPLOAD_GONE: Final = frozenset({"NoSuchUpload"})
 _NEVER_LEFT: Final = (ConnectTimeoutError, EndpointConnectionError)
@@ -72,8 +75,10 @@ def _from_answer(failure: ClientError, key: str, place: str) -> StratalogError:
         return UploadGone(f"the upload of {key} does not exist in {place}", key=key)
     if code in _EXISTS:
         return Conflict(f"object {key} already exists in {place}", key=key)
-    if code in _REFUSED:
+    if code in REFUSED_CODES:
         return Invalid(f"{place}: access to {key} was refused ({code}); check credentials and policy")
+    if code in _NOT_OFFERED:
+        return Invalid(f"{place} does not offer the request about {key}: {failure}")
     status = int(failure.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
     if code in _NOT_DONE or status == _TOO_MANY_REQUESTS:
         return Unavailable(f"{place} temporarily refused the request ({code})")
@@ -91,7 +96,7 @@ def from_obstore(failure: BaseError | FileNotFoundError | PermissionError, key: 
         return NoSuchObject(f"object {key} does not exist in {place}", key=key)
     if isinstance(failure, PermissionDeniedError | UnauthenticatedError | PermissionError):
         return Invalid(f"{place}: access to {key} was refused; check credentials and policy")
-    if _RANGE_REFUSED.search(text):
+    if _RANGEREFUSED_CODES.search(text):
         return _ends_before(key, place)
     return Unavailable(f"{place} could not be read ({key}): {text[:300]}")
 

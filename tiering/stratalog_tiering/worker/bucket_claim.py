@@ -6,6 +6,8 @@ A worker that cannot reach the store yet works without the claim; it can then on
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
+
 from stratalog_core.errors import Invalid, NoSuchObject, OutcomeUnknown, Unavailable
 from stratalog_metadata.client.api import MetadataClient
 from stratalog_tiering.format.descriptor import ClusterDescriptor, decode_descriptor
@@ -16,23 +18,28 @@ from stratalog_tiering.store import ObjectStore
 
 
 class BucketClaim:
-    """The claim of one worker's cluster. A claim is permanent, so it is made and checked once per worker."""
+    """The claim of one worker's cluster. A claim is permanent, so it is made and checked once per worker.
 
-    def __init__(self, store: ObjectStore, metadata: MetadataClient) -> None:
+    ``check_store`` is awaited before anything else is written. It raises ``Invalid`` if the store is not safe to write to.
+    """
+
+    def __init__(self, store: ObjectStore, metadata: MetadataClient, check_store: Callable[[], Awaitable[None]]) -> None:
         self._store = store
         self._metadata = metadata
+        self._check_store = check_store
         self._is_made = False
 
     async def ensure(self) -> None:
         """Return once the bucket is this cluster's.
 
-        Raises ``Invalid`` if another cluster owns it, ``Unavailable`` or ``StorageFailed`` if the store does not answer, or
-        if metadata does not know the cluster's id yet; call it again then.
+        Raises ``Invalid`` if another cluster owns it or the store is unsafe, ``Unavailable`` or ``StorageFailed`` if the store
+        does not answer, or if metadata does not know the cluster's id yet; call it again then.
         """
         if self._is_made:
             return
         cluster_id = cluster_id_in(self._metadata)
         try:
+            await self._check_store()
             await claim_bucket(self._store, cluster_id)
         except OutcomeUnknown as unknown:
             # The claim takes effect once and is read before it is believed, so an unknown outcome is one to retry.

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Final
 
 from stratalog_core.errors import StorageFailed, StratalogError, Unavailable
@@ -31,10 +31,15 @@ _PAUSE_S: Final = 1.0
 _log = logging.getLogger(__name__)
 
 
+async def _no_check() -> None:
+    """Trust the store."""
+
+
 class TieringWorker:
     """One worker. It works in the background from ``start`` until ``close``.
 
-    ``background`` computes the checksums of offloaded data; the store has its own threads.
+    ``background`` computes the checksums of offloaded data; the store has its own threads. ``check_store`` is awaited before
+    the bucket is claimed, and raises ``Invalid`` if the store is not safe to write to (``store_probe.py``).
     """
 
     def __init__(
@@ -46,6 +51,8 @@ class TieringWorker:
         clock: Clock,
         random: Random,
         background: Background,
+        *,
+        check_store: Callable[[], Awaitable[None]] = _no_check,
     ) -> None:
         self._settings = settings
         self._metadata = metadata
@@ -64,7 +71,7 @@ class TieringWorker:
             counters=TieringCounters(),
         )
         self._session: WorkerSession | None = None
-        self._bucket = BucketClaim(store, metadata)
+        self._bucket = BucketClaim(store, metadata, check_store)
         self._main: asyncio.Task[None] | None = None
 
     def metrics(self) -> Iterator[MetricGroup]:
@@ -77,8 +84,8 @@ class TieringWorker:
         """Claim the bucket and start to work.
 
         If the store does not answer, the worker starts all the same. It retries the claim with every step that needs the store;
-        until the claim succeeds it only removes expired hot ledgers. Raises ``Invalid`` if another cluster owns the bucket or
-        the store refuses the request.
+        until the claim succeeds it only removes expired hot ledgers. Raises ``Invalid`` if another cluster owns the bucket, the
+        store is not safe to write to, or it refuses the request.
         """
         try:
             await self._bucket.ensure()
