@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import NoReturn
+from types import ModuleType
+from typing import NoReturn, cast
 
 import click
 
@@ -15,6 +16,7 @@ from stratalog_core.errors import StratalogError
 
 def main() -> None:
     """Run one command; every expected failure becomes one line on stderr and an exit code."""
+    _do_not_load_hypothesis()
     try:
         code = stratalog(standalone_mode=False)
     except click.exceptions.Abort:
@@ -26,6 +28,16 @@ def main() -> None:
         click.echo(f"stratalog: {failure.message}", err=True)
         code = exit_code_of(failure)
     _leave(code if isinstance(code, int) else ExitCode.OK)
+
+
+def _do_not_load_hypothesis() -> None:
+    """Make ``import hypothesis`` fail in this process.
+
+    kio, which has the schemas of Kafka's messages, loads it wherever it is installed, for tests of its own. That takes half a
+    second of a broker's start.
+    """
+    modules = cast(dict[str, ModuleType | None], sys.modules)
+    modules.setdefault("hypothesis", None)
 
 
 def _leave(code: int) -> NoReturn:

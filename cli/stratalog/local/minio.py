@@ -10,7 +10,6 @@ import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
-from stratalog.buckets import Credentials, create_bucket, s3_client
 from stratalog_core.errors import NotFound
 from stratalog_tiering.store import s3_location
 
@@ -54,6 +53,9 @@ def store_url(address: str) -> str:
 
 def make_bucket(address: str, credentials: Mapping[str, str], *, timeout_s: float) -> None:
     """Create the bucket unless it exists, as soon as the server answers. Raises ``Unavailable`` after ``timeout_s``."""
+    # Loads boto3, which takes longer than everything else that a command on a local cluster loads.
+    from stratalog.buckets import Credentials, create_bucket, s3_client
+
     location = s3_location(store_url(address))
     administrator = Credentials(
         access_key=credentials["AWS_ACCESS_KEY_ID"], secret_key=credentials["AWS_SECRET_ACCESS_KEY"]

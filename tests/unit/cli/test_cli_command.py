@@ -30,6 +30,19 @@ def test_help_lists_every_command_without_loading_it() -> None:
     assert "confluent_kafka" not in modules.split()
 
 
+@pytest.mark.parametrize("words", [("cluster", "start"), ("broker",)])
+def test_starts_load_no_client_of_s3_and_nothing_for_tests(words: tuple[str, ...]) -> None:
+    program = (
+        "import contextlib, sys, stratalog.__main__\n"
+        "with contextlib.suppress(SystemExit): stratalog.__main__.main()\n"
+        "import stratalog.roles.broker\n"
+        "print(*(name for name, module in sys.modules.items() if module))"
+    )
+    command = [sys.executable, "-c", program, *words, "--help"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    assert {"boto3", "botocore", "hypothesis"}.isdisjoint(done.stdout.splitlines()[-1].split())
+
+
 @pytest.mark.parametrize("name", stratalog.list_commands(click.Context(stratalog)))
 def test_every_command_explains_itself(name: str) -> None:
     done = _run(name, "--help")
