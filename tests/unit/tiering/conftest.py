@@ -19,7 +19,7 @@ from stratalog_core.batches.batch import read_header
 from stratalog_core.batches.checkpoint import Checkpoint, encode_checkpoint
 from stratalog_core.batches.records import Record, build_batch
 from stratalog_core.errors import Conflict
-from stratalog_core.ports import Buffer
+from stratalog_core.ports import Buffer, Clock
 from stratalog_core.rpc.tcp import TcpTransport
 from stratalog_core.system import SystemClock, ThreadBackground
 from stratalog_metadata.client.quorum_client import QuorumClient
@@ -218,6 +218,10 @@ class LedgerEntry(NamedTuple):
     payload: memoryview
 
 
+async def trust_store() -> None:
+    """Check nothing."""
+
+
 class TestCluster:
     """A real metadata node, ledgers in memory, a local store, and tiering workers as a test wants them."""
 
@@ -300,7 +304,12 @@ class TestCluster:
         return True
 
     async def start_worker(
-        self, worker_id: str = "worker-1", *, check_store: Callable[[], Awaitable[None]] | None = None, **settings: Any
+        self,
+        worker_id: str = "worker-1",
+        *,
+        clock: Clock | None = None,
+        check_store: Callable[[], Awaitable[None]] = trust_store,
+        **settings: Any,
     ) -> TieringWorker:
         """A worker with short intervals; ``settings`` override."""
         defaults: dict[str, Any] = {
@@ -308,7 +317,7 @@ class TestCluster:
         }  # fmt: skip
         worker = TieringWorker(
             TieringSettings(worker_id=worker_id, **{**defaults, **settings}), self.metadata, self.store, self.ledgers,
-            SystemClock(), random.Random(worker_id), self.background, **({"check_store": check_store} if check_store else {}),
+            clock or SystemClock(), random.Random(worker_id), self.background, check_store=check_store,
         )  # fmt: skip
         self._workers.append(worker)
         await worker.start()
