@@ -44,14 +44,31 @@ def pytest_configure() -> None:
         os.environ[_FRESH_SEED] = str(SystemRandom().randrange(2**31))
 
 
-ALONE: Final = ("chaos", "integration", "simulation", "valid_requests")
+ALONE: Final = ("chaos", "integration", "valid_requests")
 """Folders whose tests choose ports before they listen on them, or use all cores."""
+SIMULATED: Final = ("simulation",)
+"""Folders whose tests take processor time only: their clocks are simulated, so that they may run beside any other test."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.parent.name in ALONE:
             item.add_marker(pytest.mark.alone)
+        if item.path.parent.name in SIMULATED:
+            item.add_marker(pytest.mark.simulated)
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave out files of whose tests ``-m`` selects none: to import all of them takes half a minute."""
+    if collection_path.suffix != ".py":
+        return None
+    folder = collection_path.parent.name
+    selected = {
+        "simulated": folder in SIMULATED,
+        "alone": folder in ALONE or "mark.alone" in collection_path.read_text(),
+        "not alone and not simulated": folder not in (*ALONE, *SIMULATED),
+    }
+    return None if selected.get(config.option.markexpr, True) else True
 
 
 def pytest_report_header() -> str:

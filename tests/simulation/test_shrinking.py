@@ -8,8 +8,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from simulation.shrinking import kind_of
 
+pytestmark = pytest.mark.timeout(3000)
 TESTS = Path(__file__).parents[1]
 PLANTED = """
 import sys
@@ -23,13 +26,13 @@ sys.exit(main())
 def simulate_planted(*words: str) -> str:
     command = [sys.executable, "-W", "ignore", "-c", PLANTED, "--scenario", "ledgers", *words]
     environment = {**os.environ, "PYTHONHASHSEED": "0"}
-    done = subprocess.run(command, cwd=TESTS, env=environment, capture_output=True, text=True, timeout=280, check=False)
+    done = subprocess.run(command, cwd=TESTS, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 1, done.stdout[-2000:] + done.stderr[-2000:]
     return done.stdout
 
 
 def test_a_failing_run_is_shrunk_and_what_is_left_fails_again() -> None:
-    shrunk = simulate_planted("--first-seed", "1", "--seeds", "3", "--shrink-seconds", "60")
+    shrunk = simulate_planted("--first-seed", "1", "--seeds", "3", "--shrink-seconds", "600")
 
     before = re.search(r"shrinking scenario ledgers, seed \d+: (\d+) decisions", shrunk)
     after = re.search(r"(\d+) decisions are left", shrunk)
