@@ -1,7 +1,7 @@
 """Read a bucket without any of Stratalog's code: ``python read_bucket.py DIRECTORY [TOPIC]`` prints its records as JSON.
 
 Written from docs/reference/formats alone: object-keys.md, manifest.md and segment.md say what is read here. It needs Python
-and, for record batches compressed with zstd, the package zstandard. DIRECTORY is a local store, or a copy of a bucket.
+and, for blocks and batches compressed with zstd, the package zstandard. DIRECTORY is a local store, or a copy of a bucket.
 
 Everything is verified before it is used: digests from the commit marker down to the footers, every CRC, every Merkle root. It
 raises ``Damaged`` for bytes that do not match, and ``Unsupported`` for what a reader must understand and this one does not.
@@ -156,7 +156,7 @@ def read_footer(tail: bytes) -> dict[str, Any]:
     body, signatures = tail[start : start + length], tail[start + length : len(tail) - TRAILER.size]
     require(crc32c(body) == crc and crc32c(signatures) == signed_crc, "footer or signatures do not match their CRC")
     footer: dict[str, Any] = unpack(body)
-    if (footer["block_compression"], footer["block_encryption"]) != ("none", "none"):
+    if (footer["block_compression"], footer["block_encryption"]) not in (("none", "none"), ("zstd", "none")):
         raise Unsupported(f"blocks with {footer['block_compression']} and {footer['block_encryption']}")
     footer["blocks"] = [named(BLOCK_ENTRY, array) for array in footer["blocks"]]
     footer["sections"] = [named(SECTION_ENTRY, array) for array in footer["sections"]]
@@ -167,6 +167,8 @@ def read_footer(tail: bytes) -> dict[str, Any]:
     ends = [part["position"] + part["length"] for part in footer["blocks"] + footer["sections"]]
     starts = [part["position"] for part in footer["blocks"] + footer["sections"]]
     require([0, *ends] == [*starts, position], "blocks and sections do not tile the bytes before the footer")
+    is_plain = all(block["length"] == block["plain_length"] for block in footer["blocks"])
+    require(is_plain or footer["block_compression"] == "zstd", "blocks are compressed although the footer says that none is")
     return footer | {"signatures": unpack(signatures) if signatures else []}
 
 
@@ -180,7 +182,8 @@ def read_segment(content: bytes, footer: dict[str, Any]) -> Iterator[bytes]:
     for block in footer["blocks"]:
         stored = content[block["position"] : block["position"] + block["length"]]
         require(crc32c(stored) == block["crc"], f"the block at offset {block['base_offset']} does not match its CRC")
-        batches = list(split_batches(stored))
+        batches = list(split_batches(stored if len(stored) == block["plain_length"] else decompressed(stored, 4)))
+        require(sum(map(len, batches)) == block["plain_length"], f"the block at offset {offset} has another plain length")
         for batch in batches:
             base, _, _, _, crc, _, last_delta, *_ = BATCH.unpack_from(batch)
             require(base == offset, f"a batch begins at offset {base}; expected {offset}")
@@ -211,10 +214,9 @@ def records(batch: bytes) -> Iterator[dict[str, Any]]:
         reader.varint(), reader.take(1)
         time_delta, offset_delta = reader.varint(), reader.varint()
         timestamp = max_ms if attributes & 8 else first_ms + time_delta
-        key, value = reader.sized(), reader.sized()
-        headers = [(reader.sized() or b"", reader.sized()) for _ in range(reader.varint())]
         place = {"offset": base + offset_delta, "timestamp": timestamp, "leader_epoch": epoch}
-        yield {**place, "key": key, "value": value, "headers": headers}
+        content = {"key": reader.sized(), "value": reader.sized()}
+        yield {**place, **content, "headers": [(reader.sized() or b"", reader.sized()) for _ in range(reader.varint())]}
 
 
 def decompressed(content: bytes, codec: int) -> bytes:

@@ -14,7 +14,7 @@ from stratalog_pipeline.bucket import Bucket, Range
 from stratalog_pipeline.planning import OffsetRange, SegmentSlice
 from stratalog_tiering.format.footer import BlockEntry, SegmentFooter
 from stratalog_tiering.format.manifest import SegmentEntry
-from stratalog_tiering.format.segment import check_block
+from stratalog_tiering.format.segment import plain_block
 
 REQUEST_BYTES: Final = 8 * 1024 * 1024
 """Adjacent blocks are fetched together up to this size; a single larger block makes a larger request."""
@@ -35,20 +35,19 @@ def wanted_blocks(
 
 
 def read_blocks(bucket: Bucket, entry: SegmentEntry, blocks: Sequence[BlockEntry]) -> Iterator[tuple[BlockEntry, memoryview]]:
-    """Yield each block and its checked bytes, in order. Raises ``Corrupt`` with segment, block and offsets."""
+    """Yield each block and its batches, checked and in order. Raises ``Corrupt`` with segment, block and offsets."""
     groups = [list(group) for group in _requests(blocks)]
     for group, content in zip(groups, bucket.get_ranges(_range(entry, group) for group in groups), strict=True):
         for block in group:
             start = block.position - group[0].position
-            yield block, checked(entry, block, content[start : start + block.length])
+            yield block, _plain(entry, block, content[start : start + block.length])
 
 
-def checked(entry: SegmentEntry, block: BlockEntry, content: memoryview) -> memoryview:
+def _plain(entry: SegmentEntry, block: BlockEntry, stored: memoryview) -> memoryview:
     try:
-        check_block(content, block)
+        return plain_block(stored, block)
     except Corrupt as bad:
         raise located(entry, block, bad) from bad
-    return content
 
 
 def located(entry: SegmentEntry, block: BlockEntry, bad: Corrupt) -> Corrupt:

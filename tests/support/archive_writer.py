@@ -36,6 +36,7 @@ class ArchiveWriter:
         *,
         block_bytes_target: int = BLOCK_BYTES_TARGET,
         limits: ManifestLimits | None = None,
+        zstd_level: int | None = None,
     ) -> None:
         self._store = store
         self._topic = topic
@@ -43,6 +44,7 @@ class ArchiveWriter:
         self._random = random
         self._block_bytes_target = block_bytes_target
         self._limits = limits
+        self._zstd_level = zstd_level
         self._source = ManifestSource(store)
         self._previous: dict[int, Previous] = {}
 
@@ -96,7 +98,7 @@ class ArchiveWriter:
             cluster_id="c", topic_id=manifest.topic_id, topic_name=manifest.topic_name, partition=manifest.partition,
             base_offset=manifest.end_offset, ledger_ids=(),
         )  # fmt: skip
-        writer = SegmentWriter(identity, self._block_bytes_target)
+        writer = SegmentWriter(identity, self._block_bytes_target, self._zstd_level)
         for batch in batches:
             writer.append(batch)
         written = writer.finish(created_at_ms=self._clock.wall_ms(), producers=producers, aborted_transactions=aborted)

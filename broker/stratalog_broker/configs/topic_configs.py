@@ -98,6 +98,12 @@ _WITH_EFFECT: Final = (
         name="stratalog.deletion.protection", kind=ConfigKind.BOOLEAN, default="false", choices=("true", "false"),
         documentation="true: DeleteTopics and DeleteRecords are refused with POLICY_VIOLATION. Retention goes on.",
     ),
+    ConfigKey(
+        name="stratalog.tier.compression", kind=ConfigKind.STRING, default="none", choices=("none", "zstd"),
+        documentation="Compression of new and merged segments in the object store, block by block. Clients read the batches as"
+        " they were produced.",
+    ),
+    _int("stratalog.tier.compression.zstd.level", 3, "Level of zstd: higher compresses better and slower.", 1, 19),
 )  # fmt: skip
 
 _ALWAYS: Final = (

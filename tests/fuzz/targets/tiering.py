@@ -92,8 +92,7 @@ def read_segment(content: bytes) -> None:
     for index, entry in enumerate(footer.blocks[:20]):
         assert find_block(footer.blocks, entry.base_offset) == index
         block = stored[entry.position : entry.end_position]
-        audit_block(block, entry)
-        for batch, header in iterate_block_batches(block):
+        for batch, header in iterate_block_batches(audit_block(block, entry)):
             assert read_header(batch) == header
             for _ in iterate_records(batch, header):
                 pass

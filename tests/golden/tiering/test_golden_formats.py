@@ -70,7 +70,7 @@ from stratalog_tiering.format.partition_tree import (
     encode_tree_page,
     tree_span,
 )
-from stratalog_tiering.format.segment import SegmentFooter, SegmentIdentity, SegmentWriter, parse_footer
+from stratalog_tiering.format.segment import SegmentFooter, SegmentIdentity, SegmentWriter, audit_block, parse_footer
 
 HERE = Path(__file__).parent
 TOPIC = UUID("11112222-3333-4444-8555-666677778888")
@@ -93,15 +93,21 @@ SIGNATURES = (
 
 
 def make_segment(
-    producers: Sequence[ProducerEntry] = (), aborted: Sequence[AbortedTransaction] = (), attributes: int = 0
+    producers: Sequence[ProducerEntry] = (),
+    aborted: Sequence[AbortedTransaction] = (),
+    attributes: int = 0,
+    zstd_level: int | None = None,
+    value: Callable[[int], bytes] = lambda offset: b"value",
 ) -> tuple[bytes, SegmentFooter]:
     identity = SegmentIdentity(
         cluster_id="AAAAAAAAAAAAAAAAAAAAAA", topic_id=TOPIC, topic_name="flights", partition=3, base_offset=100,
         ledger_ids=(7, 9),
     )  # fmt: skip
-    writer = SegmentWriter(identity, block_bytes_target=150)
+    writer = SegmentWriter(identity, block_bytes_target=150, zstd_level=zstd_level)
     for base, epoch in ((100, 1), (102, 1), (104, 2)):
-        records = [Record(offset=base + n, timestamp_ms=1_700_000_000_000 - n, key=b"k", value=b"value") for n in range(2)]
+        records = [
+            Record(offset=base + n, timestamp_ms=1_700_000_000_000 - n, key=b"k", value=value(base + n)) for n in range(2)
+        ]
         writer.append(bytes(build_batch(records, leader_epoch=epoch, attributes=attributes)))
     written = writer.finish(
         created_at_ms=1_700_000_001_000,
@@ -244,6 +250,25 @@ def test_signed_segment() -> None:
     assert stored == signed
     assert parse_footer(stored, len(stored)) == footer
     assert parse_signatures(stored, len(stored)) == SIGNATURES
+
+
+def test_compressed_segment() -> None:
+    """Other releases of zstd may write other frames, so only what the frames hold is compared."""
+
+    def value(offset: int) -> bytes:
+        return hashlib.shake_128(b"%d" % offset).digest(300) if offset in (102, 103) else b"compressible " * 30
+
+    content, footer = make_segment(zstd_level=3, value=value)
+    stored = golden("segment_zstd.bin", content)
+    read = parse_footer(stored, len(stored))
+    plain_content, plain_footer = make_segment(value=value)
+    assert [block.is_compressed for block in read.blocks] == [block.is_compressed for block in footer.blocks]
+    assert [block.is_compressed for block in read.blocks] == [True, False, True]
+    assert read.block_compression == footer.block_compression == "zstd"
+    for block, plain in zip(read.blocks, plain_footer.blocks, strict=True):
+        found = audit_block(stored[block.position : block.end_position], block)
+        assert found == plain_content[plain.position : plain.end_position]
+        assert block.leaves_root == plain.leaves_root
 
 
 def test_the_layout_before_the_first_release_is_refused() -> None:

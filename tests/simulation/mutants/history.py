@@ -1,4 +1,4 @@
-"""Planted faults of manifest forks, of retention and of merging, run in ``history``."""
+"""Planted faults of manifest forks, of retention, of merging and of compressed blocks, run in ``history``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from stratalog_core.errors import Unavailable
 from stratalog_metadata.records import ForkDecision
 from stratalog_tiering.core import forks
 from stratalog_tiering.core.forks import Fork
-from stratalog_tiering.format import manifest_edit
+from stratalog_tiering.format import manifest_edit, segment
 from stratalog_tiering.format.manifest import SegmentEntry
 from stratalog_tiering.format.manifest_edit import ManifestEdit
 from stratalog_tiering.format.partition_tree import PartitionTree
@@ -145,7 +145,13 @@ def workers_start_only_with_the_store() -> None:
     TieringWorker.start = wait_and_start  # type: ignore[method-assign]
 
 
+def compressed_blocks_are_taken_as_they_are_stored() -> None:
+    """The frame of a compressed block is used as if it were the block's batches."""
+    segment.plain_block = lambda stored, entry: memoryview(stored)
+
+
 IN_HISTORY: Final = (
+    compressed_blocks_are_taken_as_they_are_stored,
     tree_heads_do_not_advance,
     the_writer_version_is_ignored,
     workers_start_only_with_the_store,

@@ -75,7 +75,8 @@ EXPIRING: Final = Topic(
     configs={"retention.ms": str(RETENTION_MS), "segment.ms": str(SEGMENT_MS)},
 )  # fmt: skip
 KEPT: Final = Topic(
-    name="kept", topic_id=UUID(int=0xF), partition_count=2, replication_factor=1, configs={"retention.ms": "-1"}
+    name="kept", topic_id=UUID(int=0xF), partition_count=2, replication_factor=1,
+    configs={"retention.ms": "-1", "stratalog.tier.compression": "zstd"},
 )  # fmt: skip
 PARTITIONS: Final = tuple((topic, index) for topic in (EXPIRING, KEPT) for index in range(topic.partition_count))
 FAULTS_S: Final = 12.0

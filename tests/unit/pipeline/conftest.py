@@ -44,6 +44,7 @@ class ColdBucket:
         limits: ManifestLimits | None = None,
         aborted: Sequence[AbortedTransaction] = (),
         deleted_at_ms: int = 0,
+        zstd_level: int | None = None,
     ) -> UUID:
         topic_id = UUID(int=next(self._ids))
         descriptor = TopicDescriptor(topic_id=topic_id, name=name, partition_count=len(partitions), replication_factor=1)
@@ -53,7 +54,9 @@ class ColdBucket:
             self.put(deletion_marker_key(topic_id), encode_descriptor(marker))
         for number, segments in enumerate(partitions):
             if segments:
-                entries = [self._segment(topic_id, name, number, segment, block_bytes, aborted) for segment in segments]
+                entries = [
+                    self._segment(topic_id, name, number, segment, block_bytes, aborted, zstd_level) for segment in segments
+                ]
                 self.segment_keys[name, number] = [entry.key for entry, _ in entries]
                 self._manifest(topic_id, name, number, entries, drop_below, limits)
         return topic_id
@@ -64,13 +67,20 @@ class ColdBucket:
         path.write_bytes(content)
 
     def _segment(
-        self, topic_id: UUID, name: str, number: int, batches: Segment, block_bytes: int, aborted: Sequence[AbortedTransaction]
+        self,
+        topic_id: UUID,
+        name: str,
+        number: int,
+        batches: Segment,
+        block_bytes: int,
+        aborted: Sequence[AbortedTransaction],
+        zstd_level: int | None,
     ) -> tuple[SegmentEntry, bytes]:
         base_offset = read_header(batches[0]).base_offset
         identity = SegmentIdentity(
             cluster_id="c", topic_id=topic_id, topic_name=name, partition=number, base_offset=base_offset, ledger_ids=(1,)
         )
-        writer = SegmentWriter(identity, block_bytes)
+        writer = SegmentWriter(identity, block_bytes, zstd_level)
         for batch in batches:
             writer.append(batch)
         written = writer.finish(created_at_ms=1, aborted_transactions=aborted)

@@ -34,6 +34,23 @@ def test_a_sound_history_has_one_digest_however_it_is_cut(cold_bucket: ColdBucke
     assert audited(cold_bucket, splitBytes="1") == [whole]
 
 
+def test_compressed_history_has_the_same_digest(cold_bucket: ColdBucket) -> None:
+    segments = [[batches(0, 30), batches(30, 20)]]
+    cold_bucket.add_topic("plain", segments, block_bytes=1000)
+    cold_bucket.add_topic("compressed", segments, block_bytes=1000, zstd_level=3)
+    (plain,), (compressed,) = (audited(cold_bucket, subscribe=name) for name in ("plain", "compressed"))
+    assert compressed.problems == ()
+    assert compressed.digest == plain.digest
+    assert compressed.stored_bytes < plain.stored_bytes
+    key = cold_bucket.segment_keys["compressed", 0][1]
+    content = bytearray((cold_bucket.root / key).read_bytes())
+    content[20] ^= 1
+    (cold_bucket.root / key).write_bytes(content)
+    (damaged,) = audited(cold_bucket, subscribe="compressed")
+    assert len(damaged.problems) == 1
+    assert key in damaged.problems[0]
+
+
 def test_damage_is_located_and_the_rest_is_still_audited(cold_bucket: ColdBucket) -> None:
     cold_bucket.add_topic("flights", [[batches(0, 30), batches(30, 20)]], block_bytes=400)
     first, second = (cold_bucket.root / key for key in cold_bucket.segment_keys["flights", 0])

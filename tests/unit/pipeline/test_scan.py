@@ -73,6 +73,17 @@ def test_all_records_come_once_and_in_order_however_they_are_cut(cold_bucket: Co
     assert positions(read(cold_bucket, subscribe="flights", maxRecordsPerPartition="9")) == expected
 
 
+def test_compressed_segments_have_the_same_rows(cold_bucket: ColdBucket) -> None:
+    segments = [[batches(0, 300, codec=0), batches(300, 60, codec=0)]]
+    cold_bucket.add_topic("plain", segments, block_bytes=2000)
+    cold_bucket.add_topic("compressed", segments, block_bytes=2000, zstd_level=3)
+    plain, compressed = (cold_bucket.root / cold_bucket.segment_keys[name, 0][0] for name in ("plain", "compressed"))
+    assert compressed.stat().st_size < plain.stat().st_size * 0.7
+    for split_bytes in ("1", "100000"):
+        expected, found = (read(cold_bucket, subscribe=name, splitBytes=split_bytes) for name in ("plain", "compressed"))
+        assert [{**row, "topic": ""} for row in found] == [{**row, "topic": ""} for row in expected]
+
+
 def test_topics_by_pattern_and_assignment(cold_bucket: ColdBucket) -> None:
     two_topics(cold_bucket)
     assert {row["topic"] for row in read(cold_bucket, subscribePattern=".*")} == {"flights", "weather"}

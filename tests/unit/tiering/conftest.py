@@ -161,9 +161,21 @@ def topic() -> Topic:
 
 
 @pytest.fixture
-def writer(store: FaultyStore, topic: Topic) -> ArchiveWriter:
+def new_writer(store: FaultyStore, topic: Topic) -> Callable[..., ArchiveWriter]:
     limits = ManifestLimits(inline_segments_max=4, page_segments=2, page_fan_in=3)
-    return ArchiveWriter(store, topic, SystemClock(), random.Random(5), block_bytes_target=400, limits=limits)
+
+    def make(*, block_bytes_target: int = 400, zstd_level: int | None = None) -> ArchiveWriter:
+        return ArchiveWriter(
+            store, topic, SystemClock(), random.Random(5), block_bytes_target=block_bytes_target, limits=limits,
+            zstd_level=zstd_level,
+        )  # fmt: skip
+
+    return make
+
+
+@pytest.fixture
+def writer(new_writer: Callable[..., ArchiveWriter]) -> ArchiveWriter:
+    return new_writer()
 
 
 @pytest.fixture

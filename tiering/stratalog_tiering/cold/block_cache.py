@@ -1,7 +1,7 @@
 """Bounded caches of segment blocks: in memory, then on a local disk; the least recently used block is evicted first.
 
-Blocks evicted from memory go to disk. The disk's content is never trusted: the caller verifies the CRC of every block that it
-reads from disk, and treats a mismatch as a miss. The directory is emptied at the start, so no index is stored.
+The disk holds blocks as they are stored in segments. Its content is never trusted: the caller verifies the CRC of every block
+that it reads from disk, and treats a mismatch as a miss. The directory is emptied at the start, so no index is stored.
 """
 
 from __future__ import annotations
@@ -70,12 +70,16 @@ class LruCache(Generic[Key, Value]):
 
 
 class CachedBlock:
-    """A block's verified bytes and the positions of its batches, so that a fetch finds its first batch by bisection."""
+    """A block's verified batches and their positions, so that a fetch finds its first batch by bisection.
 
-    __slots__ = ("content", "end_offset", "offsets", "positions")
+    ``is_as_stored``: ``content`` is also what the segment stores, so that it matches the block's CRC.
+    """
 
-    def __init__(self, content: memoryview) -> None:
+    __slots__ = ("content", "end_offset", "is_as_stored", "offsets", "positions")
+
+    def __init__(self, content: memoryview, *, is_as_stored: bool = True) -> None:
         self.content = content
+        self.is_as_stored = is_as_stored
         self.positions = array("I")
         self.offsets = array("q")
         self.end_offset = 0
@@ -109,7 +113,7 @@ BlockKey = tuple[str, int]
 
 
 class DiskCache:
-    """Evicted blocks as files, one each. A disk failure only costs a cache hit, so it counts as a miss and is not raised."""
+    """Stored blocks as files, one each. A disk failure only costs a cache hit, so it counts as a miss and is not raised."""
 
     def __init__(self, files: Files, background: Background, bytes_max: int) -> None:
         self._files = files

@@ -1,7 +1,8 @@
 """Blocks of segments for readers, from memory, local disk or the store: verified, shared between readers, and bounded.
 
 Fetches and read-ahead have separate limits on concurrent reads, so read-ahead never delays a fetch. A block whose bytes do not
-match its CRC is never returned: ``Corrupt`` names segment, block and offsets.
+match its CRC is never returned: ``Corrupt`` names segment, block and offsets. Memory holds blocks as their batches, the disk as
+they are stored: a compressed block is written to disk when it is loaded, any other when memory evicts it.
 """
 
 from __future__ import annotations
@@ -14,12 +15,13 @@ from typing import Final
 
 from stratalog_core.config import setting
 from stratalog_core.errors import Corrupt, NoSuchObject
-from stratalog_core.ports import Background, Clock, Files
+from stratalog_core.ports import Background, Buffer, Clock, Files
 from stratalog_core.single_flight import SingleFlight
+from stratalog_core.stepwise import AT_ONCE_BYTES
 from stratalog_tiering.cold.block_cache import BlockKey, CachedBlock, DiskCache, LruCache
 from stratalog_tiering.format.footer import BlockEntry, SegmentFooter
 from stratalog_tiering.format.manifest import SegmentEntry
-from stratalog_tiering.format.segment import check_block
+from stratalog_tiering.format.segment import plain_block
 from stratalog_tiering.metrics import ColdReadMetrics
 from stratalog_tiering.store import ObjectStore
 
@@ -46,7 +48,10 @@ def block_key(entry: SegmentEntry, block: BlockEntry) -> BlockKey:
 
 
 class BlockSource:
-    """One per process. ``files`` (emptied at the start) and ``background`` are needed for the disk cache only."""
+    """One per process. ``files`` (emptied at the start) is needed for the disk cache only.
+
+    ``background`` is needed for the disk cache, and decompresses large blocks.
+    """
 
     def __init__(
         self,
@@ -59,6 +64,7 @@ class BlockSource:
     ) -> None:
         self._store = store
         self._clock = clock
+        self._background = background
         self._disk: DiskCache | None = None
         if files is not None and background is not None and settings.disk_bytes:
             self._disk = DiskCache(files, background, settings.disk_bytes)
@@ -115,7 +121,7 @@ class BlockSource:
                 content = await self._from_disk(key, block)
                 if content is None:
                     content = await self._from_store(entry, index, block)
-            cached = CachedBlock(content)
+            cached = CachedBlock(content, is_as_stored=not block.is_compressed)
             self._blocks.put(key, cached)
             return cached
 
@@ -126,19 +132,19 @@ class BlockSource:
         if content is None or self._disk is None:
             return None
         try:
-            check_block(content, block)
+            plain = await self._plain(content, block)
         except Corrupt as bad:
             _log.warning("a block in the disk cache is damaged and is read again: %s", bad)
             self._disk.discard(key)
             return None
         self._counted.disk_hits += 1
-        return memoryview(content)
+        return plain
 
     async def _from_store(self, entry: SegmentEntry, index: int, block: BlockEntry) -> memoryview:
         began_at_s = self._clock.monotonic()
         try:
             content = await self._store.get_range(entry.key, entry.data_position + block.position, block.length)
-            check_block(content, block)
+            plain = await self._plain(content, block)
         except (Corrupt, NoSuchObject) as bad:
             self._counted.unreadable_blocks += 1
             raise Corrupt(
@@ -151,11 +157,23 @@ class BlockSource:
         self._counted.blocks_loaded += 1
         self._counted.loaded_bytes += len(content)
         self._counted.load_seconds.observe(self._clock.monotonic() - began_at_s)
-        return content
+        if block.is_compressed:
+            self._write_to_disk(block_key(entry, block), content)
+        return plain
+
+    async def _plain(self, stored: Buffer, block: BlockEntry) -> memoryview:
+        """The block's batches. Raises ``Corrupt``. The limit on reads under way also bounds the memory of decompression."""
+        if self._background is None or not block.is_compressed or block.plain_length <= AT_ONCE_BYTES:
+            return plain_block(stored, block)
+        return await self._background.run(lambda: plain_block(stored, block))
 
     def _evicted(self, key: BlockKey, block: CachedBlock) -> None:
-        # Bounded: a disk that is slower than eviction costs cache hits, not memory.
+        if block.is_as_stored:
+            self._write_to_disk(key, block.content)
+
+    def _write_to_disk(self, key: BlockKey, stored: memoryview) -> None:
+        # Bounded: a slow disk costs cache hits, not memory.
         if self._disk is not None and len(self._disk_writes) < _DISK_WRITES_MAX:
-            task = asyncio.ensure_future(self._disk.write(key, block.content))
+            task = asyncio.ensure_future(self._disk.write(key, stored))
             self._disk_writes.add(task)
             task.add_done_callback(self._disk_writes.discard)

@@ -7,6 +7,7 @@ has been merged or has expired since. Reads the store; writes nothing.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from stratalog_core.errors import Corrupt, NotFound
@@ -62,11 +63,10 @@ async def prove_batch(
         raise NotFound(f"offset {offset} is not in the history of offsets {manifest.start_offset}..{manifest.end_offset}")
     leaves, index = bytearray(), entry.first_leaf
 
-    def collect(content: memoryview, is_blocks: bool) -> None:
+    def collect(_: memoryview, blocks: Sequence[memoryview]) -> None:
         nonlocal index
-        if is_blocks:
-            leaves.extend(block_leaves(content))
-            index += sum(header.last_offset < offset for _, header in iterate_block_batches(content))
+        leaves.extend(block_leaves(blocks))
+        index += sum(header.last_offset < offset for block in blocks for _, header in iterate_block_batches(block))
 
     check = check_segment(store, source, entry, background, reads_at_once=_READS_AT_ONCE, on_content=collect)
     async for finding in check:

@@ -213,10 +213,10 @@ class ColdReader:
 
     def _start_covering(self, work: _Fetch, entry: SegmentEntry, footer: SegmentFooter, index: int, room: int) -> None:
         """Start to load all blocks of this segment that ``room`` bytes need, so that they load concurrently."""
-        covered = footer.blocks[index].length
+        covered = footer.blocks[index].plain_length
         while covered < room and index + 1 < len(footer.blocks):
             index += 1
-            covered += footer.blocks[index].length
+            covered += footer.blocks[index].plain_length
             key = self._blocks.start(entry, footer, index, read_ahead=False)
             if key is not None:
                 work.started.append(key)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from stratalog_core.errors import Corrupt, Invalid, NoSuchObject
-from stratalog_core.ports import Background, Buffer
+from stratalog_core.ports import Background
 from stratalog_tiering.cold.manifest_source import ManifestSource
 from stratalog_tiering.format.footer import BlockEntry
 from stratalog_tiering.format.manifest import SegmentEntry
@@ -22,10 +22,10 @@ from stratalog_tiering.format.segment import SegmentFooter, audit_block, iterate
 from stratalog_tiering.store import ObjectStore
 
 OnBytes = Callable[[int], None]
-OnContent = Callable[[memoryview, bool], None]
-"""Takes stored bytes of a segment, and whether they are blocks."""
+OnContent = Callable[[memoryview, Sequence[memoryview]], None]
+"""Takes stored bytes of a segment, and the plain blocks that they hold: none behind the blocks."""
 _READ_BYTES_MAX: Final = 4 * 1024 * 1024
-"""Size of neighbouring blocks that are read together; a larger block is read alone."""
+"""Plain size of neighbouring blocks that are read together; a larger block is read alone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,15 +86,15 @@ async def check_segment(
             for found in findings:
                 yield found
             for content in contents if on_content is not None else ():
-                await background.run(lambda content=content: on_content(content, True))  # type: ignore[misc]
+                await background.run(lambda content=content: on_content(*content))  # type: ignore[misc]
         on_bytes(sum(footer.blocks[index].length for index in group))
     if on_content is not None:
-        await background.run(lambda: on_content(tail, False))
+        await background.run(lambda: on_content(tail, ()))
 
 
-def block_leaves(blocks: Buffer) -> bytes:
-    """The Merkle leaves of whole blocks, one for each batch."""
-    return b"".join(batch_leaf(batch) for batch, _ in iterate_block_batches(blocks))
+def block_leaves(blocks: Sequence[memoryview]) -> bytes:
+    """The Merkle leaves of plain blocks, one for each batch."""
+    return b"".join(batch_leaf(batch) for block in blocks for batch, _ in iterate_block_batches(block))
 
 
 async def require_sound(
@@ -107,18 +107,21 @@ async def require_sound(
 
 def _runs(blocks: Sequence[BlockEntry], indexes: range) -> Iterator[range]:
     """Ranges of adjacent blocks, each as large as one read may be."""
-    first = indexes.start
+    first, plain_bytes = indexes.start, blocks[indexes.start].plain_length
     for index in indexes[1:]:
-        begin, end = blocks[first].position, blocks[index - 1].position + blocks[index - 1].length
-        if blocks[index].position != end or end + blocks[index].length - begin > _READ_BYTES_MAX:
+        plain_bytes += blocks[index].plain_length
+        if blocks[index].position != blocks[index - 1].end_position or plain_bytes > _READ_BYTES_MAX:
             yield range(first, index)
-            first = index
+            first, plain_bytes = index, blocks[index].plain_length
     yield range(first, indexes.stop)
+
+
+_Content = tuple[memoryview, Sequence[memoryview]]
 
 
 async def _check_run(
     store: ObjectStore, entry: SegmentEntry, blocks: Sequence[BlockEntry], run: range, background: Background
-) -> tuple[list[Finding], list[memoryview]]:
+) -> tuple[list[Finding], list[_Content]]:
     """The damage in a run of blocks, and the run's content if it is sound."""
     start, last = blocks[run.start].position, blocks[run.stop - 1]
     position, length = entry.data_position + start, last.position + last.length - start
@@ -130,19 +133,22 @@ async def _check_run(
         # Read them one by one, to find out which are damaged or missing.
         parts = [await _check_run(store, entry, blocks, range(index, index + 1), background) for index in run]
         return [found for findings, _ in parts for found in findings], [each for _, contents in parts for each in contents]
-    findings = await background.run(lambda: _audit_run(entry, blocks, run, content))
-    return findings, [] if findings else [content]
+    findings, plain = await background.run(lambda: _audit_run(entry, blocks, run, content))
+    return findings, [] if findings else [(content, plain)]
 
 
-def _audit_run(entry: SegmentEntry, blocks: Sequence[BlockEntry], run: range, content: memoryview) -> list[Finding]:
-    findings, start = [], blocks[run.start].position
+def _audit_run(
+    entry: SegmentEntry, blocks: Sequence[BlockEntry], run: range, content: memoryview
+) -> tuple[list[Finding], list[memoryview]]:
+    """The damage in a run of blocks, and its sound blocks as their batches."""
+    findings, plain, start = list[Finding](), list[memoryview](), blocks[run.start].position
     for index in run:
         block = blocks[index]
         try:
-            audit_block(content[block.position - start : block.position - start + block.length], block)
+            plain.append(audit_block(content[block.position - start : block.end_position - start], block))
         except Corrupt as bad:
             findings.append(_block_finding(entry, index, block, bad))
-    return findings
+    return findings, plain
 
 
 def _block_finding(entry: SegmentEntry, index: int, block: BlockEntry, bad: Corrupt | NoSuchObject) -> Finding:

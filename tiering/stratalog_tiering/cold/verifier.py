@@ -9,7 +9,7 @@ answer raises an error and is not a finding. Repairs nothing.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -165,9 +165,9 @@ class Verifier:
     async def _segment(self, entry: SegmentEntry, progress: Progress, proofs: TreeProofs | None) -> AsyncIterator[Finding]:
         leaves, sha256, is_sound = bytearray(), hashlib.sha256(), True
 
-        def on_content(content: memoryview, is_blocks: bool) -> None:
-            leaves.extend(block_leaves(content) if is_blocks else b"")
-            sha256.update(content)
+        def on_content(stored: memoryview, blocks: Sequence[memoryview]) -> None:
+            leaves.extend(block_leaves(blocks))
+            sha256.update(stored)
 
         def on_bytes(count: int) -> None:
             progress.bytes += count

@@ -43,7 +43,16 @@ class ReadRange:
 class OffloadJob:
     """One segment being made: repeat ``next_read``, ``add_entries`` and ``take_parts``, then ``finish``."""
 
-    def __init__(self, cluster_id: str, topic: Topic, ledgers: Sequence[Ledger], *, random_id: int, block_bytes: int) -> None:
+    def __init__(
+        self,
+        cluster_id: str,
+        topic: Topic,
+        ledgers: Sequence[Ledger],
+        *,
+        random_id: int,
+        block_bytes: int,
+        zstd_level: int | None = None,
+    ) -> None:
         first = ledgers[0]
         self._ledgers = tuple(ledgers)
         self._position = 0
@@ -55,7 +64,7 @@ class OffloadJob:
             cluster_id=cluster_id, topic_id=topic.topic_id, topic_name=topic.name, partition=first.partition,
             base_offset=first.base_offset, ledger_ids=tuple(ledger.ledger_id for ledger in ledgers),
         )  # fmt: skip
-        self._writer = SegmentWriter(identity, block_bytes)
+        self._writer = SegmentWriter(identity, block_bytes, zstd_level)
         self.key = segment_key(topic.topic_id, first.partition, first.base_offset, ledgers[-1].leader_epoch, random_id)
         self._written: WrittenSegment | None = None
 

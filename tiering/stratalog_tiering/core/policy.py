@@ -6,22 +6,29 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from stratalog_tiering.format.footer import NONE, ZSTD
+
 SEVEN_DAYS_MS: Final = 7 * 24 * 3_600_000
 UNLIMITED: Final = -1
 LIKE_TIERING: Final = -2
 HOUR_MS: Final = 3_600_000
+ZSTD_LEVEL: Final = 3
 OVERSHOOT: Final = 8
 """A segment spans at most this fraction of the retention, so that expiry of whole segments keeps little more than asked for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TierPolicy:
-    """``retention_*`` -1: unlimited. ``local_retention_ms`` -2: drop hot copies after the deletion lag; -1: keep them."""
+    """``retention_*`` -1: unlimited. ``local_retention_ms`` -2: drop hot copies after the deletion lag; -1: keep them.
+
+    ``zstd_level`` None: new segments store blocks as their batches are.
+    """
 
     retention_ms: int = SEVEN_DAYS_MS
     retention_bytes: int = UNLIMITED
     local_retention_ms: int = LIKE_TIERING
     segment_ms: int = HOUR_MS
+    zstd_level: int | None = None
 
     @property
     def segment_span_ms(self) -> int | None:
@@ -47,4 +54,11 @@ def tier_policy(configs: Mapping[str, str]) -> TierPolicy:
         retention_bytes=int(configs.get("retention.bytes", UNLIMITED)),
         local_retention_ms=int(configs.get("local.retention.ms", LIKE_TIERING)),
         segment_ms=int(configs.get("segment.ms", HOUR_MS)),
+        zstd_level=_zstd_level(configs),
     )
+
+
+def _zstd_level(configs: Mapping[str, str]) -> int | None:
+    if configs.get("stratalog.tier.compression", NONE) != ZSTD:
+        return None
+    return int(configs.get("stratalog.tier.compression.zstd.level", ZSTD_LEVEL))

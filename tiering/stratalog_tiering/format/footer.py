@@ -32,7 +32,11 @@ FORMAT_VERSION: Final = 2
 _PRE_RELEASE_VERSION: Final = 1
 MAGIC: Final = b"SLSEGMNT"
 NONE: Final = "none"
-"""The only block compression and block encryption that this release reads."""
+"""Block compression, and the only block encryption that this release reads."""
+ZSTD: Final = "zstd"
+"""Block compression: each block is one zstd frame, unless that would save little."""
+PLAIN_BYTES_MAX: Final = 128 * 1024 * 1024
+"""Maximum plain length of a compressed block. The largest blocks are single batches, which are at most 64 MiB."""
 PRODUCERS: Final = "producers"
 MUST_UNDERSTAND: Final = 0x0001
 """Flag of a section: a reader that does not know the section's name must refuse the segment."""
@@ -47,8 +51,8 @@ class BlockEntry(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 
     Timestamps are not monotonic: ``min_timestamp_ms`` and ``max_timestamp_ms`` are over all records, and the minimum is None if
     the batch headers do not tell it. ``leaves_root`` is the Merkle root over the leaves of the block's batches.
-    ``plain_length`` is the length before compression and encryption, ``nonce`` that of the encryption. Stored as an array: the
-    order of the fields is permanent, new fields are appended.
+    ``plain_length`` is the length before compression and encryption; a block of another ``length`` is compressed. ``nonce`` is
+    that of the encryption. Stored as an array: the order of the fields is permanent, new fields are appended.
     """
 
     base_offset: int
@@ -67,6 +71,10 @@ class BlockEntry(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     @property
     def end_position(self) -> int:
         return self.position + self.length
+
+    @property
+    def is_compressed(self) -> bool:
+        return self.length != self.plain_length
 
 
 class AbortedTransaction(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
@@ -278,10 +286,10 @@ def check_footer(footer: SegmentFooter, position: int) -> None:
     ``Corrupt`` if it does not, ``Invalid`` if it uses what this release does not understand.
     """
     _check_version(footer.format_version)
-    if (footer.block_compression, footer.block_encryption) != (NONE, NONE):
+    if footer.block_compression not in (NONE, ZSTD) or footer.block_encryption != NONE:
         raise Invalid(
             f"segment has block compression {footer.block_compression!r} and block encryption {footer.block_encryption!r};"
-            f" this release reads {NONE!r} and {NONE!r}: upgrade it"
+            f" this release reads compression {NONE!r} and {ZSTD!r}, and encryption {NONE!r}: upgrade it"
         )
     _check_blocks(footer)
     _check_sections(footer, position)
@@ -315,6 +323,7 @@ def _check_blocks(footer: SegmentFooter) -> None:
     position, offset, records, batches = 0, footer.base_offset, 0, 0
     for index, block in enumerate(footer.blocks):
         _check_block_entry(index, block, position, offset)
+        _check_plain_length(index, block, footer.block_compression)
         position, offset = block.end_position, block.last_offset + 1
         records, batches = records + block.record_count, batches + block.batch_count
     found = (position, offset, records, batches)
@@ -337,12 +346,18 @@ def _check_block_entry(index: int, block: BlockEntry, position: int, offset: int
         raise Corrupt(f"block {index} covers {block.length} bytes from position {block.position}; expected {position}")
     if block.base_offset != offset or block.last_offset < offset:
         raise Corrupt(f"block {index} holds offsets {block.base_offset}..{block.last_offset}; expected them from {offset}")
-    if block.plain_length != block.length or block.nonce:
-        raise Corrupt(
-            f"block {index} of a plain segment has {block.plain_length} plain bytes and a nonce of {len(block.nonce)}"
-        )
+    if block.nonce:
+        raise Corrupt(f"block {index} of a segment without encryption has a nonce of {len(block.nonce)} bytes")
     if len(block.leaves_root) != HASH_BYTES:
         raise Corrupt(f"block {index} has a Merkle root of {len(block.leaves_root)} bytes")
+
+
+def _check_plain_length(index: int, block: BlockEntry, compression: str) -> None:
+    if block.is_compressed and not (compression == ZSTD and block.length < block.plain_length <= PLAIN_BYTES_MAX):
+        raise Corrupt(
+            f"block {index} has {block.length} stored bytes and {block.plain_length} plain bytes, which block compression"
+            f" {compression!r} does not allow; maximum is {PLAIN_BYTES_MAX} plain bytes"
+        )
 
 
 def _check_sections(footer: SegmentFooter, position: int) -> None:

@@ -1,8 +1,11 @@
-"""The segment object: a partition's record batches exactly as stored, cut into blocks, then sections, footer and trailer.
+"""The segment object: a partition's record batches cut into blocks, then sections, footer and trailer.
 
-The first ``data_bytes`` of the object are the batches back to back and nothing else. A block is a run of whole batches of about
+The first ``data_bytes`` of the object are the blocks back to back and nothing else. A block is a run of whole batches of about
 ``block_bytes_target`` bytes (one larger batch makes a larger block) and the unit of every ranged read: it has a CRC32C, and a
 Merkle root over its batches, each of which is a leaf. Offsets are contiguous from the first batch to the last.
+
+A block is stored as its batches are, or as one zstd frame. :func:`plain_block` is the only place where stored bytes become
+batches: everything that reads blocks goes through it.
 
 Batches in, byte parts out; bytes in, ``Corrupt`` out. Decodes no record and does no I/O. Format:
 ``docs/reference/formats/segment.md``.
@@ -16,6 +19,8 @@ from dataclasses import dataclass
 from typing import Final
 from uuid import UUID
 
+import msgspec
+import zstandard
 from crc32c import crc32c
 
 from stratalog_core.batches.batch import MAGIC as BATCH_MAGIC
@@ -25,7 +30,9 @@ from stratalog_core.errors import Corrupt, Invalid
 from stratalog_core.ports import Buffer
 from stratalog_tiering.format.footer import (
     FORMAT_VERSION,
+    NONE,
     PRODUCERS,
+    ZSTD,
     AbortedTransaction,
     BlockEntry,
     SectionEntry,
@@ -39,6 +46,8 @@ from stratalog_tiering.format.footer import (
 from stratalog_tiering.format.merkle import TreeFrontier, batch_leaf
 
 BLOCK_BYTES_TARGET: Final = 1024 * 1024
+COMPRESSED_SHARE_MAX: Final = 15 / 16
+"""A block that compresses less is stored as it is, so that reading batches which producers compressed costs no second pass."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,14 +89,19 @@ class SegmentWriter:
     """Turns batches into a segment's bytes. Call ``append`` and ``take_parts`` in turn, then ``finish``.
 
     It keeps only the index and the parts that ``take_parts`` has not returned yet. Buffers are passed on, not copied: they must
-    not change until the parts are written.
+    not change until the parts are written. With ``zstd_level``, a block's batches are kept until the block is full, and
+    compressed by the call that closes it.
     """
 
-    def __init__(self, identity: SegmentIdentity, block_bytes_target: int = BLOCK_BYTES_TARGET) -> None:
+    def __init__(
+        self, identity: SegmentIdentity, block_bytes_target: int = BLOCK_BYTES_TARGET, zstd_level: int | None = None
+    ) -> None:
         if block_bytes_target <= 0:
             raise Invalid(f"block_bytes_target is {block_bytes_target}; minimum is 1")
         self._identity = identity
         self._block_bytes_target = block_bytes_target
+        self._compressor = None if zstd_level is None else zstandard.ZstdCompressor(level=zstd_level)
+        self._uncompressed: list[Buffer] = []
         self._parts: list[Buffer] = []
         self._blocks: list[BlockEntry] = []
         self._next_offset = identity.base_offset
@@ -102,10 +116,6 @@ class SegmentWriter:
     def next_offset(self) -> int:
         """The base offset that the next batch must have."""
         return self._next_offset
-
-    @property
-    def data_bytes(self) -> int:
-        return self._data_bytes
 
     @property
     def leader_epochs(self) -> tuple[EpochStart, ...]:
@@ -130,11 +140,13 @@ class SegmentWriter:
         leaf = batch_leaf(batch)
         self._open.add(batch, header, leaf)
         self._leaves += leaf
-        self._write(batch)
+        if self._compressor is None:
+            self._write(batch)
+        else:
+            self._uncompressed.append(batch)
         self._note_epoch(header)
         self._note_first_timestamp(header.base_timestamp_ms)
         self._next_offset = header.next_offset
-        self._data_bytes += len(batch)
 
     def take_parts(self) -> list[Buffer]:
         """The parts that have become ready since the last call, in order."""
@@ -153,7 +165,7 @@ class SegmentWriter:
 
         ``leader_epochs`` defaults to those seen in the batches.
         """
-        if not self._data_bytes:
+        if not self._leaves:
             raise Invalid("a segment needs at least one batch")
         self._close_block()
         identity, blocks = self._identity, tuple(self._blocks)
@@ -177,6 +189,7 @@ class SegmentWriter:
             max_timestamp_ms=max(block.max_timestamp_ms for block in blocks),
             first_timestamp_min_ms=self._first_timestamp_min_ms,
             created_at_ms=created_at_ms,
+            block_compression=NONE if self._compressor is None else ZSTD,
         )
         tail = encode_footer(footer)
         self._write(tail)
@@ -203,15 +216,30 @@ class SegmentWriter:
         return (describe_section(PRODUCERS, content, self._data_bytes),)
 
     def _close_block(self) -> None:
-        self._blocks.append(self._open.entry())
+        block = self._open.entry()
+        if self._compressor is not None:
+            block = self._write_compressed(block, self._compressor)
+        self._blocks.append(block)
+        self._data_bytes = block.end_position
         self._open = _OpenBlock(self._data_bytes, self._next_offset)
+
+    def _write_compressed(self, block: BlockEntry, compressor: zstandard.ZstdCompressor) -> BlockEntry:
+        """Write the open block's batches, as one zstd frame if that is worth it; returns the block's entry."""
+        batches, self._uncompressed = self._uncompressed, []
+        frame = compressor.compress(b"".join(batches))
+        if len(frame) > block.plain_length * COMPRESSED_SHARE_MAX:
+            for batch in batches:
+                self._write(batch)
+            return block
+        self._write(frame)
+        return msgspec.structs.replace(block, length=len(frame), crc=crc32c(frame))
 
     def _note_epoch(self, header: BatchHeader) -> None:
         if not self._epochs or self._epochs[-1].epoch != header.leader_epoch:
             self._epochs.append(EpochStart(epoch=header.leader_epoch, start_offset=header.base_offset))
 
     def _note_first_timestamp(self, first_ms: int) -> None:
-        if not self._data_bytes or first_ms < self._first_timestamp_min_ms:
+        if self._next_offset == self._identity.base_offset or first_ms < self._first_timestamp_min_ms:
             self._first_timestamp_min_ms = first_ms
 
 
@@ -258,15 +286,15 @@ class _OpenBlock:
         )
 
 
-def check_block(block: Buffer, entry: BlockEntry) -> None:
+def _check_stored(stored: Buffer, entry: BlockEntry) -> None:
     """Raise ``Corrupt`` unless the bytes are exactly the block's, by length and CRC32C."""
-    if len(block) != entry.length:
+    if len(stored) != entry.length:
         raise Corrupt(
-            f"block of offsets {entry.base_offset}..{entry.last_offset} has {len(block)} bytes, not {entry.length}",
+            f"block of offsets {entry.base_offset}..{entry.last_offset} has {len(stored)} bytes, not {entry.length}",
             base_offset=entry.base_offset,
             last_offset=entry.last_offset,
         )
-    if crc32c(block) != entry.crc:
+    if crc32c(stored) != entry.crc:
         raise Corrupt(
             f"block of offsets {entry.base_offset}..{entry.last_offset} does not match its CRC",
             base_offset=entry.base_offset,
@@ -274,9 +302,31 @@ def check_block(block: Buffer, entry: BlockEntry) -> None:
         )
 
 
-def audit_block(block: Buffer, entry: BlockEntry) -> None:
-    """Verify a block completely: CRC, Merkle leaves, each batch's own CRC, contiguous offsets, counts. Raises ``Corrupt``."""
-    check_block(block, entry)
+def plain_block(stored: Buffer, entry: BlockEntry) -> memoryview:
+    """The block's batches, from its stored bytes: ``stored`` itself unless the block is compressed.
+
+    Raises ``Corrupt`` unless the bytes are exactly the block's, and decompress to exactly ``plain_length`` bytes. Allocates no
+    more than that.
+    """
+    _check_stored(stored, entry)
+    if not entry.is_compressed:
+        return memoryview(stored)
+    try:
+        # The decompressor allocates the size that the frame claims.
+        claimed = zstandard.get_frame_parameters(stored).content_size
+        if claimed != entry.plain_length:
+            raise Corrupt(f"its zstd frame claims {claimed} bytes, its entry {entry.plain_length}")
+        return memoryview(zstandard.ZstdDecompressor().decompress(stored, allow_extra_data=False))
+    except (zstandard.ZstdError, Corrupt) as bad:
+        raise Corrupt(f"block of offsets {entry.base_offset}..{entry.last_offset} does not decompress: {bad}") from bad
+
+
+def audit_block(stored: Buffer, entry: BlockEntry) -> memoryview:
+    """The block's batches, from its stored bytes, which are verified completely. Raises ``Corrupt``.
+
+    Verified are CRC, Merkle leaves, each batch's own CRC, contiguous offsets, and counts.
+    """
+    block = plain_block(stored, entry)
     offset, records, leaves = entry.base_offset, 0, TreeFrontier()
     for batch, header in iterate_block_batches(block):
         if header.base_offset != offset:
@@ -289,10 +339,11 @@ def audit_block(block: Buffer, entry: BlockEntry) -> None:
         raise Corrupt(f"block of offsets {entry.base_offset}..{entry.last_offset} holds {records} records up to {offset - 1}")
     if leaves.root() != entry.leaves_root:
         raise Corrupt(f"block of offsets {entry.base_offset}..{entry.last_offset} does not match its Merkle leaves")
+    return block
 
 
 def iterate_block_batches(block: Buffer) -> Iterator[tuple[memoryview, BatchHeader]]:
-    """``(batch, header)`` of each batch in a block, in order. Raises ``Corrupt`` at a bad length."""
+    """``(batch, header)`` of each batch in a plain block, in order. Raises ``Corrupt`` at a bad length."""
     view = memoryview(block)
     for position, header in iterate_headers(view):
         yield view[position : position + header.size_bytes], header
@@ -314,6 +365,6 @@ def find_block(blocks: Sequence[BlockEntry], offset: int) -> int:
 
 __all__ = [
     "BLOCK_BYTES_TARGET", "AbortedTransaction", "BlockEntry", "EpochStart", "ProducerEntry", "SegmentFooter",
-    "SegmentIdentity", "SegmentWriter", "WrittenSegment", "audit_block", "check_block", "find_block", "iterate_block_batches",
-    "parse_footer",
+    "SegmentIdentity", "SegmentWriter", "WrittenSegment", "audit_block", "find_block", "iterate_block_batches", "parse_footer",
+    "plain_block",
 ]  # fmt: skip

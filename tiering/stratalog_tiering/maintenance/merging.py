@@ -3,7 +3,8 @@
 Ledgers that were sealed early (a change of owner, an idle partition, a request) make small segments. Merging is tiered:
 ``FAN_IN`` segments that were never merged become one, and ``FAN_IN`` of those become another, which is not merged again. So a
 record is written at most three times, including its offload. Blocks are read, verified and written as one segment, which is
-verified before the manifest's next version replaces the old segments by it. The old objects stay for the grace period.
+verified before the manifest's next version replaces the old segments by it. The old objects stay for the grace period. The
+merged segment is compressed as the topic asks for now, however its sources were.
 
 Retention drops whole segments by their newest record. A merged segment therefore spans no more time and is no larger than
 :func:`merge_limits` allows, and a merge never renews a timestamp that retention uses.
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 import msgspec
@@ -24,7 +26,7 @@ from stratalog_tiering.core.commands import Guards, commit_segment
 from stratalog_tiering.core.partition import PartitionSnapshot
 from stratalog_tiering.core.policy import TierPolicy
 from stratalog_tiering.core.retention import newest_ms, oldest_ms
-from stratalog_tiering.format.footer import AbortedTransaction
+from stratalog_tiering.format.footer import AbortedTransaction, BlockEntry
 from stratalog_tiering.format.manifest import SegmentEntry, SegmentKind, segment_entry, source_of
 from stratalog_tiering.format.manifest_edit import ManifestEdit
 from stratalog_tiering.format.object_keys import segment_key
@@ -93,7 +95,7 @@ async def merge_small(ports: WorkerPorts, state: PartitionSnapshot, policy: Tier
     # Both before an upload that could not be committed.
     edit = ManifestEdit(previous, writer=ports.settings.worker_id, random_id=ports.random_id)
     await refuse_fork(ports, state)
-    entry = await _write_merged(ports, state, run)
+    entry = await _write_merged(ports, state, run, policy.zstd_level)
     await require_sound(ports.store, ports.source, entry, ports.background, reads_at_once=ports.settings.verify_reads_at_once)
     edit.replace(entry, ports.clock.wall_ms())
     if not await commit_edit(ports, state, edit, lambda now, pointer: commit_segment(now, pointer, (), guards), [entry.key]):
@@ -102,9 +104,11 @@ async def merge_small(ports: WorkerPorts, state: PartitionSnapshot, policy: Tier
     return True
 
 
-async def _write_merged(ports: WorkerPorts, state: PartitionSnapshot, run: Sequence[SegmentEntry]) -> SegmentEntry:
+async def _write_merged(
+    ports: WorkerPorts, state: PartitionSnapshot, run: Sequence[SegmentEntry], zstd_level: int | None
+) -> SegmentEntry:
     footers = [await ports.source.footer(entry) for entry in run]
-    writer = SegmentWriter(_identity(ports.cluster_id, footers), ports.settings.block_bytes)
+    writer = SegmentWriter(_identity(ports.cluster_id, footers), ports.settings.block_bytes, zstd_level)
     key = segment_key(
         state.log.topic_id, state.log.index, run[0].base_offset, run[-1].leader_epochs[-1].epoch, ports.random_id()
     )  # fmt: skip
@@ -116,14 +120,13 @@ async def _write_merged(ports: WorkerPorts, state: PartitionSnapshot, run: Seque
             for block in footer.blocks:
                 content = await ports.store.get_range(entry.key, entry.data_position + block.position, block.length)
                 await ports.reading.take(len(content))
-                audit_block(content, block)
-                for batch, header in iterate_block_batches(content):
-                    writer.append(batch, header)
+                await ports.background.run(partial(_append_block, writer, content, block))
                 await upload.write(writer.take_parts())
-        written = writer.finish(
-            created_at_ms=max(footer.created_at_ms for footer in footers), leader_epochs=_epochs(footers),
+        finish = partial(
+            writer.finish, created_at_ms=max(footer.created_at_ms for footer in footers), leader_epochs=_epochs(footers),
             aborted_transactions=_aborted(footers), producers=await ports.source.producers(run[-1]),
         )  # fmt: skip
+        written = await ports.background.run(finish)
         await upload.write(writer.take_parts())
         await upload.finish()
     except BaseException:
@@ -134,6 +137,11 @@ async def _write_merged(ports: WorkerPorts, state: PartitionSnapshot, run: Seque
         merge_count=1 + max(entry.merge_count for entry in run),
         sources=tuple(source_of(entry) for entry in run),
     )
+
+
+def _append_block(writer: SegmentWriter, stored: memoryview, block: BlockEntry) -> None:
+    for batch, header in iterate_block_batches(audit_block(stored, block)):
+        writer.append(batch, header)
 
 
 def _identity(cluster_id: str, footers: Sequence[SegmentFooter]) -> SegmentIdentity:

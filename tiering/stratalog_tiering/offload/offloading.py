@@ -31,7 +31,9 @@ from stratalog_tiering.offload.upload import StreamedUpload, abort_quietly
 _log = logging.getLogger(__name__)
 
 
-async def offload(ports: WorkerPorts, state: PartitionSnapshot, ledgers: Sequence[StoredLedger], guards: Guards) -> bool:
+async def offload(
+    ports: WorkerPorts, state: PartitionSnapshot, ledgers: Sequence[StoredLedger], guards: Guards, zstd_level: int | None
+) -> bool:
     """Make one segment of ``ledgers`` and commit it. False: another command changed the partition first; plan again.
 
     Raises ``Corrupt`` (a ledger or the uploaded copy is damaged; nothing was committed), ``OutcomeUnknown``, ``Unavailable``.
@@ -47,6 +49,7 @@ async def offload(ports: WorkerPorts, state: PartitionSnapshot, ledgers: Sequenc
         [stored.ledger for stored in ledgers],
         random_id=ports.random_id(),
         block_bytes=ports.settings.block_bytes,
+        zstd_level=zstd_level,
     )
     await _upload(ports, job)
     entry = job.entry()
@@ -83,7 +86,8 @@ async def _upload(ports: WorkerPorts, job: OffloadJob) -> None:
             await ports.background.run(lambda entries=entries: job.add_entries(entries))  # type: ignore[misc]
             await ports.reading.take(sum(len(entry.payload) for entry in entries))
             await upload.write(job.take_parts())
-        await upload.write(job.finish(ports.clock.wall_ms()))
+        now_ms = ports.clock.wall_ms()
+        await upload.write(await ports.background.run(lambda: job.finish(now_ms)))
         await upload.finish()
     except BaseException:
         await abort_quietly(upload)

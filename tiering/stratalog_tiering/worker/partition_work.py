@@ -156,7 +156,7 @@ class PartitionWork:
 
     async def _do(self, step: Step, state: PartitionSnapshot, guards: Guards) -> None:
         if isinstance(step, Offload):
-            if await offload(self._ports, state, step.ledgers, guards):
+            if await offload(self._ports, state, step.ledgers, guards, self._policy(state).zstd_level):
                 self._offloaded_at_ms = self._ports.clock.wall_ms()
                 await self._report(None, state)
         elif isinstance(step, ResolveFork):

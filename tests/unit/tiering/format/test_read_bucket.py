@@ -17,6 +17,7 @@ from support.archive_writer import ArchiveWriter
 from stratalog_core.batches.batch import crc_matches, iterate_headers
 from stratalog_core.batches.checkpoint import ProducerEntry
 from stratalog_tiering.format.footer import parse_footer, parse_signatures
+from stratalog_tiering.format.segment import plain_block
 
 ROOT = Path(__file__).parents[4]
 GOLDEN = ROOT / "tests/golden/tiering"
@@ -71,21 +72,20 @@ def test_layouts_from_before_the_first_release_are_refused(content: bytes) -> No
 @pytest.mark.parametrize("content", golden("segment*.bin"))
 def test_it_reads_the_same_segment_as_the_product(content: bytes) -> None:
     footer, found = parse_footer(content, len(content)), read(content)
-    assert b"".join(found["batches"]) == content[: footer.data_bytes]
-    assert [len(batch) for batch in found["batches"]] == [
-        header.size_bytes for _, header in iterate_headers(content[: footer.data_bytes])
-    ]
-    assert all(
-        crc_matches(content[at : at + header.size_bytes], header)
-        for at, header in iterate_headers(content[: footer.data_bytes])
-    )
+    plain = b"".join(plain_block(content[block.position : block.end_position], block) for block in footer.blocks)
+    assert b"".join(found["batches"]) == plain
+    assert [len(batch) for batch in found["batches"]] == [header.size_bytes for _, header in iterate_headers(plain)]
+    assert all(crc_matches(plain[at : at + header.size_bytes], header) for at, header in iterate_headers(plain))
     assert found["cluster_id"] == footer.cluster_id
     assert found["min_timestamp_ms"] == footer.min_timestamp_ms
     signatures = parse_signatures(content, len(content))
     assert [tuple(one) for one in found["signatures"]] == [(one.algorithm, one.key_id, one.value) for one in signatures]
 
 
-@given(st.integers(0, 2**16), st.integers(0, 7), st.sampled_from(["segment_producers.bin", "manifest.bin", "page.bin"]))
+FLIPPED = ["segment_producers.bin", "segment_zstd.bin", "manifest.bin", "page.bin"]
+
+
+@given(st.integers(0, 2**16), st.integers(0, 7), st.sampled_from(FLIPPED))
 def test_any_flipped_bit_is_refused(position: int, bit: int, name: str) -> None:
     content = bytearray((GOLDEN / name).read_bytes())
     content[position % len(content)] ^= 1 << bit
@@ -97,9 +97,15 @@ def pages_in(store_directory: Path) -> list[Path]:
     return list(store_directory.glob("pages/*/*/*"))
 
 
+@pytest.mark.parametrize("zstd_level", [None, 3])
 async def test_it_prints_the_records_of_a_whole_bucket(
-    writer: ArchiveWriter, store_directory: Path, make_batches: Batches, capsys: pytest.CaptureFixture[str]
+    new_writer: Callable[..., ArchiveWriter],
+    store_directory: Path,
+    make_batches: Batches,
+    capsys: pytest.CaptureFixture[str],
+    zstd_level: int | None,
 ) -> None:
+    writer = new_writer(zstd_level=zstd_level)
     for index in range(12):
         await writer.append(0, make_batches(index * 24, [3] * 8), producers=[ProducerEntry(7, 1)])
     assert pages_in(store_directory)
