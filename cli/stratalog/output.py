@@ -1,16 +1,19 @@
-"""The output of commands: a table for people, JSON for programs, progress on stderr. Results alone go to stdout."""
+"""The output of commands: a table for people, JSON for programs, progress on stderr. Results alone go to stdout.
+
+Rich is loaded where it prints: it takes a quarter of the time in which most commands load.
+"""
 
 from __future__ import annotations
 
 import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-from rich.table import Table
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 _PIPE_WIDTH = 250
@@ -45,6 +48,9 @@ def print_json(document: object) -> None:
 
 def print_rows(rows: Sequence[Mapping[str, Any]], columns: Sequence[str], *, title: str = "") -> None:
     """Print a table of the named columns. A heading is the column's name with spaces, or its term in ``_HEADINGS``."""
+    from rich.console import Console
+    from rich.table import Table
+
     table = Table(title=title or None, title_justify="left", box=None, pad_edge=False, header_style="bold")
     for column in columns:
         numeric = all(isinstance(row.get(column), int | float) for row in rows) and bool(rows)
@@ -69,6 +75,9 @@ def print_listing(
 
 def progress_bar() -> Progress:
     """Return a progress bar on stderr, which is shown only on a terminal."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
     console = Console(stderr=True)
     return Progress(
         SpinnerColumn(),

@@ -6,9 +6,9 @@ import asyncio
 import dataclasses
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
-from rich.progress import Progress, TaskID
 
 from stratalog.exit_codes import ExitCode
 from stratalog.moments import format_moment
@@ -32,6 +32,9 @@ from stratalog_metadata.records import KEEP_METADATA, KEEP_STORE
 from stratalog_tiering.cold.verifier import PartitionReport, Verifier
 from stratalog_tiering.core.forks import Forked
 from stratalog_tiering.store import ObjectStore
+
+if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
 
 _CHECKSUM_THREADS = 2
 _SEGMENT_COLUMNS = ("topic", "partition", "base_offset", "last_offset", "record_count", "bytes", "key")
