@@ -76,10 +76,11 @@ class PoweredCluster:
         return True
 
     def close(self) -> None:
-        for process in self._running.values():
-            process.terminate()
-            process.wait()
+        """Stop the broker, then the bookies, then the metadata nodes: none waits for one that stopped before."""
         self.cluster.run("cluster", "stop")
+        for name in reversed(self.names):
+            self._running[name].terminate()
+            self._running[name].wait()
 
 
 @pytest.fixture
