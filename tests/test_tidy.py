@@ -70,10 +70,12 @@ def test_no_package_has_an_import_cycle(package: str) -> None:
 
 
 def test_the_project_names_no_place_but_its_own() -> None:
+    patterns = ("*.py", "*.md", "*.toml", "*.yml", "Makefile", "Dockerfile", "*.txt", "*.sh")
+    folders = [entry for entry in ROOT.iterdir() if entry.is_dir() and not entry.name.startswith(".")]
+    below = [path for pattern in patterns for folder in folders for path in folder.rglob(pattern)]
     texts = [
         path
-        for pattern in ("*.py", "*.md", "*.toml", "*.yml", "Makefile", "Dockerfile", "*.txt", "*.sh")
-        for path in ROOT.rglob(pattern)
+        for path in (*below, *(path for pattern in patterns for path in ROOT.glob(pattern)))
         if not any(part.startswith(".") for part in path.relative_to(ROOT).parts) and path != Path(__file__)
     ]
     assert [_name(path) for path in texts if _WORKPLACE.search(path.read_text())] == []
