@@ -38,14 +38,14 @@ WORKERS := 2
 DURATIONS := --durations=50 --durations-min=1
 
 .PHONY: test
-test: .venv/.test tools  ## everything: unit and contract tests in two processes, then all that starts clusters, one by one; the simulator beside them
+test: .venv/.test tools  ## everything: unit and contract tests in two processes, then all that starts clusters, one by one, and what only computes beside them
 	status=0; \
-	$(BIN)/python -m pytest tests -m "not alone and not simulated" --numprocesses $(WORKERS) --dist loadfile $(DURATIONS) || status=$$?; \
+	$(BIN)/python -m pytest tests -m "not alone and not computes" --numprocesses $(WORKERS) --dist loadfile $(DURATIONS) || status=$$?; \
 	output=$$(mktemp); \
-	$(BIN)/python tests/spare_time.py $(BIN)/python -m pytest tests -m simulated --numprocesses $(WORKERS) --dist worksteal $(DURATIONS) > $$output 2>&1 & \
-	simulated=$$!; trap "kill -- -$$simulated 2> /dev/null" EXIT INT TERM; \
+	$(BIN)/python tests/spare_time.py $(BIN)/python -m pytest tests -m computes --timeout 3000 --numprocesses $(WORKERS) --dist worksteal $(DURATIONS) > $$output 2>&1 & \
+	computing=$$!; trap "kill -- -$$computing 2> /dev/null" EXIT INT TERM; \
 	$(BIN)/python -m pytest tests -m alone $(DURATIONS) || status=$$?; \
-	wait $$simulated || status=$$?; \
+	wait $$computing || status=$$?; \
 	cat $$output; rm $$output; \
 	exit $$status
 

@@ -46,7 +46,7 @@ def pytest_configure() -> None:
 
 ALONE: Final = ("chaos", "integration", "valid_requests")
 """Folders whose tests choose ports before they listen on them, or use all cores."""
-SIMULATED: Final = ("simulation",)
+COMPUTES: Final = ("simulation",)
 """Folders whose tests take processor time only: their clocks are simulated, so that they may run beside any other test."""
 
 
@@ -54,19 +54,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.parent.name in ALONE:
             item.add_marker(pytest.mark.alone)
-        if item.path.parent.name in SIMULATED:
-            item.add_marker(pytest.mark.simulated)
+        if item.path.parent.name in COMPUTES:
+            item.add_marker(pytest.mark.computes)
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Leave out files of whose tests ``-m`` selects none: to import all of them takes half a minute."""
     if collection_path.suffix != ".py":
         return None
-    folder = collection_path.parent.name
+    folder, text = collection_path.parent.name, collection_path.read_text()
     selected = {
-        "simulated": folder in SIMULATED,
-        "alone": folder in ALONE or "mark.alone" in collection_path.read_text(),
-        "not alone and not simulated": folder not in (*ALONE, *SIMULATED),
+        "alone": folder in ALONE or "mark.alone" in text,
+        "computes": folder in COMPUTES or "mark.computes" in text,
+        "not alone and not computes": folder not in (*ALONE, *COMPUTES),
     }
     return None if selected.get(config.option.markexpr, True) else True
 

@@ -21,6 +21,7 @@ from stratalog.reference import METRIC_GROUPS, SECTIONS
 from stratalog_broker.configs.topic_configs import TOPIC_CONFIG_KEYS, TopicConfigs
 from stratalog_core.metrics.groups import MetricGroup, definitions
 
+pytestmark = pytest.mark.computes
 ROOT = Path(__file__).parents[1]
 PACKAGES = [
     "core/stratalog_core",

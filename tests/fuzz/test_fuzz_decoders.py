@@ -13,6 +13,7 @@ from fuzz.mutation import corrupt
 from fuzz.registry import PURE
 from fuzz.target import Target
 
+pytestmark = pytest.mark.computes
 EXAMPLES = 60
 SLOW = {"metadata-sqlite", "spark-batch"}
 

@@ -19,6 +19,7 @@ from stratalog_pipeline.arrow.decode import BatchDecoder, decode_run
 from stratalog_pipeline.arrow.kernels import TIMESTAMP_MS_MAX, Room
 from stratalog_pipeline.arrow.schema import COLUMNS, COLUMNS_WITH_HEADERS, arrow_schema
 
+pytestmark = pytest.mark.computes
 CODECS = tuple(compression.NAMES.values())
 Row = tuple[int, int, int, bytes | None, bytes | None, tuple[tuple[str, bytes | None], ...]]
 

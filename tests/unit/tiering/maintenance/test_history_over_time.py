@@ -29,6 +29,7 @@ from stratalog_tiering.format.manifest_edit import ManifestEdit, Previous, Remov
 from stratalog_tiering.format.partition_tree import TreePage, decode_tree_page
 from stratalog_tiering.maintenance.merging import FAN_IN, merge_limits, mergeable_run
 
+pytestmark = pytest.mark.computes
 TOPIC = UUID(int=0xAA)
 SECOND_MS = 1000
 MINUTE_MS = 60 * SECOND_MS
