@@ -6,6 +6,7 @@ none, the tests that need it are skipped. All take the credentials that this fil
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import os
 import shutil
@@ -91,6 +92,7 @@ def patient_submits() -> Iterator[None]:
 
 ACCESS_KEY = "stratalog-test"
 SECRET_KEY = "stratalog-test-secret"
+KMS_KEY = "stratalog-test-key"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,7 +168,13 @@ def s3_credentials() -> Iterator[None]:
 def minio_server(s3_credentials: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
     """A real MinIO on one directory."""
     binary, port, directory = _binary("STRATALOG_MINIO", "minio"), _free_port(), tmp_path_factory.mktemp("minio")
-    environment = {"MINIO_ROOT_USER": ACCESS_KEY, "MINIO_ROOT_PASSWORD": SECRET_KEY, "MINIO_BROWSER": "off"}
+    environment = {
+        "MINIO_ROOT_USER": ACCESS_KEY,
+        "MINIO_ROOT_PASSWORD": SECRET_KEY,
+        "MINIO_BROWSER": "off",
+        # A key for server-side encryption.
+        "MINIO_KMS_SECRET_KEY": f"{KMS_KEY}:{base64.b64encode(bytes(32)).decode()}",
+    }
     command = [binary, "server", "--quiet", "--address", f"127.0.0.1:{port}", str(directory / "data")]
     with _running("minio", port, command, environment, directory / "log") as server:
         yield server

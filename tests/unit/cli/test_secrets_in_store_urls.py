@@ -28,6 +28,8 @@ PLANTED = (
     f"s3://bucket?endpoint=http://127.0.0.1:9000?secret={SECRET}",
     f"s3://bucket?access_key={KEY}&secret_key={SECRET}",
     f"s3://bucket?{SECRET}",
+    f"s3://bucket?sse={SECRET}",
+    f"s3://bucket?sse=AES256&sse_kms_key_id={SECRET}",
     f"s3://bucket/prefix#{SECRET}",
     f"https://{KEY}:{SECRET}@127.0.0.1/bucket",
     f"file://{KEY}:{SECRET}@/history",

@@ -1,8 +1,8 @@
 """Object stores: a local directory, or S3 and compatible servers. The only folder that may import S3 libraries.
 
 ``open_store`` takes ``/dir``, ``file:///dir`` or ``s3://bucket/prefix?endpoint=http://127.0.0.1:9000&region=us-east-1``;
-``read_engine`` chooses how S3 is read: ``obstore`` (default) or ``aioboto3``.
-Credentials come from boto3's chain (``AWS_ACCESS_KEY_ID`` …), never from the URL.
+``read_engine`` chooses how S3 is read: ``obstore`` (default) or ``aioboto3``. ``sse`` and ``sse_kms_key_id`` encrypt at rest.
+Credentials come from boto3's chain (environment, profile, web identity, container, instance), never from the URL.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ from stratalog_tiering.store.base import ObjectInfo, StoreFeatures, Upload, Uplo
 from stratalog_tiering.store.s3_async import CONNECT_TIMEOUT_S, AsyncClient
 from stratalog_tiering.store.s3_attempts import repeated, written_once
 from stratalog_tiering.store.s3_catalogue import S3Catalogue
-from stratalog_tiering.store.s3_errors import UploadGone, from_botocore
+from stratalog_tiering.store.s3_errors import UploadGone, from_botocore, no_credentials
 from stratalog_tiering.store.s3_features import read_features
 from stratalog_tiering.store.s3_reads import Aioboto3Reads, ObstoreReads, ReadEngine, ReadLimits, check_length
 from stratalog_tiering.store.store_url import S3Location
@@ -53,7 +53,7 @@ class S3Store:
         core = botocore.session.get_session()
         session = boto3.Session(botocore_session=core, region_name=location.region)
         if session.get_credentials() is None:
-            raise Invalid(f"{self.url}: no credentials; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY")
+            raise Invalid(no_credentials(self.url))
         self._client = _boto3_client(session, location, threads)
         self._async_client = AsyncClient(location, core)
         self._catalogue = S3Catalogue(location, self._async_client)
@@ -70,12 +70,12 @@ class S3Store:
 
     async def put(self, key: str, parts: Sequence[Buffer], *, if_absent: bool = True) -> None:
         name = self._location.name(key)
-        condition: dict[str, Any] = {"IfNoneMatch": "*"} if if_absent else {}
+        options: dict[str, Any] = {**self._location.encryption, **({"IfNoneMatch": "*"} if if_absent else {})}
 
         def write() -> None:
             body = b"".join(parts)
             self._client.put_object(
-                Bucket=self._location.bucket, Key=name, Body=body, ChecksumCRC32C=_crc_text((body,)), **condition
+                Bucket=self._location.bucket, Key=name, Body=body, ChecksumCRC32C=_crc_text((body,)), **options
             )  # fmt: skip
 
         async def is_ours() -> bool:
@@ -101,9 +101,12 @@ class S3Store:
 
     async def create_upload(self, key: str, part_bytes: int) -> Upload:
         name = self._location.name(key)
+        encryption: dict[str, Any] = self._location.encryption
 
         def create() -> str:
-            answer = self._client.create_multipart_upload(Bucket=self._location.bucket, Key=name, ChecksumAlgorithm="CRC32C")
+            answer = self._client.create_multipart_upload(
+                Bucket=self._location.bucket, Key=name, ChecksumAlgorithm="CRC32C", **encryption
+            )  # fmt: skip
             return answer["UploadId"]
 
         return Upload(key=key, upload_id=await self._repeated(create, key), part_bytes=part_bytes)

@@ -52,10 +52,18 @@ def from_botocore(failure: BotoCoreError | ClientError, key: str, place: str) ->
     if isinstance(failure, ClientError):
         return _from_answer(failure, key, place)
     if isinstance(failure, _NO_CREDENTIALS):
-        return Invalid(f"{place}: no credentials; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY")
+        return Invalid(no_credentials(place))
     if isinstance(failure, _NEVER_LEFT):
         return Unavailable(f"{place} cannot be reached: {failure}")
     return no_answer(failure, key, place)
+
+
+def no_credentials(place: str) -> str:
+    """The message for a process that finds no credentials."""
+    return (
+        f"{place}: no credentials; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE, or AWS_ROLE_ARN and"
+        " AWS_WEB_IDENTITY_TOKEN_FILE, or run on an instance that has a role"
+    )
 
 
 def no_answer(failure: Exception, key: str, place: str) -> OutcomeUnknown:

@@ -28,6 +28,9 @@ from stratalog_tiering.store.s3_attempts import repeated, time_limit
 from stratalog_tiering.store.s3_errors import from_obstore
 from stratalog_tiering.store.store_url import S3Location
 
+CREDENTIALS_LIFETIME: Final = timedelta(minutes=5)
+"""boto3 renews credentials that expire ten minutes before, whenever it is asked for them, so those it returns last longer than
+this. obstore asks again only after this time."""
 _PIECE_BYTES: Final = 256 * 1024
 _Result = TypeVar("_Result")
 
@@ -156,7 +159,7 @@ def _obstore_client(location: S3Location, session: boto3.Session, endpoint: str,
         endpoint=endpoint,
         region=location.region,
         virtual_hosted_style_request=False,
-        credential_provider=Boto3CredentialProvider(session),
+        credential_provider=Boto3CredentialProvider(session, ttl=CREDENTIALS_LIFETIME),
         client_options={
             "allow_http": endpoint.startswith("http://"),
             "connect_timeout": timedelta(seconds=CONNECT_TIMEOUT_S),

@@ -6,6 +6,7 @@ only through :func:`shown_url`; an accepted one may be displayed as it is. Opens
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass
 from typing import Final, Literal
@@ -14,24 +15,32 @@ from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 from stratalog_core.errors import Invalid
 from stratalog_tiering.store.base import check_key
 
-OPTIONS: Final = frozenset({"endpoint", "region", "read_engine"})
+OPTIONS: Final = frozenset({"endpoint", "region", "read_engine", "sse", "sse_kms_key_id"})
+SSE_MODES: Final = ("AES256", "aws:kms")
+"""Server-side encryption with the store's own keys (SSE-S3), or with a key of its key management (SSE-KMS)."""
+_REGION_DEFAULT: Final = "us-east-1"
 _HIDDEN: Final = "***"
 _OPTION_NAME: Final = re.compile(r"[a-z_]{1,40}")
 _OPTION_VALUE: Final = re.compile(r"[A-Za-z0-9._:/\-\[\]%]*")
 _USAGE: Final = (
-    "use s3://bucket/prefix with the options endpoint (http://host:port or https://…), region, read_engine;"
-    " set credentials in the environment: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
+    "use s3://bucket/prefix with the options endpoint (http://host:port or https://…), region, read_engine, sse,"
+    " sse_kms_key_id; set credentials in the environment: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class S3Location:
-    """Where in S3 a store is. ``prefix`` is empty or ends with ``/``; ``endpoint`` None means AWS."""
+    """Where in S3 a store is. ``prefix`` is empty or ends with ``/``; ``endpoint`` None means AWS.
+
+    ``sse`` is one of ``SSE_MODES``, or empty: then the bucket's own setting applies.
+    """
 
     bucket: str
     prefix: str
     endpoint: str | None
     region: str
+    sse: str = ""
+    sse_kms_key_id: str = ""
 
     @property
     def url(self) -> str:
@@ -41,6 +50,12 @@ class S3Location:
     def addressing(self) -> Literal["path", "auto"]:
         """Addressing style: private servers seldom have a DNS name for each bucket."""
         return "path" if self.endpoint else "auto"
+
+    @property
+    def encryption(self) -> dict[str, str]:
+        """Arguments of the requests that create objects."""
+        given = {"ServerSideEncryption": self.sse, "SSEKMSKeyId": self.sse_kms_key_id}
+        return {name: value for name, value in given.items() if value}
 
     def name(self, key: str) -> str:
         """The object's name in the bucket. Raises ``Invalid`` for a key that is not plain."""
@@ -100,9 +115,23 @@ def parse_s3_url(url: str) -> tuple[S3Location, dict[str, str]]:
         bucket=parts.netloc,
         prefix=parts.path.strip("/") + "/" if parts.path.strip("/") else "",
         endpoint=endpoint or None,
-        region=options.get("region") or "us-east-1",
+        region=options.get("region") or _region_of_environment(),
+        sse=options.get("sse", ""),
+        sse_kms_key_id=options.get("sse_kms_key_id", ""),
     )
+    _check_encryption(location, url)
     return location, options
+
+
+def _region_of_environment() -> str:
+    return os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION") or _REGION_DEFAULT
+
+
+def _check_encryption(location: S3Location, url: str) -> None:
+    if location.sse and location.sse not in SSE_MODES:
+        raise Invalid(f"store {shown_url(url)!r}: sse is unknown; choose one of {', '.join(SSE_MODES)}")
+    if location.sse_kms_key_id and location.sse != "aws:kms":
+        raise Invalid(f"store {shown_url(url)!r}: sse_kms_key_id needs sse=aws:kms")
 
 
 def _split(url: str) -> SplitResult:
