@@ -108,6 +108,10 @@ mutants: .venv/.test  ## plant faults in the simulated product and see each foun
 chaos: .venv/.test $(MINIO)  ## real processes, real faults, histories checked: SECONDS=300, SEED=7 for the same faults again, ONLY=stop,drain for some
 	PYTHONPATH=tests $(BIN)/python -m chaos --seconds $(or $(SECONDS),300) $(if $(SEED),--seed $(SEED)) $(if $(ONLY),--only $(ONLY)) $(if $(RESULTS),--results $(RESULTS))
 
+.PHONY: contract-all
+contract-all: .venv/.test $(MINIO) $(VERSITYGW)  ## the contract of object stores, also over servers whose answers fail in bursts: SEEDS=1
+	STRATALOG_CONTRACT_SEEDS=$(or $(SEEDS),1) $(BIN)/python -m pytest -q tests/contract
+
 .PHONY: store-faults
 store-faults: .venv/.test $(MINIO)  ## offload, retention and cold reads over a MinIO whose answers fail in bursts: SEEDS=20
 	STRATALOG_STORE_FAULT_SEEDS=$(or $(SEEDS),20) $(BIN)/python -m pytest -q tests/unit/tiering/worker/test_faulty_store.py

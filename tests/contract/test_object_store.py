@@ -1,11 +1,14 @@
 """The object-store border: one suite over the local directory, and MinIO and versitygw by each engine of reads.
 
-A few tests run against moto, too: a smoke run of the API (``-m smoke``) that needs no binary and proves no guarantee.
+A few tests run against moto, too: a smoke run of the API (``-m smoke``) that needs no binary and proves no guarantee. The same
+guarantees hold while answers fail in bursts: a few tests show it in every run, ``STRATALOG_CONTRACT_SEEDS`` runs all of them
+over both servers and engines, as often as it says.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -13,6 +16,7 @@ from uuid import uuid4
 
 import pytest
 import pytest_asyncio
+from support.s3_proxy import FAULTS, Bursts, Fault, S3Proxy
 
 from stratalog_core.errors import Conflict, Corrupt, Invalid, NoSuchObject, StratalogError
 from stratalog_core.system import SystemClock, ThreadBackground
@@ -35,20 +39,53 @@ MOTO_IS_RIGHT_IN = {
 """It ignores ``If-None-Match`` when an upload is completed, and accepts wrong checksums: no more is asked of it."""
 
 
+FAULT_SHARE = 0.2
+"""Share of requests that get a fault."""
+FAULTS_IN_A_ROW_MAX = 2
+"""The client that repeats least, obstore, sends a request three times."""
+REPEATED_FAULTS: tuple[Fault, ...] = tuple(fault for fault in FAULTS if fault != "etag")
+"""After a lost answer another etag is no proof, so the outcome is rightly unknown."""
+SEEDS = int(os.environ.get("STRATALOG_CONTRACT_SEEDS", "0"))
+SAMPLE = {
+    "test_what_is_put_is_read_back",
+    "test_of_many_writers_one_wins",
+    "test_deleting_is_idempotent",
+    "test_a_multipart_upload_appears_whole_or_not_at_all",
+    "test_completing_never_replaces",
+    "test_of_many_completions_one_wins",
+}
+
+
+def faulty_backends(test: str) -> list[str]:
+    """Return the backends that the test runs over while answers fail."""
+    sample = ["minio/obstore/1"] if test in SAMPLE else []
+    return [f"{name}/{seed}" for name in S3_BACKENDS for seed in range(1, SEEDS + 1)] if SEEDS else sample
+
+
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "store_url" in metafunc.fixturenames:
-        smoke = MOTO if metafunc.function.__name__ in MOTO_IS_RIGHT_IN else []
-        metafunc.parametrize("store_url", [*BACKENDS, *smoke], indirect=True)
+        test = metafunc.function.__name__
+        smoke = MOTO if test in MOTO_IS_RIGHT_IN else []
+        faulty = [pytest.param(name, marks=pytest.mark.s3, id=f"faulty/{name}") for name in faulty_backends(test)]
+        metafunc.parametrize("store_url", [*BACKENDS, *smoke, *faulty], indirect=True)
 
 
-@pytest.fixture
-def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    name, _, engine = request.param.partition("/")
+@pytest_asyncio.fixture
+async def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[str]:
+    name, _, options = request.param.partition("/")
     if name == "directory":
-        return str(tmp_path / "store")
+        yield str(tmp_path / "store")
+        return
+    engine, _, seed = options.partition("/")
     server = request.getfixturevalue(f"{name}_server")
-    url: str = server.make_bucket(f"test-{uuid4().hex[:12]}")
-    return url.replace("?", "/some/prefix?") + f"&read_engine={engine}"
+    url: str = server.make_bucket(f"test-{uuid4().hex[:12]}").replace("?", "/some/prefix?") + f"&read_engine={engine}"
+    if not seed:
+        yield url
+        return
+    proxy = S3Proxy(server.endpoint)
+    proxy.choose = Bursts(random.Random(int(seed)), FAULT_SHARE, faults=REPEATED_FAULTS, in_a_row_max=FAULTS_IN_A_ROW_MAX)
+    yield url.replace(server.endpoint, await proxy.start())
+    await proxy.close()
 
 
 @pytest_asyncio.fixture

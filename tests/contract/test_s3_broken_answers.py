@@ -162,7 +162,21 @@ async def read(store: ObjectStore) -> bytes:
     return bytes(await store.get_range("object", 0, len(CONTENT)))
 
 
-@pytest.mark.parametrize("fault", [cut, refused("503 Slow Down", "SlowDown"), refused("500 Oh", "InternalError")])
+async def dropped(answer: asyncio.StreamWriter) -> None:
+    answer.transport.abort()
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        cut,
+        dropped,
+        refused("503 Slow Down", "SlowDown"),
+        refused("500 Oh", "InternalError"),
+        refused("429 Too Many Requests", "TooManyRequests"),
+        refused("400 Bad Request", "RequestTimeout"),
+    ],
+)
 async def test_what_failed_once_is_read_again(store: ObjectStore, server: ScriptedServer, fault: Answer) -> None:
     server.script.extendleft([fault])
     assert await read(store) == CONTENT

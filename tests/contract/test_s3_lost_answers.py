@@ -5,13 +5,14 @@ A proxy stands before a real MinIO: it lets a chosen request through, and drops 
 
 from __future__ import annotations
 
+import contextlib
 import random
 from collections.abc import AsyncIterator, Callable
-from typing import Any
 from uuid import uuid4
 
 import pytest
 import pytest_asyncio
+from conftest import S3Server
 from support.s3_proxy import Fault, S3Proxy
 
 from stratalog_core.errors import Conflict, OutcomeUnknown
@@ -23,20 +24,28 @@ PART = b"p" * (5 * 1024 * 1024)
 
 
 @pytest_asyncio.fixture
-async def proxy(minio_server: Any) -> AsyncIterator[S3Proxy]:
+async def proxy(minio_server: S3Server) -> AsyncIterator[S3Proxy]:
     made = S3Proxy(minio_server.endpoint)
     yield made
     await made.close()
 
 
-@pytest_asyncio.fixture
-async def store(minio_server: Any, proxy: S3Proxy) -> AsyncIterator[ObjectStore]:
-    url = minio_server.make_bucket(f"test-{uuid4().hex[:12]}").replace(minio_server.endpoint, await proxy.start())
+@contextlib.asynccontextmanager
+async def opened(url: str) -> AsyncIterator[ObjectStore]:
     background = ThreadBackground(4, "store")
-    opened = open_store(url, background=background, clock=SystemClock(), random=random.Random(7))
-    yield opened
-    await opened.close()
-    background.close()
+    store = open_store(url, background=background, clock=SystemClock(), random=random.Random(7))
+    try:
+        yield store
+    finally:
+        await store.close()
+        background.close()
+
+
+@pytest_asyncio.fixture
+async def store(minio_server: S3Server, proxy: S3Proxy) -> AsyncIterator[ObjectStore]:
+    url = minio_server.make_bucket(f"test-{uuid4().hex[:12]}")
+    async with opened(url.replace(minio_server.endpoint, await proxy.start())) as store:
+        yield store
 
 
 def lose_answers(proxy: S3Proxy, loses: Callable[[str], bool]) -> None:
@@ -74,6 +83,20 @@ async def test_a_completion_whose_answer_is_lost_has_made_the_object(store: Obje
     await store.complete_upload(upload, parts)
     assert (proxy.faults["lost"], (await store.head("object")).size_bytes) == (1, len(PART) + 3)
     assert [left async for left in store.list_uploads()] == []
+
+
+async def test_a_lost_completion_is_recognised_among_encrypted_objects(minio_server: S3Server, proxy: S3Proxy) -> None:
+    """Their tags are not digests, so that only the checksum shows whose object it is."""
+    url = minio_server.make_bucket(f"test-{uuid4().hex[:12]}").replace(minio_server.endpoint, await proxy.start())
+    async with opened(f"{url}&sse=aws:kms") as store:
+        ours, others = [await store.create_upload("object", len(PART)) for _ in range(2)]
+        part, other_part = await store.put_part(ours, 1, [b"content"]), await store.put_part(others, 1, [b"another"])
+        lose(proxy, "POST", "uploadId", 1)
+        await store.complete_upload(ours, [part])
+        lose(proxy, "POST", "uploadId", 2)
+        with pytest.raises(Conflict):
+            await store.complete_upload(others, [other_part])
+        assert (proxy.faults["lost"], await store.get("object")) == (2, b"content")
 
 
 async def test_a_write_that_was_answered_needs_no_other_answer(store: ObjectStore, proxy: S3Proxy) -> None:

@@ -33,9 +33,11 @@ STATIC = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
 async def opened(url: str) -> AsyncIterator[ObjectStore]:
     background = ThreadBackground(4, "store")
     store = open_store(url, background=background, clock=SystemClock(), random=random.Random(1))
-    yield store
-    await store.close()
-    background.close()
+    try:
+        yield store
+    finally:
+        await store.close()
+        background.close()
 
 
 class ScriptedServer(ThreadingHTTPServer):

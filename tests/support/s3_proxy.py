@@ -19,7 +19,7 @@ import re
 import socket
 import struct
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from random import Random
 from typing import Final, Literal, get_args
 from urllib.parse import urlsplit
@@ -34,6 +34,7 @@ _REFUSALS: Final = {
 }
 _NO_LINGER: Final = struct.pack("ii", 1, 0)
 _PIECES: Final = 4
+_IN_A_ROW_MAX: Final = 3
 _PIECE_PAUSE_S: Final = 0.02
 
 
@@ -168,22 +169,30 @@ async def read_body(server: asyncio.StreamReader, head: bytes) -> bytes:
 
 
 class Bursts:
-    """Chooses bursts of up to three requests with the same fault, about ``share`` of all requests, each fault in turn."""
+    """Chooses bursts of up to three requests with the same fault, about ``share`` of all requests, each fault in turn.
 
-    def __init__(self, random: Random, share: float) -> None:
+    No more than ``in_a_row_max`` faults in a row hit requests with the same first line, so that a client which repeats a
+    request once more often than that always succeeds.
+    """
+
+    def __init__(
+        self, random: Random, share: float, *, faults: Sequence[Fault] = FAULTS, in_a_row_max: int = _IN_A_ROW_MAX
+    ) -> None:
         self._random = random
         self._start = share / 2
-        self._turn = list(FAULTS)
+        self._turn = list(faults)
         random.shuffle(self._turn)
         self._left = 0
+        self._in_a_row: Counter[str] = Counter()
+        self._in_a_row_max = in_a_row_max
 
     def __call__(self, line: str) -> Fault | None:
         if self._left == 0 and self._random.random() < self._start:
             self._left = self._random.randint(1, 3)
             self._turn.append(self._turn.pop(0))
-        if self._left == 0:
+        if self._left == 0 or self._in_a_row[line] >= self._in_a_row_max:
+            self._in_a_row[line] = 0
             return None
         self._left -= 1
-        fault = self._turn[-1]
-        # A server that waits for a request's body says so; it does not time out one that has none.
-        return "slow-down" if fault == "timeout" and not line.startswith(("PUT", "POST")) else fault
+        self._in_a_row[line] += 1
+        return self._turn[-1]

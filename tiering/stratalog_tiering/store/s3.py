@@ -145,15 +145,21 @@ class S3Store:
         )  # fmt: skip
 
     async def _is_made_of(self, key: str, parts: Sequence[UploadedPart]) -> bool:
-        """Whether the object consists of these parts, by its size and by the tag that S3 computes from the parts' tags.
+        """Whether the object consists of these parts, by its size and by the checksum that S3 computes from theirs.
 
-        Raises ``OutcomeUnknown`` for an object of the right size with another tag: with encryption tags are not digests.
+        If the server reports none, the tag decides, which S3 computes from the parts' tags. Raises ``OutcomeUnknown`` for an
+        object of the right size with another tag: with encryption tags are not digests.
         """
-        info = await self.head(key)
-        if info.size_bytes != sum(part.size_bytes for part in parts):
+        name = self._location.name(key)
+        answer = await repeated(lambda: self._async_client.request("head_object", key, Key=name, ChecksumMode="ENABLED"))
+        if answer["ContentLength"] != sum(part.size_bytes for part in parts):
             return False
-        if info.etag != _tag_of(parts):
-            raise OutcomeUnknown(f"{self.url}: the tag {info.etag} of {key} does not show whether this upload made it")
+        checksum = str(answer.get("ChecksumCRC32C", ""))
+        if "-" in checksum:  # computed from the parts' checksums, not from the whole object
+            return checksum == _checksum_of(parts)
+        tag = answer["ETag"].strip('"')
+        if tag != _tag_of(parts):
+            raise OutcomeUnknown(f"{self.url}: the tag {tag} of {key} does not show whether this upload made it")
         return True
 
     async def abort_upload(self, upload: Upload) -> None:
@@ -199,6 +205,11 @@ def _boto3_client(session: boto3.Session, location: S3Location, threads: int) ->
         s3={"addressing_style": location.addressing, "payload_signing_enabled": False},
     )
     return session.client("s3", endpoint_url=location.endpoint, config=config)
+
+
+def _checksum_of(parts: Sequence[UploadedPart]) -> str:
+    """The checksum of an object made from ``parts``, as S3 computes it from theirs."""
+    return f"{_crc_text(base64.b64decode(part.crc32c) for part in parts)}-{len(parts)}"
 
 
 def _tag_of(parts: Sequence[UploadedPart]) -> str:

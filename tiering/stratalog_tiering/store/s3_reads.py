@@ -79,8 +79,17 @@ class ObstoreReads:
         return await self._read(read, key)
 
     async def _read(self, read: Callable[[], Awaitable[_Result]], key: str) -> _Result:
+        async def attempt() -> _Result:
+            try:
+                return await read()
+            except BaseError as failure:
+                # obstore repeats a read after any other temporary refusal itself.
+                if "<Code>RequestTimeout</Code>" in str(failure):
+                    raise from_obstore(failure, key, self._location.url) from failure
+                raise
+
         try:
-            return await _in_time(read, key, self._location, self._limits)
+            return await _in_time(lambda: repeated(attempt), key, self._location, self._limits)
         except (BaseError, FileNotFoundError, PermissionError) as failure:
             raise from_obstore(failure, key, self._location.url) from failure
 
