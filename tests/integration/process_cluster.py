@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
 COMMAND_TIMEOUT_S = 120
@@ -65,6 +66,15 @@ class ProcessCluster:
         for future in self.admin.create_topics([new]).values():
             future.result(30)
         return name
+
+    def fill(self, topic: str, *values: str) -> None:
+        """Append records; return when all are acknowledged."""
+        producer = Producer({"bootstrap.servers": self.bootstrap, "log_level": 0})
+        failures: list[object] = []
+        for value in values:
+            producer.produce(topic, value, on_delivery=lambda failure, _: failures.extend([failure] if failure else []))
+        assert producer.flush(30) == 0
+        assert failures == []
 
     def new_group(self) -> str:
         return f"group-{next(_numbers)}"

@@ -39,7 +39,7 @@ def test_the_tool_works_or_is_refused_by_name(
     cluster: ProcessCluster, tool: Tool, shared_classes: tuple[str, ...], tmp_path: Path
 ) -> None:
     topic, group = cluster.new_topic(), cluster.new_group()
-    cluster.run("produce", topic, stdin="k\nl\nm\n")
+    cluster.fill(topic, "k", "l", "m")
     places = {"bootstrap": cluster.bootstrap, "topic": topic, "group": group, "dir": str(tmp_path)}
     for name, content in FILES.items():
         (tmp_path / name).write_text(content.format(**places))
