@@ -10,11 +10,13 @@ from pathlib import Path
 
 def main() -> None:
     """Replace this process by the command, in a session of its own: the kernel may share processors by session first."""
-    with suppress(PermissionError):  # It leads a group already.
+    with suppress(OSError):  # It leads a group already.
         os.setsid()
-    os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
-    with suppress(OSError):  # Kernels without groups of sessions lack the file.
+    with suppress(OSError, AttributeError):  # The system does not have the policy.
+        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+    with suppress(OSError):  # The kernel shares processors among processes only.
         Path("/proc/self/autogroup").write_text("19")
+    os.nice(19)
     os.execvp(sys.argv[1], sys.argv[1:])
 
 
