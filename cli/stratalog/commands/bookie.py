@@ -70,7 +70,9 @@ def decommission(
         return
     left = asyncio.run(_decommission(addresses, name, timeout_s if wait else None))
     sentence = (
-        f"{name} is draining: it is still in {describe_left(left)}" if left else f"{name} is decommissioned: no ledger names it"
+        f"{name} is draining: it is still in {describe_left(left)}"
+        if left
+        else f"{name} is decommissioned: no ledger names it, so it can be stopped and its disks removed"
     )
     print_done({"bookie": name, "draining": True, "ledgers": len(left)}, sentence, as_json=as_json)
 

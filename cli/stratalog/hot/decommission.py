@@ -18,6 +18,7 @@ from stratalog_metadata.state.commands import Command, Put, VersionIs
 
 _ATTEMPTS = 20
 _LEDGERS = "ledger/"
+_TOPICS_SHOWN = 5
 
 OnProgress = Callable[[int], None]
 
@@ -88,13 +89,26 @@ async def wait_until_empty(metadata: MetadataClient, name: str, timeout_s: float
                 await changed.wait()
                 changed.clear()
     except TimeoutError:
-        left = describe_left(ledgers_of(metadata.view.all(Ledger), name))
+        left = ledgers_of(metadata.view.all(Ledger), name)
         raise Unavailable(
-            f"{name} is still in {left}, after {timeout_s:.0f} s; open ones move after they are closed"
-            f" (`stratalog tier offload TOPIC` closes a topic's). It continues to drain: repeat the command to wait"
+            f"{name} is still in {describe_left(left)}, after {timeout_s:.0f} s; {_hindrance(metadata.view, name, left)}."
+            f" It continues to drain: keep it running, and repeat the command to wait"
         ) from None
     finally:
         stop()
+
+
+def _hindrance(view: MetadataView, name: str, left: list[Ledger]) -> str:
+    try:
+        check_enough_remain(view, name)
+    except NotEnoughBookies as lacking:
+        return lacking.message
+    open_topics = {ledger.topic_id for ledger in left if ledger.state is not LedgerState.CLOSED}
+    if not open_topics:
+        return "closed ledgers are being copied (`stratalog bookie list` shows bookies that do not answer)"
+    names = sorted(topic.name for topic in view.all(Topic) if topic.topic_id in open_topics)
+    shown = ", ".join(names[:_TOPICS_SHOWN]) + (f" and {len(names) - _TOPICS_SHOWN} more" if len(names) > _TOPICS_SHOWN else "")
+    return f"open ones move after they are closed: run `stratalog tier offload TOPIC` for {shown or 'their topics'}"
 
 
 async def _is_empty(metadata: MetadataClient, name: str, on_progress: OnProgress) -> bool:

@@ -120,13 +120,24 @@ async def test_a_bookie_that_is_needed_is_not_decommissioned(quorum: EmbeddedQuo
 async def test_the_wait_ends_when_no_ledger_names_the_bookie(quorum: EmbeddedQuorum) -> None:
     metadata = quorum.client
     await _put(metadata, _ledger(1, "b1", "b2"), _ledger(2, "b2", "b3"))
-    with pytest.raises(Unavailable, match="b1 is still in 1 ledgers, 0 of them open"):
+    with pytest.raises(Unavailable, match=r"b1 is still in 1 ledgers, 0 of them open, .* without b1, 0 bookies accept ledgers"):
         await wait_until_empty(metadata, "b1", 0.05, lambda left: None)
     told: list[int] = []
     waiting = asyncio.create_task(wait_until_empty(metadata, "b1", 20.0, told.append))
     await _put(metadata, _ledger(1, "b3", "b2"))
     await waiting
     assert told[-1] == 0
+
+
+async def test_a_wait_that_times_out_says_what_hinders(quorum: EmbeddedQuorum) -> None:
+    metadata = quorum.client
+    await _bookies(metadata, "b2", "b3")
+    await _put(metadata, TOPIC, _ledger(1, "b1", "b2"))
+    with pytest.raises(Unavailable, match="closed ledgers are being copied"):
+        await wait_until_empty(metadata, "b1", 0.05, lambda left: None)
+    await _put(metadata, _ledger(2, "b1", "b2", state=LedgerState.OPEN))
+    with pytest.raises(Unavailable, match=r"2 ledgers, 1 of them open, .* run `stratalog tier offload TOPIC` for flights\."):
+        await wait_until_empty(metadata, "b1", 0.05, lambda left: None)
 
 
 class _Silent:
