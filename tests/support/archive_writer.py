@@ -71,7 +71,7 @@ class ArchiveWriter:
         entry, leaves = await self._write_segment(previous, batches, producers, aborted_transactions)
         edit = ManifestEdit(previous, writer="archive-writer", random_id=self._random_id, limits=self._limits)
         entry = edit.append(entry, leaves)
-        edit.move_to_pages(self._clock.wall_ms(), await self._source.pages(edit.pages_to_merge()))
+        edit.move_to_pages(await self._source.pages(edit.pages_to_merge()))
         lists = await self._source.removed_lists(edit.lists_to_merge())
         tree_pages = await self._source.tree_pages(edit.tree_pages_to_merge())
         new = edit.finish(created_at_ms=self._clock.wall_ms(), lists=lists, tree_pages=tree_pages)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
@@ -74,8 +75,8 @@ def removed_objects_have_no_grace_period() -> None:
     """An object is deleted as soon as it is removed from the manifest."""
     forget: Callable[..., tuple[str, ...]] = RemovedObjects.forget_due
 
-    def forget_due(self: RemovedObjects, before_ms: int, limit: int, now_ms: int, *lists: Any) -> tuple[str, ...]:
-        return forget(self, now_ms, limit, now_ms, *lists)
+    def forget_due(self: RemovedObjects, before_ms: int, limit: int, *rest: Any) -> tuple[str, ...]:
+        return forget(self, sys.maxsize, limit, *rest)
 
     RemovedObjects.forget_due = forget_due  # type: ignore[method-assign, assignment]
 

@@ -102,9 +102,9 @@ class ColdBucket:
             # One version for each segment, as offloading makes them; only the newest counts.
             edit = ManifestEdit(previous, writer="test", random_id=lambda: self._random.getrandbits(64), limits=limits)
             edit.append(entry, leaves)
-            edit.move_to_pages(1)
+            edit.move_to_pages()
             if entry is entries[-1][0] and drop_below:
-                edit.drop_below(drop_below, 1, lambda _: Removal(reason=Reason.LOG_START))
+                edit.drop_below(drop_below, lambda _: Removal(reason=Reason.LOG_START))
             new = edit.finish(created_at_ms=1)
             self._commit(new)
             previous = Previous(manifest=new.manifest, key=new.key, sha256=new.sha256)

@@ -35,7 +35,7 @@ from stratalog_tiering.format.merkle import HASH_BYTES
 from stratalog_tiering.format.object_frame import object_sha256
 from stratalog_tiering.format.object_keys import manifest_key, page_key
 from stratalog_tiering.format.partition_tree import TreePageRef, TreePages
-from stratalog_tiering.format.removed_objects import NO_LISTS, RemovedLists, RemovedObjects
+from stratalog_tiering.format.removed_objects import NO_LISTS, UNFINISHED_MS, RemovedLists, RemovedObjects
 from stratalog_tiering.format.tree_edit import TreeEdit
 
 Pages = Mapping[str, ManifestPage]
@@ -77,7 +77,7 @@ class NewManifest:
 
 
 class ManifestEdit:
-    """One edit. ``random_id`` returns 64 random bits for each new key; ``now_ms`` (wall time) is the time of removal."""
+    """One edit. ``random_id`` returns 64 random bits for each new key. :meth:`finish` sets the time of removal."""
 
     def __init__(
         self, previous: Previous, *, writer: str, random_id: Callable[[], int], limits: ManifestLimits | None = None
@@ -152,15 +152,15 @@ class ManifestEdit:
     def _stored(self, refs: Sequence[PageRef]) -> tuple[PageRef, ...]:
         return tuple(ref for ref in refs if ref.key not in self._new_pages)
 
-    def move_to_pages(self, now_ms: int, pages: Pages = NO_PAGES) -> None:
+    def move_to_pages(self, pages: Pages = NO_PAGES) -> None:
         """Move the oldest inline segments into pages while there are too many, and merge full levels of pages."""
         while len(self._inline) > self._limits.inline_segments_max:
             oldest = self._inline[: self._limits.page_segments]
             del self._inline[: len(oldest)]
             self._refs.append(self._new_page(oldest, 0))
-            self._merge_levels(now_ms, pages)
+            self._merge_levels(pages)
 
-    def _merge_levels(self, now_ms: int, pages: Pages) -> None:
+    def _merge_levels(self, pages: Pages) -> None:
         fan_in = self._limits.page_fan_in
         while self._mergeable([ref.level for ref in self._refs]):
             merging = self._refs[-fan_in:]
@@ -168,15 +168,13 @@ class ManifestEdit:
             del self._refs[-fan_in:]
             self._refs.append(self._new_page(entries, merging[0].level + 1))
             for ref in merging:
-                self._retire_page(ref, now_ms)
+                self._retire_page(ref)
 
     def pages_for_drop(self, below_offset: int) -> tuple[PageRef, ...]:
         """The stored pages that :meth:`drop_below` needs."""
         return self._stored([ref for ref in self._refs if ref.base_offset < below_offset])
 
-    def drop_below(
-        self, below_offset: int, now_ms: int, removal_of: RemovalOf, pages: Pages = NO_PAGES
-    ) -> tuple[SegmentEntry, ...]:
+    def drop_below(self, below_offset: int, removal_of: RemovalOf, pages: Pages = NO_PAGES) -> tuple[SegmentEntry, ...]:
         """Drop the segments that end at or before ``below_offset``; returns them, oldest first."""
         dropped: list[SegmentEntry] = []
         while self._refs and self._refs[0].base_offset < below_offset:
@@ -188,7 +186,7 @@ class ManifestEdit:
                 self._refs[0] = _narrowed(ref, live[len(expired) :])
                 break
             del self._refs[0]
-            self._retire_page(ref, now_ms)
+            self._retire_page(ref)
         if not self._refs:
             expired = list(takewhile(lambda entry: entry.end_offset <= below_offset, self._inline))
             del self._inline[: len(expired)]
@@ -197,14 +195,14 @@ class ManifestEdit:
             self._start_offset = entry.end_offset
             self._record_count -= entry.record_count
             self._cold_bytes -= entry.stored_bytes
-        self._removed.add([self._removed_object(entry, removal_of(entry), now_ms) for entry in dropped])
+        self._removed.add([self._removed_object(entry, removal_of(entry)) for entry in dropped])
         return tuple(dropped)
 
     def pages_for_replace(self, base_offset: int) -> tuple[PageRef, ...]:
         """The stored page that :meth:`replace` rewrites; empty if the run is inline."""
         return self._stored([ref for ref in self._refs if ref.base_offset <= base_offset < ref.end_offset])
 
-    def replace(self, merged: SegmentEntry, now_ms: int, pages: Pages = NO_PAGES) -> tuple[SegmentEntry, ...]:
+    def replace(self, merged: SegmentEntry, pages: Pages = NO_PAGES) -> tuple[SegmentEntry, ...]:
         """Replace the run of segments that covers exactly the offsets of ``merged``; returns the run.
 
         The tree does not change. Raises ``Invalid`` if no run has exactly these offsets and as many records and leaves, or if
@@ -214,21 +212,24 @@ class ManifestEdit:
             if ref.base_offset <= merged.base_offset < ref.end_offset:
                 entries, run = _spliced(self._live(self._loaded(ref, pages)), merged)
                 self._refs[position] = self._new_page(entries, ref.level)
-                self._retire_page(ref, now_ms)
+                self._retire_page(ref)
                 break
         else:
             self._inline, run = _spliced(self._inline, merged)
         self._cold_bytes += merged.stored_bytes - sum(entry.stored_bytes for entry in run)
-        self._removed.add([self._removed_object(entry, Removal(reason=Reason.MERGED), now_ms) for entry in run])
+        self._removed.add([self._removed_object(entry, Removal(reason=Reason.MERGED)) for entry in run])
         return run
 
     def lists_due(self, before_ms: int, limit: int) -> tuple[RemovedListRef, ...]:
         """The stored lists that :meth:`forget_due` needs."""
         return self._removed.lists_due(before_ms, limit)
 
-    def forget_due(self, before_ms: int, limit: int, now_ms: int, lists: RemovedLists = NO_LISTS) -> tuple[str, ...]:
-        """Forget at most ``limit`` objects removed at ``before_ms`` or earlier; returns their keys, to be deleted first."""
-        return self._removed.forget_due(before_ms, limit, now_ms, self._writer, lists)
+    def forget_due(self, before_ms: int, limit: int, lists: RemovedLists = NO_LISTS) -> tuple[str, ...]:
+        """Forget at most ``limit`` objects removed at ``before_ms`` or earlier; returns their keys, to be deleted first.
+
+        Objects that this edit removes are not among them: the committed version still refers to those.
+        """
+        return self._removed.forget_due(before_ms, limit, self._writer, lists)
 
     def lists_to_merge(self) -> tuple[RemovedListRef, ...]:
         """The stored lists that :meth:`finish` merges; load them and pass them to it."""
@@ -249,16 +250,20 @@ class ManifestEdit:
         """Whether the edit differs from the committed version."""
         base, removed = self._previous.manifest, self._removed
         is_same = (self._start_offset, self._refs, self._inline) == (base.start_offset, [*base.pages], [*base.segments])
-        return not is_same or (removed.refs, removed.inline) != ([*base.removed_lists], [*base.removed])
+        return not is_same or bool(removed.added) or (removed.refs, removed.inline) != ([*base.removed_lists], [*base.removed])
 
     def finish(
         self, *, created_at_ms: int, lists: RemovedLists = NO_LISTS, tree_pages: TreePages = NO_TREE_PAGES
     ) -> NewManifest:
-        """The next version. Raises ``Invalid`` if it is inconsistent."""
+        """The next version. Raises ``Invalid`` if it is inconsistent.
+
+        ``created_at_ms`` (wall time) is also when the objects of this edit are removed: their grace period must not begin
+        earlier, however long the edit took to prepare.
+        """
         base = self._previous.manifest
         for ref in self._tree.move_to_pages(tree_pages):
-            self._retire(ref, created_at_ms)
-        self._removed.move_to_lists(created_at_ms, self._writer, lists)
+            self._retire(ref)
+        self._removed.finish(created_at_ms, self._writer, lists)
         tree = self._tree.finish()
         pages = tuple((key, encode_page(page)) for key, page in self._new_pages.items() if self._is_referenced(key))
         successor = Manifest(
@@ -302,18 +307,18 @@ class ManifestEdit:
         assert page is not None, f"page {ref.key} was not loaded for the edit"
         return page
 
-    def _retire_page(self, ref: PageRef, now_ms: int) -> None:
+    def _retire_page(self, ref: PageRef) -> None:
         # A page made by this edit has not been stored, so there is nothing to delete later.
         if self._new_pages.pop(ref.key, None) is None:
-            self._retire(ref, now_ms)
+            self._retire(ref)
 
-    def _retire(self, ref: PageRef | TreePageRef, now_ms: int) -> None:
-        self._removed.add([self._removed_object(ref, Removal(reason=Reason.SUPERSEDED), now_ms)])
+    def _retire(self, ref: PageRef | TreePageRef) -> None:
+        self._removed.add([self._removed_object(ref, Removal(reason=Reason.SUPERSEDED))])
 
-    def _removed_object(self, what: SegmentEntry | PageRef | TreePageRef, removal: Removal, now_ms: int) -> RemovedObject:
+    def _removed_object(self, what: SegmentEntry | PageRef | TreePageRef, removal: Removal) -> RemovedObject:
         return RemovedObject(
-            key=what.key, object_bytes=what.object_bytes, reason=removal.reason, removed_at_ms=now_ms, policy=removal.policy,
-            actor=self._writer,
+            key=what.key, object_bytes=what.object_bytes, reason=removal.reason, removed_at_ms=UNFINISHED_MS,
+            policy=removal.policy, actor=self._writer,
         )  # fmt: skip
 
     def _new_page(self, entries: Sequence[SegmentEntry], level: int) -> PageRef:

@@ -22,6 +22,8 @@ RemovedLists = Mapping[str, RemovedList]
 """Lists loaded for an edit, by object key."""
 
 NO_LISTS: Final[RemovedLists] = {}
+UNFINISHED_MS: Final = 0
+"""``removed_at_ms`` of an object until :meth:`RemovedObjects.finish` sets it."""
 
 
 class RemovedObjects:
@@ -33,12 +35,13 @@ class RemovedObjects:
         self._limits = limits
         self.refs = list(base.removed_lists)
         self.inline = list(base.removed)
+        self.added: list[RemovedObject] = []
         self.lists_made = base.removed_lists_made
         self._new: dict[str, bytes] = {}
 
     def add(self, objects: Iterable[RemovedObject]) -> None:
-        """Add objects that this edit removes from the history."""
-        self.inline.extend(objects)
+        """Add objects that this edit removes from the history; :meth:`finish` sets their time."""
+        self.added.extend(objects)
 
     def replace(self, objects: Iterable[RemovedObject]) -> None:
         """Keep these objects and no others."""
@@ -54,9 +57,7 @@ class RemovedObjects:
             due.append(ref)
         return tuple(due)
 
-    def forget_due(
-        self, before_ms: int, limit: int, now_ms: int, actor: str, lists: RemovedLists = NO_LISTS
-    ) -> tuple[str, ...]:
+    def forget_due(self, before_ms: int, limit: int, actor: str, lists: RemovedLists = NO_LISTS) -> tuple[str, ...]:
         """Forget at most ``limit`` objects removed at ``before_ms`` or earlier; returns their keys.
 
         They must be deleted before the edit is committed.
@@ -74,7 +75,7 @@ class RemovedObjects:
                 self.refs[0] = _narrowed(ref, objects[len(due) :])
                 break
             del self.refs[0]
-            emptied.append(_superseded(ref, now_ms, actor))
+            emptied.append(_superseded(ref, actor))
         if not self.refs:
             due = _due(self.inline, before_ms, limit - len(keys))
             keys.extend(removed.key for removed in due)
@@ -83,7 +84,7 @@ class RemovedObjects:
         return tuple(keys)
 
     def lists_to_merge(self) -> tuple[RemovedListRef, ...]:
-        """The first neighbouring lists that :meth:`move_to_lists` merges; empty if there are none."""
+        """The first neighbouring lists that :meth:`finish` merges; empty if there are none."""
         fan_in = self._limits.page_fan_in
         for first in range(len(self.refs) - fan_in + 1):
             run = self.refs[first : first + fan_in]
@@ -92,14 +93,16 @@ class RemovedObjects:
                 return tuple(run)
         return ()
 
-    def move_to_lists(self, now_ms: int, actor: str, lists: RemovedLists = NO_LISTS) -> None:
-        """Merge the lists of :meth:`lists_to_merge`, and move inline objects into lists if there are too many."""
+    def finish(self, removed_at_ms: int, actor: str, lists: RemovedLists = NO_LISTS) -> None:
+        """Merge the lists of :meth:`lists_to_merge`, append what was added, and move inline objects into lists if too many."""
         run = self.lists_to_merge()
         if run:
             first = self.refs.index(run[0])
             objects = [removed for ref in run for removed in lists[ref.key].objects[ref.deleted_count :]]
             self.refs[first : first + len(run)] = [self._new_list(objects)]
-            self.add(_superseded(ref, now_ms, actor) for ref in run)
+            self.add(_superseded(ref, actor) for ref in run)
+        self.inline += [msgspec.structs.replace(each, removed_at_ms=removed_at_ms) for each in self.added]
+        self.added.clear()
         if len(self.inline) > self._limits.inline_removed_max:
             longest = self._limits.removed_list_objects_max
             for start in range(0, len(self.inline), longest):
@@ -143,5 +146,7 @@ def _narrowed(ref: RemovedListRef, left: Sequence[RemovedObject]) -> RemovedList
     )
 
 
-def _superseded(ref: RemovedListRef, now_ms: int, actor: str) -> RemovedObject:
-    return RemovedObject(key=ref.key, object_bytes=ref.list_bytes, reason=Reason.SUPERSEDED, removed_at_ms=now_ms, actor=actor)
+def _superseded(ref: RemovedListRef, actor: str) -> RemovedObject:
+    return RemovedObject(
+        key=ref.key, object_bytes=ref.list_bytes, reason=Reason.SUPERSEDED, removed_at_ms=UNFINISHED_MS, actor=actor
+    )

@@ -97,7 +97,7 @@ async def merge_small(ports: WorkerPorts, state: PartitionSnapshot, policy: Tier
     await refuse_fork(ports, state)
     entry = await _write_merged(ports, state, run, policy.zstd_level)
     await require_sound(ports.store, ports.source, entry, ports.background, reads_at_once=ports.settings.verify_reads_at_once)
-    edit.replace(entry, ports.clock.wall_ms())
+    edit.replace(entry)
     if not await commit_edit(ports, state, edit, lambda now, pointer: commit_segment(now, pointer, (), guards), [entry.key]):
         return False
     ports.counters.segments_merged += len(run)

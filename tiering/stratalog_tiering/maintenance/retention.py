@@ -32,17 +32,17 @@ async def apply_retention(ports: WorkerPorts, state: PartitionSnapshot, policy: 
     if state.pointer is None:
         return False
     previous = await previous_version(ports, state)
-    edit, now_ms = ManifestEdit(previous, writer=ports.settings.worker_id, random_id=ports.random_id), ports.clock.wall_ms()
+    edit = ManifestEdit(previous, writer=ports.settings.worker_id, random_id=ports.random_id)
     expired = await _expired(ports, state, previous.manifest, policy)
     if expired:
         below = expired[-1][0].end_offset
         start = state.log.log_start_offset
         removals = {entry.key: Removal(reason=why, policy=policy_of(why, policy, start)) for entry, why in expired}
         pages = await ports.source.pages(edit.pages_for_drop(below))
-        edit.drop_below(below, now_ms, lambda entry: removals[entry.key], pages)
-    before_ms = now_ms - ports.settings.grace_ms
+        edit.drop_below(below, lambda entry: removals[entry.key], pages)
+    before_ms = ports.clock.wall_ms() - ports.settings.grace_ms
     lists = await ports.source.removed_lists(edit.lists_due(before_ms, DELETIONS_AT_ONCE_MAX))
-    gone = [*edit.forget_due(before_ms, DELETIONS_AT_ONCE_MAX, now_ms, lists)]
+    gone = [*edit.forget_due(before_ms, DELETIONS_AT_ONCE_MAX, lists)]
     if not edit.is_changed:
         return False
     if gone:

@@ -97,7 +97,7 @@ async def commit_edit(
     forked.
     """
     await refuse_fork(ports, state)
-    edit.move_to_pages(ports.clock.wall_ms(), await ports.source.pages(edit.pages_to_merge()))
+    edit.move_to_pages(await ports.source.pages(edit.pages_to_merge()))
     lists = await ports.source.removed_lists(edit.lists_to_merge())
     tree_pages = await ports.source.tree_pages(edit.tree_pages_to_merge())
     new = edit.finish(created_at_ms=ports.clock.wall_ms(), lists=lists, tree_pages=tree_pages)

@@ -69,9 +69,9 @@ async def offload(
 async def _skip_expired(ports: WorkerPorts, edit: ManifestEdit, offset: int) -> None:
     """Let history continue at ``offset`` if retention has removed everything before it, hot ledgers included."""
     if edit.end_offset < offset:
-        below, now_ms = edit.end_offset, ports.clock.wall_ms()
+        below = edit.end_offset
         removal = Removal(reason=Reason.LOG_START, policy=f"log start {offset}")
-        edit.drop_below(below, now_ms, lambda _: removal, await ports.source.pages(edit.pages_for_drop(below)))
+        edit.drop_below(below, lambda _: removal, await ports.source.pages(edit.pages_for_drop(below)))
         edit.restart_at(offset)
 
 

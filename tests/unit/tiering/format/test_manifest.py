@@ -96,7 +96,7 @@ class History:
 
     def delete_due(self, before_ms: int, limit: int) -> tuple[str, ...]:
         edit = self.edit()
-        gone = edit.forget_due(before_ms, limit, self.now_ms, self.load_lists(edit.lists_due(before_ms, limit)))
+        gone = edit.forget_due(before_ms, limit, self.load_lists(edit.lists_due(before_ms, limit)))
         if edit.is_changed:
             self.commit(edit)
         for key in gone:
@@ -115,16 +115,14 @@ class History:
     def append(self, *entries: SegmentEntry) -> None:
         edit = self.edit()
         added = [edit.append(entry, leaves_of(entry)) for entry in entries]
-        edit.move_to_pages(self.now_ms, self.load(edit.pages_to_merge()))
+        edit.move_to_pages(self.load(edit.pages_to_merge()))
         self.commit(edit)
         self.expected.extend(added)
         self.leaves += [leaf for entry in entries for leaf in split_hashes(leaves_of(entry))]
 
     def drop(self, below: int) -> None:
         edit = self.edit()
-        dropped = edit.drop_below(
-            below, self.now_ms, lambda _: Removal(reason="expired"), self.load(edit.pages_for_drop(below))
-        )
+        dropped = edit.drop_below(below, lambda _: Removal(reason="expired"), self.load(edit.pages_for_drop(below)))
         self.commit(edit)
         assert list(dropped) == [kept for kept in self.expected if kept.end_offset <= below]
         self.expected = [kept for kept in self.expected if kept.end_offset > below]
@@ -204,7 +202,7 @@ def merge_first_inline(history: History, count: int) -> None:
     merged = entry(run[0].base_offset, run[-1].end_offset, name=f"m{history.random_id()}")
     merged = msgspec.structs.replace(merged, kind=SegmentKind.MERGED, first_leaf=run[0].first_leaf)
     edit = history.edit()
-    assert edit.replace(merged, history.now_ms) == run
+    assert edit.replace(merged) == run
     history.commit(edit)
     first = history.expected.index(run[0])
     history.expected[first : first + len(run)] = [merged]
@@ -231,7 +229,7 @@ def test_a_merge_must_cover_exactly_what_it_replaces() -> None:
     history = grown([5, 5, 5], [0, 0, 0])
     for wrong in (entry(10, 19), entry(11, 20), entry(10, 20, records=9), entry(30, 40)):
         with pytest.raises(Invalid):
-            history.edit().replace(wrong, 0)
+            history.edit().replace(wrong)
 
 
 def test_a_run_inside_a_page_is_replaced_by_a_new_page() -> None:
@@ -239,7 +237,7 @@ def test_a_run_inside_a_page_is_replaced_by_a_new_page() -> None:
     ref = history.previous.manifest.pages[0]
     merged = entry(ref.base_offset, ref.end_offset, 3, name="m")
     edit = history.edit()
-    run = edit.replace(merged, 60, history.load(edit.pages_for_replace(merged.base_offset)))
+    run = edit.replace(merged, history.load(edit.pages_for_replace(merged.base_offset)))
     history.commit(edit)
     assert [e.end_offset for e in run][-1] == ref.end_offset
     assert history.find(ref.base_offset) == merged
@@ -298,11 +296,11 @@ def test_many_removed_objects_are_in_few_lists() -> None:
 def test_an_edit_without_a_change_says_so() -> None:
     history = grown([5, 5], [0, 0])
     edit = history.edit()
-    edit.drop_below(12, 60, lambda _: Removal(reason="expired"))
-    edit.forget_due(10**9, 100, 60)
-    edit.move_to_pages(60)
+    edit.drop_below(12, lambda _: Removal(reason="expired"))
+    edit.forget_due(10**9, 100)
+    edit.move_to_pages()
     assert not edit.is_changed
-    edit.drop_below(15, 60, lambda _: Removal(reason="expired"))
+    edit.drop_below(15, lambda _: Removal(reason="expired"))
     assert edit.is_changed
 
 

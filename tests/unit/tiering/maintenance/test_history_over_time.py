@@ -68,7 +68,7 @@ class Partition:
         return {ref.key: decode_tree_page(self.parts[ref.key], ref.sha256) for ref in edit.tree_pages_to_merge()}
 
     def _commit(self, edit: ManifestEdit, now_ms: int) -> None:
-        edit.move_to_pages(now_ms, self._pages(edit.pages_to_merge()))
+        edit.move_to_pages(self._pages(edit.pages_to_merge()))
         new = edit.finish(created_at_ms=now_ms, lists=self._lists(edit.lists_to_merge()), tree_pages=self._tree(edit))
         self.parts.update(new.parts)
         self.previous = Previous(manifest=new.manifest, key=new.key, sha256=new.sha256)
@@ -109,9 +109,9 @@ class Partition:
             if expiry_reason(entry, self.policy, total_bytes=total, log_start_offset=0, now_ms=now_ms) is None:
                 break
             total, below = total - entry.object_bytes, entry.end_offset
-        edit.drop_below(below, now_ms, lambda _: Removal(reason="expired"), self._pages(edit.pages_for_drop(below)))
+        edit.drop_below(below, lambda _: Removal(reason="expired"), self._pages(edit.pages_for_drop(below)))
         before_ms = now_ms - self.grace_ms
-        gone = edit.forget_due(before_ms, 2000, now_ms, self._lists(edit.lists_due(before_ms, 2000)))
+        gone = edit.forget_due(before_ms, 2000, self._lists(edit.lists_due(before_ms, 2000)))
         if not edit.is_changed:
             return False
         for key in gone:
@@ -132,7 +132,7 @@ class Partition:
         )  # fmt: skip
         self.merged_bytes += size
         edit = self._edit()
-        edit.replace(merged, now_ms)
+        edit.replace(merged)
         self._commit(edit, now_ms)
         return True
 

@@ -12,6 +12,7 @@ from unit.tiering.unreliable_metadata import UnreliableMetadata
 from stratalog_core.system import SystemClock
 from stratalog_metadata.records import ManifestPointer
 from stratalog_metadata.state.commands import Applied, Command, Put
+from stratalog_tiering.format.manifest import decode_manifest
 from stratalog_tiering.offload.commit import RENEWAL_SHARE
 
 Cluster = Any  # the TestCluster of conftest.py, which cannot be imported
@@ -85,6 +86,32 @@ async def test_a_manifest_that_is_late_is_made_anew_so_that_the_grace_period_beg
     await worker.close()
     assert proposed.count(proposed[0]) == 1
     assert ("delete", proposed[0]) in cluster.store.calls
+
+
+async def test_expired_segments_stay_until_their_removal_is_committed(cluster: Cluster, make_batches: Batches) -> None:
+    """With a grace period of 0 too: the commit can be refused, and then the committed version still refers to them."""
+    real = cluster.metadata
+    missing: list[str] = []
+    dated: list[tuple[set[int], int]] = []
+
+    async def look(command: Command, timeout_s: float = 10.0) -> Applied:
+        first = command.updates[0]
+        if isinstance(first, Put) and isinstance(first.record, ManifestPointer) and len(command.updates) == 2:
+            committed = decode_manifest(await cluster.store.get(cluster.pointer().object_key))
+            missing.extend([each.key for each in committed.segments if ("delete", each.key) in cluster.store.calls])
+            removing = decode_manifest(await cluster.store.get(first.record.object_key))
+            dated.append(({each.removed_at_ms for each in removing.removed}, removing.created_at_ms))
+        result: Applied = await real.propose(command, timeout_s)
+        return result
+
+    cluster.metadata = UnreliableMetadata(real, [])
+    cluster.metadata.propose = look
+    worker = await cluster.start_worker(deletion_lag_ms=3_600_000, grace_ms=0)
+    await expire_half(cluster, make_batches)
+    await worker.close()
+    assert missing == []
+    removed_at_ms, created_at_ms = dated[0]
+    assert removed_at_ms == {created_at_ms}, "the grace period begins when the version that removes them is made"
 
 
 async def expire_half(cluster: Cluster, make_batches: Batches) -> None:
