@@ -68,6 +68,13 @@ async def test_a_probe_reports_what_is_documented(store_url: str, name: str) -> 
     assert told == {guarantee: CELLS[cell] for guarantee, cell in cells.items() if cell in CELLS}
 
 
+def test_the_command_shows_a_table(tmp_path: Path) -> None:
+    done = CliRunner().invoke(stratalog, ["store", "info", "--store", str(tmp_path / "store")])
+    assert done.exit_code == 0
+    holds = {line[:24].strip(): line[24:].split()[0] for line in done.stdout.splitlines() if line[24:].strip()}
+    assert (holds["conditional create"], holds["object lock"]) == ("yes", "no")
+
+
 @pytest.mark.s3
 def test_versioning_and_object_lock_are_seen_in_the_bucket(minio_server: S3Server) -> None:
     bucket = f"test-{uuid4().hex[:12]}"
