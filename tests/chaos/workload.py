@@ -16,7 +16,7 @@ _BATCHES: Final = {"max.message.bytes": str(MESSAGE_BYTES_MAX), "min.insync.repl
 PARTITIONS: Final = 3
 TOPICS: Final[Mapping[str, Mapping[str, str]]] = {
     # Hot copies are dropped as soon as they are cold; ledgers roll all the time.
-    "cold": {**_BATCHES, "segment.ms": "4000", "segment.bytes": "131072", "local.retention.ms": "-2"},
+    "cold": {**_BATCHES, "segment.ms": "4000", "segment.bytes": "131072", "local.retention.ms": "0"},
     # Stays on the bookies: brokers read records of the last minutes there, when these are no longer in memory.
     "hot": {**_BATCHES, "segment.ms": "15000", "segment.bytes": "1048576", "local.retention.ms": "120000"},
 }

@@ -194,13 +194,16 @@ KAFKA_TOOLS: tuple[Tool, ...] = (
         steps=(
             Step(
                 what="change a topic's configs",
-                arguments=f"{_AT} --alter --entity-type topics --entity-name {{topic}} --add-config segment.bytes=1000000",
+                arguments=f"{_AT} --alter --entity-type topics --entity-name {{topic}} --add-config"
+                " segment.bytes=1000000,remote.log.copy.disable=true,local.retention.ms=1000,local.retention.bytes=5000",
                 prints="Completed updating config for topic {topic}",
             ),
             Step(
                 what="describe a topic's configs",
                 arguments=f"{_AT} --describe --entity-type topics --entity-name {{topic}}",
-                prints=r"segment\.bytes=1000000.*DYNAMIC_TOPIC_CONFIG:segment\.bytes=1000000, DEFAULT_CONFIG:log\.segment",
+                prints=r"(?=[\s\S]*remote\.log\.copy\.disable=true )(?=[\s\S]*local\.retention\.ms=1000 )"
+                r"(?=[\s\S]*local\.retention\.bytes=5000 )[\s\S]*segment\.bytes=1000000.*"
+                r"DYNAMIC_TOPIC_CONFIG:segment\.bytes=1000000, DEFAULT_CONFIG:log\.segment",
             ),
             Step(
                 what="set a default for all topics",

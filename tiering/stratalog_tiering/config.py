@@ -49,7 +49,10 @@ class TieringSettings:
         256 * _MIB, help="target size of a segment that is made of several ledgers", minimum=1, maximum=16_384 * _MIB
     )
     deletion_lag_ms: int = setting(
-        60_000, help="time after a segment's commit before its hot copy may be deleted", minimum=0, maximum=30 * 24 * _HOUR_MS
+        60_000,
+        help="time after a segment's commit before its hot copy may be deleted, unless the topic sets local.retention.*",
+        minimum=0,
+        maximum=30 * 24 * _HOUR_MS,
     )
     grace_ms: int = setting(
         24 * _HOUR_MS,

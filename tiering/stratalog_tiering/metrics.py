@@ -7,7 +7,7 @@ from uuid import UUID
 
 from stratalog_core.metrics.groups import Histogram, MetricGroup, counter, gauge, histogram, label
 from stratalog_metadata.client.api import MetadataView
-from stratalog_metadata.records import Ledger, LedgerState, ManifestPointer, Topic, manifest_pointer_key
+from stratalog_metadata.records import Ledger, LedgerState, ManifestPointer, Topic, is_hot_only, manifest_pointer_key
 
 
 @dataclass(slots=True, kw_only=True)
@@ -66,8 +66,11 @@ class ColdReadMetrics(MetricGroup):
 
 
 def tiering_lag(view: MetadataView, now_ms: int) -> list[TieringLag]:
-    """One group for each topic that lags, the largest lag first. ``now_ms`` is wall time. O(hot ledgers)."""
-    names = {topic.topic_id: topic.name for topic in view.all(Topic) if not topic.internal}
+    """One group for each topic that lags, the largest lag first. ``now_ms`` is wall time. O(hot ledgers).
+
+    A topic whose copying is paused lags; one that is never offloaded does not.
+    """
+    names = {topic.topic_id: topic.name for topic in view.all(Topic) if not (topic.internal or is_hot_only(topic.configs))}
     cold_ends: dict[tuple[UUID, int], int] = {}
     lags: dict[UUID, TieringLag] = {}
     for ledger in view.all(Ledger):

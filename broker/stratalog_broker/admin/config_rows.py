@@ -74,7 +74,7 @@ def _all_default_rows(settings: BrokerSettings, defaults: Mapping[str, str]) -> 
     rows = [
         ConfigRow(
             name=key.default_name, synonyms=_default_synonyms(key, defaults, default_value(key, defaults, copies)),
-            kind=key.kind,
+            kind=key.kind, read_only=key.is_per_topic,
             documentation=f"Default of the topic config {key.name}. {key.documentation}",
         )
         for key in TOPIC_CONFIG_KEYS.values()

@@ -16,6 +16,7 @@ from stratalog_broker.configs.topic_configs import check_topic_configs
 from stratalog_core.errors import Invalid, NotFound
 from stratalog_metadata.client.api import MetadataClient, MetadataView
 from stratalog_metadata.client.guarded_updates import decide_again, propose_guarded
+from stratalog_metadata.client.topic_defaults import topic_defaults
 from stratalog_metadata.records import Bookie, Topic, topic_key
 from stratalog_metadata.state.commands import Command, Put, VersionIs
 
@@ -50,4 +51,4 @@ def _check(view: MetadataView, topic: Topic, factor: int) -> None:
     most = min(bookies, REPLICATION_FACTOR_MAX)
     if not 1 <= factor <= most:
         raise Invalid(f"replication factor is {factor}; maximum is {most}: {bookies} bookies accept ledgers; start more")
-    check_topic_configs(topic.configs, factor, internal=topic.internal)
+    check_topic_configs(topic.configs, factor, internal=topic.internal, defaults=topic_defaults(view))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from stratalog_broker.admin.errors import InvalidConfig
 from stratalog_broker.admin.topics import EditConfigs
-from stratalog_broker.configs.topic_configs import topic_config_key
+from stratalog_broker.configs.topic_configs import check_topic_defaults
 from stratalog_core.errors import Invalid
 from stratalog_metadata.client.api import MetadataClient
 from stratalog_metadata.client.guarded_updates import decide_again, propose_guarded
@@ -34,7 +34,6 @@ async def configure_defaults(metadata: MetadataClient, edit: EditConfigs, timeou
 
 def _check(configs: dict[str, str]) -> None:
     try:
-        for name, value in configs.items():
-            topic_config_key(name).check(value)
+        check_topic_defaults(configs)
     except Invalid as refused:
         raise InvalidConfig(refused.message) from refused

@@ -31,19 +31,23 @@ from stratalog_broker.admin.protection import is_protected
 from stratalog_broker.admin.topic_limits import check_cluster, check_request
 from stratalog_broker.admin.topic_names import NAME_CHARACTERS_MAX, check_topic_name
 from stratalog_broker.configs.settings import BrokerSettings
-from stratalog_broker.configs.topic_configs import check_topic_configs
+from stratalog_broker.configs.topic_configs import STORAGE_ENABLE, check_topic_configs
 from stratalog_broker.partitions.internal_topics import INTERNAL_TOPICS
 from stratalog_core.errors import Invalid, NotEnoughBookies, NotFound
 from stratalog_core.ports import Clock, Random
 from stratalog_metadata.client.api import MetadataClient, MetadataView
 from stratalog_metadata.client.guarded_updates import decide_again, propose_guarded
+from stratalog_metadata.client.topic_defaults import topic_defaults
 from stratalog_metadata.client.topic_deletion import delete_topic
 from stratalog_metadata.records import (
     Bookie,
     Broker,
     Log,
+    ManifestPointer,
     Partition,
     Topic,
+    is_hot_only,
+    manifest_pointer_key,
     partition_key,
     topic_key,
 )
@@ -127,7 +131,7 @@ class TopicCommands:
             replication_factor=self._replication_factor(len(assigned[0]) if assigned else new.replication_factor),
             configs=configs, internal=new.internal,
         )  # fmt: skip
-        _check_configs(topic)
+        _check_configs(topic, self._view)
         self._check_assigned(assigned)
         if not topic.internal:
             check_cluster(self._settings, self._view, 1, topic.partition_count)
@@ -228,7 +232,9 @@ class TopicCommands:
 
         def plan(topic: Topic) -> Topic:
             changed = _changed(topic, configs=dict(edit(dict(topic.configs))))
-            _check_configs(changed)
+            _check_configs(changed, self._view)
+            if is_hot_only(changed.configs) and not is_hot_only(topic.configs):
+                _require_no_cold_records(topic, self._view)
             return changed
 
         return await self._edit(name, plan, timeout_s, validate_only=validate_only)
@@ -372,8 +378,20 @@ def _changed(topic: Topic, *, partition_count: int | None = None, configs: dict[
     )  # fmt: skip
 
 
-def _check_configs(topic: Topic) -> None:
+def _check_configs(topic: Topic, view: MetadataView) -> None:
+    defaults = topic_defaults(view)
     try:
-        check_topic_configs(topic.configs, topic.replication_factor, internal=topic.internal)
+        check_topic_configs(topic.configs, topic.replication_factor, internal=topic.internal, defaults=defaults)
     except Invalid as refused:
         raise InvalidConfig(refused.message) from refused
+
+
+def _require_no_cold_records(topic: Topic, view: MetadataView) -> None:
+    """Raise ``InvalidConfig`` if the store has records of the topic: they would have to be deleted, or moved back."""
+    keys = (manifest_pointer_key(topic.topic_id, index) for index in range(topic.partition_count))
+    pointers = [pointer for key in keys if (pointer := view.find(ManifestPointer, key)) is not None]
+    if any(pointer.start_offset < pointer.end_offset for pointer in pointers):
+        raise InvalidConfig(
+            f"{STORAGE_ENABLE} is false, but topic {topic.name!r} has records in the object store, which would be lost;"
+            " set remote.log.copy.disable=true to copy no more of them"
+        )

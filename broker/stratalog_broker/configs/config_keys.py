@@ -43,7 +43,7 @@ class ConfigKey:
     """One config. ``choices`` are the values of a STRING, or the elements of a LIST.
 
     ``is_fixed``: only the default is served; ``reason`` says why. ``broker_name`` is Kafka's name for the cluster-wide
-    default of a topic config; empty: the same name.
+    default of a topic config; empty: the same name. ``is_per_topic``: it has no cluster-wide default.
     """
 
     name: str
@@ -56,6 +56,7 @@ class ConfigKey:
     reason: str = ""
     is_fixed: bool = False
     broker_name: str = ""
+    is_per_topic: bool = False
 
     @property
     def default_name(self) -> str:

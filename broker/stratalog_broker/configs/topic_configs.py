@@ -26,6 +26,12 @@ _DAY_MS: Final = 24 * _HOUR_MS
 _MIB: Final = 1024 * 1024
 ACK_QUORUM: Final = "stratalog.ack.quorum"
 MIN_INSYNC: Final = "min.insync.replicas"
+STORAGE_ENABLE: Final = "remote.storage.enable"
+LOCAL_RETENTION_MS: Final = "local.retention.ms"
+LOCAL_RETENTION_BYTES: Final = "local.retention.bytes"
+_LIKE_RETENTION: Final = -2
+_UNLIMITED: Final = -1
+_NO_DEFAULTS: Final[Mapping[str, str]] = {}
 
 
 def _int(
@@ -57,7 +63,14 @@ _WITH_EFFECT: Final = (
         broker_name="log.message.timestamp.type",
     ),
     _long(
-        "local.retention.ms", -2, "How long verified cold data also stays on bookies; -2: as briefly as possible.", -2,
+        LOCAL_RETENTION_BYTES, -2,
+        "Size of a partition's hot ledgers above which the oldest one that is also cold, verified, leaves the bookies;"
+        " -2: retention.bytes; -1: no limit.", -2, "log.local.retention.bytes",
+    ),
+    _long(
+        LOCAL_RETENTION_MS, 60_000,
+        "Age at which a sealed ledger that is also cold, verified, leaves the bookies; 0: at once; -2: retention.ms; -1: never."
+        " Not set: [tiering] deletion_lag_ms after it became cold, or retention.ms if local.retention.bytes is set.", -2,
         "log.local.retention.ms",
     ),
     _int("max.message.bytes", 1_048_588, "Maximum size of a record batch, as compressed.", 0, 64 * _MIB, "message.max.bytes"),
@@ -77,6 +90,16 @@ _WITH_EFFECT: Final = (
     ConfigKey(
         name="preferred.leader.rack", kind=ConfigKind.STRING, default="",
         documentation="Brokers in this rack (broker.rack) lead the topic's partitions while there are any; empty: any broker.",
+    ),
+    ConfigKey(
+        name="remote.log.copy.disable", kind=ConfigKind.BOOLEAN, default="false", choices=("true", "false"),
+        documentation="true: no more sealed ledgers move to the object store until it is false again. What is hot only stays"
+        " until retention.ms or retention.bytes removes it.",
+    ),
+    ConfigKey(
+        name=STORAGE_ENABLE, kind=ConfigKind.BOOLEAN, default="true", choices=("true", "false"), is_per_topic=True,
+        documentation="false: the topic stays on bookies and is never offloaded. Refused if the topic has records in the object"
+        " store.",
     ),
     _long(
         "retention.bytes", -1, "Size of a partition, hot and cold, above which old segments are deleted; -1: none.", -1,
@@ -128,24 +151,12 @@ _ALWAYS: Final = (
         "log.index.interval.bytes",
     ),
     _fixed(
-        "local.retention.bytes", ConfigKind.LONG, "-2", "Verified cold data stays on bookies as briefly as possible.",
-        "a limit by size is not supported yet; use local.retention.ms", "log.local.retention.bytes",
-    ),
-    _fixed(
         "preallocate", ConfigKind.BOOLEAN, "false", "Ledgers share a bookie's log files and have no files of their own.",
         "ledgers have no files of their own; [bookie] spare_files preallocates log files", "log.preallocate",
     ),
     _fixed(
-        "remote.log.copy.disable", ConfigKind.BOOLEAN, "false", "Sealed segments move to the object store.",
-        "every topic is tiered",
-    ),
-    _fixed(
-        "remote.log.delete.on.disable", ConfigKind.BOOLEAN, "false", "Tiering cannot be disabled.",
-        "every topic is tiered",
-    ),
-    _fixed(
-        "remote.storage.enable", ConfigKind.BOOLEAN, "true", "Sealed segments move to the object store.",
-        "every topic is tiered; set local.retention.ms to keep data on bookies too",
+        "remote.log.delete.on.disable", ConfigKind.BOOLEAN, "false", "No config deletes records in the object store.",
+        "no change of a config deletes records; delete them with DeleteRecords",
     ),
     _fixed(
         "unclean.leader.election.enable", ConfigKind.BOOLEAN, "false", "Acknowledged records are never discarded.",
@@ -188,8 +199,14 @@ def topic_config_name(name: str) -> str:
     return name if key is None else key.name
 
 
-def check_topic_configs(configs: Mapping[str, str], replication_factor: int, *, internal: bool = False) -> None:
-    """Raise ``Invalid`` for an unknown name, a value out of bounds, or values that contradict each other."""
+def check_topic_configs(
+    configs: Mapping[str, str],
+    replication_factor: int,
+    *,
+    internal: bool = False,
+    defaults: Mapping[str, str] = _NO_DEFAULTS,
+) -> None:
+    """Raise ``Invalid`` for an unknown name, a value out of bounds, or values that contradict each other or ``defaults``."""
     if internal:
         _check_internal(configs, replication_factor)
         configs = {name: value for name, value in configs.items() if name != "cleanup.policy"}
@@ -198,6 +215,26 @@ def check_topic_configs(configs: Mapping[str, str], replication_factor: int, *, 
     quorum = int(configs.get(ACK_QUORUM, "1"))
     if quorum > replication_factor:
         raise Invalid(f"{ACK_QUORUM} is {quorum}; maximum is the replication factor, {replication_factor}")
+    _check_local_retention(configs, defaults)
+
+
+def check_topic_defaults(configs: Mapping[str, str]) -> None:
+    """Raise ``Invalid`` as :func:`check_topic_configs` does, for cluster-wide defaults."""
+    for name, value in configs.items():
+        key = topic_config_key(name)
+        if key.is_per_topic:
+            raise Invalid(f"{name} has no cluster-wide default; set it for each topic")
+        key.check(value)
+    _check_local_retention(configs, _NO_DEFAULTS)
+
+
+def _check_local_retention(configs: Mapping[str, str], defaults: Mapping[str, str]) -> None:
+    """Raise ``Invalid`` if hot copies would have to stay longer than the records, as Kafka does (KIP-405)."""
+    for local_name, name in ((LOCAL_RETENTION_MS, "retention.ms"), (LOCAL_RETENTION_BYTES, "retention.bytes")):
+        local = int(configs.get(local_name, _LIKE_RETENTION))
+        total = int(configs.get(name) or defaults.get(name) or TOPIC_CONFIG_KEYS[name].default)
+        if local != _LIKE_RETENTION and total != _UNLIMITED and not 0 <= local <= total:
+            raise Invalid(f"{local_name} is {local}; maximum is {name}, {total}; lower it, or raise {name}")
 
 
 def _check_internal(configs: Mapping[str, str], replication_factor: int) -> None:
@@ -219,6 +256,8 @@ def default_value(key: ConfigKey, configs: Mapping[str, str], replication_factor
     """Return the value of ``key`` for a topic whose ``configs`` in force do not set it."""
     if key.name == MIN_INSYNC and ACK_QUORUM in configs:
         return configs[ACK_QUORUM]
+    if key.name == LOCAL_RETENTION_MS and LOCAL_RETENTION_BYTES in configs:
+        return str(_LIKE_RETENTION)
     return str(majority(replication_factor)) if key.name in (MIN_INSYNC, ACK_QUORUM) else key.default
 
 

@@ -7,10 +7,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from stratalog.tier.report import open_requests
-from stratalog_core.errors import Unavailable
+from stratalog_core.errors import Invalid, Unavailable
 from stratalog_metadata.client.api import MetadataClient
-from stratalog_metadata.records import TierRequest, TierStatus, Topic, tier_status_key
+from stratalog_metadata.client.topic_defaults import topic_defaults
+from stratalog_metadata.records import TierRequest, TierStatus, Topic, configs_in_force, is_hot_only, tier_status_key
 from stratalog_metadata.state.commands import Command, Put
+from stratalog_tiering.core.policy import tier_policy
 
 OnProgress = Callable[[int], None]
 
@@ -24,7 +26,14 @@ class Waiting:
 
 
 async def request_offload(metadata: MetadataClient, topic: Topic, *, delete_hot: bool) -> None:
-    """Request the offload of all partitions in one command. Owners seal their ledgers, tiering workers do the rest."""
+    """Request the offload of all partitions in one command. Owners seal their ledgers, tiering workers do the rest.
+
+    Raises ``Invalid`` if the topic's policy keeps its records out of the store.
+    """
+    configs = configs_in_force(topic, topic_defaults(metadata.view))
+    if not tier_policy(configs).is_copied:
+        remedy = "remote.storage.enable=true" if is_hot_only(configs) else "remote.log.copy.disable=false"
+        raise Invalid(f"the policy of topic {topic.name} keeps it out of the object store; set {remedy}")
     requests = (
         TierRequest(topic_id=topic.topic_id, index=index, delete_hot=delete_hot) for index in range(topic.partition_count)
     )

@@ -46,6 +46,7 @@ from stratalog_metadata.records.topic import (
     Topic,
     configs_in_force,
     deleted_topic_key,
+    is_hot_only,
     restored_topic_key,
     topic_key,
 )
@@ -89,7 +90,7 @@ __all__ = [
     "Ledger", "LedgerRef", "LedgerState", "Log", "ManifestPointer", "Partition", "Quorum", "Record", "RestoredTopic",
     "Session", "TierRequest", "TierStatus", "TieringWorker", "Topic", "TopicPartition", "Versioned",
     "bookie_key", "broker_key", "configs_in_force", "counter_key", "deleted_topic_key", "drained_broker_key",
-    "fork_decision_key", "lease_key", "ledger_key", "log_key",
+    "fork_decision_key", "is_hot_only", "lease_key", "ledger_key", "log_key",
     "manifest_pointer_key", "partition_key", "restored_topic_key", "session_key", "tier_request_key",
     "tier_status_key", "topic_key",
 ]  # fmt: skip

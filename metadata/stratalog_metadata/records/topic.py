@@ -87,6 +87,11 @@ TOPIC_DEFAULTS_KEY: Final = DynamicConfig(resource="").key()
 """Key of the record that holds the cluster-wide defaults of topic configs."""
 
 
+def is_hot_only(configs: Mapping[str, str]) -> bool:
+    """Whether a topic with these configs is never offloaded. The config has no cluster-wide default."""
+    return configs.get("remote.storage.enable", "true").lower() == "false"
+
+
 def configs_in_force(topic: Topic, defaults: Mapping[str, str]) -> Mapping[str, str]:
     """The configs that are set, by the topic or by the cluster-wide ``defaults``. All others have their built-in value.
 

@@ -5,23 +5,28 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 import msgspec
 
 from stratalog_core.errors import Unavailable
-from stratalog_metadata.records import ForkDecision
+from stratalog_metadata.records import ForkDecision, Topic
 from stratalog_tiering.core import forks
 from stratalog_tiering.core.forks import Fork
+from stratalog_tiering.core.partition import PartitionSnapshot, StoredLedger, is_sealed
+from stratalog_tiering.core.policy import TierPolicy
+from stratalog_tiering.core.retention import expired_ledgers
 from stratalog_tiering.format import manifest_edit, segment
 from stratalog_tiering.format.manifest import SegmentEntry
 from stratalog_tiering.format.manifest_edit import ManifestEdit
 from stratalog_tiering.format.partition_tree import PartitionTree
 from stratalog_tiering.format.removed_objects import RemovedObjects
 from stratalog_tiering.format.tree_edit import TreeEdit
-from stratalog_tiering.maintenance import merging, orphans, retention
+from stratalog_tiering.maintenance import hot_expiry, merging, orphans, retention
 from stratalog_tiering.maintenance.merging import FAN_IN, MergeLimits
 from stratalog_tiering.offload import commit, offloading
+from stratalog_tiering.worker import partition_work
 from stratalog_tiering.worker.worker import TieringWorker
 
 
@@ -130,6 +135,36 @@ def the_writer_version_is_ignored() -> None:
         module.check_writer = lambda manifest: None  # type: ignore[attr-defined]
 
 
+def paused_topics_are_copied() -> None:
+    """The policy is ignored when the next step is planned."""
+    parse: Callable[..., TierPolicy] = partition_work.tier_policy  # type: ignore[attr-defined]
+    partition_work.tier_policy = lambda configs: replace(parse(configs), is_copied=True)  # type: ignore[attr-defined]
+
+
+def steps_follow_the_configs_that_the_work_began_with() -> None:
+    """An earlier behaviour: a pause is not seen before a partition has nothing left to do."""
+    snapshot: Callable[..., PartitionSnapshot | None] = partition_work.partition_snapshot  # type: ignore[attr-defined]
+
+    def with_topic(view: Any, topic: Topic, index: int) -> PartitionSnapshot | None:
+        found = snapshot(view, topic, index)
+        return None if found is None else replace(found, topic=topic)
+
+    partition_work.partition_snapshot = with_topic  # type: ignore[attr-defined]
+
+
+def pausing_loses_the_place() -> None:
+    """While copying is disabled every sealed ledger but the newest is removed, and the history goes on behind them."""
+
+    def all_but_the_newest(
+        state: PartitionSnapshot, policy: TierPolicy, newest_ms: Any, now_ms: int
+    ) -> tuple[StoredLedger, ...]:
+        if policy.is_copied:
+            return expired_ledgers(state, policy, newest_ms, now_ms)
+        return tuple(stored for stored in state.ledgers[:-1] if is_sealed(stored.ledger))
+
+    hot_expiry.expired_ledgers = all_but_the_newest  # type: ignore[attr-defined]
+
+
 def workers_start_only_with_the_store() -> None:
     """An earlier behaviour: a worker claims its bucket before it opens a session."""
     start: Callable[..., Any] = TieringWorker.start
@@ -155,6 +190,9 @@ IN_HISTORY: Final = (
     compressed_blocks_are_taken_as_they_are_stored,
     tree_heads_do_not_advance,
     the_writer_version_is_ignored,
+    paused_topics_are_copied,
+    steps_follow_the_configs_that_the_work_began_with,
+    pausing_loses_the_place,
     workers_start_only_with_the_store,
     forks_are_looked_for_by_the_sweep_at_the_newest_version_only,
     commits_do_not_look_for_forks,

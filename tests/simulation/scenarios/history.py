@@ -1,15 +1,17 @@
 """Scenario: a long history in the object store, and metadata that is restored from an old copy.
 
-Workers offload, merge and expire topics while they crash, stop and lose answers. Then metadata goes back to a moment that the
-seed draws, while the store stays. Checked: nothing is committed or deleted for a partition whose history has forked until an
-operator decides, and objects of the rejected history are deleted no sooner than a grace period later; no object is deleted
-within the grace period; no record is written more than three times, or can be read for longer than retention allows; each
-manifest changes something. At the end the kept history is read back, and nothing else remains.
+Workers offload, merge and expire topics while they crash, stop and lose answers, and while an operator changes the topics'
+policies. Then metadata goes back to a moment that the seed draws, while the store stays. Checked: a topic whose copying is
+disabled gets no new segments and loses no record that retention keeps; nothing is committed or deleted for a partition whose
+history has forked until an operator decides, and objects of the rejected history are deleted no sooner than a grace period
+later; no object is deleted within the grace period; no record is written more than three times, or can be read for longer than
+retention allows; each manifest changes something. At the end the kept history is read back, and nothing else remains.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, Final, NamedTuple
 from uuid import UUID
@@ -17,8 +19,9 @@ from uuid import UUID
 import msgspec
 
 from simulation.checkers.audit import Audit
-from simulation.checkers.coverage import EXPIRED, EXPIRED_HOT, FORKED, MERGED
+from simulation.checkers.coverage import EXPIRED, EXPIRED_HOT, FORKED, MERGED, RESUMED
 from simulation.checkers.final_checks import FinalChecks
+from simulation.clients.policy_operator import PolicyOperator, set_policy
 from simulation.faults.nemesis import Nemesis, NemesisPlan
 from simulation.world import roles
 from simulation.world.clock import SimulatedClock
@@ -26,7 +29,7 @@ from simulation.world.machine import Machine, Ports, World
 from simulation.world.object_store import Bucket, SimulatedStore, StoreFaults
 from stratalog_core.batches.checkpoint import Checkpoint, encode_checkpoint
 from stratalog_core.batches.records import Record, build_batch
-from stratalog_core.errors import Conflict, StratalogError, Unavailable
+from stratalog_core.errors import Conflict, OutcomeUnknown, StratalogError, Unavailable
 from stratalog_metadata.client.quorum_client import QuorumClient
 from stratalog_metadata.records import (
     KEEP_METADATA,
@@ -52,6 +55,7 @@ from stratalog_tiering.cold.block_source import ColdReaderSettings
 from stratalog_tiering.cold.manifest_source import ManifestSource
 from stratalog_tiering.cold.reader import ColdReader
 from stratalog_tiering.config import TieringSettings
+from stratalog_tiering.core.policy import tier_policy
 from stratalog_tiering.format.manifest import (
     WRITER_VERSION,
     Manifest,
@@ -175,6 +179,9 @@ class HistoryAudit(Audit):
         """By manifest key: the Merkle leaves of every batch that the partition ever had in the store."""
         self.newer_writer: dict[str, int] = {}
         """By pointer key: the version that a newer release has committed; workers of this one must not replace it."""
+        self._paused: set[str] = set()
+        """Pointer keys of partitions whose topic was not to be copied at some time since their last segment."""
+        self.resumed = 0
 
     def _check(self, change: Change) -> None:
         after = change.after.record if change.after is not None else None
@@ -183,6 +190,8 @@ class HistoryAudit(Audit):
                 self.lines[after.key()] = self.kept_lines.pop(after.key())
             line = self.lines.setdefault(after.key(), {})
             line.update((ref.base_offset, ref.ledger_id) for ref in after.ledgers)
+        if isinstance(after, Topic) and not tier_policy(after.configs).is_copied:
+            self._paused.update(manifest_pointer_key(after.topic_id, index) for index in range(after.partition_count))
         if self.is_restoring:
             if isinstance(after, ManifestPointer):
                 self._referenced[after.key()] = frozenset()
@@ -217,6 +226,8 @@ class HistoryAudit(Audit):
         is_older = after.manifest_version > self.newer_writer.get(key, after.manifest_version)
         self.require(not is_older, f"{key} was committed although its manifest requires a newer writer")
         self._check_tree(after)
+        if before is None or after.end_offset > before.end_offset:
+            self._copied(after)
         former = self._referenced.get(key, frozenset())
         if before is None or after.manifest_version == before.manifest_version + 1:
             super()._pointer_changed(before, after)
@@ -225,6 +236,14 @@ class HistoryAudit(Audit):
             self._check_manifest(key, after, self._stored)
         for name in former - self._referenced[key]:
             self._left_at[name] = self._world.loop.time()
+
+    def _copied(self, pointer: ManifestPointer) -> None:
+        """Require that the topic is to be copied at the moment at which its history gets longer."""
+        (topic,) = (each for each in self.records.values() if isinstance(each, Topic) and each.topic_id == pointer.topic_id)
+        is_copied = tier_policy(topic.configs).is_copied
+        self.require(is_copied, f"{pointer.key()} got a segment up to {pointer.end_offset} while copying was disabled")
+        self.resumed += pointer.key() in self._paused
+        self._paused.discard(pointer.key())
 
     def _check_tree(self, pointer: ManifestPointer) -> None:
         """Require that the tree's head is the root over all batches that were ever offloaded, in order."""
@@ -357,6 +376,7 @@ class Scenario:
         self.metadata = [Machine(world, f"metadata-{number}", roles.run_metadata_node) for number in range(1, 4)]
         self.tiering = [Machine(world, f"tiering-{number}", self._run_worker) for number in (1, 2)]
         self.owners = [Machine(world, "owner-0", self.owner.run)]
+        self.operator = Machine(world, "policies-0", PolicyOperator((EXPIRING, KEPT)).run)
         for machine in [*self.tiering, *self.owners]:
             machine.clock = SimulatedClock(world.loop)  # grace periods and ages are compared over minutes
 
@@ -380,7 +400,10 @@ class Scenario:
         await self._in_checker(self._create_topics)
         for machine in [*self.tiering, *self.owners]:
             machine.boot()
+        self.operator.boot()
         await self._faults()
+        self.operator.crash()
+        await self._in_checker(self._reset_policies)
         if self._random.random() < 0.5 and self.world.decides("outage"):
             await self._store_away()
         await self._pass(CALM_S - LOST_MAX_S)
@@ -391,6 +414,7 @@ class Scenario:
         self.world.coverage.meet(MERGED, self.audit.merges)
         self.audit.require(self.audit.drops > 0, "retention removed nothing")
         self.world.coverage.meet(EXPIRED, self.audit.drops)
+        self.world.coverage.meet(RESUMED, self.audit.resumed)
         forked = await self._restore(saved, lines)
         self.world.coverage.meet(FORKED, len(forked))
         await self._pass(REFUSED_S)
@@ -412,6 +436,14 @@ class Scenario:
         client = await roles.connect_metadata(ports)
         logs = (Log(topic_id=topic.topic_id, index=index) for topic, index in PARTITIONS)
         await client.propose(Command(updates=(Put(record=EXPIRING), Put(record=KEPT), *(Put(record=log) for log in logs))))
+
+    async def _reset_policies(self, machine: Machine, ports: Ports) -> None:
+        client = await roles.connect_metadata(ports)
+        for topic in (EXPIRING, KEPT):
+            while client.view.find(Topic, topic.key()) != topic:
+                with contextlib.suppress(Conflict, OutcomeUnknown, Unavailable):
+                    await set_policy(client, topic, {})
+                await asyncio.sleep(LOOK_S)
 
     async def _faults(self) -> None:
         plan = NemesisPlan(crash=0.3, stop=0.3, partition=0.1, one_way=0, lossy=0, clock_jump=0, pause_mean_s=1.2)
@@ -632,6 +664,6 @@ class Scenario:
 
     def _check(self) -> None:
         assert not self.audit.broken, self.audit.broken[0]
-        for machine in [*self.metadata, *self.tiering, *self.owners]:
+        for machine in [*self.metadata, *self.tiering, *self.owners, self.operator]:
             if machine.failure is not None:
                 raise AssertionError(f"{machine.name} failed: {machine.failure!r}") from machine.failure

@@ -8,11 +8,12 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from uuid import UUID
 
+import msgspec
 import pytest
 
 from stratalog.tier.offload import Waiting, request_offload, wait_for_offload
 from stratalog.tier.report import open_requests, tier_report, topics_named
-from stratalog_core.errors import NotFound, Unavailable
+from stratalog_core.errors import Invalid, NotFound, Unavailable
 from stratalog_core.rpc.tcp import TcpTransport
 from stratalog_core.system import SystemClock, SystemFiles, ThreadBackground
 from stratalog_metadata.client.quorum_client import QuorumClient
@@ -102,6 +103,16 @@ async def test_waiting_ends_when_every_request_is_fulfilled(metadata: QuorumClie
         await metadata.propose(Command(updates=(Delete(key=tier_request_key(TOPIC.topic_id, index)),)))
     await waiting
     assert done[-1] == 2
+
+
+@pytest.mark.parametrize("config", ["remote.log.copy.disable=true", "remote.storage.enable=false"])
+async def test_a_topic_that_stays_out_of_the_store_is_not_requested(metadata: QuorumClient, config: str) -> None:
+    name, value = config.split("=")
+    topic = msgspec.structs.replace(TOPIC, configs={name: value})
+    await _put(metadata, topic)
+    with pytest.raises(Invalid, match=f"the policy of topic flights keeps it out of the object store; set {name}="):
+        await request_offload(metadata, topic, delete_hot=True)
+    assert open_requests(metadata.view, topic) == []
 
 
 async def test_waiting_in_vain_says_why(metadata: QuorumClient) -> None:

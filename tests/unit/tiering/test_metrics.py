@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from uuid import UUID
 
+import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 from unit.broker.hand_fed_view import HandFedView
@@ -72,3 +73,13 @@ def test_open_ledgers_internal_topics_and_empty_ledgers_do_not_lag() -> None:
     view.put(user, internal)
     view.put(_ledger(1, user, 0, 0, 100, closed=False), _ledger(2, internal, 0, 0, 100), _ledger(3, user, 1, 0, 0))
     assert tiering_lag(view, NOW_MS) == []
+
+
+def test_a_topic_that_is_never_offloaded_does_not_lag_and_one_whose_copying_is_paused_does() -> None:
+    view = HandFedView()
+    policies = [{"remote.storage.enable": "false"}, {"remote.log.copy.disable": "true"}]
+    for number, configs in enumerate(policies):
+        topic = msgspec.structs.replace(_topic(number), configs=configs)
+        view.put(topic)
+        view.put(_ledger(number + 1, topic, 0, 0, 100))
+    assert [lag.topic for lag in tiering_lag(view, NOW_MS)] == [_topic(1).name]

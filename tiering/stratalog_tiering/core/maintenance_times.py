@@ -30,7 +30,7 @@ class MaintenanceTask(Enum):
 class MaintenanceTimes:
     """Due times of one partition. ``now`` is monotonic, in seconds; expiry times are wall time, in ms.
 
-    ``depends_on`` is everything that retention depends on, None while the partition has no cold history.
+    ``depends_on`` is everything that retention depends on, None while the partition has nothing that retention could remove.
     """
 
     def __init__(self, settings: TieringSettings, now: float, *, spread: float, spread_s: float, recheck: bool) -> None:

@@ -75,8 +75,8 @@ class PartitionSnapshot:
 
 
 def partition_snapshot(view: MetadataView, topic: Topic, index: int) -> PartitionSnapshot | None:
-    """The partition in ``view``; None if it has no log, or its topic is deleted, or the view has not yet received one of its
-    ledgers.
+    """The partition in ``view``, with the topic's configs as they are there; None if it has no log, or its topic is deleted, or
+    the view has not yet received one of its ledgers.
     """
     found = view.get(topic_key(topic.name))
     if found is None or not isinstance(found.record, Topic) or found.record.topic_id != topic.topic_id:
@@ -91,7 +91,7 @@ def partition_snapshot(view: MetadataView, topic: Topic, index: int) -> Partitio
     request = view.get(tier_request_key(topic.topic_id, index))
     decision = view.get(fork_decision_key(topic.topic_id, index))
     return PartitionSnapshot(
-        topic=topic,
+        topic=found.record,
         log=log.record,
         log_version=log.version,
         ledgers=tuple(ledgers),

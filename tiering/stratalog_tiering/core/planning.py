@@ -1,8 +1,9 @@
 """The next step of a partition, decided from metadata alone.
 
-Steps in order: drop empty ledgers, offload sealed ones, drop hot copies whose time has come, fulfil a request. A ledger is
-offloaded only if it begins exactly where the manifest ends, so segments never overlap and never leave a gap. A hot copy is
-dropped only if the committed manifest covers all of it. No I/O; ``worker/partition_work.py`` carries the steps out.
+Steps in order: drop empty ledgers, offload sealed ones if the topic's policy allows it, drop hot copies whose time has come,
+fulfil a request. A ledger is offloaded only if it begins exactly where the manifest ends, so segments never overlap and never
+leave a gap, however long copying was disabled. A hot copy is dropped only if the committed manifest covers all of it. No I/O;
+``worker/partition_work.py`` carries the steps out.
 """
 
 from __future__ import annotations
@@ -81,7 +82,7 @@ def next_step(
     if empty:
         return DropEmpty(ledgers=empty[:DROPS_AT_ONCE_MAX])
     run = _sealed_run(state, policy, limits.segment_bytes)
-    if run:
+    if run and policy.is_copied:
         return Offload(ledgers=run)
     hot, until_ms = _expired_hot(state, policy, limits, cold_since_ms, now_ms)
     if hot:
@@ -144,10 +145,12 @@ def _expired_hot(
 ) -> tuple[tuple[StoredLedger, ...], int | None]:
     """The oldest hot copies that may be dropped now, and the wall time from which the next one may."""
     expired: list[StoredLedger] = []
+    newer_bytes = sum(stored.ledger.payload_bytes for stored in state.ledgers)
     for stored in state.ledgers:
         if not is_cold(state, stored.ledger):
             break
-        until_ms = _kept_until_ms(state, stored.ledger, policy, limits, cold_since_ms)
+        newer_bytes -= stored.ledger.payload_bytes
+        until_ms = _kept_until_ms(state, stored.ledger, policy, limits, cold_since_ms, newer_bytes)
         if until_ms is None or until_ms > now_ms:
             return tuple(expired), until_ms
         expired.append(stored)
@@ -155,13 +158,18 @@ def _expired_hot(
 
 
 def _kept_until_ms(
-    state: PartitionSnapshot, ledger: Ledger, policy: TierPolicy, limits: PlanLimits, cold_since_ms: Mapping[int, int]
+    state: PartitionSnapshot,
+    ledger: Ledger,
+    policy: TierPolicy,
+    limits: PlanLimits,
+    cold_since_ms: Mapping[int, int],
+    newer_hot_bytes: int,
 ) -> int | None:
     asked = state.request is not None and state.request.delete_hot and ledger.base_offset < state.request.end_offset
     if asked or ledger.end_offset <= state.log.log_start_offset:
         return 0
     since_ms = cold_since_ms[ledger.ledger_id]
-    return policy.hot_copy_kept_until_ms(ledger.closed_at_ms, since_ms, limits.deletion_lag_ms)
+    return policy.hot_copy_kept_until_ms(ledger.closed_at_ms, since_ms, limits.deletion_lag_ms, newer_hot_bytes)
 
 
 def _is_fulfilled(state: PartitionSnapshot, request: TierRequest) -> bool:

@@ -6,11 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from stratalog_metadata.records import is_hot_only
 from stratalog_tiering.format.footer import NONE, ZSTD
 
 SEVEN_DAYS_MS: Final = 7 * 24 * 3_600_000
 UNLIMITED: Final = -1
-LIKE_TIERING: Final = -2
+LIKE_RETENTION: Final = -2
 HOUR_MS: Final = 3_600_000
 ZSTD_LEVEL: Final = 3
 OVERSHOOT: Final = 8
@@ -19,16 +20,19 @@ OVERSHOOT: Final = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TierPolicy:
-    """``retention_*`` -1: unlimited. ``local_retention_ms`` -2: drop hot copies after the deletion lag; -1: keep them.
+    """Limits of -1 are unlimited. ``local_retention_*`` bound the hot copies of records that are cold as well.
 
-    ``zstd_level`` None: new segments store blocks as their batches are.
+    ``local_retention_ms`` None: the worker's deletion lag after the commit. ``is_copied`` False: nothing more becomes cold, and
+    hot records stay until ``retention_*`` removes them. ``zstd_level`` None: new segments store blocks as their batches are.
     """
 
     retention_ms: int = SEVEN_DAYS_MS
     retention_bytes: int = UNLIMITED
-    local_retention_ms: int = LIKE_TIERING
+    local_retention_ms: int | None = None
+    local_retention_bytes: int = UNLIMITED
     segment_ms: int = HOUR_MS
     zstd_level: int | None = None
+    is_copied: bool = True
 
     @property
     def segment_span_ms(self) -> int | None:
@@ -39,22 +43,32 @@ class TierPolicy:
         """Largest size of such a segment; ``wanted_bytes`` is the worker's target."""
         return wanted_bytes if self.retention_bytes == UNLIMITED else min(wanted_bytes, self.retention_bytes // OVERSHOOT)
 
-    def hot_copy_kept_until_ms(self, closed_at_ms: int, cold_since_ms: int, deletion_lag_ms: int) -> int | None:
-        """Wall time from which a hot copy may be dropped; None: never."""
+    def hot_copy_kept_until_ms(
+        self, closed_at_ms: int, cold_since_ms: int, deletion_lag_ms: int, newer_hot_bytes: int
+    ) -> int | None:
+        """Wall time from which a hot copy may be dropped, ``newer_hot_bytes`` being hot after it; None: never."""
+        if self.local_retention_bytes != UNLIMITED and newer_hot_bytes >= self.local_retention_bytes:
+            return cold_since_ms
+        if self.local_retention_ms is None:
+            return cold_since_ms + deletion_lag_ms
         if self.local_retention_ms == UNLIMITED:
             return None
-        kept_ms = max(0, self.local_retention_ms)
-        return max(cold_since_ms + deletion_lag_ms, closed_at_ms + kept_ms)
+        return max(cold_since_ms, closed_at_ms + self.local_retention_ms)
 
 
 def tier_policy(configs: Mapping[str, str]) -> TierPolicy:
     """The policy of a topic whose explicitly set, validated configs are ``configs``; missing keys have Kafka's defaults."""
+    retention_ms = int(configs.get("retention.ms", SEVEN_DAYS_MS))
+    retention_bytes = int(configs.get("retention.bytes", UNLIMITED))
+    local_bytes = int(configs.get("local.retention.bytes", LIKE_RETENTION))
     return TierPolicy(
-        retention_ms=int(configs.get("retention.ms", SEVEN_DAYS_MS)),
-        retention_bytes=int(configs.get("retention.bytes", UNLIMITED)),
-        local_retention_ms=int(configs.get("local.retention.ms", LIKE_TIERING)),
+        retention_ms=retention_ms,
+        retention_bytes=retention_bytes,
+        local_retention_ms=_local_retention_ms(configs, retention_ms),
+        local_retention_bytes=retention_bytes if local_bytes == LIKE_RETENTION else local_bytes,
         segment_ms=int(configs.get("segment.ms", HOUR_MS)),
         zstd_level=_zstd_level(configs),
+        is_copied=not is_hot_only(configs) and configs.get("remote.log.copy.disable", "false").lower() != "true",
     )
 
 
@@ -62,3 +76,11 @@ def _zstd_level(configs: Mapping[str, str]) -> int | None:
     if configs.get("stratalog.tier.compression", NONE) != ZSTD:
         return None
     return int(configs.get("stratalog.tier.compression.zstd.level", ZSTD_LEVEL))
+
+
+def _local_retention_ms(configs: Mapping[str, str], retention_ms: int) -> int | None:
+    if "local.retention.ms" not in configs:
+        # A limit by size alone would have no effect if time ended at the deletion lag.
+        return retention_ms if "local.retention.bytes" in configs else None
+    given = int(configs["local.retention.ms"])
+    return retention_ms if given == LIKE_RETENTION else given

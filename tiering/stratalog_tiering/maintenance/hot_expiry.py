@@ -1,8 +1,8 @@
-"""Removes hot ledgers that have expired before they could be offloaded, while the store cannot be reached.
+"""Removes hot ledgers that have expired without being offloaded: the store cannot be reached, or copying is disabled.
 
-Without the store nothing becomes cold, and the bookies would fill up without bound. A sealed ledger is removed only if every
-record in it, and every older one, is past the topic's own retention (``core/retention.py``); nothing younger is removed. The
-log's start moves to the end of the removed ledgers in the same command. See ADR 90.
+Then nothing becomes cold, and the bookies would fill up without bound. A sealed ledger is removed only if every record in it,
+and every older one, is past the topic's own retention (``core/retention.py``); nothing younger is removed. The log's start
+moves to the end of the removed ledgers in the same command. See ADR 90 and ADR 123.
 """
 
 from __future__ import annotations
@@ -41,6 +41,13 @@ class HotExpiry:
         if expired:
             await drop(ports, state, expired, guards, expired[-1].ledger.end_offset)
         return expired
+
+    def next_ms(self, state: PartitionSnapshot, policy: TierPolicy) -> int | None:
+        """Wall time from which the oldest ledger may expire by time, as far as its records' times were read; None: never."""
+        oldest = state.ledgers[0].ledger if len(state.ledgers) > 1 else None
+        if oldest is None or not is_sealed(oldest) or policy.retention_ms == UNLIMITED:
+            return None
+        return max(oldest.closed_at_ms, self._newest_ms.get(oldest.ledger_id, 0)) + policy.retention_ms + 1
 
     async def _read_times(self, ports: WorkerPorts, state: PartitionSnapshot, cutoff_ms: int) -> None:
         """Read the timestamps of ledgers closed before ``cutoff_ms``, oldest first, until one has a newer record."""

@@ -2,7 +2,8 @@
 
 Planned steps (``core/planning.py``) and maintenance (``core/maintenance_times.py``) take turns. Failures are reported in the
 partition's ``TierStatus`` and retried with back-off; a ``Conflict`` means that the partition changed, and the step is planned
-again. While the store cannot be reached, expired hot ledgers are removed without it (``maintenance/hot_expiry.py``).
+again. While the store cannot be reached, or the topic's policy keeps its records out of it, expired hot ledgers are removed
+without it (``maintenance/hot_expiry.py``).
 """
 
 from __future__ import annotations
@@ -123,13 +124,14 @@ class PartitionWork:
         return pause_s
 
     def _retained(self, state: PartitionSnapshot) -> Hashable:
-        """Everything but time that retention and merging depend on; None without cold history."""
-        if state.pointer is None:
-            return None
+        """Everything but time that retention and merging depend on; None if neither can have anything to do."""
         policy, hot_bytes = self._policy(state), 0
+        uncopied = () if policy.is_copied else tuple(stored.version for stored in state.ledgers)
+        if state.pointer is None and len(uncopied) < 2:
+            return None
         if policy.retention_bytes != UNLIMITED:
             hot_bytes = sum(stored.ledger.payload_bytes for stored in state.ledgers if not is_cold(state, stored.ledger))
-        return state.pointer_version, state.log.log_start_offset, policy, hot_bytes
+        return state.pointer_version, state.log.log_start_offset, policy, hot_bytes, uncopied
 
     def _unresolved(self, state: PartitionSnapshot | None) -> str:
         """The reported error if a maintenance task still fails, else an empty string."""
@@ -175,13 +177,16 @@ class PartitionWork:
             guards = await self._hold(state) if state is not None and len(state.ledgers) > 1 else None
             if state is None or guards is None:
                 return
-            expired = await self._hot_expiry.drop_expired(self._ports, state, self._policy(state), guards)
+            await self._drop_expired_hot(state, self._policy(state), guards)
         except StratalogError as failure:
             _log.info("%s: expired hot ledgers were not removed: %s", self._lease, failure)
-            return
+
+    async def _drop_expired_hot(self, state: PartitionSnapshot, policy: TierPolicy, guards: Guards) -> bool:
+        expired = await self._hot_expiry.drop_expired(self._ports, state, policy, guards)
         if expired:
             what = f"{len(expired)} ledgers up to offset {expired[-1].ledger.end_offset}"
-            _log.warning("%s: removed %s without the store: they are past retention", self._lease, what)
+            _log.warning("%s: removed %s that were not offloaded: they are past retention", self._lease, what)
+        return bool(expired)
 
     async def _ensure_marked(self, state: PartitionSnapshot) -> None:
         """Write the commit marker that a worker may have left unwritten when it died after the commit."""
@@ -204,10 +209,15 @@ class PartitionWork:
 
     async def _retain(self, state: PartitionSnapshot, policy: TierPolicy, guards: Guards) -> None:
         """Apply retention, else merge one run of small segments, else compute when retention is due next."""
-        if await apply_retention(self._ports, state, policy, guards) or await merge_small(self._ports, state, policy, guards):
+        changed = await apply_retention(self._ports, state, policy, guards)
+        if not changed and not policy.is_copied:
+            changed = await self._drop_expired_hot(state, policy, guards)
+        if changed or await merge_small(self._ports, state, policy, guards):
             self._times.changed(self._ports.clock.monotonic())
         else:
-            expires_at_ms = await next_expiry_ms(self._ports, state, policy)
+            cold_ms = await next_expiry_ms(self._ports, state, policy)
+            hot_ms = None if policy.is_copied else self._hot_expiry.next_ms(state, policy)
+            expires_at_ms = min((each for each in (cold_ms, hot_ms) if each is not None), default=None)
             self._times.nothing_due_before(self._retained(state), expires_at_ms, self._ports.clock.monotonic())
 
     def _until(self, idle: Idle, state: PartitionSnapshot) -> float:

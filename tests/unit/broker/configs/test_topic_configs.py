@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from uuid import UUID
 
 import pytest
@@ -18,11 +19,13 @@ from stratalog_broker.configs.topic_configs import (
     TOPIC_CONFIGS_NOT_SERVED,
     TopicConfigs,
     check_topic_configs,
+    check_topic_defaults,
     topic_config_name,
 )
 from stratalog_core.errors import Invalid
 from stratalog_core.quorum import majority
 from stratalog_metadata.records import Topic
+from stratalog_tiering.config import TieringSettings
 
 
 def topic(replication_factor: int = 3, **configs: str) -> Topic:
@@ -39,7 +42,15 @@ def topic(replication_factor: int = 3, **configs: str) -> Topic:
         ("max.message.bytes", "99999999999", "maximum is 67108864"),
         ("cleanup.policy", "compact", "cleanup.policy is compact; only delete is supported: compaction is not supported yet"),
         ("cleanup.policy", "compact,delete", "compaction is not supported yet"),
-        ("remote.storage.enable", "false", "every topic is tiered"),
+        ("remote.log.delete.on.disable", "true", "no change of a config deletes records"),
+        ("remote.log.copy.disable", "paused", "remote.log.copy.disable is paused; choose true or false"),
+        ("local.retention.ms", "-3", "local.retention.ms is -3; minimum is -2"),
+        (
+            "local.retention.ms",
+            "-1",
+            "local.retention.ms is -1; maximum is retention.ms, 604800000; lower it, or raise retention",
+        ),
+        ("local.retention.ms", "604800001", "local.retention.ms is 604800001; maximum is retention.ms, 604800000"),
         ("compression.type", "lz4", "compression.type is lz4; only producer is supported: brokers do not compress"),
         ("message.timestamp.type", "Never", "choose CreateTime or LogAppendTime"),
         ("preallocate", "true", "preallocate is true; only false is supported"),
@@ -185,7 +196,7 @@ def test_broker_rows_show_all_settings_and_the_defaults_in_force() -> None:
     assert rows["stratalog.append.timeout.ms"].value == str(settings.append_timeout_ms)
     assert (rows["log.retention.ms"].value, rows["log.retention.ms"].source) == ("9", ConfigSource.DYNAMIC_DEFAULT)
     changeable = {row.name for row in rows.values() if not row.read_only}
-    assert changeable == {key.default_name for key in TOPIC_CONFIG_KEYS.values()}
+    assert changeable == {key.default_name for key in TOPIC_CONFIG_KEYS.values() if not key.is_per_topic}
     documented = " ".join(row.documentation for row in rows.values())
     assert all(f"[broker] {name}:" in documented for name in BrokerSettings.__dataclass_fields__)
 
@@ -201,6 +212,37 @@ def test_names_of_topics(name: str) -> None:
     check_topic_name(name)
 
 
-def test_a_bound_that_is_not_served_is_refused_with_the_reason() -> None:
-    with pytest.raises(Invalid, match=r"local\.retention\.bytes is 1000000; only -2 is supported: a limit by size"):
-        check_topic_configs({"local.retention.bytes": "1000000"}, replication_factor=3, internal=False)
+@given(
+    local=st.none() | st.integers(-2, 10),
+    total=st.none() | st.integers(-1, 10),
+    default=st.none() | st.integers(-1, 10),
+    what=st.sampled_from(["ms", "bytes"]),
+)
+def test_hot_copies_stay_no_longer_than_the_records(
+    local: int | None, total: int | None, default: int | None, what: str
+) -> None:
+    """KIP-405: only an explicit limit is compared, with the retention in force."""
+    given = {f"local.retention.{what}": local, f"retention.{what}": total}
+    configs = {name: str(value) for name, value in given.items() if value is not None}
+    defaults = {} if default is None else {f"retention.{what}": str(default)}
+    built_in = 7 * 24 * 3_600_000 if what == "ms" else -1
+    in_force = next(value for value in (total, default, built_in) if value is not None)
+    is_longer = local not in (None, -2) and in_force != -1 and (local == -1 or (local or 0) > in_force)
+    with pytest.raises(Invalid, match=rf"maximum is retention\.{what}") if is_longer else contextlib.nullcontext():
+        check_topic_configs(configs, 3, defaults=defaults)
+
+
+def test_local_retention_by_size_alone_is_not_cut_short_by_the_deletion_lag() -> None:
+    rows = {row.name: row.value for row in topic_config_rows(topic(local_retention_bytes="5"), {})}
+    assert (rows["local.retention.ms"], rows["local.retention.bytes"]) == ("-2", "5")
+    unset = {row.name: row.value for row in topic_config_rows(topic(), {})}
+    lag_ms = TieringSettings(worker_id="w").deletion_lag_ms
+    assert (unset["local.retention.ms"], unset["local.retention.bytes"]) == (str(lag_ms), "-2")
+
+
+def test_some_configs_have_no_default_for_the_cluster() -> None:
+    check_topic_defaults({"remote.log.copy.disable": "true", "local.retention.ms": "0"})
+    with pytest.raises(Invalid, match=r"remote\.storage\.enable has no cluster-wide default; set it for each topic"):
+        check_topic_defaults({"remote.storage.enable": "true"})
+    with pytest.raises(Invalid, match=r"local\.retention\.ms is 6; maximum is retention\.ms, 5"):
+        check_topic_defaults({"local.retention.ms": "6", "retention.ms": "5"})

@@ -14,6 +14,7 @@ from unit.broker.mini_cluster import WAIT_S, MiniCluster, run_cluster, until_ser
 from unit.broker.raw_client import RawClient, batch, fetch, list_offset, produce, request
 from unit.metadata.watching import until
 
+from stratalog_broker.admin.errors import InvalidConfig
 from stratalog_broker.admin.topics import NewTopic
 from stratalog_core.batches.batch import iterate_headers
 from stratalog_core.batches.records import iterate_records
@@ -112,6 +113,27 @@ async def test_cold_history_reads_as_it_was_written_and_goes_on_hot(tmp_path: Pa
             assert await offset_at(client, "flights", timestamp) == (first, times[first])
         names = {name: (await offset_at(client, "flights", name))[0] for name in (-1, -2, -3, -4, -5, -6)}
         assert names == {-1: 202, -2: 0, -3: 200, -4: 200, -5: 199, -6: 200}
+
+
+async def test_a_topic_with_cold_records_cannot_become_hot_only(tmp_path: Path) -> None:
+    async with run_cluster(tmp_path) as cluster:
+        await cluster.start_tiering()
+        cold, hot = await create(cluster, "cold"), await create(cluster, "hot")
+        client = await cluster.connect()
+        for name in ("cold", "hot"):
+            await produce(client, name, batch(b"record"))
+        await make_cold(cluster, cold)
+
+        async def configure(name: str, config: str, value: str) -> None:
+            await cluster.broker.topic_commands.configure(name, lambda configs: {**configs, config: value}, 10)
+
+        with pytest.raises(InvalidConfig, match=r"'cold' has records in the object store.*set remote.log.copy.disable=true"):
+            await configure("cold", "remote.storage.enable", "false")
+        await configure("cold", "remote.log.copy.disable", "true")
+        await configure("hot", "remote.storage.enable", "false")
+        await configure("hot", "retention.ms", "60000")
+        assert await read_all(client, "cold", 1) == await read_all(client, "hot", 1) == [b"record"]
+        assert cluster.metadata.view.get(manifest_pointer_key(hot, 0)) is None
 
 
 async def test_an_owner_starts_from_cold_history_alone(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from stratalog_metadata.state.commands import SessionAlive, VersionIs
 from stratalog_tiering.core.commands import commit_segment, drop_ledgers, fulfil_request, move_start
 from stratalog_tiering.core.partition import PartitionSnapshot, StoredLedger
 from stratalog_tiering.core.planning import DropEmpty, DropHot, Fulfil, Idle, Offload, PlanLimits, Step, next_step
-from stratalog_tiering.core.policy import TierPolicy, tier_policy
+from stratalog_tiering.core.policy import SEVEN_DAYS_MS, TierPolicy, tier_policy
 from stratalog_tiering.maintenance.fork_resolution import dropped_ledgers
 
 TOPIC = Topic(name="t", topic_id=UUID(int=1), partition_count=1, replication_factor=1)
@@ -158,6 +158,57 @@ def test_hot_copies_are_dropped_after_the_lag_and_the_local_retention() -> None:
     longer = tier_policy({"local.retention.ms": "5000"})
     assert plan(cold, now_ms=2050, policy=longer) == Idle(until_ms=6000)
     assert plan(cold, now_ms=10**12, policy=tier_policy({"local.retention.ms": "-1"})) == Idle()
+    assert plan(cold, now_ms=1999, policy=tier_policy({"local.retention.ms": "0"})) == Idle(until_ms=2000)
+    assert isinstance(plan(cold, now_ms=2000, policy=tier_policy({"local.retention.ms": "0"})), DropHot), "without a lag"
+
+
+@pytest.mark.parametrize(
+    ("configs", "until_ms"),
+    [
+        ({"local.retention.ms": "-2"}, 1000 + SEVEN_DAYS_MS),
+        ({"local.retention.ms": "-2", "retention.ms": "9000"}, 10_000),
+        ({"local.retention.ms": "-2", "retention.ms": "-1"}, None),
+        ({"local.retention.bytes": "-2", "retention.ms": "9000"}, 10_000),
+        ({"local.retention.bytes": "-1", "retention.ms": "-1"}, None),
+        ({}, 2050),
+    ],
+)
+def test_minus_two_is_the_topics_own_retention(configs: dict[str, str], until_ms: int | None) -> None:
+    cold = state(ledger(1, 0, 5), cold=(0, 5))
+    assert plan(cold, policy=tier_policy(configs)) == Idle(until_ms=until_ms)
+
+
+@pytest.mark.parametrize(
+    ("configs", "dropped"),
+    [
+        ({"local.retention.bytes": "0"}, [1, 2]),
+        ({"local.retention.bytes": "15"}, [1]),
+        ({"local.retention.bytes": "20"}, [1]),
+        ({"local.retention.bytes": "21"}, []),
+        ({"local.retention.bytes": "-2", "retention.bytes": "20"}, [1]),
+        ({"local.retention.bytes": "-1", "retention.bytes": "20"}, []),
+        ({"local.retention.ms": "-1", "local.retention.bytes": "20"}, [1]),
+    ],
+)
+def test_hot_copies_are_dropped_oldest_first_while_newer_ones_hold_the_local_retention(
+    configs: dict[str, str], dropped: list[int]
+) -> None:
+    """Of three ledgers of ten bytes the last one is not cold and stays."""
+    current = state(ledger(1, 0, 5), ledger(2, 5, 9), ledger(3, 9, 12), cold=(0, 9))
+    step = plan(current, now_ms=2000, policy=tier_policy({"remote.log.copy.disable": "true", **configs}))
+    assert (ids(step) if isinstance(step, DropHot) else []) == dropped
+
+
+@pytest.mark.parametrize("configs", [{"remote.log.copy.disable": "true"}, {"remote.storage.enable": "False"}])
+def test_nothing_is_copied_while_copying_is_disabled_and_afterwards_it_goes_on_at_the_manifests_end(
+    configs: dict[str, str],
+) -> None:
+    current = state(ledger(1, 0, 5), ledger(2, 5, 9), ledger(3, 9, 12), cold=(0, 5))
+    assert plan(current, policy=tier_policy(configs)) == Idle(until_ms=2050)
+    assert ids(plan(current, now_ms=2050, policy=tier_policy(configs))) == [1], "a verified copy is dropped as always"
+    resumed = plan(current, now_ms=10**9)
+    assert isinstance(resumed, Offload)
+    assert ids(resumed) == [2, 3]
 
 
 def test_hot_copies_below_the_log_start_are_dropped_at_once() -> None:
@@ -181,8 +232,18 @@ def test_a_request_is_done_when_its_records_are_cold_and_dropped_if_requested() 
     st.integers(0, 8),
     st.booleans(),
     st.integers(0, 3000),
+    st.fixed_dictionaries(
+        {},
+        optional={
+            "remote.log.copy.disable": st.sampled_from(["true", "false"]),
+            "local.retention.ms": st.sampled_from(["-2", "-1", "0", "1500"]),
+            "local.retention.bytes": st.sampled_from(["-2", "-1", "0", "60"]),
+        },
+    ),
 )
-def test_steps_never_break_the_history(shape: list[tuple[int, int]], cold_ledgers: int, last_open: bool, now_ms: int) -> None:
+def test_steps_never_break_the_history(
+    shape: list[tuple[int, int]], cold_ledgers: int, last_open: bool, now_ms: int, configs: dict[str, str]
+) -> None:
     ledgers, base = [], 0
     for number, (records, size) in enumerate(shape):
         closed = not (last_open and number == len(shape) - 1)
@@ -191,8 +252,9 @@ def test_steps_never_break_the_history(shape: list[tuple[int, int]], cold_ledger
     closed_ends = [stored.ledger.end_offset for stored in ledgers if stored.ledger.state is LedgerState.CLOSED]
     cold_end = closed_ends[min(cold_ledgers, len(closed_ends)) - 1] if closed_ends and cold_ledgers else None
     current = state(*ledgers, cold=None if cold_end is None else (0, cold_end))
-    step = plan(current, now_ms)
+    step = plan(current, now_ms, tier_policy(configs))
     if isinstance(step, Offload):
+        assert configs.get("remote.log.copy.disable") != "true"
         bases = [stored.ledger.base_offset for stored in step.ledgers]
         ends = [stored.ledger.end_offset for stored in step.ledgers]
         assert bases == [current.cold_end, *ends[:-1]]
