@@ -20,6 +20,7 @@ _COMMANDS: Final = {
     "metadata": ("stratalog.commands.metadata", "Run a metadata node; show the quorum; add and remove nodes."),
     "produce": ("stratalog.commands.produce", "Write records to a topic."),
     "ready": ("stratalog.commands.ready", "Check that a role on this machine is ready."),
+    "serve-archive": ("stratalog.commands.serve_archive", "Serve a bucket's history to consumers, without a cluster."),
     "store": ("stratalog.commands.store", "Prepare a bucket for a cluster's history, and see what its server guarantees."),
     "tier": ("stratalog.commands.tier", "Show, offload and verify history in the object store."),
     "tiering": ("stratalog.commands.role", "Run a tiering worker."),
@@ -43,7 +44,7 @@ class _LazyGroup(click.Group):
             raise click.UsageError(
                 "`stratalog bench` needs the load generator, which is not installed: pip install 'stratalog[bench]'", ctx
             ) from None
-        command = getattr(module, cmd_name)
+        command = getattr(module, cmd_name.replace("-", "_"))
         assert isinstance(command, click.Command)
         return command
 

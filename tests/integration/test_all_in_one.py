@@ -1,8 +1,9 @@
-"""``stratalog up``: the first record within seconds, data that survives a kill, a graceful stop."""
+"""``stratalog up``: the first record within seconds, data that survives a kill, a graceful stop; then its archive."""
 
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -12,11 +13,14 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from confluent_kafka import Consumer, Message
 
 from stratalog.exit_codes import ExitCode
 
 pytestmark = pytest.mark.integration
 FIRST_RECORD_S = 30.0
+CONSUME_S = 60.0
+NUMBERS = 3_000
 
 
 @contextmanager
@@ -35,9 +39,9 @@ def _up(data: Path) -> Iterator[subprocess.Popen[str]]:
             node.kill()
 
 
-def _stratalog(data: Path, *words: str, expect: int = 0) -> str:
+def _stratalog(data: Path, *words: str, expect: int = 0, stdin: str | None = None) -> str:
     command = [sys.executable, "-m", "stratalog", *words, "--data", str(data)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == expect, done.stderr
     return done.stdout
 
@@ -58,5 +62,63 @@ def test_first_record_offload_and_restart(tmp_path: Path) -> None:
         assert _stratalog(data, "consume", "greetings") == "hello\nagain\n"
         status = json.loads(_stratalog(data, "tier", "status", "greetings", "--json"))["partitions"]
         assert status[0]["cold_end_offset"] == 1
+        _stratalog(data, "produce", "numbers", stdin="".join(f"{number}\n" for number in range(NUMBERS)))
+        _stratalog(data, "tier", "offload", "numbers", "--wait")
         node.send_signal(signal.SIGTERM)
         assert node.wait(30) == 0
+    _check_archive(tmp_path)
+
+
+def _check_archive(directory: Path) -> None:
+    """Consume the store's history without the node: all of it, then by a group over a restart."""
+    expected = sorted(str(number).encode() for number in range(NUMBERS))
+    with _serve_archive(directory) as (server, bootstrap):
+        assert sorted(_consumed(bootstrap, "everything", "numbers", NUMBERS)) == expected
+        assert _consumed(bootstrap, "everything", "greetings", 1) == [b"hello"]
+        first = _consumed(bootstrap, "in-two-steps", "numbers", NUMBERS // 2)
+        server.send_signal(signal.SIGTERM)
+        assert server.wait(30) == 0
+    with _serve_archive(directory) as (server, bootstrap):
+        second = _consumed(bootstrap, "in-two-steps", "numbers", NUMBERS - len(first))
+        assert sorted(first + second) == expected
+
+
+@contextmanager
+def _serve_archive(directory: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    options = ["--store", str(directory / "data" / "store"), "--positions", str(directory / "positions")]
+    command = [sys.executable, "-m", "stratalog", "serve-archive", "--listen", "127.0.0.1:0", *options]
+    with (
+        (directory / "log").open("a") as log,
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True) as server,
+    ):
+        try:
+            assert server.stdout is not None
+            found = re.search(r"find the archive at (\S+);", server.stdout.readline())
+            assert found is not None, (directory / "log").read_text()
+            yield server, found[1]
+        finally:
+            server.kill()
+
+
+def _consumed(bootstrap: str, group: str, topic: str, count: int) -> list[bytes]:
+    """Consume ``count`` records with a group and commit its position after them."""
+    settings = {
+        "bootstrap.servers": bootstrap,
+        "group.id": group,
+        "auto.offset.reset": "earliest",
+        "enable.auto.commit": False,
+    }
+    consumer = Consumer(settings)
+    try:
+        consumer.subscribe([topic])
+        messages: list[Message] = []
+        until = time.monotonic() + CONSUME_S
+        while len(messages) < count:
+            assert time.monotonic() < until, f"{len(messages)} of {count} records came"
+            messages += consumer.consume(count - len(messages), 1.0)
+        consumer.commit(asynchronous=False)
+        values = [message.value() for message in messages if not message.error()]
+        assert len(values) == count
+        return [value for value in values if isinstance(value, bytes)]
+    finally:
+        consumer.close()

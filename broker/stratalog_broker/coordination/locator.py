@@ -19,7 +19,7 @@ from stratalog_broker.coordination.coordinator_partition import (
     StateType,
 )
 from stratalog_broker.coordination.routing import partition_of
-from stratalog_broker.partitions.ownership import Partitions
+from stratalog_broker.partitions.internal_topics import InternalPartitions
 from stratalog_broker.protocol.errors import KafkaError
 from stratalog_core.errors import StratalogError
 from stratalog_core.ports import Clock
@@ -40,7 +40,7 @@ class Coordinators(Generic[StateType, ApplicationType]):
         broker_id: int,
         view: MetadataView,
         clock: Clock,
-        partitions: Partitions,
+        partitions: InternalPartitions,
     ) -> None:
         self.kind = kind
         self._broker_id = broker_id
@@ -112,7 +112,7 @@ class CoordinatorLocator:
         broker_id: int,
         view: MetadataView,
         clock: Clock,
-        partitions: Partitions,
+        partitions: InternalPartitions,
         ensure_internal_topic: EnsureInternalTopic,
     ) -> None:
         self._broker_id = broker_id

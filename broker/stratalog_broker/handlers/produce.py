@@ -14,6 +14,7 @@ Transactions are not served yet: transactional batches are refused.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Final
 
 from kio.schema.errors import ErrorCode
@@ -48,6 +49,8 @@ _TIMED_OUT: Final = int(ErrorCode.request_timed_out)
 _AFTER_APPEND: Final = int(ErrorCode.not_enough_replicas_after_append)
 _LOST: Final = int(ErrorCode.not_leader_or_follower)
 _INTERNAL: Final = int(ErrorCode.invalid_topic_exception)
+_POLICY: Final = int(ErrorCode.policy_violation)
+_READ_ONLY: Final = "this is a read-only archive: produce to the cluster"
 _VALID_ACKS: Final = frozenset({-1, 0, 1})
 
 
@@ -250,6 +253,24 @@ def _finish_unanswered(context: RequestContext, produce: PendingProduce) -> None
     context.respond(())
 
 
+def refuse_all(context: RequestContext, body: memoryview) -> None:
+    """Refuse every batch with POLICY_VIOLATION, which no producer retries; for servers of archives.
+
+    They serve Produce because librdkafka derives from its versions how it fetches.
+    """
+    request = parse_request(body, context.api_version)
+    if request.acks == Acks.NONE:
+        context.close_connection(_READ_ONLY)
+        context.respond(())
+        return
+    results = [
+        (topic.key, [PartitionResult(index, _POLICY, error_message=_READ_ONLY) for index, _ in topic.partitions])
+        for topic in request.topics
+    ]
+    encoded = encode_response(results, context.api_version)
+    context.respond((response_head(_KEY, context.api_version, context.correlation_id, len(encoded)), encoded))
+
+
 API: Final = HandlerInfo(
     key=_KEY,
     min_version=3,
@@ -258,3 +279,4 @@ API: Final = HandlerInfo(
     advertised_min_version=0,
     access=Access(Operation.WRITE, Resource.TOPIC),
 )
+READ_ONLY_API: Final = replace(API, handle_raw=refuse_all)

@@ -8,7 +8,7 @@ close.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 
 from stratalog_bookies.client import LedgerClient
@@ -30,6 +30,7 @@ from stratalog_broker.network.admission import Admission
 from stratalog_broker.network.connection import ClientConnection
 from stratalog_broker.network.registry import ConnectionRegistry
 from stratalog_broker.partitions.handover import leave
+from stratalog_broker.partitions.internal_topics import InternalPartitions
 from stratalog_broker.partitions.ownership import Partitions
 from stratalog_broker.reads.log_reader import LogReader
 from stratalog_broker.reads.offset_lookup import OffsetLookup
@@ -38,7 +39,7 @@ from stratalog_broker.reads.time_searches import TimeSearches
 from stratalog_broker.requests.access import OPEN, AccessRules
 from stratalog_broker.requests.deadlines import Deadlines
 from stratalog_broker.requests.fetch_sessions import FetchSessions
-from stratalog_broker.requests.handler_info import Services
+from stratalog_broker.requests.handler_info import HandlerInfo, Services
 from stratalog_broker.requests.served_apis import ServedApis
 from stratalog_broker.requests.unsent_responses import UnsentResponses
 from stratalog_core.connections.silent_clients import LOOK_S
@@ -59,7 +60,10 @@ def _listeners_of(settings: BrokerSettings) -> tuple[Listener, ...]:
 
 
 class BrokerServer:
-    """One broker. The clients, clock and random source are passed in; it does not close them."""
+    """One broker. The clients, clock and random source are passed in; it does not close them.
+
+    ``handlers`` are the APIs to serve. ``internal`` keeps the coordinators' records; None: the broker itself.
+    """
 
     def __init__(
         self,
@@ -72,6 +76,9 @@ class BrokerServer:
         random: Random,
         release_memory: Callable[[], object] = lambda: None,
         rules: AccessRules = OPEN,
+        *,
+        handlers: Mapping[int, HandlerInfo] = HANDLERS,
+        internal: InternalPartitions | None = None,
     ) -> None:
         """``release_memory`` returns free memory to the operating system; it is called after a peak and must not block."""
         settings = within_memory(settings)
@@ -94,7 +101,7 @@ class BrokerServer:
         )
         self.topic_commands = TopicCommands(settings, metadata, clock, random)
         ensure = self.topic_commands.ensure_internal
-        self.locator = CoordinatorLocator(settings.broker_id, metadata.view, clock, self.partitions, ensure)
+        self.locator = CoordinatorLocator(settings.broker_id, metadata.view, clock, internal or self.partitions, ensure)
         self.groups = GroupService(settings, metadata, clock, self.locator)
         self.advertised_brokers = AdvertisedBrokers(metadata.view, clock)
         self._partition_rows = PartitionRows(metadata.view)
@@ -120,7 +127,7 @@ class BrokerServer:
             TopicCommands: self.topic_commands,
             UnsentResponses: responses,
         }
-        self.apis = ServedApis(HANDLERS.values(), services)
+        self.apis = ServedApis(handlers.values(), services)
         self.connections = ConnectionRegistry(settings, shares, clock, Admission(self.apis, rules), responses)
         self._listeners = _listeners_of(settings)
         self._servers: list[asyncio.Server] = []
@@ -169,12 +176,20 @@ class BrokerServer:
         yield MemoryMetrics(share="reads", used_bytes=self.pending_reads.bytes_held, limit_bytes=shares.reads)
         yield MemoryMetrics(share="searches", used_bytes=self.searches.bytes_held, limit_bytes=shares.searches)
 
-    async def start(self) -> None:
-        """Listen and register. Each partition is served once it is taken over. Raises ``OSError`` if a port is in use."""
+    async def bind(self, *, is_serving: bool = False) -> None:
+        """Bind the ports; unless ``is_serving``, ``start`` accepts connections. Raises ``OSError`` if a port is in use."""
         loop = asyncio.get_running_loop()
         for listener in self._listeners:
             accept = partial(ClientConnection, self.connections, listener.name)
-            self._servers.append(await loop.create_server(accept, listener.host, listener.port, backlog=1024))
+            host, port = listener.host, listener.port
+            self._servers.append(await loop.create_server(accept, host, port, backlog=1024, start_serving=is_serving))
+
+    async def start(self) -> None:
+        """Listen and register. Each partition is served once it is taken over. Raises ``OSError`` if a port is in use."""
+        if not self._servers:
+            await self.bind(is_serving=True)
+        else:
+            await asyncio.gather(*(server.start_serving() for server in self._servers))
         self._registration = Registration(
             self.metadata,
             self.clock,
@@ -187,7 +202,7 @@ class BrokerServer:
         )
         await self._registration.start()
         self.groups.start()
-        self._sweeper = loop.call_later(LOOK_S, self._sweep)
+        self._sweeper = asyncio.get_running_loop().call_later(LOOK_S, self._sweep)
 
     def _record(self) -> Broker:
         first, *further = advertised_endpoints(self.listeners, self.settings.advertised)

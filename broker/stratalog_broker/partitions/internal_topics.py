@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable
 from typing import Final, Protocol
 
 from stratalog_core.ports import Buffer
+from stratalog_metadata.records import TopicPartition
 
 CONSUMER_OFFSETS: Final = "__consumer_offsets"
 INTERNAL_TOPICS: Final = frozenset({CONSUMER_OFFSETS, "__transaction_state", "__share_group_state", "__cluster_metadata"})
@@ -41,3 +42,22 @@ class InternalTopicApplication(Protocol):
 
 ApplicationFactory = Callable[[int], InternalTopicApplication]
 """Creates the application of the partition with the given index."""
+
+
+class InternalPartitions(Protocol):
+    """The log of the partitions of internal topics, as coordinators use it."""
+
+    def register_application(self, topic: str, factory: ApplicationFactory) -> None:
+        """Set the state machine of an internal topic's partitions. Call before the broker starts."""
+        ...
+
+    def is_serving(self, topic_partition: TopicPartition) -> bool:
+        """Whether the partition's state machine is loaded and its log accepts batches."""
+        ...
+
+    async def append_internal(self, topic_partition: TopicPartition, batch: bytearray) -> int:
+        """Append one batch; return its base offset once it is durable and the application has applied it.
+
+        Raises ``NotLeader``, ``Overloaded``, ``Unavailable``, ``OutcomeUnknown``.
+        """
+        ...

@@ -40,6 +40,12 @@ class Access(NamedTuple):
     operation: Operation
     resource: Resource
 
+    @property
+    def changes_log(self) -> bool:
+        """Whether the operation changes topics, records or the cluster. Positions of groups are neither."""
+        is_read = self.operation in (Operation.READ, Operation.DESCRIBE, Operation.DESCRIBE_CONFIGS)
+        return not is_read and self.resource is not Resource.GROUP
+
 
 class Authenticator(Protocol):
     """Determines the principal of a new connection."""

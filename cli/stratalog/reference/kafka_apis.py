@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stratalog_broker.handlers import HANDLERS
+from stratalog_broker.handlers import HANDLERS, READ_ONLY_HANDLERS
 from stratalog_broker.requests.handler_info import HandlerInfo
 
 _HEAD = """# Kafka APIs
@@ -10,8 +10,11 @@ _HEAD = """# Kafka APIs
 This is what ApiVersions returns. A client that asks for an API that is not in this table gets UNSUPPORTED_VERSION.
 [Kafka's tools](kafka-tools.md) shows the same from a user's side. Generated from the code by `make reference`.
 
-| key | API | versions |
-| --- | --- | --- |
+The server of [an archive](../how-to/serve-an-archive.md) returns those of the last column. It refuses every Produce with
+POLICY_VIOLATION.
+
+| key | API | versions | of an archive |
+| --- | --- | --- | --- |
 """
 
 
@@ -21,4 +24,4 @@ def kafka_apis_page() -> str:
 
 
 def _row(key: int, info: HandlerInfo) -> str:
-    return f"| {key} | {info.name} | {info.min_version}–{info.max_version} |\n"
+    return f"| {key} | {info.name} | {info.min_version}–{info.max_version} | {'yes' if key in READ_ONLY_HANDLERS else ''} |\n"

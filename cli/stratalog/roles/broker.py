@@ -22,6 +22,7 @@ from stratalog_core.search_pool import SearchPool
 from stratalog_core.system import return_free_memory
 from stratalog_tiering.cold.block_source import ColdReaderSettings
 from stratalog_tiering.cold.reader import ColdReader
+from stratalog_tiering.store import ObjectStore
 
 _THREADS = 2
 
@@ -40,7 +41,7 @@ async def start(node: Node) -> str:
     background = node.background(_THREADS, "broker")
     shares = MemoryShares.of(settings.memory_bytes)
     searches = SearchPool(node.background(_THREADS, "searches"), shares.searches)
-    cold = await _cold_reader(node, shares.cold, background, searches)
+    cold = await cold_reader(node, node.store(), shares.cold, background, searches)
     node.closing(cold.close)
     node.metrics.add_source(cold.metrics)
     server = BrokerServer(
@@ -51,11 +52,11 @@ async def start(node: Node) -> str:
     await server.start()
     node.closing(server.close)
     node.serving_when(partial(check_broker, server.listeners, settings.broker_id, node.read_record))
-    _load_messages(node)
+    load_messages_in_background(node)
     return server.kafka_address
 
 
-def _load_messages(node: Node) -> None:
+def load_messages_in_background(node: Node) -> None:
     """Load Kafka's message classes in the background, until the node stops."""
     background = node.background(1, "messages")
 
@@ -73,10 +74,13 @@ def _load_messages(node: Node) -> None:
     node.closing(stop)
 
 
-async def _cold_reader(node: Node, memory_bytes: int, background: Background, searches: SearchPool) -> ColdReader:
+async def cold_reader(
+    node: Node, store: ObjectStore, memory_bytes: int, background: Background, searches: SearchPool
+) -> ColdReader:
+    """Return a reader of ``store``, with the disk cache of the settings."""
     settings = node.configuration.section(ColdReaderSettings, "cold")
     files = await node.files(Path(node.settings.cache_dir)) if settings.disk_bytes and node.settings.cache_dir else None
     return ColdReader(
-        node.store(), settings, node.clock,
+        store, settings, node.clock,
         memory_bytes=memory_bytes, files=files, background=background, searches=searches,
     )  # fmt: skip

@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -22,6 +23,7 @@ from stratalog.roles.node import NodeSettings
 from stratalog.roles.open_files import raise_open_files
 from stratalog_core.config import load
 from stratalog_core.errors import Conflict, Invalid, StratalogError, Unavailable
+from stratalog_core.files.directory_lock import lock_file
 from stratalog_core.http.endpoints import Ready
 from stratalog_core.http.service import HttpService
 from stratalog_core.http.settings import SECTION as HTTP_SECTION
@@ -131,11 +133,21 @@ class Node:
     async def files(self, directory: Path) -> Files:
         """Lock a directory until this process ends. Raises ``Conflict`` if another process has the lock, or ``OSError``."""
         files = self._files(directory)
+        await self._lock(files.lock)
+        return files
+
+    async def file(self, path: Path) -> Files:
+        """Lock the file at ``path`` until this process ends; return the files of its directory. Raises as ``files`` does."""
+        files = self._files(path.parent)
+        await self._lock(partial(lock_file, path))
+        return files
+
+    async def _lock(self, lock: Callable[[], Callable[[], None]]) -> None:
         deadline = self.clock.monotonic() + _LOCK_TIMEOUT_S
         while True:
             try:
-                self._stack.callback(files.lock())
-                return files
+                self._stack.callback(lock())
+                return
             except Conflict:
                 if self.clock.monotonic() > deadline:
                     raise

@@ -1,4 +1,4 @@
-"""Locks a directory against other processes: a file below it, held with ``flock``.
+"""Locks a directory or a file against other processes: a file below or beside it, held with ``flock``.
 
 The kernel releases the lock when the process ends, however it ends, so there is no stale lock. The file is never removed: a
 lock on a removed file would exclude no other process.
@@ -23,13 +23,23 @@ _HOLDER_BYTES_MAX: Final = 512
 
 def lock_directory(root: Path) -> Callable[[], None]:
     """Lock ``root`` for this process and return a function that unlocks it. Raises ``Conflict`` or ``OSError``."""
-    descriptor = os.open(root / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    return _lock(root / LOCK_FILE, root, "directory")
+
+
+def lock_file(path: Path) -> Callable[[], None]:
+    """Lock the file at ``path``, which may not exist yet, by a file beside it. Raises ``Conflict`` or ``OSError``."""
+    return _lock(path.with_name(path.name + ".lock"), path, "file")
+
+
+def _lock(path: Path, locked: Path, kind: str) -> Callable[[], None]:
+    """Lock the lock file at ``path``, on behalf of ``locked``."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         holder = os.pread(descriptor, _HOLDER_BYTES_MAX, 0).decode(errors="replace").strip() or "another process"
         os.close(descriptor)
-        raise Conflict(f"{root} is in use by {holder}: stop that process, or give this one a directory of its own") from None
+        raise Conflict(f"{locked} is in use by {holder}: stop that process, or give this one a {kind} of its own") from None
     except OSError:
         os.close(descriptor)
         raise

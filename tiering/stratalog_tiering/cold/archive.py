@@ -8,8 +8,10 @@ after the marker of a version that covers it was written. Writes nothing.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
+from typing import Final, NamedTuple
 from uuid import UUID
 
+from stratalog_core.bounded_map import bounded_map
 from stratalog_core.errors import Invalid, NotFound
 from stratalog_metadata.records import ManifestPointer
 from stratalog_tiering.cold.manifest_source import ManifestSource
@@ -20,12 +22,36 @@ from stratalog_tiering.format.object_keys import (
     deletion_marker_key,
     is_marker,
     manifests_prefix,
+    marker_key,
     parse_topic_key,
     topic_key,
     topic_prefix,
 )
 from stratalog_tiering.format.segment import SegmentFooter
 from stratalog_tiering.store import ObjectStore
+
+_READS_AT_ONCE: Final = 64
+
+
+class StoredTopic(NamedTuple):
+    """A topic's newest descriptor, and whether the topic is marked as deleted."""
+
+    descriptor: TopicDescriptor
+    is_deleted: bool
+
+
+async def stored_topics(store: ObjectStore) -> list[StoredTopic]:
+    """All topics of the bucket, sorted by name; objects of a deleted one may be gone."""
+    keys = {info.key async for info in store.list(TOPICS_PREFIX)}
+    parsed = {topic for key in keys if (topic := parse_topic_key(key)) is not None}
+    newest = {topic.topic_id: topic.version for topic in sorted(parsed, key=lambda topic: topic.version)}
+
+    async def read(topic_id: UUID) -> StoredTopic:
+        is_deleted = deletion_marker_key(topic_id) in keys
+        return StoredTopic(await read_topic(store, topic_key(topic_id, newest[topic_id])), is_deleted)
+
+    found = await bounded_map(read, newest, _READS_AT_ONCE)
+    return sorted(found, key=lambda topic: (topic.descriptor.name, topic.descriptor.topic_id))
 
 
 async def live_topics(store: ObjectStore) -> list[TopicDescriptor]:
@@ -34,12 +60,7 @@ async def live_topics(store: ObjectStore) -> list[TopicDescriptor]:
     A name can occur twice for a while: the topic was created again, and the deletion marker of its predecessor is not written
     yet.
     """
-    keys = {info.key async for info in store.list(TOPICS_PREFIX)}
-    parsed = {topic for key in keys if (topic := parse_topic_key(key)) is not None}
-    newest = {topic.topic_id: topic.version for topic in sorted(parsed, key=lambda topic: topic.version)}
-    live = [topic_id for topic_id in newest if deletion_marker_key(topic_id) not in keys]
-    found = [await read_topic(store, topic_key(topic_id, newest[topic_id])) for topic_id in live]
-    return sorted(found, key=lambda topic: (topic.name, topic.topic_id))
+    return [topic.descriptor for topic in await stored_topics(store) if not topic.is_deleted]
 
 
 async def newest_descriptor_key(store: ObjectStore, topic_id: UUID) -> str | None:
@@ -76,6 +97,15 @@ class Archive:
         self._store = store
         self._source = ManifestSource(store)
 
+    @property
+    def url(self) -> str:
+        """The store's URL, without credentials."""
+        return self._store.url
+
+    async def all_topics(self) -> list[StoredTopic]:
+        """All topics, the deleted ones included, sorted by name. Raises ``Corrupt``, ``Unavailable``."""
+        return await stored_topics(self._store)
+
     async def topics(self) -> list[TopicDescriptor]:
         """The topics that are not deleted, sorted by name. Raises ``Corrupt``, ``Unavailable``."""
         return await live_topics(self._store)
@@ -91,15 +121,27 @@ class Archive:
             raise Invalid(f"{ambiguous_name(name, found)}; give one of the ids instead of the name")
         return found[0]
 
-    async def pointer(self, topic: TopicDescriptor, partition: int) -> ManifestPointer | None:
-        """The newest committed manifest of a partition; None if nothing of it was ever offloaded. Raises ``Corrupt``."""
+    async def pointer(
+        self, topic: TopicDescriptor, partition: int, known: ManifestPointer | None = None
+    ) -> ManifestPointer | None:
+        """The newest committed manifest of a partition; None if nothing of it was ever offloaded. Raises ``Corrupt``.
+
+        If that is still ``known``, one LIST request finds it out.
+        """
         async for info in self._store.list(manifests_prefix(topic.topic_id, partition)):
             if is_marker(info.key):
+                if known is not None and info.key == marker_key(known.object_key):
+                    return known
                 marker = await read_marker(self._store, info.key)
                 digest = bytes.fromhex(marker.sha256)
                 manifest = await self._source.manifest_at(marker.manifest_key, digest)
                 return pointer_to(manifest, marker.manifest_key, digest)
         return None
+
+    async def newest_epoch(self, pointer: ManifestPointer) -> int:
+        """The leader epoch of the last batch of the history; 0 if it is empty. Raises ``Corrupt``, ``Unavailable``."""
+        last = await self._source.segment_at(await self.manifest(pointer), pointer.end_offset - 1)
+        return last.leader_epochs[-1].epoch if last is not None and last.leader_epochs else 0
 
     async def manifest(self, pointer: ManifestPointer) -> Manifest:
         return await self._source.manifest(pointer)

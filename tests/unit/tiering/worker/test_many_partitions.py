@@ -17,10 +17,10 @@ from simulation.world.background import SimulatedBackground
 from simulation.world.clock import SimulatedClock
 from simulation.world.loop import SimulatedLoop
 from simulation.world.object_store import Bucket, SimulatedStore
-from unit.tiering.memory_metadata import MemoryMetadata
 
 from stratalog_core.batches.checkpoint import Checkpoint, encode_checkpoint
 from stratalog_core.batches.records import Record, build_batch
+from stratalog_metadata.client.memory_metadata import MemoryMetadata
 from stratalog_metadata.records import (
     Cluster,
     Fragment,

@@ -1,4 +1,8 @@
-"""The metadata quorum's state machine and view in memory, without a quorum: each command takes effect in one turn."""
+"""A metadata client without a quorum: state machine and view in this process's memory, lost when it ends.
+
+For processes that need no durable metadata, such as the server of an archive, and for tests. Each command takes effect in one
+turn of the event loop. Sessions never expire.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +19,7 @@ from stratalog_metadata.state.machine import apply
 
 
 class MemoryMetadata(LocalView):
-    """See :class:`stratalog_metadata.client.api.MetadataClient`. Sessions never expire."""
+    """See :class:`stratalog_metadata.client.api.MetadataClient`."""
 
     @property
     def view(self) -> LocalView:

@@ -1,0 +1,66 @@
+"""``stratalog serve-archive``: a read-only Kafka endpoint over a bucket, without bookies, quorum and tiering worker."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from stratalog.roles import archive
+from stratalog.roles.runtime import Configuration, Node, run
+from stratalog.target import DEFAULT_BOOTSTRAP
+from stratalog_core.errors import NotFound
+
+
+@click.command(name="serve-archive")
+@click.option("--store", required=True, envvar="STRATALOG_STORE", help="The history: a directory or s3:// URL.")
+@click.option(
+    "--listen",
+    default=DEFAULT_BOOTSTRAP,
+    show_default=True,
+    help="Address for Kafka clients as HOST:PORT; port 0 takes any free port.",
+)
+@click.option(
+    "--positions",
+    default="archive-positions",
+    show_default=True,
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="File that keeps the positions of consumer groups.",
+)
+@click.option(
+    "--follow",
+    "follow_s",
+    default=0.0,
+    show_default=True,
+    type=click.FloatRange(min=0),
+    metavar="SECONDS",
+    help="Look for more history at this interval; 0: serve what is there at the start.",
+)
+@click.option("--deleted", "with_deleted", is_flag=True, help="Serve deleted topics, too, as NAME-ID.")
+@click.option("--config", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="TOML file for everything else.")
+def serve_archive(
+    store: str, listen: str, positions: Path, follow_s: float, with_deleted: bool, config: Path | None
+) -> None:  # fmt: skip
+    """Serve the committed history in STORE to Kafka consumers until Ctrl-C. Writes nothing to STORE.
+
+    Needs no cluster. Requests that change topics or records are not served.
+    """
+    overrides = archive.archive_overrides(store=_url(store), listen=listen)
+    file = positions.absolute()
+
+    async def start(node: Node) -> str:
+        address = await archive.start(node, positions=file, follow_s=follow_s, with_deleted=with_deleted)
+        click.echo(f"Kafka consumers find the archive at {address}; positions in {file}; Ctrl-C stops it.")
+        return address
+
+    run(Configuration(file=config, overrides=overrides), "archive", start)
+
+
+def _url(store: str) -> str:
+    """Return the store's URL. Raises ``NotFound`` for a directory that does not exist: the store would create it."""
+    if "://" in store:
+        return store
+    directory = Path(store).absolute()
+    if not directory.is_dir():
+        raise NotFound(f"store {directory} is no directory: give the directory or s3:// URL that holds the history")
+    return str(directory)

@@ -1,0 +1,130 @@
+"""The server of an archive: a broker that reads one bucket, without bookies, quorum and tiering worker."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+from uuid import UUID
+
+from stratalog.roles.broker import cold_reader, load_messages_in_background
+from stratalog.roles.open_files import connections_within, open_files_max
+from stratalog.roles.readiness import check_broker
+from stratalog.roles.runtime import Node
+from stratalog_bookies.client import LedgerClient, LedgerClientSettings
+from stratalog_broker.cluster.archived_topics import ArchivedTopics
+from stratalog_broker.configs.memory import MemoryShares
+from stratalog_broker.configs.settings import BrokerSettings
+from stratalog_broker.coordination.positions_file import PositionsFile
+from stratalog_broker.handlers import READ_ONLY_HANDLERS
+from stratalog_broker.network.server import BrokerServer
+from stratalog_broker.partitions.internal_topics import CONSUMER_OFFSETS, INTERNAL_TOPICS
+from stratalog_core.errors import NoSuchObject, StratalogError
+from stratalog_core.search_pool import SearchPool
+from stratalog_core.system import return_free_memory
+from stratalog_metadata.client.memory_metadata import MemoryMetadata
+from stratalog_metadata.records import Cluster, Partition, Topic
+from stratalog_metadata.state.commands import Command, Put
+from stratalog_tiering.cold.archive import Archive
+from stratalog_tiering.format.descriptor import ClusterDescriptor, decode_descriptor
+from stratalog_tiering.format.object_keys import CLUSTER_KEY as CLUSTER_OBJECT
+from stratalog_tiering.store import ObjectStore
+
+BROKER_ID: Final = 1
+_THREADS: Final = 2
+_TAKEOVER_CHECK_S: Final = 0.02
+_NO_CLUSTER: Final = "archive"
+_log = logging.getLogger("stratalog")
+
+
+def archive_overrides(*, store: str, listen: str) -> dict[str, dict[str, Any]]:
+    """Return the settings of the command line, which override file and environment."""
+    return {
+        "node": {"store": store},
+        "broker": {"broker_id": BROKER_ID, "listen": listen, "auto_create_topics": False},
+    }
+
+
+async def start(node: Node, *, positions: Path, follow_s: float, with_deleted: bool) -> str:
+    """Serve the bucket of ``[node] store``; return the address of the Kafka listener.
+
+    ``follow_s``: seconds between two looks for more history; 0: what is there at the start is served until the end.
+    """
+    settings = node.configuration.section(BrokerSettings, "broker")
+    settings = replace(settings, connections_max=connections_within(settings.connections_max, open_files_max()))
+    shares = MemoryShares.of(settings.memory_bytes)
+    background = node.background(_THREADS, "archive")
+    searches = SearchPool(node.background(_THREADS, "searches"), shares.searches)
+    metadata = MemoryMetadata()
+    ledgers = LedgerClient(metadata, node.transport, node.clock, node.random, LedgerClientSettings())
+    node.closing(ledgers.close)
+    store = node.store()
+    cold = await cold_reader(node, store, shares.cold, background, searches)
+    node.closing(cold.close)
+    node.metrics.add_source(cold.metrics)
+    positions_file = PositionsFile(await node.file(positions), positions.name, background)
+    server = BrokerServer(
+        settings, metadata, ledgers, cold, searches, node.clock, node.random,
+        release_memory=lambda: background.run(return_free_memory),
+        handlers=READ_ONLY_HANDLERS, internal=positions_file,
+    )  # fmt: skip
+    node.metrics.add_source(server.metrics)
+    # Closed after the server, which finishes the commits in progress.
+    node.closing(positions_file.close)
+    node.closing(server.close)
+    await server.bind()
+    positions_file.load()
+    await _put_own_records(metadata, store)
+    topics = ArchivedTopics(
+        Archive(store), metadata, BROKER_ID, hidden=INTERNAL_TOPICS, with_deleted=with_deleted
+    )  # fmt: skip
+    partitions = await topics.load()
+    await server.start()
+    while server.partitions.takeovers_waiting:  # noqa: ASYNC110 - no event tells
+        await asyncio.sleep(_TAKEOVER_CHECK_S)
+    _log.info("serving %d partitions of %s, read-only", partitions, store.url)
+    if follow_s:
+        _follow(node, topics, follow_s)
+
+    async def read_record(key: str, _: float) -> object:
+        found = metadata.get(key)
+        return found.record if found is not None else None
+
+    node.serving_when(partial(check_broker, server.listeners, BROKER_ID, read_record))
+    load_messages_in_background(node)
+    return server.kafka_address
+
+
+async def _put_own_records(metadata: MemoryMetadata, store: ObjectStore) -> None:
+    """Put the cluster's id and the internal topic of the groups, of which the positions file is the only partition."""
+    try:
+        content = await store.get(CLUSTER_OBJECT)
+        cluster_id = decode_descriptor(content, ClusterDescriptor, CLUSTER_OBJECT).cluster_id
+    except NoSuchObject:
+        cluster_id = _NO_CLUSTER
+    topic = Topic(name=CONSUMER_OFFSETS, topic_id=UUID(int=1), partition_count=1, replication_factor=1, internal=True)
+    records = (Cluster(cluster_id=cluster_id), topic, Partition(topic_id=topic.topic_id, index=0, owner=BROKER_ID))
+    await metadata.propose(Command(updates=tuple(Put(record=record) for record in records)))
+
+
+def _follow(node: Node, topics: ArchivedTopics, interval_s: float) -> None:
+    """Look for more history every ``interval_s``, until the node stops."""
+
+    async def follow() -> None:
+        while True:
+            await asyncio.sleep(interval_s)
+            try:
+                await topics.load()
+            except StratalogError as failure:
+                _log.warning("the bucket could not be read again: %s", failure.message)
+
+    following = asyncio.get_running_loop().create_task(follow())
+
+    async def stop() -> None:
+        following.cancel()
+        await asyncio.wait((following,))
+
+    node.closing(stop)
