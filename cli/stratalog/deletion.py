@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, TypeVar
@@ -10,6 +11,7 @@ import click
 
 from stratalog import kafka
 from stratalog.output import print_done
+from stratalog_core.errors import Invalid
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 Delete = Callable[[list[str]], Mapping[str, Future[None]]]
@@ -22,9 +24,12 @@ def yes_option(command: Command) -> Command:
 
 
 def confirm(question: str, *, yes: bool) -> None:
-    """Ask on stderr unless ``yes``. Raises ``click.Abort`` if the answer is no."""
-    if not yes:
-        click.confirm(question, abort=True, err=True)
+    """Ask on stderr unless ``yes``. Raises ``click.Abort`` if the answer is no, ``Invalid`` if stdin is not a terminal."""
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise Invalid(f"{question} There is no terminal to ask on: give --yes to confirm")
+    click.confirm(question, abort=True, err=True)
 
 
 def delete_named(names: Sequence[str], contents: str, delete: Delete, *, yes: bool, as_json: bool) -> None:

@@ -56,8 +56,13 @@ def _metadata_option(command: Command) -> Command:
 
 def metadata_options(command: Command) -> Command:
     """Add ``--data``, ``--metadata`` and ``--store``, for :func:`metadata_of` and :func:`store_of`."""
+    return quorum_options(store_option(command))
+
+
+def store_option(command: Command) -> Command:
+    """Add ``--store``, for :func:`store_of`."""
     text = "Object store: a directory or s3:// URL (default: that of --data)."
-    return quorum_options(click.option("--store", envvar="STRATALOG_STORE", help=text)(command))
+    return click.option("--store", envvar="STRATALOG_STORE", help=text)(command)
 
 
 def name_values(texts: Sequence[str]) -> dict[str, str]:

@@ -22,10 +22,14 @@ def test_a_topic_from_creation_to_deletion(cluster: ProcessCluster) -> None:
     described = cluster.json("topic", "describe", "cli-topic")
     assert [row["partition"] for row in described["partitions"]] == [0, 1, 2]
     assert described["changed_configs"]["retention.ms"] == "86400000"
-    cluster.run("topic", "config", "cli-topic", "--set", "retention.ms=1000000", "--unset", "segment.ms")
+    shorter = ("topic", "config", "cli-topic", "--set", "retention.ms=1000000", "--unset", "segment.ms")
+    cluster.run(*shorter, stdin="y\n", expect=ExitCode.USAGE)  # no terminal to ask on
+    (expiring,) = cluster.json(*shorter, "--yes")["expiring"]
+    assert (expiring["topic"], expiring["cold_records"], expiring["hot_records"]) == ("cli-topic", 0, 0)
     configs = {row["name"]: row["value"] for row in cluster.json("topic", "config", "cli-topic")["configs"]}
     assert configs["retention.ms"] == "1000000"
     cluster.run("topic", "create", "cli-topic", expect=ExitCode.CONFLICT)
+    cluster.run("topic", "config", "cli-topic", "--unset", "retention.ms")
     cluster.run("topic", "config", "cli-topic", "--set", "no.such.setting=1", expect=ExitCode.USAGE)
     cluster.run("topic", "delete", "cli-topic", "--yes")
     cluster.run("topic", "describe", "cli-topic", expect=ExitCode.NOT_FOUND)
@@ -92,7 +96,7 @@ def test_the_clusters_defaults_make_a_topic(cluster: ProcessCluster) -> None:
 def test_records_are_deleted_from_the_start_of_a_topic(cluster: ProcessCluster) -> None:
     topic = cluster.new_topic()
     assert cluster.json_after("1\n2\n3\n", "produce", topic)["records"] == 3
-    cluster.run("topic", "delete-records", topic, "--before", "2", stdin="n\n", expect=ExitCode.INTERRUPTED)
+    cluster.run("topic", "delete-records", topic, "--before", "2", stdin="y\n", expect=ExitCode.USAGE)
     (row,) = cluster.json("topic", "delete-records", topic, "--before", "2", "--yes")["partitions"]
     assert row == {"topic": topic, "partition": 0, "earliest_offset": 2}
     assert cluster.run("consume", topic) == "3\n"
@@ -105,7 +109,7 @@ def test_groups_and_their_offsets_are_deleted(cluster: ProcessCluster) -> None:
     for name in (topic, other):
         cluster.run("produce", name, stdin="1\n")
         cluster.run("group", "reset", group, name, "--to", "latest")
-    cluster.run("group", "delete-offsets", group, topic, stdin="n\n", expect=ExitCode.INTERRUPTED)
+    cluster.run("group", "delete-offsets", group, topic, stdin="y\n", expect=ExitCode.USAGE)
     deleted = cluster.json("group", "delete-offsets", group, topic, "--yes")
     assert deleted == {"group": group, "topic": topic, "partitions": [0]}
     assert [row["topic"] for row in cluster.json("group", "describe", group)["offsets"]] == [other]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from stratalog_broker.admin.errors import InvalidConfig
+from stratalog_broker.admin.retention_changes import log_shortened
 from stratalog_broker.admin.topics import EditConfigs
 from stratalog_broker.configs.topic_configs import check_topic_defaults
 from stratalog_core.errors import Invalid
@@ -13,7 +14,7 @@ from stratalog_metadata.state.commands import ABSENT, Command, Put, VersionIs
 
 
 async def configure_defaults(metadata: MetadataClient, edit: EditConfigs, timeout_s: float, *, validate_only: bool) -> None:
-    """Replace the defaults by the result of ``edit``. Raises ``InvalidConfig``."""
+    """Replace the defaults by the result of ``edit``. Raises ``InvalidConfig``. Logs a warning if retention gets shorter."""
 
     async def attempt() -> None:
         stored = metadata.view.get(TOPIC_DEFAULTS_KEY)
@@ -28,6 +29,7 @@ async def configure_defaults(metadata: MetadataClient, edit: EditConfigs, timeou
         updates = (Put(record=DynamicConfig(resource="", configs=after)),)
         command = Command(updates=updates, requirements=requirements)
         await propose_guarded(metadata, command, TOPIC_DEFAULTS_KEY, timeout_s)
+        log_shortened("topics without a value of their own", before, after)
 
     await decide_again("the cluster's defaults", attempt)
 

@@ -28,6 +28,7 @@ from stratalog_broker.admin.errors import (
     TopicExists,
 )
 from stratalog_broker.admin.protection import is_protected
+from stratalog_broker.admin.retention_changes import log_shortened
 from stratalog_broker.admin.topic_limits import check_cluster, check_request
 from stratalog_broker.admin.topic_names import NAME_CHARACTERS_MAX, check_topic_name
 from stratalog_broker.configs.settings import BrokerSettings
@@ -46,6 +47,7 @@ from stratalog_metadata.records import (
     ManifestPointer,
     Partition,
     Topic,
+    configs_in_force,
     is_hot_only,
     manifest_pointer_key,
     partition_key,
@@ -228,16 +230,26 @@ class TopicCommands:
         return topic
 
     async def configure(self, name: str, edit: EditConfigs, timeout_s: float, *, validate_only: bool = False) -> Topic:
-        """Replace a topic's configs by the result of ``edit``. Raises ``InvalidConfig``."""
+        """Replace a topic's configs by the result of ``edit``. Raises ``InvalidConfig``.
+
+        A change that shortens retention is logged as a warning, because it deletes records.
+        """
+        defaults = topic_defaults(self._view)
+        before: Mapping[str, str] = {}
 
         def plan(topic: Topic) -> Topic:
+            nonlocal before
+            before = configs_in_force(topic, defaults)
             changed = _changed(topic, configs=dict(edit(dict(topic.configs))))
             _check_configs(changed, self._view)
             if is_hot_only(changed.configs) and not is_hot_only(topic.configs):
                 _require_no_cold_records(topic, self._view)
             return changed
 
-        return await self._edit(name, plan, timeout_s, validate_only=validate_only)
+        topic = await self._edit(name, plan, timeout_s, validate_only=validate_only)
+        if not validate_only:
+            log_shortened(f"topic {name!r}", before, configs_in_force(topic, defaults))
+        return topic
 
     async def _edit(
         self,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from functools import partial
 
 from stratalog.brokers.report import Row
 from stratalog_broker.admin.topic_defaults import configure_defaults
@@ -15,13 +16,14 @@ _TIMEOUT_S = 10.0
 
 async def change_defaults(metadata: MetadataClient, changes: Mapping[str, str], unset: Iterable[str]) -> None:
     """Set and remove defaults in one command. Raises ``Invalid`` for an unsupported name or value."""
+    await configure_defaults(metadata, partial(edited, changes, list(unset)), _TIMEOUT_S, validate_only=False)
+
+
+def edited(changes: Mapping[str, str], unset: Iterable[str], before: Mapping[str, str]) -> Mapping[str, str]:
+    """The defaults after the changes, under the topic configs' names. Raises ``Invalid`` for an unsupported name."""
     gone = {topic_config_name(name) for name in unset}
     new = {topic_config_name(name): value for name, value in changes.items()}
-
-    def edit(before: Mapping[str, str]) -> Mapping[str, str]:
-        return {**{name: value for name, value in before.items() if name not in gone}, **new}
-
-    await configure_defaults(metadata, edit, _TIMEOUT_S, validate_only=False)
+    return {**{name: value for name, value in before.items() if name not in gone}, **new}
 
 
 def default_rows(view: MetadataView) -> list[Row]:

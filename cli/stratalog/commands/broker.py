@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from pathlib import Path
 
 import click
 
-from stratalog.brokers.defaults import change_defaults, default_rows
+from stratalog.brokers.defaults import change_defaults, default_rows, edited
 from stratalog.brokers.draining import drain as drain_broker
 from stratalog.brokers.draining import owned, wait_until_drained
 from stratalog.brokers.draining import undrain as undrain_broker
 from stratalog.brokers.report import Row, broker_rows
 from stratalog.commands.role import run_role
-from stratalog.output import json_option, print_done, print_listing, progress_bar
-from stratalog.target import metadata_of, name_values, quorum_options
+from stratalog.deletion import yes_option
+from stratalog.output import json_option, print_done, print_json, print_listing, progress_bar
+from stratalog.target import metadata_of, metadata_options, name_values, quorum_options, store_of
 from stratalog.tier.session import metadata_session
+from stratalog.topic_retention import Expiring, RetentionChange, changes_by_defaults, confirm_shortening
+from stratalog_metadata.client.topic_defaults import topic_defaults
 
 _DEFAULT_COLUMNS = ("config", "broker_name", "value", "built_in", "changed")
 _COLUMNS = ("broker", "state", "rack", "address", "partitions", "in_bytes_per_s", "out_bytes_per_s", "unreadable_records")
@@ -94,16 +98,38 @@ async def _undrain(addresses: list[str], broker_id: int) -> None:
 @broker.command()
 @click.option("--set", "changes", multiple=True, metavar="NAME=VALUE", help="Change a default; repeatable.")
 @click.option("--unset", multiple=True, metavar="NAME", help="Reset to the built-in default; repeatable.")
-@quorum_options
+@yes_option
+@metadata_options
 @json_option
-def defaults(changes: tuple[str, ...], unset: tuple[str, ...], data: Path | None, metadata: str | None, as_json: bool) -> None:
+def defaults(
+    changes: tuple[str, ...],
+    unset: tuple[str, ...],
+    yes: bool,
+    data: Path | None,
+    metadata: str | None,
+    store: str | None,
+    as_json: bool,
+) -> None:
     """Show or change the cluster-wide defaults of topic configs. A topic's own configs take precedence.
 
     Names are Kafka's for topics (`retention.ms`) or for brokers (`log.retention.ms`). Changes apply to running partitions
-    at once.
+    at once. A shorter retention deletes records of all topics that do not set it: the command says how many, and asks.
     """
-    rows = asyncio.run(_defaults(metadata_of(data, metadata), name_values(changes), unset))
+    addresses, wanted = metadata_of(data, metadata), name_values(changes)
+    expiring: list[Expiring] = []
+    if changes or unset:
+        shorter = asyncio.run(_shortened(addresses, wanted, unset))
+        expiring = confirm_shortening(shorter, lambda: (addresses, store_of(data, store)), yes=yes)
+    rows = asyncio.run(_defaults(addresses, wanted, unset))
+    if as_json and expiring:
+        print_json({"defaults": rows, "expiring": [dataclasses.asdict(each) for each in expiring]})
+        return
     print_listing("defaults", rows, _DEFAULT_COLUMNS, as_json=as_json)
+
+
+async def _shortened(addresses: list[str], changes: dict[str, str], unset: tuple[str, ...]) -> list[RetentionChange]:
+    async with metadata_session(addresses) as client:
+        return changes_by_defaults(client.view, edited(changes, unset, topic_defaults(client.view)))
 
 
 async def _defaults(addresses: list[str], changes: dict[str, str], unset: tuple[str, ...]) -> list[Row]:

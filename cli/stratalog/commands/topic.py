@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -27,12 +28,24 @@ from stratalog import kafka
 from stratalog.deletion import confirm, delete_named, yes_option
 from stratalog.output import json_option, print_done, print_json, print_listing, print_rows
 from stratalog.places import TARGETS, places
-from stratalog.target import bootstrap_of, cluster_options, kafka_options, metadata_of, name_values, quorum_options
+from stratalog.target import (
+    bootstrap_of,
+    cluster_options,
+    kafka_options,
+    metadata_of,
+    name_values,
+    quorum_options,
+    store_of,
+    store_option,
+)
 from stratalog.tier.session import metadata_session
 from stratalog.topic_deletion import DELETED_COLUMNS, delete_now, deleted_rows, restore
+from stratalog.topic_retention import Expiring, RetentionChange, change_of, confirm_shortening
 from stratalog_broker.admin.errors import Protected
 from stratalog_broker.admin.protection import PROTECTION
 from stratalog_broker.admin.replication_factor import change_replication_factor
+from stratalog_broker.admin.retention_changes import RETENTION
+from stratalog_broker.configs.topic_configs import TOPIC_CONFIG_KEYS
 from stratalog_core.errors import Invalid, NotFound
 from stratalog_metadata.records import Topic
 
@@ -297,21 +310,66 @@ def undelete(wanted: str, new_name: str | None, data: Path | None, metadata: str
 @click.argument("name")
 @click.option("--set", "changes", multiple=True, metavar="NAME=VALUE", help="Set a config; repeatable.")
 @click.option("--unset", multiple=True, metavar="NAME", help="Reset a config to its default; repeatable.")
-@kafka_options
+@yes_option
+@cluster_options
+@store_option
 @json_option
 def config(
-    name: str, changes: tuple[str, ...], unset: tuple[str, ...], data: Path | None, bootstrap: str | None, as_json: bool
+    name: str,
+    changes: tuple[str, ...],
+    unset: tuple[str, ...],
+    yes: bool,
+    data: Path | None,
+    bootstrap: str | None,
+    metadata: str | None,
+    store: str | None,
+    as_json: bool,
 ) -> None:
-    """Show or change a topic's configs."""
+    """Show or change a topic's configs.
+
+    A shorter retention.ms or retention.bytes deletes records: the command says how many, and asks. Give the metadata nodes and
+    the store, or --data, so that it can count them.
+    """
     client = kafka.admin(bootstrap_of(data, bootstrap))
+    expiring: list[Expiring] = []
     if changes or unset:
-        _alter(client, name, name_values(changes), unset)
+        wanted = name_values(changes)
+        shorter = _shortened(client, name, wanted, unset)
+        expiring = confirm_shortening(shorter, lambda: (metadata_of(data, metadata), store_of(data, store)), yes=yes)
+        _alter(client, name, wanted, unset)
     entries = _configs(client, name)
     rows = [
         {"name": entry.name, "value": entry.value, "source": _source(entry)}
         for entry in sorted(entries.values(), key=lambda entry: entry.name)
     ]
+    if as_json and expiring:
+        print_json({"configs": rows, "expiring": [dataclasses.asdict(each) for each in expiring]})
+        return
     print_listing("configs", rows, ("name", "value", "source"), as_json=as_json)
+
+
+def _shortened(client: Any, name: str, changes: Mapping[str, str], unset: Sequence[str]) -> list[RetentionChange]:
+    """Return the change if it shortens retention. Asks the brokers for the default of a config that is reset."""
+    if not {*changes, *unset} & set(RETENTION):
+        return []
+    before = _values(_configs(client, name))
+    after = {**before, **changes}
+    if set(unset) & set(RETENTION):
+        defaults = _values(_broker_configs(client))
+        after |= {each: defaults[TOPIC_CONFIG_KEYS[each].default_name] for each in unset if each in RETENTION}
+    return change_of(name, before, after)
+
+
+def _values(entries: Mapping[str, ConfigEntry]) -> dict[str, str]:
+    return {name: entry.value for name, entry in entries.items() if entry.value is not None}
+
+
+def _broker_configs(client: Any) -> dict[str, ConfigEntry]:
+    with kafka.translated():
+        broker = next(iter(client.list_topics(timeout=kafka.TIMEOUT_S).brokers))
+    resource = ConfigResource(ResourceType.BROKER, str(broker))
+    entries: dict[str, ConfigEntry] = kafka.only(client.describe_configs([resource], request_timeout=kafka.TIMEOUT_S))
+    return entries
 
 
 def _source(entry: ConfigEntry) -> str:

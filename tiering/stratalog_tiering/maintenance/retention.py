@@ -6,8 +6,10 @@ expired is decided in ``core/retention.py``. Hot ledgers are not removed here (`
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from typing import Final
 
+from stratalog_tiering.cold.manifest_source import ManifestSource
 from stratalog_tiering.core.commands import Guards, move_start
 from stratalog_tiering.core.partition import PartitionSnapshot
 from stratalog_tiering.core.policy import UNLIMITED, TierPolicy
@@ -32,8 +34,12 @@ async def apply_retention(ports: WorkerPorts, state: PartitionSnapshot, policy: 
     if state.pointer is None:
         return False
     previous = await previous_version(ports, state)
-    edit = ManifestEdit(previous, writer=ports.settings.worker_id, random_id=ports.random_id)
-    expired = await _expired(ports, state, previous.manifest, policy)
+    edit, now_ms = ManifestEdit(previous, writer=ports.settings.worker_id, random_id=ports.random_id), ports.clock.wall_ms()
+    expired: list[tuple[SegmentEntry, str]] = []
+    async for each in expired_segments(ports.source, state, previous.manifest, policy, now_ms):
+        expired.append(each)
+        if len(expired) == DROPS_AT_ONCE_MAX:
+            break
     if expired:
         below = expired[-1][0].end_offset
         start = state.log.log_start_offset
@@ -52,21 +58,22 @@ async def apply_retention(ports: WorkerPorts, state: PartitionSnapshot, policy: 
     return True
 
 
-async def _expired(
-    ports: WorkerPorts, state: PartitionSnapshot, manifest: Manifest, policy: TierPolicy
-) -> list[tuple[SegmentEntry, str]]:
-    """The oldest segments that have expired, each with the rule."""
+async def expired_segments(
+    source: ManifestSource, state: PartitionSnapshot, manifest: Manifest, policy: TierPolicy, now_ms: int
+) -> AsyncIterator[tuple[SegmentEntry, str]]:
+    """The oldest segments that have expired under ``policy`` at the wall time ``now_ms``, each with the rule.
+
+    ``manifest`` is the one that ``state`` points to.
+    """
     total_bytes = retained_bytes(state, manifest)
-    expired: list[tuple[SegmentEntry, str]] = []
-    async for entry in ports.source.segments(manifest):
+    async for entry in source.segments(manifest):
         reason = expiry_reason(
-            entry, policy, total_bytes=total_bytes, log_start_offset=state.log.log_start_offset, now_ms=ports.clock.wall_ms()
+            entry, policy, total_bytes=total_bytes, log_start_offset=state.log.log_start_offset, now_ms=now_ms
         )
-        if reason is None or len(expired) == DROPS_AT_ONCE_MAX:
-            break
-        expired.append((entry, reason))
+        if reason is None:
+            return
+        yield entry, reason
         total_bytes -= entry.stored_bytes
-    return expired
 
 
 async def next_expiry_ms(ports: WorkerPorts, state: PartitionSnapshot, policy: TierPolicy) -> int | None:

@@ -117,6 +117,32 @@ async def test_numbers_left_to_the_broker(mini_cluster: MiniCluster) -> None:
     await in_thread(scenario)
 
 
+async def test_shorter_retention_is_applied_and_logged(mini_cluster: MiniCluster, caplog: pytest.LogCaptureFixture) -> None:
+    admin = admin_of(mini_cluster)
+
+    def change(name: str, value: str | None) -> None:
+        operation = AlterConfigOpType.DELETE if value is None else AlterConfigOpType.SET
+        entry = ConfigEntry(name, value, incremental_operation=operation)
+        resource = ConfigResource(ResourceType.TOPIC, "flights", incremental_configs=[entry])
+        only(admin.incremental_alter_configs([resource], validate_only=True))
+        only(admin.incremental_alter_configs([resource]))
+
+    def scenario() -> None:
+        only(admin.create_topics([NewTopic("flights", 1, 1, config={"retention.ms": "1000"})]))
+        for name, value in (("retention.ms", "-1"), ("retention.ms", None)):
+            change(name, value)
+        for limit in ("70", "80", "60"):
+            change("retention.bytes", limit)
+
+    await in_thread(scenario)
+    warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert [text for text in warnings if "shortened" in text] == [
+        "retention.ms of topic 'flights' was shortened from -1 to 604800000: older records are deleted",
+        "retention.bytes of topic 'flights' was shortened from -1 to 70: older records are deleted",
+        "retention.bytes of topic 'flights' was shortened from 80 to 60: older records are deleted",
+    ]
+
+
 async def test_configs_are_changed_one_by_one(mini_cluster: MiniCluster) -> None:
     admin = admin_of(mini_cluster)
 
