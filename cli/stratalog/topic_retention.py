@@ -1,7 +1,7 @@
-"""What a shorter retention of topics would delete, counted by the rules that the tiering workers apply.
+"""Counts the records that a shorter retention of topics deletes, by the rules that the tiering workers apply.
 
 Segments are counted from the manifests' entries, and sealed ledgers that are not cold yet from metadata, by the time at which
-they were closed. What expires under the present retention anyway is not counted.
+they were closed. Records that expire under the present retention anyway are not counted.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class RetentionChange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expiring:
-    """What expires of a topic because of the change. ``oldest_kept_ms`` is None if no segment is kept in the store."""
+    """The records of a topic that the change deletes. ``oldest_kept_ms`` is None if no segment is kept in the store."""
 
     topic: str
     cold_records: int = 0
@@ -96,7 +96,7 @@ def confirm_shortening(changes: Sequence[RetentionChange], place: Callable[[], P
 async def count_expiring(
     addresses: Sequence[str], store_url: str, changes: Sequence[RetentionChange], now_ms: int
 ) -> list[Expiring]:
-    """What each of ``changes`` deletes at the wall time ``now_ms``. Raises ``NotFound``, ``Corrupt``, ``Unavailable``."""
+    """The records that each of ``changes`` deletes at the wall time ``now_ms``. Raises ``Corrupt``, ``Unavailable``."""
     async with metadata_session(addresses) as client, store_session(store_url) as store:
         topics = topics_named(client.view, [change.topic for change in changes])
         return [
@@ -105,7 +105,7 @@ async def count_expiring(
 
 
 async def expiring_by(view: MetadataView, store: ObjectStore, topic: Topic, change: RetentionChange, now_ms: int) -> Expiring:
-    """What ``change`` deletes of ``topic`` at the wall time ``now_ms``. Raises ``Corrupt``, ``Unavailable``."""
+    """The records of ``topic`` that ``change`` deletes at the wall time ``now_ms``. Raises ``Corrupt``, ``Unavailable``."""
     total, source = Expiring(topic=topic.name), ManifestSource(store)
     for index in range(topic.partition_count):
         state = partition_snapshot(view, topic, index)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -27,11 +27,11 @@ from stratalog_metadata.records import Ledger, LedgerState, Log, Partition, Vers
 from stratalog_metadata.state import machine as state_machine
 from stratalog_metadata.state.commands import Command, EpochIs
 from stratalog_metadata.state.guarded_update import GuardedUpdate, Superseded
-from stratalog_tiering.core import commands, partition, planning
+from stratalog_tiering.core import commands, garbage, partition, planning
+from stratalog_tiering.core.garbage import Garbage
 from stratalog_tiering.core.partition import PartitionSnapshot, StoredLedger
 from stratalog_tiering.maintenance import orphans
 from stratalog_tiering.offload import commit, offloading
-from stratalog_tiering.store import ObjectInfo
 
 
 def _swap(owner: object, name: str, new: object) -> Any:
@@ -290,15 +290,13 @@ def drops_do_not_look_at_the_log() -> None:
 def sweep_does_not_look_at_the_manifest() -> None:
     """Everything older than the grace period is swept."""
 
-    def all_old(listed: Iterable[ObjectInfo], referenced: frozenset[str], before_ms: int) -> list[str]:
-        return [info.key for info in listed if info.last_modified_ms < before_ms]
-
-    _swap(orphans, "orphans", all_old)
+    found: Callable[..., list[Garbage]] = garbage.orphans
+    _swap(orphans, "orphans", lambda listed, referenced, grace_ms: found(listed, frozenset(), grace_ms))
 
 
 def nothing_is_swept() -> None:
     """Objects of failed attempts are never deleted."""
-    _swap(orphans, "orphans", lambda listed, referenced, before_ms: [])
+    _swap(orphans, "orphans", lambda listed, referenced, grace_ms: [])
 
 
 def hot_copies_stay() -> None:

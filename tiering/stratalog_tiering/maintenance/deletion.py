@@ -9,11 +9,13 @@ from __future__ import annotations
 
 from typing import Final
 
+from stratalog_core.errors import NoSuchObject
 from stratalog_metadata.client.topic_deletion import finish_deletion
 from stratalog_metadata.records import DeletedTopic, RestoredTopic, Topic
 from stratalog_metadata.state.commands import Command, Delete, VersionIs
 from stratalog_tiering.cold.archive import newest_descriptor_key
 from stratalog_tiering.core.commands import Guards
+from stratalog_tiering.core.garbage import Garbage, deleted_topic_garbage, deletion_due_ms
 from stratalog_tiering.format.descriptor import DeletionMarker, decode_descriptor
 from stratalog_tiering.format.object_keys import deletion_marker_key, is_upload_key, topic_prefix, topic_prefixes
 from stratalog_tiering.offload.commit import put_once
@@ -34,16 +36,12 @@ async def collect_deleted_topic(ports: WorkerPorts, deleted: DeletedTopic, versi
     objects and the topic's record are gone. Raises ``Unavailable``, ``OutcomeUnknown``, ``Conflict``.
     """
     marker = await mark_deleted(ports.store, deleted, ports.clock.wall_ms())
-    hidden_ms, now_ms = max(marker.deleted_at_ms, deleted.deleted_at_ms), ports.clock.wall_ms()
-    if not deleted.is_final:
-        due_ms = hidden_ms + deleted.restorable_ms
-        if now_ms < due_ms:
-            return due_ms
-        await ports.metadata.propose(finish_deletion(ports.metadata.view, deleted, version, guards))
-        return now_ms
-    due_ms = hidden_ms + ports.settings.grace_ms
+    now_ms, due_ms = ports.clock.wall_ms(), deletion_due_ms(deleted, marker.deleted_at_ms, ports.settings.grace_ms)
     if now_ms < due_ms:
         return due_ms
+    if not deleted.is_final:
+        await ports.metadata.propose(finish_deletion(ports.metadata.view, deleted, version, guards))
+        return now_ms
     for prefix in topic_prefixes(deleted.topic_id):
         await _delete_below(ports, prefix)
     # The marker goes last: without it the descriptors would name a live topic.
@@ -65,6 +63,21 @@ async def show_restored_topic(ports: WorkerPorts, restored: RestoredTopic, versi
         await ports.store.delete([deletion_marker_key(topic.topic_id)])
     requirements = (*guards, VersionIs(key=restored.key(), version=version))
     await ports.metadata.propose(Command(updates=(Delete(key=restored.key()),), requirements=requirements))
+
+
+async def find_deleted_garbage(store: ObjectStore, deleted: DeletedTopic, grace_ms: int, now_ms: int) -> list[Garbage]:
+    """The objects of a deleted topic but its marker, which a worker deletes last.
+
+    Without a marker, which a worker writes soon, the periods begin at the wall time ``now_ms``.
+    """
+    key = deletion_marker_key(deleted.topic_id)
+    try:
+        hidden_ms = decode_descriptor(await store.get(key), DeletionMarker, key).deleted_at_ms
+    except NoSuchObject:
+        hidden_ms = now_ms
+    prefixes = (*topic_prefixes(deleted.topic_id), topic_prefix(deleted.topic_id))
+    listed = [info for prefix in prefixes async for info in store.list(prefix)]
+    return deleted_topic_garbage(listed, deleted, hidden_ms, grace_ms)
 
 
 async def mark_deleted(store: ObjectStore, deleted: DeletedTopic, now_ms: int) -> DeletionMarker:

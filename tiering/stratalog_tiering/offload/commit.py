@@ -27,7 +27,7 @@ from stratalog_tiering.format.descriptor import CommitMarker, Descriptor, encode
 from stratalog_tiering.format.manifest import Manifest, decode_manifest, empty_manifest, pointer_to
 from stratalog_tiering.format.manifest_edit import ManifestEdit, NewManifest, Previous
 from stratalog_tiering.format.object_keys import manifests_prefix, marker_key, parse_manifest_key
-from stratalog_tiering.offload.ports import WorkerPorts
+from stratalog_tiering.offload.ports import HistoryPorts, WorkerPorts
 from stratalog_tiering.store import ObjectInfo, ObjectStore
 
 COMMIT_TIMEOUT_S: Final = 30.0
@@ -49,7 +49,7 @@ async def previous_version(ports: WorkerPorts, state: PartitionSnapshot) -> Prev
     return Previous(manifest=manifest, key=pointer.object_key, sha256=bytes.fromhex(pointer.sha256))
 
 
-async def committed_manifest(ports: WorkerPorts, state: PartitionSnapshot, pointer: ManifestPointer) -> Manifest:
+async def committed_manifest(ports: HistoryPorts, state: PartitionSnapshot, pointer: ManifestPointer) -> Manifest:
     """The manifest that ``pointer`` names.
 
     Raises ``Forked`` if it is missing because metadata was restored from an old copy, else ``Corrupt`` or ``Unavailable``.
@@ -61,7 +61,7 @@ async def committed_manifest(ports: WorkerPorts, state: PartitionSnapshot, point
         raise
 
 
-async def refuse_fork(ports: WorkerPorts, state: PartitionSnapshot) -> None:
+async def refuse_fork(ports: HistoryPorts, state: PartitionSnapshot) -> None:
     """Raise ``Forked`` if the store's newest commit markers are not those of metadata, ``Conflict`` if ``state`` is outdated.
 
     One listing, newest version first, that ends at metadata's version.

@@ -50,6 +50,17 @@ class LedgerSource(Protocol):
         ...
 
 
+class HistoryPorts(Protocol):
+    """Metadata, the store and the manifests in it, for a worker or a command that reads committed history."""
+
+    @property
+    def metadata(self) -> MetadataClient: ...
+    @property
+    def store(self) -> ObjectStore: ...
+    @property
+    def source(self) -> ManifestSource: ...
+
+
 class Throttle:
     """Limits a rate shared by several tasks: a token bucket on the monotonic clock that holds a quarter of a second."""
 

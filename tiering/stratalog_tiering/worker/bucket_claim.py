@@ -54,6 +54,19 @@ async def claim_bucket(store: ObjectStore, cluster_id: str) -> None:
     except NoSuchObject:
         await put_once(store, CLUSTER_KEY, ClusterDescriptor(cluster_id=cluster_id))
         owner = await _owner(store)
+    _refuse_other(store, owner, cluster_id)
+
+
+async def check_claim(store: ObjectStore, cluster_id: str) -> None:
+    """Raise ``Invalid`` unless the bucket is the cluster's. Writes nothing."""
+    try:
+        owner = await _owner(store)
+    except NoSuchObject:
+        raise Invalid(f"{store.url} belongs to no cluster: check --store, and that a tiering worker has started") from None
+    _refuse_other(store, owner, cluster_id)
+
+
+def _refuse_other(store: ObjectStore, owner: str, cluster_id: str) -> None:
     if owner != cluster_id:
         raise Invalid(f"{store.url} belongs to cluster {owner}, not {cluster_id}: give each cluster its own bucket or prefix")
 

@@ -1,0 +1,60 @@
+"""Rows about garbage in the store for ``stratalog tier gc``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from stratalog.moments import format_moment
+from stratalog.tier.report import topics_named
+from stratalog.tier.session import metadata_session, store_session
+from stratalog_core.system import SystemClock
+from stratalog_metadata.records import Topic
+from stratalog_tiering.cold.manifest_source import ManifestSource
+from stratalog_tiering.worker.collection import CollectorPorts, Found, delete_due, find_all
+
+Row = dict[str, object]
+
+
+async def collect(
+    addresses: Sequence[str], store_url: str, names: Sequence[str], grace_ms: int, *, dry_run: bool
+) -> list[Found]:
+    """Find the garbage of the topics (none: all) and of deleted topics, and delete what is due unless ``dry_run``."""
+    async with metadata_session(addresses) as client, store_session(store_url) as store:
+        topics = topics_named(client.view, names) if names else [*client.view.all(Topic)]
+        ports = CollectorPorts(metadata=client, store=store, source=ManifestSource(store))
+        found = await find_all(ports, [topic for topic in topics if not topic.internal], grace_ms, SystemClock().wall_ms())
+        if not dry_run:
+            await delete_due(store, found)
+        return found
+
+
+def due_rows(found: Sequence[Found]) -> list[Row]:
+    """A row for each object that is due."""
+    return [
+        {**_place(each), "reason": garbage.reason, "bytes": garbage.object_bytes, "key": garbage.key}
+        for each in found
+        for garbage in each.due
+    ]
+
+
+def waiting_rows(found: Sequence[Found]) -> list[Row]:
+    """A row for each partition and reason: how many objects wait, and when the first and the last of them are due."""
+    rows: list[Row] = []
+    for each in found:
+        for reason in dict.fromkeys(garbage.reason for garbage in each.waiting):
+            group = [garbage for garbage in each.waiting if garbage.reason == reason]
+            times = [garbage.due_ms for garbage in group]
+            stored_bytes = sum(garbage.object_bytes for garbage in group)
+            first, last = format_moment(min(times)), format_moment(max(times))
+            row = {"reason": reason, "objects": len(group), "bytes": stored_bytes, "first_due_at": first, "last_due_at": last}
+            rows.append({**_place(each), **row})
+    return rows
+
+
+def refused_rows(found: Sequence[Found]) -> list[Row]:
+    """A row for each partition of which nothing may be deleted, with the reason."""
+    return [{**_place(each), "error": each.refused} for each in found if each.refused]
+
+
+def _place(found: Found) -> Row:
+    return {"topic": found.topic, "partition": found.partition if found.partition >= 0 else None}

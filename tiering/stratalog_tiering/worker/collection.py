@@ -1,0 +1,92 @@
+"""One collection of all garbage in a bucket, beside running workers: what goes now and why, and what waits until when.
+
+It finds and judges garbage by the functions of the workers, with the same guards: the bucket is this cluster's, history has not
+forked, the pointer is read after the listing. It needs no lease: it commits nothing, an object that is garbage never becomes
+part of a history again, and deleting an object twice does no harm. A manifest forgets its removed objects when a worker finds
+them due. Deletions of topics are made final by workers only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from stratalog_core.errors import Conflict, Corrupt, Invalid
+from stratalog_metadata.client.api import MetadataClient
+from stratalog_metadata.records import DeletedTopic, Topic
+from stratalog_tiering.cold.manifest_source import ManifestSource
+from stratalog_tiering.core.garbage import Garbage
+from stratalog_tiering.core.partition import partition_snapshot
+from stratalog_tiering.maintenance.deletion import find_deleted_garbage
+from stratalog_tiering.maintenance.orphans import find_garbage
+from stratalog_tiering.offload.ports import cluster_id_in
+from stratalog_tiering.store import ObjectStore
+from stratalog_tiering.worker.bucket_claim import check_claim
+
+DELETES_AT_ONCE: Final = 200
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CollectorPorts:
+    """Metadata, the store, and the manifests in it."""
+
+    metadata: MetadataClient
+    store: ObjectStore
+    source: ManifestSource
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """The garbage of one partition; ``partition`` is -1 for all objects of a deleted topic.
+
+    ``refused`` says why nothing of the partition may be judged; empty: it may.
+    """
+
+    topic: str
+    partition: int
+    due: tuple[Garbage, ...] = ()
+    waiting: tuple[Garbage, ...] = ()
+    refused: str = ""
+
+
+async def find_all(ports: CollectorPorts, topics: Sequence[Topic], grace_ms: int, now_ms: int) -> list[Found]:
+    """The garbage of ``topics`` and of all deleted topics at the wall time ``now_ms``. Deletes nothing.
+
+    Raises ``Invalid`` if the bucket is not this cluster's, ``Unavailable``.
+    """
+    await check_claim(ports.store, cluster_id_in(ports.metadata))
+    found = [
+        await _of_partition(ports, topic, index, grace_ms, now_ms) for topic in topics for index in range(topic.partition_count)
+    ]
+    for deleted in ports.metadata.view.all(DeletedTopic):
+        garbage = await find_deleted_garbage(ports.store, deleted, grace_ms, now_ms)
+        found.append(_found(deleted.name, -1, garbage, now_ms))
+    return [each for each in found if each.due or each.waiting or each.refused]
+
+
+async def delete_due(store: ObjectStore, found: Sequence[Found]) -> None:
+    """Delete all that is due, in order: the rest leads to what goes later. Raises ``Unavailable``."""
+    for each in found:
+        keys = [garbage.key for garbage in each.due]
+        for first in range(0, len(keys), DELETES_AT_ONCE):
+            await store.delete(keys[first : first + DELETES_AT_ONCE])
+
+
+async def _of_partition(ports: CollectorPorts, topic: Topic, index: int, grace_ms: int, now_ms: int) -> Found:
+    state = partition_snapshot(ports.metadata.view, topic, index)
+    if state is None:
+        return Found(
+            topic=topic.name, partition=index, refused="the partition has no log in metadata, or it is changing: try again"
+        )
+    try:
+        garbage = await find_garbage(ports, state, grace_ms)
+    except (Conflict, Corrupt, Invalid) as refused:
+        return Found(topic=topic.name, partition=index, refused=refused.message)
+    return _found(topic.name, index, [*garbage.removed, *garbage.orphans], now_ms)
+
+
+def _found(topic: str, partition: int, garbage: Sequence[Garbage], now_ms: int) -> Found:
+    due = tuple(each for each in garbage if each.is_due(now_ms))
+    waiting = tuple(each for each in garbage if not each.is_due(now_ms))
+    return Found(topic=topic, partition=partition, due=due, waiting=waiting)
