@@ -1,6 +1,6 @@
 """Exit codes of the ``stratalog`` command, and the code of each error.
 
-The code tells a script whether to retry (3), to give up (1, 2, 4, 5) or to inspect the data (6).
+The code tells a script whether to retry (3), to give up (1, 2, 4, 5) or to inspect the data (6, 7).
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ class ExitCode(IntEnum):
     """It already exists, or it was changed concurrently."""
     DAMAGED = 6
     """Stored data does not match its checksums."""
+    FINDINGS = 7
+    """``tier scrub`` found damaged or unexplained objects; its report names each."""
     INTERRUPTED = 130
 
 

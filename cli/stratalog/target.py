@@ -59,6 +59,11 @@ def metadata_options(command: Command) -> Command:
     return quorum_options(store_option(command))
 
 
+def store_options(command: Command) -> Command:
+    """Add ``--data`` and ``--store``, for :func:`store_of`."""
+    return data_option(store_option(command))
+
+
 def store_option(command: Command) -> Command:
     """Add ``--store``, for :func:`store_of`."""
     text = "Object store: a directory or s3:// URL (default: that of --data)."

@@ -14,7 +14,7 @@ from stratalog.deletion import confirm, yes_option
 from stratalog.exit_codes import ExitCode
 from stratalog.moments import format_moment
 from stratalog.output import human_bytes, json_option, print_done, print_json, print_listing, print_rows, progress_bar
-from stratalog.target import metadata_of, metadata_options, store_of
+from stratalog.target import metadata_of, metadata_options, store_of, store_options
 from stratalog.tier.collection import collect, due_rows, refused_rows, waiting_rows
 from stratalog.tier.forks import (
     ForkedPartition,
@@ -28,7 +28,9 @@ from stratalog.tier.forks import (
 from stratalog.tier.history import cold_partitions, finding_row, segment_rows, verified_row
 from stratalog.tier.offload import Waiting, request_offload, wait_for_offload
 from stratalog.tier.report import PartitionTier, tier_report, topics_named
+from stratalog.tier.scrub import MIN_AGE_S, Part, finding_text, scrub_bucket
 from stratalog.tier.session import metadata_session, store_session
+from stratalog_core.errors import Invalid
 from stratalog_core.system import ThreadBackground
 from stratalog_metadata.records import KEEP_METADATA, KEEP_STORE
 from stratalog_tiering.cold.verifier import PartitionReport, Verifier
@@ -294,6 +296,51 @@ def gc(
             click.echo(f"{row['topic']}-{row['partition']}: {row['error']}", err=True)
     if refused:
         context.exit(ExitCode.FAILED)
+
+
+@tier.command()
+@click.option("--topic", "topics", multiple=True, metavar="NAME", help="Only this topic, by name or id; may be repeated.")
+@click.option("--partition", type=click.IntRange(min=0), help="Only this partition of the one --topic.")
+@click.option(
+    "--rate", "bytes_per_s", type=click.IntRange(min=1), metavar="BYTES_PER_S", help="Maximum rate of reads (default: none)."
+)
+@click.option(
+    "--min-age",
+    "min_age_s",
+    type=click.IntRange(min=0),
+    default=MIN_AGE_S,
+    show_default=True,
+    help="Seconds after which an object that nothing refers to is reported; younger ones may be part of a commit or deletion.",
+)
+@store_options
+@json_option
+@click.pass_context
+def scrub(
+    context: click.Context,
+    topics: tuple[str, ...],
+    partition: int | None,
+    bytes_per_s: int | None,
+    min_age_s: int,
+    data: Path | None,
+    store: str | None,
+    as_json: bool,
+) -> None:
+    """Check a bucket without its cluster: every object of every partition, what is missing, and what nothing refers to.
+
+    Exits with 7 if it finds anything, and says of each finding what can be done. Changes nothing.
+    """
+    if partition is not None and len(topics) != 1:
+        raise Invalid("--partition needs exactly one --topic")
+    part = Part(topics=topics, partition=partition)
+    result = asyncio.run(scrub_bucket(store_of(data, store), part, bytes_per_s=bytes_per_s, min_age_s=min_age_s))
+    if as_json:
+        print_json(result.document)
+    else:
+        print_rows(result.partitions, _VERIFIED_COLUMNS)
+        for finding in result.findings:
+            click.echo(finding_text(finding))
+    if result.findings:
+        context.exit(ExitCode.FINDINGS)
 
 
 def _addresses(data: Path | None, metadata: str | None, store: str | None) -> list[str]:

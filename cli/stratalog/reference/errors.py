@@ -14,7 +14,7 @@ _HEAD = """# Errors
 
 ## Exit codes of `stratalog`
 
-A script can retry on 3, give up on 1, 2, 4 and 5, and look at the data on 6. Generated from the code by `make reference`.
+A script can retry on 3, give up on 1, 2, 4 and 5, and look at the data on 6 and 7. Generated from the code by `make reference`.
 
 | code | name | meaning |
 | --- | --- | --- |

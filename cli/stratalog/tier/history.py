@@ -9,8 +9,8 @@ from stratalog.tier.report import topics_named
 from stratalog.tier.session import metadata_session
 from stratalog_metadata.records import ManifestPointer, manifest_pointer_key
 from stratalog_tiering.cold.archive import Archive
-from stratalog_tiering.cold.segment_check import Finding
 from stratalog_tiering.cold.verifier import PartitionReport
+from stratalog_tiering.core.damage import Finding
 from stratalog_tiering.format.manifest import SegmentEntry
 from stratalog_tiering.store import ObjectStore
 
@@ -96,6 +96,7 @@ def finding_row(report: PartitionReport, finding: Finding) -> dict[str, object]:
     return {
         "topic": report.progress.topic,
         "partition": report.progress.partition,
+        "kind": finding.kind.value,
         "segment": finding.key,
         "block": finding.block,
         "base_offset": finding.base_offset,

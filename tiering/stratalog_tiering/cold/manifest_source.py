@@ -247,4 +247,4 @@ def _named(key: str, parse: Callable[[], _Parsed]) -> _Parsed:
     try:
         return parse()
     except Corrupt as bad:
-        raise Corrupt(f"{key}: {bad.message}", key=key) from bad
+        raise Corrupt(f"{key}: {bad.message}", **{**bad.detail, "key": key}) from bad

@@ -8,13 +8,13 @@ each block's CRC, Merkle leaves, batch CRCs and offsets. Neighbouring blocks are
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from typing import Final
 
 from stratalog_core.errors import Corrupt, Invalid, NoSuchObject
 from stratalog_core.ports import Background
 from stratalog_tiering.cold.manifest_source import ManifestSource
+from stratalog_tiering.core.damage import Damage, Finding, segment_finding
 from stratalog_tiering.format.footer import BlockEntry
 from stratalog_tiering.format.manifest import SegmentEntry
 from stratalog_tiering.format.merkle import batch_leaf
@@ -24,23 +24,14 @@ from stratalog_tiering.store import ObjectStore
 OnBytes = Callable[[int], None]
 OnContent = Callable[[memoryview, Sequence[memoryview]], None]
 """Takes stored bytes of a segment, and the plain blocks that they hold: none behind the blocks."""
+Take = Callable[[int], Awaitable[None]]
+"""Returns when so many bytes more may be read."""
 _READ_BYTES_MAX: Final = 4 * 1024 * 1024
 """Plain size of neighbouring blocks that are read together; a larger block is read alone."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
-    """Damage found. ``block`` is None if it is not in a block. Offsets: base inclusive, end exclusive."""
-
-    key: str
-    problem: str
-    base_offset: int
-    end_offset: int
-    block: int | None = None
-
-    def __str__(self) -> str:
-        place = "" if self.block is None else f", block {self.block}"
-        return f"{self.key}{place}, offsets {self.base_offset}..{self.end_offset - 1}: {self.problem}"
+async def unlimited(_: int) -> None:
+    """A ``Take`` that never waits."""
 
 
 async def check_presence(store: ObjectStore, source: ManifestSource, entry: SegmentEntry) -> tuple[SegmentFooter, memoryview]:
@@ -53,7 +44,8 @@ async def check_presence(store: ObjectStore, source: ManifestSource, entry: Segm
     except NoSuchObject as gone:
         raise Corrupt(f"segment {entry.key} is missing from {store.url}", key=entry.key) from gone
     if info.size_bytes != entry.object_bytes:
-        raise Corrupt(f"segment {entry.key} has {info.size_bytes} bytes, not {entry.object_bytes}", key=entry.key)
+        problem = f"segment {entry.key} has {info.size_bytes} bytes, not {entry.object_bytes}"
+        raise Corrupt(problem, key=entry.key, damage=Damage.SEGMENT_SIZE.value)
     footer, tail = await source.read_tail(entry)
     _compare(entry, footer)
     return footer, tail
@@ -68,28 +60,40 @@ async def check_segment(
     reads_at_once: int,
     on_bytes: OnBytes = lambda _: None,
     on_content: OnContent | None = None,
+    take: Take = unlimited,
 ) -> AsyncIterator[Finding]:
     """Verify the whole segment; yields all damage in block order.
 
     ``on_bytes`` receives the number of bytes verified. ``on_content`` receives the content of sound blocks, in order, and
-    at last the bytes behind the blocks, on threads of ``background``.
+    at last the bytes behind the blocks, on threads of ``background``. ``take`` is awaited before each read.
     """
+    await take(entry.stored_bytes - entry.data_bytes)
     try:
         footer, tail = await check_presence(store, source, entry)
     except (Corrupt, Invalid) as bad:
-        yield segment_finding(entry, bad.message)
+        yield segment_finding(entry, _kind(bad), bad.message)
         return
     for first in range(0, len(footer.blocks), reads_at_once):
         group = range(first, min(first + reads_at_once, len(footer.blocks)))
+        group_bytes = sum(footer.blocks[index].length for index in group)
+        await take(group_bytes)
         checks = (_check_run(store, entry, footer.blocks, run, background) for run in _runs(footer.blocks, group))
         for findings, contents in await asyncio.gather(*checks):
             for found in findings:
                 yield found
             for content in contents if on_content is not None else ():
                 await background.run(lambda content=content: on_content(*content))  # type: ignore[misc]
-        on_bytes(sum(footer.blocks[index].length for index in group))
+        on_bytes(group_bytes)
     if on_content is not None:
         await background.run(lambda: on_content(tail, ()))
+
+
+def _kind(bad: Corrupt | Invalid) -> Damage:
+    if isinstance(bad, Invalid):
+        return Damage.UNKNOWN_FORMAT
+    if isinstance(bad.__cause__, NoSuchObject):
+        return Damage.SEGMENT_MISSING
+    return Damage.SEGMENT_SECTION if "section" in bad.detail else Damage(bad.detail.get("damage", Damage.SEGMENT_FOOTER))
 
 
 def block_leaves(blocks: Sequence[memoryview]) -> bytes:
@@ -153,7 +157,10 @@ def _audit_run(
 
 def _block_finding(entry: SegmentEntry, index: int, block: BlockEntry, bad: Corrupt | NoSuchObject) -> Finding:
     end_offset = block.last_offset + 1
-    return Finding(key=entry.key, problem=bad.message, base_offset=block.base_offset, end_offset=end_offset, block=index)
+    kind = Damage.SEGMENT_MISSING if isinstance(bad, NoSuchObject) else Damage.SEGMENT_DATA
+    return Finding(
+        kind=kind, key=entry.key, problem=bad.message, base_offset=block.base_offset, end_offset=end_offset, block=index
+    )
 
 
 def _compare(entry: SegmentEntry, footer: SegmentFooter) -> None:
@@ -161,8 +168,3 @@ def _compare(entry: SegmentEntry, footer: SegmentFooter) -> None:
     found = (footer.base_offset, footer.end_offset, footer.record_count, footer.batch_count, footer.data_bytes)
     if said != found:
         raise Corrupt(f"segment {entry.key} holds {found}, its manifest says {said}", key=entry.key)
-
-
-def segment_finding(entry: SegmentEntry, problem: str) -> Finding:
-    """A finding about the segment as a whole."""
-    return Finding(key=entry.key, problem=problem, base_offset=entry.base_offset, end_offset=entry.end_offset)

@@ -2,30 +2,33 @@
 
 It checks, per partition: the manifest against the committed digest, the hash chain back to the oldest version that is kept,
 the pages, that segments tile the offsets without gap or overlap, the head of the partition's Merkle tree, and of each segment
-size, SHA-256, footer, block CRCs, batch CRCs and offsets, and that its batches are the tree's leaves. A store that does not
-answer raises an error and is not a finding. Repairs nothing.
+size, SHA-256, footer, block CRCs, batch CRCs and offsets, and that its batches are the tree's leaves. Behind a damaged object
+it checks all that is left. A store that does not answer raises an error and is not a finding. Repairs nothing.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from functools import partial
+from typing import Final, TypeVar
 
 from stratalog_core.errors import Corrupt, Invalid, NoSuchObject
 from stratalog_core.ports import Background
 from stratalog_metadata.records import ManifestPointer
 from stratalog_tiering.cold.archive import Archive
 from stratalog_tiering.cold.manifest_source import ManifestSource
-from stratalog_tiering.cold.segment_check import Finding, block_leaves, check_segment, segment_finding
+from stratalog_tiering.cold.segment_check import Take, block_leaves, check_segment, unlimited
+from stratalog_tiering.core.damage import Damage, Finding, judge_manifest, judge_page, page_finding, segment_finding
 from stratalog_tiering.format.descriptor import TopicDescriptor
 from stratalog_tiering.format.manifest import Manifest, SegmentEntry, decode_manifest
 from stratalog_tiering.format.merkle import split_hashes
-from stratalog_tiering.format.partition_tree import TreeProofs
+from stratalog_tiering.format.partition_tree import TreePage, TreeProofs
 from stratalog_tiering.store import ObjectStore
 
 READS_AT_ONCE: Final = 4
+_Part = TypeVar("_Part")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -34,6 +37,8 @@ class Progress:
 
     topic: str
     partition: int
+    cluster_id: str = ""
+    """The cluster in the manifest, empty if it is unknown."""
     start_offset: int = 0
     end_offset: int = 0
     segments: int = 0
@@ -68,13 +73,16 @@ class Verifier:
         *,
         reads_at_once: int = READS_AT_ONCE,
         on_progress: OnProgress = lambda _: None,
+        take: Take = unlimited,
     ) -> None:
+        """``take`` is awaited for all bytes that are read; it limits their rate."""
         self._store = store
         self._source = ManifestSource(store)
         self._archive = Archive(store)
         self._background = background
         self._reads_at_once = reads_at_once
         self._on_progress = on_progress
+        self._take = take
 
     async def bucket(self) -> AsyncIterator[PartitionReport]:
         """Verify every partition of every topic in the bucket, without metadata. Raises ``Unavailable``."""
@@ -95,72 +103,137 @@ class Verifier:
 
     async def partition(self, topic: str, pointer: ManifestPointer) -> PartitionReport:
         """Verify one partition from its pointer, which may come from metadata. Raises ``Unavailable``."""
-        progress = Progress(topic=topic, partition=pointer.index)
-        return PartitionReport(progress=progress, findings=tuple([found async for found in self.findings(pointer, progress)]))
+        return await self.version(topic, pointer.index, pointer.object_key, bytes.fromhex(pointer.sha256))
 
-    async def findings(self, pointer: ManifestPointer, progress: Progress) -> AsyncIterator[Finding]:
-        """Yield findings as they are made, and keep ``progress`` up to date."""
-        try:
-            manifest = await self._source.manifest(pointer)
-        except (Corrupt, Invalid) as bad:
-            yield _manifest_finding(pointer, bad)
+    async def version(self, topic: str, partition: int, key: str, sha256: bytes | None) -> PartitionReport:
+        """Verify one partition from the manifest at ``key``; None: its digest is unknown. Raises ``Unavailable``."""
+        progress = Progress(topic=topic, partition=partition)
+        findings = tuple([found async for found in self._findings(key, sha256, progress)])
+        return PartitionReport(progress=progress, findings=findings)
+
+    async def _findings(self, key: str, sha256: bytes | None, progress: Progress) -> AsyncIterator[Finding]:
+        content = await self._content(key)
+        if content is None:
+            yield Finding(kind=Damage.MANIFEST_MISSING, key=key, problem=f"manifest {key} is missing from {self._store.url}")
+            return
+        manifest, findings = judge_manifest(content, sha256, key)
+        for found in findings:
+            yield found
+        if manifest is None:
             return
         self._begin(manifest, progress)
-        async for found in self._chain(manifest, pointer, progress):
-            yield found
+        checks = (
+            self._chain(manifest, progress),
+            self._removed_lists(manifest),
+            self._segments(manifest, key, progress),
+        )
+        for check in checks:
+            async for found in check:
+                yield found
+
+    async def _content(self, key: str) -> bytes | None:
+        """The object at ``key``; None if it is missing."""
         try:
-            proofs = TreeProofs(manifest.tree, await self._source.tree_pages(manifest.tree.pages))
-        except (Corrupt, Invalid) as bad:
-            yield _manifest_finding(pointer, bad)
-            proofs = None
-        async for found in self._segments(manifest, pointer, progress, proofs):
-            yield found
+            content = await self._store.get(key)
+        except NoSuchObject:
+            return None
+        await self._take(len(content))
+        return content
 
     def _begin(self, manifest: Manifest, progress: Progress) -> None:
+        progress.cluster_id = manifest.cluster_id
         progress.start_offset, progress.end_offset = manifest.start_offset, manifest.end_offset
         progress.segments_total = len(manifest.segments) + sum(ref.segment_count for ref in manifest.pages)
         progress.bytes_total = manifest.cold_bytes
         progress.tree_size, progress.tree_head = manifest.tree.size, manifest.tree.head.hex()
         self._on_progress(progress)
 
-    async def _chain(self, manifest: Manifest, pointer: ManifestPointer, progress: Progress) -> AsyncIterator[Finding]:
+    async def _chain(self, manifest: Manifest, progress: Progress) -> AsyncIterator[Finding]:
         """Walk back over the versions that are kept; those older than the grace period have been deleted as intended."""
         progress.manifest_versions = 1
         while manifest.previous_key:
             key = manifest.previous_key
-            try:
-                older = decode_manifest(await self._store.get(key), manifest.previous_sha256)
-            except NoSuchObject:
+            content = await self._content(key)
+            if content is None:
                 return
+            try:
+                older = decode_manifest(content, manifest.previous_sha256)
             except (Corrupt, Invalid) as bad:
-                yield _manifest_finding(pointer, bad, key)
+                kind = Damage.MANIFEST_ALTERED if isinstance(bad, Corrupt) else Damage.UNKNOWN_FORMAT
+                yield _whole(manifest, kind, key, bad.message)
                 return
             grows = older.end_offset <= manifest.end_offset and older.tree.size <= manifest.tree.size
             if older.version != manifest.version - 1 or not grows:
-                yield _manifest_finding(pointer, Corrupt("the chain of versions is broken here"), key)
+                yield _whole(manifest, Damage.CHAIN_BROKEN, key, "the chain of versions is broken here")
             manifest = older
             progress.manifest_versions += 1
 
-    async def _segments(
-        self, manifest: Manifest, pointer: ManifestPointer, progress: Progress, proofs: TreeProofs | None
-    ) -> AsyncIterator[Finding]:
-        expected = manifest.start_offset
-        records = cold_bytes = 0
+    async def _removed_lists(self, manifest: Manifest) -> AsyncIterator[Finding]:
+        for ref in manifest.removed_lists:
+            missing, altered = Damage.REMOVED_LIST_MISSING, Damage.REMOVED_LIST_ALTERED
+            load = partial(self._source.removed_list, ref)
+            _, finding = await self._part(ref.key, ref.list_bytes, load, missing, altered)
+            if finding is not None:
+                yield finding
+
+    async def _proofs(self, manifest: Manifest, key: str) -> tuple[TreeProofs | None, list[Finding]]:
+        """The partition's tree, None if it cannot be read whole, and what is wrong with it."""
+        pages: dict[str, TreePage] = {}
+        findings: list[Finding] = []
+        for ref in manifest.tree.pages:
+            missing, altered = Damage.TREE_PAGE_MISSING, Damage.TREE_PAGE_ALTERED
+            load = partial(self._source.tree_pages, [ref])
+            page, finding = await self._part(ref.key, ref.object_bytes, load, missing, altered)
+            pages.update(page or {})
+            findings += [finding] if finding is not None else []
+        if findings:
+            return None, findings
         try:
-            async for entry in self._source.segments(manifest):
-                if entry.base_offset != expected:
-                    yield _gap(entry, expected)
-                expected, records, cold_bytes = entry.end_offset, records + entry.record_count, cold_bytes + entry.stored_bytes
+            return TreeProofs(manifest.tree, pages), []
+        except Corrupt as bad:
+            return None, [_whole(manifest, Damage.TREE_HEAD, key, bad.message)]
+
+    async def _part(
+        self, key: str, size: int, load: Callable[[], Awaitable[_Part]], missing: Damage, altered: Damage
+    ) -> tuple[_Part | None, Finding | None]:
+        """The result of ``load``, which reads ``size`` bytes at ``key``, or the finding that explains its failure."""
+        await self._take(size)
+        try:
+            return await load(), None
+        except Invalid as unknown:
+            return None, Finding(kind=Damage.UNKNOWN_FORMAT, key=key, problem=unknown.message)
+        except Corrupt as bad:
+            kind = missing if isinstance(bad.__cause__, NoSuchObject) else altered
+            return None, Finding(kind=kind, key=key, problem=bad.message)
+
+    async def _segments(self, manifest: Manifest, key: str, progress: Progress) -> AsyncIterator[Finding]:
+        proofs, findings = await self._proofs(manifest, key)
+        for found in findings:
+            yield found
+        records = cold_bytes = 0
+        is_whole = True
+        async for segments, findings in self._entries(manifest):
+            is_whole = is_whole and not findings
+            for found in findings:
+                yield found
+            for entry in segments:
+                records, cold_bytes = records + entry.record_count, cold_bytes + entry.stored_bytes
                 async for found in self._segment(entry, progress, proofs):
                     yield found
-        except (Corrupt, Invalid) as bad:
-            yield _manifest_finding(pointer, bad)
-            return
-        if (expected, records, cold_bytes) != (manifest.end_offset, manifest.record_count, manifest.cold_bytes):
-            totals = (
-                f"segments end at offset {expected} with {records} records in {cold_bytes} bytes; the manifest's totals differ"
-            )
-            yield _manifest_finding(pointer, Corrupt(totals))
+        if is_whole and (records, cold_bytes) != (manifest.record_count, manifest.cold_bytes):
+            problem = f"segments hold {records} records in {cold_bytes} bytes; the manifest's totals differ"
+            yield _whole(manifest, Damage.MANIFEST_INCONSISTENT, key, problem)
+
+    async def _entries(self, manifest: Manifest) -> AsyncIterator[tuple[Sequence[SegmentEntry], list[Finding]]]:
+        """The live segments of each page, then those of the root, each with the page's findings."""
+        for ref in manifest.pages:
+            content = await self._content(ref.key)
+            if content is None:
+                missing = f"manifest page {ref.key} is missing from {self._store.url}"
+                yield (), [page_finding(Damage.PAGE_MISSING, ref, missing)]
+            else:
+                yield judge_page(content, ref, manifest)
+        yield manifest.segments, []
 
     async def _segment(self, entry: SegmentEntry, progress: Progress, proofs: TreeProofs | None) -> AsyncIterator[Finding]:
         leaves, sha256, is_sound = bytearray(), hashlib.sha256(), True
@@ -175,7 +248,7 @@ class Verifier:
 
         check = check_segment(
             self._store, self._source, entry, self._background, reads_at_once=self._reads_at_once, on_bytes=on_bytes,
-            on_content=on_content,
+            on_content=on_content, take=self._take,
         )  # fmt: skip
         async for found in check:
             is_sound = False
@@ -184,27 +257,21 @@ class Verifier:
             try:
                 await self._background.run(lambda: proofs.check(entry.first_leaf, list(split_hashes(leaves))))
             except Corrupt as bad:
-                yield segment_finding(entry, bad.message)
+                yield segment_finding(entry, Damage.TREE_LEAVES, bad.message)
         is_alone = entry.stored_bytes == entry.object_bytes
         if is_sound and is_alone and sha256.digest() != entry.object_sha256:
-            yield segment_finding(entry, "the object's SHA-256 is not that of its manifest entry")
+            yield segment_finding(entry, Damage.SEGMENT_DIGEST, "the object's SHA-256 is not that of its manifest entry")
         progress.segments += 1
         progress.records += entry.record_count
         progress.bytes += entry.stored_bytes - entry.data_bytes
         self._on_progress(progress)
 
 
-def _gap(entry: SegmentEntry, expected: int) -> Finding:
-    problem = f"begins at offset {entry.base_offset}; expected {expected}"
-    return Finding(key=entry.key, problem=problem, base_offset=entry.base_offset, end_offset=entry.end_offset)
-
-
-def _manifest_finding(pointer: ManifestPointer, bad: Corrupt | Invalid, key: str = "") -> Finding:
-    return Finding(
-        key=key or pointer.object_key, problem=bad.message, base_offset=pointer.start_offset, end_offset=pointer.end_offset
-    )
+def _whole(manifest: Manifest, kind: Damage, key: str, problem: str) -> Finding:
+    """A finding about the whole partition."""
+    return Finding(kind=kind, key=key, problem=problem, base_offset=manifest.start_offset, end_offset=manifest.end_offset)
 
 
 def _manifest_report(topic: str, partition: int, bad: Corrupt | Invalid) -> PartitionReport:
-    finding = Finding(key=str(bad.detail.get("key", "")), problem=bad.message, base_offset=0, end_offset=0)
+    finding = Finding(kind=Damage.MANIFEST_ALTERED, key=str(bad.detail.get("key", "")), problem=bad.message)
     return PartitionReport(progress=Progress(topic=topic, partition=partition), findings=(finding,))

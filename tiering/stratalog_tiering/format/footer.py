@@ -193,9 +193,9 @@ def describe_section(name: str, content: Buffer, position: int, flags: int = 0) 
 def check_section(content: Buffer, entry: SectionEntry) -> None:
     """Raise ``Corrupt`` unless the bytes are exactly the section's, by CRC and SHA-256."""
     if len(content) != entry.length or crc32c(content) != entry.crc:
-        raise Corrupt(f"section {entry.name!r} at byte {entry.position} does not match its length and CRC")
+        raise Corrupt(f"section {entry.name!r} at byte {entry.position} does not match its length and CRC", section=entry.name)
     if hashlib.sha256(content).digest() != entry.sha256:
-        raise Corrupt(f"section {entry.name!r} at byte {entry.position} does not match its SHA-256")
+        raise Corrupt(f"section {entry.name!r} at byte {entry.position} does not match its SHA-256", section=entry.name)
 
 
 def parse_producers(content: Buffer, entry: SectionEntry) -> tuple[ProducerEntry, ...]:

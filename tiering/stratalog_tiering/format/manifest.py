@@ -256,9 +256,14 @@ def encode_manifest(manifest: Manifest) -> bytes:
     return frame(MANIFEST_MAGIC, manifest)
 
 
+def parse_manifest(content: Buffer, sha256: bytes | None = None) -> Manifest:
+    """Decode a root without checking that its members agree. Raises as :func:`decode_manifest`."""
+    return unframe(content, MANIFEST_MAGIC, Manifest, "manifest", sha256, _ELEMENTS)
+
+
 def decode_manifest(content: Buffer, sha256: bytes | None = None) -> Manifest:
     """Decode and check a root. Raises ``Corrupt``, also if its digest is not ``sha256``, ``Invalid`` for an unknown version."""
-    manifest = unframe(content, MANIFEST_MAGIC, Manifest, "manifest", sha256, _ELEMENTS)
+    manifest = parse_manifest(content, sha256)
     return _consistent(manifest, lambda: check_manifest(manifest))
 
 
@@ -274,9 +279,14 @@ def encode_page(page: ManifestPage) -> bytes:
     return frame(PAGE_MAGIC, page)
 
 
+def parse_page(content: Buffer, sha256: bytes) -> ManifestPage:
+    """Decode a page without checking that its segments are contiguous. Raises as :func:`decode_page`."""
+    return unframe(content, PAGE_MAGIC, ManifestPage, "manifest page", sha256, _ELEMENTS)
+
+
 def decode_page(content: Buffer, sha256: bytes) -> ManifestPage:
     """Decode and check. Raises ``Corrupt``, or ``Invalid`` for an unknown format version."""
-    page = unframe(content, PAGE_MAGIC, ManifestPage, "manifest page", sha256, _ELEMENTS)
+    page = parse_page(content, sha256)
     return _consistent(page, lambda: _check_contiguous(page.segments))
 
 

@@ -35,6 +35,7 @@ _COMMITTED: Final = ".committed"
 _DELETED: Final = ".deleted"
 _SEGMENT_PATTERN: Final = re.compile(r"segments/([0-9a-f]{32})/(\d+)/(\d{20})-(\d{10})-([0-9a-f]{16})\.segment")
 _MANIFEST_PATTERN: Final = re.compile(r"manifests/([0-9a-f]{32})/(\d+)/[0-9a-f]{16}-(\d+)-[0-9a-f]{16}\.(manifest|committed)")
+_OWNER_PATTERN: Final = re.compile(r"(?:segments|pages|removed|tree|manifests)/([0-9a-f]{32})/(\d{1,9})/")
 _TOPIC_PATTERN: Final = re.compile(r"topics/([0-9a-f]{32})/[0-9a-f]{16}-(\d{1,20})\.json")
 
 
@@ -170,6 +171,12 @@ def parse_segment_key(key: str) -> SegmentKey | None:
         topic_id=UUID(topic), partition=int(partition), base_offset=int(base), leader_epoch=int(epoch),
         random_id=int(random_id, 16),
     )  # fmt: skip
+
+
+def object_owner(key: str) -> tuple[UUID, int] | None:
+    """Topic and partition of an object of a partition; None for any other key."""
+    match = _OWNER_PATTERN.match(key)
+    return None if match is None else (UUID(match.group(1)), int(match.group(2)))
 
 
 def is_upload_key(key: str) -> bool:

@@ -1,0 +1,115 @@
+"""Behind ``stratalog tier scrub``: checks the partitions of a bucket one after the other, and reports each finding."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from stratalog.output import human_bytes, progress_bar
+from stratalog.tier.history import verified_row
+from stratalog.tier.session import store_session
+from stratalog_core.errors import NotFound
+from stratalog_core.system import SystemClock, ThreadBackground
+from stratalog_tiering.cold.bucket_scrub import BucketScrub, FoundTopic, Inventory
+from stratalog_tiering.cold.segment_check import unlimited
+from stratalog_tiering.cold.verifier import Progress
+from stratalog_tiering.core.damage import REMEDIES, Finding
+from stratalog_tiering.offload.ports import Throttle
+
+MIN_AGE_S: Final = 2 * 24 * 3600
+"""Workers delete orphans once a day, one day after they were written: by default an older one is unexpected."""
+_CHECKSUM_THREADS: Final = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """The part of the bucket to check: these topics (none: all), and one partition or all."""
+
+    topics: tuple[str, ...] = ()
+    partition: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScrubResult:
+    """One row per partition with history, and one per finding."""
+
+    partitions: list[dict[str, object]]
+    findings: list[dict[str, Any]]
+
+    @property
+    def document(self) -> dict[str, object]:
+        """The result for JSON."""
+        return {"partitions": self.partitions, "findings": self.findings}
+
+
+async def scrub_bucket(url: str, part: Part, *, bytes_per_s: int | None, min_age_s: int) -> ScrubResult:
+    """Check the part of the bucket. Raises ``NotFound`` for an unknown topic or partition, ``Unavailable``."""
+    background, clock = ThreadBackground(_CHECKSUM_THREADS, "checksums"), SystemClock()
+    try:
+        async with store_session(url) as store:
+            with progress_bar() as bar:
+                task = bar.add_task("reading the topics", total=None)
+
+                def show(progress: Progress) -> None:
+                    text = f"{progress.topic}-{progress.partition}, {human_bytes(progress.bytes)}"
+                    bar.update(task, description=f"checking {text}")
+
+                scrub = BucketScrub(
+                    store,
+                    background,
+                    before_ms=clock.wall_ms() - 1000 * min_age_s,
+                    take=Throttle(bytes_per_s, clock).take if bytes_per_s else unlimited,
+                    on_progress=show,
+                )
+                inventory = await scrub.inventory()
+                partitions = _partitions(inventory, part)
+                bar.update(task, total=len(partitions))
+                result = ScrubResult(partitions=[], findings=[])
+                cluster_ids: set[str] = set()
+                for topic, index in partitions:
+                    report = await scrub.partition(topic, index)
+                    if report.findings or report.progress.manifest_versions:
+                        result.partitions.append(verified_row(report))
+                    result.findings.extend(_row(found, topic.name, index) for found in report.findings)
+                    cluster_ids |= {report.progress.cluster_id} - {""}
+                    bar.advance(task)
+            if not part.topics:
+                found = [*inventory.findings, *await scrub.cluster(frozenset(cluster_ids))]
+                result.findings.extend(_row(each) for each in found)
+                result.findings.extend([_row(each) async for each in scrub.strangers(inventory)])
+            return result
+    finally:
+        background.close()
+
+
+def _partitions(inventory: Inventory, part: Part) -> list[tuple[FoundTopic, int]]:
+    topics = inventory.selected(part.topics)
+    if part.partition is None:
+        return [(topic, index) for topic in topics for index in range(topic.partition_count)]
+    for topic in topics:
+        if part.partition >= topic.partition_count:
+            raise NotFound(f"topic {topic.name} has {topic.partition_count} partitions, none with number {part.partition}")
+    return [(topic, part.partition) for topic in topics]
+
+
+def _row(finding: Finding, topic: str | None = None, partition: int | None = None) -> dict[str, Any]:
+    has_offsets = finding.end_offset > finding.base_offset
+    return {
+        "kind": finding.kind.value,
+        "topic": topic,
+        "partition": partition,
+        "key": finding.key,
+        "block": finding.block,
+        "base_offset": finding.base_offset if has_offsets else None,
+        "last_offset": finding.end_offset - 1 if has_offsets else None,
+        "detail": finding.problem,
+        "remedy": REMEDIES[finding.kind],
+    }
+
+
+def finding_text(row: Mapping[str, Any]) -> str:
+    """A finding as two lines: what is wrong and where, and what can be done."""
+    place = "" if row["topic"] is None else f" of {row['topic']}-{row['partition']}"
+    offsets = "" if row["base_offset"] is None else f", offsets {row['base_offset']} to {row['last_offset']}"
+    return f"{row['kind']}{place}{offsets}: {row['key']}: {row['detail']}\n  remedy: {row['remedy']}"

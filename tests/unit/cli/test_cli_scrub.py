@@ -1,0 +1,84 @@
+"""``tier scrub``: its output, its exit codes, and the part of the bucket that it checks."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from pathlib import Path
+from uuid import UUID
+
+import pytest
+from click.testing import CliRunner, Result
+from support.archive_writer import ArchiveWriter
+
+from stratalog.app import stratalog
+from stratalog.exit_codes import ExitCode
+from stratalog_core.batches.records import Record, build_batch
+from stratalog_core.errors import Invalid, NotFound
+from stratalog_core.system import SystemClock, ThreadBackground
+from stratalog_metadata.records import Topic
+from stratalog_tiering.store import open_store
+
+TOPIC = Topic(name="flights", topic_id=UUID(int=7), partition_count=2, replication_factor=1)
+
+
+@pytest.fixture
+def bucket(tmp_path: Path) -> Path:
+    """A bucket with one segment of three records in each of two partitions."""
+    directory, background = tmp_path / "store", ThreadBackground(1, "store")
+    store = open_store(str(directory), background=background, clock=SystemClock(), random=random.Random(3))
+    writer = ArchiveWriter(store, TOPIC, SystemClock(), random.Random(5))
+
+    async def write() -> None:
+        for partition in range(2):
+            records = [Record(offset=step, timestamp_ms=step, key=b"key", value=b"v" * 40) for step in range(3)]
+            await writer.append(partition, [bytes(build_batch(records, leader_epoch=0))])
+
+    asyncio.run(write())
+    background.close()
+    return directory
+
+
+def scrub(bucket: Path, *options: str) -> Result:
+    return CliRunner().invoke(stratalog, ["tier", "scrub", "--store", str(bucket), *options])
+
+
+def test_a_sound_bucket_is_clean(bucket: Path) -> None:
+    result = scrub(bucket, "--json", "--rate", "100000000")
+    assert result.exit_code == ExitCode.OK
+    document = json.loads(result.stdout)
+    assert document["findings"] == []
+    assert [(row["topic"], row["partition"], row["records"]) for row in document["partitions"]] == [
+        ("flights", 0, 3),
+        ("flights", 1, 3),
+    ]
+
+
+def test_findings_are_printed_with_a_remedy_and_have_an_exit_code_of_their_own(bucket: Path) -> None:
+    (segment,) = bucket.glob("segments/*/1/*.segment")
+    segment.unlink()
+    key = str(segment.relative_to(bucket))
+    result = scrub(bucket)
+    assert result.exit_code == ExitCode.FINDINGS
+    assert f"segment-missing of flights-1, offsets 0 to 2: {key}" in result.stdout
+    assert "remedy: restore the object's earlier version" in result.stdout
+    (finding,) = json.loads(scrub(bucket, "--json").stdout)["findings"]
+    assert (finding["kind"], finding["topic"], finding["partition"], finding["key"]) == ("segment-missing", "flights", 1, key)
+    assert (finding["base_offset"], finding["last_offset"]) == (0, 2)
+
+
+def test_a_part_of_the_bucket_can_be_checked(bucket: Path) -> None:
+    (segment,) = bucket.glob("segments/*/1/*.segment")
+    segment.unlink()
+    assert scrub(bucket, "--topic", "flights", "--partition", "0").exit_code == ExitCode.OK
+    assert scrub(bucket, "--topic", "flights", "--partition", "1").exit_code == ExitCode.FINDINGS
+
+
+def test_an_unknown_part_is_refused(bucket: Path) -> None:
+    with pytest.raises(NotFound, match="contains no topic 'other'; it contains flights"):
+        raise scrub(bucket, "--topic", "other").exception or AssertionError
+    with pytest.raises(NotFound, match="has 2 partitions, none with number 5"):
+        raise scrub(bucket, "--topic", "flights", "--partition", "5").exception or AssertionError
+    with pytest.raises(Invalid, match="--partition needs exactly one --topic"):
+        raise scrub(bucket, "--partition", "0").exception or AssertionError
