@@ -21,6 +21,7 @@ _COMMANDS: Final = {
     "produce": ("stratalog.commands.produce", "Write records to a topic."),
     "ready": ("stratalog.commands.ready", "Check that a role on this machine is ready."),
     "serve-archive": ("stratalog.commands.serve_archive", "Serve a bucket's history to consumers, without a cluster."),
+    "restore": ("stratalog.commands.restore", "Restore topics from their bucket."),
     "store": ("stratalog.commands.store", "Prepare a bucket for a cluster's history, and see what its server guarantees."),
     "tier": ("stratalog.commands.tier", "Show, offload and verify history in the object store."),
     "tiering": ("stratalog.commands.role", "Run a tiering worker."),

@@ -15,7 +15,7 @@ from stratalog_core.errors import Invalid, NotFound, StratalogError
 from stratalog_core.system import SystemClock
 from stratalog_metadata.client.api import MetadataView
 from stratalog_metadata.records import Bookie, Broker, Ledger, LedgerState, Partition, TieringWorker, TierStatus, Topic
-from stratalog_tiering.format.object_keys import CLUSTER_KEY
+from stratalog_tiering.format.object_keys import owner_key
 from stratalog_tiering.store import ObjectStore, shown_url
 from stratalog_tiering.worker.store_probe import probe_store, summary
 
@@ -117,7 +117,7 @@ async def check_store(url: str) -> Finding:
     try:
         async with store_session(url) as store:
             with suppress(NotFound):
-                await store.head(CLUSTER_KEY)
+                await store.head(owner_key(0))
             return await _probe(store)
     except StratalogError as failure:
         return fail("store", f"{shown}: {failure.message}", "check its address, bucket and AWS_… credentials")

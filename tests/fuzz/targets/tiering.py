@@ -17,10 +17,10 @@ from stratalog_core.batches.records import iterate_records
 from stratalog_tiering.format import object_keys
 from stratalog_tiering.format.descriptor import (
     PARTITIONS_MAX,
-    ClusterDescriptor,
     CommitMarker,
     DeletionMarker,
     Descriptor,
+    OwnerDescriptor,
     TopicDescriptor,
     decode_descriptor,
     encode_descriptor,
@@ -143,7 +143,7 @@ def read_tree_page(content: bytes) -> None:
 # -- descriptors and keys
 
 _DESCRIPTORS: tuple[Descriptor, ...] = (
-    ClusterDescriptor(cluster_id="c"),
+    OwnerDescriptor(cluster_id="c", number=0, taken_at_ms=1),
     TopicDescriptor(topic_id=TOPIC, name="t", partition_count=1, replication_factor=1, configs={"a": "b"}),
     DeletionMarker(topic_id=TOPIC, deleted_at_ms=1),
     CommitMarker(manifest_key="manifests/k", manifest_version=3, sha256="ab" * 32),

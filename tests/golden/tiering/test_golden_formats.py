@@ -20,10 +20,10 @@ from stratalog_core.batches.checkpoint import EpochStart, ProducerEntry, Sequenc
 from stratalog_core.batches.records import Record, build_batch
 from stratalog_core.errors import Invalid
 from stratalog_tiering.format.descriptor import (
-    ClusterDescriptor,
     CommitMarker,
     DeletionMarker,
     Descriptor,
+    OwnerDescriptor,
     TopicDescriptor,
     decode_descriptor,
     encode_descriptor,
@@ -330,7 +330,15 @@ def test_page() -> None:
 @pytest.mark.parametrize(
     ("name", "descriptor"),
     [
-        ("cluster.json", ClusterDescriptor(cluster_id="AAAAAAAAAAAAAAAAAAAAAA")),
+        (
+            "owner.json",
+            OwnerDescriptor(
+                cluster_id="BBBBBBBBBBBBBBBBBBBBBA",
+                number=1,
+                taken_at_ms=1_700_000_000_000,
+                previous_cluster_id="AAAAAAAAAAAAAAAAAAAAAA",
+            ),
+        ),
         (
             "topic.json",
             TopicDescriptor(

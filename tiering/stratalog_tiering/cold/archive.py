@@ -15,9 +15,10 @@ from stratalog_core.bounded_map import bounded_map
 from stratalog_core.errors import Invalid, NotFound
 from stratalog_metadata.records import ManifestPointer
 from stratalog_tiering.cold.manifest_source import ManifestSource
-from stratalog_tiering.format.descriptor import CommitMarker, TopicDescriptor, decode_descriptor
+from stratalog_tiering.format.descriptor import CommitMarker, OwnerDescriptor, TopicDescriptor, decode_descriptor
 from stratalog_tiering.format.manifest import Manifest, SegmentEntry, pointer_to
 from stratalog_tiering.format.object_keys import (
+    OWNERS_PREFIX,
     TOPICS_PREFIX,
     deletion_marker_key,
     is_marker,
@@ -61,6 +62,12 @@ async def live_topics(store: ObjectStore) -> list[TopicDescriptor]:
     yet.
     """
     return [topic.descriptor for topic in await stored_topics(store) if not topic.is_deleted]
+
+
+async def read_owner(store: ObjectStore) -> OwnerDescriptor | None:
+    """The bucket's present owner; None before the first claim. Raises ``Corrupt``, ``Unavailable``."""
+    keys = [info.key async for info in store.list(OWNERS_PREFIX)]
+    return decode_descriptor(await store.get(keys[-1]), OwnerDescriptor, keys[-1]) if keys else None
 
 
 async def newest_descriptor_key(store: ObjectStore, topic_id: UUID) -> str | None:

@@ -20,10 +20,16 @@ PARTITIONS_MAX: Final = 1_000_000
 """More than a broker creates. Readers visit every partition, so a damaged count must not keep them busy."""
 
 
-class ClusterDescriptor(msgspec.Struct, frozen=True, kw_only=True):
-    """The only cluster that writes to this bucket (or prefix)."""
+class OwnerDescriptor(msgspec.Struct, frozen=True, kw_only=True):
+    """A cluster that writes to this bucket (or prefix), until an owner with the next ``number`` takes it over.
+
+    ``taken_at_ms`` is wall time; ``previous_cluster_id`` is empty for the first owner.
+    """
 
     cluster_id: str
+    number: Annotated[int, msgspec.Meta(ge=0)]
+    taken_at_ms: int
+    previous_cluster_id: str = ""
     format_version: int = FORMAT_VERSION
 
 
@@ -58,7 +64,7 @@ class CommitMarker(msgspec.Struct, frozen=True, kw_only=True):
     format_version: int = FORMAT_VERSION
 
 
-Descriptor: TypeAlias = ClusterDescriptor | TopicDescriptor | DeletionMarker | CommitMarker
+Descriptor: TypeAlias = OwnerDescriptor | TopicDescriptor | DeletionMarker | CommitMarker
 _Kind = TypeVar("_Kind", bound=Descriptor)
 
 

@@ -2,7 +2,7 @@
 
 ::
 
-    cluster.json                                                            the cluster that owns the bucket
+    owners/<number>.json                                                    owner of the bucket: the last one
     topics/<topic id>/<inverted version>-<version>.json                     topic descriptor
     topics/<topic id>.deleted                                               deletion marker
     segments/<topic id>/<partition>/<base offset>-<epoch>-<random>.segment
@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from typing import Final
 from uuid import UUID
 
-CLUSTER_KEY: Final = "cluster.json"
+OWNERS_PREFIX: Final = "owners/"
 TOPICS_PREFIX: Final = "topics/"
 PROBE_PREFIX: Final = "probe/"
 _VERSION_MAX: Final = 2**64 - 1
@@ -70,6 +70,11 @@ class ManifestKey:
 
 def probe_key(random_id: int) -> str:
     return f"{PROBE_PREFIX}{random_id:016x}"
+
+
+def owner_key(number: int) -> str:
+    """Key of the bucket's owner of this number; the first owner has number 0."""
+    return f"{OWNERS_PREFIX}{number:020d}.json"
 
 
 def topic_prefix(topic_id: UUID) -> str:

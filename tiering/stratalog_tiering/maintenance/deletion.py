@@ -18,7 +18,7 @@ from stratalog_tiering.core.commands import Guards
 from stratalog_tiering.core.garbage import Garbage, deleted_topic_garbage, deletion_due_ms
 from stratalog_tiering.format.descriptor import DeletionMarker, decode_descriptor
 from stratalog_tiering.format.object_keys import deletion_marker_key, is_upload_key, topic_prefix, topic_prefixes
-from stratalog_tiering.offload.commit import put_once
+from stratalog_tiering.offload.descriptors import put_once
 from stratalog_tiering.offload.ports import WorkerPorts
 from stratalog_tiering.offload.topic_descriptors import describe_topic
 from stratalog_tiering.store import ObjectStore
@@ -37,6 +37,8 @@ async def collect_deleted_topic(ports: WorkerPorts, deleted: DeletedTopic, versi
     """
     marker = await mark_deleted(ports.store, deleted, ports.clock.wall_ms())
     now_ms, due_ms = ports.clock.wall_ms(), deletion_due_ms(deleted, marker.deleted_at_ms, ports.settings.grace_ms)
+    if deleted.is_final:
+        due_ms = max(due_ms, ports.bucket.deletes_from_ms)
     if now_ms < due_ms:
         return due_ms
     if not deleted.is_final:
@@ -100,7 +102,7 @@ async def _delete_below(ports: WorkerPorts, prefix: str) -> None:
 
 async def abort_stale_uploads(ports: WorkerPorts) -> int:
     """Abort uploads of segments and probes that began before the grace period, and at least an hour ago; returns how many."""
-    before_ms = ports.clock.wall_ms() - max(UPLOAD_AGE_MIN_MS, ports.settings.grace_ms)
+    before_ms = min(ports.deletable_before_ms(), ports.clock.wall_ms() - UPLOAD_AGE_MIN_MS)
     uploads = [upload async for upload in ports.store.list_uploads()]
     stale = [upload for upload in uploads if 0 < upload.initiated_ms < before_ms and is_upload_key(upload.key)]
     for upload in stale:

@@ -35,7 +35,7 @@ async def sweep_orphans(ports: WorkerPorts, state: PartitionSnapshot) -> int:
     """
     now_ms = ports.clock.wall_ms()
     found = await find_garbage(ports, state, ports.settings.grace_ms)
-    due = [each.key for each in found.orphans if each.is_due(now_ms)]
+    due = [each.key for each in found.orphans if each.is_due(now_ms)] if now_ms >= ports.bucket.deletes_from_ms else []
     await ports.delete_objects(due)
     return len(due)
 

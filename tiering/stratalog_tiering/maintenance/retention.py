@@ -46,7 +46,7 @@ async def apply_retention(ports: WorkerPorts, state: PartitionSnapshot, policy: 
         removals = {entry.key: Removal(reason=why, policy=policy_of(why, policy, start)) for entry, why in expired}
         pages = await ports.source.pages(edit.pages_for_drop(below))
         edit.drop_below(below, lambda entry: removals[entry.key], pages)
-    before_ms = ports.clock.wall_ms() - ports.settings.grace_ms
+    before_ms = ports.deletable_before_ms()
     lists = await ports.source.removed_lists(edit.lists_due(before_ms, DELETIONS_AT_ONCE_MAX))
     gone = [*edit.forget_due(before_ms, DELETIONS_AT_ONCE_MAX, lists)]
     if not edit.is_changed:
@@ -85,7 +85,7 @@ async def next_expiry_ms(ports: WorkerPorts, state: PartitionSnapshot, policy: T
     removed_ms = [ref.removed_at_ms for ref in manifest.removed_lists[:1]] + [
         each.removed_at_ms for each in manifest.removed[:1]
     ]
-    times = [removed_at_ms + ports.settings.grace_ms + 1 for removed_at_ms in removed_ms]
+    times = [max(at_ms + ports.settings.grace_ms + 1, ports.bucket.deletes_from_ms) for at_ms in removed_ms]
     if policy.retention_ms != UNLIMITED:
         async for entry in ports.source.segments(manifest):
             times.append(newest_ms(entry) + policy.retention_ms + 1)

@@ -23,10 +23,11 @@ from stratalog_metadata.state.commands import ABSENT, Command
 from stratalog_metadata.state.guarded_update import Superseded
 from stratalog_tiering.core.forks import find_fork, fork_error
 from stratalog_tiering.core.partition import PartitionSnapshot
-from stratalog_tiering.format.descriptor import CommitMarker, Descriptor, encode_descriptor
+from stratalog_tiering.format.descriptor import CommitMarker
 from stratalog_tiering.format.manifest import Manifest, decode_manifest, empty_manifest, pointer_to
 from stratalog_tiering.format.manifest_edit import ManifestEdit, NewManifest, Previous
 from stratalog_tiering.format.object_keys import manifests_prefix, marker_key, parse_manifest_key
+from stratalog_tiering.offload.descriptors import put_once
 from stratalog_tiering.offload.ports import HistoryPorts, WorkerPorts
 from stratalog_tiering.store import ObjectInfo, ObjectStore
 
@@ -93,9 +94,10 @@ async def commit_edit(
     """Store the version that ``edit`` makes and commit it with ``command``; returns and raises as :func:`commit_manifest`.
 
     ``command`` is called again with the current log if the log has changed since ``state`` and the version is not old.
-    ``own_keys`` are objects that were written for this commit only. Raises ``Forked``, having stored nothing, if history has
-    forked.
+    ``own_keys`` are objects that were written for this commit only. Raises, having stored nothing, ``Forked`` if history has
+    forked and ``Invalid`` if another cluster has taken the bucket over.
     """
+    await ports.bucket.confirm()
     await refuse_fork(ports, state)
     edit.move_to_pages(await ports.source.pages(edit.pages_to_merge()))
     lists = await ports.source.removed_lists(edit.lists_to_merge())
@@ -190,11 +192,3 @@ async def is_marked(store: ObjectStore, pointer: ManifestPointer) -> bool:
     except NoSuchObject:
         return False
     return True
-
-
-async def put_once(store: ObjectStore, key: str, descriptor: Descriptor) -> None:
-    """Write a descriptor that never changes; does nothing if the key exists."""
-    try:
-        await store.put(key, [encode_descriptor(descriptor)])
-    except Conflict:
-        return

@@ -10,14 +10,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from stratalog_core.errors import Unavailable
 from stratalog_core.ports import Background, Clock, Random
 from stratalog_metadata.client.api import MetadataClient
-from stratalog_metadata.records import CLUSTER_KEY, Cluster, Ledger
+from stratalog_metadata.records import Ledger
 from stratalog_tiering.cold.manifest_source import ManifestSource
 from stratalog_tiering.config import TieringSettings
 from stratalog_tiering.core.offload_job import SourceEntry
 from stratalog_tiering.metrics import TieringCounters
+from stratalog_tiering.offload.ownership import BucketOwnership, cluster_id_in
 from stratalog_tiering.offload.topic_descriptors import TopicDescriptors
 from stratalog_tiering.store import ObjectStore
 
@@ -84,14 +84,6 @@ class Throttle:
         self._filled_at = now
 
 
-def cluster_id_in(metadata: MetadataClient) -> str:
-    """The cluster's id. Raises ``Unavailable`` until metadata knows it."""
-    cluster = metadata.view.find(Cluster, CLUSTER_KEY)
-    if cluster is None:
-        raise Unavailable("the cluster has no id in metadata yet")
-    return cluster.cluster_id
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerPorts:
     """One per worker. ``reading`` limits bytes per second read from bookies, ``deleting`` objects deleted per second."""
@@ -99,6 +91,7 @@ class WorkerPorts:
     settings: TieringSettings
     metadata: MetadataClient
     store: ObjectStore
+    bucket: BucketOwnership
     source: ManifestSource
     topics: TopicDescriptors
     ledgers: LedgerSource
@@ -118,9 +111,18 @@ class WorkerPorts:
         """64 random bits for a new object key."""
         return self.random.getrandbits(64)
 
+    def deletable_before_ms(self) -> int:
+        """Objects that became garbage before this wall time may be deleted: a grace period ago, none after a takeover."""
+        now_ms = self.clock.wall_ms()
+        return now_ms - self.settings.grace_ms if now_ms >= self.bucket.deletes_from_ms else 0
+
     async def delete_objects(self, keys: Sequence[str]) -> None:
-        """Delete objects at the configured rate, at most 200 per request."""
+        """Delete objects at the configured rate, at most 200 per request.
+
+        Raises ``Invalid``, having deleted nothing more, if another cluster has taken the bucket over.
+        """
         batch = min(self.settings.deletes_per_s, 200)
         for first in range(0, len(keys), batch):
             await self.deleting.take(len(keys[first : first + batch]))
+            await self.bucket.confirm()
             await self.store.delete(keys[first : first + batch])

@@ -9,7 +9,7 @@ them due. Deletions of topics are made final by workers only.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from stratalog_core.errors import Conflict, Corrupt, Invalid
@@ -20,9 +20,8 @@ from stratalog_tiering.core.garbage import Garbage
 from stratalog_tiering.core.partition import partition_snapshot
 from stratalog_tiering.maintenance.deletion import find_deleted_garbage
 from stratalog_tiering.maintenance.orphans import find_garbage
-from stratalog_tiering.offload.ports import cluster_id_in
+from stratalog_tiering.offload.ownership import check_claim, cluster_id_in, deletes_from_ms
 from stratalog_tiering.store import ObjectStore
-from stratalog_tiering.worker.bucket_claim import check_claim
 
 DELETES_AT_ONCE: Final = 200
 
@@ -55,25 +54,34 @@ async def find_all(ports: CollectorPorts, topics: Sequence[Topic], grace_ms: int
 
     Raises ``Invalid`` if the bucket is not this cluster's, ``Unavailable``.
     """
-    await check_claim(ports.store, cluster_id_in(ports.metadata))
+    owner = await check_claim(ports.store, cluster_id_in(ports.metadata))
+    from_ms = deletes_from_ms(owner, grace_ms)
     found = [
-        await _of_partition(ports, topic, index, grace_ms, now_ms) for topic in topics for index in range(topic.partition_count)
+        await _of_partition(ports, topic, index, grace_ms, from_ms, now_ms)
+        for topic in topics
+        for index in range(topic.partition_count)
     ]
     for deleted in ports.metadata.view.all(DeletedTopic):
         garbage = await find_deleted_garbage(ports.store, deleted, grace_ms, now_ms)
-        found.append(_found(deleted.name, -1, garbage, now_ms))
+        found.append(_found(deleted.name, -1, garbage, from_ms, now_ms))
     return [each for each in found if each.due or each.waiting or each.refused]
 
 
-async def delete_due(store: ObjectStore, found: Sequence[Found]) -> None:
-    """Delete all that is due, in order: the rest leads to what goes later. Raises ``Unavailable``."""
+async def delete_due(ports: CollectorPorts, found: Sequence[Found]) -> None:
+    """Delete all that is due, in order: the rest leads to what goes later.
+
+    Raises ``Unavailable``, and ``Invalid`` if the bucket was taken over meanwhile.
+    """
+    await check_claim(ports.store, cluster_id_in(ports.metadata))
     for each in found:
         keys = [garbage.key for garbage in each.due]
         for first in range(0, len(keys), DELETES_AT_ONCE):
-            await store.delete(keys[first : first + DELETES_AT_ONCE])
+            await ports.store.delete(keys[first : first + DELETES_AT_ONCE])
 
 
-async def _of_partition(ports: CollectorPorts, topic: Topic, index: int, grace_ms: int, now_ms: int) -> Found:
+async def _of_partition(
+    ports: CollectorPorts, topic: Topic, index: int, grace_ms: int, from_ms: int, now_ms: int
+) -> Found:
     state = partition_snapshot(ports.metadata.view, topic, index)
     if state is None:
         return Found(
@@ -83,10 +91,12 @@ async def _of_partition(ports: CollectorPorts, topic: Topic, index: int, grace_m
         garbage = await find_garbage(ports, state, grace_ms)
     except (Conflict, Corrupt, Invalid) as refused:
         return Found(topic=topic.name, partition=index, refused=refused.message)
-    return _found(topic.name, index, [*garbage.removed, *garbage.orphans], now_ms)
+    return _found(topic.name, index, [*garbage.removed, *garbage.orphans], from_ms, now_ms)
 
 
-def _found(topic: str, partition: int, garbage: Sequence[Garbage], now_ms: int) -> Found:
+def _found(topic: str, partition: int, garbage: Sequence[Garbage], from_ms: int, now_ms: int) -> Found:
+    """``from_ms``: nothing of the bucket is due before."""
+    garbage = [replace(each, due_ms=max(each.due_ms, from_ms)) for each in garbage]
     due = tuple(each for each in garbage if each.is_due(now_ms))
     waiting = tuple(each for each in garbage if not each.is_due(now_ms))
     return Found(topic=topic, partition=partition, due=due, waiting=waiting)

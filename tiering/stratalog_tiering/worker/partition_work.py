@@ -29,7 +29,6 @@ from stratalog_tiering.maintenance.retention import apply_retention, next_expiry
 from stratalog_tiering.offload.commit import mark_committed
 from stratalog_tiering.offload.offloading import cold_since, drop, drop_hot, offload
 from stratalog_tiering.offload.ports import WorkerPorts
-from stratalog_tiering.worker.bucket_claim import BucketClaim
 from stratalog_tiering.worker.leases import WorkerLeases, partition_lease
 
 STEPS_AT_ONCE_MAX: Final = 100
@@ -44,12 +43,9 @@ _log = logging.getLogger(__name__)
 class PartitionWork:
     """One partition, for the length of one session. ``run`` is never called twice at once."""
 
-    def __init__(
-        self, ports: WorkerPorts, bucket: BucketClaim, leases: WorkerLeases, topic: Topic, index: int, spread_s: float
-    ) -> None:
+    def __init__(self, ports: WorkerPorts, leases: WorkerLeases, topic: Topic, index: int, spread_s: float) -> None:
         """Maintenance first runs at a random time within ``spread_s``, or within its interval if that is longer."""
         self._ports = ports
-        self._bucket = bucket
         self._leases = leases
         self._topic_name = topic.name
         self._topic_id = topic.topic_id
@@ -100,7 +96,7 @@ class PartitionWork:
             guards = await self._hold(state)
             if guards is None:
                 return None
-            await self._bucket.ensure()
+            await self._ports.bucket.ensure()
             await self._ensure_marked(state)
             # Alternate: while ledgers are sealed all the time there is always something to offload.
             maintained = task is not None and (isinstance(step, Idle) or not (maintained or isinstance(step, ResolveFork)))

@@ -31,7 +31,6 @@ from stratalog_tiering.core.schedule import BurstPacer, Schedule
 from stratalog_tiering.maintenance.deletion import abort_stale_uploads, collect_deleted_topic, show_restored_topic
 from stratalog_tiering.metrics import TieringMetrics
 from stratalog_tiering.offload.ports import WorkerPorts
-from stratalog_tiering.worker.bucket_claim import BucketClaim
 from stratalog_tiering.worker.leases import UPLOADS_LEASE, WorkerLeases, deletion_lease, partition_lease
 from stratalog_tiering.worker.partition_work import PartitionWork
 
@@ -49,9 +48,8 @@ _log = logging.getLogger(__name__)
 class WorkerSession:
     """``run`` works until ``expire`` is called; after that no task of the session runs."""
 
-    def __init__(self, ports: WorkerPorts, bucket: BucketClaim) -> None:
+    def __init__(self, ports: WorkerPorts) -> None:
         self._ports = ports
-        self._bucket = bucket
         self._leases = WorkerLeases(ports.metadata, ports.settings.worker_id)
         self._schedule = Schedule()
         self._pacer = BurstPacer(_SEALED_BURST, _SEALED_PER_S, _SEALED_WAIT_MAX_S)
@@ -192,12 +190,12 @@ class WorkerSession:
         work = self._partitions.get(name)
         if work is None:
             work = self._partitions[name] = PartitionWork(
-                self._ports, self._bucket, self._leases, topic, partition[1], len(self._names) / _FIRST_MAINTENANCE_PER_S
+                self._ports, self._leases, topic, partition[1], len(self._names) / _FIRST_MAINTENANCE_PER_S
             )
         return await work.run(topic)
 
     async def _collect_uploads(self) -> float | None:
-        await self._bucket.ensure()
+        await self._ports.bucket.ensure()
         if await self._leases.hold(UPLOADS_LEASE) is not None:
             await abort_stale_uploads(self._ports)
             await self._leases.release(UPLOADS_LEASE)
@@ -210,7 +208,7 @@ class WorkerSession:
         if found is None or guards is None:
             await self._leases.release(name)
             return None
-        await self._bucket.ensure()
+        await self._ports.bucket.ensure()
         again_ms = None
         if isinstance(found.record, DeletedTopic):
             again_ms = await collect_deleted_topic(self._ports, found.record, found.version, guards)

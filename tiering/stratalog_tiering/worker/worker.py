@@ -1,7 +1,7 @@
 """The tiering worker: a role that offloads, verifies, applies retention and collects garbage for its share of the partitions.
 
-It claims the bucket (``bucket_claim.py``), opens a session, registers and works (``session.py``). When the session ends, all
-work stops at once and a new session begins. A worker keeps no state of its own: everything that it must know is in metadata
+It claims the bucket (``offload/ownership.py``), opens a session, registers and works (``session.py``). When the session ends,
+all work stops at once and a new session begins. A worker keeps no state of its own: everything that it must know is in metadata
 and in the bucket, so workers can be added and removed at any time.
 """
 
@@ -21,10 +21,10 @@ from stratalog_metadata.state.commands import Command, Put, SessionAlive
 from stratalog_tiering.cold.manifest_source import ManifestSource
 from stratalog_tiering.config import TieringSettings
 from stratalog_tiering.metrics import TieringCounters, TieringMetrics, tiering_lag
+from stratalog_tiering.offload.ownership import BucketOwnership
 from stratalog_tiering.offload.ports import LedgerSource, Throttle, WorkerPorts
 from stratalog_tiering.offload.topic_descriptors import TopicDescriptors
 from stratalog_tiering.store import ObjectStore
-from stratalog_tiering.worker.bucket_claim import BucketClaim
 from stratalog_tiering.worker.session import WorkerSession
 
 _PAUSE_S: Final = 1.0
@@ -60,6 +60,7 @@ class TieringWorker:
             settings=settings,
             metadata=metadata,
             store=store,
+            bucket=BucketOwnership(store, metadata, clock, settings.grace_ms, check_store),
             source=ManifestSource(store, background=background),
             topics=TopicDescriptors(store),
             ledgers=ledgers,
@@ -71,7 +72,6 @@ class TieringWorker:
             counters=TieringCounters(),
         )
         self._session: WorkerSession | None = None
-        self._bucket = BucketClaim(store, metadata, check_store)
         self._main: asyncio.Task[None] | None = None
 
     def metrics(self) -> Iterator[MetricGroup]:
@@ -88,7 +88,7 @@ class TieringWorker:
         store is not safe to write to, or it refuses the request.
         """
         try:
-            await self._bucket.ensure()
+            await self._ports.bucket.ensure()
         except (Unavailable, StorageFailed) as failure:
             _log.warning("the worker starts before its bucket is claimed: %s: %s", type(failure).__name__, failure)
         self._main = asyncio.ensure_future(self._run())
@@ -109,7 +109,7 @@ class TieringWorker:
             await asyncio.sleep(_PAUSE_S)
 
     async def _serve_session(self) -> None:
-        worker_id, session = self._settings.worker_id, WorkerSession(self._ports, self._bucket)
+        worker_id, session = self._settings.worker_id, WorkerSession(self._ports)
         session_id = await self._metadata.open_session(
             f"tiering/{worker_id}", self._settings.session_lease_ms, session.expire
         )  # fmt: skip

@@ -8,6 +8,7 @@ from uuid import UUID
 
 import msgspec
 import pytest
+from stratalog_tiering.worker.bucket_claim import claim_bucket
 from support.archive_writer import ArchiveWriter
 
 from stratalog_core.errors import Invalid, NotFound
@@ -17,7 +18,6 @@ from stratalog_tiering.format.object_keys import manifest_key, marker_key
 from stratalog_tiering.maintenance.deletion import mark_deleted
 from stratalog_tiering.offload.commit import is_marked
 from stratalog_tiering.offload.topic_descriptors import describe_topic
-from stratalog_tiering.worker.bucket_claim import claim_bucket
 
 Store = Any
 Batches = Callable[..., list[bytes]]

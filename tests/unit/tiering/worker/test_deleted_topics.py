@@ -21,7 +21,7 @@ from stratalog_metadata.records import (
     topic_key,
 )
 from stratalog_tiering.cold.archive import live_topics
-from stratalog_tiering.format.object_keys import deletion_marker_key
+from stratalog_tiering.format.object_keys import deletion_marker_key, owner_key
 from stratalog_tiering.store import ObjectStore
 
 DAY_MS = 86_400_000
@@ -83,7 +83,7 @@ async def test_the_deletion_becomes_final_when_the_window_ends(
     await cluster.until(lambda: not [*view.all(DeletedTopic)])
     assert [*view.all(Log), *view.all(Ledger), *view.all(ManifestPointer)] == []
     assert SystemClock().wall_ms() >= now_ms + 500
-    assert files_in(store_directory) == ["cluster.json"]
+    assert files_in(store_directory) == [Path(owner_key(0)).name]
 
 
 async def test_a_restored_topic_is_seen_again_under_its_new_name_and_goes_on(

@@ -15,7 +15,7 @@ from unit.tiering.conftest import FaultyStore, TestCluster
 from stratalog_core.errors import Invalid, NoSuchObject, Unavailable
 from stratalog_core.ports import Buffer
 from stratalog_core.system import SystemClock
-from stratalog_tiering.format.object_keys import CLUSTER_KEY, PROBE_PREFIX, probe_key
+from stratalog_tiering.format.object_keys import PROBE_PREFIX, owner_key, probe_key
 from stratalog_tiering.store import ObjectInfo, ObjectStore, Upload, UploadedPart
 from stratalog_tiering.worker.store_probe import LEFTOVER_AGE_MS, Need, StoreCheck, StoreReport, probe_store
 
@@ -168,4 +168,4 @@ async def test_a_worker_writes_nothing_to_an_unsafe_store(
     with caplog.at_level(logging.WARNING):
         await cluster.start_worker(check_store=weaker.ensure)
     assert "no conditional completion" in caplog.text
-    assert [info.key async for info in store.list("")] == [CLUSTER_KEY]
+    assert [info.key async for info in store.list("")] == [owner_key(0)]

@@ -29,8 +29,8 @@ from stratalog_metadata.records import (
 from stratalog_metadata.state.commands import Command, Delete, Put
 from stratalog_tiering.cold.archive import Archive
 from stratalog_tiering.cold.reader import ColdReader, ColdReaderSettings
-from stratalog_tiering.format.descriptor import ClusterDescriptor, encode_descriptor
-from stratalog_tiering.format.object_keys import CLUSTER_KEY, deletion_marker_key, segment_key
+from stratalog_tiering.format.descriptor import OwnerDescriptor, encode_descriptor
+from stratalog_tiering.format.object_keys import OWNERS_PREFIX, deletion_marker_key, owner_key, segment_key
 from stratalog_tiering.format.segment import SegmentFooter
 from stratalog_tiering.metrics import TieringCounters, TieringMetrics
 
@@ -280,19 +280,19 @@ async def test_two_workers_share_and_one_takes_over(cluster: Cluster, make_batch
 
 
 async def test_another_clusters_bucket_is_refused(cluster: Cluster) -> None:
-    await cluster.store.put(CLUSTER_KEY, [encode_descriptor(ClusterDescriptor(cluster_id="another"))])
+    await cluster.store.put(owner_key(0), [encode_descriptor(OwnerDescriptor(cluster_id="another", number=0, taken_at_ms=1))])
     with pytest.raises(Invalid, match="belongs to cluster another"):
         await cluster.start_worker()
 
 
 async def test_a_claim_of_the_bucket_whose_outcome_is_unknown_is_read_back(cluster: Cluster, make_batches: Batches) -> None:
     lost: list[BaseException] = [OutcomeUnknown("the answer was lost")]
-    cluster.store.after = lambda name, key: lost.pop() if lost and key == CLUSTER_KEY else None
+    cluster.store.after = lambda name, key: lost.pop() if lost and key == owner_key(0) else None
     await cluster.start_worker()
     await cluster.add_ledger(make_batches(0, [3]), 0)
     await cluster.until(lambda: cluster.pointer() is not None)
     assert not lost
-    assert cluster.store.calls.count(("put", CLUSTER_KEY)) == 1
+    assert cluster.store.calls.count(("put", owner_key(0))) == 1
 
 
 async def test_large_segments_are_uploaded_in_parts(cluster: Cluster) -> None:
@@ -405,7 +405,7 @@ async def test_objects_of_a_deleted_topic_are_deleted_after_the_grace_period(
     gone = [topic_key(topic.name), *(log_key(topic.topic_id, n) for n in range(2)), manifest_pointer_key(topic.topic_id, 0)]
     await cluster.metadata.propose(Command(updates=(*(Delete(key=key) for key in gone), Put(record=deleted))))
     await cluster.until(lambda: cluster.metadata.view.get(deleted.key()) is None)
-    assert files_in(store_directory) == ["cluster.json"]
+    assert files_in(store_directory) == [Path(owner_key(0)).name]
 
 
 async def test_a_broker_whose_clock_is_behind_does_not_shorten_the_grace_period_of_a_deleted_topic(
@@ -477,20 +477,20 @@ async def test_a_worker_that_starts_without_the_store_removes_only_expired_ledge
     cluster.store.before = lambda name, key: None
     await cluster.until(lambda: (p := cluster.pointer()) is not None and p.end_offset == 15 and cluster.last_error() == "")
     assert (cluster.pointer().start_offset, cluster.log().log_start_offset) == (6, 6)
-    assert await cluster.store.get(CLUSTER_KEY), "the bucket was claimed before anything was written to it"
+    assert await cluster.store.get(owner_key(0)), "the bucket was claimed before anything was written to it"
 
 
 async def test_a_worker_that_started_without_the_store_leaves_another_clusters_bucket_alone(
     cluster: Cluster, make_batches: Batches
 ) -> None:
-    cluster.store.before = lambda name, key: Unavailable("the store is away") if key == CLUSTER_KEY else None
+    cluster.store.before = lambda name, key: Unavailable("the store is away") if key.startswith(OWNERS_PREFIX) else None
     await cluster.start_worker()
     await cluster.add_ledger(make_batches(0, [3]), 0)
     await cluster.until(lambda: "the store is away" in cluster.last_error())
     cluster.store.before = lambda name, key: None
-    await cluster.store.put(CLUSTER_KEY, [encode_descriptor(ClusterDescriptor(cluster_id="another"))])
+    await cluster.store.put(owner_key(0), [encode_descriptor(OwnerDescriptor(cluster_id="another", number=0, taken_at_ms=1))])
     await cluster.until(lambda: "belongs to cluster another" in cluster.last_error())
-    assert [info.key async for info in cluster.store.list("")] == [CLUSTER_KEY]
+    assert [info.key async for info in cluster.store.list("")] == [owner_key(0)]
     assert len(cluster.log().ledgers) == 1
 
 

@@ -1,0 +1,184 @@
+"""``stratalog restore``: brings a cluster's topics back from its bucket after everything else is lost."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import click
+
+from stratalog.deletion import confirm, yes_option
+from stratalog.local.state import load_state, state_path
+from stratalog.output import human_bytes, json_option, print_json, print_rows, progress_bar
+from stratalog.tier.session import metadata_session, store_session
+from stratalog_core.errors import Conflict, Invalid, Unavailable
+from stratalog_core.system import SystemClock
+from stratalog_metadata.client.api import MetadataClient
+from stratalog_tiering.cold.archive import read_owner
+from stratalog_tiering.core.restoring import TopicHistory
+from stratalog_tiering.maintenance.restoring import (
+    is_known,
+    read_history,
+    restore_history,
+    skip_producer_ids,
+    wanted_topics,
+)
+from stratalog_tiering.offload.ownership import cluster_id_in, take_over
+from stratalog_tiering.store import ObjectStore
+
+_COLUMNS: Final = ("topic", "partition", "start_offset", "end_offset", "records", "bytes", "state")
+_FOUND_S: Final = 30.0
+_RETRY_S: Final = 0.1
+
+
+@click.command("restore")
+@click.option("--store", "url", envvar="STRATALOG_STORE", required=True, help="The bucket: a directory or s3:// URL.")
+@click.option(
+    "--data",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Restore into this directory, for `stratalog up --data DIR --store URL`.",
+)
+@click.option(
+    "--metadata", help="Restore into the cluster of these metadata nodes (HOST:PORT,…), before its brokers and workers start."
+)
+@click.option("--topic", "topics", multiple=True, help="Only this topic, by name or id; repeatable (default: all).")
+@click.option("--as", "new_name", help="Another name for the topic. Needs exactly one --topic.")
+@click.option(
+    "--replication-factor",
+    "factor",
+    type=click.IntRange(min=1),
+    help="Copies of new records (default: with --data 1, because `up` has one bookie; else as each topic had).",
+)
+@click.option("--dry-run", is_flag=True, help="Show what the bucket holds; change nothing.")
+@yes_option
+@json_option
+def restore(
+    url: str,
+    data: Path | None,
+    metadata: str | None,
+    topics: tuple[str, ...],
+    new_name: str | None,
+    factor: int | None,
+    dry_run: bool,
+    yes: bool,
+    as_json: bool,
+) -> None:
+    """Restore topics from their bucket into an empty directory, or into a cluster.
+
+    Topics return with their configs and with all records that were offloaded. Records that were only on bookies, and the
+    positions of consumer groups, are not in the bucket.
+
+    The cluster takes the bucket over: workers of the cluster that had it stop before their next commit or deletion. Nothing is
+    deleted from the bucket for one grace period. Run it again if it fails: no topic is restored twice.
+    """
+    if new_name is not None and len(topics) != 1:
+        raise Invalid("--as needs exactly one --topic")
+    if not dry_run and (data is None) == (metadata is None):
+        raise Invalid("name where to restore to: either --data DIR or --metadata HOST:PORT,…")
+    if data is not None and not dry_run:
+        _refuse_processes(data.absolute())
+        factor = factor or 1
+    rows = asyncio.run(
+        _restore(
+            url, data.absolute() if data is not None else None, metadata, topics, new_name, factor, dry_run=dry_run, yes=yes
+        )
+    )
+    if as_json:
+        print_json({"partitions": rows})
+        return
+    print_rows(rows, _COLUMNS)
+    records, size = sum(row["records"] for row in rows), human_bytes(sum(row["bytes"] for row in rows))
+    click.echo(f"{records} records ({size}) {'can be restored' if dry_run else 'are back'}; records at or above end offset were"
+               " not offloaded", err=True)  # fmt: skip
+
+
+def _refuse_processes(data: Path) -> None:
+    if state_path(data).exists() and any(process.role != "all" for process in load_state(data).processes):
+        raise Conflict(f"{data} holds a cluster of processes: start its metadata nodes and name them with --metadata")
+
+
+async def _restore(
+    url: str,
+    data: Path | None,
+    metadata: str | None,
+    topics: tuple[str, ...],
+    new_name: str | None,
+    factor: int | None,
+    *,
+    dry_run: bool,
+    yes: bool,
+) -> list[dict[str, Any]]:
+    async with store_session(url) as store:
+        wanted = await wanted_topics(store, topics)
+        with progress_bar() as progress:
+            task = progress.add_task("reading manifests", total=sum(topic.partition_count for topic in wanted))
+            histories = await read_history(store, wanted, lambda: progress.advance(task))
+        if dry_run:
+            return [row for history in histories for row in _rows(history, new_name, "in the bucket")]
+        async with _quorum(data, metadata, url) as client:
+            cluster_id = await _cluster_id(client)
+            for history in histories:
+                is_known(client.view, history, new_name or history.descriptor.name)
+            await _confirm_takeover(store, cluster_id, yes=yes)
+            owner = await take_over(store, cluster_id, SystemClock().wall_ms())
+            await skip_producer_ids(client, owner.number)
+            rows = []
+            for history in histories:
+                done = await restore_history(client, history, new_name or history.descriptor.name, factor, owner.number)
+                rows += _rows(history, new_name, "restored" if done else "known already")
+            return rows
+
+
+async def _confirm_takeover(store: ObjectStore, cluster_id: str, *, yes: bool) -> None:
+    owner = await read_owner(store)
+    if owner is not None and owner.cluster_id != cluster_id:
+        confirm(f"Take {store.url} over from cluster {owner.cluster_id}? If it still runs, it can no longer offload.", yes=yes)
+
+
+@asynccontextmanager
+async def _quorum(data: Path | None, metadata: str | None, url: str) -> AsyncIterator[MetadataClient]:
+    """A client of the metadata nodes, or of one that runs in this process on ``data`` until the context ends."""
+    if data is None:
+        addresses = [address.strip() for address in (metadata or "").split(",") if address.strip()]
+        async with metadata_session(addresses) as client:
+            yield client
+        return
+    from stratalog.roles import embedded
+    from stratalog.roles import metadata as metadata_role
+    from stratalog.roles.runtime import Configuration, Node
+
+    overrides = embedded.embedded_overrides(data, kafka="127.0.0.1:0", store=url)
+    async with AsyncExitStack() as stack:
+        node = Node(Configuration(file=None, overrides=overrides), stack)
+        await node.files(data)
+        address = await metadata_role.start(node)
+        async with metadata_session([address]) as client:
+            yield client
+
+
+async def _cluster_id(client: MetadataClient) -> str:
+    """The cluster's id, which a new quorum writes when it has a leader. Raises ``Unavailable``."""
+    for _ in range(int(_FOUND_S / _RETRY_S)):
+        try:
+            return cluster_id_in(client)
+        except Unavailable:
+            await asyncio.sleep(_RETRY_S)
+    return cluster_id_in(client)
+
+
+def _rows(history: TopicHistory, new_name: str | None, state: str) -> list[dict[str, Any]]:
+    return [
+        {
+            "topic": new_name or history.descriptor.name,
+            "partition": found.index,
+            "start_offset": found.pointer.start_offset if found.pointer is not None else 0,
+            "end_offset": found.pointer.end_offset if found.pointer is not None else 0,
+            "records": found.record_count,
+            "bytes": found.pointer.cold_bytes if found.pointer is not None else 0,
+            "state": state,
+        }
+        for found in history.partitions
+    ]

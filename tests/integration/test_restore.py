@@ -1,0 +1,118 @@
+"""Disaster drill: everything but the bucket is lost; ``stratalog restore`` brings the topics back, and clients go on."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from stratalog.exit_codes import ExitCode
+from stratalog.local.state import load_state
+
+pytestmark = pytest.mark.integration
+PARTITIONS = 2
+
+
+@contextmanager
+def up(data: Path, store: Path) -> Iterator[str]:
+    """``stratalog up`` on ``data``; its Kafka address."""
+    command = [sys.executable, "-m", "stratalog", "up", "--data", str(data), "--store", str(store), "--kafka", "127.0.0.1:0"]
+    with (
+        (data.parent / f"{data.name}.log").open("a") as log,
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True) as node,
+    ):
+        try:
+            assert node.stdout is not None
+            assert "serves Kafka clients at" in node.stdout.readline(), (data.parent / f"{data.name}.log").read_text()
+            yield load_state(data).bootstrap
+        finally:
+            node.kill()
+
+
+def stratalog(*words: str, expect: int = 0) -> subprocess.CompletedProcess[str]:
+    done = subprocess.run(
+        [sys.executable, "-m", "stratalog", *words],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        stdin=subprocess.DEVNULL,
+    )
+    assert done.returncode == expect, done.stderr
+    return done
+
+
+def produce(bootstrap: str, first: int, count: int) -> None:
+    producer = Producer({"bootstrap.servers": bootstrap, "enable.idempotence": True})
+    failed: list[Any] = []
+    for number in range(first, first + count):
+        producer.produce(
+            "orders", str(number).encode(), partition=number % PARTITIONS,
+            on_delivery=lambda error, message: failed.append(error) if error else None,
+        )  # fmt: skip
+    assert producer.flush(60) == 0
+    assert failed == []
+
+
+def consume(bootstrap: str, count: int) -> list[tuple[int, int, int]]:
+    """The first ``count`` records: partition, offset, number."""
+    consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": "drill", "auto.offset.reset": "earliest"})
+    consumer.assign([TopicPartition("orders", partition, 0) for partition in range(PARTITIONS)])
+    rows: list[tuple[int, int, int]] = []
+    try:
+        while len(rows) < count:
+            for message in consumer.consume(count - len(rows), timeout=30):
+                assert message.error() is None
+                partition, offset, value = message.partition(), message.offset(), message.value()
+                assert partition is not None
+                assert offset is not None
+                rows.append((partition, offset, int(value or b"-1")))
+    finally:
+        consumer.close()
+    return sorted(rows)
+
+
+def test_the_bucket_alone_brings_a_cluster_back(tmp_path: Path) -> None:
+    data, new, store = tmp_path / "data", tmp_path / "new", tmp_path / "bucket"
+    with up(data, store) as bootstrap:
+        admin = AdminClient({"bootstrap.servers": bootstrap})
+        (made,) = admin.create_topics([NewTopic("orders", PARTITIONS, 1, config={"segment.ms": "3600000"})]).values()
+        made.result(30)
+        produce(bootstrap, 0, 1000)
+        stratalog("tier", "offload", "orders", "--wait", "--data", str(data))
+        offloaded = consume(bootstrap, 1000)
+        produce(bootstrap, 1000, 10)
+    shutil.move(data, tmp_path / "lost")
+
+    found = json.loads(stratalog("restore", "--store", str(store), "--dry-run", "--json").stdout)["partitions"]
+    assert [(row["topic"], row["end_offset"], row["records"]) for row in found] == [("orders", 500, 500)] * PARTITIONS
+    into_new = ("restore", "--store", str(store), "--data", str(new), "--json")
+    assert "Take file://" in stratalog(*into_new, expect=ExitCode.INTERRUPTED).stderr
+    rows = json.loads(stratalog(*into_new, "--yes").stdout)["partitions"]
+    assert [row["state"] for row in rows] == ["restored"] * PARTITIONS
+
+    with up(new, store) as bootstrap:
+        assert consume(bootstrap, 1000) == offloaded
+        configs = json.loads(stratalog("topic", "config", "orders", "--data", str(new), "--json").stdout)["configs"]
+        assert {row["name"]: row["value"] for row in configs}["segment.ms"] == "3600000"
+        produce(bootstrap, 2000, 10)
+        stratalog("tier", "offload", "orders", "--wait", "--delete-hot", "--data", str(new))
+        again = consume(bootstrap, 1010)
+        assert [row for row in again if row[2] < 2000] == offloaded
+        assert {offset for _, offset, number in again if number >= 2000} == set(range(500, 505))
+        stratalog("tier", "verify", "orders", "--data", str(new))
+
+    lost = tmp_path / "lost"
+    command = [sys.executable, "-m", "stratalog", "up", "--data", str(lost), "--store", str(store), "--kafka", "127.0.0.1:0"]
+    refused = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert refused.returncode != 0
+    assert "belongs to cluster" in refused.stderr
