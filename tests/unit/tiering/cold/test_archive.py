@@ -8,7 +8,6 @@ from uuid import UUID
 
 import msgspec
 import pytest
-from stratalog_tiering.worker.bucket_claim import claim_bucket
 from support.archive_writer import ArchiveWriter
 
 from stratalog_core.errors import Invalid, NotFound
@@ -17,6 +16,7 @@ from stratalog_tiering.cold.archive import Archive
 from stratalog_tiering.format.object_keys import manifest_key, marker_key
 from stratalog_tiering.maintenance.deletion import mark_deleted
 from stratalog_tiering.offload.commit import is_marked
+from stratalog_tiering.offload.ownership import claim_bucket
 from stratalog_tiering.offload.topic_descriptors import describe_topic
 
 Store = Any
@@ -83,7 +83,7 @@ async def test_topics_of_the_same_name_are_distinguished_by_id(writer: ArchiveWr
 
 
 async def test_a_bucket_belongs_to_one_cluster(store: Store) -> None:
-    await claim_bucket(store, "one")
-    await claim_bucket(store, "one")
+    await claim_bucket(store, "one", 1)
+    await claim_bucket(store, "one", 1)
     with pytest.raises(Invalid, match="belongs to cluster one"):
-        await claim_bucket(store, "two")
+        await claim_bucket(store, "two", 1)
