@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 from uuid import UUID
 
 from stratalog_core.bounded_map import bounded_map
-from stratalog_core.errors import Invalid, NotFound
+from stratalog_core.errors import Invalid, NoSuchObject, NotFound
 from stratalog_metadata.records import ManifestPointer
 from stratalog_tiering.cold.manifest_source import ManifestSource
 from stratalog_tiering.format.descriptor import CommitMarker, OwnerDescriptor, TopicDescriptor, decode_descriptor
@@ -24,6 +24,7 @@ from stratalog_tiering.format.object_keys import (
     is_marker,
     manifests_prefix,
     marker_key,
+    owner_key,
     parse_topic_key,
     topic_key,
     topic_prefix,
@@ -65,9 +66,20 @@ async def live_topics(store: ObjectStore) -> list[TopicDescriptor]:
 
 
 async def read_owner(store: ObjectStore) -> OwnerDescriptor | None:
-    """The bucket's present owner; None before the first claim. Raises ``Corrupt``, ``Unavailable``."""
-    keys = [info.key async for info in store.list(OWNERS_PREFIX)]
-    return decode_descriptor(await store.get(keys[-1]), OwnerDescriptor, keys[-1]) if keys else None
+    """The bucket's present owner; None before the first claim. Raises ``Corrupt``, ``Unavailable``.
+
+    A listing may lag behind the last write, so the owners after the last one listed are looked up by their keys.
+    """
+    listed = [info.key async for info in store.list(OWNERS_PREFIX)]
+    number = max(0, len(listed) - 1)
+    owner: OwnerDescriptor | None = None
+    while True:
+        key = owner_key(number)
+        try:
+            owner = decode_descriptor(await store.get(key), OwnerDescriptor, key)
+        except NoSuchObject:
+            return owner
+        number += 1
 
 
 async def newest_descriptor_key(store: ObjectStore, topic_id: UUID) -> str | None:
