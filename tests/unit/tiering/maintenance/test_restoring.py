@@ -18,6 +18,7 @@ from stratalog_core.errors import Conflict, NotFound
 from stratalog_core.rpc.tcp import TcpTransport
 from stratalog_core.system import SystemClock
 from stratalog_metadata.records import (
+    CLUSTER_KEY,
     PRODUCER_IDS,
     Counter,
     Log,
@@ -53,6 +54,7 @@ async def new_cluster(old: Cluster, directory: Path) -> AsyncIterator[Cluster]:
     transport = TcpTransport()
     async with embedded_quorum(directory, transport) as quorum:
         made = type(old)(quorum.client, old.store, old.topic, old.background)
+        await made.until(lambda: quorum.client.view.get(CLUSTER_KEY) is not None)
         yield made
         await made.close()
     await transport.close()
