@@ -22,15 +22,13 @@ from stratalog_broker.coordination.positions_file import PositionsFile
 from stratalog_broker.handlers import READ_ONLY_HANDLERS
 from stratalog_broker.network.server import BrokerServer
 from stratalog_broker.partitions.internal_topics import CONSUMER_OFFSETS, INTERNAL_TOPICS
-from stratalog_core.errors import NoSuchObject, StratalogError
+from stratalog_core.errors import StratalogError
 from stratalog_core.search_pool import SearchPool
 from stratalog_core.system import return_free_memory
 from stratalog_metadata.client.memory_metadata import MemoryMetadata
 from stratalog_metadata.records import Cluster, Partition, Topic
 from stratalog_metadata.state.commands import Command, Put
-from stratalog_tiering.cold.archive import Archive
-from stratalog_tiering.format.descriptor import ClusterDescriptor, decode_descriptor
-from stratalog_tiering.format.object_keys import CLUSTER_KEY as CLUSTER_OBJECT
+from stratalog_tiering.cold.archive import Archive, read_owner
 from stratalog_tiering.store import ObjectStore
 
 BROKER_ID: Final = 1
@@ -100,11 +98,8 @@ async def start(node: Node, *, positions: Path, follow_s: float, with_deleted: b
 
 async def _put_own_records(metadata: MemoryMetadata, store: ObjectStore) -> None:
     """Put the cluster's id and the internal topic of the groups, of which the positions file is the only partition."""
-    try:
-        content = await store.get(CLUSTER_OBJECT)
-        cluster_id = decode_descriptor(content, ClusterDescriptor, CLUSTER_OBJECT).cluster_id
-    except NoSuchObject:
-        cluster_id = _NO_CLUSTER
+    owner = await read_owner(store)
+    cluster_id = owner.cluster_id if owner is not None else _NO_CLUSTER
     topic = Topic(name=CONSUMER_OFFSETS, topic_id=UUID(int=1), partition_count=1, replication_factor=1, internal=True)
     records = (Cluster(cluster_id=cluster_id), topic, Partition(topic_id=topic.topic_id, index=0, owner=BROKER_ID))
     await metadata.propose(Command(updates=tuple(Put(record=record) for record in records)))

@@ -172,7 +172,7 @@ def workers_start_only_with_the_store() -> None:
     async def wait_and_start(self: TieringWorker) -> None:
         while True:
             try:
-                await self._bucket.ensure()
+                await self._ports.bucket.ensure()
                 break
             except Unavailable:
                 await asyncio.sleep(1.0)
