@@ -75,7 +75,7 @@ async def scrub_bucket(url: str, part: Part, *, bytes_per_s: int | None, min_age
                     cluster_ids |= {report.progress.cluster_id} - {""}
                     bar.advance(task)
             if not part.topics:
-                found = [*inventory.findings, *await scrub.cluster(frozenset(cluster_ids))]
+                found = [*inventory.findings, *await scrub.owners(frozenset(cluster_ids))]
                 result.findings.extend(_row(each) for each in found)
                 result.findings.extend([_row(each) async for each in scrub.strangers(inventory)])
             return result

@@ -22,8 +22,8 @@ from stratalog_tiering.core.damage import (
     MISSING,
     Damage,
     Finding,
-    judge_cluster,
     judge_marker,
+    judge_owners,
     judge_topic,
     lost_manifests,
     newest_marker,
@@ -33,8 +33,8 @@ from stratalog_tiering.core.damage import (
 from stratalog_tiering.core.garbage import live_keys, orphans
 from stratalog_tiering.format.manifest import check_writer
 from stratalog_tiering.format.object_keys import (
-    CLUSTER_KEY,
     DATA_PREFIXES,
+    OWNERS_PREFIX,
     TOPICS_PREFIX,
     deletion_marker_key,
     manifests_prefix,
@@ -130,13 +130,10 @@ class BucketScrub:
             findings.append(Finding(kind=Damage.DESCRIPTOR_MISSING, key=topic_prefix(topic_id), problem=problem))
         return found, findings
 
-    async def cluster(self, cluster_ids: frozenset[str]) -> list[Finding]:
-        """Check the bucket's claim against the clusters that its manifests name. Raises ``Unavailable``."""
-        try:
-            content = await self._store.get(CLUSTER_KEY)
-        except NoSuchObject:
-            return judge_cluster(None, cluster_ids)
-        return judge_cluster(content, cluster_ids)
+    async def owners(self, cluster_ids: frozenset[str]) -> list[Finding]:
+        """Check the bucket's owners against the clusters that its manifests name. Raises ``Unavailable``."""
+        keys = [info.key async for info in self._store.list(OWNERS_PREFIX)]
+        return judge_owners({key: await self._store.get(key) for key in keys}, cluster_ids)
 
     async def strangers(self, inventory: Inventory) -> AsyncIterator[Finding]:
         """Yield the objects of no partition of any topic. Raises ``Unavailable``."""

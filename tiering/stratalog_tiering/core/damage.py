@@ -5,7 +5,7 @@ Bytes and references in, findings out; ``cold/verifier.py`` reads a partition, `
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
@@ -13,7 +13,7 @@ from typing import Final
 from stratalog_core.errors import Corrupt, Invalid
 from stratalog_core.ports import Buffer
 from stratalog_tiering.core.forks import manifest_keys
-from stratalog_tiering.format.descriptor import ClusterDescriptor, CommitMarker, TopicDescriptor, decode_descriptor
+from stratalog_tiering.format.descriptor import CommitMarker, OwnerDescriptor, TopicDescriptor, decode_descriptor
 from stratalog_tiering.format.lookup import live_segments
 from stratalog_tiering.format.manifest import (
     Manifest,
@@ -26,10 +26,10 @@ from stratalog_tiering.format.manifest import (
     parse_page,
 )
 from stratalog_tiering.format.object_keys import (
-    CLUSTER_KEY,
     marked_manifest,
     marker_key,
     newest_committed,
+    owner_key,
     parse_manifest_key,
     parse_topic_key,
 )
@@ -276,18 +276,23 @@ def judge_topic(content: Buffer, key: str) -> tuple[TopicDescriptor | None, list
     return topic, []
 
 
-def judge_cluster(content: Buffer | None, cluster_ids: frozenset[str]) -> list[Finding]:
-    """Findings about the bucket's claim, None if it is missing; ``cluster_ids`` are those in the bucket's manifests."""
-    if content is None:
-        problem = f"{CLUSTER_KEY} is missing; the history is of cluster {', '.join(sorted(cluster_ids))}"
-        return [Finding(kind=Damage.DESCRIPTOR_MISSING, key=CLUSTER_KEY, problem=problem)] if cluster_ids else []
-    try:
-        cluster_id = decode_descriptor(content, ClusterDescriptor, CLUSTER_KEY).cluster_id
-    except Invalid as unknown:
-        return [Finding(kind=Damage.UNKNOWN_FORMAT, key=CLUSTER_KEY, problem=unknown.message)]
-    except Corrupt as bad:
-        return [Finding(kind=Damage.DESCRIPTOR_ALTERED, key=CLUSTER_KEY, problem=bad.message)]
-    if cluster_ids <= {cluster_id}:
-        return []
-    problem = f"it names cluster {cluster_id}; the history is of cluster {', '.join(sorted(cluster_ids))}"
-    return [Finding(kind=Damage.DESCRIPTOR_ALTERED, key=CLUSTER_KEY, problem=problem)]
+def judge_owners(contents: Mapping[str, Buffer], cluster_ids: frozenset[str]) -> list[Finding]:
+    """Findings about the bucket's owners, given by key; ``cluster_ids`` are those in the bucket's manifests."""
+    findings, owners = [], set()
+    for key, content in contents.items():
+        try:
+            owners.add(decode_descriptor(content, OwnerDescriptor, key).cluster_id)
+        except Invalid as unknown:
+            findings.append(Finding(kind=Damage.UNKNOWN_FORMAT, key=key, problem=unknown.message))
+        except Corrupt as bad:
+            findings.append(Finding(kind=Damage.DESCRIPTOR_ALTERED, key=key, problem=bad.message))
+    missing = [key for number in range(len(contents)) if (key := owner_key(number)) not in contents]
+    if cluster_ids and not contents:
+        missing = [owner_key(0)]
+    problem = "an owner of the bucket is missing"
+    findings += [Finding(kind=Damage.DESCRIPTOR_MISSING, key=key, problem=problem) for key in missing]
+    if not findings and not cluster_ids <= owners:
+        strangers = ", ".join(sorted(cluster_ids - owners))
+        problem = f"the history is also of cluster {strangers}, which never owned the bucket"
+        findings.append(Finding(kind=Damage.DESCRIPTOR_ALTERED, key=owner_key(len(contents) - 1), problem=problem))
+    return findings

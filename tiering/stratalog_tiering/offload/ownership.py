@@ -30,7 +30,7 @@ def cluster_id_in(metadata: MetadataClient) -> str:
 
 
 def deletes_from_ms(owner: OwnerDescriptor, grace_ms: int) -> int:
-    """Wall time from which the owner may delete: one grace period after it took the bucket over, at once for the first owner."""
+    """Wall time from which the owner may delete: a grace period after a takeover, at once for the first owner."""
     return owner.taken_at_ms + grace_ms if owner.number else 0
 
 

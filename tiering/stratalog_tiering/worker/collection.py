@@ -67,21 +67,15 @@ async def find_all(ports: CollectorPorts, topics: Sequence[Topic], grace_ms: int
     return [each for each in found if each.due or each.waiting or each.refused]
 
 
-async def delete_due(ports: CollectorPorts, found: Sequence[Found]) -> None:
-    """Delete all that is due, in order: the rest leads to what goes later.
-
-    Raises ``Unavailable``, and ``Invalid`` if the bucket was taken over meanwhile.
-    """
-    await check_claim(ports.store, cluster_id_in(ports.metadata))
+async def delete_due(store: ObjectStore, found: Sequence[Found]) -> None:
+    """Delete all that is due, in order: the rest leads to what goes later. Raises ``Unavailable``."""
     for each in found:
         keys = [garbage.key for garbage in each.due]
         for first in range(0, len(keys), DELETES_AT_ONCE):
-            await ports.store.delete(keys[first : first + DELETES_AT_ONCE])
+            await store.delete(keys[first : first + DELETES_AT_ONCE])
 
 
-async def _of_partition(
-    ports: CollectorPorts, topic: Topic, index: int, grace_ms: int, from_ms: int, now_ms: int
-) -> Found:
+async def _of_partition(ports: CollectorPorts, topic: Topic, index: int, grace_ms: int, from_ms: int, now_ms: int) -> Found:
     state = partition_snapshot(ports.metadata.view, topic, index)
     if state is None:
         return Found(

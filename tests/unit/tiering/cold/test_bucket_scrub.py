@@ -23,7 +23,7 @@ from stratalog_core.system import SystemClock, ThreadBackground
 from stratalog_metadata.records import Topic
 from stratalog_tiering.cold.bucket_scrub import BucketScrub
 from stratalog_tiering.core.damage import MISSING, REMEDIES, Damage, Finding
-from stratalog_tiering.format.descriptor import ClusterDescriptor, CommitMarker, encode_descriptor
+from stratalog_tiering.format.descriptor import CommitMarker, OwnerDescriptor, encode_descriptor
 from stratalog_tiering.format.manifest import (
     MANIFEST_MAGIC,
     PAGE_MAGIC,
@@ -34,7 +34,7 @@ from stratalog_tiering.format.manifest import (
 )
 from stratalog_tiering.format.manifest_limits import ManifestLimits
 from stratalog_tiering.format.object_frame import frame, object_sha256
-from stratalog_tiering.format.object_keys import segments_prefix, topic_prefix
+from stratalog_tiering.format.object_keys import owner_key, segments_prefix, topic_prefix
 from stratalog_tiering.store import open_store
 
 Store = Any
@@ -229,7 +229,7 @@ async def scrub(store: Store, background: ThreadBackground) -> list[Finding]:
             report = await made.partition(topic, index)
             findings += report.findings
             cluster_ids |= {report.progress.cluster_id} - {""}
-    findings += await made.cluster(frozenset(cluster_ids))
+    findings += await made.owners(frozenset(cluster_ids))
     return [*findings, *[found async for found in made.strangers(inventory)]]
 
 
@@ -271,14 +271,14 @@ PLANTED = [
     Planted(Damage.DESCRIPTOR_MISSING, History.lost_topic),
     Planted(Damage.DESCRIPTOR_ALTERED, lambda each: each.flip(each.path("topics/*/*.json"), 0)),
     Planted(Damage.DESCRIPTOR_ALTERED, History.other_topic),
-    Planted(Damage.DESCRIPTOR_ALTERED, lambda each: each.plant("cluster.json", b"{")),
+    Planted(Damage.DESCRIPTOR_ALTERED, lambda each: each.plant(owner_key(0), b"{")),
     Planted(Damage.ORPHAN, lambda each: each.plant(segments_prefix(each.topic.topic_id, 0) + "unknown.segment", b"x")),
     Planted(Damage.ORPHAN, lambda each: each.plant(STRANGER, b"x")),
 ]  # fmt: skip
 
 
 async def test_a_sound_bucket_has_no_findings(history: History, store: Store, background: ThreadBackground) -> None:
-    history.plant("cluster.json", encode_descriptor(ClusterDescriptor(cluster_id="c")))
+    history.plant(owner_key(0), encode_descriptor(OwnerDescriptor(cluster_id="c", number=0, taken_at_ms=1)))
     assert len(history.manifest.pages) > 1
     assert history.manifest.tree.pages
     assert await scrub(store, background) == []

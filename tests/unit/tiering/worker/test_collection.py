@@ -22,8 +22,8 @@ from stratalog_metadata.state.commands import Command, Delete, Put
 from stratalog_tiering.cold.manifest_source import ManifestSource
 from stratalog_tiering.core.garbage import RESTORABLE_TOPIC
 from stratalog_tiering.core.partition import partition_snapshot
-from stratalog_tiering.format.descriptor import ClusterDescriptor, encode_descriptor
-from stratalog_tiering.format.object_keys import CLUSTER_KEY, deletion_marker_key, segment_key
+from stratalog_tiering.format.descriptor import OwnerDescriptor, encode_descriptor
+from stratalog_tiering.format.object_keys import deletion_marker_key, owner_key, segment_key
 from stratalog_tiering.maintenance.deletion import mark_deleted
 from stratalog_tiering.maintenance.orphans import find_garbage
 from stratalog_tiering.offload.commit import is_marked
@@ -120,14 +120,14 @@ async def test_a_deleted_topic_waits_for_the_end_of_all_its_periods(cluster: Clu
     await mark_deleted(cluster.store, deleted, now_ms)
     assert due_keys(await found(cluster)) == []
     await delete_due(cluster.store, await found(cluster, 2 * HOUR_MS))
-    assert await objects(cluster.store) == {CLUSTER_KEY, deletion_marker_key(cluster.topic.topic_id)}
+    assert await objects(cluster.store) == {owner_key(0), deletion_marker_key(cluster.topic.topic_id)}
 
 
 @only_in_a_directory
 async def test_nothing_is_judged_in_a_bucket_of_another_cluster(cluster: Cluster, store: ObjectStore) -> None:
     with pytest.raises(Invalid, match="belongs to no cluster"):
         await found(cluster)
-    await store.put(CLUSTER_KEY, [encode_descriptor(ClusterDescriptor(cluster_id="another"))])
+    await store.put(owner_key(0), [encode_descriptor(OwnerDescriptor(cluster_id="another", number=0, taken_at_ms=1))])
     with pytest.raises(Invalid, match="belongs to cluster another"):
         await found(cluster)
 
