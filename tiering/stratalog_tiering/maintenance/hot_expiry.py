@@ -2,7 +2,7 @@
 
 Then nothing becomes cold, and the bookies would fill up without bound. A sealed ledger is removed only if every record in it,
 and every older one, is past the topic's own retention (``core/retention.py``); nothing younger is removed. The log's start
-moves to the end of the removed ledgers in the same command. See ADR 90 and ADR 123.
+moves to the end of the removed ledgers in the same command. See ADR 90 and ADR 122.
 """
 
 from __future__ import annotations
