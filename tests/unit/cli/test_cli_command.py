@@ -94,7 +94,7 @@ def test_output_and_exit_code_come_through_beside_native_threads(words: tuple[st
     assert "Usage" in done.stdout + done.stderr
 
 
-_NOT_FOR_PROGRAMS = {"up", "tiering", "consume"}
+_NOT_FOR_PROGRAMS = {"up", "tiering", "consume", "serve-archive"}
 """Commands that run until they are stopped; ``consume --json`` prints a document for each record."""
 
 

@@ -1,7 +1,7 @@
 """The metadata of topics that are restored from their bucket. Does no I/O.
 
 A restored topic keeps its id, so its objects stay where they are. Its partitions begin without ledgers: the next record has
-the offset at which the committed manifest ends. What was only on bookies is not in the bucket and is lost.
+the offset at which the committed manifest ends. Records that were only on bookies are not in the bucket and are lost.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _MIN_IN_SYNC: Final = "min.insync.replicas"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionHistory:
-    """What the bucket holds of a partition. ``pointer`` is None if nothing was ever offloaded; then the epoch is 0."""
+    """The history of a partition in the bucket. ``pointer`` is None if nothing was ever offloaded; then the epoch is 0."""
 
     index: int
     pointer: ManifestPointer | None = None
@@ -35,7 +35,7 @@ class PartitionHistory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicHistory:
-    """What the bucket holds of a topic; one element of ``partitions`` for each partition, in order."""
+    """The history of a topic in the bucket; one element of ``partitions`` for each partition, in order."""
 
     descriptor: TopicDescriptor
     partitions: tuple[PartitionHistory, ...]

@@ -50,7 +50,7 @@ async def wanted_topics(store: ObjectStore, names: Sequence[str]) -> list[TopicD
 async def read_history(
     store: ObjectStore, topics: Sequence[TopicDescriptor], on_partition: Callable[[], None] = lambda: None
 ) -> list[TopicHistory]:
-    """What the bucket holds of the topics, by their newest commit markers. Raises ``Corrupt``, ``Unavailable``."""
+    """The histories of the topics in the bucket, by their newest commit markers. Raises ``Corrupt``, ``Unavailable``."""
     archive, slots = Archive(store), asyncio.Semaphore(_READS_AT_ONCE)
 
     async def partition(topic: TopicDescriptor, index: int) -> PartitionHistory:
