@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import faulthandler
 import os
 import shutil
 import socket
@@ -39,10 +40,41 @@ hypothesis_settings.load_profile("stratalog")
 _FRESH_SEED = "STRATALOG_FRESH_SEED"
 
 
-def pytest_configure() -> None:
+_STDERR: Final = pytest.StashKey[int]()
+_HANG_S: Final = 120.0
+"""A test process ends this long after the limit of a test that does not end."""
+
+
+def pytest_configure(config: pytest.Config) -> None:
     """Draw the fresh seed of this test run into the environment, which all its worker processes inherit, unless it is given."""
     if not os.environ.get(_FRESH_SEED):
         os.environ[_FRESH_SEED] = str(SystemRandom().randrange(2**31))
+    config.stash[_STDERR] = os.dup(2)  # Not captured yet.
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    _end_if_it_hangs(item)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_teardown(item: pytest.Item) -> None:
+    _end_if_it_hangs(item)
+
+
+def pytest_runtest_logfinish() -> None:
+    faulthandler.cancel_dump_traceback_later()
+
+
+def _end_if_it_hangs(item: pytest.Item) -> None:
+    """End the process, with the stacks of all threads, if its test ignores the limit.
+
+    pytest-timeout raises an exception in the main thread: uvloop logs and drops it, a clean-up may wait after it without limit,
+    and native code does not see it.
+    """
+    marker, config = item.get_closest_marker("timeout"), item.config
+    limit_s = float(marker.args[0] if marker is not None else config.getoption("timeout") or config.getini("timeout"))
+    faulthandler.dump_traceback_later(limit_s + _HANG_S, exit=True, file=config.stash[_STDERR])
 
 
 ALONE: Final = ("chaos", "integration", "valid_requests")

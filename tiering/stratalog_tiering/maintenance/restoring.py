@@ -5,12 +5,13 @@ Only metadata is written, besides the bucket's next owner (``offload/ownership.p
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Final
 
 import msgspec
 
+from stratalog_core.bounded_map import bounded_map
 from stratalog_core.errors import Conflict, Invalid, NotFound
 from stratalog_metadata.client.api import MetadataClient, MetadataView
 from stratalog_metadata.client.guarded_updates import decide_again, propose_guarded
@@ -51,27 +52,23 @@ async def read_history(
     store: ObjectStore, topics: Sequence[TopicDescriptor], on_partition: Callable[[], None] = lambda: None
 ) -> list[TopicHistory]:
     """The histories of the topics in the bucket, by their newest commit markers. Raises ``Corrupt``, ``Unavailable``."""
-    archive, slots = Archive(store), asyncio.Semaphore(_READS_AT_ONCE)
+    archive = Archive(store)
 
     async def partition(topic: TopicDescriptor, index: int) -> PartitionHistory:
-        async with slots:
-            pointer = await archive.pointer(topic, index)
-            if pointer is None:
-                found = PartitionHistory(index=index)
-            else:
-                manifest = await archive.manifest(pointer)
-                epochs = [start.epoch for entry in manifest.segments for start in entry.leader_epochs]
-                found = PartitionHistory(
-                    index=index, pointer=pointer, record_count=manifest.record_count, leader_epoch=max(epochs, default=0)
-                )
-            on_partition()
-            return found
+        pointer = await archive.pointer(topic, index)
+        found = PartitionHistory(index=index)
+        if pointer is not None:
+            records = (await archive.manifest(pointer)).record_count
+            epoch = await archive.newest_epoch(pointer)
+            found = PartitionHistory(index=index, pointer=pointer, record_count=records, leader_epoch=epoch)
+        on_partition()
+        return found
 
-    async def topic_history(topic: TopicDescriptor) -> TopicHistory:
-        partitions = await asyncio.gather(*(partition(topic, index) for index in range(topic.partition_count)))
-        return TopicHistory(descriptor=topic, partitions=tuple(partitions))
-
-    return [await topic_history(topic) for topic in topics]
+    histories = []
+    for topic in topics:
+        partitions = await bounded_map(partial(partition, topic), range(topic.partition_count), _READS_AT_ONCE)
+        histories.append(TopicHistory(descriptor=topic, partitions=tuple(partitions)))
+    return histories
 
 
 async def skip_producer_ids(metadata: MetadataClient, owner_number: int) -> None:
