@@ -89,8 +89,8 @@ def decompression_bytes(codec: int, content: Buffer) -> int:
 
 
 def _zstd_window_bytes(content: Buffer) -> int:
-    try:
-        return int(zstandard.get_frame_parameters(content).window_size)
+    try:  # The decompressor refuses a frame that needs more than is allowed.
+        return min(int(zstandard.get_frame_parameters(content).window_size), DECOMPRESSED_BYTES_MAX)
     except zstandard.ZstdError:
         return 0  # The decompressor reports the error.
 

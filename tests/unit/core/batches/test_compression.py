@@ -13,7 +13,18 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stratalog_core.batches.compression import GZIP, LZ4, NAMES, NONE, SNAPPY, ZSTD, compress, decompress
+from stratalog_core.batches.compression import (
+    DECOMPRESSED_BYTES_MAX,
+    GZIP,
+    LZ4,
+    NAMES,
+    NONE,
+    SNAPPY,
+    ZSTD,
+    compress,
+    decompress,
+    decompression_bytes,
+)
 from stratalog_core.errors import Corrupt, Invalid
 
 CODECS = tuple(NAMES.values())
@@ -55,6 +66,15 @@ def test_damaged_bytes_give_bytes_or_corrupt(codec: int, content: bytes, data: s
     packed[data.draw(st.integers(0, len(packed) - 1))] ^= data.draw(st.integers(1, 255))
     with contextlib.suppress(Corrupt):
         assert isinstance(decompress(codec, packed, 1_000_000), bytes)
+
+
+@pytest.mark.parametrize("claimed_bytes", [DECOMPRESSED_BYTES_MAX + 1, 2**63 + 41])
+def test_a_zstd_window_over_the_limit_is_refused(claimed_bytes: int) -> None:
+    single_segment_of_eight_size_bytes = b"\x28\xb5\x2f\xfd\xe0"
+    frame = single_segment_of_eight_size_bytes + claimed_bytes.to_bytes(8, "little") + b"\x01\x00\x00"
+    assert decompression_bytes(ZSTD, frame) < 2 * DECOMPRESSED_BYTES_MAX
+    with pytest.raises(Corrupt):
+        decompress(ZSTD, frame)
 
 
 @pytest.mark.parametrize("codec", [GZIP, SNAPPY, LZ4])
