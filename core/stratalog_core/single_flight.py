@@ -48,7 +48,8 @@ class SingleFlight(Generic[Key, Value]):
 
     def _begin(self, key: Key, load: Callable[[], Awaitable[Value]], *, keep: bool) -> _Load[Value]:
         running = self._running.get(key)
-        if running is None:
+        # A load that has just ended may still be there: a caller that tries it again and again would never let go of the loop.
+        if running is None or running.task.done():
             running = _Load(asyncio.ensure_future(_awaited(load)))
             self._running[key] = running
             running.task.add_done_callback(lambda task: self._ended(key, task))

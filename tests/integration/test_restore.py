@@ -96,7 +96,7 @@ def test_the_bucket_alone_brings_a_cluster_back(tmp_path: Path) -> None:
     found = json.loads(stratalog("restore", "--store", str(store), "--dry-run", "--json").stdout)["partitions"]
     assert [(row["topic"], row["end_offset"], row["records"]) for row in found] == [("orders", 500, 500)] * PARTITIONS
     into_new = ("restore", "--store", str(store), "--data", str(new), "--json")
-    assert "Take file://" in stratalog(*into_new, expect=ExitCode.INTERRUPTED).stderr
+    assert "Take file://" in stratalog(*into_new, expect=ExitCode.USAGE).stderr
     rows = json.loads(stratalog(*into_new, "--yes").stdout)["partitions"]
     assert [row["state"] for row in rows] == ["restored"] * PARTITIONS
 

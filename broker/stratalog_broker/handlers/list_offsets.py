@@ -75,6 +75,8 @@ def _answer_at_once(
     code = why_not_here(partitions, topic, wanted.partition_index) if log is None else leader_epoch_error(log, wanted)
     if log is None or code is not ErrorCode.none:
         return _row(wanted, code)
+    if log.is_releasing:
+        return _row(wanted, ErrorCode.not_leader_or_follower)
     found = lookup.at_once(log, timestamp_ms)
     return None if found is None else _row(wanted, ErrorCode.none, found)
 

@@ -3,7 +3,8 @@
 When a partition's record names a next owner, the current owner queues new batches, waits until all earlier batches are
 confirmed, then seals the ledger and writes the next owner into the record in one command. The next owner has nothing to
 recover, and no batch has an unknown outcome: queued batches were never written, and their producers are redirected to the new
-leader. Reads are served until the end.
+leader. Reads are served until that command is sent, and wait for its outcome from then on: the next owner may acknowledge
+records before this one hears of it.
 
 Only a limited number of partitions is held at a time, and those that begin together share commands: each partition pauses for
 about the duration of one command, however many are handed over.
@@ -25,9 +26,9 @@ import msgspec
 from stratalog_broker.partitions.batched_semaphore import BatchedSemaphore
 from stratalog_broker.partitions.log import PartitionLog
 from stratalog_broker.partitions.release import Release
-from stratalog_core.errors import StratalogError
+from stratalog_core.errors import OutcomeUnknown, StratalogError
 from stratalog_metadata.client.api import MetadataClient, MetadataView
-from stratalog_metadata.client.guarded_updates import SharedGuardedUpdates
+from stratalog_metadata.client.guarded_updates import RETRY_S, SharedGuardedUpdates
 from stratalog_metadata.records import NO_OWNER, Broker, DrainedBroker, Partition, broker_key, drained_broker_key, partition_key
 from stratalog_metadata.state.changes import Change
 from stratalog_metadata.state.commands import Command, Put, SessionAlive, VersionIs
@@ -63,6 +64,18 @@ class OutgoingHandovers:
         finally:
             log.is_leaving = False
             log.go_on()
+        await self._serve_readers_again(log)
+
+    async def _serve_readers_again(self, log: PartitionLog) -> None:
+        """Wait until the view shows the outcome of the handover; if the partition is still owned here, answer its readers."""
+        while log.is_serving and log.is_releasing:
+            try:
+                await self._metadata.refresh()
+            except StratalogError as failure:
+                _log.debug("the owner of %s is not known: %s", log.topic_partition, failure)
+                await asyncio.sleep(RETRY_S)
+            else:
+                log.keep()
 
     async def close(self) -> None:
         """Stop proposing shared commands and cancel pending proposals."""
@@ -79,9 +92,21 @@ class OutgoingHandovers:
         release = self._release_of(log)
         if release is not None:
             command = Command(updates=release.updates, requirements=release.requirements)
-            identity = log.topic_partition
-            key = partition_key(identity.topic_id, identity.partition)
-            await self._updates.propose(command, key, RELEASE_TIMEOUT_S)
+            log.is_releasing = True
+            await self._release(command, log)
+
+    async def _release(self, command: Command, log: PartitionLog) -> None:
+        """Propose the command until its outcome is known: once it is refused, no late copy of it can take effect."""
+        identity = log.topic_partition
+        key = partition_key(identity.topic_id, identity.partition)
+        while True:
+            try:
+                await self._updates.propose(command, key, RELEASE_TIMEOUT_S)
+            except OutcomeUnknown:
+                if not log.is_serving:
+                    raise
+            else:
+                return
 
     def _order_of(self, log: PartitionLog) -> tuple[Partition, int, Broker] | None:
         """Return the current record, its version and the next owner; None if there is nothing to hand over."""

@@ -87,6 +87,11 @@ class PartitionLog:
         self.is_serving = True
         self.is_leaving = False
         """A handover is in progress or queued."""
+        self.is_releasing = False
+        """A command that hands the partition over is on its way: another broker may own it already, and acknowledge records.
+
+        Readers are told nothing meanwhile, because a high watermark might be old.
+        """
         self.bytes_in = 0
         self.bytes_out = 0
         self.bytes_in_reported = 0
@@ -321,6 +326,7 @@ class PartitionLog:
         if before is not None:
             await before
         release = self._release() if self._release is not None and self.is_serving else None
+        self.is_releasing = self.is_releasing or release is not None
         try:
             if release is not None and release.last_entry:
                 with contextlib.suppress(Overloaded):
@@ -373,6 +379,11 @@ class PartitionLog:
         """End the hold: write the queued batches here, if the partition is still served."""
         self._release = None
         self._act(self.core.go_on())
+
+    def keep(self) -> None:
+        """Answer readers again: the partition was not handed over."""
+        self.is_releasing = False
+        self.notify()
 
     # -- the end -------------------------------------------------------------------------------------------------------
 

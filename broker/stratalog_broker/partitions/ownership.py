@@ -124,8 +124,9 @@ class Partitions:
         return self._logs.get(topic_partition)
 
     def is_serving(self, topic_partition: TopicPartition) -> bool:
-        """Whether this broker owns the partition and has finished taking it over."""
-        return topic_partition in self._logs
+        """Whether this broker owns the partition, has finished taking it over, and is not just releasing it."""
+        log = self._logs.get(topic_partition)
+        return log is not None and not log.is_releasing
 
     def all(self) -> Collection[PartitionLog]:
         """Return all partitions served here."""

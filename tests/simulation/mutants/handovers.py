@@ -99,10 +99,16 @@ def handover_passes_on_no_producers() -> None:
     _swap(PartitionLog, "handover_checkpoint", without)
 
 
+def readers_are_answered_during_a_handover() -> None:
+    """The last owner answers readers although the next one may have acknowledged records."""
+    never: Any = property(lambda log: False, lambda log, value: None)
+    PartitionLog.is_releasing = never
+
+
 IN_OWNERSHIP_CHANGES: Final = (
     handover_keeps_the_epoch,
     handover_passes_on_no_producers,
     runs_are_served_to_any_partition,
     runs_skip_a_batch,
 )
-IN_EVERYTHING: Final = (shared_commands_lose_their_last_update,)
+IN_EVERYTHING: Final = (readers_are_answered_during_a_handover, shared_commands_lose_their_last_update)

@@ -88,6 +88,19 @@ async def test_a_load_that_is_kept_outlives_its_callers(loads: SingleFlight[str,
     assert await loads.get("a", source.load) == 1
 
 
+async def test_a_load_that_has_just_ended_is_not_joined(loads: SingleFlight[str, int], source: Source) -> None:
+    first = loads.start("a", source.load, keep=True)
+    await source.entered.wait()
+    source.gate.set()
+    started: list[tuple[bool, asyncio.Task[int]]] = []
+    asyncio.get_running_loop().call_soon(lambda: started.append((first.done(), loads.start("a", source.load, keep=True))))
+    assert await first == 1
+    ((had_ended, second),) = started
+    assert had_ended, "its callbacks were still to come"
+    assert await second == 2
+    assert len(loads) == 0
+
+
 async def test_a_caller_in_a_hurry_leaves_the_load_for_its_retry(loads: SingleFlight[str, int], source: Source) -> None:
     with pytest.raises(Unavailable):
         await loads.get("a", source.load, 0.001)

@@ -14,14 +14,14 @@ import pytest
 from kio.schema.errors import ErrorCode
 from unit.broker.mini_cluster import WAIT_S, MiniCluster, in_thread, run_cluster, until_served
 from unit.broker.partitions.test_many_partitions import Counted, create, produce_one_each, until_taken
-from unit.broker.raw_client import RawClient, batch, fetch, produce, produce_request
+from unit.broker.raw_client import RawClient, batch, fetch, list_offset, produce, produce_request
 from unit.metadata.watching import until
 
 from stratalog_bookies.protocol import messages as bookie_messages
 from stratalog_broker.partitions.log import PartitionLog
 from stratalog_broker.protocol.entities import encode_response as encode_entity
 from stratalog_metadata.records import NO_OWNER, Ledger, Partition
-from stratalog_metadata.state.commands import Command, Put
+from stratalog_metadata.state.commands import Applied, Command, Put
 
 PRODUCE, LEADER_VERSION = 0, 10
 
@@ -117,6 +117,39 @@ async def test_what_asks_for_no_answer_is_refused_at_once(tmp_path: Path, monkey
         await found.send(b"second", acks=0)
         assert await found.client.closed()
         assert not found.log.core.queue
+
+
+@pytest.mark.parametrize("is_taken_back", [False, True])
+async def test_readers_wait_until_the_owner_is_certain(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_taken_back: bool
+) -> None:
+    async with leaving(tmp_path, monkeypatch) as found:
+        owner = found.cluster.brokers[found.log.requirement.owner].server
+        sent, arrives, propose = asyncio.Event(), asyncio.Event(), owner.metadata.propose
+
+        async def propose_later(command: Command, timeout_s: float = 10.0) -> Applied:
+            if any(isinstance(each, Put) and isinstance(each.record, Partition) for each in command.updates):
+                sent.set()
+                await arrives.wait()
+            return await propose(command, timeout_s)
+
+        monkeypatch.setattr(owner.metadata, "propose", propose_later)
+        assert (await fetch(found.client, "flights", 0)).high_watermark == 1, "nothing is sent yet"
+        found.go_on.set()
+        async with asyncio.timeout(WAIT_S):
+            await sent.wait()
+        assert (await list_offset(found.client, "flights", -1)).error_code is ErrorCode.not_leader_or_follower
+        assert (await fetch(found.client, "flights", 0)).error_code is ErrorCode.not_leader_or_follower, "it may not wait"
+        waiting = asyncio.ensure_future(fetch(found.client, "flights", 0, max_wait_ms=20_000))
+        assert not (await asyncio.wait([waiting], timeout=0.2))[0]
+        if is_taken_back:
+            await found.put(NO_OWNER)
+        arrives.set()
+        line = await waiting
+        if is_taken_back:
+            assert (line.error_code, line.high_watermark) == (ErrorCode.none, 1)
+        else:
+            assert line.error_code is ErrorCode.not_leader_or_follower
 
 
 @pytest.mark.parametrize("in_flight", [1, 5])
