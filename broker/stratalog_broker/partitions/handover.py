@@ -75,7 +75,8 @@ class OutgoingHandovers:
                 _log.debug("the owner of %s is not known: %s", log.topic_partition, failure)
                 await asyncio.sleep(RETRY_S)
             else:
-                log.keep()
+                log.is_releasing = False
+                log.notify()
 
     async def close(self) -> None:
         """Stop proposing shared commands and cancel pending proposals."""

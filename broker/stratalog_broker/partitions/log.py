@@ -88,10 +88,7 @@ class PartitionLog:
         self.is_leaving = False
         """A handover is in progress or queued."""
         self.is_releasing = False
-        """A command that hands the partition over is on its way: another broker may own it already, and acknowledge records.
-
-        Readers are told nothing meanwhile, because a high watermark might be old.
-        """
+        """The next owner may have begun to acknowledge records: readers wait, because the high watermark might be old."""
         self.bytes_in = 0
         self.bytes_out = 0
         self.bytes_in_reported = 0
@@ -379,11 +376,6 @@ class PartitionLog:
         """End the hold: write the queued batches here, if the partition is still served."""
         self._release = None
         self._act(self.core.go_on())
-
-    def keep(self) -> None:
-        """Answer readers again: the partition was not handed over."""
-        self.is_releasing = False
-        self.notify()
 
     # -- the end -------------------------------------------------------------------------------------------------------
 

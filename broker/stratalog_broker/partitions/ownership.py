@@ -125,8 +125,7 @@ class Partitions:
 
     def is_serving(self, topic_partition: TopicPartition) -> bool:
         """Whether this broker owns the partition, has finished taking it over, and is not just releasing it."""
-        log = self._logs.get(topic_partition)
-        return log is not None and not log.is_releasing
+        return (log := self._logs.get(topic_partition)) is not None and not log.is_releasing
 
     def all(self) -> Collection[PartitionLog]:
         """Return all partitions served here."""
