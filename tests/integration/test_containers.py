@@ -12,8 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from stratalog_core.errors import NotFound
+from stratalog_core.http.settings import DEFAULT_PORTS
 
 pytestmark = pytest.mark.integration
 ROOT = Path(__file__).parents[2]
@@ -59,6 +61,18 @@ def test_missing_secrets_name_the_remedy(project: dict[str, Any]) -> None:
     for name in ("MINIO_ROOT_PASSWORD", "AWS_SECRET_ACCESS_KEY"):
         with pytest.raises(NotFound, match=re.escape("cp .env.example .env")):
             interpolated(project, {**dot_env(), name: ""})
+
+
+def test_prometheus_reaches_every_role_where_the_guide_says(project: dict[str, Any]) -> None:
+    guide = (ROOT / "docs" / "how-to" / "monitor.md").read_text()
+    (block,) = re.findall(r"```yaml\n(scrape_configs.*?)```", guide, re.DOTALL)
+    targets = yaml.safe_load(block)["scrape_configs"][0]["static_configs"][0]["targets"]
+    environments = {name: service.get("environment") or {} for name, service in project["services"].items()}
+    listens = {name: each["STRATALOG_HTTP_LISTEN"] for name, each in environments.items() if "STRATALOG_HTTP_LISTEN" in each}
+    assert [f"{name}:{address.removeprefix('0.0.0.0:')}" for name, address in listens.items()] == sorted(targets)
+    assert {name.split("-")[0]: int(listens[name].split(":")[1]) for name in listens} == {
+        role: port for role, port in DEFAULT_PORTS.items() if role != "stratalog"
+    }
 
 
 class Composition:
