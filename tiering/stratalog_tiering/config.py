@@ -46,7 +46,10 @@ class TieringSettings:
     )
     block_bytes: int = setting(_MIB, help="target size of a block", minimum=4096, maximum=16 * _MIB)
     segment_bytes: int = setting(
-        256 * _MIB, help="target size of a segment that is made of several ledgers", minimum=1, maximum=16_384 * _MIB
+        256 * _MIB,
+        help="target size of a segment that is made of several ledgers, unless the topic sets stratalog.tier.segment.bytes",
+        minimum=1,
+        maximum=16_384 * _MIB,
     )
     deletion_lag_ms: int = setting(
         60_000,

@@ -122,6 +122,12 @@ _WITH_EFFECT: Final = (
         documentation="true: DeleteTopics and DeleteRecords are refused with POLICY_VIOLATION. Retention goes on.",
     ),
     ConfigKey(
+        name="stratalog.tier.segment.bytes", kind=ConfigKind.LONG, default=str(256 * _MIB), minimum=64 * 1024,
+        maximum=16_384 * _MIB,
+        documentation="Size up to which neighbouring ledgers become one segment and small segments are merged. Not set:"
+        " [tiering] segment_bytes.",
+    ),
+    ConfigKey(
         name="stratalog.tier.compression", kind=ConfigKind.STRING, default="none", choices=("none", "zstd"),
         documentation="Compression of new and merged segments in the object store, block by block. Clients read the batches as"
         " they were produced.",

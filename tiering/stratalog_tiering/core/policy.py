@@ -14,6 +14,7 @@ UNLIMITED: Final = -1
 LIKE_RETENTION: Final = -2
 HOUR_MS: Final = 3_600_000
 ZSTD_LEVEL: Final = 3
+SEGMENT_BYTES: Final = "stratalog.tier.segment.bytes"
 OVERSHOOT: Final = 8
 """A segment spans at most this fraction of the retention, so that expiry of whole segments keeps little more than asked for."""
 
@@ -22,8 +23,9 @@ OVERSHOOT: Final = 8
 class TierPolicy:
     """Limits of -1 are unlimited. ``local_retention_*`` bound the hot copies of records that are cold as well.
 
-    ``local_retention_ms`` None: the worker's deletion lag after the commit. ``is_copied`` False: nothing more becomes cold, and
-    hot records stay until ``retention_*`` removes them. ``zstd_level`` None: new segments store blocks as their batches are.
+    ``local_retention_ms`` None: the worker's deletion lag after the commit. ``segment_bytes`` None: the worker's target size.
+    ``is_copied`` False: nothing more becomes cold; hot records stay until ``retention_*`` removes them. ``zstd_level`` None:
+    new segments store blocks as their batches are.
     """
 
     retention_ms: int = SEVEN_DAYS_MS
@@ -31,6 +33,7 @@ class TierPolicy:
     local_retention_ms: int | None = None
     local_retention_bytes: int = UNLIMITED
     segment_ms: int = HOUR_MS
+    segment_bytes: int | None = None
     zstd_level: int | None = None
     is_copied: bool = True
 
@@ -39,8 +42,9 @@ class TierPolicy:
         """Longest time between the records of a segment made of several ledgers or segments; None: unlimited."""
         return None if self.retention_ms == UNLIMITED else max(self.segment_ms, self.retention_ms // OVERSHOOT)
 
-    def segment_bytes_max(self, wanted_bytes: int) -> int:
-        """Largest size of such a segment; ``wanted_bytes`` is the worker's target."""
+    def segment_bytes_max(self, default_bytes: int) -> int:
+        """Largest size of such a segment; ``default_bytes`` is the worker's target, if the topic has none."""
+        wanted_bytes = default_bytes if self.segment_bytes is None else self.segment_bytes
         return wanted_bytes if self.retention_bytes == UNLIMITED else min(wanted_bytes, self.retention_bytes // OVERSHOOT)
 
     def hot_copy_kept_until_ms(
@@ -67,6 +71,7 @@ def tier_policy(configs: Mapping[str, str]) -> TierPolicy:
         local_retention_ms=_local_retention_ms(configs, retention_ms),
         local_retention_bytes=retention_bytes if local_bytes == LIKE_RETENTION else local_bytes,
         segment_ms=int(configs.get("segment.ms", HOUR_MS)),
+        segment_bytes=int(configs[SEGMENT_BYTES]) if SEGMENT_BYTES in configs else None,
         zstd_level=_zstd_level(configs),
         is_copied=not is_hot_only(configs) and configs.get("remote.log.copy.disable", "false").lower() != "true",
     )

@@ -15,8 +15,9 @@ from stratalog_metadata.state.commands import SessionAlive, VersionIs
 from stratalog_tiering.core.commands import commit_segment, drop_ledgers, fulfil_request, move_start
 from stratalog_tiering.core.partition import PartitionSnapshot, StoredLedger
 from stratalog_tiering.core.planning import DropEmpty, DropHot, Fulfil, Idle, Offload, PlanLimits, Step, next_step
-from stratalog_tiering.core.policy import SEVEN_DAYS_MS, TierPolicy, tier_policy
+from stratalog_tiering.core.policy import SEGMENT_BYTES, SEVEN_DAYS_MS, TierPolicy, tier_policy
 from stratalog_tiering.maintenance.fork_resolution import dropped_ledgers
+from stratalog_tiering.maintenance.merging import merge_limits
 
 TOPIC = Topic(name="t", topic_id=UUID(int=1), partition_count=1, replication_factor=1)
 LIMITS = PlanLimits(segment_bytes=100, deletion_lag_ms=50)
@@ -79,6 +80,14 @@ def test_neighbours_that_were_closed_far_apart_expire_apart(retention_hours: int
 def test_neighbours_are_no_larger_than_an_eighth_of_what_may_remain() -> None:
     ledgers = [ledger(number, number, number + 1, size=10) for number in (1, 2, 3)]
     assert ids(plan(state(*ledgers, cold=(0, 1)), policy=TierPolicy(retention_ms=-1, retention_bytes=160))) == [1, 2]
+
+
+@pytest.mark.parametrize(("configs", "expected"), [({}, [1]), ({SEGMENT_BYTES: "120"}, [1, 2]), ({SEGMENT_BYTES: "59"}, [1])])
+def test_a_topic_may_have_segments_of_another_size_than_the_workers(configs: dict[str, str], expected: list[int]) -> None:
+    ledgers = [ledger(number, number, number + 1, size=60) for number in (1, 2, 3)]
+    policy = tier_policy({"retention.ms": "-1", **configs})
+    assert ids(plan(state(*ledgers, cold=(0, 1)), policy=policy)) == expected
+    assert merge_limits(policy, LIMITS.segment_bytes).segment_bytes == int(configs.get(SEGMENT_BYTES, 100))
 
 
 def test_a_ledger_larger_than_a_segment_is_offloaded_alone() -> None:
