@@ -6,9 +6,12 @@ collected. So a run depends only on its scenario, its seed and its schedule.
 
 from __future__ import annotations
 
+import faulthandler
 import gc
 import logging
 import multiprocessing
+import resource
+import signal
 import sys
 import time
 import traceback
@@ -39,6 +42,8 @@ from simulation.world.schedule import Decision, Schedule
 from stratalog_core.errors import StratalogError
 
 _CONTEXT: Final = multiprocessing.get_context("fork")
+RUN_CPU_S: Final = 300
+"""More processor time than any run takes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +194,14 @@ def _fork(run: Run) -> tuple[connection.Connection, ForkProcess]:
     return receiver, process
 
 
+def end_after_cpu_s(seconds: int) -> None:
+    """End this process after so much processor time, its stack on standard error: a loop may never let go of the event loop."""
+    faulthandler.register(signal.SIGXCPU, chain=True)
+    resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 10))
+
+
 def _run_here(run: Run, sender: connection.Connection) -> None:
+    end_after_cpu_s(RUN_CPU_S)
     sender.send(_outcome(run))
     sender.close()
 

@@ -31,7 +31,7 @@ from simulation.mutants import history as mutants_of_history
 from simulation.mutants import metadata as mutants_of_metadata
 from simulation.mutants import reads as mutants_of_reads
 from simulation.mutants import tiers as mutants_of_tiers
-from simulation.runs import run_one
+from simulation.runs import RUN_CPU_S, end_after_cpu_s, run_one
 
 SEEDS = 30
 KILLING_SEEDS: Final = Path(__file__).with_name("killing_seeds.json")
@@ -90,13 +90,20 @@ def seeds_to_try(recorded: int | None, first: int, count: int) -> Sequence[int]:
 
 
 def hunt(mutant: Mutant, seeds: Sequence[int]) -> Kill:
-    """Run the mutant on ``seeds`` until an invariant breaks. Runs in a child process, which keeps the plants."""
+    """Run the mutant on ``seeds`` until an invariant breaks. Runs in a child process, which keeps the plants.
+
+    Raises ``RuntimeError`` if the mutant cannot be planted.
+    """
     context = multiprocessing.get_context("fork")
     receiver, sender = context.Pipe(duplex=False)
     started = time.perf_counter()
     child = context.Process(target=_hunt_here, args=(mutant, seeds, sender))
     child.start()
     sender.close()
+    try:
+        receiver.recv()
+    except EOFError:
+        raise RuntimeError(f"{mutant.name} cannot be planted: see standard error") from None
     try:
         seed, failure = receiver.recv()
     except EOFError:
@@ -107,6 +114,8 @@ def hunt(mutant: Mutant, seeds: Sequence[int]) -> Kill:
 
 def _hunt_here(mutant: Mutant, seeds: Sequence[int], sender: Connection) -> None:
     mutant.plant()
+    sender.send(None)
+    end_after_cpu_s(RUN_CPU_S * len(seeds))
     for seed in seeds:
         failure = run_one(mutant.scenario, seed).failure
         if failure:
