@@ -32,6 +32,7 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from operator import itemgetter
 
 from chaos.history import CORRUPT, Operation, Pair
 
@@ -135,8 +136,8 @@ class Checker:
         """By process, key and offset, the operation that started a commit."""
         self._gaps: list[_Gap] = []
         self._duplicates: list[_Duplicate] = []
-        self._epochs: dict[str, list[int]] = {}
-        """By client, the operations with which it started a new producer epoch for its own reasons."""
+        self._epochs: dict[str, list[tuple[int, str]]] = {}
+        """By client, the operations with which it started a new producer epoch, and why."""
         self._counts: Counter[str] = Counter()
         self._notes: Counter[str] = Counter()
         self._examples: list[Anomaly] = []
@@ -152,8 +153,8 @@ class Checker:
             self._assign(operation)
         elif operation.f == "commit":
             self._commit(operation)
-        elif operation.f == "epoch" and _OWN_REASON in operation.error:
-            self._epochs.setdefault(operation.client, []).append(operation.index)
+        elif operation.f == "epoch":
+            self._epochs.setdefault(operation.client, []).append((operation.index, operation.error))
 
     def finish(self) -> Verdict:
         """Return the verdict on all operations."""
@@ -276,18 +277,20 @@ class Checker:
 
     def _check_duplicate(self, found: _Duplicate) -> None:
         send = self._log(found.key).sends.get(found.value)
+        reasons = [] if send is None else self._reasons_of_epochs_during(send)
         if send is not None and not send.idempotent:
             self._notes["duplicates of producers without idempotence"] += 1
-        elif send is not None and self._was_under_way_at_an_epoch(send):
+        elif any(_OWN_REASON in reason for reason in reasons):
             self._notes["duplicates by a producer's new epoch"] += 1
         else:
-            detail = f"value {found.value} at offsets {found.offsets[0]} and {found.offsets[1]}"
+            told = "".join(f"; its producer began an epoch: {reason}" for reason in reasons)
+            detail = f"value {found.value} at offsets {found.offsets[0]} and {found.offsets[1]}{told}"
             self._anomaly("duplicate", found.key, detail, *found.operations)
 
-    def _was_under_way_at_an_epoch(self, send: _Send) -> bool:
+    def _reasons_of_epochs_during(self, send: _Send) -> list[str]:
         epochs = self._epochs.get(send.client, [])
-        following = bisect_right(epochs, send.invoked)
-        return following < len(epochs) and (send.completed < 0 or epochs[following] <= send.completed)
+        following = epochs[bisect_right(epochs, send.invoked, key=itemgetter(0)) :]
+        return [reason for index, reason in following if send.completed < 0 or index <= send.completed]
 
     def _check_reads(self, key: int, log: _Log) -> None:
         for offset in sorted(log.polled):

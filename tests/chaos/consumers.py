@@ -7,6 +7,7 @@ import random
 import threading
 import time
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import Any, Final
 
 from aiokafka import AIOKafkaConsumer, ConsumerRebalanceListener
@@ -299,7 +300,9 @@ class AsyncGroupMember(Client):
         except AsyncKafkaError:
             await asyncio.sleep(0.5)
         finally:
-            await consumer.stop()
+            # Its stop raises the cancellation of a fetch of its own that was about to be tried again.
+            with suppress(asyncio.CancelledError):
+                await consumer.stop()
 
     async def _poll(self, consumer: AIOKafkaConsumer, reader: Reader) -> None:
         reader.begin()

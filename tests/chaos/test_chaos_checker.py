@@ -119,7 +119,9 @@ def test_a_producer_that_began_a_new_epoch_after_a_time_out_may_repeat_itself(
     history.add(900, "info", "epoch", client="a", error=reason)
     history.end(2, "ok", 5)
     history.poll((1, 2), (5, 2))
-    assert history.verdict().counts == anomalies
+    verdict = history.verdict()
+    assert verdict.counts == anomalies
+    assert [("skipped" in found.detail) for found in verdict.examples] == [client == "a"] * len(anomalies)
 
 
 def test_an_epoch_before_or_after_excuses_nothing(history: History) -> None:
