@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from confluent_kafka import Consumer, Message
+from kafka import KafkaConsumer
 
 from stratalog.exit_codes import ExitCode
 
@@ -46,7 +47,7 @@ def _stratalog(data: Path, *words: str, expect: int = 0, stdin: str | None = Non
     return done.stdout
 
 
-def test_first_record_offload_and_restart(tmp_path: Path) -> None:
+def test_first_record_offload_and_restart(tmp_path: Path, kcat: str) -> None:
     data = tmp_path / "data"
     began = time.monotonic()
     with _up(data) as node:
@@ -66,15 +67,21 @@ def test_first_record_offload_and_restart(tmp_path: Path) -> None:
         _stratalog(data, "tier", "offload", "numbers", "--wait")
         node.send_signal(signal.SIGTERM)
         assert node.wait(30) == 0
-    _check_archive(tmp_path)
+    _check_archive(tmp_path, kcat)
 
 
-def _check_archive(directory: Path) -> None:
+def _check_archive(directory: Path, kcat: str) -> None:
     """Consume the store's history without the node: all of it, then by a group over a restart."""
     expected = sorted(str(number).encode() for number in range(NUMBERS))
     with _serve_archive(directory) as (server, bootstrap):
         assert sorted(_consumed(bootstrap, "everything", "numbers", NUMBERS)) == expected
         assert _consumed(bootstrap, "everything", "greetings", 1) == [b"hello"]
+        command = [kcat, "-b", bootstrap, "-C", "-t", "numbers", "-e", "-q"]
+        printed = subprocess.run(command, capture_output=True, check=True, timeout=CONSUME_S).stdout
+        assert sorted(printed.split()) == expected
+        reader = KafkaConsumer("numbers", bootstrap_servers=bootstrap, auto_offset_reset="earliest", consumer_timeout_ms=3000)
+        assert sorted(message.value for message in reader) == expected
+        reader.close()
         first = _consumed(bootstrap, "in-two-steps", "numbers", NUMBERS // 2)
         server.send_signal(signal.SIGTERM)
         assert server.wait(30) == 0
