@@ -19,9 +19,10 @@ outcomes (``info``) may have taken effect or not, at any time after they were in
 | ``phantom`` | a value that no client sent there |
 | ``corrupt`` | a record with other bytes than were sent |
 
-An idempotent librdkafka producer starts a new epoch when one of its records timed out, and resends the batches in flight in
-that epoch, where no broker can recognise them (KIP-360): such duplicates are its own, and only noted. A new epoch after a
-broker's answer excuses nothing.
+An idempotent librdkafka producer starts a new epoch when one of its records timed out, and when a leader refuses a request
+because the last leader got the one before it, as Kafka does (confluentinc/librdkafka#4953). It resends the batches in flight to
+all partitions in that epoch, where no broker can recognise them (KIP-360): such duplicates are its own, and only noted. A new
+epoch for another reason excuses nothing, and duplicates of Java's producer are never excused.
 
 Source of the anomalies: Jepsen's Kafka workload; lost commits, corruption and the order in real time are ours.
 """
@@ -37,8 +38,8 @@ from operator import itemgetter
 from chaos.history import CORRUPT, Operation, Pair
 
 EXAMPLES_MAX = 20
-_OWN_REASON = "timed out"
-"""Part of librdkafka's reason for a new epoch that no broker's answer caused."""
+_OWN_REASONS = ("timed out", "skipped sequence numbers")
+"""Parts of librdkafka's reasons for new epochs of its own making."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -280,7 +281,7 @@ class Checker:
         reasons = [] if send is None else self._reasons_of_epochs_during(send)
         if send is not None and not send.idempotent:
             self._notes["duplicates of producers without idempotence"] += 1
-        elif any(_OWN_REASON in reason for reason in reasons):
+        elif any(own in reason for reason in reasons for own in _OWN_REASONS):
             self._notes["duplicates by a producer's new epoch"] += 1
         else:
             told = "".join(f"; its producer began an epoch: {reason}" for reason in reasons)
