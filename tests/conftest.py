@@ -87,6 +87,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.parent.name in ALONE:
             item.add_marker(pytest.mark.alone)
+        if item.path.parent.name == "integration":
+            # Our code runs in other processes: sockets here are those of clients, and kafka-python leaves some open.
+            item.add_marker(pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning"))
         if item.path.parent.name in COMPUTES:
             item.add_marker(pytest.mark.computes)
 

@@ -69,7 +69,8 @@ def test_prometheus_reaches_every_role_where_the_guide_says(project: dict[str, A
     targets = yaml.safe_load(block)["scrape_configs"][0]["static_configs"][0]["targets"]
     environments = {name: service.get("environment") or {} for name, service in project["services"].items()}
     listens = {name: each["STRATALOG_HTTP_LISTEN"] for name, each in environments.items() if "STRATALOG_HTTP_LISTEN" in each}
-    assert [f"{name}:{address.removeprefix('0.0.0.0:')}" for name, address in listens.items()] == sorted(targets)
+    assert sorted(listens.values()) == sorted(targets)
+    assert all(address.startswith(f"{name}:") for name, address in listens.items())
     assert {name.split("-")[0]: int(listens[name].split(":")[1]) for name in listens} == {
         role: port for role, port in DEFAULT_PORTS.items() if role != "stratalog"
     }
