@@ -18,7 +18,7 @@ pytestmark = pytest.mark.timeout(3000)
 SAMPLE_S = 45
 TESTS = Path(__file__).parents[1]
 SEEDS = 81
-FRESH_SEEDS = 22
+FRESH_SEEDS = 11
 ONCE_BROKEN = [
     ("quorum", 110),  # removals of old log files became durable out of order and left a gap
     ("leader-churn", 4),  # a log in which an entry of an earlier term overruled one of a later was refused at the restart
