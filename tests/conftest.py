@@ -49,7 +49,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """Draw the fresh seed of this test run into the environment, which all its worker processes inherit, unless it is given."""
     if not os.environ.get(_FRESH_SEED):
         os.environ[_FRESH_SEED] = str(SystemRandom().randrange(2**31))
-    config.stash[_STDERR] = os.dup(2)  # Not captured yet.
+    config.stash[_STDERR] = os.dup(2)  # During tests, pytest captures what descriptor 2 gets.
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -48,7 +48,7 @@ class SingleFlight(Generic[Key, Value]):
 
     def _begin(self, key: Key, load: Callable[[], Awaitable[Value]], *, keep: bool) -> _Load[Value]:
         running = self._running.get(key)
-        # A load that has just ended may still be there: a caller that tries it again and again would never let go of the loop.
+        # A load that has just ended may still be there: a caller that awaits it in a loop would never yield to the event loop.
         if running is None or running.task.done():
             running = _Load(asyncio.ensure_future(_awaited(load)))
             self._running[key] = running

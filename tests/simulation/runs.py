@@ -195,7 +195,7 @@ def _fork(run: Run) -> tuple[connection.Connection, ForkProcess]:
 
 
 def end_after_cpu_s(seconds: int) -> None:
-    """End this process after so much processor time, its stack on standard error: a loop may never let go of the event loop."""
+    """End this process after so much processor time, its stack on standard error: a coroutine may loop without yielding."""
     faulthandler.register(signal.SIGXCPU, chain=True)
     resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 10))
 

@@ -16,7 +16,7 @@ def spins(run: Run) -> None:
         pass
 
 
-def test_a_run_that_never_lets_go_of_the_event_loop_ends_with_its_stack(
+def test_a_run_that_loops_without_yielding_ends_with_its_stack(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(runs, "RUN_CPU_S", 1)

@@ -101,13 +101,13 @@ class FetchCall:
         "_find",
         "_found_bytes",
         "_has_error",
-        "_has_released",
         "_is_incremental",
         "_is_watching",
         "_logs",
         "_moved",
         "_reading",
         "_results",
+        "_saw_releasing",
         "_session",
         "_slow",
         "_timer",
@@ -135,7 +135,7 @@ class FetchCall:
         self._bytes = 0
         self._found_bytes = 0
         self._has_error = False
-        self._has_released = False
+        self._saw_releasing = False
         self._is_watching = False
         self._moved: list[PartitionLog] = []
         self._unread: list[int] = []
@@ -174,7 +174,7 @@ class FetchCall:
         one = self._wanted[line]
         self._logs[line] = log = self._find(one.key, one.index)
         if log is not None and log.is_releasing:
-            self._has_released = True
+            self._saw_releasing = True
             self._results[line] = PartitionFetched(one.index, int(ErrorCode.not_leader_or_follower))
             return
         found = self._not_here(one) if log is None else self._look(line, one, log)
@@ -237,7 +237,7 @@ class FetchCall:
         return self._watch_or_respond()
 
     def _is_enough(self) -> bool:
-        if self._has_released and any(log is not None and log.is_releasing for log in self._logs):
+        if self._saw_releasing and any(log is not None and log.is_releasing for log in self._logs):
             return False
         return self._bytes >= self._bytes_min or self._has_error
 

@@ -29,7 +29,7 @@ from stratalog_broker.partitions.release import Release
 from stratalog_core.errors import OutcomeUnknown, StratalogError
 from stratalog_metadata.client.api import MetadataClient, MetadataView
 from stratalog_metadata.client.guarded_updates import RETRY_S, SharedGuardedUpdates
-from stratalog_metadata.records import NO_OWNER, Broker, DrainedBroker, Partition, broker_key, drained_broker_key, partition_key
+from stratalog_metadata.records import NO_OWNER, Broker, DrainedBroker, Partition, broker_key, drained_broker_key
 from stratalog_metadata.state.changes import Change
 from stratalog_metadata.state.commands import Command, Put, SessionAlive, VersionIs
 
@@ -98,11 +98,9 @@ class OutgoingHandovers:
 
     async def _release(self, command: Command, log: PartitionLog) -> None:
         """Propose the command until its outcome is known: once it is refused, no late copy of it can take effect."""
-        identity = log.topic_partition
-        key = partition_key(identity.topic_id, identity.partition)
         while True:
             try:
-                await self._updates.propose(command, key, RELEASE_TIMEOUT_S)
+                await self._updates.propose(command, log.requirement.key, RELEASE_TIMEOUT_S)
             except OutcomeUnknown:
                 if not log.is_serving:
                     raise
@@ -111,8 +109,7 @@ class OutgoingHandovers:
 
     def _order_of(self, log: PartitionLog) -> tuple[Partition, int, Broker] | None:
         """Return the current record, its version and the next owner; None if there is nothing to hand over."""
-        identity = log.topic_partition
-        found = self._view.get(partition_key(identity.topic_id, identity.partition))
+        found = self._view.get(log.requirement.key)
         if found is None or not isinstance(found.record, Partition) or not log.is_serving:
             return None
         successor = self._view.find(Broker, broker_key(found.record.next_owner))

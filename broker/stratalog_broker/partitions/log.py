@@ -323,7 +323,8 @@ class PartitionLog:
         if before is not None:
             await before
         release = self._release() if self._release is not None and self.is_serving else None
-        self.is_releasing = self.is_releasing or release is not None
+        if release is not None:
+            self.is_releasing = True
         try:
             if release is not None and release.last_entry:
                 with contextlib.suppress(Overloaded):
