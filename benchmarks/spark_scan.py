@@ -59,7 +59,7 @@ def write_parquet(url: str, directory: Path) -> None:
     """The same rows as Parquet, a file per split."""
     options = parse_options({"path": url, "subscribe": "bench"})
     with Bucket(url) as bucket:
-        for number, split in enumerate(plan_scan(bucket, options)):
+        for number, split in enumerate(plan_scan(bucket, options).splits):
             rows = pa.Table.from_batches(scan_split(bucket, split, COLUMNS, read_committed=True))
             parquet.write_table(rows, directory / f"{number:04d}.parquet", compression="zstd")
 

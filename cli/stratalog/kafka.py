@@ -1,73 +1,23 @@
-"""confluent-kafka clients for the command line, and the translation of its errors into ours.
+"""confluent-kafka clients for the command line.
 
 Works with any Kafka server: nothing here depends on Stratalog.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from contextlib import contextmanager
 from typing import Any, TypeVar
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
+from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec
 
-from stratalog_core.errors import Conflict, Invalid, NotFound, StratalogError, Unavailable
+from stratalog_core import kafka_clients
+from stratalog_core.errors import NotFound, Unavailable
+from stratalog_core.kafka_clients import CHECK_CLUSTER, translated
 
 Result = TypeVar("Result")
 TIMEOUT_S = 15.0
-_RETRY_S = 0.2
-_LOOK = "is the cluster up? Check with `stratalog cluster status` or `stratalog doctor`"
-
-_NOT_FOUND = {
-    KafkaError.UNKNOWN_TOPIC_OR_PART,
-    KafkaError._UNKNOWN_TOPIC,
-    KafkaError._UNKNOWN_PARTITION,
-    KafkaError._NOENT,  # An admin client found no leader of any partition: the topic has not reached the brokers yet.
-    KafkaError.GROUP_ID_NOT_FOUND,
-    KafkaError.UNKNOWN_TOPIC_ID,
-}
-_CONFLICT = {KafkaError.TOPIC_ALREADY_EXISTS, KafkaError.NON_EMPTY_GROUP, KafkaError.UNKNOWN_MEMBER_ID}
-_MOVING = {
-    KafkaError.NOT_LEADER_FOR_PARTITION,
-    KafkaError.LEADER_NOT_AVAILABLE,
-    KafkaError.FENCED_LEADER_EPOCH,
-    KafkaError.UNKNOWN_LEADER_EPOCH,
-}
-# Transient: the same request succeeds later.
-_LATER = {
-    KafkaError.REQUEST_TIMED_OUT,
-    KafkaError.NETWORK_EXCEPTION,
-    KafkaError.COORDINATOR_NOT_AVAILABLE,
-    KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
-    KafkaError.NOT_COORDINATOR,
-    KafkaError.NOT_CONTROLLER,
-    KafkaError.NOT_ENOUGH_REPLICAS,
-}
-_UNAVAILABLE = {KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN, KafkaError._TIMED_OUT, KafkaError._MSG_TIMED_OUT}
-
-
-def as_ours(failure: KafkaError) -> StratalogError:
-    """Return our error for a Kafka error, chosen by what the user can do about it."""
-    text = failure.str()
-    if failure.code() in _NOT_FOUND:
-        return NotFound(text)
-    if failure.code() in _CONFLICT:
-        return Conflict(text)
-    if failure.code() in _UNAVAILABLE:
-        return Unavailable(f"{text}; {_LOOK}")
-    return Unavailable(text) if failure.retriable() or failure.code() in _MOVING | _LATER else Invalid(text)
-
-
-@contextmanager
-def translated() -> Iterator[None]:
-    """Turn confluent-kafka's exceptions into ours."""
-    try:
-        yield
-    except KafkaException as failure:
-        raise as_ours(failure.args[0]) from failure
 
 
 def admin(bootstrap: str) -> AdminClient:
@@ -92,7 +42,7 @@ def only(futures: Mapping[Any, Future[Result]]) -> Result:
         with translated():
             return future.result(TIMEOUT_S)
     except TimeoutError as late:
-        raise Unavailable(f"no answer within {TIMEOUT_S:.0f} s; {_LOOK}") from late
+        raise Unavailable(f"no answer within {TIMEOUT_S:.0f} s; {CHECK_CLUSTER}") from late
 
 
 def partitions_of(list_topics: Callable[..., Any], topic: str) -> list[int]:
@@ -108,21 +58,8 @@ def partitions_of(list_topics: Callable[..., Any], topic: str) -> list[int]:
 def list_offsets(
     bootstrap: str, wanted: Mapping[TopicPartition, OffsetSpec], timeout_s: float = TIMEOUT_S
 ) -> dict[tuple[str, int], int]:
-    """Return offsets by topic and partition number. Raises ``Unavailable`` after ``timeout_s``.
-
-    Retries with a new client if a partition's leader moved, because a client keeps asking the leader that it asked first.
-    """
-    deadline = time.monotonic() + timeout_s
-    while True:
-        client = admin(bootstrap)
-        futures = client.list_offsets(dict(wanted), request_timeout=timeout_s)
-        try:
-            with translated():
-                return {(place.topic, place.partition): future.result(timeout_s).offset for place, future in futures.items()}
-        except Unavailable:
-            if time.monotonic() >= deadline:
-                raise
-            time.sleep(_RETRY_S)
+    """Return offsets by topic and partition number. Raises ``Unavailable`` after ``timeout_s``."""
+    return kafka_clients.list_offsets(lambda: admin(bootstrap), wanted, timeout_s)
 
 
 def offsets_at(client: Consumer, topic: str, partitions: list[int], time_ms: int) -> list[TopicPartition]:

@@ -9,6 +9,7 @@ from confluent_kafka import Consumer, TopicPartition
 from stratalog import kafka
 from stratalog.moments import parse_moment
 from stratalog_core.errors import Invalid, NotFound
+from stratalog_core.kafka_clients import translated
 
 TARGETS = "earliest, latest, a number, or time:TIME such as time:2013-07-04."
 
@@ -38,7 +39,7 @@ def _no_later_than_end(reader: Consumer, place: TopicPartition) -> TopicPartitio
 
 def bounds(reader: Consumer, place: TopicPartition) -> tuple[int, int]:
     """Return the first and the end offset of a partition. Raises ``NotFound``."""
-    with kafka.translated():
+    with translated():
         found = reader.get_watermark_offsets(place, timeout=kafka.TIMEOUT_S)
     if found is None:
         raise NotFound(f"{place.topic}-{place.partition} has no offsets: see `stratalog topic describe {place.topic}`")

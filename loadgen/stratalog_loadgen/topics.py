@@ -15,6 +15,7 @@ from confluent_kafka.admin import ConfigResource, NewTopic, OffsetSpec
 
 from stratalog import kafka
 from stratalog_core.errors import Invalid, NotFound, StratalogError, Unavailable
+from stratalog_core.kafka_clients import translated
 from stratalog_loadgen.settings import Topics, Traffic, batch_records
 
 _Answer = TypeVar("_Answer")
@@ -66,7 +67,7 @@ class Prepared:
 
     def _leaders(self, address: str, timeout_s: float) -> dict[tuple[str, int], int]:
         client = kafka.admin(address)
-        with kafka.translated():
+        with translated():
             found = client.list_topics(timeout=timeout_s).topics
         return {
             (name, number): partition.leader
@@ -139,7 +140,7 @@ def _reach(bootstrap: str) -> None:
     """Ask for something small first: what comes then is given minutes, and an address that is wrong must not take them."""
     client = kafka.admin(bootstrap)
     try:
-        with kafka.translated():
+        with translated():
             client.list_topics(timeout=kafka.TIMEOUT_S)
     except Unavailable as failure:
         raise Unavailable(f"{bootstrap}: {failure.message}") from failure
@@ -189,7 +190,7 @@ def _all(futures: Mapping[str, Future[Any]]) -> None:
 def _answer(future: Future[_Answer]) -> _Answer:
     """Raises ``Unavailable`` if it takes too long, or what the cluster says."""
     try:
-        with kafka.translated():
+        with translated():
             return future.result(_TIMEOUT_S)
     except TimeoutError as late:
         raise Unavailable(f"the cluster did not answer an administrative request within {_TIMEOUT_S:.0f} s") from late

@@ -26,6 +26,7 @@ class History:
     name: PartitionName
     offsets: OffsetRange
     pointer: ManifestPointer | None = None
+    committed_at_ms: int = 0
 
 
 def load_history(bucket: Bucket, name: PartitionName) -> History:
@@ -40,7 +41,8 @@ def load_history(bucket: Bucket, name: PartitionName) -> History:
     if (manifest.topic_id, manifest.partition) != (name.topic_id, name.partition):
         raise Corrupt(f"manifest {key} belongs to {manifest.topic_id}-{manifest.partition}, not to {name}", key=key)
     pointer = pointer_to(manifest, key, bytes.fromhex(marker.sha256))
-    return History(name=name, offsets=OffsetRange(first=manifest.start_offset, end=manifest.end_offset), pointer=pointer)
+    offsets = OffsetRange(first=manifest.start_offset, end=manifest.end_offset)
+    return History(name=name, offsets=offsets, pointer=pointer, committed_at_ms=manifest.created_at_ms)
 
 
 def load_segments(bucket: Bucket, history: History, offsets: OffsetRange) -> list[SegmentEntry]:

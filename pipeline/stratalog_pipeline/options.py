@@ -1,9 +1,10 @@
 """Options of the data source, parsed and checked: those of Spark's Kafka source, and a few of ours.
 
 Names are case-insensitive, as everywhere in Spark. An unknown name is refused, and the error suggests the nearest known one.
-Options that only say how to reach a broker (``kafka.*`` and the like) are accepted and ignored, because no broker is contacted;
-so a job moves from Kafka by changing the format's name and adding the bucket's URL. Source for Kafka's options: Spark's
-"Structured Streaming + Kafka Integration Guide". Pure: options in, a frozen value out.
+``kafka.bootstrap.servers`` adds what is not in the bucket yet, read from the brokers; the other ``kafka.*`` options configure
+that client (librdkafka) and have no effect without it. So a job moves from Kafka by changing the format's name and adding the
+bucket's URL. Source for Kafka's options: Spark's "Structured Streaming + Kafka Integration Guide". Pure: options in, a frozen
+value out.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, Literal, TypeAlias, cast
 from uuid import UUID
 
@@ -23,6 +24,11 @@ from stratalog_core.malformed import MALFORMED
 EARLIEST: Final = -2
 LATEST: Final = -1
 SPLIT_BYTES: Final = 64 * 1024 * 1024
+POLL_TIMEOUT_MS: Final = 120_000
+"""Default of Spark's own source."""
+
+MissingTail: TypeAlias = Literal["warn", "fail", "ignore"]
+"""Report of a read without brokers that ends at the latest record: log a warning, fail the query, or say nothing."""
 
 PerPartition: TypeAlias = dict[str, dict[int, int]]
 """Topic name to partition to an offset (``EARLIEST``, ``LATEST``) or a time in milliseconds."""
@@ -93,6 +99,10 @@ class ReadOptions:
     ``topic_ids`` select a topic if several in the bucket share its name. ``missing_timestamp_is_latest``: a partition without a
     record at or after the start time is read from its end, instead of failing the query. ``fail_on_data_loss``: requested
     offsets that are missing fail the query, instead of being left out.
+
+    ``client`` configures the client that reads from the brokers (librdkafka's names); empty: only the bucket is read, and
+    ``missing_tail`` says how a read up to the latest record reports that newer records may exist. ``poll_timeout_s`` bounds the
+    wait for the brokers' next record.
     """
 
     store: str
@@ -107,16 +117,21 @@ class ReadOptions:
     fail_on_data_loss: bool = True
     include_headers: bool = False
     read_committed: bool = True
+    client: Mapping[str, str] = field(default_factory=dict, repr=False)
+    missing_tail: MissingTail = "warn"
+    poll_timeout_s: float = POLL_TIMEOUT_MS / 1000
 
 
 KNOWN: Final = (
     "path", "store", "assign", "subscribe", "subscribePattern", "topicIds", "startingOffsets", "endingOffsets",
     "startingOffsetsByTimestamp", "endingOffsetsByTimestamp", "startingTimestamp", "endingTimestamp",
     "startingOffsetsByTimestampStrategy", "minPartitions", "maxRecordsPerPartition", "splitBytes", "failOnDataLoss",
-    "includeHeaders", "isolationLevel",
+    "includeHeaders", "isolationLevel", "missingTail", "kafkaConsumer.pollTimeoutMs",
 )  # fmt: skip
-BROKER_ONLY: Final = ("kafka.", "kafkaconsumer.", "fetchoffset.")
-BROKER_ONLY_NAMES: Final = ("groupidprefix",)
+CLIENT: Final = "kafka."
+IGNORED: Final = ("fetchoffset.", "kafkaconsumer.cache.", "groupidprefix")
+"""Options of Spark's Kafka source without a counterpart here: every read has a client of its own and joins no group."""
+BOOTSTRAP: Final = "bootstrap.servers"
 ISOLATION: Final = "kafka.isolation.level"
 
 
@@ -138,13 +153,16 @@ def parse_options(given: Mapping[str, str]) -> ReadOptions:
         fail_on_data_loss=_flag(options, "failOnDataLoss", True),
         include_headers=_flag(options, "includeHeaders", False),
         read_committed=_isolation(options) == "read_committed",
+        client=_client(options),
+        missing_tail=cast("MissingTail", _choice(options, "missingTail", ("warn", "fail", "ignore"))),
+        poll_timeout_s=_integer(options, "kafkaConsumer.pollTimeoutMs", POLL_TIMEOUT_MS, 1) / 1000,
     )
 
 
 def _check_known(name: str) -> None:
     known = {option.lower(): option for option in KNOWN}
     lower = name.lower()
-    if lower in known or lower.startswith(BROKER_ONLY) or lower in BROKER_ONLY_NAMES:
+    if lower in known or lower.startswith((CLIENT, *IGNORED)):
         return
     near = difflib.get_close_matches(lower, known, 1)
     hint = f"; did you mean {known[near[0]]!r}?" if near else f"; known are {', '.join(KNOWN)}"
@@ -157,6 +175,12 @@ def _store(options: Mapping[str, str]) -> str:
         found = "contradict each other" if places else "are both missing"
         raise Invalid(f"options 'path' and 'store' {found}: give one of them, such as file:///dir or s3://bucket/prefix")
     return places.pop()
+
+
+def _client(options: Mapping[str, str]) -> dict[str, str]:
+    """Return the options of the client without their prefix; none without servers to connect to."""
+    client = {name.removeprefix(CLIENT): text for name, text in options.items() if name.startswith(CLIENT)}
+    return client if client.get(BOOTSTRAP, "").strip() else {}
 
 
 def _wanted(options: Mapping[str, str]) -> Wanted:

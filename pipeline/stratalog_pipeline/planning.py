@@ -1,4 +1,4 @@
-"""Selects the offsets of each partition to read and cuts them into splits. Pure: no store is accessed here.
+"""Selects the offsets of each partition to read and cuts them into splits. Pure: no store or broker is accessed here.
 
 A split is a run of neighbouring segments, or a part of one, of one partition. Segments are cut by offsets, and each part owns
 the blocks that *begin* within it: so every block is read by exactly one split, and the planner needs no footer. Splits of a
@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from itertools import groupby, pairwise
 from typing import Final
 from uuid import UUID
@@ -20,6 +21,7 @@ from stratalog_tiering.cold.archive import ambiguous_name
 from stratalog_tiering.format.descriptor import TopicDescriptor
 from stratalog_tiering.format.manifest import SegmentEntry
 
+PARTITIONS_LISTED: Final = 20
 INTERNAL_TOPICS: Final = frozenset({"__consumer_offsets", "__transaction_state"})
 """Not matched by a pattern (as by Kafka's consumers), only by name."""
 
@@ -63,6 +65,23 @@ class Split:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class BrokerSplit:
+    """The work of one task that reads from the brokers, because the bucket does not hold these offsets yet."""
+
+    name: PartitionName
+    offsets: OffsetRange
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ColdEnd:
+    """The end of a partition in the bucket: ``end`` is exclusive, ``committed_at_ms`` 0 if nothing was ever offloaded."""
+
+    name: PartitionName
+    end: int
+    committed_at_ms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Cut:
     """Limits for cutting: stored bytes per split, records per split (0: no bound), and the minimum number of splits."""
 
@@ -84,22 +103,37 @@ def chosen_topics(topics: Sequence[TopicDescriptor], wanted: Wanted, topic_ids: 
     for name, group in groupby(topics, key=lambda topic: topic.name):
         namesakes = list(group)
         left = [topic for topic in namesakes if topic.topic_id in topic_ids] or namesakes
-        if len(left) > 1 and _is_wanted(wanted, name):
+        if len(left) > 1 and is_wanted(wanted, name):
             raise Invalid(f"{ambiguous_name(name, left)}; set option 'topicIds' to one of them", topic=name)
         chosen[name] = left[0]
     return chosen
 
 
-def _is_wanted(wanted: Wanted, topic: str) -> bool:
+def is_wanted(wanted: Wanted, topic: str) -> bool:
+    """Return whether the options select this topic. A pattern never matches internal topics."""
     if isinstance(wanted, Matching):
         return topic not in INTERNAL_TOPICS and wanted.matches(topic)
     return topic in (wanted.topics if isinstance(wanted, Subscribed) else wanted.partitions)
 
 
+def with_live_topics(
+    cold: Sequence[TopicDescriptor], live: Sequence[TopicDescriptor], topic_ids: frozenset[UUID]
+) -> list[TopicDescriptor]:
+    """Return the topics of the bucket and those of the brokers, sorted by name.
+
+    A topic that the brokers serve hides older topics of the same name in the bucket, except those in ``topic_ids``.
+    """
+    by_name = {topic.name: topic for topic in live}
+    live_ids = {topic.topic_id for topic in live}
+    hidden = {topic.topic_id for topic in cold if topic.name in by_name} - topic_ids
+    only_cold = [topic for topic in cold if topic.topic_id not in hidden | live_ids]
+    return sorted([*only_cold, *live], key=lambda topic: topic.name)
+
+
 def resolve_topics(wanted: Wanted, partition_counts: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
     """Return the partitions to read, by topic. Raises ``Invalid`` if the bucket lacks a requested topic or partition."""
     if isinstance(wanted, Matching):
-        matching = (topic for topic in partition_counts if _is_wanted(wanted, topic))
+        matching = (topic for topic in partition_counts if is_wanted(wanted, topic))
         return {topic: tuple(range(partition_counts[topic])) for topic in matching}
     names = wanted.topics if isinstance(wanted, Subscribed) else tuple(wanted.partitions)
     for name in names:
@@ -128,23 +162,55 @@ def check_all_named(option: str, values: PerPartition, wanted: Mapping[str, Sequ
         raise Invalid(f"option {option!r} {problem} {topic}-{number}: it must name exactly the partitions that are read")
 
 
-def position(offset: int, cold: OffsetRange) -> int:
-    """Return ``offset``, with ``EARLIEST`` and ``LATEST`` replaced by the limits of ``cold``."""
-    return {EARLIEST: cold.first, LATEST: cold.end}.get(offset, offset)
+def position(offset: int, available: OffsetRange) -> int:
+    """Return ``offset``, with ``EARLIEST`` and ``LATEST`` replaced by the limits of ``available``."""
+    return {EARLIEST: available.first, LATEST: available.end}.get(offset, offset)
 
 
-def within(name: PartitionName, wanted: OffsetRange, cold: OffsetRange, *, fail_on_data_loss: bool) -> OffsetRange:
-    """Return ``wanted`` cut to ``cold``. With ``fail_on_data_loss`` raises ``Invalid`` if anything is cut off."""
-    if fail_on_data_loss and (wanted.first < cold.first or max(wanted.first, wanted.end) > cold.end):
+def within(
+    name: PartitionName, wanted: OffsetRange, available: OffsetRange, *, is_live: bool = False, fail_on_data_loss: bool
+) -> OffsetRange:
+    """Return ``wanted`` cut to ``available``. With ``fail_on_data_loss`` raises ``Invalid`` if anything is cut off.
+
+    ``is_live``: the brokers were asked what is available; otherwise it is what the bucket holds.
+    """
+    if fail_on_data_loss and (wanted.first < available.first or max(wanted.first, wanted.end) > available.end):
+        holder = "the topic" if is_live else "the bucket"
+        beyond = "nothing is committed" if is_live else "nothing is offloaded, and kafka.bootstrap.servers is not set"
         raise Invalid(
-            f"{name}: offsets {wanted.first}..{wanted.end} are wanted, and the bucket holds {cold.first}..{cold.end}. Below it "
-            "retention has removed records; beyond it they are not offloaded yet (`stratalog tier offload`). "
+            f"{name}: offsets {wanted.first}..{wanted.end} are wanted, and {holder} holds {available.first}..{available.end}. "
+            f"Retention removed the records below; beyond the end {beyond}. "
             "Set failOnDataLoss to false to read what is there",
             topic=name.topic,
             partition=name.partition,
         )
-    first = min(max(wanted.first, cold.first), cold.end)
-    return OffsetRange(first=first, end=max(first, min(wanted.end, cold.end)))
+    first = min(max(wanted.first, available.first), available.end)
+    return OffsetRange(first=first, end=max(first, min(wanted.end, available.end)))
+
+
+def outside(wanted: OffsetRange, cold: OffsetRange) -> list[OffsetRange]:
+    """Return the offsets of ``wanted`` that ``cold`` lacks, in order: those before it and those after it."""
+    before = OffsetRange(first=wanted.first, end=min(wanted.end, cold.first))
+    after = OffsetRange(first=max(wanted.first, cold.end), end=wanted.end)
+    pieces = (before, after) if cold.first < cold.end else (wanted,)
+    return [piece for piece in pieces if piece.first < piece.end]
+
+
+def describe_missing_tail(ends: Sequence[ColdEnd]) -> str:
+    """Return the sentence that tells users where a read without brokers ended."""
+    listed = ", ".join(_described(end) for end in ends[:PARTITIONS_LISTED])
+    more = f" and {len(ends) - PARTITIONS_LISTED} more partitions" if len(ends) > PARTITIONS_LISTED else ""
+    return (
+        f"only the bucket is read, which ends at {listed}{more}; newer records are not read. Set kafka.bootstrap.servers "
+        "to read them from the brokers, or missingTail to ignore if the bucket is all you want"
+    )
+
+
+def _described(end: ColdEnd) -> str:
+    if not end.committed_at_ms:
+        return f"{end.name} (nothing offloaded)"
+    committed_at = datetime.fromtimestamp(end.committed_at_ms / 1000, UTC).isoformat(timespec="seconds")
+    return f"{end.name} offset {end.end} (manifest of {committed_at})"
 
 
 def plan_splits(partitions: Sequence[tuple[PartitionName, OffsetRange, Sequence[SegmentEntry]]], cut: Cut) -> list[Split]:

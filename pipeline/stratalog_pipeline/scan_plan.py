@@ -1,47 +1,98 @@
 """The driver's half of a read: turns its options into splits, with the manifest of each partition pinned.
 
 Planning reads descriptors and manifests, and one block per partition for bounds by time; never footers, so that its cost grows
-only with a history's index pages. Independent of Spark, and imports no kernel: the planner never decodes.
+only with a history's index pages. Manifests are pinned before the brokers are asked for their limits: offload may go on, and
+each offset is still read exactly once, from the bucket if the pinned manifest holds it, else from the brokers. Independent of
+Spark, and imports no kernel: the planner never decodes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
-from stratalog_core.errors import Invalid
+from stratalog_core.errors import Invalid, NotFound
+from stratalog_pipeline.brokers import Brokers
 from stratalog_pipeline.bucket import Bucket
 from stratalog_pipeline.catalog import History, load_history, load_segments
-from stratalog_pipeline.options import AllAt, AtOffsets, AtTimestamp, AtTimestamps, Bound, PerPartition, ReadOptions
+from stratalog_pipeline.options import LATEST, AllAt, AtOffsets, AtTimestamp, AtTimestamps, Bound, PerPartition, ReadOptions
 from stratalog_pipeline.planning import (
+    BrokerSplit,
+    ColdEnd,
     Cut,
     OffsetRange,
     PartitionName,
     Split,
     check_all_named,
     chosen_topics,
+    outside,
     plan_splits,
     position,
     resolve_topics,
+    with_live_topics,
     within,
 )
 from stratalog_pipeline.pruning import EVERYTHING, Pruning
+from stratalog_tiering.format.descriptor import TopicDescriptor
 
 
-def plan_scan(bucket: Bucket, options: ReadOptions, pruning: Pruning = EVERYTHING) -> list[Split]:
-    """Return the splits of a read, with the manifest of each partition pinned. Raises ``Invalid`` or ``Corrupt``."""
-    topics = chosen_topics(bucket.topics(), options.wanted, options.topic_ids)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScanPlan:
+    """The splits of one read. ``cold_ends``: partitions read up to the end of the bucket; newer records may exist."""
+
+    splits: list[Split]
+    broker_splits: list[BrokerSplit]
+    cold_ends: list[ColdEnd]
+
+
+def plan_scan(bucket: Bucket, options: ReadOptions, pruning: Pruning = EVERYTHING) -> ScanPlan:
+    """Plan a read. Raises ``Invalid``, ``NotFound``, ``Corrupt``, ``Unavailable``."""
+    brokers = Brokers(options) if options.client else None
+    live = brokers.topics(options.wanted) if brokers is not None else []
+    topics = chosen_topics(with_live_topics(bucket.topics(), live, options.topic_ids), options.wanted, options.topic_ids)
     wanted = resolve_topics(options.wanted, {name: topic.partition_count for name, topic in topics.items()})
     _check_bounds(options, wanted)
-    planned = []
-    for topic, numbers in wanted.items():
-        for number in numbers:
-            name = PartitionName(topic=topic, topic_id=topics[topic].topic_id, partition=number)
-            if pruning.allows(topic, number):
-                history = load_history(bucket, name)
-                offsets = pruning.narrowed(_wanted_offsets(bucket, options, history))
-                planned.append((name, offsets, load_segments(bucket, history, offsets)))
+    histories = [
+        load_history(bucket, PartitionName(topic=topic, topic_id=topics[topic].topic_id, partition=number))
+        for topic, numbers in wanted.items()
+        for number in numbers
+        if pruning.allows(topic, number)
+    ]
+    bounds = _bounds(bucket, options, brokers, live, histories)
+    if brokers is None and options.missing_tail != "ignore":
+        _check_offloaded(topics, histories)
+    return _planned(bucket, options, pruning, histories, bounds)
+
+
+def _planned(bucket: Bucket, options: ReadOptions, pruning: Pruning, histories: Sequence[History], bounds: _Bounds) -> ScanPlan:
+    cold, from_brokers = [], []
+    for history in histories:
+        offsets = pruning.narrowed(bounds.wanted(history))
+        if history.name not in bounds.live:
+            cold.append((history.name, offsets, load_segments(bucket, history, offsets)))
+            continue
+        from_brokers += [BrokerSplit(name=history.name, offsets=piece) for piece in outside(offsets, history.offsets)]
+        kept = within(history.name, offsets, history.offsets, fail_on_data_loss=False)
+        cold.append((history.name, kept, load_segments(bucket, history, kept)))
     cut = Cut(split_bytes=options.split_bytes, records_max=options.records_per_split_max, splits_min=options.min_partitions)
-    return plan_splits(planned, cut)
+    ends = [
+        ColdEnd(name=history.name, end=history.offsets.end, committed_at_ms=history.committed_at_ms)
+        for history in histories
+        if history.name not in bounds.live and bounds.ends_at_latest(history)
+    ]
+    return ScanPlan(splits=plan_splits(cold, cut), broker_splits=from_brokers, cold_ends=ends)
+
+
+def _check_offloaded(topics: Mapping[str, TopicDescriptor], histories: Sequence[History]) -> None:
+    """Raise ``NotFound`` for a topic none of whose partitions has history, all of them having been looked at."""
+    for name, topic in topics.items():
+        looked_at = [history for history in histories if history.name.topic == name]
+        if len(looked_at) == topic.partition_count > 0 and all(history.pointer is None for history in looked_at):
+            raise NotFound(
+                f"topic {name!r} has no history in the bucket yet: nothing was offloaded. Set kafka.bootstrap.servers to read "
+                "it from the brokers, offload it (`stratalog tier offload`), or set missingTail to ignore",
+                topic=name,
+            )
 
 
 def _check_bounds(options: ReadOptions, wanted: Mapping[str, Sequence[int]]) -> None:
@@ -52,27 +103,72 @@ def _check_bounds(options: ReadOptions, wanted: Mapping[str, Sequence[int]]) -> 
             check_all_named(f"{side}OffsetsByTimestamp", bound.timestamps_ms, wanted)
 
 
-def _wanted_offsets(bucket: Bucket, options: ReadOptions, history: History) -> OffsetRange:
-    cold = history.offsets
-    first = _resolve(bucket, options.start, history)
-    end = _resolve(bucket, options.end, history)
-    if first is None and not options.missing_timestamp_is_latest:
-        raise Invalid(
-            f"{history.name}: no record is as late as the wanted start; "
-            "set startingOffsetsByTimestampStrategy to latest to read nothing of such partitions"
-        )
-    found = OffsetRange(first=cold.end if first is None else first, end=cold.end if end is None else end)
-    return within(history.name, found, cold, fail_on_data_loss=options.fail_on_data_loss)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Bounds:
+    """Both bounds of a read as offsets; None if no record is so late. ``live``: limits of the partitions that brokers serve."""
+
+    options: ReadOptions
+    live: Mapping[PartitionName, OffsetRange]
+    firsts: Mapping[PartitionName, int | None]
+    ends: Mapping[PartitionName, int | None]
+
+    def available(self, history: History) -> OffsetRange:
+        return self.live.get(history.name, history.offsets)
+
+    def wanted(self, history: History) -> OffsetRange:
+        name, available = history.name, self.available(history)
+        first, end = self.firsts[name], self.ends[name]
+        if first is None and not self.options.missing_timestamp_is_latest:
+            raise Invalid(
+                f"{name}: no record is as late as the wanted start; "
+                "set startingOffsetsByTimestampStrategy to latest to read nothing of such partitions"
+            )
+        found = OffsetRange(first=available.end if first is None else first, end=available.end if end is None else end)
+        is_live = name in self.live
+        return within(name, found, available, is_live=is_live, fail_on_data_loss=self.options.fail_on_data_loss)
+
+    def ends_at_latest(self, history: History) -> bool:
+        bound = self.options.end
+        offset = _of(bound.offsets, history.name) if isinstance(bound, AtOffsets) else LATEST
+        return offset == LATEST and self.ends[history.name] in (None, history.offsets.end)
 
 
-def _resolve(bucket: Bucket, bound: Bound, history: History) -> int | None:
-    """Return the bound as an offset; None if no record is at or after its time."""
-    if isinstance(bound, AllAt):
-        return position(bound.position, history.offsets)
-    if isinstance(bound, AtOffsets):
-        return position(_of(bound.offsets, history.name), history.offsets)
-    timestamp_ms = bound.timestamp_ms if isinstance(bound, AtTimestamp) else _of(bound.timestamps_ms, history.name)
-    return None if history.pointer is None else bucket.offset_at(history.pointer, timestamp_ms)
+def _bounds(
+    bucket: Bucket, options: ReadOptions, brokers: Brokers | None, live: Sequence[TopicDescriptor], histories: Sequence[History]
+) -> _Bounds:
+    live_ids = {topic.topic_id for topic in live}
+    names = [history.name for history in histories if history.name.topic_id in live_ids]
+    limits = brokers.limits(names) if brokers is not None else {}
+    sides = [_resolved(bucket, brokers, bound, histories, limits) for bound in (options.start, options.end)]
+    return _Bounds(options=options, live=limits, firsts=sides[0], ends=sides[1])
+
+
+def _resolved(
+    bucket: Bucket,
+    brokers: Brokers | None,
+    bound: Bound,
+    histories: Iterable[History],
+    live: Mapping[PartitionName, OffsetRange],
+) -> dict[PartitionName, int | None]:
+    """Return the bound as offsets. The brokers resolve times of the partitions that they serve, the bucket those of others."""
+    if isinstance(bound, AllAt | AtOffsets):
+        return {
+            history.name: position(
+                bound.position if isinstance(bound, AllAt) else _of(bound.offsets, history.name),
+                live.get(history.name, history.offsets),
+            )
+            for history in histories
+        }
+    times = {
+        history: bound.timestamp_ms if isinstance(bound, AtTimestamp) else _of(bound.timestamps_ms, history.name)
+        for history in histories
+    }
+    asked = {history.name: time_ms for history, time_ms in times.items() if history.name in live}
+    found = brokers.offsets_at(asked) if brokers is not None else {}
+    for history, time_ms in times.items():
+        if history.name not in live:
+            found[history.name] = None if history.pointer is None else bucket.offset_at(history.pointer, time_ms)
+    return found
 
 
 def _of(values: PerPartition, name: PartitionName) -> int:

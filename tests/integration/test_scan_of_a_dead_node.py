@@ -65,7 +65,7 @@ def test_every_record_is_there_when_nothing_runs(tmp_path: Path) -> None:
     fill(tmp_path / "data", tmp_path / "store")
     options = parse_options({"path": str(tmp_path / "store"), "subscribe": "events", "splitBytes": "50000"})
     with Bucket(options.store) as bucket:
-        splits = plan_scan(bucket, options)
+        splits = plan_scan(bucket, options).splits
         scans = [scan_split(bucket, split, COLUMNS_WITH_HEADERS, read_committed=True) for split in splits]
         rows = [row for scan in scans for batch in scan for row in batch.to_pylist()]
         verdicts = combine([finding for split in splits for finding in audit_split(bucket, split)])

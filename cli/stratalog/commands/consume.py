@@ -18,6 +18,7 @@ from stratalog import kafka
 from stratalog.moments import format_moment, parse_moment
 from stratalog.target import bootstrap_of, kafka_options
 from stratalog_core.errors import Invalid
+from stratalog_core.kafka_clients import as_ours, translated
 
 _POLL_S = 0.5
 _BATCH_MAX = 1000
@@ -128,11 +129,11 @@ def _records(client: Consumer, pending: set[int], *, count: int | None, follow: 
             elif failure.code() == KafkaError._PARTITION_EOF:
                 pending.discard(message.partition() or 0)
             elif failure.fatal() or not failure.retriable():
-                raise kafka.as_ours(failure)
+                raise as_ours(failure)
 
 
 def _commit(client: Consumer) -> None:
-    with kafka.translated():
+    with translated():
         if any(place.offset >= 0 for place in client.position(client.assignment())):
             client.commit(asynchronous=False)
 

@@ -18,6 +18,7 @@ from stratalog.output import json_option, print_done, print_json, print_listing,
 from stratalog.places import TARGETS, bounds, places
 from stratalog.target import bootstrap_of, kafka_options
 from stratalog_core.errors import NotFound
+from stratalog_core.kafka_clients import as_ours, translated
 
 
 @click.group()
@@ -31,10 +32,10 @@ def group() -> None:
 def list_groups(data: Path | None, bootstrap: str | None, as_json: bool) -> None:
     """List groups."""
     client = kafka.admin(bootstrap_of(data, bootstrap))
-    with kafka.translated():
+    with translated():
         found = client.list_consumer_groups(request_timeout=kafka.TIMEOUT_S).result()
     for failure in found.errors:
-        raise kafka.as_ours(failure)
+        raise as_ours(failure)
     rows = [{"group": entry.group_id, "state": entry.state.name.lower()} for entry in found.valid]
     print_listing("groups", sorted(rows, key=lambda row: row["group"]), ("group", "state"), as_json=as_json)
 

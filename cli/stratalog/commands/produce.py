@@ -13,6 +13,7 @@ from stratalog import kafka
 from stratalog.output import json_option, print_done, progress_bar
 from stratalog.target import bootstrap_of, kafka_options
 from stratalog_core.errors import Invalid, Unavailable
+from stratalog_core.kafka_clients import as_ours
 
 _FLUSH_TIMEOUT_S = 120.0
 _Record = tuple[bytes | None, bytes | None]
@@ -105,7 +106,7 @@ class _Sender:
 
     def _raise_failure(self) -> None:
         if self._failure is not None:
-            raise kafka.as_ours(self._failure)
+            raise as_ours(self._failure)
 
 
 def _records(value: str | None, tombstone: bool, key: str | None, key_separator: str | None) -> Iterator[_Record]:

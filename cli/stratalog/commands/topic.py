@@ -47,6 +47,7 @@ from stratalog_broker.admin.replication_factor import change_replication_factor
 from stratalog_broker.admin.retention_changes import RETENTION
 from stratalog_broker.configs.topic_configs import TOPIC_CONFIG_KEYS
 from stratalog_core.errors import Invalid, NotFound
+from stratalog_core.kafka_clients import translated
 from stratalog_metadata.records import Topic
 
 _CLUSTERS_DEFAULT = -1
@@ -201,7 +202,7 @@ def list_topics(
         rows = asyncio.run(deleted_rows(metadata_of(data, metadata)))
         print_listing("deleted_topics", rows, DELETED_COLUMNS, as_json=as_json)
         return
-    with kafka.translated():
+    with translated():
         topics = kafka.admin(bootstrap_of(data, bootstrap)).list_topics(timeout=kafka.TIMEOUT_S).topics
     rows = [
         {"name": name, "partitions": len(found.partitions)}
@@ -234,7 +235,7 @@ def describe(name: str, data: Path | None, bootstrap: str | None, as_json: bool)
 
 def _partition_rows(client: Any, servers: str, name: str) -> list[dict[str, Any]]:
     partitions = kafka.partitions_of(client.list_topics, name)
-    with kafka.translated():
+    with translated():
         found = client.list_topics(timeout=kafka.TIMEOUT_S).topics[name].partitions
     earliest = _offsets(servers, name, partitions, OffsetSpec.earliest())
     latest = _offsets(servers, name, partitions, OffsetSpec.latest())
@@ -365,7 +366,7 @@ def _values(entries: Mapping[str, ConfigEntry]) -> dict[str, str]:
 
 
 def _broker_configs(client: Any) -> dict[str, ConfigEntry]:
-    with kafka.translated():
+    with translated():
         broker = next(iter(client.list_topics(timeout=kafka.TIMEOUT_S).brokers))
     resource = ConfigResource(ResourceType.BROKER, str(broker))
     entries: dict[str, ConfigEntry] = kafka.only(client.describe_configs([resource], request_timeout=kafka.TIMEOUT_S))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from stratalog import kafka
+from stratalog_core.kafka_clients import translated
 from stratalog_loadgen.processes.crew import Crew, OnProgress
 from stratalog_loadgen.processes.loads import ConnectionLoad
 from stratalog_loadgen.results.result import Result, behind, failures, latencies, result
@@ -34,6 +35,6 @@ def measure_connections(
 def broker_addresses(bootstrap: str) -> list[str]:
     """As the cluster advertises them."""
     client = kafka.admin(bootstrap)
-    with kafka.translated():
+    with translated():
         brokers = client.list_topics(timeout=kafka.TIMEOUT_S).brokers.values()
     return sorted(f"{broker.host}:{broker.port}" for broker in brokers)

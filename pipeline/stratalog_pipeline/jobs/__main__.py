@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import msgspec
 from pyspark.sql import SparkSession
 
-from stratalog_core.errors import Invalid
+from stratalog_core.errors import Invalid, NotFound
 from stratalog_pipeline.jobs.audit import audit
 from stratalog_pipeline.options import ReadOptions, parse_options
 
@@ -29,7 +29,7 @@ def main(arguments: Sequence[str]) -> int:
     try:
         options = parse_options({"store": given.store, "subscribe": given.topics, "topicIds": given.topic_ids})
         return _audit(options)
-    except Invalid as wrong:
+    except (Invalid, NotFound) as wrong:
         sys.stderr.write(f"{wrong.message}\n")
         return 2
 

@@ -58,7 +58,7 @@ class PartitionAudit:
 def audit(spark: SparkSession, options: ReadOptions) -> list[PartitionAudit]:
     """Audit the partitions in ``options``, whole blocks at a time. Raises ``Invalid`` or ``Corrupt`` only if planning fails."""
     with Bucket(options.store) as bucket:
-        splits = plan_scan(bucket, options)
+        splits = plan_scan(bucket, options).splits
     if not splits:
         return []
     rows = [(pickle.dumps(split),) for split in splits]

@@ -6,26 +6,31 @@ classes because Spark fails a query whose reader has ``pushFilters`` while pushd
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import logging
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import Final, cast
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 
+from stratalog_core.errors import Invalid
+from stratalog_pipeline.brokers import Brokers
 from stratalog_pipeline.bucket import Bucket
 from stratalog_pipeline.options import ReadOptions
-from stratalog_pipeline.planning import Split
+from stratalog_pipeline.planning import BrokerSplit, ColdEnd, Split, describe_missing_tail
 from stratalog_pipeline.pruning import EVERYTHING
 from stratalog_pipeline.scan_plan import plan_scan
 from stratalog_pipeline.spark.filters import pruning_of
+
+_LOGGER: Final = logging.getLogger(__name__)
 
 
 @dataclass
 class SplitPartition(InputPartition):
     """A split as it is sent to a task. None if there is nothing to read: Spark requires at least one partition."""
 
-    split: Split | None
+    split: Split | BrokerSplit | None
 
 
 class StratalogReader(DataSourceReader):
@@ -38,15 +43,30 @@ class StratalogReader(DataSourceReader):
 
     def partitions(self) -> list[InputPartition]:
         with Bucket(self._options.store) as bucket:
-            splits = plan_scan(bucket, self._options, self._pruning)
+            plan = plan_scan(bucket, self._options, self._pruning)
+        self._report(plan.cold_ends)
+        splits: list[Split | BrokerSplit] = [*plan.splits, *plan.broker_splits]
         return [SplitPartition(split) for split in splits] or [SplitPartition(None)]
+
+    def _report(self, cold_ends: Sequence[ColdEnd]) -> None:
+        """Tell the user that newer records may exist. Raises ``Invalid`` instead if the options ask for it."""
+        if cold_ends and self._options.missing_tail == "fail":
+            raise Invalid(describe_missing_tail(cold_ends))
+        if cold_ends and self._options.missing_tail == "warn":
+            _LOGGER.warning(describe_missing_tail(cold_ends))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         split = cast(SplitPartition, partition).split
-        if split is None:
-            return
-        # Imported in tasks only: numba costs a second, and Spark starts several processes before the first task.
-        from stratalog_pipeline.scan import scan_split
+        if isinstance(split, Split):
+            yield from self._read_bucket(split)
+        elif split is not None:
+            # Imported in tasks only: numba costs a second, and Spark starts several processes before the first task.
+            from stratalog_pipeline.arrow.messages import to_arrow
+
+            yield from to_arrow(Brokers(self._options).read(split), self._columns)
+
+    def _read_bucket(self, split: Split) -> Iterator[pa.RecordBatch]:
+        from stratalog_pipeline.scan import scan_split  # In tasks only, as above.
 
         with Bucket(self._options.store) as bucket:
             yield from scan_split(

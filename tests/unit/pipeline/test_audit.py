@@ -23,7 +23,7 @@ def batches(first: int, count: int) -> list[bytes]:
 def audited(bucket: ColdBucket, **options: str) -> list[PartitionAudit]:
     parsed = parse_options({"path": bucket.url, "subscribe": "flights", **options})
     with Bucket(parsed.store) as opened:
-        findings = [finding for split in plan_scan(opened, parsed) for finding in audit_split(opened, split)]
+        findings = [finding for split in plan_scan(opened, parsed).splits for finding in audit_split(opened, split)]
     return combine(findings[::-1])
 
 

@@ -137,7 +137,7 @@ def scanned(url: str) -> list[int]:
     with Bucket(options.store) as opened:
         return [
             offset
-            for split in plan_scan(opened, options)
+            for split in plan_scan(opened, options).splits
             for batch in scan_split(opened, split, ("offset",), read_committed=True)
             for offset in batch.column("offset").to_pylist()
         ]

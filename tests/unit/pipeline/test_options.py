@@ -41,9 +41,16 @@ def test_names_are_case_insensitive_and_path_may_be_called_store() -> None:
     assert (options.include_headers, options.min_partitions) == (True, 7)
 
 
-def test_what_only_a_broker_needs_is_taken_and_ignored() -> None:
-    given = {"kafka.bootstrap.servers": "x:9092", "kafka.security.protocol": "SSL", "groupIdPrefix": "p"}
-    assert parsed(**given, **{"kafkaConsumer.pollTimeoutMs": "5"}) == parsed()
+def test_options_of_the_client_are_passed_on_without_their_prefix() -> None:
+    given = {"kafka.bootstrap.servers": "x:9092", "kafka.security.protocol": "SSL", "kafkaConsumer.pollTimeoutMs": "5"}
+    options = parsed(**given)
+    assert options.client == {"bootstrap.servers": "x:9092", "security.protocol": "SSL"}
+    assert options.poll_timeout_s == 0.005
+    assert "SSL" not in repr(options), "options of the client may be secrets"
+
+
+def test_options_of_the_client_mean_nothing_without_servers() -> None:
+    assert parsed(**{"kafka.security.protocol": "SSL", "groupIdPrefix": "p", "fetchOffset.numRetries": "3"}) == parsed()
 
 
 def test_isolation_may_be_said_in_kafkas_way() -> None:

@@ -45,7 +45,7 @@ def read(bucket: ColdBucket, pruning: Pruning = EVERYTHING, /, **options: str) -
     parsed = parse_options({"path": bucket.url, **options})
     with Bucket(parsed.store) as opened:
         rows: list[dict[str, Any]] = []
-        for split in plan_scan(opened, parsed, pruning):
+        for split in plan_scan(opened, parsed, pruning).splits:
             for batch in scan_split(
                 opened, split, COLUMNS, read_committed=parsed.read_committed, timestamp_from_ms=pruning.timestamp_from_ms
             ):

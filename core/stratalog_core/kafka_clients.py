@@ -1,0 +1,88 @@
+"""Translates errors of confluent-kafka's clients into ours and looks up offsets: for the command line and for Spark.
+
+Works with any Kafka server: nothing here depends on Stratalog.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from confluent_kafka import KafkaError, KafkaException, TopicPartition
+from confluent_kafka.admin import AdminClient, OffsetSpec
+
+from stratalog_core.errors import Conflict, Invalid, NotFound, StratalogError, Unavailable
+
+CHECK_CLUSTER = "is the cluster up? Check with `stratalog cluster status` or `stratalog doctor`"
+_RETRY_S = 0.2
+
+_NOT_FOUND = {
+    KafkaError.UNKNOWN_TOPIC_OR_PART,
+    KafkaError._UNKNOWN_TOPIC,
+    KafkaError._UNKNOWN_PARTITION,
+    KafkaError._NOENT,  # An admin client found no leader of any partition: the topic has not reached the brokers yet.
+    KafkaError.GROUP_ID_NOT_FOUND,
+    KafkaError.UNKNOWN_TOPIC_ID,
+}
+_CONFLICT = {KafkaError.TOPIC_ALREADY_EXISTS, KafkaError.NON_EMPTY_GROUP, KafkaError.UNKNOWN_MEMBER_ID}
+_MOVING = {
+    KafkaError.NOT_LEADER_FOR_PARTITION,
+    KafkaError.LEADER_NOT_AVAILABLE,
+    KafkaError.FENCED_LEADER_EPOCH,
+    KafkaError.UNKNOWN_LEADER_EPOCH,
+}
+# Transient: the same request succeeds later.
+_LATER = {
+    KafkaError.REQUEST_TIMED_OUT,
+    KafkaError.NETWORK_EXCEPTION,
+    KafkaError.COORDINATOR_NOT_AVAILABLE,
+    KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+    KafkaError.NOT_COORDINATOR,
+    KafkaError.NOT_CONTROLLER,
+    KafkaError.NOT_ENOUGH_REPLICAS,
+}
+_UNAVAILABLE = {KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN, KafkaError._TIMED_OUT, KafkaError._MSG_TIMED_OUT}
+
+
+def as_ours(failure: KafkaError) -> StratalogError:
+    """Return our error for a Kafka error, chosen by what the user can do about it."""
+    text = failure.str()
+    if failure.code() in _NOT_FOUND:
+        return NotFound(text)
+    if failure.code() in _CONFLICT:
+        return Conflict(text)
+    if failure.code() in _UNAVAILABLE:
+        return Unavailable(f"{text}; {CHECK_CLUSTER}")
+    return Unavailable(text) if failure.retriable() or failure.code() in _MOVING | _LATER else Invalid(text)
+
+
+@contextmanager
+def translated() -> Iterator[None]:
+    """Turn confluent-kafka's exceptions into ours."""
+    try:
+        yield
+    except KafkaException as failure:
+        raise as_ours(failure.args[0]) from failure
+
+
+def list_offsets(
+    connect: Callable[[], AdminClient], wanted: Mapping[TopicPartition, OffsetSpec], timeout_s: float, **options: Any
+) -> dict[tuple[str, int], int]:
+    """Return offsets by topic and partition number. ``options`` are those of ``AdminClient.list_offsets``.
+
+    Retries with a new client if a partition's leader moved, because a client keeps asking the leader that it asked first.
+    Raises ``NotFound``, ``Invalid``, and ``Unavailable`` after ``timeout_s``.
+    """
+    deadline = time.monotonic() + timeout_s
+    while True:
+        client = connect()
+        futures = client.list_offsets(dict(wanted), request_timeout=timeout_s, **options)
+        try:
+            with translated():
+                return {(place.topic, place.partition): future.result(timeout_s).offset for place, future in futures.items()}
+        except Unavailable:
+            if time.monotonic() >= deadline:
+                raise
+            time.sleep(_RETRY_S)

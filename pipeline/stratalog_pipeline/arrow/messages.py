@@ -1,0 +1,65 @@
+"""Turns a Kafka client's messages into Arrow record batches with the columns of Spark's Kafka source.
+
+For the records that come from brokers, which are few beside those of the bucket: a client has decoded them already.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Final, Protocol
+
+import pyarrow as pa
+
+from stratalog_pipeline.arrow.decode import BOUNDS
+from stratalog_pipeline.arrow.kernels import Room
+from stratalog_pipeline.arrow.schema import arrow_schema
+
+
+class KafkaMessage(Protocol):
+    """The part of confluent-kafka's ``Message`` that is read here."""
+
+    def key(self) -> bytes | None: ...
+    def value(self) -> bytes | None: ...
+    def topic(self) -> str: ...
+    def partition(self) -> int: ...
+    def offset(self) -> int: ...
+    def timestamp(self) -> tuple[int, int]: ...
+    def headers(self) -> list[tuple[str, bytes | None]] | None: ...
+
+
+def to_arrow(runs: Iterable[Sequence[Any]], columns: Sequence[str], bounds: Room = BOUNDS) -> Iterator[pa.RecordBatch]:
+    """Yield the messages of ``runs``, in order, as record batches of about ``bounds``."""
+    rows: list[KafkaMessage] = []
+    data_bytes = 0
+    for run in runs:
+        for message in run:
+            rows.append(message)
+            data_bytes += len(message.key() or b"") + len(message.value() or b"")
+        if len(rows) >= bounds.rows or data_bytes >= bounds.data_bytes:
+            yield _batch(rows, columns)
+            rows, data_bytes = [], 0
+    if rows:
+        yield _batch(rows, columns)
+
+
+def _batch(rows: Sequence[KafkaMessage], columns: Sequence[str]) -> pa.RecordBatch:
+    schema = arrow_schema(columns)
+    made = [pa.array([_CELLS[name](row) for row in rows], schema.field(name).type) for name in columns]
+    return pa.RecordBatch.from_arrays(made, schema=schema)
+
+
+def _headers(row: KafkaMessage) -> list[dict[str, Any]]:
+    return [{"key": key, "value": value} for key, value in row.headers() or ()]
+
+
+_CELLS: Final[dict[str, Callable[[KafkaMessage], Any]]] = {
+    "key": lambda row: row.key(),
+    "value": lambda row: row.value(),
+    "topic": lambda row: row.topic(),
+    "partition": lambda row: row.partition(),
+    "offset": lambda row: row.offset(),
+    "timestamp": lambda row: row.timestamp()[1] * 1000,
+    # The client counts from 1 (0: no timestamp), Spark's source from 0.
+    "timestampType": lambda row: max(0, row.timestamp()[0] - 1),
+    "headers": _headers,
+}

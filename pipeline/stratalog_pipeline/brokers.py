@@ -1,0 +1,165 @@
+"""Reads of the part of a topic that is not in the bucket yet, from the brokers, by an unmodified Kafka client.
+
+The client joins no group and commits nothing. It checks every batch's CRC. Always: reads only.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Final
+from uuid import UUID
+
+from confluent_kafka import Consumer, IsolationLevel, KafkaError, KafkaException, Message, TopicCollection, TopicPartition
+from confluent_kafka.admin import AdminClient, OffsetSpec
+
+from stratalog_core.errors import Corrupt, Invalid, NotFound, Unavailable
+from stratalog_core.kafka_clients import CHECK_CLUSTER, as_ours, list_offsets, translated
+from stratalog_pipeline.options import ReadOptions, Subscribed, Wanted
+from stratalog_pipeline.planning import BrokerSplit, OffsetRange, PartitionName, is_wanted
+from stratalog_tiering.format.descriptor import TopicDescriptor
+
+REQUEST_S_MAX: Final = 30.0
+MESSAGES_AT_ONCE: Final = 100
+"""Taken from the client in one call: of messages of 1 MiB no more than these are held besides the client's queue."""
+WAIT_S: Final = 0.5
+_READ_ONLY: Final[Mapping[str, Any]] = {
+    "enable.auto.commit": False,
+    "enable.auto.offset.store": False,
+    "auto.offset.reset": "error",
+    "enable.partition.eof": True,
+    "check.crcs": True,
+}
+
+
+class Brokers:
+    """One cluster as the options of a read name it. Connects anew for each call; holds nothing open between calls."""
+
+    def __init__(self, options: ReadOptions) -> None:
+        self._client: dict[str, Any] = {"log_level": 0, **options.client}
+        self._level = "read_committed" if options.read_committed else "read_uncommitted"
+        self._poll_timeout_s = options.poll_timeout_s
+        self._request_s = min(REQUEST_S_MAX, options.poll_timeout_s)
+
+    def topics(self, wanted: Wanted) -> list[TopicDescriptor]:
+        """Return the wanted topics that the brokers serve. Raises ``Unavailable``, or ``Invalid`` for an unusable option."""
+        client = self._admin()
+        with translated():
+            # Lists all topics, because asking for one by name would create it.
+            names = [name for name in client.list_topics(timeout=self._request_s).topics if is_wanted(wanted, name)]
+            if not names:
+                return []
+            futures = client.describe_topics(TopicCollection(names), request_timeout=self._request_s)
+            found = [future.result(self._request_s) for future in futures.values()]
+        return [
+            TopicDescriptor(
+                topic_id=_uuid(topic.topic_id),
+                name=topic.name,
+                partition_count=len(topic.partitions),
+                replication_factor=len(topic.partitions[0].replicas),
+            )
+            for topic in found
+        ]
+
+    def limits(self, names: Iterable[PartitionName]) -> dict[PartitionName, OffsetRange]:
+        """Return the available offsets of each partition, up to the last stable offset if only committed records are read."""
+        wanted = list(names)
+        firsts = self._offsets(dict.fromkeys(wanted, OffsetSpec.earliest()))
+        ends = self._offsets(dict.fromkeys(wanted, OffsetSpec.latest()))
+        return {name: OffsetRange(first=firsts[name], end=max(firsts[name], ends[name])) for name in wanted}
+
+    def offsets_at(self, timestamps_ms: Mapping[PartitionName, int]) -> dict[PartitionName, int | None]:
+        """Return each partition's first record at or after the given time; None if there is none."""
+        found = self._offsets({name: OffsetSpec.for_timestamp(time_ms) for name, time_ms in timestamps_ms.items()})
+        return {name: None if offset < 0 else offset for name, offset in found.items()}
+
+    def _offsets(self, wanted: Mapping[PartitionName, OffsetSpec]) -> dict[PartitionName, int]:
+        if not wanted:
+            return {}
+        level = IsolationLevel.READ_COMMITTED if self._level == "read_committed" else IsolationLevel.READ_UNCOMMITTED
+        by_place = {TopicPartition(name.topic, name.partition): spec for name, spec in wanted.items()}
+        found = list_offsets(self._admin, by_place, self._request_s, isolation_level=level)
+        return {name: found[name.topic, name.partition] for name in wanted}
+
+    def read(self, split: BrokerSplit) -> Iterator[Sequence[Message]]:
+        """Yield the split's messages in order, a few at a time.
+
+        Raises ``NotFound`` if retention or a deletion removed them since the plan was made, and ``Unavailable`` if no record
+        comes within the poll timeout.
+        """
+        self._check_same_topic(split.name)
+        options = {"group.id": "stratalog-spark", **self._client, "isolation.level": self._level, **_READ_ONLY}
+        with _options_checked():
+            consumer = Consumer(options)
+        try:
+            consumer.assign([TopicPartition(split.name.topic, split.name.partition, split.offsets.first)])
+            yield from self._messages(consumer, split)
+        finally:
+            consumer.close()
+        self._check_same_topic(split.name)
+
+    def _messages(self, consumer: Consumer, split: BrokerSplit) -> Iterator[Sequence[Message]]:
+        position, end = split.offsets.first, split.offsets.end
+        deadline = time.monotonic() + self._poll_timeout_s
+        while position < end:
+            with translated():
+                polled = consumer.consume(min(MESSAGES_AT_ONCE, end - position), timeout=WAIT_S)
+            messages = [message for message in polled if message.error() is None]
+            reached = [_reached(message, split.name) for message in polled]
+            if reached and max(reached) > position:
+                position = max(reached)
+                deadline = time.monotonic() + self._poll_timeout_s
+                yield [message for message in messages if _offset(message) < end]
+            elif time.monotonic() >= deadline:
+                self._check_same_topic(split.name)
+                raise Unavailable(
+                    f"{split.name}: no record from offset {position} on within {self._poll_timeout_s:.0f} s; {CHECK_CLUSTER}, "
+                    "or raise kafkaConsumer.pollTimeoutMs"
+                )
+
+    def _check_same_topic(self, name: PartitionName) -> None:
+        """Raise ``NotFound`` if the topic was deleted since the plan was made, or created again: offsets say nothing then."""
+        ids = [topic.topic_id for topic in self.topics(Subscribed(topics=(name.topic,)))]
+        if ids != [name.topic_id]:
+            raise NotFound(f"topic {name.topic!r} with the id {name.topic_id} was deleted after the query began; run it again")
+
+    def _admin(self) -> AdminClient:
+        with _options_checked():
+            return AdminClient(self._client)
+
+
+@contextmanager
+def _options_checked() -> Iterator[None]:
+    try:
+        yield
+    except KafkaException as refused:
+        raise Invalid(f"options kafka.*: {refused.args[0].str()} (the client is librdkafka)") from refused
+
+
+def _reached(message: Message, name: PartitionName) -> int:
+    """Return the offset after this message; of an end-of-partition event, the offset where the partition ends."""
+    failure = message.error()
+    if failure is None:
+        return _offset(message) + 1
+    if failure.code() == KafkaError._PARTITION_EOF:
+        return _offset(message)
+    if failure.code() in (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE):
+        raise NotFound(f"{name}: retention or a deletion removed records while they were read: {failure.str()}")
+    if failure.code() == KafkaError._BAD_MSG:
+        raise Corrupt(f"{name}: a batch from the brokers does not match its CRC: {failure.str()}")
+    raise as_ours(failure)
+
+
+def _offset(message: Message) -> int:
+    offset = message.offset()
+    assert offset is not None, "a consumed message has an offset"
+    return offset
+
+
+def _uuid(topic_id: Any) -> UUID:
+    high, low = topic_id.get_most_significant_bits(), topic_id.get_least_significant_bits()
+    return UUID(int=(high & _MASK) << 64 | low & _MASK)
+
+
+_MASK: Final = 2**64 - 1
