@@ -7,9 +7,9 @@ import json
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
-from stratalog.kafka import as_ours, translated
 from stratalog.output import human_bytes, print_listing
 from stratalog_core.errors import Conflict, Invalid, NotFound, StratalogError, Unavailable
+from stratalog_core.kafka_clients import as_ours, translated
 
 ROWS = [{"name": "a", "cold_bytes": 1536, "last_error": None}, {"name": "b", "cold_bytes": 0, "last_error": "x" * 100}]
 COLUMNS = ("name", "cold_bytes", "last_error")
