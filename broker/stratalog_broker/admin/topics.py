@@ -34,12 +34,12 @@ from stratalog_broker.admin.topic_names import NAME_CHARACTERS_MAX, check_topic_
 from stratalog_broker.configs.settings import BrokerSettings
 from stratalog_broker.configs.topic_configs import STORAGE_ENABLE, check_topic_configs
 from stratalog_broker.partitions.internal_topics import INTERNAL_TOPICS
-from stratalog_core.errors import Invalid, NotEnoughBookies, NotFound
+from stratalog_core.errors import Conflict, Invalid, NotEnoughBookies, NotFound
 from stratalog_core.ports import Clock, Random
 from stratalog_metadata.client.api import MetadataClient, MetadataView
 from stratalog_metadata.client.guarded_updates import decide_again, propose_guarded
 from stratalog_metadata.client.topic_defaults import topic_defaults
-from stratalog_metadata.client.topic_deletion import delete_topic
+from stratalog_metadata.client.topic_deletion import delete_topic, never_deleted
 from stratalog_metadata.records import (
     Bookie,
     Broker,
@@ -99,12 +99,14 @@ class TopicCommands:
         if validate_only:
             return topic
         updates = (Put(record=topic), *_partition_updates(topic, 0, assigned))
-        requirements = (VersionIs(key=topic.key(), version=ABSENT),)
+        requirements = (VersionIs(key=topic.key(), version=ABSENT), never_deleted(topic.topic_id))
         try:
             command = Command(updates=updates, requirements=requirements)
             await propose_guarded(self._metadata, command, topic.key(), timeout_s)
         except Superseded:
             raise TopicExists(f"topic {new.name!r} already exists") from None
+        except Conflict:
+            raise NotServedYet(f"topic {new.name!r} was created, and deleted before its creation was answered") from None
         await self._wait_for_owners(topic, timeout_s)
         return topic
 

@@ -63,6 +63,15 @@ def delete_topic(view: MetadataView, topic: Topic, version: int, deleted_at_ms: 
     return Command(updates=(*(Delete(key=key) for key in keys), Put(record=deleted)), requirements=tuple(requirements))
 
 
+def never_deleted(topic_id: UUID) -> Requirement:
+    """Require that no topic of this id was deleted. Every command that creates a topic needs it.
+
+    That the topic's name is free does not guard a command that is proposed again after a lost answer: the topic may have been
+    created and deleted meanwhile, and would come back with an empty log. The record of the deletion outlives all attempts.
+    """
+    return VersionIs(key=deleted_topic_key(topic_id), version=ABSENT)
+
+
 def restore_topic(deleted: DeletedTopic, version: int, name: str) -> Command:
     """Restore a topic under ``name``, which must be free. ``version`` is that of the record ``deleted``."""
     assert deleted.topic is not None, f"the deletion of topic {deleted.name!r} is final"

@@ -1,7 +1,8 @@
 """The outcome of a guarded update: a command that requires the version of a record and puts or deletes that record. Pure.
 
 Versions never repeat, so a guarded update takes effect at most once, however often it is proposed; once it has been refused, no
-earlier proposal of it can take effect any more. Therefore a lost answer is not a dead end::
+earlier proposal of it can take effect any more. Only absence can repeat: an update that creates a record needs another
+requirement, which no longer holds once others have deleted that record. Therefore a lost answer is not a dead end::
 
     propose ─┬ applied ───────────────────→ done
              ├ unknown, or not sent ──────→ propose again until the time is over

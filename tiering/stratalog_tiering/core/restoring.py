@@ -9,8 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+from stratalog_metadata.client.topic_deletion import never_deleted
 from stratalog_metadata.records import Log, ManifestPointer, Partition, Topic, manifest_pointer_key, partition_key, topic_key
-from stratalog_metadata.state.commands import ABSENT, Command, Put, VersionIs
+from stratalog_metadata.state.commands import ABSENT, Command, Put, Requirement, VersionIs
 from stratalog_tiering.format.descriptor import TopicDescriptor
 
 EPOCH_GAP: Final = 100_000
@@ -70,7 +71,7 @@ def restore_epoch(last_epoch: int, owner_number: int) -> int:
 def restore_from_bucket(topic: Topic, history: TopicHistory, owner_number: int) -> Command:
     """Create ``topic`` with its cold history. Requires that its name and its partitions are unknown to metadata."""
     updates = [Put(record=topic)]
-    requirements = [VersionIs(key=topic_key(topic.name), version=ABSENT)]
+    requirements: list[Requirement] = [VersionIs(key=topic_key(topic.name), version=ABSENT), never_deleted(topic.topic_id)]
     for found in history.partitions:
         epoch, pointer = restore_epoch(found.leader_epoch, owner_number), found.pointer
         start_offset = pointer.start_offset if pointer is not None else 0

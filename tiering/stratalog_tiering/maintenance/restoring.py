@@ -15,7 +15,7 @@ from stratalog_core.bounded_map import bounded_map
 from stratalog_core.errors import Conflict, Invalid, NotFound
 from stratalog_metadata.client.api import MetadataClient, MetadataView
 from stratalog_metadata.client.guarded_updates import decide_again, propose_guarded
-from stratalog_metadata.records import PRODUCER_IDS, Counter, Topic, counter_key
+from stratalog_metadata.records import PRODUCER_IDS, Counter, Topic, counter_key, deleted_topic_key
 from stratalog_metadata.state.commands import ABSENT, Command, Put, VersionIs
 from stratalog_tiering.cold.archive import Archive, ambiguous_name
 from stratalog_tiering.core.restoring import (
@@ -88,7 +88,11 @@ async def skip_producer_ids(metadata: MetadataClient, owner_number: int) -> None
 
 
 def is_known(view: MetadataView, history: TopicHistory, name: str) -> bool:
-    """Whether the cluster has the topic. Raises ``Conflict`` if it has another topic of that name."""
+    """Whether the cluster has the topic. Raises ``Conflict`` if it has another topic of that name, or has deleted the topic."""
+    if view.get(deleted_topic_key(history.descriptor.topic_id)) is not None:
+        raise Conflict(
+            f"the cluster deleted topic {name!r}: bring it back with `stratalog topic undelete` while that is possible"
+        )
     topics = {topic.topic_id: topic.name for topic in view.all(Topic)}
     if history.descriptor.topic_id in topics:
         return True

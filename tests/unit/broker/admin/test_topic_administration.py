@@ -22,8 +22,11 @@ from confluent_kafka.admin import (
 from unit.broker.mini_cluster import WAIT_S, MiniCluster, in_thread, run_cluster
 from unit.metadata.watching import until
 
+from stratalog_core.errors import OutcomeUnknown
 from stratalog_metadata.client.api import MetadataView
-from stratalog_metadata.records import NO_OWNER, DeletedTopic, Ledger, Log, Partition, broker_key
+from stratalog_metadata.client.topic_deletion import delete_topic
+from stratalog_metadata.records import NO_OWNER, DeletedTopic, Ledger, Log, Partition, Topic, broker_key, topic_key
+from stratalog_metadata.state.commands import Applied, Command, Put
 
 
 def only(futures: dict[Any, Future[Any]]) -> Any:
@@ -76,6 +79,40 @@ async def test_a_topic_from_creation_to_deletion(mini_cluster: MiniCluster) -> N
         reader.close()
 
     await in_thread(again)
+
+
+async def test_a_lost_answer_to_a_creation_does_not_bring_back_a_deleted_topic(
+    mini_cluster: MiniCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Proposed again under the same id, it would have an empty log and leader epoch 0 beside the old topic's ledgers."""
+    view, propose = mini_cluster.metadata.view, mini_cluster.broker.metadata.propose
+    left = iter([OutcomeUnknown("the answer was lost")])
+
+    def all_have_owners() -> bool:
+        partitions = list(view.all(Partition))
+        return len(partitions) == 3 and all(partition.owner != NO_OWNER for partition in partitions)
+
+    async def propose_and_delete(command: Command, timeout_s: float = 10.0) -> Applied:
+        applied = await propose(command, timeout_s)
+        if not any(isinstance(update, Put) and isinstance(update.record, Topic) for update in command.updates):
+            return applied
+        for lost in left:
+            await until(mini_cluster.metadata, all_have_owners, WAIT_S)
+            stored = view.get(topic_key("flights"))
+            assert stored is not None
+            assert isinstance(stored.record, Topic)
+            await propose(delete_topic(view, stored.record, stored.version, 0, 60_000), timeout_s)
+            raise lost
+        return applied
+
+    monkeypatch.setattr(mini_cluster.broker.metadata, "propose", propose_and_delete)
+    admin = admin_of(mini_cluster)
+    error = await in_thread(lambda: refused(admin.create_topics([NewTopic("flights", 3, 1)])))
+    assert error.code() == confluent_kafka.KafkaError.REQUEST_TIMED_OUT
+    assert [deleted.name for deleted in view.all(DeletedTopic)] == ["flights"]
+    assert view.get(topic_key("flights")) is None
+    monkeypatch.undo()
+    await in_thread(lambda: only(admin.create_topics([NewTopic("flights", 3, 1)])))
 
 
 async def test_creations_that_are_refused(mini_cluster: MiniCluster) -> None:
