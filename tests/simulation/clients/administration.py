@@ -11,6 +11,7 @@ import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
+from uuid import UUID
 
 from simulation.checkers.coverage import RECORDS_DELETED, TOPIC_RESTORED
 from simulation.checkers.log_truth import Truth, read_all
@@ -20,7 +21,7 @@ from simulation.world import roles
 from simulation.world.machine import Machine, Ports, World
 from stratalog_broker.admin.deleted_topics import undelete
 from stratalog_core.errors import StratalogError
-from stratalog_metadata.records import DeletedTopic, Topic
+from stratalog_metadata.records import DeletedTopic, Topic, topic_key
 
 TOPICS_MAX: Final = 3
 PAUSE_MEAN_S: Final = 1.0
@@ -61,7 +62,14 @@ class AdministeredTopic:
     truth: TopicTruth
     producer: Producer
     machine: Machine
+    topic_id: UUID | None
+    is_created_once: bool
+    """One request created the topic. Of several, another may be carried out after the topic was deleted."""
     is_deleted: bool = False
+
+    def may_be(self, found: Topic) -> bool:
+        """Return whether the topic ``found``, which has this one's name, is this one."""
+        return self.is_created_once or found.topic_id == self.topic_id
 
 
 class Administrator:
@@ -104,8 +112,13 @@ class Administrator:
         truth = TopicTruth(self._world)
         producer = Producer(self._world, truth, f"{name}.p", name, partitions, self._bootstrap)
         machine = Machine(self._world, f"producer-{name}", producer.run)
-        await self._until(lambda: self._partitions(name) > 0, lambda: client.create_topic(name, partitions, 3, configs))
-        self.topics.append(AdministeredTopic(name, partitions, retention_ms, truth, producer, machine))
+        is_created_once = await self._until(
+            lambda: self._partitions(name) > 0, lambda: client.create_topic(name, partitions, 3, configs)
+        )
+        found = self._found(name)
+        topic_id = found.topic_id if found is not None else None
+        topic = AdministeredTopic(name, partitions, retention_ms, truth, producer, machine, topic_id, is_created_once)
+        self.topics.append(topic)
         self._world.note(f"{name} is created, {partitions} partitions, retention {retention_ms}")
         machine.boot()
 
@@ -158,18 +171,29 @@ class Administrator:
             self._world.note(f"{topic.name} is restored")
         await metadata.close()
 
-    async def _until(self, is_done: Callable[[], bool], request: Callable[[], Coroutine[Any, Any, int]]) -> None:
-        """Repeat the request until it is done. A broker with a stale view may answer that a topic does not exist."""
+    async def _until(self, is_done: Callable[[], bool], request: Callable[[], Coroutine[Any, Any, int]]) -> bool:
+        """Repeat the request until it is done, and return whether one was enough: of several, one may be carried out later.
+
+        A broker with a stale view may answer that a topic does not exist.
+        """
+        is_first = True
         while True:
-            if await self._answer(request()) == NONE or is_done():
-                return
+            answer = await self._answer(request())
+            if answer == NONE or is_done():
+                return is_first and answer == NONE
+            is_first = False
             await asyncio.sleep(0.3)
+
+    def _found(self, name: str) -> Topic | None:
+        """Return the topic's record in the quorum; None if the topic does not exist."""
+        assert self._world.audit is not None
+        found = self._world.audit.records.get(topic_key(name))
+        return found if isinstance(found, Topic) else None
 
     def _partitions(self, name: str) -> int:
         """Return the topic's partition count in the quorum; 0 if the topic does not exist."""
-        assert self._world.audit is not None
-        topics = [each for each in self._world.audit.records.values() if isinstance(each, Topic) and each.name == name]
-        return topics[0].partition_count if topics else 0
+        topic = self._found(name)
+        return topic.partition_count if topic is not None else 0
 
     def _is_restorable(self, name: str) -> bool:
         """Whether the quorum has the topic as deleted and not final."""
@@ -197,5 +221,9 @@ class Administrator:
                 topic.truth.check_final(partition, records, start)
 
     def leftovers(self) -> str:
-        """Return the names of deleted topics that metadata still has; empty if there are none."""
-        return ", ".join(topic.name for topic in self.topics if topic.is_deleted and self._partitions(topic.name))
+        """Return the names of deleted topics that metadata still has; empty if there are none.
+
+        A request to create the topic may have been carried out after the deletion: then another topic has the name.
+        """
+        deleted = ((topic, self._found(topic.name)) for topic in self.topics if topic.is_deleted)
+        return ", ".join(topic.name for topic, found in deleted if found is not None and topic.may_be(found))

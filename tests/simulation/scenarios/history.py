@@ -84,7 +84,8 @@ KEPT: Final = Topic(
 )  # fmt: skip
 PARTITIONS: Final = tuple((topic, index) for topic in (EXPIRING, KEPT) for index in range(topic.partition_count))
 FAULTS_S: Final = 12.0
-CALM_S: Final = 18.0
+CALM_S: Final = 20.5
+"""Before the checks of ages begin it is calm for longer than a request waits whose answer was lost (10 s), and a retry."""
 LOST_MAX_S: Final = 8.0
 REFUSED_S: Final = 2.5 * GRACE_S
 LATE_S: Final = 5.0
