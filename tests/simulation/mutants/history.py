@@ -12,6 +12,7 @@ import msgspec
 
 from stratalog_core.errors import Unavailable
 from stratalog_metadata.records import ForkDecision, Topic
+from stratalog_tiering.cold import block_source
 from stratalog_tiering.core import forks
 from stratalog_tiering.core.forks import Fork
 from stratalog_tiering.core.partition import PartitionSnapshot, StoredLedger, is_sealed
@@ -182,12 +183,18 @@ def workers_start_only_with_the_store() -> None:
 
 
 def compressed_blocks_are_taken_as_they_are_stored() -> None:
-    """The frame of a compressed block is used as if it were the block's batches."""
+    """The worker's audits and merges take the frame of a compressed block for the block's batches."""
     segment.plain_block = lambda stored, entry: memoryview(stored)
+
+
+def readers_take_compressed_blocks_as_they_are_stored() -> None:
+    """Brokers take the frame of a compressed block for the block's batches."""
+    block_source.plain_block = lambda stored, entry: memoryview(stored)  # type: ignore[attr-defined]
 
 
 IN_HISTORY: Final = (
     compressed_blocks_are_taken_as_they_are_stored,
+    readers_take_compressed_blocks_as_they_are_stored,
     tree_heads_do_not_advance,
     the_writer_version_is_ignored,
     paused_topics_are_copied,

@@ -582,7 +582,7 @@ class Scenario:
         store = SimulatedStore(self.bucket, ports.loop, ports.random)
         while True:
             found = (await client.read([key]))[0]
-            assert found is not None
+            assert found is not None, f"{key} has no committed manifest"
             pointer = found.record
             assert isinstance(pointer, ManifestPointer)
             manifest = await ManifestSource(store).manifest(pointer)
