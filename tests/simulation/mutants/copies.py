@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 from collections.abc import Callable, Collection
 from typing import Any, Final
@@ -9,6 +10,7 @@ from typing import Any, Final
 from stratalog_bookies.client import LedgerSpec
 from stratalog_bookies.client.core import placement
 from stratalog_bookies.client.core.placement import Candidate, Spread
+from stratalog_bookies.client.ledger_ids import LedgerIds
 from stratalog_bookies.repair.core import audit_plan
 from stratalog_broker.cluster.replicas import newest_ledger
 from stratalog_broker.configs import topic_configs
@@ -85,4 +87,17 @@ IN_LOG: Final = (
     ledgers_keep_the_factor_of_the_one_before,
     open_ledgers_take_over_a_smaller_ack_quorum,
 )
-IN_LOST_DISKS: Final = (placement_ignores_hosts, auditor_ignores_hosts)
+
+
+def one_block_of_ids_is_enough_for_all_who_wait() -> None:
+    """A caller that has waited for a block of ledger ids takes one without looking whether any are left."""
+
+    async def take(self: LedgerIds) -> int:
+        if not self._usable():
+            await asyncio.shield(self._refilling())
+        return self._free.popleft()
+
+    LedgerIds.take = take  # type: ignore[method-assign]
+
+
+IN_LOST_DISKS: Final = (placement_ignores_hosts, auditor_ignores_hosts, one_block_of_ids_is_enough_for_all_who_wait)

@@ -32,6 +32,7 @@ ENTRY_PAUSE_S: Final = 0.06
 """Few entries with long pauses give as many ledgers as many entries would, and ledgers are the unit of copying and recovery."""
 HOSTS: Final = roles.BOOKIE_HOSTS
 PLACED: Final = 5
+ID_BLOCK: Final = 2
 """The number of ledgers that are placed at the end."""
 REPLICATED_S: Final = 40
 LOOK_S: Final = 0.25
@@ -190,17 +191,26 @@ class Scenario:
             assert found == known.appended[: len(found)], f"ledger {ledger.ledger_id} is another"
 
     async def _place(self, machine: Machine, ports: Ports) -> None:
-        """Place new ledgers. All bookies live and this client saw none fail, so two copies on one host are an error."""
-        client = await self._client(ports)
-        for _ in range(PLACED):
-            spec = LedgerSpec(
-                topic_id=TOPIC_ID, partition=1, base_offset=0, leader_epoch=0,
-                ensemble_size=HOSTS, write_quorum=HOSTS, ack_quorum=2,
-            )  # fmt: skip
-            writer = await client.create(spec, updates=lambda ledger: (), listener=_Silent())
-            bookies = writer.ledger.fragments[0].bookies
-            assert _hosts(bookies) == HOSTS, f"a new ledger has two copies on one host: {bookies}"
-            await writer.seal(0)
+        """Place new ledgers. All bookies live and this client saw none fail, so two copies on one host are an error.
+
+        All are opened at once, by a client whose blocks of ledger ids are too small for them.
+        """
+        metadata = await roles.connect_metadata(ports)
+        settings = LedgerClientSettings(ledger_id_block=ID_BLOCK)
+        client = LedgerClient(metadata, ports.transport, ports.clock, ports.random, settings)
+        placed = await asyncio.gather(*(self._place_one(client) for _ in range(PLACED)))
+        self.audit.require(len(set(placed)) == PLACED, f"new ledgers share their ids: {sorted(placed)}")
+
+    async def _place_one(self, client: LedgerClient) -> int:
+        spec = LedgerSpec(
+            topic_id=TOPIC_ID, partition=1, base_offset=0, leader_epoch=0,
+            ensemble_size=HOSTS, write_quorum=HOSTS, ack_quorum=2,
+        )  # fmt: skip
+        writer = await client.create(spec, updates=lambda ledger: (), listener=_Silent())
+        bookies = writer.ledger.fragments[0].bookies
+        assert _hosts(bookies) == HOSTS, f"a new ledger has two copies on one host: {bookies}"
+        await writer.seal(0)
+        return writer.ledger.ledger_id
 
     async def _in_machine(self, name: str, work: roles.Main) -> None:
         machine = Machine(self.world, name, work)
@@ -208,7 +218,7 @@ class Scenario:
         async with asyncio.timeout(READ_S):
             await machine.ended.wait()
         if machine.failure is not None:
-            raise machine.failure
+            raise AssertionError(f"{name} failed: {machine.failure!r}") from machine.failure
 
     async def _pass(self, seconds: float) -> None:
         await asyncio.sleep(seconds)
