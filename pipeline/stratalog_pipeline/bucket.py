@@ -9,11 +9,10 @@ fetching overlap. Always: reads only, nothing is written.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import random
 import threading
 from collections import deque
-from collections.abc import Callable, Coroutine, Generator, Iterable
+from collections.abc import Coroutine, Generator, Iterable
 from concurrent.futures import Future
 from pathlib import Path
 from types import TracebackType
@@ -28,7 +27,7 @@ from stratalog_tiering.cold.block_source import ColdReaderSettings
 from stratalog_tiering.cold.manifest_source import ManifestSource
 from stratalog_tiering.cold.reader import ColdReader
 from stratalog_tiering.format.descriptor import TopicDescriptor
-from stratalog_tiering.store import ObjectInfo, ObjectStore, open_store
+from stratalog_tiering.store import ObjectStore, open_store
 
 THREADS: Final = 4
 AHEAD_BYTES_MAX: Final = 32 * 1024 * 1024
@@ -59,6 +58,11 @@ class Bucket:
         self.close()
 
     @property
+    def store(self) -> ObjectStore:
+        """The store itself. Await its methods within :meth:`run`."""
+        return self._store
+
+    @property
     def source(self) -> ManifestSource:
         """Manifests, pages and footers, checked against their digests. Await its methods within :meth:`run`."""
         return self._source
@@ -79,42 +83,14 @@ class Bucket:
         """Return the topics that are not deleted, sorted by name. Several topics may share a name."""
         return self.run(live_topics(self._store))
 
-    def get(self, key: str) -> bytes:
-        """Read a whole small object. Raises ``NoSuchObject``, ``Unavailable``, ``Invalid``."""
-        return self.run(self._store.get(key))
-
-    def offset_at(self, pointer: ManifestPointer, timestamp_ms: int) -> int | None:
+    async def offset_at(self, pointer: ManifestPointer, timestamp_ms: int) -> int | None:
         """Return the offset of the first record at or after ``timestamp_ms``, as ListOffsets does; None if there is none."""
-
-        async def find() -> int | None:
-            reader = ColdReader(self._store, ColdReaderSettings(), self._clock)
-            try:
-                found = await reader.offset_for_timestamp(pointer, timestamp_ms)
-            finally:
-                await reader.close()
-            return None if found is None else found.offset
-
-        return self.run(find())
-
-    def list_objects(self, prefix: str) -> list[ObjectInfo]:
-        """Return all objects whose keys start with ``prefix``, sorted by key."""
-
-        async def collect() -> list[ObjectInfo]:
-            return [info async for info in self._store.list(prefix)]
-
-        return self.run(collect())
-
-    def first_key(self, prefix: str, is_wanted: Callable[[str], bool]) -> str | None:
-        """Return the first key under ``prefix`` that ``is_wanted`` accepts, and stop listing there; None if there is none."""
-
-        async def find() -> str | None:
-            async with contextlib.aclosing(self._store.list(prefix)) as listing:  # type: ignore[type-var]
-                async for info in listing:
-                    if is_wanted(info.key):
-                        return info.key
-            return None
-
-        return self.run(find())
+        reader = ColdReader(self._store, ColdReaderSettings(), self._clock)
+        try:
+            found = await reader.offset_for_timestamp(pointer, timestamp_ms)
+        finally:
+            await reader.close()
+        return None if found is None else found.offset
 
     def get_ranges(self, ranges: Iterable[Range]) -> Generator[memoryview, None, None]:
         """Yield the content of each range, in order. Fetch up to ``AHEAD_BYTES_MAX`` ahead while the caller works on one."""

@@ -6,17 +6,19 @@ refers to it. The commit marker holds the manifest's digest; the manifest holds 
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 
 from stratalog_core.errors import Corrupt
 from stratalog_metadata.records import ManifestPointer
 from stratalog_pipeline.bucket import Bucket
 from stratalog_pipeline.planning import OffsetRange, PartitionName
-from stratalog_tiering.cold.manifest_source import ManifestSource
+from stratalog_pipeline.pruning import ANY_TIME, TimeRange
 from stratalog_tiering.format.descriptor import CommitMarker, decode_descriptor
 from stratalog_tiering.format.lookup import live_segments
-from stratalog_tiering.format.manifest import SegmentEntry, pointer_to
+from stratalog_tiering.format.manifest import PageRef, SegmentEntry, pointer_to
 from stratalog_tiering.format.object_keys import is_marker, manifests_prefix, marked_manifest
+from stratalog_tiering.store import ObjectStore
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,15 +31,14 @@ class History:
     committed_at_ms: int = 0
 
 
-def load_history(bucket: Bucket, name: PartitionName) -> History:
+async def load_history(bucket: Bucket, name: PartitionName) -> History:
     """Return the newest committed history of a partition. Raises ``Corrupt`` if a digest does not match."""
-    found = bucket.first_key(manifests_prefix(name.topic_id, name.partition), is_marker)
+    found = await _first_marker(bucket.store, manifests_prefix(name.topic_id, name.partition))
     if found is None:
         return History(name=name, offsets=OffsetRange(first=0, end=0))
-    # Versions are listed newest first, so the first marker is the newest committed one.
     key = marked_manifest(found)
-    marker = decode_descriptor(bucket.get(found), CommitMarker, found)
-    manifest = bucket.run(bucket.source.manifest_at(key, bytes.fromhex(marker.sha256)))
+    marker = decode_descriptor(await bucket.store.get(found), CommitMarker, found)
+    manifest = await bucket.source.manifest_at(key, bytes.fromhex(marker.sha256))
     if (manifest.topic_id, manifest.partition) != (name.topic_id, name.partition):
         raise Corrupt(f"manifest {key} belongs to {manifest.topic_id}-{manifest.partition}, not to {name}", key=key)
     pointer = pointer_to(manifest, key, bytes.fromhex(marker.sha256))
@@ -45,18 +46,33 @@ def load_history(bucket: Bucket, name: PartitionName) -> History:
     return History(name=name, offsets=offsets, pointer=pointer, committed_at_ms=manifest.created_at_ms)
 
 
-def load_segments(bucket: Bucket, history: History, offsets: OffsetRange) -> list[SegmentEntry]:
-    """Return the segments that overlap ``offsets``, in order. Reads only the manifest pages that list them."""
-    if history.pointer is None:
+async def _first_marker(store: ObjectStore, prefix: str) -> str | None:
+    """Return the key of the newest committed manifest's marker: versions are listed newest first. None if there is none."""
+    async with contextlib.aclosing(store.list(prefix)) as listing:  # type: ignore[type-var]
+        async for info in listing:
+            if is_marker(info.key):
+                return info.key
+    return None
+
+
+async def load_segments(
+    bucket: Bucket, history: History, offsets: OffsetRange, times: TimeRange = ANY_TIME
+) -> list[SegmentEntry]:
+    """Return the segments with records in both ranges, in order. Reads only the manifest pages that list them."""
+    if history.pointer is None or offsets.first >= offsets.end:
         return []
-    return bucket.run(_segments_within(bucket.source, history.pointer, offsets))
-
-
-async def _segments_within(source: ManifestSource, pointer: ManifestPointer, offsets: OffsetRange) -> list[SegmentEntry]:
-    manifest = await source.manifest(pointer)
+    manifest = await bucket.source.manifest(history.pointer)
     entries: list[SegmentEntry] = []
     for page in manifest.pages:
-        if page.end_offset > offsets.first and page.base_offset < offsets.end:
-            entries.extend(live_segments(manifest, await source.page(page)))
+        if page.end_offset > offsets.first and page.base_offset < offsets.end and _may_hold(times, page):
+            entries.extend(live_segments(manifest, await bucket.source.page(page)))
     entries.extend(manifest.segments)
-    return [entry for entry in entries if entry.end_offset > offsets.first and entry.base_offset < offsets.end]
+    return [
+        entry
+        for entry in entries
+        if entry.end_offset > offsets.first and entry.base_offset < offsets.end and _may_hold(times, entry)
+    ]
+
+
+def _may_hold(times: TimeRange, listed: PageRef | SegmentEntry) -> bool:
+    return times.may_hold(listed.min_timestamp_ms, listed.max_timestamp_ms)

@@ -21,6 +21,10 @@ from stratalog_tiering.cold.archive import ambiguous_name
 from stratalog_tiering.format.descriptor import TopicDescriptor
 from stratalog_tiering.format.manifest import SegmentEntry
 
+OPEN_BYTES: Final = 4 * 1024 * 1024
+"""Cost of opening a segment or a client, in bytes that could be read meanwhile, as Spark's files.openCostInBytes."""
+RECORD_BYTES: Final = 1024
+"""Guess of a record's size at the brokers, which tell offsets only."""
 PARTITIONS_LISTED: Final = 20
 INTERNAL_TOPICS: Final = frozenset({"__consumer_offsets", "__transaction_state"})
 """Not matched by a pattern (as by Kafka's consumers), only by name."""
@@ -274,3 +278,39 @@ def _packed(
         run_bytes, run_records = run_bytes + stored, run_records + records
     if run:
         yield tuple(run)
+
+
+def plan_tasks(splits: Sequence[Split | BrokerSplit], cut: Cut) -> list[tuple[Split | BrokerSplit, ...]]:
+    """Join neighbouring splits into tasks of at most ``split_bytes``: a thousand small partitions are not a thousand tasks.
+
+    Every segment counts ``OPEN_BYTES`` more than its bytes: it costs requests of its own. Limits on records per split and on
+    the number of splits hold for tasks.
+    """
+    weights = [_weight(split) for split in splits]
+    bytes_max = min(cut.split_bytes, sum(weights) // max(cut.splits_min, 1))
+    tasks: list[tuple[Split | BrokerSplit, ...]] = []
+    run: list[Split | BrokerSplit] = []
+    run_bytes = run_records = 0
+    for split, weight in zip(splits, weights, strict=True):
+        records = _records(split)
+        if run and (run_bytes + weight > bytes_max or (cut.records_max and run_records + records > cut.records_max)):
+            tasks.append(tuple(run))
+            run, run_bytes, run_records = [], 0, 0
+        run.append(split)
+        run_bytes, run_records = run_bytes + weight, run_records + records
+    return [*tasks, tuple(run)] if run else tasks
+
+
+def _weight(split: Split | BrokerSplit) -> int:
+    if isinstance(split, BrokerSplit):
+        return OPEN_BYTES + _records(split) * RECORD_BYTES
+    return sum(OPEN_BYTES + _bytes_within(piece.segment, _range_of(piece)) for piece in split.slices)
+
+
+def _records(split: Split | BrokerSplit) -> int:
+    ranges = [split.offsets] if isinstance(split, BrokerSplit) else [_range_of(piece) for piece in split.slices]
+    return sum(one.end - one.first for one in ranges)
+
+
+def _range_of(piece: SegmentSlice) -> OffsetRange:
+    return OffsetRange(first=piece.blocks_from, end=piece.blocks_end)

@@ -12,16 +12,17 @@ from stratalog_core.errors import Corrupt
 from stratalog_pipeline.arrow.decode import BatchDecoder, SkipBatch
 from stratalog_pipeline.bucket import Bucket
 from stratalog_pipeline.planning import SegmentSlice, Split
+from stratalog_pipeline.pruning import ANY_TIME, TimeRange
 from stratalog_pipeline.segments import located, read_blocks, wanted_blocks
 from stratalog_tiering.format.footer import AbortedTransaction, BlockEntry
 
 
 def scan_split(
-    bucket: Bucket, split: Split, columns: Sequence[str], *, read_committed: bool, timestamp_from_ms: int | None = None
+    bucket: Bucket, split: Split, columns: Sequence[str], *, read_committed: bool, times: TimeRange = ANY_TIME
 ) -> Iterator[pa.RecordBatch]:
     """Yield the rows of one split as Arrow record batches. Raises ``Corrupt`` with segment, block and offsets.
 
-    Blocks whose records are all before ``timestamp_from_ms`` are not read.
+    Blocks without a record within ``times`` are not read.
     """
     decoder = BatchDecoder(
         topic=split.name.topic,
@@ -33,7 +34,7 @@ def scan_split(
     for piece in split.slices:
         footer = bucket.run(bucket.source.footer(piece.segment))
         skip = skip_aborted(footer.aborted_transactions) if read_committed else None
-        blocks = wanted_blocks(footer, piece, split.offsets, timestamp_from_ms)
+        blocks = wanted_blocks(footer, piece, split.offsets, times)
         yield from chain.from_iterable(_decoded(bucket, decoder, piece, blocks, skip))
     yield from decoder.finish()
 

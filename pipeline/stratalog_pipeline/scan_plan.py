@@ -10,7 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import Final
 
+from stratalog_core.bounded_map import bounded_map
 from stratalog_core.errors import Invalid, NotFound
 from stratalog_pipeline.brokers import Brokers
 from stratalog_pipeline.bucket import Bucket
@@ -27,6 +30,7 @@ from stratalog_pipeline.planning import (
     chosen_topics,
     outside,
     plan_splits,
+    plan_tasks,
     position,
     resolve_topics,
     with_live_topics,
@@ -34,14 +38,22 @@ from stratalog_pipeline.planning import (
 )
 from stratalog_pipeline.pruning import EVERYTHING, Pruning
 from stratalog_tiering.format.descriptor import TopicDescriptor
+from stratalog_tiering.format.manifest import SegmentEntry
+
+REQUESTS_MAX: Final = 64
+"""Requests to the store at a time while planning."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScanPlan:
-    """The splits of one read. ``cold_ends``: partitions read up to the end of the bucket; newer records may exist."""
+    """The splits of one read, and the tasks that they are joined to.
+
+    ``cold_ends``: partitions that are read up to the end of the bucket, beyond which newer records may exist.
+    """
 
     splits: list[Split]
     broker_splits: list[BrokerSplit]
+    tasks: list[tuple[Split | BrokerSplit, ...]]
     cold_ends: list[ColdEnd]
 
 
@@ -52,12 +64,13 @@ def plan_scan(bucket: Bucket, options: ReadOptions, pruning: Pruning = EVERYTHIN
     topics = chosen_topics(with_live_topics(bucket.topics(), live, options.topic_ids), options.wanted, options.topic_ids)
     wanted = resolve_topics(options.wanted, {name: topic.partition_count for name, topic in topics.items()})
     _check_bounds(options, wanted)
-    histories = [
-        load_history(bucket, PartitionName(topic=topic, topic_id=topics[topic].topic_id, partition=number))
+    names = [
+        PartitionName(topic=topic, topic_id=topics[topic].topic_id, partition=number)
         for topic, numbers in wanted.items()
         for number in numbers
         if pruning.allows(topic, number)
     ]
+    histories = bucket.run(bounded_map(partial(load_history, bucket), names, REQUESTS_MAX))
     bounds = _bounds(bucket, options, brokers, live, histories)
     if brokers is None and options.missing_tail != "ignore":
         _check_offloaded(topics, histories)
@@ -65,22 +78,29 @@ def plan_scan(bucket: Bucket, options: ReadOptions, pruning: Pruning = EVERYTHIN
 
 
 def _planned(bucket: Bucket, options: ReadOptions, pruning: Pruning, histories: Sequence[History], bounds: _Bounds) -> ScanPlan:
-    cold, from_brokers = [], []
+    from_brokers: list[BrokerSplit] = []
+    in_bucket: list[tuple[History, OffsetRange]] = []
     for history in histories:
         offsets = pruning.narrowed(bounds.wanted(history))
-        if history.name not in bounds.live:
-            cold.append((history.name, offsets, load_segments(bucket, history, offsets)))
-            continue
-        from_brokers += [BrokerSplit(name=history.name, offsets=piece) for piece in outside(offsets, history.offsets)]
-        kept = within(history.name, offsets, history.offsets, fail_on_data_loss=False)
-        cold.append((history.name, kept, load_segments(bucket, history, kept)))
+        if history.name in bounds.live:
+            from_brokers += [BrokerSplit(name=history.name, offsets=piece) for piece in outside(offsets, history.offsets)]
+            offsets = within(history.name, offsets, history.offsets, fail_on_data_loss=False)
+        in_bucket.append((history, offsets))
+
+    async def segments(of: tuple[History, OffsetRange]) -> tuple[PartitionName, OffsetRange, list[SegmentEntry]]:
+        history, offsets = of
+        return history.name, offsets, await load_segments(bucket, history, offsets, pruning.times)
+
+    cold = bucket.run(bounded_map(segments, in_bucket, REQUESTS_MAX))
     cut = Cut(split_bytes=options.split_bytes, records_max=options.records_per_split_max, splits_min=options.min_partitions)
     ends = [
         ColdEnd(name=history.name, end=history.offsets.end, committed_at_ms=history.committed_at_ms)
         for history in histories
         if history.name not in bounds.live and bounds.ends_at_latest(history)
     ]
-    return ScanPlan(splits=plan_splits(cold, cut), broker_splits=from_brokers, cold_ends=ends)
+    splits = plan_splits(cold, cut)
+    tasks = plan_tasks([*splits, *from_brokers], cut)
+    return ScanPlan(splits=splits, broker_splits=from_brokers, tasks=tasks, cold_ends=ends)
 
 
 def _check_offloaded(topics: Mapping[str, TopicDescriptor], histories: Sequence[History]) -> None:
@@ -165,10 +185,14 @@ def _resolved(
     }
     asked = {history.name: time_ms for history, time_ms in times.items() if history.name in live}
     found = brokers.offsets_at(asked) if brokers is not None else {}
-    for history, time_ms in times.items():
-        if history.name not in live:
-            found[history.name] = None if history.pointer is None else bucket.offset_at(history.pointer, time_ms)
-    return found
+
+    async def cold_offset(of: tuple[History, int]) -> int | None:
+        history, time_ms = of
+        return None if history.pointer is None else await bucket.offset_at(history.pointer, time_ms)
+
+    in_bucket = [(history, time_ms) for history, time_ms in times.items() if history.name not in live]
+    offsets = bucket.run(bounded_map(cold_offset, in_bucket, REQUESTS_MAX))
+    return found | {history.name: offset for (history, _), offset in zip(in_bucket, offsets, strict=True)}
 
 
 def _of(values: PerPartition, name: PartitionName) -> int:

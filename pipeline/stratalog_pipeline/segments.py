@@ -12,6 +12,7 @@ from typing import Final
 from stratalog_core.errors import Corrupt
 from stratalog_pipeline.bucket import Bucket, Range
 from stratalog_pipeline.planning import OffsetRange, SegmentSlice
+from stratalog_pipeline.pruning import ANY_TIME, TimeRange
 from stratalog_tiering.format.footer import BlockEntry, SegmentFooter
 from stratalog_tiering.format.manifest import SegmentEntry
 from stratalog_tiering.format.segment import plain_block
@@ -21,7 +22,7 @@ REQUEST_BYTES: Final = 8 * 1024 * 1024
 
 
 def wanted_blocks(
-    footer: SegmentFooter, piece: SegmentSlice, offsets: OffsetRange, timestamp_from_ms: int | None = None
+    footer: SegmentFooter, piece: SegmentSlice, offsets: OffsetRange, times: TimeRange = ANY_TIME
 ) -> list[BlockEntry]:
     """Return the blocks of a footer that begin within ``piece`` and can hold a wanted record."""
     return [
@@ -30,7 +31,7 @@ def wanted_blocks(
         if piece.blocks_from <= block.base_offset < piece.blocks_end
         and block.last_offset >= offsets.first
         and block.base_offset < offsets.end
-        and (timestamp_from_ms is None or block.max_timestamp_ms >= timestamp_from_ms)
+        and times.may_hold(block.min_timestamp_ms, block.max_timestamp_ms)
     ]
 
 

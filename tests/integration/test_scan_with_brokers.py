@@ -17,7 +17,7 @@ from stratalog_core.errors import Invalid, NotFound, Unavailable
 from stratalog_pipeline.arrow.schema import COLUMNS_WITH_HEADERS
 from stratalog_pipeline.options import parse_options
 from stratalog_pipeline.planning import BrokerSplit
-from stratalog_pipeline.spark.reader import SplitPartition, StratalogReader
+from stratalog_pipeline.spark.reader import StratalogReader, TaskPartition
 
 pytestmark = pytest.mark.integration
 PARTITIONS = 3
@@ -86,7 +86,7 @@ def half_cold(cluster: ProcessCluster) -> str:
 
 def test_bucket_and_brokers_are_one_range_of_offsets(cluster: ProcessCluster, half_cold: str) -> None:
     whole = reader(cluster, half_cold)
-    splits = [partition.split for partition in whole.partitions() if isinstance(partition, SplitPartition)]
+    splits = [split for task in whole.partitions() if isinstance(task, TaskPartition) for split in task.splits]
     hot = [split for split in splits if isinstance(split, BrokerSplit)]
     assert sum(split.offsets.end - split.offsets.first for split in hot) == HOT, "history is read from the bucket"
     assert ordered(rows(whole)) == wanted(range(COLD + HOT))

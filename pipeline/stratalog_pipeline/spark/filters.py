@@ -14,7 +14,7 @@ from typing import Any, Final
 from pyspark.sql.datasource import EqualTo, Filter, GreaterThan, GreaterThanOrEqual, In, LessThan, LessThanOrEqual
 
 from stratalog_pipeline.planning import OffsetRange
-from stratalog_pipeline.pruning import EVERYTHING, OFFSET_END, Pruning
+from stratalog_pipeline.pruning import EVERYTHING, OFFSET_END, Pruning, TimeRange
 
 
 def pruning_of(filters: Iterable[Filter]) -> Pruning:
@@ -50,12 +50,17 @@ def _range_of(one: Filter, value: int) -> OffsetRange | None:
 
 
 def _by_timestamp(pruning: Pruning, one: Filter, value: Any) -> Pruning:
-    if not isinstance(one, EqualTo | GreaterThan | GreaterThanOrEqual) or not isinstance(value, datetime):
+    if not isinstance(value, datetime):
         return pruning
     aware = value if value.tzinfo is not None else value.replace(tzinfo=UTC)
-    # Whole milliseconds, rounded down: a block that ends within the same millisecond is still read.
-    from_ms = (aware - _EPOCH) // timedelta(milliseconds=1)
-    return replace(pruning, timestamp_from_ms=max(from_ms, pruning.timestamp_from_ms or from_ms))
+    # Whole milliseconds, rounded to the wider range: a block that begins or ends within the same millisecond is still read.
+    floor_ms = (aware - _EPOCH) // timedelta(milliseconds=1)
+    first_ms, end_ms = pruning.times.first_ms, pruning.times.end_ms
+    if isinstance(one, EqualTo | GreaterThan | GreaterThanOrEqual):
+        first_ms = floor_ms if first_ms is None else max(first_ms, floor_ms)
+    if isinstance(one, EqualTo | LessThan | LessThanOrEqual):
+        end_ms = floor_ms + 1 if end_ms is None else min(end_ms, floor_ms + 1)
+    return replace(pruning, times=TimeRange(first_ms=first_ms, end_ms=end_ms))
 
 
 def _listed(one: Filter, value: Any, kind: type) -> frozenset[Any] | None:

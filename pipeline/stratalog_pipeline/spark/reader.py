@@ -27,10 +27,10 @@ _LOGGER: Final = logging.getLogger(__name__)
 
 
 @dataclass
-class SplitPartition(InputPartition):
-    """A split as it is sent to a task. None if there is nothing to read: Spark requires at least one partition."""
+class TaskPartition(InputPartition):
+    """The splits of one task, in order. Empty if there is nothing to read: Spark requires at least one partition."""
 
-    split: Split | BrokerSplit | None
+    splits: tuple[Split | BrokerSplit, ...]
 
 
 class StratalogReader(DataSourceReader):
@@ -45,8 +45,7 @@ class StratalogReader(DataSourceReader):
         with Bucket(self._options.store) as bucket:
             plan = plan_scan(bucket, self._options, self._pruning)
         self._report(plan.cold_ends)
-        splits: list[Split | BrokerSplit] = [*plan.splits, *plan.broker_splits]
-        return [SplitPartition(split) for split in splits] or [SplitPartition(None)]
+        return [TaskPartition(splits) for splits in plan.tasks] or [TaskPartition(())]
 
     def _report(self, cold_ends: Sequence[ColdEnd]) -> None:
         """Tell the user that newer records may exist. Raises ``Invalid`` instead if the options ask for it."""
@@ -56,26 +55,25 @@ class StratalogReader(DataSourceReader):
             _LOGGER.warning(describe_missing_tail(cold_ends))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        split = cast(SplitPartition, partition).split
-        if isinstance(split, Split):
-            yield from self._read_bucket(split)
-        elif split is not None:
-            # Imported in tasks only: numba costs a second, and Spark starts several processes before the first task.
-            from stratalog_pipeline.arrow.messages import to_arrow
+        splits = cast(TaskPartition, partition).splits
+        in_bucket = [split for split in splits if isinstance(split, Split)]
+        if in_bucket:
+            yield from self._read_bucket(in_bucket)
+        for split in splits:
+            if isinstance(split, BrokerSplit):
+                # Imported in tasks only: numba costs a second, and Spark starts several processes before the first task.
+                from stratalog_pipeline.arrow.messages import to_arrow
 
-            yield from to_arrow(Brokers(self._options).read(split), self._columns)
+                yield from to_arrow(Brokers(self._options).read(split), self._columns)
 
-    def _read_bucket(self, split: Split) -> Iterator[pa.RecordBatch]:
+    def _read_bucket(self, splits: Sequence[Split]) -> Iterator[pa.RecordBatch]:
         from stratalog_pipeline.scan import scan_split  # In tasks only, as above.
 
         with Bucket(self._options.store) as bucket:
-            yield from scan_split(
-                bucket,
-                split,
-                self._columns,
-                read_committed=self._options.read_committed,
-                timestamp_from_ms=self._pruning.timestamp_from_ms,
-            )
+            for split in splits:
+                yield from scan_split(
+                    bucket, split, self._columns, read_committed=self._options.read_committed, times=self._pruning.times
+                )
 
 
 class PushdownReader(StratalogReader):

@@ -69,7 +69,7 @@ def test_one_large_range_is_read_whatever_the_bound(bucket: Bucket, monkeypatch:
 
 def test_errors_of_the_store_arrive_as_they_are(bucket: Bucket) -> None:
     with pytest.raises(NoSuchObject):
-        bucket.get("missing")
+        bucket.run(bucket.store.get("missing"))
     with pytest.raises(Corrupt):
         list(bucket.get_ranges([("object-0", 0, 10), ("object-0", 250, 10), ("object-0", 20, 10)]))
 
@@ -80,12 +80,6 @@ def test_a_bucket_may_be_closed_while_ranges_are_fetched(tmp_path: Path) -> None
         fetching = opened.get_ranges([("object", start, 10) for start in range(100)])
         next(fetching)
     fetching.close()
-
-
-def test_listings_stop_where_the_wanted_key_is(bucket: Bucket) -> None:
-    assert [info.key for info in bucket.list_objects("object-")] == [f"object-{number}" for number in range(4)]
-    assert bucket.first_key("object-", lambda key: key > "object-1") == "object-2"
-    assert bucket.first_key("object-", lambda key: key > "z") is None
 
 
 @pytest.mark.s3

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from functools import partial
 from uuid import UUID
 
 import pytest
@@ -10,13 +12,18 @@ from hypothesis import strategies as st
 from support.segment_entries import entry_of
 
 from stratalog_core.errors import Invalid
-from stratalog_pipeline.options import EARLIEST, LATEST, Assigned, Matching, Subscribed
+from stratalog_pipeline.options import EARLIEST, LATEST, SPLIT_BYTES, Assigned, Matching, Subscribed
 from stratalog_pipeline.planning import (
+    OPEN_BYTES,
+    BrokerSplit,
     Cut,
     OffsetRange,
     PartitionName,
+    SegmentSlice,
+    Split,
     check_all_named,
     plan_splits,
+    plan_tasks,
     position,
     resolve_topics,
     within,
@@ -112,3 +119,38 @@ def test_offsets_that_are_not_there_fail_or_are_left_out() -> None:
     assert within(NAME, OffsetRange(first=0, end=99), cold, fail_on_data_loss=False) == cold
     assert within(NAME, OffsetRange(first=30, end=40), cold, fail_on_data_loss=False) == OffsetRange(first=20, end=20)
     assert within(NAME, OffsetRange(first=15, end=12), cold, fail_on_data_loss=True) == OffsetRange(first=15, end=15)
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 300), st.integers(1, 50 * 1024 * 1024)), max_size=40),
+    st.integers(1, 128 * 1024 * 1024),
+    st.sampled_from([0, 1, 100]),
+    st.integers(1, 10),
+)
+def test_tasks_hold_every_split_once_and_in_order(
+    sizes: list[tuple[int, int]], split_bytes: int, records_max: int, splits_min: int
+) -> None:
+    cut = Cut(split_bytes=split_bytes, records_max=records_max, splits_min=splits_min)
+    splits: list[Split | BrokerSplit] = []
+    for number, (records, stored) in enumerate(sizes):
+        name = PartitionName(topic="t", topic_id=UUID(int=1), partition=number)
+        offsets = OffsetRange(first=0, end=records)
+        entry = segment(0, records, stored)
+        piece = SegmentSlice(segment=entry, blocks_from=0, blocks_end=records)
+        is_cold = number % 3 > 0
+        splits.append(
+            Split(name=name, offsets=offsets, slices=(piece,)) if is_cold else BrokerSplit(name=name, offsets=offsets)
+        )
+    tasks = plan_tasks(splits, cut)
+    assert [split for task in tasks for split in task] == splits
+    for task in tasks:
+        assert len(task) == 1 or len(task) * OPEN_BYTES <= split_bytes
+        assert len(task) == 1 or not records_max or sum(split.offsets.end for split in task) <= records_max
+
+
+def test_a_thousand_quiet_partitions_are_read_by_a_few_tasks() -> None:
+    name = partial(PartitionName, topic="t", topic_id=UUID(int=1))
+    piece = SegmentSlice(segment=segment(0, 10, 1000), blocks_from=0, blocks_end=10)
+    offsets = OffsetRange(first=0, end=10)
+    splits = [Split(name=name(partition=number), offsets=offsets, slices=(piece,)) for number in range(1000)]
+    assert len(plan_tasks(splits, Cut(split_bytes=SPLIT_BYTES))) == math.ceil(1000 / (SPLIT_BYTES // OPEN_BYTES - 1))

@@ -14,7 +14,7 @@ from stratalog_core.errors import Corrupt, Invalid
 from stratalog_pipeline.arrow.schema import COLUMNS
 from stratalog_pipeline.bucket import Bucket
 from stratalog_pipeline.options import parse_options
-from stratalog_pipeline.pruning import EVERYTHING, Pruning
+from stratalog_pipeline.pruning import EVERYTHING, Pruning, TimeRange
 from stratalog_pipeline.scan import scan_split
 from stratalog_pipeline.scan_plan import plan_scan
 from stratalog_tiering.format.footer import AbortedTransaction
@@ -46,9 +46,7 @@ def read(bucket: ColdBucket, pruning: Pruning = EVERYTHING, /, **options: str) -
     with Bucket(parsed.store) as opened:
         rows: list[dict[str, Any]] = []
         for split in plan_scan(opened, parsed, pruning).splits:
-            for batch in scan_split(
-                opened, split, COLUMNS, read_committed=parsed.read_committed, timestamp_from_ms=pruning.timestamp_from_ms
-            ):
+            for batch in scan_split(opened, split, COLUMNS, read_committed=parsed.read_committed, times=pruning.times):
                 rows.extend(batch.to_pylist())
     return rows
 
@@ -144,10 +142,18 @@ def test_pruning_passes_over_partitions_offsets_and_old_blocks(cold_bucket: Cold
     two_topics(cold_bucket)
     only = Pruning(topics=frozenset(("flights",)), partitions=frozenset((1,)))
     assert {row[:2] for row in positions(read(cold_bucket, only, subscribePattern=".*"))} == {("flights", 1)}
-    late = Pruning(timestamp_from_ms=155_000)
+    late = Pruning(times=TimeRange(first_ms=155_000))
     offsets = [row["offset"] for row in read(cold_bucket, late, assign='{"flights": [0]}')]
     assert offsets[-1] == 159
     assert 5 <= len(offsets) < 30
+    early = Pruning(times=TimeRange(end_ms=20_000))
+    offsets = [row["offset"] for row in read(cold_bucket, early, assign='{"flights": [0]}')]
+    assert set(range(20)) | {offset for offset in range(160) if offset % 7 == 3} <= set(offsets), "some are an hour early"
+    cold_bucket.add_topic("ones", [[batches(0, 100, per_batch=1), batches(100, 60, per_batch=1)]])
+    found = {row["offset"] for row in read(cold_bucket, early, subscribe="ones")}
+    assert {offset for offset in range(160) if offset < 20 or offset % 7 == 3} <= found
+    late_only = Pruning(times=TimeRange(first_ms=101_000, end_ms=102_000))
+    assert {row["offset"] for row in read(cold_bucket, late_only, subscribe="ones")} <= set(range(100, 160))
 
 
 def test_aborted_transactions_are_left_out_of_committed_reads(cold_bucket: ColdBucket) -> None:

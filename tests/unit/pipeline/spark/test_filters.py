@@ -50,15 +50,25 @@ def test_topics_and_partitions_intersect() -> None:
     assert not pruning_of([EqualTo(("topic",), "a"), EqualTo(("topic",), "b")]).allows("a", 0)
 
 
-def test_times_only_bound_from_below_and_round_down() -> None:
+def test_times_are_rounded_to_the_wider_range() -> None:
     time = datetime(2013, 7, 4, 12, 0, 0, 999, UTC)
     milliseconds = int(datetime(2013, 7, 4, 12, 0, 0, 0, UTC).timestamp() * 1000)
-    assert pruning_of([GreaterThan(("timestamp",), time)]).timestamp_from_ms == milliseconds
+
+    def times(*filters: Filter) -> tuple[int | None, int | None]:
+        found = pruning_of(filters).times
+        return found.first_ms, found.end_ms
+
+    assert times(GreaterThan(("timestamp",), time)) == (milliseconds, None)
+    assert times(LessThan(("timestamp",), time)) == (None, milliseconds + 1)
+    assert times(LessThanOrEqual(("timestamp",), time), LessThan(("timestamp",), time + timedelta(1))) == (
+        None,
+        milliseconds + 1,
+    )
     elsewhere = time.astimezone(timezone(timedelta(hours=-5)))
+    assert times(EqualTo(("timestamp",), elsewhere)) == (milliseconds, milliseconds + 1)
     later = GreaterThanOrEqual(("timestamp",), time + timedelta(seconds=1))
-    assert pruning_of([EqualTo(("timestamp",), elsewhere), later]).timestamp_from_ms == milliseconds + 1000
-    assert pruning_of([LessThan(("timestamp",), time)]) == EVERYTHING
-    assert pruning_of([EqualTo(("timestamp",), datetime(1969, 12, 31, 23, 59, 59, 999_500, UTC))]).timestamp_from_ms == -1
+    assert times(GreaterThan(("timestamp",), elsewhere), later) == (milliseconds + 1000, None)
+    assert times(EqualTo(("timestamp",), datetime(1969, 12, 31, 23, 59, 59, 999_500, UTC))) == (-1, 0)
 
 
 def test_what_is_not_understood_prunes_nothing() -> None:
