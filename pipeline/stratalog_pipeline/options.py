@@ -13,7 +13,7 @@ import difflib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Final, Literal, TypeAlias, cast
+from typing import Final, Literal, TypeAlias, cast, get_args
 from uuid import UUID
 
 import msgspec
@@ -26,6 +26,9 @@ LATEST: Final = -1
 SPLIT_BYTES: Final = 64 * 1024 * 1024
 POLL_TIMEOUT_MS: Final = 120_000
 """Default of Spark's own source."""
+
+Table: TypeAlias = Literal["records", "segments", "blocks", "batches", "manifests", "tail"]
+"""The rows of a read: a topic's records, or what is known about them (``metadata_tables.py``)."""
 
 MissingTail: TypeAlias = Literal["warn", "fail", "ignore"]
 """Report of a read without brokers that ends at the latest record: log a warning, fail the query, or say nothing."""
@@ -120,13 +123,14 @@ class ReadOptions:
     client: Mapping[str, str] = field(default_factory=dict, repr=False)
     missing_tail: MissingTail = "warn"
     poll_timeout_s: float = POLL_TIMEOUT_MS / 1000
+    table: Table = "records"
 
 
 KNOWN: Final = (
     "path", "store", "assign", "subscribe", "subscribePattern", "topicIds", "startingOffsets", "endingOffsets",
     "startingOffsetsByTimestamp", "endingOffsetsByTimestamp", "startingTimestamp", "endingTimestamp",
     "startingOffsetsByTimestampStrategy", "minPartitions", "maxRecordsPerPartition", "splitBytes", "failOnDataLoss",
-    "includeHeaders", "isolationLevel", "missingTail", "kafkaConsumer.pollTimeoutMs",
+    "includeHeaders", "isolationLevel", "missingTail", "kafkaConsumer.pollTimeoutMs", "table",
 )  # fmt: skip
 CLIENT: Final = "kafka."
 IGNORED: Final = ("fetchoffset.", "kafkaconsumer.cache.", "groupidprefix")
@@ -156,6 +160,7 @@ def parse_options(given: Mapping[str, str]) -> ReadOptions:
         client=_client(options),
         missing_tail=cast("MissingTail", _choice(options, "missingTail", ("warn", "fail", "ignore"))),
         poll_timeout_s=_integer(options, "kafkaConsumer.pollTimeoutMs", POLL_TIMEOUT_MS, 1) / 1000,
+        table=_table(options),
     )
 
 
@@ -175,6 +180,14 @@ def _store(options: Mapping[str, str]) -> str:
         found = "contradict each other" if places else "are both missing"
         raise Invalid(f"options 'path' and 'store' {found}: give one of them, such as file:///dir or s3://bucket/prefix")
     return places.pop()
+
+
+def _table(options: Mapping[str, str]) -> Table:
+    table = cast("Table", _choice(options, "table", get_args(Table)))
+    bounds = [name for name in KNOWN if name.startswith(("starting", "ending")) and name.lower() in options]
+    if table != "records" and bounds:
+        raise Invalid(f"option {bounds[0]!r} has no effect on table {table!r}: filter its rows instead")
+    return table
 
 
 def _client(options: Mapping[str, str]) -> dict[str, str]:

@@ -61,20 +61,36 @@ def plan_scan(bucket: Bucket, options: ReadOptions, pruning: Pruning = EVERYTHIN
     """Plan a read. Raises ``Invalid``, ``NotFound``, ``Corrupt``, ``Unavailable``."""
     brokers = Brokers(options) if options.client else None
     live = brokers.topics(options.wanted) if brokers is not None else []
-    topics = chosen_topics(with_live_topics(bucket.topics(), live, options.topic_ids), options.wanted, options.topic_ids)
-    wanted = resolve_topics(options.wanted, {name: topic.partition_count for name, topic in topics.items()})
+    topics, wanted = _wanted_topics(bucket, options, live)
     _check_bounds(options, wanted)
-    names = [
-        PartitionName(topic=topic, topic_id=topics[topic].topic_id, partition=number)
-        for topic, numbers in wanted.items()
-        for number in numbers
-        if pruning.allows(topic, number)
-    ]
+    names = [name for name in _names(topics, wanted) if pruning.allows(name.topic, name.partition)]
     histories = bucket.run(bounded_map(partial(load_history, bucket), names, REQUESTS_MAX))
     bounds = _bounds(bucket, options, brokers, live, histories)
     if brokers is None and options.missing_tail != "ignore":
         _check_offloaded(topics, histories)
     return _planned(bucket, options, pruning, histories, bounds)
+
+
+def wanted_partitions(bucket: Bucket, options: ReadOptions) -> list[PartitionName]:
+    """Return the partitions that the options select. Raises ``Invalid``, ``Unavailable``."""
+    live = Brokers(options).topics(options.wanted) if options.client else []
+    return _names(*_wanted_topics(bucket, options, live))
+
+
+def _wanted_topics(
+    bucket: Bucket, options: ReadOptions, live: Sequence[TopicDescriptor]
+) -> tuple[dict[str, TopicDescriptor], dict[str, tuple[int, ...]]]:
+    """Return the topics by name, and the wanted partitions of those that are wanted."""
+    topics = chosen_topics(with_live_topics(bucket.topics(), live, options.topic_ids), options.wanted, options.topic_ids)
+    return topics, resolve_topics(options.wanted, {name: topic.partition_count for name, topic in topics.items()})
+
+
+def _names(topics: Mapping[str, TopicDescriptor], wanted: Mapping[str, Sequence[int]]) -> list[PartitionName]:
+    return [
+        PartitionName(topic=topic, topic_id=topics[topic].topic_id, partition=number)
+        for topic, numbers in wanted.items()
+        for number in numbers
+    ]
 
 
 def _planned(bucket: Bucket, options: ReadOptions, pruning: Pruning, histories: Sequence[History], bounds: _Bounds) -> ScanPlan:

@@ -17,6 +17,7 @@ from stratalog_core.errors import Invalid, NotFound, Unavailable
 from stratalog_pipeline.arrow.schema import COLUMNS_WITH_HEADERS
 from stratalog_pipeline.options import parse_options
 from stratalog_pipeline.planning import BrokerSplit
+from stratalog_pipeline.spark.metadata_reader import MetadataReader
 from stratalog_pipeline.spark.reader import StratalogReader, TaskPartition
 
 pytestmark = pytest.mark.integration
@@ -134,6 +135,20 @@ def test_a_topic_that_is_not_offloaded_yet(cluster: ProcessCluster) -> None:
     assert ordered(rows(reader(cluster, topic))) == wanted(range(30))
     with pytest.raises((NotFound, Invalid), match=r"not in this bucket|no history in the bucket"):
         reader(cluster, topic, brokers=False).partitions()
+
+
+def test_the_table_of_tails_tells_what_only_brokers_have(cluster: ProcessCluster, half_cold: str) -> None:
+    options = parse_options(
+        {
+            "path": str(cluster.data / "store"),
+            "subscribe": half_cold,
+            "table": "tail",
+            "kafka.bootstrap.servers": cluster.bootstrap,
+        }
+    )
+    tail = MetadataReader(options, ("partition", "log_start_offset", "log_end_offset", "cold_end_offset", "hot_offsets"))
+    found = [tuple(row.values()) for task in tail.partitions() for batch in tail.read(task) for row in batch.to_pylist()]
+    assert found == [(number, 0, 500, 300, 200) for number in range(PARTITIONS)]
 
 
 def test_every_scan_is_whole_while_offload_goes_on(cluster: ProcessCluster) -> None:

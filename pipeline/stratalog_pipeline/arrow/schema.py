@@ -6,7 +6,7 @@ Python data sources: unselected keys, values and headers are validated but not c
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import pyarrow as pa
@@ -53,13 +53,13 @@ def arrow_schema(columns: Sequence[str]) -> pa.Schema:
     return pa.schema([(name, ARROW_TYPES[name]) for name in columns])
 
 
-def check_columns(wanted: Sequence[tuple[str, str]]) -> tuple[str, ...]:
+def check_columns(wanted: Sequence[tuple[str, str]], types: Mapping[str, str] = SPARK_DDL) -> tuple[str, ...]:
     """Return the names in a user's schema of ``(name, Spark type)``. Raises ``Invalid`` for an unknown name or a wrong type."""
     for name, spark_type in wanted:
-        if name not in SPARK_DDL:
-            raise Invalid(f"schema: column {name!r} is unknown; the source has {', '.join(SPARK_DDL)}")
-        if spark_type != SPARK_DDL[name]:
-            raise Invalid(f"schema: column {name!r} is {SPARK_DDL[name]}, not {spark_type}; cast it after the load")
+        if name not in types:
+            raise Invalid(f"schema: column {name!r} is unknown; the source has {', '.join(types)}")
+        if spark_type != types[name]:
+            raise Invalid(f"schema: column {name!r} is {types[name]}, not {spark_type}; cast it after the load")
     names = [name for name, _ in wanted]
     if len(set(names)) != len(names):
         raise Invalid("schema: it has a column twice")

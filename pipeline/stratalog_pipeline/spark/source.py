@@ -10,11 +10,13 @@ import sys
 from collections.abc import Mapping
 from typing import Final
 
-from pyspark.sql.datasource import DataSource
+from pyspark.sql.datasource import DataSource, DataSourceReader
 from pyspark.sql.types import StructType
 
 from stratalog_pipeline.arrow.schema import COLUMNS, COLUMNS_WITH_HEADERS, check_columns, spark_ddl
+from stratalog_pipeline.metadata_tables import TABLES
 from stratalog_pipeline.options import parse_options
+from stratalog_pipeline.spark.metadata_reader import MetadataReader
 from stratalog_pipeline.spark.reader import PushdownReader, StratalogReader
 
 NAME: Final = "stratalog"
@@ -33,10 +35,18 @@ class StratalogDataSource(DataSource):
         return NAME
 
     def schema(self) -> str:
+        if self._options.table != "records":
+            return ", ".join(f"{name} {kind}" for name, kind in self._table_types().items())
         return spark_ddl(COLUMNS_WITH_HEADERS if self._options.include_headers else COLUMNS)
 
-    def reader(self, schema: StructType) -> StratalogReader:
-        columns = check_columns([(field.name, field.dataType.simpleString()) for field in schema.fields])
+    def _table_types(self) -> dict[str, str]:
+        return {name: spark_type for name, (_, spark_type) in TABLES[self._options.table].columns.items()}
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        fields = [(field.name, field.dataType.simpleString()) for field in schema.fields]
+        if self._options.table != "records":
+            return MetadataReader(self._options, check_columns(fields, self._table_types()))
+        columns = check_columns(fields)
         return (PushdownReader if _pushdown_is_on() else StratalogReader)(self._options, columns)
 
 

@@ -111,6 +111,15 @@ def test_all_codecs_are_read(spark: SparkSession, bucket: ColdBucket) -> None:
     assert {row["partition"]: row["count"] for row in counted} == dict.fromkeys(range(len(NAMES)), 20)
 
 
+def test_tables_about_a_topic(spark: SparkSession, bucket: ColdBucket) -> None:
+    counted = load(spark, bucket, subscribe="flights", table="segments").groupBy("partition").sum("record_count").collect()
+    assert {row["partition"]: row["sum(record_count)"] for row in counted} == {0: 120, 1: 30}
+    named = load(spark, bucket, subscribe="codecs", table="batches").select("compression").distinct().collect()
+    assert {row["compression"] for row in named} == set(NAMES)
+    for table in ("manifests", "blocks"):
+        assert load(spark, bucket, subscribe="flights", table=table).count() > 0
+
+
 def test_a_users_schema_picks_columns(spark: SparkSession, bucket: ColdBucket) -> None:
     frame = (
         spark.read.format("stratalog").schema("offset bigint, partition int").option("subscribe", "flights").load(bucket.url)
