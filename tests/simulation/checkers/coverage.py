@@ -77,7 +77,7 @@ PROGRESS: Final[Mapping[str, Mapping[str, int]]] = {
     "lost-disks": {ENTRIES: 100, SEALED: 5, COPIES_MOVED: 5},
     "ownership-changes": {ACKNOWLEDGED: 50, SEALED: 5, OFFLOADED: 50, COMMITTED: 2},
     "outages": {ACKNOWLEDGED: 150, SEALED: 3, OFFLOADED: 200, COMMITTED: 5},
-    "everything": {ACKNOWLEDGED: 20, SEALED: 2, OFFLOADED: 20},
+    "everything": {ACKNOWLEDGED: 20, SEALED: 2, OFFLOADED: 10},
     "log": {ACKNOWLEDGED: 30, SEALED: 2, OFFLOADED: 30, COMMITTED: 1},
 }
 """Minimum amounts for each run of a scenario. About a tenth of the minimum that 24 runs reached."""

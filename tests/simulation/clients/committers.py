@@ -24,8 +24,8 @@ READ_CHANCE: Final = 0.3
 CHUNK: Final = 20
 """The number of steps in one decision."""
 METADATA_BYTES: Final = 60
-REFUSALS: Final = frozenset({7, 14, 15, 16})
-"""The coordinator is loading, unavailable or elsewhere, or the request took too long."""
+REFUSALS: Final = frozenset({3, 7, 14, 15, 16})
+"""The coordinator does not know the new topic yet, is loading, unavailable or elsewhere, or the request took too long."""
 
 
 @dataclass(slots=True)
