@@ -109,8 +109,9 @@ class Brokers:
             reached = [_reached(message, split.name) for message in polled]
             if reached and max(reached) > position:
                 position = max(reached)
-                deadline = time.monotonic() + self._poll_timeout_s
                 yield [message for message in messages if _offset(message) < end]
+                # Only now: the caller may take no rows for minutes.
+                deadline = time.monotonic() + self._poll_timeout_s
             elif time.monotonic() >= deadline:
                 self._check_same_topic(split.name)
                 raise Unavailable(

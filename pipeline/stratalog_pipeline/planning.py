@@ -171,6 +171,11 @@ def position(offset: int, available: OffsetRange) -> int:
     return {EARLIEST: available.first, LATEST: available.end}.get(offset, offset)
 
 
+def nearest(offset: int, available: OffsetRange) -> int:
+    """Return the offset of a time, moved into ``available``: the brokers may have found a record that came, or went, later."""
+    return min(max(offset, available.first), available.end)
+
+
 def within(
     name: PartitionName, wanted: OffsetRange, available: OffsetRange, *, is_live: bool = False, fail_on_data_loss: bool
 ) -> OffsetRange:

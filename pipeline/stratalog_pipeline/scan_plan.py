@@ -28,6 +28,7 @@ from stratalog_pipeline.planning import (
     Split,
     check_all_named,
     chosen_topics,
+    nearest,
     outside,
     plan_splits,
     plan_tasks,
@@ -200,7 +201,8 @@ def _resolved(
         for history in histories
     }
     asked = {history.name: time_ms for history, time_ms in times.items() if history.name in live}
-    found = brokers.offsets_at(asked) if brokers is not None else {}
+    at_brokers = brokers.offsets_at(asked) if brokers is not None else {}
+    found = {name: None if offset is None else nearest(offset, live[name]) for name, offset in at_brokers.items()}
 
     async def cold_offset(of: tuple[History, int]) -> int | None:
         history, time_ms = of

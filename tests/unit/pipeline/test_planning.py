@@ -22,6 +22,7 @@ from stratalog_pipeline.planning import (
     SegmentSlice,
     Split,
     check_all_named,
+    nearest,
     plan_splits,
     plan_tasks,
     position,
@@ -119,6 +120,11 @@ def test_offsets_that_are_not_there_fail_or_are_left_out() -> None:
     assert within(NAME, OffsetRange(first=0, end=99), cold, fail_on_data_loss=False) == cold
     assert within(NAME, OffsetRange(first=30, end=40), cold, fail_on_data_loss=False) == OffsetRange(first=20, end=20)
     assert within(NAME, OffsetRange(first=15, end=12), cold, fail_on_data_loss=True) == OffsetRange(first=15, end=15)
+
+
+def test_offsets_of_times_stay_within_what_was_available_when_the_plan_was_made() -> None:
+    available = OffsetRange(first=10, end=20)
+    assert [nearest(offset, available) for offset in (3, 10, 15, 20, 27)] == [10, 10, 15, 20, 20]
 
 
 @given(
