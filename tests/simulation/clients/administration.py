@@ -156,12 +156,12 @@ class Administrator:
         self._world.note(f"{topic.name} is deleted, to be restored")
         await asyncio.sleep(ports.random.uniform(0, 1.2 * roles.UNDELETE_WINDOW_MS / 1000))
         metadata = await roles.connect_metadata(ports)
-        while not self._partitions(topic.name):
+        while not self._is_there(topic):
             try:
-                await undelete(metadata, topic.name)
+                await undelete(metadata, str(topic.topic_id))
             except StratalogError as failure:
                 self._world.note(f"  {topic.name} is not restored: {failure!r}")
-                if not self._is_restorable(topic.name) and not self._partitions(topic.name):
+                if not self._is_restorable(topic) and not self._is_there(topic):
                     topic.machine.crash()
                     topic.is_deleted = True
                     break
@@ -195,11 +195,16 @@ class Administrator:
         topic = self._found(name)
         return topic.partition_count if topic is not None else 0
 
-    def _is_restorable(self, name: str) -> bool:
+    def _is_there(self, topic: AdministeredTopic) -> bool:
+        """Whether the quorum has the topic, and not another one of its name."""
+        found = self._found(topic.name)
+        return found is not None and found.topic_id == topic.topic_id
+
+    def _is_restorable(self, topic: AdministeredTopic) -> bool:
         """Whether the quorum has the topic as deleted and not final."""
         assert self._world.audit is not None
-        deleted = [each for each in self._world.audit.records.values() if isinstance(each, DeletedTopic) and each.name == name]
-        return any(not each.is_final for each in deleted)
+        deleted = (each for each in self._world.audit.records.values() if isinstance(each, DeletedTopic))
+        return any(each.topic_id == topic.topic_id and not each.is_final for each in deleted)
 
     async def _answer(self, request: Coroutine[Any, Any, int]) -> int:
         try:
