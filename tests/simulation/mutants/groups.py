@@ -8,13 +8,16 @@ from typing import Any, Final
 
 from kio.schema.errors import ErrorCode
 
+from stratalog_broker.coordination.coordinator_partition import CoordinatorPartition
 from stratalog_broker.coordination.groups.core.store import GroupStore
+from stratalog_broker.coordination.locator import Coordinators
 from stratalog_broker.coordination.record_writer import RecordWriter
 from stratalog_broker.partitions import takeover
 from stratalog_broker.partitions.ledger_trimming import LedgerTrimming
 from stratalog_broker.partitions.log import PartitionLog
 from stratalog_broker.partitions.takeover import Takeover
 from stratalog_core.partition_state.producer_states import ProducerStates
+from stratalog_metadata.records import Topic
 
 
 def _swap(owner: object, name: str, new: object) -> Any:
@@ -118,6 +121,19 @@ def commits_are_acknowledged_before_they_are_written() -> None:
     _swap(RecordWriter, "written", written)
 
 
+def coordinators_serve_on_after_their_partition_is_lost() -> None:
+    """A coordinator keeps its state after it lost its partition and serves while the broker's view calls it the owner."""
+    _swap(CoordinatorPartition, "resigned", lambda self: None)
+    asked: Callable[..., Any] = Coordinators._at
+
+    def at(self: Coordinators[Any, Any], topic: Topic, index: int) -> Any:
+        found, owned = asked(self, topic, index), self._owned.get(index)
+        is_refused = found is ErrorCode.coordinator_load_in_progress
+        return owned.application if is_refused and owned is not None and owned.application is not None else found
+
+    _swap(Coordinators, "_at", at)
+
+
 # -- producers
 
 
@@ -138,4 +154,5 @@ IN_OWNERSHIP_CHANGES: Final = (
     checkpoints_without_offsets,
     checkpoints_without_groups,
     commits_are_acknowledged_before_they_are_written,
+    coordinators_serve_on_after_their_partition_is_lost,
 )
