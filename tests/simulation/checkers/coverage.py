@@ -53,6 +53,9 @@ START_MOVED: Final = "start of a log moved"
 MERGED: Final = "segments merged"
 EXPIRED: Final = "segments removed by retention"
 EXPIRED_HOT: Final = "hot ledgers removed by retention while the store was away"
+EXPIRED_BY_SIZE: Final = "segments removed by retention.bytes"
+EXPIRED_HOT_BY_SIZE: Final = "hot ledgers removed by retention.bytes while copying was disabled"
+SEGMENT_SIZED: Final = "segment of several ledgers under its topic's size"
 RESUMED: Final = "topic copied again after a pause"
 FORKED: Final = "history of a partition forked"
 DRAINED: Final = "broker drained"
@@ -69,7 +72,8 @@ STATES: Final = (
     ENSEMBLE_CHANGE, CHANGE_AT_SEAL, CHANGE_IN_RECOVERY, COPIES_MOVED, HOT_DROPPED, UNKNOWN_OPENING, UNKNOWN_SEAL,
     UNKNOWN_CHANGE, UNKNOWN_MANIFEST, UNKNOWN_DROP, UNKNOWN_OWNER, UNKNOWN_OBJECT, LATE_OPENING, LATE_INTERNAL_OPENING,
     UNFINISHED_IN_A_ROW, NEW_LEADER, FENCED_WRITER, TOPIC_DELETED, TOPIC_RESTORED, PARTITIONS_ADDED, RECORDS_DELETED,
-    START_MOVED, MERGED, EXPIRED, EXPIRED_HOT, RESUMED, FORKED, DRAINED, CONTROLLED_SHUTDOWN,
+    START_MOVED, MERGED, EXPIRED, EXPIRED_HOT, EXPIRED_BY_SIZE, EXPIRED_HOT_BY_SIZE, SEGMENT_SIZED, RESUMED, FORKED, DRAINED,
+    CONTROLLED_SHUTDOWN,
 )  # fmt: skip
 PROGRESS: Final[Mapping[str, Mapping[str, int]]] = {
     "ledgers": {ENTRIES: 50, SEALED: 2},

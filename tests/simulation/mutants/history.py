@@ -1,4 +1,4 @@
-"""Planted faults of manifest forks, of retention, of merging and of compressed blocks, run in ``history``."""
+"""Planted faults of manifest forks, retention, merging, sizes of segments and compressed blocks, run in ``history``."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from stratalog_tiering.cold import block_source
 from stratalog_tiering.core import forks
 from stratalog_tiering.core.forks import Fork
 from stratalog_tiering.core.partition import PartitionSnapshot, StoredLedger, is_sealed
-from stratalog_tiering.core.policy import TierPolicy
+from stratalog_tiering.core.policy import UNLIMITED, TierPolicy
 from stratalog_tiering.core.retention import expired_ledgers
 from stratalog_tiering.format import manifest_edit, segment
 from stratalog_tiering.format.manifest import SegmentEntry
@@ -92,6 +92,56 @@ def nothing_expires() -> None:
     retention.expiry_reason = lambda *args, **keywords: None  # type: ignore[attr-defined]
 
 
+def retention_by_size_removes_a_segment_too_many() -> None:
+    """The oldest segment expires although less than ``retention.bytes`` remains without it."""
+    reason: Callable[..., str | None] = retention.expiry_reason  # type: ignore[attr-defined]
+
+    def one_more(entry: SegmentEntry, policy: TierPolicy, *, total_bytes: int, **others: int) -> str | None:
+        return reason(entry, policy, total_bytes=total_bytes + entry.stored_bytes, **others)
+
+    retention.expiry_reason = one_more  # type: ignore[attr-defined]
+
+
+def retention_by_size_removes_a_hot_ledger_too_many() -> None:
+    """While copying is disabled, one more ledger is removed than ``retention.bytes`` allows."""
+
+    def one_more(state: PartitionSnapshot, policy: TierPolicy, newest_ms: Any, now_ms: int) -> tuple[StoredLedger, ...]:
+        expired = expired_ledgers(state, policy, newest_ms, now_ms)
+        is_by_size = expired and policy.retention_bytes != UNLIMITED
+        return state.ledgers[:-1][: len(expired) + 1] if is_by_size else expired
+
+    hot_expiry.expired_ledgers = one_more  # type: ignore[attr-defined]
+
+
+def records_with_a_hot_copy_are_counted_twice() -> None:
+    """Hot copies of cold records count towards ``retention.bytes``, too."""
+
+    def all_of_both(state: PartitionSnapshot, manifest: Any) -> int:
+        return int(manifest.cold_bytes) + sum(stored.ledger.payload_bytes for stored in state.ledgers)
+
+    retention.retained_bytes = all_of_both  # type: ignore[attr-defined]
+
+
+def _with_policy(changed: Callable[[TierPolicy], TierPolicy]) -> None:
+    parse: Callable[..., TierPolicy] = partition_work.tier_policy  # type: ignore[attr-defined]
+    partition_work.tier_policy = lambda configs: changed(parse(configs))  # type: ignore[attr-defined]
+
+
+def retention_by_size_removes_nothing() -> None:
+    """``retention.bytes`` is ignored."""
+    _with_policy(lambda policy: replace(policy, retention_bytes=UNLIMITED))
+
+
+def segments_ignore_the_size_that_their_topic_sets() -> None:
+    """Segments are as large as the worker's own target allows."""
+    _with_policy(lambda policy: replace(policy, segment_bytes=None))
+
+
+def segments_of_topics_that_set_a_size_hold_one_ledger() -> None:
+    """A size that a topic sets counts as one byte."""
+    _with_policy(lambda policy: replace(policy, segment_bytes=None if policy.segment_bytes is None else 1))
+
+
 def merging_does_not_look_at_ages() -> None:
     """Segments are merged however long their time span is."""
     limits: Callable[..., MergeLimits] = merging.merge_limits
@@ -138,8 +188,7 @@ def the_writer_version_is_ignored() -> None:
 
 def paused_topics_are_copied() -> None:
     """The policy is ignored when the next step is planned."""
-    parse: Callable[..., TierPolicy] = partition_work.tier_policy  # type: ignore[attr-defined]
-    partition_work.tier_policy = lambda configs: replace(parse(configs), is_copied=True)  # type: ignore[attr-defined]
+    _with_policy(lambda policy: replace(policy, is_copied=True))
 
 
 def steps_follow_the_configs_that_the_work_began_with() -> None:
@@ -208,6 +257,12 @@ IN_HISTORY: Final = (
     the_kept_line_is_always_metadatas,
     removed_objects_have_no_grace_period,
     nothing_expires,
+    retention_by_size_removes_a_segment_too_many,
+    retention_by_size_removes_a_hot_ledger_too_many,
+    records_with_a_hot_copy_are_counted_twice,
+    retention_by_size_removes_nothing,
+    segments_ignore_the_size_that_their_topic_sets,
+    segments_of_topics_that_set_a_size_hold_one_ledger,
     merging_does_not_look_at_ages,
     merged_segments_are_merged_again_and_again,
     manifests_without_a_change_are_committed,

@@ -5,22 +5,34 @@ policies. Then metadata goes back to a moment that the seed draws, while the sto
 disabled gets no new segments and loses no record that retention keeps; nothing is committed or deleted for a partition whose
 history has forked until an operator decides, and objects of the rejected history are deleted no sooner than a grace period
 later; no object is deleted within the grace period; no record is written more than three times, or can be read for longer than
-retention allows; each manifest changes something. At the end the kept history is read back, and nothing else remains.
+retention allows; each manifest changes something. Then retention by size is set and changed, with hot ledgers and without, and
+a topic sets the size of its segments while its ledgers pile up; checked: retention leaves as many bytes as it must and removes
+what it can, and no segment is larger than its topic allows. At the end the kept history is read back, and nothing else remains.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 from uuid import UUID
 
 import msgspec
 
 from simulation.checkers.audit import Audit
-from simulation.checkers.coverage import EXPIRED, EXPIRED_HOT, FORKED, MERGED, RESUMED
+from simulation.checkers.coverage import (
+    EXPIRED,
+    EXPIRED_BY_SIZE,
+    EXPIRED_HOT,
+    EXPIRED_HOT_BY_SIZE,
+    FORKED,
+    MERGED,
+    RESUMED,
+    SEGMENT_SIZED,
+)
 from simulation.checkers.final_checks import FinalChecks
+from simulation.checkers.kept_sizes import excess, kept_sizes, too_large
 from simulation.clients.policy_operator import PolicyOperator, set_policy
 from simulation.faults.nemesis import Nemesis, NemesisPlan
 from simulation.world import roles
@@ -55,10 +67,11 @@ from stratalog_tiering.cold.block_source import ColdReaderSettings
 from stratalog_tiering.cold.manifest_source import ManifestSource
 from stratalog_tiering.cold.reader import ColdReader
 from stratalog_tiering.config import TieringSettings
-from stratalog_tiering.core.policy import tier_policy
+from stratalog_tiering.core.policy import SEGMENT_BYTES, tier_policy
 from stratalog_tiering.format.manifest import (
     WRITER_VERSION,
     Manifest,
+    SegmentEntry,
     SegmentKind,
     decode_manifest,
     encode_manifest,
@@ -94,6 +107,14 @@ STORE_AWAY_S: Final = RETENTION_MS / 1000 + 6.0
 """Longer than any cold history is kept, so that hot ledgers expire, too."""
 DECIDED_S: Final = 30.0
 NEWER_S: Final = 3.0
+PAUSED: Final = {"remote.log.copy.disable": "true"}
+SIZE_STEPS: Final[Sequence[tuple[tuple[int, int], Mapping[str, str], tuple[int, int] | None]]] = (
+    ((4_000, 8_000), {"local.retention.ms": "-1"}, None),
+    ((500, 1_000), PAUSED, None),
+    ((2_000, 4_000), {}, (350, 700)),
+)
+"""The range of ``retention.bytes`` and the other policy of EXPIRING, and the range of KEPT's segment size, if it is copied."""
+SIZE_STEP_S: Final = 5.0
 FINISH_S: Final = 60.0
 LOOK_S: Final = 0.25
 LATE_RETENTION_MS: Final = 4_000
@@ -180,6 +201,8 @@ class HistoryAudit(Audit):
         """By manifest key: the Merkle leaves of every batch that the partition ever had in the store."""
         self.newer_writer: dict[str, int] = {}
         """By pointer key: the version that a newer release has committed; workers of this one must not replace it."""
+        self.sized = 0
+        """The number of segments of several ledgers of topics that set the size of their segments."""
         self._paused: set[str] = set()
         """Pointer keys of partitions whose topic was not to be copied at some time since their last segment."""
         self.resumed = 0
@@ -218,8 +241,25 @@ class HistoryAudit(Audit):
         for base, ledger_id in self.lines[after.key()].items():
             if before.log_start_offset <= base < after.log_start_offset:
                 age_ms = self._clock.wall_ms() - self.ledgers.batches[ledger_id].timestamp_ms
-                is_past = after.topic_id == EXPIRING.topic_id and age_ms > RETENTION_MS
-                self.require(is_past, f"offset {base} of {after.key()} was removed {age_ms} ms after it was written")
+                self._require_expired(after, base, age_ms)
+
+    def _require_expired(self, log: Log, base_offset: int, age_ms: int) -> None:
+        """Require that a record of this age was past its topic's retention, by its age or by the bytes that are left."""
+        configs = self.topic(log.topic_id).configs
+        retention_ms, retention_bytes = int(configs["retention.ms"]), int(configs.get("retention.bytes", "-1"))
+        left_bytes = sum(self.kept_sizes(log)) if retention_bytes >= 0 else 0
+        self.require(
+            0 <= retention_ms < age_ms or 0 <= retention_bytes <= left_bytes,
+            f"offset {base_offset} of {log.key()} was removed {age_ms} ms after it was written; {left_bytes} bytes are left of"
+            f" retention.bytes={retention_bytes}",
+        )
+
+    def topic(self, topic_id: UUID) -> Topic:
+        (found,) = (each for each in self.records.values() if isinstance(each, Topic) and each.topic_id == topic_id)
+        return found
+
+    def kept_sizes(self, log: Log) -> list[int]:
+        return kept_sizes(log, self.records, self._stored)
 
     def _pointer_changed(self, before: ManifestPointer | None, after: ManifestPointer) -> None:
         key = after.key()
@@ -240,8 +280,7 @@ class HistoryAudit(Audit):
 
     def _copied(self, pointer: ManifestPointer) -> None:
         """Require that the topic is to be copied at the moment at which its history gets longer."""
-        (topic,) = (each for each in self.records.values() if isinstance(each, Topic) and each.topic_id == pointer.topic_id)
-        is_copied = tier_policy(topic.configs).is_copied
+        is_copied = tier_policy(self.topic(pointer.topic_id).configs).is_copied
         self.require(is_copied, f"{pointer.key()} got a segment up to {pointer.end_offset} while copying was disabled")
         self.resumed += pointer.key() in self._paused
         self._paused.discard(pointer.key())
@@ -274,6 +313,15 @@ class HistoryAudit(Audit):
             if entry.key not in known:
                 self.merges += entry.end_offset - entry.base_offset > 1 and entry.merge_count > 0
                 self._count_writes(after.key(), entry.base_offset, entry.end_offset)
+                self._check_size(after, entry)
+
+    def _check_size(self, pointer: ManifestPointer, entry: SegmentEntry) -> None:
+        configs = self.topic(pointer.topic_id).configs
+        line = self.lines[log_key(pointer.topic_id, pointer.index)]
+        inside = [line[base] for base in sorted(line) if entry.base_offset <= base < entry.end_offset]
+        problem = too_large(entry, [len(self.ledgers.batches[ledger_id].content) for ledger_id in inside], configs)
+        self.require(not problem, f"{pointer.key()}: {problem}")
+        self.sized += SEGMENT_BYTES in configs and len(inside) > 1
 
     def _count_writes(self, key: str, base_offset: int, end_offset: int) -> None:
         for offset in range(base_offset, end_offset):
@@ -409,7 +457,7 @@ class Scenario:
         self.operator.boot()
         await self._faults()
         self.operator.crash()
-        await self._in_checker(self._reset_policies)
+        await self._set_policies((EXPIRING, {}), (KEPT, {}))
         if self._random.random() < 0.5 and self.world.decides("outage"):
             await self._store_away()
         await self._pass(CALM_S - LOST_MAX_S)
@@ -429,6 +477,7 @@ class Scenario:
         await self._pass(2 * GRACE_S)
         await self._pass(GRACE_S, self._check_ages)
         await self._newer_writer()
+        await self._change_sizes()
         self.owner.stop = True
         await self._pass(1.0)
         await self._in_checker(FinalChecks(self.audit, self.bucket, [], len(PARTITIONS)).run)
@@ -443,13 +492,19 @@ class Scenario:
         logs = (Log(topic_id=topic.topic_id, index=index) for topic, index in PARTITIONS)
         await client.propose(Command(updates=(Put(record=EXPIRING), Put(record=KEPT), *(Put(record=log) for log in logs))))
 
-    async def _reset_policies(self, machine: Machine, ports: Ports) -> None:
-        client = await roles.connect_metadata(ports)
-        for topic in (EXPIRING, KEPT):
-            while client.view.find(Topic, topic.key()) != topic:
-                with contextlib.suppress(Conflict, OutcomeUnknown, Unavailable):
-                    await set_policy(client, topic, {})
-                await asyncio.sleep(LOOK_S)
+    async def _set_policies(self, *policies: tuple[Topic, Mapping[str, str]]) -> None:
+        """Set each topic's configs to those that it was created with and its policy."""
+
+        async def set_policies(machine: Machine, ports: Ports) -> None:
+            client = await roles.connect_metadata(ports)
+            for topic, policy in policies:
+                wanted = msgspec.structs.replace(topic, configs={**topic.configs, **policy})
+                while client.view.find(Topic, topic.key()) != wanted:
+                    with contextlib.suppress(Conflict, OutcomeUnknown, Unavailable):
+                        await set_policy(client, topic, policy)
+                    await asyncio.sleep(LOOK_S)
+
+        await self._in_checker(set_policies)
 
     async def _faults(self) -> None:
         plan = NemesisPlan(crash=0.3, stop=0.3, partition=0.1, one_way=0, lossy=0, clock_jump=0, pause_mean_s=1.2)
@@ -617,6 +672,52 @@ class Scenario:
                 continue
             await mark_committed(store, new)
             return
+
+    # -- sizes
+
+    async def _change_sizes(self) -> None:
+        """Bound EXPIRING by size instead of age, and change the bound; let KEPT's ledgers pile up, and limit its segments.
+
+        Randomness is drawn from a stream of its own, so that nothing before this step depends on it.
+        """
+        chance = self.world.random("sizes")
+        drops, expired_hot = self.audit.drops, self.audit.expired_hot
+        for number, (kept_range, policy, segment_range) in enumerate(SIZE_STEPS):
+            kept_bytes = chance.randint(*kept_range)
+            by_size = {"retention.ms": "-1", "retention.bytes": str(kept_bytes), **policy}
+            segments = PAUSED if segment_range is None else {SEGMENT_BYTES: str(chance.randint(*segment_range))}
+            await self._set_policies((EXPIRING, by_size), (KEPT, segments))
+            restarted, after_s = chance.choice(self.tiering), chance.uniform(0.0, SIZE_STEP_S)
+            self.owner.stop = False
+            await self._pass(after_s)
+            if self.world.decides(f"sizes#{number}"):
+                restarted.crash()
+                restarted.boot()
+            await self._pass(SIZE_STEP_S - after_s)
+            self.owner.stop = True
+            await self._settle_sizes(kept_bytes, is_copied=segment_range is not None)
+        self.audit.require(self.audit.sized > 0, f"{SEGMENT_BYTES} has no effect: no segment is made of several ledgers")
+        self.world.coverage.meet(SEGMENT_SIZED, self.audit.sized)
+        self.world.coverage.meet(EXPIRED_BY_SIZE, self.audit.drops - drops)
+        self.world.coverage.meet(EXPIRED_HOT_BY_SIZE, self.audit.expired_hot - expired_hot)
+
+    async def _settle_sizes(self, kept_bytes: int, *, is_copied: bool) -> None:
+        """Wait until retention has nothing more to remove from EXPIRING, and KEPT is cold if it is copied."""
+        until = self.world.loop.time() + FINISH_S
+        while problem := self._unsettled(kept_bytes, is_copied=is_copied):
+            if self.world.loop.time() >= until:
+                raise AssertionError(problem)
+            await self._pass(LOOK_S)
+
+    def _unsettled(self, kept_bytes: int, *, is_copied: bool) -> str:
+        log = self.audit.records[log_key(EXPIRING.topic_id, 0)]
+        assert isinstance(log, Log)
+        for index in range(KEPT.partition_count if is_copied else 0):
+            pointer = self.audit.records.get(manifest_pointer_key(KEPT.topic_id, index))
+            end_offset = max(self.audit.lines[log_key(KEPT.topic_id, index)])
+            if not isinstance(pointer, ManifestPointer) or pointer.end_offset <= end_offset:
+                return f"{KEPT.name}-{index} is not copied up to offset {end_offset}"
+        return excess(self.audit.kept_sizes(log), kept_bytes)
 
     # -- checks
 
