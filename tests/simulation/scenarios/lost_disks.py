@@ -2,7 +2,7 @@
 
 A writer seals ledger after ledger. Now and then a bookie loses its disk. It may try to come back with an empty one, and must be
 refused; a new bookie takes its place. When the auditor has replaced every lost copy, the next disk is lost, until none of the
-first ledgers' disks is left. Bookies share hosts. Checked: no record names a bookie that lacks entries; after each loss all
+first bookies is left. Bookies share hosts. Checked: no record names a bookie that lacks entries; after each loss all
 closed ledgers get all their copies back, on as many hosts as there are; at the end all confirmed entries are readable, and new
 ledgers span all hosts.
 """
@@ -32,8 +32,8 @@ ENTRY_PAUSE_S: Final = 0.06
 """Few entries with long pauses give as many ledgers as many entries would, and ledgers are the unit of copying and recovery."""
 HOSTS: Final = roles.BOOKIE_HOSTS
 PLACED: Final = 5
-ID_BLOCK: Final = 2
 """The number of ledgers that are placed at the end."""
+ID_BLOCK: Final = 2
 REPLICATED_S: Final = 40
 LOOK_S: Final = 0.25
 READ_S: Final = 60.0
@@ -64,7 +64,8 @@ class Scenario:
         self.writers = [Machine(world, f"writer-{number}", one.run) for number, one in enumerate(writers)]
         self.clients = [*self.writers, Machine(world, "recoverer-0", recoverer.run)]
         self._random = world.random("losses")
-        self._outlived: set[int] = set()
+        self._open_at_loss: set[int] = set()
+        """The ledgers that were open when the last disk was lost: nobody repairs them until they are closed."""
         self._taken_over: set[int] = set()
         self._next_number = BOOKIES
 
@@ -87,6 +88,7 @@ class Scenario:
             nemesis.stop()
             task.cancel()
             await self._in_machine(f"successor-{number}", self._recover_abandoned)
+            await self._until_whole(self._open_at_loss)
             # The oldest first: at the end none of the first bookies is left.
             await self._lose(self.bookies.pop(0))
             await self._until_replicated()
@@ -97,6 +99,7 @@ class Scenario:
         self.world.note(f"{len(self._closed())} ledgers, {self.truth.entries_confirmed} entries confirmed, {LOSSES} disks lost")
 
     async def _lose(self, bookie: Machine) -> None:
+        self._open_at_loss = {ledger.ledger_id for ledger in self._open()}
         bookie.crash()
         bookie.disk = Disk(bookie.name, self._random)
         self.audit.copies.lost(bookie.name)
@@ -121,13 +124,21 @@ class Scenario:
             await bookie.ended.wait()
         assert isinstance(bookie.failure, Invalid), f"{bookie.name} came back with an empty disk: {bookie.failure!r}"
 
+    def _ledgers(self) -> list[Ledger]:
+        return [record for record in self.audit.records.values() if isinstance(record, Ledger)]
+
     def _closed(self) -> list[Ledger]:
-        records = self.audit.records.values()
-        return [record for record in records if isinstance(record, Ledger) and record.state is LedgerState.CLOSED]
+        return [ledger for ledger in self._ledgers() if ledger.state is LedgerState.CLOSED]
+
+    def _open(self) -> list[Ledger]:
+        return [ledger for ledger in self._ledgers() if ledger.state is not LedgerState.CLOSED]
 
     async def _until_replicated(self) -> None:
         """Wait until every ledger that is closed now has all its copies, on disks that exist."""
-        wanted = [ledger.ledger_id for ledger in self._closed()]
+        await self._until_whole(ledger.ledger_id for ledger in self._closed())
+
+    async def _until_whole(self, ledger_ids: Iterable[int]) -> None:
+        wanted = sorted(ledger_ids)
         for _ in range(int(REPLICATED_S / LOOK_S)):
             await self._pass(LOOK_S)
             wanted = [ledger_id for ledger_id in wanted if not self._is_whole(self._ledger(ledger_id))]
@@ -152,18 +163,19 @@ class Scenario:
         await self._in_machine("sealer-0", self._seal)
 
     async def _recover_abandoned(self, machine: Machine, ports: Ports) -> None:
-        """Recover abandoned ledgers at once, as a partition's next owner does: only closed ledgers are re-replicated."""
+        """Recover abandoned ledgers, and those that lost a disk while they were open.
+
+        Only closed ledgers are re-replicated, and the next lost disk may hold the last copies.
+        """
         client = await self._client(ports)
-        held = {writer.open_ledger for writer in self._writing}
         writing = {writer.open_ledger for writer in self._writing if writer.is_writing}
         # A writer whose ledger was recovered one lost disk ago must have continued or given up by now; otherwise it hangs.
         stuck = writing & self._taken_over
         assert not stuck, f"the writers of ledgers {sorted(stuck)}, taken over a disk ago, neither went on nor gave up"
-        self._taken_over = held & self._outlived
-        self._outlived = current = held - self._outlived
-        ledgers = [record for record in self.audit.records.values() if isinstance(record, Ledger)]
-        for left in ledgers:
-            if left.state is not LedgerState.CLOSED and left.ledger_id not in current:
+        held = {writer.open_ledger for writer in self._writing}
+        self._taken_over = held & self._open_at_loss
+        for left in self._open():
+            if left.ledger_id in self._open_at_loss or left.ledger_id not in held:
                 for ledger in await client.recover([left.ledger_id]):
                     self.truth.closed(ledger)
 
