@@ -20,6 +20,7 @@ from typing import Any, Final, TypeVar
 from urllib.parse import urlsplit
 
 from stratalog_core.errors import Invalid
+from stratalog_core.ports import Background
 from stratalog_core.system import SystemClock, ThreadBackground
 from stratalog_metadata.records import ManifestPointer
 from stratalog_tiering.cold.archive import live_topics
@@ -61,6 +62,11 @@ class Bucket:
     def store(self) -> ObjectStore:
         """The store itself. Await its methods within :meth:`run`."""
         return self._store
+
+    @property
+    def background(self) -> Background:
+        """Threads for work that would hold up the bucket's event loop."""
+        return self._background
 
     @property
     def source(self) -> ManifestSource:

@@ -12,7 +12,7 @@ from confluent_kafka import Producer
 
 from stratalog_pipeline.arrow.schema import COLUMNS_WITH_HEADERS
 from stratalog_pipeline.bucket import Bucket
-from stratalog_pipeline.jobs.audit import audit_split, combine
+from stratalog_pipeline.jobs.audit import audit_segments, audit_tasks, plan_audit, verdicts
 from stratalog_pipeline.options import parse_options
 from stratalog_pipeline.scan import scan_split
 from stratalog_pipeline.scan_plan import plan_scan
@@ -68,10 +68,11 @@ def test_every_record_is_there_when_nothing_runs(tmp_path: Path) -> None:
         splits = plan_scan(bucket, options).splits
         scans = [scan_split(bucket, split, COLUMNS_WITH_HEADERS, read_committed=True) for split in splits]
         rows = [row for scan in scans for batch in scan for row in batch.to_pylist()]
-        verdicts = combine([finding for split in splits for finding in audit_split(bucket, split)])
+        plans = plan_audit(bucket, options)
+        audits = verdicts(plans, [result for task in audit_tasks(plans, 50_000) for result in audit_segments(bucket, task)])
     assert sorted(map(comparable, rows)) == sorted(comparable(as_row(fields(number))) for number in range(RECORDS))
-    assert [(verdict.partition, verdict.problems) for verdict in verdicts] == [(0, ()), (1, ()), (2, ())]
-    assert sum(verdict.record_count for verdict in verdicts) == RECORDS
+    assert [(one.partition, one.problems) for one in audits] == [(0, ()), (1, ()), (2, ())]
+    assert sum(one.records for one in audits) == RECORDS
     by_partition: dict[int, list[int]] = {}
     for row in rows:
         by_partition.setdefault(row["partition"], []).append(row["offset"])

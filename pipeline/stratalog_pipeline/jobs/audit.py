@@ -1,157 +1,273 @@
 """Audit: checks that every offset of a partition's cold history is present exactly once and unaltered.
 
-The tasks read and check every byte of every block (block CRC32C, Merkle leaves, each batch's own CRC, contiguous offsets) and
-send only findings. Damage does not stop the audit: it becomes a finding with segment, block and offsets. The digest of a
-partition is the RFC 9162 Merkle root over its blocks' roots: two buckets with equal digests hold the same bytes in the same
-blocks. Rows are not decoded, so the audit runs at the speed of the disk or the network.
+The driver checks manifests, their hash chain, index pages and Merkle trees. The tasks read every byte of every segment: object
+size, footer, sections, block CRCs, batch CRCs, contiguous offsets; and return the hashes of their leaves, which the driver
+compares with the partition's tree. Damage does not stop the audit: each becomes a problem with its place.
+
+``digest`` is the head of the partition's Merkle tree (RFC 9162), which every manifest contains. Merging and retention do not
+change it: equal digests of two buckets mean that the same batches were offloaded in the same order. No record is decoded, so
+the audit runs at the speed of the disk or the network.
 """
 
 from __future__ import annotations
 
-import pickle
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from itertools import groupby
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
 
-import pyarrow as pa
 from pyspark.sql import SparkSession
 
-from stratalog_core.errors import Corrupt
+from stratalog_core.batches.batch import BatchHeader
+from stratalog_core.bounded_map import bounded_map
+from stratalog_core.errors import Corrupt, Invalid
+from stratalog_metadata.records import ManifestPointer
+from stratalog_pipeline.brokers import Brokers
 from stratalog_pipeline.bucket import Bucket
+from stratalog_pipeline.catalog import load_history
+from stratalog_pipeline.jobs.batch_statistics import BatchStatistics, repeated_records
+from stratalog_pipeline.jobs.session import OnProgress, run_tasks
 from stratalog_pipeline.options import ReadOptions
-from stratalog_pipeline.planning import SegmentSlice, Split
-from stratalog_pipeline.scan_plan import plan_scan
-from stratalog_pipeline.segments import located, wanted_blocks
+from stratalog_pipeline.planning import OPEN_BYTES, OffsetRange, PartitionName
+from stratalog_pipeline.scan_plan import wanted_partitions
+from stratalog_pipeline.segments import located
+from stratalog_tiering.cold.segment_check import check_presence
+from stratalog_tiering.cold.verifier import Structure, Verifier
 from stratalog_tiering.format.footer import BlockEntry
-from stratalog_tiering.format.merkle import root_hash, split_hashes
+from stratalog_tiering.format.manifest import SegmentEntry
+from stratalog_tiering.format.merkle import split_hashes
+from stratalog_tiering.format.partition_tree import TreeSpan, tree_span
 from stratalog_tiering.format.segment import audit_block
+
+PARTITIONS_AT_ONCE: Final = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SliceFinding:
-    """The result for one slice of a segment: offsets (end exclusive), counts, the blocks' Merkle roots, and problems."""
+class SegmentTask:
+    """One segment to read. ``newest_ms`` is the greatest timestamp of the segments before it, -1 for the first."""
 
-    topic: str
-    partition: int
-    first_offset: int
-    end_offset: int
-    record_count: int = 0
-    stored_bytes: int = 0
-    roots: bytes = b""
+    name: PartitionName
+    entry: SegmentEntry
+    newest_ms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SegmentResult:
+    """The result for one segment. ``span`` holds the hashes of its leaves, None if they could not be computed."""
+
+    name: PartitionName
+    base_offset: int
+    statistics: BatchStatistics
+    span: TreeSpan | None
+    problems: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartitionPlan:
+    """The findings of the driver about a partition, and the manifest and tree that its segments must agree with."""
+
+    name: PartitionName
+    structure: Structure
     problems: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionAudit:
-    """The verdict on one partition. ``digest`` is hex, and valid only if ``problems`` is empty."""
+    """The verdict on one partition. Offsets: end exclusive. ``digest`` is hex, and empty if there are problems.
+
+    ``late_records`` and ``repeated_records`` are remarks about what producers sent, not problems of the history. Days are ISO
+    dates; records without a timestamp count under ``none``.
+    """
 
     topic: str
+    topic_id: str
     partition: int
-    first_offset: int
-    end_offset: int
-    record_count: int
-    stored_bytes: int
-    digest: str
-    problems: tuple[str, ...]
+    start_offset: int = 0
+    end_offset: int = 0
+    manifest_version: int = 0
+    segments: int = 0
+    batches: int = 0
+    records: int = 0
+    stored_bytes: int = 0
+    batch_bytes: int = 0
+    late_records: int = 0
+    lateness_max_ms: int = 0
+    repeated_records: int = 0
+    records_by_day: Mapping[int, int] = field(default_factory=dict)
+    bytes_by_codec: Mapping[str, int] = field(default_factory=dict)
+    tree_size: int = 0
+    digest: str = ""
+    problems: tuple[str, ...] = ()
 
 
-def audit(spark: SparkSession, options: ReadOptions) -> list[PartitionAudit]:
-    """Audit the partitions in ``options``, whole blocks at a time. Raises ``Invalid`` or ``Corrupt`` only if planning fails."""
+def audit(
+    spark: SparkSession, options: ReadOptions, on_progress: OnProgress = lambda done, total: None
+) -> list[PartitionAudit]:
+    """Audit the selected topics' whole history. Bounds of offset and time do not apply. Raises as :func:`plan_audit`."""
     with Bucket(options.store) as bucket:
-        splits = plan_scan(bucket, options).splits
-    if not splits:
+        plans = plan_audit(bucket, options)
+    tasks = audit_tasks(plans, options.split_bytes)
+    found = run_tasks(spark, options.store, tasks, audit_segments, on_progress)
+    return verdicts(plans, (result for results in found for result in results))
+
+
+def plan_audit(bucket: Bucket, options: ReadOptions) -> list[PartitionPlan]:
+    """Check the manifests, chains, pages and trees of the selected partitions; compare them with the brokers, if any are given.
+
+    Raises ``Invalid``, ``NotFound``, ``Unavailable``.
+    """
+    names = wanted_partitions(bucket, options)
+    limits = Brokers(options).limits(names) if options.client else {}
+    verifier = Verifier(bucket.store, bucket.background)
+
+    async def plan(name: PartitionName) -> PartitionPlan:
+        try:
+            pointer = (await load_history(bucket, name)).pointer
+        except (Corrupt, Invalid) as bad:
+            return PartitionPlan(name=name, structure=Structure(), problems=(bad.message,))
+        structure = await verifier.structure(name.topic, pointer) if pointer is not None else Structure()
+        problems = [str(found) for found in structure.findings]
+        problems += _compare(pointer, limits[name]) if name in limits else []
+        return PartitionPlan(name=name, structure=structure, problems=tuple(problems))
+
+    return bucket.run(bounded_map(plan, names, PARTITIONS_AT_ONCE))
+
+
+def _compare(pointer: ManifestPointer | None, at_brokers: OffsetRange) -> list[str]:
+    """Return in which way a bucket's history contradicts the brokers, which may have records before and after it."""
+    if pointer is None:
         return []
-    rows = [(pickle.dumps(split),) for split in splits]
-    frame = spark.createDataFrame(rows, "split binary").repartition(len(splits))
-    collected = frame.mapInArrow(_task(options.store), "finding binary").collect()
-    return combine([finding for row in collected for finding in pickle.loads(row["finding"])])
+    problems: list[str] = []
+    if at_brokers.first < pointer.start_offset:
+        problems.append(
+            f"the brokers' log begins at offset {at_brokers.first}, the bucket at {pointer.start_offset}: records are missing"
+        )
+    if at_brokers.end < pointer.end_offset:
+        problems.append(f"the brokers' log ends at offset {at_brokers.end}, the bucket only at {pointer.end_offset}")
+    return problems
 
 
-def _task(store: str) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        with Bucket(store) as bucket:
-            for batch in batches:
-                findings = [pickle.dumps(audit_split(bucket, pickle.loads(one))) for one in batch.column(0).to_pylist()]
-                yield pa.RecordBatch.from_arrays([pa.array(findings, pa.binary())], names=["finding"])
+def audit_tasks(plans: Iterable[PartitionPlan], task_bytes: int) -> list[tuple[SegmentTask, ...]]:
+    """Return the segments to read as tasks of about ``task_bytes`` stored bytes, or of one larger segment."""
+    tasks: list[tuple[SegmentTask, ...]] = []
+    run: list[SegmentTask] = []
+    run_bytes = 0
+    for one in _segment_tasks(plans):
+        weight = OPEN_BYTES + one.entry.stored_bytes
+        if run and run_bytes + weight > task_bytes:
+            tasks.append(tuple(run))
+            run, run_bytes = [], 0
+        run.append(one)
+        run_bytes += weight
+    return [*tasks, tuple(run)] if run else tasks
 
-    return run
+
+def _segment_tasks(plans: Iterable[PartitionPlan]) -> Iterator[SegmentTask]:
+    for plan in plans:
+        newest_ms = -1
+        for entry in plan.structure.segments:
+            yield SegmentTask(name=plan.name, entry=entry, newest_ms=newest_ms)
+            newest_ms = max(newest_ms, entry.max_timestamp_ms)
 
 
-def audit_split(bucket: Bucket, split: Split) -> list[SliceFinding]:
-    """Read and check every block that a split owns."""
-    return [_audit_slice(bucket, split, piece) for piece in split.slices]
+def audit_segments(bucket: Bucket, tasks: Iterable[SegmentTask]) -> list[SegmentResult]:
+    """Read and check whole segments. Raises ``Unavailable``."""
+    return [_audit_segment(bucket, one) for one in tasks]
 
 
-def _audit_slice(bucket: Bucket, split: Split, piece: SegmentSlice) -> SliceFinding:
-    name = split.name
+def _audit_segment(bucket: Bucket, task: SegmentTask) -> SegmentResult:
+    entry, statistics, leaves = task.entry, BatchStatistics(newest_ms=task.newest_ms), bytearray()
+    span = None
     try:
-        footer = bucket.run(bucket.source.footer(piece.segment))
-    except Corrupt as bad:
-        return SliceFinding(
-            topic=name.topic, partition=name.partition, first_offset=piece.blocks_from, end_offset=piece.blocks_end,
-            problems=(bad.message,),
-        )  # fmt: skip
-    blocks = wanted_blocks(footer, piece, split.offsets)
-    return SliceFinding(
-        topic=name.topic,
-        partition=name.partition,
-        first_offset=blocks[0].base_offset if blocks else piece.blocks_from,
-        end_offset=blocks[-1].last_offset + 1 if blocks else piece.blocks_from,
-        record_count=sum(block.record_count for block in blocks),
-        stored_bytes=sum(block.length for block in blocks),
-        roots=b"".join(block.leaves_root for block in blocks),
-        problems=tuple(_audit_blocks(bucket, piece, blocks)),
+        footer, _ = bucket.run(check_presence(bucket.store, bucket.source, entry))
+        problems = list(_audit_blocks(bucket, entry, footer.blocks, statistics, leaves))
+        if not problems:
+            span = tree_span(entry.first_leaf, list(split_hashes(leaves)))
+    except (Corrupt, Invalid) as bad:
+        problems = [bad.message if entry.key in bad.message else f"segment {entry.key}: {bad.message}"]
+    return SegmentResult(
+        name=task.name, base_offset=entry.base_offset, statistics=statistics, span=span, problems=tuple(problems)
     )
 
 
-def _audit_blocks(bucket: Bucket, piece: SegmentSlice, blocks: Sequence[BlockEntry]) -> Iterator[str]:
+def _audit_blocks(
+    bucket: Bucket, entry: SegmentEntry, blocks: Sequence[BlockEntry], statistics: BatchStatistics, leaves: bytearray
+) -> Iterator[str]:
     """Yield a message for each problem in the blocks. Reads are ahead of the checks, and restart after an unreadable block."""
     done = 0
     while done < len(blocks):
-        ranges = [(piece.segment.key, piece.segment.data_position + block.position, block.length) for block in blocks[done:]]
+        ranges = [(entry.key, entry.data_position + block.position, block.length) for block in blocks[done:]]
         try:
             for content in bucket.get_ranges(ranges):
                 block, done = blocks[done], done + 1
-                yield from _audit_one(piece, block, content)
+                yield from _audit_block(entry, block, content, statistics, leaves)
         except Corrupt as unreadable:
             block, done = blocks[done], done + 1
-            yield located(piece.segment, block, unreadable).message
+            yield located(entry, block, unreadable).message
 
 
-def _audit_one(piece: SegmentSlice, block: BlockEntry, content: memoryview) -> Iterator[str]:
+def _audit_block(
+    entry: SegmentEntry, block: BlockEntry, content: memoryview, statistics: BatchStatistics, leaves: bytearray
+) -> Iterator[str]:
+    found: list[tuple[BatchHeader, bytes]] = []
     try:
-        audit_block(content, block)
+        audit_block(content, block, lambda header, leaf: found.append((header, leaf)))
     except Corrupt as bad:
-        yield located(piece.segment, block, bad).message
+        yield located(entry, block, bad).message
+    else:
+        leaves += b"".join(leaf for _, leaf in found)
+        for header, _ in found:
+            statistics.add(header)
 
 
-def combine(findings: Sequence[SliceFinding]) -> list[PartitionAudit]:
-    """Merge findings, in any order, into one verdict per partition. Pure. A gap or overlap between slices is a problem, too."""
-    ordered = sorted((one for one in findings if one.end_offset > one.first_offset), key=_place)
-    return [_verdict(list(group)) for _, group in groupby(ordered, key=lambda one: (one.topic, one.partition))]
+def verdicts(plans: Iterable[PartitionPlan], results: Iterable[SegmentResult]) -> list[PartitionAudit]:
+    """Merge the results of all tasks, in any order, into one verdict per partition."""
+    by_partition: defaultdict[PartitionName, list[SegmentResult]] = defaultdict(list)
+    for result in results:
+        by_partition[result.name].append(result)
+    return [_verdict(plan, sorted(by_partition[plan.name], key=lambda one: one.base_offset)) for plan in plans]
 
 
-def _place(finding: SliceFinding) -> tuple[str, int, int]:
-    return finding.topic, finding.partition, finding.first_offset
-
-
-def _verdict(findings: Sequence[SliceFinding]) -> PartitionAudit:
-    problems: list[str] = []
-    next_offset = findings[0].first_offset
-    for finding in findings:
-        if finding.first_offset != next_offset:
-            problems.append(f"offset {finding.first_offset} found; expected {next_offset}")
-        problems.extend(finding.problems)
-        next_offset = finding.end_offset
-    roots = b"".join(finding.roots for finding in findings)
-    digest = root_hash(list(split_hashes(roots)))
+def _verdict(plan: PartitionPlan, results: Sequence[SegmentResult]) -> PartitionAudit:
+    name, manifest = plan.name, plan.structure.manifest
+    by_offset = {result.base_offset: result for result in results}
+    problems = list(plan.problems)
+    for entry in plan.structure.segments:
+        found = by_offset.get(entry.base_offset)
+        problems += _problems_of(plan, entry, found)
+    counted = [result.statistics for result in results]
+    days: Counter[int] = sum((each.records_by_day for each in counted), Counter())
+    codecs: Counter[str] = sum((each.bytes_by_codec for each in counted), Counter())
     return PartitionAudit(
-        topic=findings[0].topic,
-        partition=findings[0].partition,
-        first_offset=findings[0].first_offset,
-        end_offset=next_offset,
-        record_count=sum(finding.record_count for finding in findings),
-        stored_bytes=sum(finding.stored_bytes for finding in findings),
-        digest=digest.hex(),
+        topic=name.topic,
+        topic_id=str(name.topic_id),
+        partition=name.partition,
+        start_offset=manifest.start_offset if manifest is not None else 0,
+        end_offset=manifest.end_offset if manifest is not None else 0,
+        manifest_version=manifest.version if manifest is not None else 0,
+        segments=len(plan.structure.segments),
+        batches=sum(each.batches for each in counted),
+        records=sum(each.records for each in counted),
+        stored_bytes=sum(entry.stored_bytes for entry in plan.structure.segments),
+        batch_bytes=sum(each.batch_bytes for each in counted),
+        late_records=sum(each.late_records for each in counted),
+        lateness_max_ms=max((each.lateness_max_ms for each in counted), default=0),
+        repeated_records=repeated_records(run for each in counted for run in each.runs),
+        records_by_day=dict(sorted(days.items())),
+        bytes_by_codec=dict(sorted(codecs.items())),
+        tree_size=manifest.tree.size if manifest is not None else 0,
+        digest=manifest.tree.head.hex() if manifest is not None and not problems else "",
         problems=tuple(problems),
     )
+
+
+def _problems_of(plan: PartitionPlan, entry: SegmentEntry, found: SegmentResult | None) -> list[str]:
+    if found is None:
+        return [f"segment {entry.key} was not read"]
+    if found.problems or found.span is None or plan.structure.proofs is None:
+        return list(found.problems)
+    try:
+        plan.structure.proofs.check_span(entry.first_leaf, found.span)
+    except (Corrupt, Invalid) as bad:
+        return [f"segment {entry.key}: {bad.message}"]
+    return []

@@ -30,6 +30,7 @@ class ColdBucket:
         self.root = root
         self.url = f"file://{root}"
         self.segment_keys: dict[tuple[str, int], list[str]] = {}
+        self._previous: dict[tuple[str, int], tuple[UUID, Previous]] = {}
         self._ids = itertools.count(1)
         self._random = Random(7)
         root.mkdir(exist_ok=True)
@@ -60,6 +61,22 @@ class ColdBucket:
                 self.segment_keys[name, number] = [entry.key for entry, _ in entries]
                 self._manifest(topic_id, name, number, entries, drop_below, limits)
         return topic_id
+
+    def extend(self, name: str, number: int, *segments: Segment, drop_below: int = 0) -> None:
+        """Offload more segments to a partition that has some; ``drop_below``: retention removes what is before this offset."""
+        topic_id, previous = self._previous[name, number]
+        entries = [self._segment(topic_id, name, number, segment, 4096, (), None) for segment in segments]
+        self.segment_keys[name, number] += [entry.key for entry, _ in entries]
+        self._append(name, number, previous, entries, drop_below, None)
+
+    def merge(self, name: str, number: int, batches: Segment) -> None:
+        """Replace all segments of a partition by one that holds the same batches."""
+        topic_id, previous = self._previous[name, number]
+        merged, _ = self._segment(topic_id, name, number, batches, 4096, (), None)
+        self.segment_keys[name, number] = [merged.key]
+        edit = ManifestEdit(previous, writer="test", random_id=lambda: self._random.getrandbits(64))
+        edit.replace(merged)
+        self._finish(name, number, edit)
 
     def put(self, key: str, content: bytes) -> None:
         path = self.root / key
@@ -98,6 +115,18 @@ class ColdBucket:
         limits: ManifestLimits | None,
     ) -> None:
         previous = Previous(manifest=empty_manifest(topic_id, name, number, entries[0][0].base_offset))
+        self._previous[name, number] = topic_id, previous
+        self._append(name, number, previous, entries, drop_below, limits)
+
+    def _append(
+        self,
+        name: str,
+        number: int,
+        previous: Previous,
+        entries: Sequence[tuple[SegmentEntry, bytes]],
+        drop_below: int,
+        limits: ManifestLimits | None,
+    ) -> None:
         for entry, leaves in entries:
             # One version for each segment, as offloading makes them; only the newest counts.
             edit = ManifestEdit(previous, writer="test", random_id=lambda: self._random.getrandbits(64), limits=limits)
@@ -105,9 +134,14 @@ class ColdBucket:
             edit.move_to_pages()
             if entry is entries[-1][0] and drop_below:
                 edit.drop_below(drop_below, lambda _: Removal(reason=Reason.LOG_START))
-            new = edit.finish(created_at_ms=1)
-            self._commit(new)
-            previous = Previous(manifest=new.manifest, key=new.key, sha256=new.sha256)
+            previous = self._finish(name, number, edit)
+
+    def _finish(self, name: str, number: int, edit: ManifestEdit) -> Previous:
+        new = edit.finish(created_at_ms=1)
+        self._commit(new)
+        previous = Previous(manifest=new.manifest, key=new.key, sha256=new.sha256)
+        self._previous[name, number] = self._previous[name, number][0], previous
+        return previous
 
     def _commit(self, new: NewManifest) -> None:
         for key, content in new.parts:

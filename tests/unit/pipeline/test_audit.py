@@ -1,14 +1,22 @@
-"""The audit's findings and verdicts, without Spark."""
+"""The audit's plan, results and verdicts, without Spark."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pytest
+
+from stratalog_core.batches.batch import read_header
+from stratalog_core.batches.compression import NAMES
 from stratalog_core.batches.records import Record, build_batch
 from stratalog_pipeline.bucket import Bucket
-from stratalog_pipeline.jobs.audit import PartitionAudit, SliceFinding, audit_split, combine
+from stratalog_pipeline.jobs.audit import PartitionAudit, audit_segments, audit_tasks, plan_audit, verdicts
+from stratalog_pipeline.jobs.batch_statistics import DAY_MS, BatchStatistics, SequenceRun, repeated_records
 from stratalog_pipeline.options import parse_options
-from stratalog_pipeline.scan_plan import plan_scan
+from stratalog_tiering.format.manifest_limits import ManifestLimits
 
 if TYPE_CHECKING:
     from unit.pipeline.conftest import ColdBucket
@@ -23,52 +31,139 @@ def batches(first: int, count: int) -> list[bytes]:
 def audited(bucket: ColdBucket, **options: str) -> list[PartitionAudit]:
     parsed = parse_options({"path": bucket.url, "subscribe": "flights", **options})
     with Bucket(parsed.store) as opened:
-        findings = [finding for split in plan_scan(opened, parsed).splits for finding in audit_split(opened, split)]
-    return combine(findings[::-1])
+        plans = plan_audit(opened, parsed)
+        tasks = audit_tasks(plans, parsed.split_bytes)
+        results = [result for task in tasks for result in audit_segments(opened, task)]
+    return verdicts(plans, results[::-1])
 
 
-def test_a_sound_history_has_one_digest_however_it_is_cut(cold_bucket: ColdBucket) -> None:
-    cold_bucket.add_topic("flights", [[batches(5, 30), batches(35, 20)]], block_bytes=400)
-    (whole,) = audited(cold_bucket)
-    assert (whole.first_offset, whole.end_offset, whole.record_count, whole.problems) == (5, 55, 50, ())
-    assert audited(cold_bucket, splitBytes="1") == [whole]
+def damage(path: Path, position: int) -> None:
+    content = bytearray(path.read_bytes())
+    content[position] ^= 1
+    path.write_bytes(content)
 
 
-def test_compressed_history_has_the_same_digest(cold_bucket: ColdBucket) -> None:
-    segments = [[batches(0, 30), batches(30, 20)]]
-    cold_bucket.add_topic("plain", segments, block_bytes=1000)
-    cold_bucket.add_topic("compressed", segments, block_bytes=1000, zstd_level=3)
-    (plain,), (compressed,) = (audited(cold_bucket, subscribe=name) for name in ("plain", "compressed"))
-    assert compressed.problems == ()
-    assert compressed.digest == plain.digest
-    assert compressed.stored_bytes < plain.stored_bytes
-    key = cold_bucket.segment_keys["compressed", 0][1]
-    content = bytearray((cold_bucket.root / key).read_bytes())
-    content[20] ^= 1
-    (cold_bucket.root / key).write_bytes(content)
-    (damaged,) = audited(cold_bucket, subscribe="compressed")
-    assert len(damaged.problems) == 1
-    assert key in damaged.problems[0]
+def test_a_sound_history_is_counted_and_has_its_trees_head_as_digest(cold_bucket: ColdBucket) -> None:
+    cold_bucket.add_topic("flights", [[batches(5, 30), batches(35, 20)], []], block_bytes=400)
+    whole, empty = audited(cold_bucket)
+    assert (whole.start_offset, whole.end_offset, whole.records, whole.batches, whole.segments) == (5, 55, 50, 50, 2)
+    assert (whole.problems, whole.tree_size, len(whole.digest)) == ((), 50, 64)
+    assert (empty.partition, empty.records, empty.digest, empty.problems) == (1, 0, "", ())
+    assert audited(cold_bucket, splitBytes="1") == [whole, empty]
 
 
-def test_damage_is_located_and_the_rest_is_still_audited(cold_bucket: ColdBucket) -> None:
-    cold_bucket.add_topic("flights", [[batches(0, 30), batches(30, 20)]], block_bytes=400)
-    first, second = (cold_bucket.root / key for key in cold_bucket.segment_keys["flights", 0])
-    content = bytearray(first.read_bytes())
-    content[20] ^= 1
-    first.write_bytes(content)
+def test_segments_and_compression_do_not_change_the_digest(cold_bucket: ColdBucket) -> None:
+    cold_bucket.add_topic("plain", [[batches(0, 30), batches(30, 20)]], block_bytes=1000)
+    cold_bucket.add_topic("compressed", [[batches(0, 30), batches(30, 20)]], block_bytes=1000, zstd_level=3)
+    cold_bucket.add_topic("merged", [[batches(0, 50)]])
+    found = [audited(cold_bucket, subscribe=name)[0] for name in ("plain", "compressed", "merged")]
+    assert {one.digest for one in found} == {found[0].digest}
+    assert found[1].stored_bytes < found[0].stored_bytes
+    assert {one.batch_bytes for one in found} == {found[0].batch_bytes}
+
+
+def test_all_damage_is_named_and_the_rest_is_still_counted(cold_bucket: ColdBucket) -> None:
+    cold_bucket.add_topic("flights", [[batches(0, 30), batches(30, 20), batches(50, 10)]], block_bytes=400)
+    first, second, third = (cold_bucket.root / key for key in cold_bucket.segment_keys["flights", 0])
+    damage(first, 20)
     second.write_bytes(second.read_bytes()[:-3])
+    third.unlink()
     (verdict,) = audited(cold_bucket)
-    assert len(verdict.problems) == 2
+    assert len(verdict.problems) == 3
     assert first.name in verdict.problems[0]
     assert "block at byte 0, offsets 0.." in verdict.problems[0]
     assert second.name in verdict.problems[1]
+    assert third.name in verdict.problems[2]
+    assert verdict.digest == ""
+    assert 20 <= verdict.records < 30
 
 
-def test_a_gap_between_findings_is_a_problem() -> None:
-    def finding(first: int, end: int) -> SliceFinding:
-        return SliceFinding(topic="t", partition=0, first_offset=first, end_offset=end)
+def test_a_damaged_manifest_page_is_a_problem_and_other_partitions_are_audited(cold_bucket: ColdBucket) -> None:
+    limits = ManifestLimits(page_segments=2, inline_segments_max=2)
+    segments = [batches(first, 10) for first in range(0, 100, 10)]
+    cold_bucket.add_topic("flights", [segments, [batches(0, 10)]], limits=limits)
+    page = next(path for path in cold_bucket.root.rglob("*") if path.is_file() and b"SLMFPAGE" in path.read_bytes()[:64])
+    damage(page, page.stat().st_size // 2)
+    first, second = audited(cold_bucket)
+    assert any(page.name in problem for problem in first.problems)
+    assert first.digest == ""
+    assert (second.records, second.problems) == (10, ())
 
-    (verdict,) = combine([finding(10, 20), finding(0, 9), finding(20, 20)])
-    assert verdict.problems == ("offset 10 found; expected 9",)
-    assert combine([]) == []
+
+def test_batches_that_are_not_the_trees_leaves_are_a_problem(cold_bucket: ColdBucket) -> None:
+    """Every checksum of the other topic's segment holds; only the tree, which the manifest contains, tells them apart."""
+    cold_bucket.add_topic("flights", [[batches(0, 10)]])
+    different = bytes(build_batch([Record(offset=9, timestamp_ms=9, key=None, value=b"w")]))
+    cold_bucket.add_topic("other", [[[*batches(0, 9), different]]])
+    parsed = parse_options({"path": cold_bucket.url, "subscribe": "flights,other"})
+    with Bucket(parsed.store) as opened:
+        plans = plan_audit(opened, parsed)
+        ((flights, other),) = (audit_segments(opened, task) for task in audit_tasks(plans, parsed.split_bytes))
+    assert [verdict.problems for verdict in verdicts(plans, [flights, other])] == [(), ()]
+    exchanged = [replace(flights, name=other.name), replace(other, name=flights.name)]
+    for verdict in verdicts(plans, exchanged):
+        key = cold_bucket.segment_keys[verdict.topic, 0][0]
+        assert verdict.problems == (f"segment {key}: leaves 8..9 are not those of the partition's tree",)
+        assert verdict.digest == ""
+
+
+def test_a_segment_that_no_task_read_is_a_problem(cold_bucket: ColdBucket) -> None:
+    cold_bucket.add_topic("flights", [[batches(0, 10)]])
+    parsed = parse_options({"path": cold_bucket.url, "subscribe": "flights"})
+    with Bucket(parsed.store) as opened:
+        (verdict,) = verdicts(plan_audit(opened, parsed), [])
+    assert verdict.problems == (f"segment {cold_bucket.segment_keys['flights', 0][0]} was not read",)
+    assert verdict.digest == ""
+
+
+def test_late_records_are_counted_across_segments(cold_bucket: ColdBucket) -> None:
+    def at(first: int, times: Sequence[int]) -> list[bytes]:
+        return [
+            bytes(build_batch([Record(offset=o, timestamp_ms=time, key=None, value=b"v")]))
+            for o, time in enumerate(times, first)
+        ]
+
+    cold_bucket.add_topic("flights", [[at(0, [1000, 3 * DAY_MS]), at(2, [2 * DAY_MS, 4 * DAY_MS, 4 * DAY_MS - 1])]])
+    (verdict,) = audited(cold_bucket)
+    assert (verdict.late_records, verdict.lateness_max_ms) == (2, DAY_MS)
+    assert verdict.records_by_day == {0: 1, 2: 1, 3: 2, 4: 1}
+
+
+def test_statistics_of_codecs(cold_bucket: ColdBucket) -> None:
+    records = [Record(offset=o, timestamp_ms=1, key=None, value=b"v" * 20) for o in range(4)]
+    statistics = BatchStatistics()
+    for codec in NAMES.values():
+        statistics.add(read_header(build_batch(records, compression=codec)))
+    assert set(statistics.bytes_by_codec) == set(NAMES)
+    assert (statistics.records, statistics.batches) == (4 * len(NAMES), len(NAMES))
+
+
+@pytest.mark.parametrize(
+    ("runs", "repeated"),
+    [
+        ([(7, 0, 0, 10), (8, 0, 0, 10)], 0),
+        ([(7, 0, 0, 10), (7, 0, 10, 5), (7, 1, 0, 5)], 0),
+        ([(7, 0, 0, 10), (7, 0, 5, 5)], 5),
+        ([(7, 0, 0, 10), (7, 0, 8, 4)], 2),
+        ([(7, 0, 0, 10), (7, 0, 3, 2), (7, 0, 10, 1)], 2),
+        ([(7, 0, 2**31 - 3, 5), (7, 0, 2, 4)], 0),
+        ([(7, 0, 2**31 - 3, 5), (7, 0, 0, 4)], 2),
+        ([(7, 0, 100, 5), (7, 0, 200, 5)], 0),
+    ],
+)
+def test_repeated_records(runs: Sequence[tuple[int, int, int, int]], repeated: int) -> None:
+    assert repeated_records(SequenceRun(*run) for run in runs) == repeated
+
+
+def test_neighbouring_batches_of_a_producer_are_one_run() -> None:
+    statistics = BatchStatistics()
+    for offset, sequence in ((0, 2**31 - 2), (2, 0), (4, 2), (6, 2)):
+        batch = build_batch(
+            [Record(offset=o, timestamp_ms=1, key=None, value=None) for o in (offset, offset + 1)],
+            producer_id=5,
+            producer_epoch=1,
+            base_sequence=sequence,
+        )
+        statistics.add(read_header(batch))
+    assert statistics.runs == [SequenceRun(5, 1, 2**31 - 2, 6), SequenceRun(5, 1, 2, 2)]
+    assert repeated_records(statistics.runs) == 2

@@ -63,6 +63,19 @@ class PartitionReport:
     findings: tuple[Finding, ...] = field(default=())
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Structure:
+    """The content of a committed manifest: live segments in offset order, and the tree. None and empty if it is unreadable.
+
+    ``segments`` lack those of unreadable pages; ``proofs`` is None if the tree cannot be read whole.
+    """
+
+    manifest: Manifest | None = None
+    segments: tuple[SegmentEntry, ...] = ()
+    proofs: TreeProofs | None = None
+    findings: tuple[Finding, ...] = ()
+
+
 class Verifier:
     """Verifies partitions one after the other; ``background`` computes the checksums."""
 
@@ -111,10 +124,36 @@ class Verifier:
         findings = tuple([found async for found in self._findings(key, sha256, progress)])
         return PartitionReport(progress=progress, findings=findings)
 
+    async def structure(self, topic: str, pointer: ManifestPointer) -> Structure:
+        """Verify all of a partition's history but the segments, which the caller verifies. Raises ``Unavailable``."""
+        key, progress = pointer.object_key, Progress(topic=topic, partition=pointer.index)
+        content = await self._content(key)
+        if content is None:
+            return Structure(findings=(self._missing_manifest(key),))
+        manifest, judged = judge_manifest(content, bytes.fromhex(pointer.sha256), key)
+        if manifest is None:
+            return Structure(findings=tuple(judged))
+        findings = list(judged)
+        findings += [found async for found in self._chain(manifest, progress)]
+        findings += [found async for found in self._removed_lists(manifest)]
+        proofs, of_tree = await self._proofs(manifest, key)
+        findings += of_tree
+        totals = _Totals()
+        segments: list[SegmentEntry] = []
+        async for entries, of_page in self._entries(manifest):
+            findings += of_page
+            segments += entries
+            totals.add(entries, of_page)
+        findings += totals.judge(manifest, key)
+        return Structure(manifest=manifest, segments=tuple(segments), proofs=proofs, findings=tuple(findings))
+
+    def _missing_manifest(self, key: str) -> Finding:
+        return Finding(kind=Damage.MANIFEST_MISSING, key=key, problem=f"manifest {key} is missing from {self._store.url}")
+
     async def _findings(self, key: str, sha256: bytes | None, progress: Progress) -> AsyncIterator[Finding]:
         content = await self._content(key)
         if content is None:
-            yield Finding(kind=Damage.MANIFEST_MISSING, key=key, problem=f"manifest {key} is missing from {self._store.url}")
+            yield self._missing_manifest(key)
             return
         manifest, findings = judge_manifest(content, sha256, key)
         for found in findings:
@@ -210,19 +249,16 @@ class Verifier:
         proofs, findings = await self._proofs(manifest, key)
         for found in findings:
             yield found
-        records = cold_bytes = 0
-        is_whole = True
+        totals = _Totals()
         async for segments, findings in self._entries(manifest):
-            is_whole = is_whole and not findings
+            totals.add(segments, findings)
             for found in findings:
                 yield found
             for entry in segments:
-                records, cold_bytes = records + entry.record_count, cold_bytes + entry.stored_bytes
                 async for found in self._segment(entry, progress, proofs):
                     yield found
-        if is_whole and (records, cold_bytes) != (manifest.record_count, manifest.cold_bytes):
-            problem = f"segments hold {records} records in {cold_bytes} bytes; the manifest's totals differ"
-            yield _whole(manifest, Damage.MANIFEST_INCONSISTENT, key, problem)
+        for found in totals.judge(manifest, key):
+            yield found
 
     async def _entries(self, manifest: Manifest) -> AsyncIterator[tuple[Sequence[SegmentEntry], list[Finding]]]:
         """The live segments of each page, then those of the root, each with the page's findings."""
@@ -265,6 +301,25 @@ class Verifier:
         progress.records += entry.record_count
         progress.bytes += entry.stored_bytes - entry.data_bytes
         self._on_progress(progress)
+
+
+class _Totals:
+    """Records and bytes of all live segments, to compare with a manifest's totals."""
+
+    def __init__(self) -> None:
+        self._records = self._bytes = 0
+        self._is_whole = True
+
+    def add(self, segments: Sequence[SegmentEntry], findings: Sequence[Finding]) -> None:
+        self._is_whole = self._is_whole and not findings
+        self._records += sum(entry.record_count for entry in segments)
+        self._bytes += sum(entry.stored_bytes for entry in segments)
+
+    def judge(self, manifest: Manifest, key: str) -> list[Finding]:
+        if not self._is_whole or (self._records, self._bytes) == (manifest.record_count, manifest.cold_bytes):
+            return []
+        problem = f"segments hold {self._records} records in {self._bytes} bytes; the manifest's totals differ"
+        return [_whole(manifest, Damage.MANIFEST_INCONSISTENT, key, problem)]
 
 
 def _whole(manifest: Manifest, kind: Damage, key: str, problem: str) -> Finding:

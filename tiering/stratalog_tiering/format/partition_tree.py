@@ -183,6 +183,13 @@ class TreeProofs:
         if not is_whole or computed != [each.hash for each in found]:
             raise Corrupt(f"leaves {first}..{end - 1} are not those of the partition's tree")
 
+    def check_span(self, first: int, span: TreeSpan) -> None:
+        """Raise ``Corrupt`` unless the tree has the span's leaves from ``first`` on. They must be those of whole segments."""
+        for each in span_subtrees(first, span):
+            end = each.first + each.size
+            if end > self._size or self._range_hash(each.first, end) != each.hash:
+                raise Corrupt(f"leaves {each.first}..{end - 1} are not those of the partition's tree")
+
     def replace(self, first: int, leaves: Sequence[bytes]) -> None:
         """Use a segment's leaves, from ``first`` on, for proofs of its batches. Raises as :meth:`check`."""
         self.check(first, leaves)

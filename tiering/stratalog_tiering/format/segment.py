@@ -14,7 +14,7 @@ Batches in, byte parts out; bytes in, ``Corrupt`` out. Decodes no record and doe
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 from uuid import UUID
@@ -321,10 +321,15 @@ def plain_block(stored: Buffer, entry: BlockEntry) -> memoryview:
         raise Corrupt(f"block of offsets {entry.base_offset}..{entry.last_offset} does not decompress: {bad}") from bad
 
 
-def audit_block(stored: Buffer, entry: BlockEntry) -> memoryview:
+OnBatch = Callable[[BatchHeader, bytes], None]
+"""Takes a batch's header and its Merkle leaf."""
+
+
+def audit_block(stored: Buffer, entry: BlockEntry, on_batch: OnBatch | None = None) -> memoryview:
     """The block's batches, from its stored bytes, which are verified completely. Raises ``Corrupt``.
 
-    Verified are CRC, Merkle leaves, each batch's own CRC, contiguous offsets, and counts.
+    Verified are CRC, Merkle leaves, each batch's own CRC, contiguous offsets, and counts. ``on_batch`` receives each batch that
+    is sound by itself, before the block is known to be sound.
     """
     block = plain_block(stored, entry)
     offset, records, leaves = entry.base_offset, 0, TreeFrontier()
@@ -333,7 +338,10 @@ def audit_block(stored: Buffer, entry: BlockEntry) -> memoryview:
             raise Corrupt(f"batch begins at offset {header.base_offset}; expected {offset}")
         if not crc_matches(batch, header):
             raise Corrupt(f"batch of offsets {offset}..{header.last_offset} does not match its CRC")
-        leaves.append(batch_leaf(batch))
+        leaf = batch_leaf(batch)
+        leaves.append(leaf)
+        if on_batch is not None:
+            on_batch(header, leaf)
         offset, records = header.next_offset, records + header.record_count
     if (offset - 1, records, leaves.size) != (entry.last_offset, entry.record_count, entry.batch_count):
         raise Corrupt(f"block of offsets {entry.base_offset}..{entry.last_offset} holds {records} records up to {offset - 1}")

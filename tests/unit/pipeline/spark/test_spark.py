@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -14,7 +15,10 @@ from pyspark.sql import DataFrame, Row, SparkSession
 
 from stratalog_core.batches.compression import NAMES
 from stratalog_core.batches.records import Record, build_batch
+from stratalog_core.errors import Corrupt, Invalid
 from stratalog_pipeline.jobs.audit import audit
+from stratalog_pipeline.jobs.export import export
+from stratalog_pipeline.jobs.usage import usage
 from stratalog_pipeline.options import parse_options
 
 if TYPE_CHECKING:
@@ -169,16 +173,62 @@ def test_an_unknown_option_is_refused_by_name(spark: SparkSession, bucket: ColdB
         load(spark, bucket, subscribe="flights", startingOfsets="earliest").collect()
 
 
-@pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas:FutureWarning")
 def test_an_audit_counts_digests_and_finds_damage(spark: SparkSession, bucket: ColdBucket) -> None:
-    options = {"path": bucket.url, "subscribe": "flights,broken", "splitBytes": "900"}
-    verdicts = audit(spark, parse_options(options))
-    assert [(v.topic, v.partition, v.first_offset, v.end_offset, v.record_count) for v in verdicts] == [
-        ("broken", 0, 0, 60, 60),
-        ("flights", 0, 0, 120, 120),
-        ("flights", 1, 0, 30, 30),
+    options = {"path": bucket.url, "subscribe": "flights,broken"}
+    progress: list[tuple[int, int]] = []
+    verdicts = audit(spark, parse_options({**options, "splitBytes": "900"}), lambda *done: progress.append(done))
+    by_place = {(one.topic, one.partition): one for one in verdicts}
+    assert {place: (one.start_offset, one.end_offset) for place, one in by_place.items()} == {
+        ("broken", 0): (0, 60),
+        ("flights", 0): (0, 120),
+        ("flights", 1): (0, 30),
+    }
+    assert [by_place["flights", number].records for number in (0, 1)] == [120, 30]
+    assert by_place["flights", 0].records_by_day == {19675: 120}
+    (problem,) = by_place["broken", 0].problems
+    assert bucket.segment_keys["broken", 0][0] in problem
+    assert (progress[0], progress[-1]) == ((0, 4), (4, 4))
+    assert audit(spark, parse_options(options)) == verdicts
+
+
+def test_usage_is_that_of_the_records(spark: SparkSession, bucket: ColdBucket) -> None:
+    found = usage(spark, {"store": bucket.url, "subscribe": "flights,codecs"}, "records", 3)
+    assert {(row["topic"], row["partition"]): row["records"] for row in found.partitions}["flights", 0] == 120
+    assert found.days == [
+        {
+            "topic": "codecs",
+            "day": "2023-11-14",
+            "records": 20 * len(NAMES),
+            "bytes": sum(row["bytes"] for row in found.codecs[1:]),
+        },
+        {"topic": "flights", "day": "2023-11-14", "records": 150, "bytes": found.codecs[0]["bytes"]},
     ]
-    assert [len(verdict.problems) for verdict in verdicts] == [1, 0, 0]
-    assert bucket.segment_keys["broken", 0][0] in verdicts[0].problems[0]
-    coarse = audit(spark, parse_options({**options, "splitBytes": "1000000"}))
-    assert [verdict.digest for verdict in coarse] == [verdict.digest for verdict in verdicts]
+    assert {row["compression"] for row in found.codecs if row["topic"] == "codecs"} == set(NAMES)
+    offsets = [*range(120), *range(30)]
+    assert found.keys[0]["key"] is None
+    assert found.keys[0]["records"] == sum(offset % 3 == 0 for offset in offsets)
+    keys = {offset for offset in offsets if offset % 3}
+    assert [row["keys"] for row in found.key_counts if row["topic"] == "flights"] == [len(keys)]
+    assert usage(spark, {"store": bucket.url, "subscribe": "flights"}).codecs == []
+
+
+def test_an_export_holds_each_record_once(spark: SparkSession, bucket: ColdBucket, tmp_path: Path) -> None:
+    options = parse_options({"store": bucket.url, "subscribe": "flights", "splitBytes": "2000", "includeHeaders": "true"})
+    first = export(spark, options, str(tmp_path / "out"), verify=True)
+    assert first.records == 150
+    assert len(first.files) == 3
+    read = spark.read.parquet(str(tmp_path / "out"))
+    columns = ["key", "value", "topic", "partition", "offset", "timestamp", "timestampType", "headers"]
+    exported = read.select(columns).orderBy("partition", "offset").collect()
+    assert exported == load(spark, bucket, subscribe="flights", includeHeaders="true").orderBy("partition", "offset").collect()
+    assert export(spark, options, str(tmp_path / "out")).files == ()
+
+
+def test_a_damaged_block_fails_an_export_with_one_clear_line(spark: SparkSession, bucket: ColdBucket, tmp_path: Path) -> None:
+    options = parse_options({"store": bucket.url, "subscribe": "broken"})
+    with pytest.raises(Corrupt) as failed:
+        export(spark, options, str(tmp_path / "out"))
+    assert bucket.segment_keys["broken", 0][0] in failed.value.message
+    assert "\n" not in failed.value.message
+    with pytest.raises(Invalid, match="'nothing' is not in this bucket"):
+        usage(spark, {"store": bucket.url, "subscribe": "nothing"})

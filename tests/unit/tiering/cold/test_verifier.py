@@ -184,3 +184,29 @@ def cut(path: Path) -> None:
 
 def remove(path: Path) -> None:
     path.unlink()
+
+
+async def test_the_structure_alone_has_the_findings_of_everything_but_the_segments(
+    writer: ArchiveWriter, store: Store, verifier: Verifier, store_directory: Path, make_batches: Batches
+) -> None:
+    keys = await fill(writer, make_batches)
+    archive = Archive(store)
+    pointer = await archive.pointer(await archive.topic("flights"), 0)
+    assert pointer is not None
+    sound = await verifier.structure("flights", pointer)
+    assert (sound.findings, [entry.key for entry in sound.segments]) == ((), keys)
+    assert sound.proofs is not None
+    damaged = 0
+    for path in others(store_directory):
+        content = path.read_bytes()
+        flip(path, len(content) // 2)
+        found, report = await verifier.structure("flights", pointer), await verifier.partition("flights", pointer)
+        assert found.findings == report.findings, path
+        damaged += len(found.findings)
+        path.write_bytes(content)
+    assert damaged >= len(keys)
+
+
+def others(store_directory: Path) -> list[Path]:
+    """Return all objects but the segments."""
+    return [path for path in sorted(store_directory.rglob("*")) if path.is_file() and path.suffix != ".segment"]

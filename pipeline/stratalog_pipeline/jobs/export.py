@@ -1,0 +1,371 @@
+"""Export: cold history to Parquet files, each record exactly once, now or kept current by running it again.
+
+A run exports what was offloaded since the last one. Its plan cuts partitions into offset ranges, one file each, and is recorded
+before the first file is written (``export_journal.py``). A file appears whole or not at all, under a name that its range
+determines, so a task that is retried and a run that is resumed write nothing twice. An interrupted run shows only complete
+files.
+
+Files lie in ``topic=NAME/partition=N/``, as Spark, pyarrow and DuckDB expect; topic and partition are not columns of theirs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Final
+from urllib.parse import urlsplit
+from uuid import UUID
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyspark.sql import SparkSession
+
+from stratalog_core.bounded_map import bounded_map
+from stratalog_core.errors import Conflict, Corrupt, Invalid, NotFound
+from stratalog_pipeline.arrow.schema import ARROW_TYPES, arrow_schema
+from stratalog_pipeline.bucket import Bucket
+from stratalog_pipeline.catalog import History, load_history, load_segments
+from stratalog_pipeline.jobs.export_journal import Journal, Plan, PlannedFile, WrittenFile
+from stratalog_pipeline.jobs.session import OnProgress, run_tasks
+from stratalog_pipeline.options import ReadOptions
+from stratalog_pipeline.planning import Cut, OffsetRange, PartitionName, SegmentSlice, Split, plan_splits
+from stratalog_pipeline.scan import scan_split
+from stratalog_pipeline.scan_plan import wanted_partitions
+from stratalog_tiering.format.manifest import SegmentEntry
+from stratalog_tiering.offload.upload import StreamedUpload
+
+ROW_GROUP_BYTES: Final = 32 * 1024 * 1024
+PART_BYTES: Final = 8 * 1024 * 1024
+PARTS_AT_ONCE: Final = 2
+REQUESTS_MAX: Final = 32
+FILES_PER_TASK: Final = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExportResult:
+    """``files`` are those of this run, of which ``was_resumed`` says whether an interrupted one was finished first."""
+
+    run: int
+    files: tuple[WrittenFile, ...] = field(default=())
+    was_resumed: bool = False
+
+    @property
+    def records(self) -> int:
+        return sum(file.records for file in self.files)
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(file.size_bytes for file in self.files)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileTask:
+    """One file to write: where its records are, and how they are read. ``verify``: read the file back and compare."""
+
+    file: PlannedFile
+    split: Split
+    columns: tuple[str, ...]
+    read_committed: bool
+    verify: bool
+
+
+def export(
+    spark: SparkSession,
+    options: ReadOptions,
+    target: str,
+    *,
+    verify: bool = False,
+    allow_gaps: bool = False,
+    on_progress: OnProgress = lambda done, total: None,
+) -> ExportResult:
+    """Export what is in the bucket and not in ``target`` yet, a URL like the store's.
+
+    Raises ``NotFound`` if retention has removed records before they were exported, unless ``allow_gaps`` leaves them out;
+    ``Invalid`` if the target holds an export with other options or of another topic of the same name; ``Conflict`` if another
+    export runs; ``Corrupt``, ``Unavailable``.
+    """
+    _make_directory(target)
+    with Bucket(options.store) as bucket, Bucket(target) as out:
+        journal = Journal(out)
+        check_same_options(journal, options)
+        plan = journal.unfinished()
+        was_resumed = plan is not None
+        if plan is None:
+            plan = plan_export(bucket, options, journal, allow_gaps=allow_gaps)
+            if not plan.files:
+                return ExportResult(run=journal.last_run)
+            journal.begin(plan)
+        else:
+            out.run(_abort_uploads(out))
+        tasks = export_tasks(bucket, plan, verify=verify, allow_gaps=allow_gaps)
+        written = run_tasks(
+            spark, options.store, _grouped(tasks, options.split_bytes), partial(_write_all, target), on_progress
+        )
+        files = [file for group in written for file in group]
+        journal.finish(files)
+        return ExportResult(run=journal.last_run, files=tuple(files), was_resumed=was_resumed)
+
+
+def _make_directory(target: str) -> None:
+    parts = urlsplit(target)
+    if parts.scheme in ("", "file"):
+        Path(parts.path).mkdir(parents=True, exist_ok=True)
+
+
+def check_same_options(journal: Journal, options: ReadOptions) -> None:
+    """Raise ``Invalid`` unless the target was begun with the options that decide what is in a file."""
+    earlier = journal.first_plan()
+    if earlier is None:
+        return
+    if (earlier.include_headers, earlier.read_committed) != (options.include_headers, options.read_committed):
+        raise Invalid(
+            f"the target was begun with headers {'in' if earlier.include_headers else 'ex'}cluded and isolation level "
+            f"{'read_committed' if earlier.read_committed else 'read_uncommitted'}; use the same, or another target"
+        )
+
+
+async def _abort_uploads(out: Bucket) -> None:
+    """Abort the uploads that an interrupted run left behind."""
+    for upload in [upload async for upload in out.store.list_uploads()]:
+        if upload.key.endswith(".parquet"):
+            await out.store.abort_upload(upload)
+
+
+def plan_export(bucket: Bucket, options: ReadOptions, journal: Journal, *, allow_gaps: bool) -> Plan:
+    """Plan the next run: what was offloaded after the ranges in the journal. Raises as :func:`export`."""
+    names = wanted_partitions(bucket, replace(options, client={}))
+    known = journal.topic_ids()
+    for name in names:
+        if known.get(name.topic, name.topic_id) != name.topic_id:
+            raise Invalid(
+                f"the target holds topic {name.topic!r} with the id {known[name.topic]}, the bucket has one with the id "
+                f"{name.topic_id}; export it to another target"
+            )
+    ends = journal.ends()
+    histories = bucket.run(bounded_map(partial(load_history, bucket), names, REQUESTS_MAX))
+    wanted = [(history, _next_range(history, ends, allow_gaps=allow_gaps)) for history in histories]
+    cut = Cut(split_bytes=options.split_bytes, records_max=options.records_per_split_max)
+    splits = plan_splits(bucket.run(bounded_map(partial(_with_segments, bucket), wanted, REQUESTS_MAX)), cut)
+    return Plan(
+        include_headers=options.include_headers,
+        read_committed=options.read_committed,
+        files=tuple(_planned(split) for split in splits),
+    )
+
+
+def _next_range(history: History, ends: Mapping[tuple[UUID, int], int], *, allow_gaps: bool) -> OffsetRange:
+    name, held = history.name, history.offsets
+    exported = ends.get((name.topic_id, name.partition))
+    if exported is None:
+        return held
+    if held.first > exported and not allow_gaps:
+        raise _gap(name, OffsetRange(first=exported, end=held.first))
+    first = max(held.first, exported)
+    return OffsetRange(first=first, end=max(first, held.end))
+
+
+def _gap(name: PartitionName, lost: OffsetRange) -> NotFound:
+    return NotFound(
+        f"{name}: offsets {lost.first}..{lost.end} were not exported yet, and retention has removed them; allow gaps to leave "
+        "them out",
+        topic=name.topic,
+        partition=name.partition,
+    )
+
+
+async def _with_segments(
+    bucket: Bucket, wanted: tuple[History, OffsetRange]
+) -> tuple[PartitionName, OffsetRange, list[SegmentEntry]]:
+    history, offsets = wanted
+    return history.name, offsets, await load_segments(bucket, history, offsets)
+
+
+def _planned(split: Split) -> PlannedFile:
+    """Return the file of a split. Splits own blocks; a file owns offsets, so that a merge moves no border."""
+    return PlannedFile(
+        topic=split.name.topic,
+        topic_id=split.name.topic_id,
+        partition=split.name.partition,
+        first=max(split.offsets.first, split.slices[0].blocks_from),
+        end=min(split.offsets.end, split.slices[-1].blocks_end),
+    )
+
+
+def export_tasks(bucket: Bucket, plan: Plan, *, verify: bool, allow_gaps: bool) -> list[FileTask]:
+    """Return what is to be read for each file, from the newest manifests: since the plan was made, segments may have merged.
+
+    Raises ``NotFound`` for a range that retention has removed, unless ``allow_gaps``.
+    """
+    by_partition: defaultdict[PartitionName, list[PlannedFile]] = defaultdict(list)
+    for file in plan.files:
+        by_partition[file.name].append(file)
+    columns = tuple(name for name in ARROW_TYPES if name not in ("topic", "partition"))
+    if not plan.include_headers:
+        columns = tuple(name for name in columns if name != "headers")
+
+    async def tasks_of(name: PartitionName) -> list[FileTask]:
+        history = await load_history(bucket, name)
+        files = by_partition[name]
+        lost = OffsetRange(first=files[0].first, end=history.offsets.first)
+        if lost.end > lost.first and not allow_gaps:
+            raise _gap(name, lost)
+        segments = await load_segments(bucket, history, OffsetRange(first=files[0].first, end=files[-1].end))
+        return [
+            FileTask(
+                file=file,
+                split=_split(file, segments),
+                columns=columns,
+                read_committed=plan.read_committed,
+                verify=verify,
+            )
+            for file in files
+        ]
+
+    return [task for tasks in bucket.run(bounded_map(tasks_of, list(by_partition), REQUESTS_MAX)) for task in tasks]
+
+
+def _split(file: PlannedFile, segments: Iterable[SegmentEntry]) -> Split:
+    """Return the split with exactly the records of the file; blocks at its borders are read for its neighbours, too."""
+    slices = tuple(
+        SegmentSlice(segment=entry, blocks_from=entry.base_offset, blocks_end=entry.end_offset)
+        for entry in segments
+        if entry.base_offset < file.end and entry.end_offset > file.first
+    )
+    return Split(name=file.name, offsets=file.offsets, slices=slices)
+
+
+def _grouped(tasks: Sequence[FileTask], task_bytes: int) -> list[tuple[FileTask, ...]]:
+    """Join small files into tasks of about ``task_bytes``, so that a thousand quiet partitions are not a thousand tasks."""
+    groups: list[list[FileTask]] = []
+    group_bytes = task_bytes
+    for task in tasks:
+        weight = sum(_share(piece.segment, task.file) for piece in task.split.slices)
+        if group_bytes + weight > task_bytes or len(groups[-1]) == FILES_PER_TASK:
+            groups.append([])
+            group_bytes = 0
+        groups[-1].append(task)
+        group_bytes += weight
+    return [tuple(group) for group in groups]
+
+
+def _share(entry: SegmentEntry, file: PlannedFile) -> int:
+    inside = min(entry.end_offset, file.end) - max(entry.base_offset, file.first)
+    return entry.data_bytes * inside // (entry.end_offset - entry.base_offset)
+
+
+def _write_all(target: str, bucket: Bucket, tasks: Sequence[FileTask]) -> list[WrittenFile]:
+    with Bucket(target) as out:
+        return [write_file(bucket, out, task) for task in tasks]
+
+
+def write_file(bucket: Bucket, out: Bucket, task: FileTask) -> WrittenFile:
+    """Write one file, unless an earlier attempt has. Raises ``Corrupt`` if it does not hold what the bucket does."""
+    with _Upload(out, task.file.key) as upload:
+        records = 0
+        schema = arrow_schema(task.columns)
+        with pq.ParquetWriter(upload, schema.with_metadata(_about(task.file)), compression="zstd") as writer:
+            for rows in _row_groups(bucket, task):
+                records += rows.num_rows
+                writer.write_table(rows.cast(schema), row_group_size=max(rows.num_rows, 1))
+    if upload.was_there or task.verify:
+        return _read_back(bucket, out, task)
+    return _written(task.file, records, upload.size_bytes, upload.sha256)
+
+
+def _about(file: PlannedFile) -> dict[str, str]:
+    return {"stratalog.topic_id": str(file.topic_id), "stratalog.first": str(file.first), "stratalog.end": str(file.end)}
+
+
+def _row_groups(bucket: Bucket, task: FileTask) -> Iterator[pa.Table]:
+    """Yield the file's rows in pieces of about ``ROW_GROUP_BYTES``; the same at every attempt."""
+    run: list[pa.RecordBatch] = []
+    run_bytes = 0
+    for batch in scan_split(bucket, task.split, task.columns, read_committed=task.read_committed):
+        run.append(batch)
+        run_bytes += batch.nbytes
+        if run_bytes >= ROW_GROUP_BYTES:
+            yield pa.Table.from_batches(run)
+            run, run_bytes = [], 0
+    if run:
+        yield pa.Table.from_batches(run)
+
+
+def _read_back(bucket: Bucket, out: Bucket, task: FileTask) -> WrittenFile:
+    """Compare the stored file with the bucket, row by row."""
+    content = out.run(out.store.get(task.file.key))
+    try:
+        stored = pq.ParquetFile(pa.BufferReader(content))
+        wanted = _row_groups(bucket, task)
+        schema = arrow_schema(task.columns)
+        groups = (stored.read_row_group(number) for number in range(stored.num_row_groups))
+        is_equal = all(found.cast(schema).equals(rows.cast(schema)) for found, rows in zip(groups, wanted, strict=True))
+    except (pa.ArrowException, ValueError) as bad:
+        raise Corrupt(f"{task.file.key} in the target is not the export of its offsets: {bad}", key=task.file.key) from bad
+    if not is_equal:
+        raise Corrupt(f"{task.file.key} in the target does not hold the records of the bucket", key=task.file.key)
+    return _written(task.file, stored.metadata.num_rows, len(content), hashlib.sha256(content).hexdigest())
+
+
+def _written(file: PlannedFile, records: int, size_bytes: int, sha256: str) -> WrittenFile:
+    return WrittenFile(
+        topic=file.topic, partition=file.partition, first=file.first, end=file.end, records=records, size_bytes=size_bytes,
+        sha256=sha256, key=file.key,
+    )  # fmt: skip
+
+
+class _Upload:
+    """A writable file that becomes one object, if its key is free. Aborted by an error in the ``with`` block."""
+
+    def __init__(self, out: Bucket, key: str) -> None:
+        self._out = out
+        self._stream = StreamedUpload(out.store, key, part_bytes=PART_BYTES, parts_at_once=PARTS_AT_ONCE)
+        self._sha256 = hashlib.sha256()
+        self.size_bytes = 0
+        self.closed = False
+        self.was_there = False
+
+    @property
+    def sha256(self) -> str:
+        return self._sha256.hexdigest()
+
+    def __enter__(self) -> _Upload:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None:
+            self._out.run(self._stream.abort())
+            return
+        try:
+            self._out.run(self._stream.finish())
+        except Conflict:
+            self.was_there = True
+            self._out.run(self._stream.abort())
+
+    def write(self, data: bytes) -> int:
+        content = bytes(data)
+        self._sha256.update(content)
+        self.size_bytes += len(content)
+        self._out.run(self._stream.write([content]))
+        return len(content)
+
+    def tell(self) -> int:
+        return self.size_bytes
+
+    def flush(self) -> None:
+        """Nothing to do: the object appears when it is whole."""
+
+    def close(self) -> None:
+        self.closed = True
+
+    def writable(self) -> bool:
+        return True
+
+    def readable(self) -> bool:
+        return False
+
+    def seekable(self) -> bool:
+        return False

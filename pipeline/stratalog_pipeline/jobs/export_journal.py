@@ -1,0 +1,134 @@
+"""The journal of an export: which offsets went into which files, so that each record is exported exactly once.
+
+``_stratalog/N.plan.json`` is written before run N begins and names all of its files; ``N.done.json`` after the last of them is
+complete. A run whose plan lacks its ``done`` was interrupted: the next one finishes it first. Both are created only if absent,
+so of two exports that start at once one fails. Names that begin with ``_`` are ignored by readers of Parquet datasets.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Final
+from uuid import UUID
+
+import msgspec
+
+from stratalog_core.errors import Conflict, Corrupt
+from stratalog_core.malformed import MALFORMED
+from stratalog_pipeline.bucket import Bucket
+from stratalog_pipeline.planning import OffsetRange, PartitionName
+
+PREFIX: Final = "_stratalog/"
+_PLAN: Final = ".plan.json"
+_DONE: Final = ".done.json"
+_DIGITS: Final = 8
+
+
+class PlannedFile(msgspec.Struct, frozen=True, kw_only=True):
+    """One file: the records at ``first`` (inclusive) to ``end`` (exclusive) of a partition."""
+
+    topic: str
+    topic_id: UUID
+    partition: int
+    first: int
+    end: int
+
+    @property
+    def name(self) -> PartitionName:
+        return PartitionName(topic=self.topic, topic_id=self.topic_id, partition=self.partition)
+
+    @property
+    def offsets(self) -> OffsetRange:
+        return OffsetRange(first=self.first, end=self.end)
+
+    @property
+    def key(self) -> str:
+        """Key of the object, with Hive's partition directories; names sort by offset."""
+        return f"topic={self.topic}/partition={self.partition}/{self.first:020}-{self.end:020}.parquet"
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """The files of one run, and the options that decide what is in them."""
+
+    include_headers: bool
+    read_committed: bool
+    files: tuple[PlannedFile, ...]
+
+
+class WrittenFile(msgspec.Struct, frozen=True, kw_only=True):
+    """A complete file. ``sha256`` is hex and over the whole object."""
+
+    topic: str
+    partition: int
+    first: int
+    end: int
+    records: int
+    size_bytes: int
+    sha256: str
+    key: str
+
+
+class Journal:
+    """The journal in one target. Load it anew for each export."""
+
+    def __init__(self, target: Bucket) -> None:
+        """Read the journal. Raises ``Corrupt``, ``Unavailable``."""
+        self._target = target
+        found = target.run(_keys(target))
+        self._plans = {_number(key): _read(target, key, Plan) for key in found if key.endswith(_PLAN)}
+        self._done = {_number(key) for key in found if key.endswith(_DONE)}
+
+    @property
+    def last_run(self) -> int:
+        return max(self._plans, default=0)
+
+    def unfinished(self) -> Plan | None:
+        """The plan of an interrupted run; only the last one can be one."""
+        return None if self.last_run in self._done or not self._plans else self._plans[self.last_run]
+
+    def first_plan(self) -> Plan | None:
+        return self._plans[min(self._plans)] if self._plans else None
+
+    def ends(self) -> dict[tuple[UUID, int], int]:
+        """The offset up to which each partition, by topic id and number, was planned."""
+        ends: dict[tuple[UUID, int], int] = {}
+        for file in (file for plan in self._plans.values() for file in plan.files):
+            ends[file.topic_id, file.partition] = max(file.end, ends.get((file.topic_id, file.partition), 0))
+        return ends
+
+    def topic_ids(self) -> dict[str, UUID]:
+        """The id of each topic that was exported before."""
+        return {file.topic: file.topic_id for plan in self._plans.values() for file in plan.files}
+
+    def begin(self, plan: Plan) -> None:
+        """Record a new run. Raises ``Conflict`` if another export began one meanwhile."""
+        number = self.last_run + 1
+        try:
+            self._put(f"{PREFIX}{number:0{_DIGITS}}{_PLAN}", msgspec.json.encode(plan))
+        except Conflict:
+            raise Conflict("another export to the same target has just begun; run this again when it has ended") from None
+        self._plans[number] = plan
+
+    def finish(self, files: list[WrittenFile]) -> None:
+        """Record that the last run is complete. Does nothing if another process did that."""
+        with contextlib.suppress(Conflict):
+            self._put(f"{PREFIX}{self.last_run:0{_DIGITS}}{_DONE}", msgspec.json.encode(files))
+        self._done.add(self.last_run)
+
+    def _put(self, key: str, content: bytes) -> None:
+        self._target.run(self._target.store.put(key, [content]))
+
+
+async def _keys(target: Bucket) -> list[str]:
+    return [info.key async for info in target.store.list(PREFIX)]
+
+
+def _number(key: str) -> int:
+    return int(key.removeprefix(PREFIX)[:_DIGITS])
+
+
+def _read(target: Bucket, key: str, kind: type[Plan]) -> Plan:
+    try:
+        return msgspec.json.decode(target.run(target.store.get(key)), type=kind)
+    except MALFORMED as malformed:
+        raise Corrupt(f"{key} in the target is not a plan of an export: {malformed}", key=key) from malformed

@@ -1,0 +1,144 @@
+"""The Spark session of a job, its progress, and errors of tasks as errors of the product instead of Java traces."""
+
+from __future__ import annotations
+
+import pickle
+import re
+import threading
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from importlib.resources import as_file, files
+from typing import Any, Final, TypeVar
+
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+
+from stratalog_core import errors
+from stratalog_core.errors import StratalogError, Unavailable
+from stratalog_pipeline.bucket import Bucket
+
+LOOK_S: Final = 0.3
+_Task = TypeVar("_Task")
+_Result = TypeVar("_Result")
+OnProgress = Callable[[int, int], None]
+"""Takes the number of finished tasks and the number of all tasks."""
+
+
+@contextmanager
+def job_session(name: str, master: str | None) -> Iterator[SparkSession]:
+    """A session for one job: that of spark-submit if there is one, otherwise a new one on ``master`` (``local[*]``).
+
+    Only a session that is made here is stopped. Spark's log shows errors only: the job prints its own progress.
+    """
+    active = SparkSession.getActiveSession()
+    if active is not None:
+        yield active
+        return
+    warnings.filterwarnings("ignore", "PySpark does not yet fully support pandas", FutureWarning)
+    builder = SparkSession.builder.appName(f"stratalog-{name}")
+    with as_file(files("stratalog_pipeline.jobs") / "log4j2.properties") as log4j:
+        if master is not None:
+            builder = builder.master(master)
+        local = {
+            "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={log4j.as_uri()}",
+            "spark.ui.enabled": "false",
+            "spark.ui.showConsoleProgress": "false",
+            "spark.sql.session.timeZone": "UTC",
+        }
+        if master is not None and master.startswith("local"):
+            local |= {"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1"}
+        for key, value in local.items():
+            builder = builder.config(key, value)
+        session = builder.getOrCreate()
+    try:
+        yield session
+    finally:
+        session.stop()
+
+
+def run_tasks(
+    spark: SparkSession,
+    store: str,
+    tasks: Sequence[_Task],
+    work: Callable[[Bucket, _Task], _Result],
+    on_progress: OnProgress = lambda done, total: None,
+) -> list[_Result]:
+    """Run ``work`` for each task on the executors, each with the bucket open, and return the results in the tasks' order.
+
+    Tasks, results and ``work`` are pickled. Raises the error of a task that failed four times, Spark's limit.
+    """
+    if not tasks:
+        return []
+    pickled = spark.sparkContext.parallelize([pickle.dumps(task) for task in tasks], len(tasks))
+    with clear_errors(), _watched(spark, len(tasks), on_progress):
+        return [pickle.loads(result) for result in pickled.mapPartitions(_on_executor(store, work)).collect()]
+
+
+def _on_executor(store: str, work: Callable[[Bucket, _Task], _Result]) -> Callable[[Iterable[bytes]], Iterator[bytes]]:
+    def run(contents: Iterable[bytes]) -> Iterator[bytes]:
+        with Bucket(store) as bucket:
+            for content in contents:
+                yield pickle.dumps(work(bucket, pickle.loads(content)))
+
+    return run
+
+
+@contextmanager
+def _watched(spark: SparkSession, total: int, on_progress: OnProgress) -> Iterator[None]:
+    """Report the number of finished tasks while the job within runs."""
+    context = spark.sparkContext
+    group = f"stratalog-{threading.get_ident()}"
+    ended = threading.Event()
+
+    def watch() -> None:
+        tracker, most = context.statusTracker(), 0
+        while not ended.wait(LOOK_S):
+            jobs = [info for job in tracker.getJobIdsForGroup(group) if (info := tracker.getJobInfo(job)) is not None]
+            stages = [tracker.getStageInfo(stage) for job in jobs for stage in job.stageIds]
+            most = max([most, *(stage.numCompletedTasks for stage in stages if stage is not None)])
+            on_progress(min(most, total), total)
+
+    context.setJobGroup(group, "stratalog", interruptOnCancel=True)
+    watcher = threading.Thread(target=watch, name="stratalog-progress", daemon=True)
+    on_progress(0, total)
+    watcher.start()
+    try:
+        yield
+        on_progress(total, total)
+    except KeyboardInterrupt:
+        context.cancelJobGroup(group)
+        raise
+    finally:
+        ended.set()
+        watcher.join()
+
+
+_OURS: Final = re.compile(r"^(?:pyspark\.errors\S*: )?stratalog_core\.errors\.(\w+): (.+)$", re.MULTILINE)
+
+
+@contextmanager
+def clear_errors() -> Iterator[None]:
+    """Turn a failure of Spark into the product's own error if a task raised one, otherwise into ``Unavailable``."""
+    try:
+        yield
+    except PySparkException as failed:
+        raise as_ours(str(failed)) from failed
+    except Exception as failed:
+        # Errors of the JVM that py4j does not translate.
+        if type(failed).__module__.split(".")[0] != "py4j":
+            raise
+        raise as_ours(str(failed)) from failed
+
+
+def as_ours(text: str) -> StratalogError:
+    """Return the error that a trace of Spark is about."""
+    found = _OURS.findall(text)
+    if found:
+        name, message = found[-1]
+        kind: Any = getattr(errors, name, None)
+        if isinstance(kind, type) and issubclass(kind, StratalogError):
+            return kind(message)
+    lines = [line.strip() for line in text.splitlines() if line.strip() and not line.lstrip().startswith(("at ", "..."))]
+    reason = next((line for line in lines if "Exception" in line or "Error" in line), lines[0] if lines else "no reason given")
+    return Unavailable(f"Spark could not run the job: {reason}")

@@ -1,0 +1,125 @@
+"""Usage: what takes how much space in a bucket, by topic, partition, day, codec and producer, and which keys are heavy.
+
+``blocks`` reads only the indexes of segments, ``batches`` the headers of all batches, ``records`` decodes everything. All three
+are queries of the data source, so they take its options and run wherever Spark does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal, TypeAlias
+
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - Spark's convention
+
+from stratalog_pipeline.jobs.session import clear_errors
+
+Depth: TypeAlias = Literal["blocks", "batches", "records"]
+HEAVIEST: Final = 20
+"""Rows of a list that may be long: producers, keys."""
+
+Row: TypeAlias = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Usage:
+    """The report. Lists of rows; ``producers`` and ``codecs`` are empty above ``batches``, ``keys`` above ``records``.
+
+    ``keys`` are the heaviest, with ``key`` as text where it is UTF-8 and in hex otherwise, None for records without one.
+    ``key_counts``: for each topic the number of different keys and the share of the heaviest.
+    """
+
+    depth: Depth
+    partitions: list[Row] = field(default_factory=list)
+    days: list[Row] = field(default_factory=list)
+    codecs: list[Row] = field(default_factory=list)
+    producers: list[Row] = field(default_factory=list)
+    keys: list[Row] = field(default_factory=list)
+    key_counts: list[Row] = field(default_factory=list)
+
+
+def usage(spark: SparkSession, options: Mapping[str, str], depth: Depth = "blocks", heaviest: int = HEAVIEST) -> Usage:
+    """Compute the report; ``options`` are the data source's. Raises its errors."""
+    reader = spark.read.format("stratalog").options(**options)
+    with clear_errors():
+        blocks = reader.option("table", "blocks").load()
+        partitions = _partitions(blocks)
+        if depth == "blocks":
+            days = _by_day(blocks, "max_timestamp", F.sum("stored_bytes"))
+            return Usage(depth=depth, partitions=partitions, days=days)
+        batches = reader.option("table", "batches").load().where("not is_control").cache()
+        try:
+            found = Usage(
+                depth=depth,
+                partitions=partitions,
+                days=_by_day(batches, "max_timestamp", F.sum("size_bytes")),
+                codecs=_grouped(batches, ["topic", "compression"], F.sum("size_bytes"), None),
+                producers=_grouped(batches, ["topic", "producer_id"], F.sum("size_bytes"), heaviest),
+            )
+        finally:
+            batches.unpersist()
+        if depth == "records":
+            records = spark.read.format("stratalog").options(**options).schema("topic string, key binary, value binary").load()
+            _add_keys(found, records, heaviest)
+        return found
+
+
+def _partitions(blocks: DataFrame) -> list[Row]:
+    grouped = blocks.groupBy("topic", "partition").agg(
+        F.min("base_offset").alias("start_offset"),
+        F.max("end_offset").alias("end_offset"),
+        F.sum("record_count").alias("records"),
+        F.sum("batch_count").alias("batches"),
+        F.sum("stored_bytes").alias("stored_bytes"),
+        F.sum("plain_bytes").alias("batch_bytes"),
+        F.countDistinct("key").alias("segments"),
+        F.min("min_timestamp").cast("string").alias("min_timestamp"),
+        F.max("max_timestamp").cast("string").alias("max_timestamp"),
+    )
+    return _rows(grouped.orderBy("topic", "partition"))
+
+
+def _by_day(frame: DataFrame, time: str, size: Column) -> list[Row]:
+    """Count each batch, or block, on the UTC day of its newest record."""
+    day = F.date_format(F.col(time), "yyyy-MM-dd").alias("day")
+    grouped = frame.groupBy("topic", day).agg(F.sum("record_count").alias("records"), size.alias("bytes"))
+    return _rows(grouped.orderBy("topic", "day"))
+
+
+def _grouped(frame: DataFrame, by: list[str], size: Column, limit: int | None) -> list[Row]:
+    grouped = frame.groupBy(*by).agg(
+        F.sum("record_count").alias("records"), F.count(F.lit(1)).alias("batches"), size.alias("bytes")
+    )
+    ordered = grouped.orderBy(F.desc("bytes"), *by)
+    return _rows(ordered if limit is None else ordered.limit(limit))
+
+
+def _add_keys(found: Usage, records: DataFrame, heaviest: int) -> None:
+    size = F.coalesce(F.length("key"), F.lit(0)) + F.coalesce(F.length("value"), F.lit(0))
+    by_key = records.groupBy("topic", "key").agg(F.count(F.lit(1)).alias("records"), F.sum(size).alias("bytes")).cache()
+    try:
+        total = F.sum("records")
+        counts = by_key.groupBy("topic").agg(
+            F.count("key").alias("keys"),
+            total.alias("records"),
+            (F.max(F.when(F.col("key").isNotNull(), F.col("records"))) / total).alias("heaviest_share"),
+        )
+        found.key_counts.extend(_rows(counts.orderBy("topic")))
+        top = _rows(by_key.orderBy(F.desc("records"), F.desc("bytes"), "topic", "key").limit(heaviest))
+    finally:
+        by_key.unpersist()
+    found.keys.extend({**row, "key": _text(row["key"])} for row in top)
+
+
+def _text(key: bytearray | None) -> str | None:
+    if key is None:
+        return None
+    try:
+        return bytes(key).decode()
+    except UnicodeDecodeError:
+        return key.hex()
+
+
+def _rows(frame: DataFrame) -> list[Row]:
+    return [row.asDict() for row in frame.collect()]

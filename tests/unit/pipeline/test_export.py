@@ -1,0 +1,217 @@
+"""Export's plan, journal and files, without Spark."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from random import Random
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pyarrow.dataset
+import pyarrow.parquet as pq
+import pytest
+
+from stratalog_core.batches.records import Record, build_batch
+from stratalog_core.errors import Conflict, Corrupt, Invalid, NotFound
+from stratalog_pipeline.bucket import Bucket
+from stratalog_pipeline.jobs import export as export_module
+from stratalog_pipeline.jobs.export import FileTask, check_same_options, export_tasks, plan_export, write_file
+from stratalog_pipeline.jobs.export_journal import Journal, Plan, WrittenFile
+from stratalog_pipeline.options import ReadOptions, parse_options
+
+if TYPE_CHECKING:
+    from unit.pipeline.conftest import ColdBucket
+
+
+def record(offset: int) -> Record:
+    return Record(
+        offset=offset,
+        timestamp_ms=1_700_000_000_000 + offset,
+        key=None if offset % 3 == 0 else f"k{offset}".encode(),
+        value=None if offset % 5 == 0 else Random(offset).randbytes(offset % 50),
+        headers=(("number", str(offset).encode()), ("none", None)) if offset % 4 == 0 else (),
+    )
+
+
+def batches(first: int, count: int) -> list[bytes]:
+    return [bytes(build_batch([record(o) for o in range(base, base + 5)])) for base in range(first, first + count, 5)]
+
+
+def options_for(bucket: ColdBucket, **more: str) -> ReadOptions:
+    return parse_options({"path": bucket.url, "subscribe": "flights", "splitBytes": "1500", **more})
+
+
+class Exporter:
+    """Exports in this process, as the tasks do."""
+
+    def __init__(self, bucket: ColdBucket, target: Path, options: ReadOptions) -> None:
+        target.mkdir(exist_ok=True)
+        self._stack = ExitStack()
+        self.bucket = self._stack.enter_context(Bucket(bucket.url))
+        self.out = self._stack.enter_context(Bucket(str(target)))
+        self.options = options
+
+    def plan(self, *, allow_gaps: bool = False) -> tuple[Journal, Plan]:
+        journal = Journal(self.out)
+        plan = plan_export(self.bucket, self.options, journal, allow_gaps=allow_gaps)
+        return journal, plan
+
+    def tasks(self, plan: Plan, *, verify: bool = False) -> list[FileTask]:
+        return export_tasks(self.bucket, plan, verify=verify, allow_gaps=False)
+
+    def write(self, tasks: list[FileTask]) -> list[WrittenFile]:
+        return [write_file(self.bucket, self.out, task) for task in tasks]
+
+    def run(self) -> list[WrittenFile]:
+        journal, plan = self.plan()
+        journal.begin(plan)
+        written = self.write(self.tasks(plan))
+        journal.finish(written)
+        return written
+
+    def close(self) -> None:
+        self._stack.close()
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> Path:
+    return tmp_path / "out"
+
+
+@pytest.fixture
+def exporter(cold_bucket: ColdBucket, target: Path) -> Iterator[Exporter]:
+    cold_bucket.add_topic("flights", [[batches(0, 60), batches(60, 40)], [batches(0, 30)], []], block_bytes=600)
+    made = Exporter(cold_bucket, target, options_for(cold_bucket, includeHeaders="true"))
+    yield made
+    made.close()
+
+
+def offsets(target: Path) -> dict[int, list[int]]:
+    """Return the exported offsets by partition, as pyarrow reads them."""
+    table = pyarrow.dataset.dataset(str(target), format="parquet", partitioning="hive").to_table()
+    found: dict[int, list[int]] = {}
+    for row in table.select(["partition", "offset"]).to_pylist():
+        found.setdefault(row["partition"], []).append(row["offset"])
+    return {partition: sorted(listed) for partition, listed in found.items()}
+
+
+def test_files_hold_the_records(exporter: Exporter, target: Path) -> None:
+    written = exporter.run()
+    assert offsets(target) == {0: list(range(100)), 1: list(range(30))}
+    assert sum(file.records for file in written) == 130
+    assert len(written) > 4
+    rows = pq.read_table(target / written[0].key, partitioning=None).to_pylist()
+    for row in rows:
+        made = record(row["offset"])
+        assert (row["key"], row["value"], row["timestampType"]) == (made.key, made.value, 0)
+        assert int(row["timestamp"].timestamp() * 1000 + 0.5) == made.timestamp_ms
+        assert [(header["key"], header["value"]) for header in row["headers"]] == list(made.headers)
+    about = pq.read_schema(target / written[0].key).metadata
+    assert (about[b"stratalog.first"], about[b"stratalog.end"]) == (b"0", str(written[0].end).encode())
+
+
+def test_a_large_file_has_several_row_groups(cold_bucket: ColdBucket, target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(export_module, "ROW_GROUP_BYTES", 1)
+    many = [bytes(build_batch([record(o) for o in range(base, base + 1000)])) for base in range(0, 25_000, 1000)]
+    cold_bucket.add_topic("flights", [[many]])
+    exporter = Exporter(cold_bucket, target, options_for(cold_bucket, splitBytes="100000000"))
+    journal, plan = exporter.plan()
+    journal.begin(plan)
+    (written,) = exporter.write(exporter.tasks(plan, verify=True))
+    exporter.close()
+    assert written.records == 25_000
+    assert pq.ParquetFile(target / written.key).num_row_groups > 1
+    assert offsets(target) == {0: list(range(25_000))}
+
+
+def test_the_next_run_exports_only_what_came_since(cold_bucket: ColdBucket, exporter: Exporter, target: Path) -> None:
+    exporter.run()
+    _, nothing = exporter.plan()
+    assert nothing.files == ()
+    cold_bucket.extend("flights", 0, batches(100, 20))
+    assert {(file.first, file.end) for file in exporter.run()} <= {
+        (first, end) for first in range(100, 120) for end in range(121)
+    }
+    assert offsets(target)[0] == list(range(120))
+
+
+def test_an_interrupted_run_is_finished_and_nothing_is_there_twice(exporter: Exporter, target: Path) -> None:
+    journal, plan = exporter.plan()
+    journal.begin(plan)
+    exporter.write(exporter.tasks(plan)[::2])
+    again = Journal(exporter.out)
+    assert again.unfinished() == plan
+    written = exporter.write(exporter.tasks(plan))
+    again.finish(written)
+    assert offsets(target) == {0: list(range(100)), 1: list(range(30))}
+    assert [file.key for file in written] == [file.key for file in plan.files]
+    assert Journal(exporter.out).unfinished() is None
+
+
+def test_a_file_that_differs_from_the_bucket_is_not_taken_for_the_export(exporter: Exporter, target: Path) -> None:
+    journal, plan = exporter.plan()
+    journal.begin(plan)
+    tasks = exporter.tasks(plan)
+    first = exporter.write(tasks[:1])[0]
+    path = target / first.key
+    table = pq.ParquetFile(path).read()
+    pq.write_table(table.slice(1), path)
+    with pytest.raises(Corrupt, match="does not hold the records"):
+        exporter.write(tasks[:1])
+    path.write_bytes(b"PAR1 something else")
+    with pytest.raises(Corrupt, match="is not the export"):
+        exporter.write(tasks[:1])
+
+
+def test_a_merge_between_plan_and_run_changes_no_file(cold_bucket: ColdBucket, exporter: Exporter, target: Path) -> None:
+    journal, plan = exporter.plan()
+    journal.begin(plan)
+    before = exporter.write(exporter.tasks(plan)[:2])
+    cold_bucket.merge("flights", 0, batches(0, 100))
+    written = exporter.write(exporter.tasks(plan))
+    assert [file.records for file in written[:2]] == [file.records for file in before]
+    assert offsets(target) == {0: list(range(100)), 1: list(range(30))}
+
+
+def test_of_two_exports_at_once_one_fails(exporter: Exporter) -> None:
+    first, plan = exporter.plan()
+    second, same = exporter.plan()
+    first.begin(plan)
+    with pytest.raises(Conflict, match="another export"):
+        second.begin(same)
+
+
+def test_records_that_retention_removed_before_their_export_are_an_error(cold_bucket: ColdBucket, exporter: Exporter) -> None:
+    exporter.run()
+    cold_bucket.extend("flights", 0, batches(100, 20), batches(120, 20), drop_below=120)
+    with pytest.raises(NotFound, match=r"flights-0: offsets 100\.\.120 were not exported yet"):
+        exporter.plan()
+    _, plan = exporter.plan(allow_gaps=True)
+    assert (plan.files[0].first, plan.files[-1].end) == (120, 140)
+
+
+def test_other_options_or_another_topic_of_the_name_are_refused(cold_bucket: ColdBucket, exporter: Exporter) -> None:
+    exporter.run()
+    with pytest.raises(Invalid, match="headers included"):
+        check_same_options(Journal(exporter.out), options_for(cold_bucket))
+    again = cold_bucket.add_topic("flights", [[batches(0, 10)]])
+    exporter.options = options_for(cold_bucket, includeHeaders="true", topicIds=str(again))
+    with pytest.raises(Invalid, match="export it to another target"):
+        exporter.plan()
+
+
+def test_a_journal_that_is_not_one_is_corrupt(exporter: Exporter, target: Path) -> None:
+    exporter.run()
+    (target / "_stratalog" / "00000001.plan.json").write_bytes(b"{}")
+    with pytest.raises(Corrupt, match="not a plan"):
+        Journal(exporter.out)
+
+
+def test_nothing_that_is_read_is_left_in_arrows_memory(exporter: Exporter) -> None:
+    journal, plan = exporter.plan()
+    journal.begin(plan)
+    before = pa.total_allocated_bytes()
+    exporter.write(exporter.tasks(plan))
+    assert pa.total_allocated_bytes() == before
