@@ -172,6 +172,9 @@ class Producer:
         pipeline = self._pipelines[partition]
         try:
             leader = await client.leader(self._topic, partition)
+            if pipeline.resending:
+                # A batch before this one failed, perhaps before it was sent: no client sends one before its predecessor.
+                raise NotServed("the batch is sent with its predecessors")
             if batch.leader not in (None, leader):
                 self._world.coverage.meet(RETRIED_AT_NEXT_OWNER)
             batch.leader = leader
