@@ -7,12 +7,29 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import NoReturn
 
 import pytest
 from integration.process_cluster import ProcessCluster
+
+LOG_LINES = 25
+"""The last lines of each log that a failed test prints."""
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Add the ends of the shared cluster's logs to the report of a failed test: a rare failure cannot be looked at again."""
+    report = yield
+    running = getattr(item, "funcargs", {}).get("cluster")
+    if report.failed and isinstance(running, ProcessCluster):
+        for log in sorted((running.data / "logs").glob("*.log")):
+            end = log.read_text(errors="replace").splitlines()[-LOG_LINES:]
+            report.sections.append((f"end of {log.name}", "\n".join(end)))
+    return report
 
 
 @pytest.fixture(scope="session")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable
@@ -28,8 +29,9 @@ class _Member:
                 "group.id": cluster.new_group(),
                 "auto.offset.reset": "earliest",
                 "session.timeout.ms": 45_000,
-                "log_level": 0,
-            }
+                "debug": "cgrp",
+            },
+            logger=logging.getLogger(__name__),
         )
         self._consumer.subscribe([topic], on_assign=self._assigned)
         self._thread = threading.Thread(target=self._poll)
