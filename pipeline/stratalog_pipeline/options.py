@@ -26,12 +26,17 @@ LATEST: Final = -1
 SPLIT_BYTES: Final = 64 * 1024 * 1024
 POLL_TIMEOUT_MS: Final = 120_000
 """Default of Spark's own source."""
+TRIGGER_DELAY_S: Final = 900.0
+"""Default of Spark's own source."""
 
 Table: TypeAlias = Literal["records", "segments", "blocks", "batches", "manifests", "tail"]
 """The rows of a read: a topic's records, or what is known about them (``metadata_tables.py``)."""
 
 MissingTail: TypeAlias = Literal["warn", "fail", "ignore"]
 """Report of a read without brokers that ends at the latest record: log a warning, fail the query, or say nothing."""
+
+Mode: TypeAlias = Literal["batch", "stream", "either"]
+"""The kind of read that options are for. ``either``: not known yet, so only what both refuse is refused."""
 
 PerPartition: TypeAlias = dict[str, dict[int, int]]
 """Topic name to partition to an offset (``EARLIEST``, ``LATEST``) or a time in milliseconds."""
@@ -103,6 +108,9 @@ class ReadOptions:
     record at or after the start time is read from its end, instead of failing the query. ``fail_on_data_loss``: requested
     offsets that are missing fail the query, instead of being left out.
 
+    ``rows_per_trigger_max`` (0: no bound) and ``rows_per_trigger_min`` bound the offsets of a stream's batch; fewer than the
+    minimum wait for up to ``trigger_delay_max_s``. They mean nothing in a batch read.
+
     ``client`` configures the client that reads from the brokers (librdkafka's names); empty: only the bucket is read, and
     ``missing_tail`` says how a read up to the latest record reports that newer records may exist. ``poll_timeout_s`` bounds the
     wait for the brokers' next record.
@@ -124,13 +132,17 @@ class ReadOptions:
     missing_tail: MissingTail = "warn"
     poll_timeout_s: float = POLL_TIMEOUT_MS / 1000
     table: Table = "records"
+    rows_per_trigger_max: int = 0
+    rows_per_trigger_min: int = 0
+    trigger_delay_max_s: float = TRIGGER_DELAY_S
 
 
 KNOWN: Final = (
     "path", "store", "assign", "subscribe", "subscribePattern", "topicIds", "startingOffsets", "endingOffsets",
     "startingOffsetsByTimestamp", "endingOffsetsByTimestamp", "startingTimestamp", "endingTimestamp",
     "startingOffsetsByTimestampStrategy", "minPartitions", "maxRecordsPerPartition", "splitBytes", "failOnDataLoss",
-    "includeHeaders", "isolationLevel", "missingTail", "kafkaConsumer.pollTimeoutMs", "table",
+    "includeHeaders", "isolationLevel", "missingTail", "kafkaConsumer.pollTimeoutMs", "table", "maxOffsetsPerTrigger",
+    "minOffsetsPerTrigger", "maxTriggerDelay",
 )  # fmt: skip
 CLIENT: Final = "kafka."
 IGNORED: Final = ("fetchoffset.", "kafkaconsumer.cache.", "groupidprefix")
@@ -139,7 +151,7 @@ BOOTSTRAP: Final = "bootstrap.servers"
 ISOLATION: Final = "kafka.isolation.level"
 
 
-def parse_options(given: Mapping[str, str]) -> ReadOptions:
+def parse_options(given: Mapping[str, str], mode: Mode = "batch") -> ReadOptions:
     """Parse the options of one read. Raises ``Invalid`` that names the option, the problem and the remedy."""
     options = {name.lower(): text for name, text in given.items()}
     for name in given:
@@ -148,8 +160,8 @@ def parse_options(given: Mapping[str, str]) -> ReadOptions:
         store=_store(options),
         wanted=_wanted(options),
         topic_ids=_topic_ids(options.get("topicids", "")),
-        start=_bound(options, "starting", EARLIEST),
-        end=_bound(options, "ending", LATEST),
+        start=_bound(options, "starting", mode),
+        end=_bound(options, "ending", mode),
         missing_timestamp_is_latest=_choice(options, "startingOffsetsByTimestampStrategy", ("error", "latest")) == "latest",
         min_partitions=_integer(options, "minPartitions", 1, 1),
         records_per_split_max=_integer(options, "maxRecordsPerPartition", 0, 1),
@@ -160,7 +172,10 @@ def parse_options(given: Mapping[str, str]) -> ReadOptions:
         client=_client(options),
         missing_tail=cast("MissingTail", _choice(options, "missingTail", ("warn", "fail", "ignore"))),
         poll_timeout_s=_integer(options, "kafkaConsumer.pollTimeoutMs", POLL_TIMEOUT_MS, 1) / 1000,
-        table=_table(options),
+        table=_table(options, mode),
+        rows_per_trigger_max=_integer(options, "maxOffsetsPerTrigger", 0, 1),
+        rows_per_trigger_min=_integer(options, "minOffsetsPerTrigger", 0, 1),
+        trigger_delay_max_s=_duration_s(options, "maxTriggerDelay", TRIGGER_DELAY_S),
     )
 
 
@@ -182,8 +197,10 @@ def _store(options: Mapping[str, str]) -> str:
     return places.pop()
 
 
-def _table(options: Mapping[str, str]) -> Table:
+def _table(options: Mapping[str, str], mode: Mode) -> Table:
     table = cast("Table", _choice(options, "table", get_args(Table)))
+    if table != "records" and mode == "stream":
+        raise Invalid(f"option 'table': {table!r} cannot be streamed; read it as a batch")
     bounds = [name for name in KNOWN if name.startswith(("starting", "ending")) and name.lower() in options]
     if table != "records" and bounds:
         raise Invalid(f"option {bounds[0]!r} has no effect on table {table!r}: filter its rows instead")
@@ -238,27 +255,38 @@ def _assignment(text: str) -> dict[str, tuple[int, ...]]:
     return partitions
 
 
-def _bound(options: Mapping[str, str], side: Literal["starting", "ending"], default: int) -> Bound:
+def _bound(options: Mapping[str, str], side: Literal["starting", "ending"], mode: Mode) -> Bound:
     """Return one side's bound. If several options are set, the most specific wins: Timestamp, OffsetsByTimestamp, Offsets."""
+    given = [name for name in KNOWN if name.startswith(side) and name.lower() in options]
+    if side == "ending" and mode == "stream" and given:
+        raise Invalid(f"option {given[0]!r} has no effect in a stream, which has no end")
     if (timestamp := options.get(f"{side}timestamp")) is not None:
         return AtTimestamp(timestamp_ms=_natural(f"{side}Timestamp", timestamp, 0))
     if (by_partition := options.get(f"{side}offsetsbytimestamp")) is not None:
         name = f"{side}OffsetsByTimestamp"
         return AtTimestamps(timestamps_ms=_per_partition(name, by_partition, 0))
-    return _offsets(f"{side}Offsets", options.get(f"{side}offsets"), default)
+    return _offsets(f"{side}Offsets", options.get(f"{side}offsets"), mode)
 
 
-def _offsets(name: str, text: str | None, default: int) -> Bound:
-    word = "earliest" if default == EARLIEST else "latest"
-    if text is None or text.strip().lower() == word:
-        return AllAt(position=default)
-    if text.strip().lower() in ("earliest", "latest"):
-        raise Invalid(f"option {name!r} cannot be {text!r} in a batch read, which would be empty: use {word!r} or offsets")
-    forbidden = LATEST if default == EARLIEST else EARLIEST
+_WORDS: Final = {"earliest": EARLIEST, "latest": LATEST}
+
+
+def _offsets(name: str, text: str | None, mode: Mode) -> Bound:
+    """Return an ``…Offsets`` option. By default a batch starts at the earliest record, a stream after the latest."""
+    batch_default = EARLIEST if name == "startingOffsets" else LATEST
+    if text is None:
+        return AllAt(position=LATEST if mode == "stream" else batch_default)
+    word = text.strip().lower()
+    empty = ({EARLIEST, LATEST} - {batch_default}).pop()
+    usual = "earliest" if batch_default == EARLIEST else "latest"
+    if word in _WORDS:
+        if mode == "batch" and _WORDS[word] == empty:
+            raise Invalid(f"option {name!r} cannot be {text!r} in a batch read, which would be empty: use {usual!r} or offsets")
+        return AllAt(position=_WORDS[word])
     offsets = _per_partition(name, text, EARLIEST)
     for topic, partitions in offsets.items():
-        if forbidden in partitions.values():
-            raise Invalid(f"option {name!r}: {forbidden} for topic {topic!r} would make the read empty; use {default}")
+        if mode == "batch" and empty in partitions.values():
+            raise Invalid(f"option {name!r}: {empty} for topic {topic!r} would make the read empty; use {batch_default}")
     return AtOffsets(offsets=offsets)
 
 
@@ -287,6 +315,20 @@ def _natural(name: str, text: str, minimum: int) -> int:
 def _integer(options: Mapping[str, str], name: str, default: int, minimum: int) -> int:
     text = options.get(name.lower())
     return default if text is None else _natural(name, text, minimum)
+
+
+_UNITS_S: Final = {"ms": 0.001, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86_400}
+
+
+def _duration_s(options: Mapping[str, str], name: str, default_s: float) -> float:
+    """Return a duration such as ``15m``, in seconds; a number alone counts milliseconds, as Spark's durations do."""
+    text = options.get(name.lower())
+    if text is None:
+        return default_s
+    match = re.fullmatch(r"\s*(\d{1,15})\s*([a-z]*)\s*", text.lower())
+    if match is None or (match[2] or "ms") not in _UNITS_S:
+        raise Invalid(f"option {name!r} must be a duration like 15m or 30s (units {', '.join(_UNITS_S)}), not {text!r}")
+    return int(match[1]) * _UNITS_S[match[2] or "ms"]
 
 
 def _flag(options: Mapping[str, str], name: str, default: bool) -> bool:

@@ -60,16 +60,32 @@ class ScanPlan:
 
 def plan_scan(bucket: Bucket, options: ReadOptions, pruning: Pruning = EVERYTHING) -> ScanPlan:
     """Plan a read. Raises ``Invalid``, ``NotFound``, ``Corrupt``, ``Unavailable``."""
+    topics, histories, bounds = _survey(bucket, options, pruning)
+    if not options.client and options.missing_tail != "ignore":
+        _check_offloaded(topics, histories)
+    return _planned(bucket, options, pruning, histories, bounds)
+
+
+def partition_limits(bucket: Bucket, options: ReadOptions) -> dict[PartitionName, tuple[OffsetRange, int]]:
+    """Return what is available of each selected partition, at the brokers or else in the bucket, and the options' start in it.
+
+    Raises as :func:`plan_scan`.
+    """
+    _, histories, bounds = _survey(bucket, options, EVERYTHING)
+    return {history.name: (bounds.available(history), bounds.wanted(history).first) for history in histories}
+
+
+def _survey(
+    bucket: Bucket, options: ReadOptions, pruning: Pruning
+) -> tuple[dict[str, TopicDescriptor], list[History], _Bounds]:
+    """Return the topics, the pinned histories of the selected partitions, and the bounds of the read."""
     brokers = Brokers(options) if options.client else None
     live = brokers.topics(options.wanted) if brokers is not None else []
     topics, wanted = _wanted_topics(bucket, options, live)
     _check_bounds(options, wanted)
     names = [name for name in _names(topics, wanted) if pruning.allows(name.topic, name.partition)]
     histories = bucket.run(bounded_map(partial(load_history, bucket), names, REQUESTS_MAX))
-    bounds = _bounds(bucket, options, brokers, live, histories)
-    if brokers is None and options.missing_tail != "ignore":
-        _check_offloaded(topics, histories)
-    return _planned(bucket, options, pruning, histories, bounds)
+    return topics, histories, _bounds(bucket, options, brokers, live, histories)
 
 
 def wanted_partitions(bucket: Bucket, options: ReadOptions) -> list[PartitionName]:

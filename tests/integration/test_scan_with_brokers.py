@@ -19,6 +19,7 @@ from stratalog_pipeline.options import parse_options
 from stratalog_pipeline.planning import BrokerSplit
 from stratalog_pipeline.spark.metadata_reader import MetadataReader
 from stratalog_pipeline.spark.reader import StratalogReader, TaskPartition
+from stratalog_pipeline.spark.stream_reader import StratalogStreamReader
 
 pytestmark = pytest.mark.integration
 PARTITIONS = 3
@@ -174,6 +175,44 @@ def test_every_scan_is_whole_while_offload_goes_on(cluster: ProcessCluster) -> N
     finally:
         writing.join()
     assert ordered(rows(reader(cluster, topic))) == wanted(range(1500))
+
+
+def test_a_stream_catches_up_from_the_bucket_and_follows_the_tail(cluster: ProcessCluster) -> None:
+    topic = cluster.new_topic(PARTITIONS, KEPT_FOR_EVER)
+    produce(cluster, topic, range(300))
+    cluster.run("tier", "offload", topic, "--wait")
+    options = {"path": str(cluster.data / "store"), "subscribe": topic, "kafka.bootstrap.servers": cluster.bootstrap}
+    parsed = parse_options({**options, "startingOffsets": "earliest", "maxOffsetsPerTrigger": "70"}, "stream")
+    stream = StratalogStreamReader(parsed, COLUMNS_WITH_HEADERS)
+    produced = [300]
+
+    def go_on() -> None:
+        for round_number in range(1, 4):
+            produce(cluster, topic, range(300 * round_number, 300 * (round_number + 1)))
+            produced.append(300 * (round_number + 1))
+            cluster.run("tier", "offload", topic, "--wait")
+
+    writing = threading.Thread(target=go_on)
+    writing.start()
+    found: list[dict[str, Any]] = []
+    position, batch_count = stream.initialOffset(), 0
+    try:
+        while writing.is_alive() or len(found) < produced[-1]:
+            end = stream.latestOffset(position, stream.getDefaultReadLimit())
+            if end == position:
+                continue
+            batch = [
+                row for split in stream.partitions(position, end) for part in stream.read(split) for row in part.to_pylist()
+            ]
+            assert len(batch) <= 70 + PARTITIONS
+            # Spark plans a batch again after a failure.
+            assert len(stream.partitions(position, end)) > 0
+            found, position, batch_count = found + batch, end, batch_count + 1
+    finally:
+        writing.join()
+    assert ordered(found) == wanted(range(1200))
+    assert position == {topic: {str(number): 400 for number in range(PARTITIONS)}}
+    assert batch_count > 1200 // (70 + PARTITIONS)
 
 
 def test_a_topic_that_is_created_again_is_not_taken_for_the_old_one(cluster: ProcessCluster) -> None:

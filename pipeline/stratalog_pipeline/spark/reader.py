@@ -19,7 +19,7 @@ from stratalog_pipeline.brokers import Brokers
 from stratalog_pipeline.bucket import Bucket
 from stratalog_pipeline.options import ReadOptions
 from stratalog_pipeline.planning import BrokerSplit, ColdEnd, Split, describe_missing_tail
-from stratalog_pipeline.pruning import EVERYTHING
+from stratalog_pipeline.pruning import ANY_TIME, EVERYTHING, TimeRange
 from stratalog_pipeline.scan_plan import plan_scan
 from stratalog_pipeline.spark.filters import pruning_of
 
@@ -55,25 +55,25 @@ class StratalogReader(DataSourceReader):
             _LOGGER.warning(describe_missing_tail(cold_ends))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        splits = cast(TaskPartition, partition).splits
-        in_bucket = [split for split in splits if isinstance(split, Split)]
-        if in_bucket:
-            yield from self._read_bucket(in_bucket)
-        for split in splits:
-            if isinstance(split, BrokerSplit):
-                # Imported in tasks only: numba costs a second, and Spark starts several processes before the first task.
-                from stratalog_pipeline.arrow.messages import to_arrow
+        yield from read_task(self._options, cast(TaskPartition, partition).splits, self._columns, self._pruning.times)
 
-                yield from to_arrow(Brokers(self._options).read(split), self._columns)
 
-    def _read_bucket(self, splits: Sequence[Split]) -> Iterator[pa.RecordBatch]:
-        from stratalog_pipeline.scan import scan_split  # In tasks only, as above.
+def read_task(
+    options: ReadOptions, splits: Sequence[Split | BrokerSplit], columns: tuple[str, ...], times: TimeRange = ANY_TIME
+) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of a task's splits: those in the bucket, then those at the brokers."""
+    # Imported in tasks only: numba costs a second, and Spark starts several processes before the first task.
+    from stratalog_pipeline.arrow.messages import to_arrow
+    from stratalog_pipeline.scan import scan_split
 
-        with Bucket(self._options.store) as bucket:
-            for split in splits:
-                yield from scan_split(
-                    bucket, split, self._columns, read_committed=self._options.read_committed, times=self._pruning.times
-                )
+    cold = [split for split in splits if isinstance(split, Split)]
+    if cold:
+        with Bucket(options.store) as bucket:
+            for split in cold:
+                yield from scan_split(bucket, split, columns, read_committed=options.read_committed, times=times)
+    for hot in splits:
+        if isinstance(hot, BrokerSplit):
+            yield from to_arrow(Brokers(options).read(hot), columns)
 
 
 class PushdownReader(StratalogReader):

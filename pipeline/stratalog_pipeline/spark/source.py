@@ -1,7 +1,8 @@
 """``spark.read.format("stratalog")``: the cold history of topics as a table, read directly from the bucket.
 
 Schema and options are those of Spark's Kafka source. A user's schema selects columns. Options are checked when the data frame
-is created; the bucket is first accessed when the query is planned.
+is created; the bucket is first accessed when the query is planned. ``spark.readStream`` takes the same options and has the same
+rows.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import sys
 from collections.abc import Mapping
 from typing import Final
 
-from pyspark.sql.datasource import DataSource, DataSourceReader
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader
 from pyspark.sql.types import StructType
 
 from stratalog_pipeline.arrow.schema import COLUMNS, COLUMNS_WITH_HEADERS, check_columns, spark_ddl
@@ -28,7 +29,8 @@ class StratalogDataSource(DataSource):
 
     def __init__(self, options: Mapping[str, str]) -> None:
         super().__init__(dict(options))
-        self._options = parse_options(options)
+        self._given = dict(options)
+        self._options = parse_options(options, "either")
 
     @classmethod
     def name(cls) -> str:
@@ -43,11 +45,19 @@ class StratalogDataSource(DataSource):
         return {name: spark_type for name, (_, spark_type) in TABLES[self._options.table].columns.items()}
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        fields = [(field.name, field.dataType.simpleString()) for field in schema.fields]
-        if self._options.table != "records":
-            return MetadataReader(self._options, check_columns(fields, self._table_types()))
-        columns = check_columns(fields)
-        return (PushdownReader if _pushdown_is_on() else StratalogReader)(self._options, columns)
+        options, fields = parse_options(self._given, "batch"), _fields(schema)
+        if options.table != "records":
+            return MetadataReader(options, check_columns(fields, self._table_types()))
+        return (PushdownReader if _pushdown_is_on() else StratalogReader)(options, check_columns(fields))
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
+        from stratalog_pipeline.spark.stream_reader import StratalogStreamReader
+
+        return StratalogStreamReader(parse_options(self._given, "stream"), check_columns(_fields(schema)))
+
+
+def _fields(schema: StructType) -> list[tuple[str, str]]:
+    return [(field.name, field.dataType.simpleString()) for field in schema.fields]
 
 
 def _pushdown_is_on() -> bool:

@@ -105,6 +105,41 @@ def test_what_is_wrong_is_refused_by_name(options: dict[str, str], message: str)
     assert message in refused.value.message
 
 
+def test_a_stream_begins_behind_the_latest_record_and_has_no_end() -> None:
+    stream = parse_options({"path": "/b", "subscribe": "a"}, "stream")
+    assert (stream.start, stream.end) == (AllAt(position=LATEST), AllAt(position=LATEST))
+    given = {"path": "/b", "subscribe": "a", "startingOffsets": '{"a": {"0": -1, "1": -2}}', "maxOffsetsPerTrigger": "10"}
+    stream = parse_options({**given, "minOffsetsPerTrigger": "4", "maxTriggerDelay": "2 m"}, "stream")
+    assert stream.start == AtOffsets(offsets={"a": {0: -1, 1: -2}})
+    assert (stream.rows_per_trigger_max, stream.rows_per_trigger_min, stream.trigger_delay_max_s) == (10, 4, 120)
+    with pytest.raises(Invalid, match="'endingTimestamp' has no effect in a stream"):
+        parse_options({**given, "endingTimestamp": "1"}, "stream")
+    with pytest.raises(Invalid, match="'blocks' cannot be streamed"):
+        parse_options({"path": "/b", "subscribe": "a", "table": "blocks"}, "stream")
+
+
+def test_before_the_kind_of_read_is_known_only_what_both_refuse_is_refused() -> None:
+    assert parse_options({"path": "/b", "subscribe": "a", "startingOffsets": "latest"}, "either").start == AllAt(
+        position=LATEST
+    )
+    assert parse_options({"path": "/b", "subscribe": "a", "endingTimestamp": "7"}, "either").end == AtTimestamp(timestamp_ms=7)
+    with pytest.raises(Invalid, match="must look like"):
+        parse_options({"path": "/b", "subscribe": "a", "startingOffsets": "soon"}, "either")
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("250", 0.25), ("250ms", 0.25), ("3s", 3), ("15m", 900), ("2 h", 7200), ("1d", 86400)]
+)
+def test_durations(text: str, seconds: float) -> None:
+    assert parsed(maxTriggerDelay=text).trigger_delay_max_s == seconds
+
+
+@pytest.mark.parametrize("text", ["", "m", "-1s", "1.5s", "3 weeks"])
+def test_malformed_durations_are_refused(text: str) -> None:
+    with pytest.raises(Invalid, match="maxTriggerDelay"):
+        parsed(maxTriggerDelay=text)
+
+
 @pytest.mark.parametrize("text", ["{}", '{"a": []}', '{"a": [-1]}', '{"a": 1}', "a"])
 def test_a_malformed_assignment_is_refused(text: str) -> None:
     with pytest.raises(Invalid, match="option 'assign'"):

@@ -173,6 +173,40 @@ def test_an_unknown_option_is_refused_by_name(spark: SparkSession, bucket: ColdB
         load(spark, bucket, subscribe="flights", startingOfsets="earliest").collect()
 
 
+def test_a_stream_reads_what_is_there_then_what_comes(
+    spark: SparkSession, make_bucket: Callable[[], ColdBucket], tmp_path: Path
+) -> None:
+    made = make_bucket()
+    made.add_topic("flights", [[batches(0, 60)], [batches(0, 30)]])
+
+    def run(**options: str) -> list[tuple[int, int]]:
+        """Run the stream until it has everything that is there; return the rows of all runs."""
+        frame = (
+            spark.readStream.format("stratalog").options(subscribe="flights", missingTail="ignore", **options).load(made.url)
+        )
+        writer = frame.select("partition", "offset").writeStream.format("parquet").option("path", str(tmp_path / "rows"))
+        query = writer.option("checkpointLocation", str(tmp_path / "checkpoint")).trigger(availableNow=True).start()
+        try:
+            assert query.awaitTermination(120)
+        finally:
+            query.stop()
+        return sorted((row.partition, row.offset) for row in spark.read.parquet(str(tmp_path / "rows")).collect())
+
+    first = run(startingOffsets="earliest", maxOffsetsPerTrigger="40")
+    assert first == [(0, offset) for offset in range(60)] + [(1, offset) for offset in range(30)]
+    *_, last = sorted((tmp_path / "checkpoint" / "offsets").glob("[0-9]*"), key=lambda path: int(path.name))
+    assert last.read_text().splitlines()[-1] == '{"flights": {"0": 60, "1": 30}}'
+    assert int(last.name) >= 2
+    made.extend("flights", 0, batches(60, 20))
+    assert run(startingOffsets="latest") == [(0, offset) for offset in range(80)] + [(1, offset) for offset in range(30)]
+
+
+def test_a_stream_refuses_what_only_a_batch_has(spark: SparkSession, bucket: ColdBucket, tmp_path: Path) -> None:
+    frame = spark.readStream.format("stratalog").options(subscribe="flights", endingOffsets="latest").load(bucket.url)
+    with pytest.raises(PySparkException, match="has no effect in a stream"):
+        frame.writeStream.format("noop").option("checkpointLocation", str(tmp_path)).start().awaitTermination(60)
+
+
 def test_an_audit_counts_digests_and_finds_damage(spark: SparkSession, bucket: ColdBucket) -> None:
     options = {"path": bucket.url, "subscribe": "flights,broken"}
     progress: list[tuple[int, int]] = []

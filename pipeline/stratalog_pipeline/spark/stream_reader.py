@@ -1,0 +1,95 @@
+"""Implements Spark's stream reader: batch after batch from the bucket, and from the brokers what is not offloaded yet.
+
+A stream that begins years back is read from the bucket until it reaches the brokers' tail; each batch is planned like a batch
+read, so nothing changes on the way but where the records lie. Spark records the end of each batch before it runs, and plans it
+again from the same offsets after a failure.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator, Sequence
+from typing import Final, cast
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxRows,
+    ReadMinRows,
+    SupportsTriggerAvailableNow,
+)
+
+from stratalog_pipeline.options import ReadOptions
+from stratalog_pipeline.spark.reader import TaskPartition, read_task
+from stratalog_pipeline.stream_plan import (
+    Offsets,
+    available,
+    check_no_loss,
+    cut_at,
+    first_offsets,
+    new_offsets,
+    next_end,
+    plan_batch,
+)
+
+_LOGGER: Final = logging.getLogger(__name__)
+
+
+class StratalogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Reads what the options select, as it comes."""
+
+    def __init__(self, options: ReadOptions, columns: tuple[str, ...]) -> None:
+        self._options = options
+        self._columns = columns
+        self._target: Offsets | None = None
+        self._last_batch_s = time.monotonic()
+
+    def initialOffset(self) -> Offsets:  # noqa: N802 - Spark's name
+        if not self._options.client and self._options.missing_tail != "ignore":
+            _LOGGER.warning(
+                "only the bucket is followed, so records appear when they are offloaded; set kafka.bootstrap.servers to read "
+                "them from the brokers at once, or missingTail to ignore"
+            )
+        return first_offsets(self._options)
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
+        if self._options.rows_per_trigger_max:
+            return ReadMaxRows(self._options.rows_per_trigger_max)
+        if self._options.rows_per_trigger_min:
+            return ReadMinRows(self._options.rows_per_trigger_min)
+        return ReadAllAvailable()
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
+        self._target = next_end({}, available(self._options), None)
+
+    def latestOffset(self, start: Offsets, limit: ReadLimit) -> Offsets:  # noqa: N802 - Spark's name
+        """Return the end of the next batch, ``start`` if there is to be none. Raises ``Invalid`` if records were lost."""
+        found = available(self._options)
+        if self._options.fail_on_data_loss:
+            check_no_loss(start, found)
+        if self._target is not None:
+            found = cut_at(found, self._target)
+        elif self._waits(new_offsets(start, found), limit):
+            return start
+        if not new_offsets(start, found):
+            return start
+        self._last_batch_s = time.monotonic()
+        return next_end(start, found, limit.max_rows if isinstance(limit, ReadMaxRows) else None)
+
+    def _waits(self, count: int, limit: ReadLimit) -> bool:
+        """Return whether so few new offsets are left for a later batch. Spark's limits have no delay, so it is kept here."""
+        if isinstance(limit, ReadAllAvailable) or count >= self._options.rows_per_trigger_min:
+            return False
+        return time.monotonic() - self._last_batch_s < self._options.trigger_delay_max_s
+
+    def reportLatestOffset(self) -> Offsets | None:  # noqa: N802 - Spark's name
+        return next_end({}, available(self._options), None)
+
+    def partitions(self, start: Offsets, end: Offsets) -> Sequence[InputPartition]:
+        return [TaskPartition(splits) for splits in plan_batch(self._options, start, end).tasks]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        yield from read_task(self._options, cast(TaskPartition, partition).splits, self._columns)

@@ -1,0 +1,122 @@
+"""Offsets of a stream: where it begins, how far its next batch goes, and which splits that batch has. Independent of Spark.
+
+Offsets are those of Spark's Kafka source, ``{"topic": {"0": next offset}}``, so that a checkpoint looks the same. Partitions
+that appear later are read from their first record.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TypeAlias
+
+from stratalog_core.errors import Invalid
+from stratalog_pipeline.bucket import Bucket
+from stratalog_pipeline.options import EARLIEST, AllAt, Assigned, AtOffsets, ReadOptions
+from stratalog_pipeline.planning import OffsetRange
+from stratalog_pipeline.scan_plan import ScanPlan, partition_limits, plan_scan
+
+Offsets: TypeAlias = dict[str, dict[str, int]]
+Available: TypeAlias = Mapping[tuple[str, str], OffsetRange]
+"""The available offsets by topic and partition; partitions are text, as in the checkpoint."""
+
+
+def first_offsets(options: ReadOptions) -> Offsets:
+    """Return the offsets at which a new stream begins. Raises ``Invalid``, ``NotFound``, ``Corrupt``, ``Unavailable``."""
+    with Bucket(options.store) as bucket:
+        limits = partition_limits(bucket, options)
+    return _offsets({(name.topic, str(name.partition)): first for name, (_, first) in limits.items()})
+
+
+def available(options: ReadOptions) -> Available:
+    """Return what can be read now. Raises as :func:`first_offsets`."""
+    with Bucket(options.store) as bucket:
+        limits = partition_limits(bucket, replace(options, start=AllAt(position=EARLIEST)))
+    return {(name.topic, str(name.partition)): found for name, (found, _) in limits.items()}
+
+
+def check_no_loss(start: Offsets, found: Available) -> None:
+    """Raise ``Invalid`` if a stream stopped at an offset that does not exist any more."""
+    for topic, partitions in start.items():
+        for number, offset in partitions.items():
+            held = found.get((topic, number))
+            if held is None:
+                raise Invalid(f"{topic}-{number} is gone, and the stream stopped at its offset {offset}; {_REMEDY}")
+            if not held.first <= offset <= held.end:
+                raise Invalid(
+                    f"{topic}-{number} has offsets {held.first}..{held.end}, and the stream stopped at {offset}: retention "
+                    f"removed records, or the topic was created again; {_REMEDY}"
+                )
+
+
+_REMEDY = "set failOnDataLoss to false to go on with what is there, or begin with a new checkpoint"
+
+
+def next_end(start: Offsets, found: Available, rows_max: int | None) -> Offsets:
+    """Return the end of the next batch: all that is available, or about ``rows_max`` offsets of it, shared by size. Pure.
+
+    Each partition that has something gets at least one offset, as in Spark's Kafka source.
+    """
+    begins = {place: _begin(start, place, held) for place, held in found.items()}
+    sizes = {place: held.end - begins[place] for place, held in found.items()}
+    total = sum(sizes.values())
+    if rows_max is None or total <= rows_max:
+        return _offsets({place: held.end for place, held in found.items()})
+    shares = {place: rows_max * size / total for place, size in sizes.items()}
+    return _offsets(
+        {
+            place: min(found[place].end, begins[place] + (math.ceil(share) if share < 1 else math.floor(share)))
+            for place, share in shares.items()
+        }
+    )
+
+
+def new_offsets(start: Offsets, found: Available) -> int:
+    """Return the number of offsets behind ``start``."""
+    return sum(held.end - _begin(start, place, held) for place, held in found.items())
+
+
+def cut_at(found: Available, target: Offsets) -> Available:
+    """Return ``found`` without what lies behind ``target``, and without partitions that it does not have."""
+    return {
+        (topic, number): OffsetRange(first=held.first, end=max(held.first, min(held.end, target[topic][number])))
+        for (topic, number), held in found.items()
+        if number in target.get(topic, {})
+    }
+
+
+def plan_batch(options: ReadOptions, start: Offsets, end: Offsets) -> ScanPlan:
+    """Plan the batch from ``start`` to ``end``. Reads only partitions with new offsets. Raises ``Invalid`` if some are lost."""
+    firsts: dict[str, dict[int, int]] = {}
+    ends: dict[str, dict[int, int]] = {}
+    for topic, partitions in end.items():
+        for number, offset in partitions.items():
+            first = start.get(topic, {}).get(number, EARLIEST)
+            if first < offset:
+                firsts.setdefault(topic, {})[int(number)] = first
+                ends.setdefault(topic, {})[int(number)] = offset
+    if not ends:
+        return ScanPlan(splits=[], broker_splits=[], tasks=[], cold_ends=[])
+    batch = replace(
+        options,
+        wanted=Assigned(partitions={topic: tuple(sorted(numbers)) for topic, numbers in ends.items()}),
+        start=AtOffsets(offsets=firsts),
+        end=AtOffsets(offsets=ends),
+        missing_tail="ignore",
+    )
+    with Bucket(options.store) as bucket:
+        return plan_scan(bucket, batch)
+
+
+def _begin(start: Offsets, place: tuple[str, str], held: OffsetRange) -> int:
+    """Return where a partition is read from, moved into what is available."""
+    topic, number = place
+    return min(max(start.get(topic, {}).get(number, held.first), held.first), held.end)
+
+
+def _offsets(by_place: Mapping[tuple[str, str], int]) -> Offsets:
+    offsets: Offsets = {}
+    for (topic, number), offset in sorted(by_place.items()):
+        offsets.setdefault(topic, {})[number] = offset
+    return offsets
