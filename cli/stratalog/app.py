@@ -16,7 +16,7 @@ _COMMANDS: Final = {
     "consume": ("stratalog.commands.consume", "Read records of a topic."),
     "doctor": ("stratalog.commands.doctor", "Check the machine, a cluster and its store."),
     "group": ("stratalog.commands.group", "List, describe, reset and delete consumer groups."),
-    "job": ("stratalog.commands.job", "Audit, measure and export a bucket's history on Spark."),
+    "job": ("stratalog.commands.job", "Audit, measure, export and replay a bucket's history on Spark."),
     "ledger": ("stratalog.commands.ledger", "List ledgers and read their entries."),
     "metadata": ("stratalog.commands.metadata", "Run a metadata node; show the quorum; add and remove nodes."),
     "produce": ("stratalog.commands.produce", "Write records to a topic."),

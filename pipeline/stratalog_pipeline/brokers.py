@@ -90,7 +90,7 @@ class Brokers:
         """
         self._check_same_topic(split.name)
         options = {"group.id": "stratalog-spark", **self._client, "isolation.level": self._level, **_READ_ONLY}
-        with _options_checked():
+        with options_checked():
             consumer = Consumer(options)
         try:
             consumer.assign([TopicPartition(split.name.topic, split.name.partition, split.offsets.first)])
@@ -126,12 +126,13 @@ class Brokers:
             raise NotFound(f"topic {name.topic!r} with the id {name.topic_id} was deleted after the query began; run it again")
 
     def _admin(self) -> AdminClient:
-        with _options_checked():
+        with options_checked():
             return AdminClient(self._client)
 
 
 @contextmanager
-def _options_checked() -> Iterator[None]:
+def options_checked() -> Iterator[None]:
+    """Turn the client's complaint about an option into ``Invalid`` that names it."""
     try:
         yield
     except KafkaException as refused:

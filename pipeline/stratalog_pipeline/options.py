@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal, TypeAlias, cast, get_args
 from uuid import UUID
@@ -155,7 +155,7 @@ def parse_options(given: Mapping[str, str], mode: Mode = "batch") -> ReadOptions
     """Parse the options of one read. Raises ``Invalid`` that names the option, the problem and the remedy."""
     options = {name.lower(): text for name, text in given.items()}
     for name in given:
-        _check_known(name)
+        check_known(name)
     return ReadOptions(
         store=_store(options),
         wanted=_wanted(options),
@@ -169,7 +169,7 @@ def parse_options(given: Mapping[str, str], mode: Mode = "batch") -> ReadOptions
         fail_on_data_loss=_flag(options, "failOnDataLoss", True),
         include_headers=_flag(options, "includeHeaders", False),
         read_committed=_isolation(options) == "read_committed",
-        client=_client(options),
+        client=client_options(options),
         missing_tail=cast("MissingTail", _choice(options, "missingTail", ("warn", "fail", "ignore"))),
         poll_timeout_s=_integer(options, "kafkaConsumer.pollTimeoutMs", POLL_TIMEOUT_MS, 1) / 1000,
         table=_table(options, mode),
@@ -179,13 +179,14 @@ def parse_options(given: Mapping[str, str], mode: Mode = "batch") -> ReadOptions
     )
 
 
-def _check_known(name: str) -> None:
-    known = {option.lower(): option for option in KNOWN}
+def check_known(name: str, names: Sequence[str] = KNOWN) -> None:
+    """Raise ``Invalid`` with the nearest known name unless ``name`` is in ``names`` or of a family that is accepted."""
+    known = {option.lower(): option for option in names}
     lower = name.lower()
     if lower in known or lower.startswith((CLIENT, *IGNORED)):
         return
     near = difflib.get_close_matches(lower, known, 1)
-    hint = f"; did you mean {known[near[0]]!r}?" if near else f"; known are {', '.join(KNOWN)}"
+    hint = f"; did you mean {known[near[0]]!r}?" if near else f"; known are {', '.join(names)}"
     raise Invalid(f"option {name!r} is unknown{hint}", option=name)
 
 
@@ -207,8 +208,8 @@ def _table(options: Mapping[str, str], mode: Mode) -> Table:
     return table
 
 
-def _client(options: Mapping[str, str]) -> dict[str, str]:
-    """Return the options of the client without their prefix; none without servers to connect to."""
+def client_options(options: Mapping[str, str]) -> dict[str, str]:
+    """Return the options of the client, from lower-case names, without their prefix; none without servers to connect to."""
     client = {name.removeprefix(CLIENT): text for name, text in options.items() if name.startswith(CLIENT)}
     return client if client.get(BOOTSTRAP, "").strip() else {}
 

@@ -66,13 +66,13 @@ def plan_scan(bucket: Bucket, options: ReadOptions, pruning: Pruning = EVERYTHIN
     return _planned(bucket, options, pruning, histories, bounds)
 
 
-def partition_limits(bucket: Bucket, options: ReadOptions) -> dict[PartitionName, tuple[OffsetRange, int]]:
-    """Return what is available of each selected partition, at the brokers or else in the bucket, and the options' start in it.
+def partition_limits(bucket: Bucket, options: ReadOptions) -> dict[PartitionName, tuple[OffsetRange, OffsetRange]]:
+    """Return of each selected partition what is available, at the brokers or else in the bucket, and what the options select.
 
     Raises as :func:`plan_scan`.
     """
     _, histories, bounds = _survey(bucket, options, EVERYTHING)
-    return {history.name: (bounds.available(history), bounds.wanted(history).first) for history in histories}
+    return {history.name: (bounds.available(history), bounds.wanted(history)) for history in histories}
 
 
 def _survey(

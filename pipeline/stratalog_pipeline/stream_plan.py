@@ -13,7 +13,7 @@ from typing import TypeAlias
 
 from stratalog_core.errors import Invalid
 from stratalog_pipeline.bucket import Bucket
-from stratalog_pipeline.options import EARLIEST, AllAt, Assigned, AtOffsets, ReadOptions
+from stratalog_pipeline.options import EARLIEST, AllAt, Assigned, AtOffsets, PerPartition, ReadOptions
 from stratalog_pipeline.planning import OffsetRange
 from stratalog_pipeline.scan_plan import ScanPlan, partition_limits, plan_scan
 
@@ -26,7 +26,14 @@ def first_offsets(options: ReadOptions) -> Offsets:
     """Return the offsets at which a new stream begins. Raises ``Invalid``, ``NotFound``, ``Corrupt``, ``Unavailable``."""
     with Bucket(options.store) as bucket:
         limits = partition_limits(bucket, options)
-    return _offsets({(name.topic, str(name.partition)): first for name, (_, first) in limits.items()})
+    return _offsets({(name.topic, str(name.partition)): wanted.first for name, (_, wanted) in limits.items()})
+
+
+def wanted_ranges(options: ReadOptions) -> Available:
+    """Return what the options select of what can be read now. Raises as :func:`first_offsets`."""
+    with Bucket(options.store) as bucket:
+        limits = partition_limits(bucket, options)
+    return {(name.topic, str(name.partition)): wanted for name, (_, wanted) in limits.items()}
 
 
 def available(options: ReadOptions) -> Available:
@@ -88,14 +95,7 @@ def cut_at(found: Available, target: Offsets) -> Available:
 
 def plan_batch(options: ReadOptions, start: Offsets, end: Offsets) -> ScanPlan:
     """Plan the batch from ``start`` to ``end``. Reads only partitions with new offsets. Raises ``Invalid`` if some are lost."""
-    firsts: dict[str, dict[int, int]] = {}
-    ends: dict[str, dict[int, int]] = {}
-    for topic, partitions in end.items():
-        for number, offset in partitions.items():
-            first = start.get(topic, {}).get(number, EARLIEST)
-            if first < offset:
-                firsts.setdefault(topic, {})[int(number)] = first
-                ends.setdefault(topic, {})[int(number)] = offset
+    firsts, ends = batch_bounds(start, end)
     if not ends:
         return ScanPlan(splits=[], broker_splits=[], tasks=[], cold_ends=[])
     batch = replace(
@@ -107,6 +107,19 @@ def plan_batch(options: ReadOptions, start: Offsets, end: Offsets) -> ScanPlan:
     )
     with Bucket(options.store) as bucket:
         return plan_scan(bucket, batch)
+
+
+def batch_bounds(start: Offsets, end: Offsets) -> tuple[PerPartition, PerPartition]:
+    """Return first and end offsets of the partitions that have new ones; one that ``start`` lacks begins at its first."""
+    firsts: PerPartition = {}
+    ends: PerPartition = {}
+    for topic, partitions in end.items():
+        for number, offset in partitions.items():
+            first = start.get(topic, {}).get(number, EARLIEST)
+            if first < offset:
+                firsts.setdefault(topic, {})[int(number)] = first
+                ends.setdefault(topic, {})[int(number)] = offset
+    return firsts, ends
 
 
 def _begin(start: Offsets, place: tuple[str, str], held: OffsetRange) -> int:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 import click
 
 from stratalog.exit_codes import ExitCode
+from stratalog.moments import parse_moment
 from stratalog.output import json_option, print_json, print_rows, progress_bar
 from stratalog_core.errors import Invalid, StratalogError
 
@@ -89,7 +93,7 @@ def audit(bootstrap: str | None, **given: Any) -> None:
         from stratalog_pipeline.jobs.report import audit_report
         from stratalog_pipeline.jobs.session import job_session
     parsed = _parsed(options)
-    with job_session("audit", _master(where)) as spark, _progress("segments read") as on_progress:
+    with job_session("audit", _master(where)) as spark, _progress("tasks that read segments") as on_progress:
         found = run_audit(spark, parsed, on_progress)
     report = audit_report(found)
     _print(where, report)
@@ -153,11 +157,119 @@ def export(
         from stratalog_pipeline.jobs.report import export_report
         from stratalog_pipeline.jobs.session import job_session
     parsed = _parsed(where.source(**more))
-    with job_session("export", _master(where)) as spark, _progress("files written") as on_progress:
+    with job_session("export", _master(where)) as spark, _progress("tasks that write files") as on_progress:
         result = run_export(spark, parsed, target, verify=verify, allow_gaps=allow_gaps, on_progress=on_progress)
     if not result.files:
         click.echo("nothing to export: the target has all that was offloaded", err=True)
     _print(where, export_report(result, target), tables=1)
+
+
+@job.command()
+@_job_options
+@click.option("--bootstrap", help="Also replay what is not in the bucket yet, from these brokers (HOST:PORT).")
+@click.option("--to", required=True, metavar="HOST:PORT", help="The brokers to send to.")
+@click.option(
+    "--to-topic",
+    default="{topic}.replay",
+    show_default=True,
+    help="The topic to send to, which must exist; {topic} stands for the source's.",
+)
+@click.option(
+    "--to-config", "client", multiple=True, metavar="NAME=VALUE", help="Option of the sending client, by librdkafka's name."
+)
+@click.option("--since", help="First time: 2013-07-04T12:00:00Z, milliseconds since 1970, or 7d (ago).")
+@click.option("--until", help="Time at which to end, exclusive (default: what is there now).")
+@click.option("--offsets", metavar="FIRST..END", help="Offsets of every partition, END exclusive.")
+@click.option("--where", help="Condition in SQL over key, value, topic, partition, offset, timestamp, headers.")
+@click.option("--timestamps", type=click.Choice(["original", "now"]), default="original", show_default=True)
+@click.option("--shift", "shift_s", type=float, default=0.0, help="Seconds to add to original timestamps.")
+@click.option(
+    "--rate", type=click.FloatRange(min=0), default=0.0, help="Records per second at most, over all partitions (0: no limit)."
+)
+@click.option("--window", type=click.IntRange(min=1), default=1_000_000, show_default=True, help="Offsets in a window.")
+@click.option("--checkpoint", help="Directory or s3:// URL that records the progress, so that the same command can go on.")
+@click.option("--keep-partitions", is_flag=True, help="Send to partitions of the same numbers instead of by key.")
+@click.option("--mark", is_flag=True, help="Add the header stratalog.source: topic, partition and offset of the original.")
+def replay(
+    bootstrap: str | None,
+    to: str,
+    to_topic: str,
+    client: tuple[str, ...],
+    since: str | None,
+    until: str | None,
+    offsets: str | None,
+    where: str | None,
+    timestamps: str,
+    shift_s: float,
+    rate: float,
+    window: int,
+    checkpoint: str | None,
+    keep_partitions: bool,
+    mark: bool,
+    **given: Any,
+) -> None:
+    """Send records of the past to a topic again, here or elsewhere.
+
+    The range is fixed when the replay begins. Each partition's records are sent in their order, at least once: the window that
+    was under way when a replay was interrupted is sent again. Consumer groups of the original topic are not touched.
+    """
+    shared = _Where(**given)
+    with _modules():
+        from stratalog_pipeline.jobs.replay import ReplayTarget
+        from stratalog_pipeline.jobs.replay import replay as run_replay
+        from stratalog_pipeline.jobs.report import replay_report
+        from stratalog_pipeline.jobs.session import job_session
+    source = shared.source(**_range(since, until, offsets), **({"kafka.bootstrap.servers": bootstrap} if bootstrap else {}))
+    target = ReplayTarget(
+        bootstrap=to,
+        topic=to_topic,
+        client=_pairs(client),
+        shift_ms=round(shift_s * 1000) if timestamps == "original" else None,
+        rows_per_s=rate,
+        where=where,
+        keeps_partitions=keep_partitions,
+        marks=mark,
+    )
+    if offsets is not None:
+        source |= _offsets_of(_parsed(source), offsets)
+    _parsed(source)
+    with job_session("replay", _master(shared)) as spark, _progress("offsets sent") as on_progress:
+        result = run_replay(spark, source, target, checkpoint=checkpoint, window_offsets=window, on_progress=on_progress)
+    _print(shared, replay_report(result, f"{to_topic} at {to}"))
+
+
+def _range(since: str | None, until: str | None, offsets: str | None) -> dict[str, str]:
+    """Return the source's bounds by time. Raises ``Invalid`` for malformed times, and for offsets beside them."""
+    if offsets is not None and (since or until):
+        raise Invalid("give --offsets, or --since and --until, not both")
+    now_ms = time.time_ns() // 1_000_000
+    bounds = {"startingTimestamp": since, "endingTimestamp": until}
+    found = {name: str(parse_moment(text, now_ms=now_ms)) for name, text in bounds.items() if text}
+    # A partition whose last record is older than the time has nothing to replay.
+    return {**found, "startingOffsetsByTimestampStrategy": "latest"}
+
+
+def _offsets_of(options: ReadOptions, text: str) -> dict[str, str]:
+    """Return the source's bounds for the same offsets of every selected partition, cut to what there is. Raises ``Invalid``."""
+    from stratalog_pipeline.stream_plan import wanted_ranges
+
+    match = re.fullmatch(r"(\d*)\.\.(\d*)", text)
+    if match is None:
+        raise Invalid(f"--offsets must look like 100..200, 100.. or ..200, not {text!r}")
+    starts: dict[str, dict[str, int]] = {}
+    ends: dict[str, dict[str, int]] = {}
+    for (topic, number), held in wanted_ranges(options).items():
+        first = min(max(int(match[1] or 0), held.first), held.end)
+        starts.setdefault(topic, {})[number] = first
+        ends.setdefault(topic, {})[number] = max(first, min(int(match[2] or held.end), held.end))
+    return {"startingOffsets": json.dumps(starts), "endingOffsets": json.dumps(ends)}
+
+
+def _pairs(given: tuple[str, ...]) -> dict[str, str]:
+    pairs = [each.partition("=") for each in given]
+    if any(not separator for _, separator, _ in pairs):
+        raise Invalid("--to-config must look like security.protocol=SSL")
+    return {name.strip(): value for name, _, value in pairs}
 
 
 @contextmanager
@@ -185,12 +297,12 @@ def _master(where: _Where) -> str | None:
 
 
 @contextmanager
-def _progress(unit: str) -> Iterator[Callable[[int, int], None]]:
+def _progress(what: str) -> Iterator[Callable[[int, int], None]]:
     with progress_bar() as progress:
-        task = progress.add_task(f"starting Spark; tasks with {unit}", total=None)
+        task = progress.add_task("starting Spark", total=None)
 
         def update(done: int, total: int) -> None:
-            progress.update(task, description=f"tasks with {unit}", completed=done, total=total)
+            progress.update(task, description=what, completed=done, total=total)
 
         yield update
 

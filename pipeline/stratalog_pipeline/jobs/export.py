@@ -15,9 +15,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from pathlib import Path
 from typing import Final
-from urllib.parse import urlsplit
 from uuid import UUID
 
 import pyarrow as pa
@@ -30,7 +28,7 @@ from stratalog_pipeline.arrow.schema import ARROW_TYPES, arrow_schema
 from stratalog_pipeline.bucket import Bucket
 from stratalog_pipeline.catalog import History, load_history, load_segments
 from stratalog_pipeline.jobs.export_journal import Journal, Plan, PlannedFile, WrittenFile
-from stratalog_pipeline.jobs.session import OnProgress, run_tasks
+from stratalog_pipeline.jobs.session import OnProgress, make_directory, run_tasks
 from stratalog_pipeline.options import ReadOptions
 from stratalog_pipeline.planning import Cut, OffsetRange, PartitionName, SegmentSlice, Split, plan_splits
 from stratalog_pipeline.scan import scan_split
@@ -88,7 +86,7 @@ def export(
     ``Invalid`` if the target holds an export with other options or of another topic of the same name; ``Conflict`` if another
     export runs; ``Corrupt``, ``Unavailable``.
     """
-    _make_directory(target)
+    make_directory(target)
     with Bucket(options.store) as bucket, Bucket(target) as out:
         journal = Journal(out)
         check_same_options(journal, options)
@@ -108,12 +106,6 @@ def export(
         files = [file for group in written for file in group]
         journal.finish(files)
         return ExportResult(run=journal.last_run, files=tuple(files), was_resumed=was_resumed)
-
-
-def _make_directory(target: str) -> None:
-    parts = urlsplit(target)
-    if parts.scheme in ("", "file"):
-        Path(parts.path).mkdir(parents=True, exist_ok=True)
 
 
 def check_same_options(journal: Journal, options: ReadOptions) -> None:

@@ -9,6 +9,7 @@ from typing import Any, Final, Literal, TypeAlias
 
 from stratalog_pipeline.jobs.audit import PartitionAudit
 from stratalog_pipeline.jobs.export import ExportResult
+from stratalog_pipeline.jobs.replay import ReplayResult
 from stratalog_pipeline.jobs.usage import Usage
 
 Row: TypeAlias = Mapping[str, Any]
@@ -127,6 +128,22 @@ def export_report(result: ExportResult, target: str) -> Report:
             Table(title="Files", columns=("key", "records", "size_bytes", "sha256"), rows=files),
         ],
         charts=[_lying("Records by partition", [(f"{t}-{p}", row["records"]) for (t, p), row in partitions.items()])],
+    )
+
+
+def replay_report(result: ReplayResult, target: str) -> Report:
+    """Report a replay: what was sent, and the range of each partition."""
+    rows = [
+        {"topic": topic, "partition": int(number), "start_offset": first, "end_offset": result.end[topic][number]}
+        for topic, partitions in result.start.items()
+        for number, first in partitions.items()
+    ]
+    totals = {"records": result.records, "offsets": result.offsets, "windows": result.windows}
+    return Report(
+        title="Replay",
+        document={"target": target, "was_resumed": result.was_resumed, **totals, "partitions": rows},
+        facts={"target": target, "resumed": "yes" if result.was_resumed else "no", **totals},
+        tables=[Table(title="Partitions", columns=("topic", "partition", "start_offset", "end_offset"), rows=rows)],
     )
 
 

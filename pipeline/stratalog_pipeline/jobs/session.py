@@ -9,13 +9,15 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.resources import as_file, files
+from pathlib import Path
 from typing import Any, Final, TypeVar
+from urllib.parse import urlsplit
 
-from pyspark.errors import PySparkException
+from pyspark.errors import AnalysisException, ParseException, PySparkException
 from pyspark.sql import SparkSession
 
 from stratalog_core import errors
-from stratalog_core.errors import StratalogError, Unavailable
+from stratalog_core.errors import Invalid, StratalogError, Unavailable
 from stratalog_pipeline.bucket import Bucket
 
 LOOK_S: Final = 0.3
@@ -55,6 +57,13 @@ def job_session(name: str, master: str | None) -> Iterator[SparkSession]:
         yield session
     finally:
         session.stop()
+
+
+def make_directory(url: str) -> None:
+    """Create the directory of a file URL, to write into it as into a bucket; buckets must exist."""
+    parts = urlsplit(url)
+    if parts.scheme in ("", "file"):
+        Path(parts.path).mkdir(parents=True, exist_ok=True)
 
 
 def run_tasks(
@@ -122,6 +131,8 @@ def clear_errors() -> Iterator[None]:
     """Turn a failure of Spark into the product's own error if a task raised one, otherwise into ``Unavailable``."""
     try:
         yield
+    except (AnalysisException, ParseException) as wrong:
+        raise Invalid(str(wrong).strip().splitlines()[0]) from wrong
     except PySparkException as failed:
         raise as_ours(str(failed)) from failed
     except Exception as failed:

@@ -2,23 +2,33 @@
 
 Schema and options are those of Spark's Kafka source. A user's schema selects columns. Options are checked when the data frame
 is created; the bucket is first accessed when the query is planned. ``spark.readStream`` takes the same options and has the same
-rows.
+rows. A write sends rows to brokers.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceArrowWriter,
+    DataSourceReader,
+    DataSourceStreamArrowWriter,
+    DataSourceStreamReader,
+)
 from pyspark.sql.types import StructType
 
+from stratalog_core.errors import Invalid
 from stratalog_pipeline.arrow.schema import COLUMNS, COLUMNS_WITH_HEADERS, check_columns, spark_ddl
 from stratalog_pipeline.metadata_tables import TABLES
-from stratalog_pipeline.options import parse_options
+from stratalog_pipeline.options import ReadOptions, parse_options
 from stratalog_pipeline.spark.metadata_reader import MetadataReader
 from stratalog_pipeline.spark.reader import PushdownReader, StratalogReader
+
+if TYPE_CHECKING:
+    from stratalog_pipeline.kafka_sink import WriteOptions
 
 NAME: Final = "stratalog"
 _PUSHDOWN_WORKER: Final = "pyspark.sql.worker.data_source_pushdown_filters"
@@ -30,30 +40,51 @@ class StratalogDataSource(DataSource):
     def __init__(self, options: Mapping[str, str]) -> None:
         super().__init__(dict(options))
         self._given = dict(options)
-        self._options = parse_options(options, "either")
 
     @classmethod
     def name(cls) -> str:
         return NAME
 
     def schema(self) -> str:
-        if self._options.table != "records":
-            return ", ".join(f"{name} {kind}" for name, kind in self._table_types().items())
-        return spark_ddl(COLUMNS_WITH_HEADERS if self._options.include_headers else COLUMNS)
-
-    def _table_types(self) -> dict[str, str]:
-        return {name: spark_type for name, (_, spark_type) in TABLES[self._options.table].columns.items()}
+        options = parse_options(self._given, "either")
+        if options.table != "records":
+            return ", ".join(f"{name} {kind}" for name, kind in _table_types(options).items())
+        return spark_ddl(COLUMNS_WITH_HEADERS if options.include_headers else COLUMNS)
 
     def reader(self, schema: StructType) -> DataSourceReader:
         options, fields = parse_options(self._given, "batch"), _fields(schema)
         if options.table != "records":
-            return MetadataReader(options, check_columns(fields, self._table_types()))
+            return MetadataReader(options, check_columns(fields, _table_types(options)))
         return (PushdownReader if _pushdown_is_on() else StratalogReader)(options, check_columns(fields))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
         from stratalog_pipeline.spark.stream_reader import StratalogStreamReader
 
         return StratalogStreamReader(parse_options(self._given, "stream"), check_columns(_fields(schema)))
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
+        from stratalog_pipeline.spark.writer import KafkaWriter
+
+        return KafkaWriter(self._checked(schema, overwrite))
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:  # noqa: N802 - Spark's name
+        from stratalog_pipeline.spark.writer import KafkaStreamWriter
+
+        return KafkaStreamWriter(self._checked(schema, overwrite))
+
+    def _checked(self, schema: StructType, overwrite: bool) -> WriteOptions:
+        from stratalog_pipeline.kafka_sink import check_topic, check_written_columns, parse_write_options
+
+        if overwrite:
+            raise Invalid("a topic can only be appended to: write with .mode('append'), or a stream with outputMode('append')")
+        options = parse_write_options(self._given)
+        check_written_columns(_fields(schema), options.topic)
+        check_topic(options)
+        return options
+
+
+def _table_types(options: ReadOptions) -> dict[str, str]:
+    return {name: spark_type for name, (_, spark_type) in TABLES[options.table].columns.items()}
 
 
 def _fields(schema: StructType) -> list[tuple[str, str]]:

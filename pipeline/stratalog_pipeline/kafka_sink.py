@@ -1,0 +1,189 @@
+"""Sends rows to brokers by an unmodified Kafka client: the part of the sink that runs in the tasks. Independent of Spark.
+
+Columns and options are those of Spark's Kafka sink, and a column ``timestamp``. Each record is sent at least once: a task that
+is run again sends its rows again. Partitions are chosen as Java's client does, so both kinds of writers agree on a key's.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import repeat
+from typing import Any, Final
+
+import pyarrow as pa
+from confluent_kafka import KafkaError, Message, Producer
+from confluent_kafka.admin import AdminClient
+
+from stratalog_core.errors import Invalid, NotFound
+from stratalog_core.kafka_clients import as_ours, translated
+from stratalog_pipeline.brokers import options_checked
+from stratalog_pipeline.options import BOOTSTRAP, CLIENT, check_known, client_options
+
+COLUMN_TYPES: Final[Mapping[str, tuple[str, ...]]] = {
+    "value": ("binary", "string"),
+    "key": ("binary", "string"),
+    "headers": ("array<struct<key:string,value:binary>>",),
+    "topic": ("string",),
+    "partition": ("int",),
+    "timestamp": ("timestamp",),
+}
+"""The types of each column, as Spark prints them. Only ``value`` is required, and ``topic`` unless the option names one."""
+KNOWN: Final = ("topic", "rowsPerSecond", "checkpointLocation")
+"""The last one is Spark's own, which it passes on with a stream's options."""
+WAIT_S: Final = 0.1
+FLUSH_S: Final = 30.0
+REQUEST_S_MAX: Final = 30.0
+PACE_ROWS: Final = 50
+_DEFAULTS: Final[Mapping[str, Any]] = {
+    "acks": "all",
+    "enable.idempotence": True,
+    "compression.type": "zstd",
+    "linger.ms": 20,
+    "partitioner": "murmur2_random",
+    "queue.buffering.max.messages": 100_000,
+    "queue.buffering.max.kbytes": 64 * 1024,
+    "log_level": 0,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WriteOptions:
+    """The parsed options of one write. ``topic`` is for rows without one; ``rows_per_s`` (0: no limit) is for each task."""
+
+    topic: str | None
+    client: Mapping[str, str] = field(repr=False)
+    rows_per_s: float = 0.0
+
+
+def parse_write_options(given: Mapping[str, str]) -> WriteOptions:
+    """Parse the options of a write. Raises ``Invalid`` that names the option and the remedy."""
+    options = {name.lower(): text for name, text in given.items()}
+    for name in ("path", "store"):
+        if name in options:
+            raise Invalid(f"option {name!r}: rows are written to brokers, not to the bucket; give kafka.bootstrap.servers")
+    for name in given:
+        check_known(name, KNOWN)
+    client = client_options(options)
+    if not client:
+        raise Invalid(f"option '{CLIENT}{BOOTSTRAP}' is missing: the brokers to write to, as HOST:PORT,…")
+    try:
+        rows_per_s = float(options.get("rowspersecond", "0"))
+    except ValueError:
+        rows_per_s = -1.0
+    if not 0 <= rows_per_s < float("inf"):
+        raise Invalid("option 'rowsPerSecond' must be a number of at least 0")
+    return WriteOptions(topic=options.get("topic", "").strip() or None, client=client, rows_per_s=rows_per_s)
+
+
+def check_written_columns(columns: Sequence[tuple[str, str]], topic: str | None) -> tuple[str, ...]:
+    """Return the names of the columns of ``(name, Spark type)``. Raises ``Invalid`` for one that the sink cannot write."""
+    for name, spark_type in columns:
+        kinds = COLUMN_TYPES.get(name)
+        if kinds is None:
+            raise Invalid(f"column {name!r} cannot be written; the sink takes {', '.join(COLUMN_TYPES)}: select those")
+        if spark_type not in kinds:
+            raise Invalid(f"column {name!r} is {spark_type}; the sink takes {' or '.join(kinds)}: cast it")
+    names = tuple(name for name, _ in columns)
+    if "value" not in names:
+        raise Invalid("there is no column 'value'; select one, such as to_json(struct(*)) as value")
+    if topic is None and "topic" not in names:
+        raise Invalid("there is no column 'topic'; add one, or set option 'topic'")
+    return names
+
+
+def check_topic(options: WriteOptions) -> None:
+    """Raise ``NotFound`` if the topic of the options does not exist: a client would create it with the brokers' defaults."""
+    if options.topic is None:
+        return
+    with options_checked():
+        admin = AdminClient({"log_level": 0, **options.client})
+    with translated():
+        # Lists all topics, because asking for one by name would create it.
+        if options.topic not in admin.list_topics(timeout=REQUEST_S_MAX).topics:
+            problem = f"topic {options.topic!r} does not exist; create it first (`stratalog topic create`)"
+            raise NotFound(problem, topic=options.topic)
+
+
+def send(batches: Iterable[pa.RecordBatch], options: WriteOptions) -> int:
+    """Send all rows and return their number when each is acknowledged.
+
+    Raises the first failure: ``NotFound``, ``Invalid``, ``Unavailable``. Some rows are written then, in any order.
+    """
+    with options_checked():
+        producer = Producer({**_DEFAULTS, **options.client})
+    failures: list[KafkaError] = []
+
+    def on_delivery(failure: KafkaError | None, message: Message) -> None:
+        if failure is not None and not failures:
+            failures.append(failure)
+
+    count, began = 0, time.monotonic()
+    try:
+        for row in _rows(batches, options.topic):
+            _produce(producer, row, on_delivery, failures)
+            count += 1
+            if options.rows_per_s and count % PACE_ROWS == 0:
+                _pace(producer, began + count / options.rows_per_s)
+        while producer.flush(FLUSH_S) and not failures:
+            # Every record fails by itself after delivery.timeout.ms.
+            continue
+    finally:
+        if failures:
+            producer.purge()
+    _raise_first(failures)
+    return count
+
+
+def _produce(producer: Producer, row: Mapping[str, Any], on_delivery: Any, failures: Sequence[KafkaError]) -> None:
+    while True:
+        _raise_first(failures)
+        try:
+            with translated():
+                producer.produce(**row, on_delivery=on_delivery)
+        except BufferError:
+            producer.poll(WAIT_S)
+        else:
+            producer.poll(0)
+            return
+
+
+def _pace(producer: Producer, due_s: float) -> None:
+    while (left := due_s - time.monotonic()) > 0:
+        producer.poll(min(left, WAIT_S))
+
+
+def _raise_first(failures: Sequence[KafkaError]) -> None:
+    if failures:
+        raise as_ours(failures[0])
+
+
+def _rows(batches: Iterable[pa.RecordBatch], topic: str | None) -> Iterator[dict[str, Any]]:
+    """Yield each row as the arguments of ``Producer.produce``."""
+    for batch in batches:
+        names = batch.schema.names
+        values = [_column(batch, name) for name in names]
+        for row in zip(*values, strict=True) if values else repeat((), batch.num_rows):
+            yield _arguments(dict(zip(names, row, strict=True)), topic)
+
+
+def _column(batch: pa.RecordBatch, name: str) -> list[Any]:
+    column = batch.column(name)
+    if name == "timestamp":
+        microseconds = column.cast(pa.timestamp("us", tz="UTC")).cast(pa.int64()).to_pylist()
+        return [None if one is None else one // 1000 for one in microseconds]
+    return list(column.to_pylist())
+
+
+def _arguments(row: dict[str, Any], topic: str | None) -> dict[str, Any]:
+    found: dict[str, Any] = {"topic": row.get("topic") or topic, "value": row["value"], "key": row.get("key")}
+    if found["topic"] is None:
+        raise Invalid("a row has no topic; fill column 'topic', or set option 'topic' for rows without one")
+    if row.get("headers"):
+        found["headers"] = [(header["key"], header["value"]) for header in row["headers"]]
+    if (partition := row.get("partition")) is not None:
+        found["partition"] = partition
+    if (timestamp := row.get("timestamp")) is not None and timestamp > 0:
+        found["timestamp"] = timestamp
+    return found

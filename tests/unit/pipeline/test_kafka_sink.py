@@ -1,0 +1,82 @@
+"""Options, columns and rows of the sink; brokers are met in the integration tests."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import pyarrow as pa
+import pytest
+
+from stratalog_core.errors import Invalid
+from stratalog_pipeline.arrow.schema import HEADERS_TYPE
+from stratalog_pipeline.kafka_sink import _rows, check_written_columns, parse_write_options
+
+SERVERS = {"kafka.bootstrap.servers": "127.0.0.1:1"}
+
+
+def test_options_of_a_write() -> None:
+    options = parse_write_options({**SERVERS, "Topic": " a ", "kafka.linger.ms": "5", "rowsPerSecond": "2.5"})
+    assert (options.topic, options.rows_per_s) == ("a", 2.5)
+    assert options.client == {"bootstrap.servers": "127.0.0.1:1", "linger.ms": "5"}
+    assert "linger" not in repr(options), "options of the client may be secrets"
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"topic": "a"}, "option 'kafka.bootstrap.servers' is missing"),
+        ({**SERVERS, "path": "/bucket"}, "rows are written to brokers"),
+        ({**SERVERS, "topik": "a"}, "did you mean 'topic'"),
+        ({**SERVERS, "rowsPerSecond": "fast"}, "a number of at least 0"),
+        ({**SERVERS, "rowsPerSecond": "-1"}, "a number of at least 0"),
+        ({**SERVERS, "rowsPerSecond": "nan"}, "a number of at least 0"),
+        ({**SERVERS, "rowsPerSecond": "inf"}, "a number of at least 0"),
+    ],
+)
+def test_what_is_wrong_is_refused_by_name(given: dict[str, str], message: str) -> None:
+    with pytest.raises(Invalid) as refused:
+        parse_write_options(given)
+    assert message in refused.value.message
+
+
+@pytest.mark.parametrize(
+    ("columns", "topic", "message"),
+    [
+        ([("key", "string")], "a", "no column 'value'"),
+        ([("value", "string")], None, "no column 'topic'"),
+        ([("value", "bigint")], "a", "column 'value' is bigint; the sink takes binary or string"),
+        ([("value", "string"), ("offset", "bigint")], "a", "column 'offset' cannot be written"),
+        ([("value", "string"), ("headers", "array<string>")], "a", "column 'headers' is array<string>"),
+    ],
+)
+def test_columns_that_cannot_be_written_are_named(columns: list[tuple[str, str]], topic: str | None, message: str) -> None:
+    with pytest.raises(Invalid) as refused:
+        check_written_columns(columns, topic)
+    assert message in refused.value.message
+
+
+def test_rows_become_the_arguments_of_the_client() -> None:
+    moment = datetime(2026, 1, 2, 3, 4, 5, 678_901, tzinfo=UTC)
+    batch = pa.RecordBatch.from_pydict(
+        {
+            "value": pa.array([b"a", None], pa.binary()),
+            "key": pa.array([None, "k"], pa.string()),
+            "headers": pa.array([[{"key": "h", "value": b"1"}, {"key": "n", "value": None}], None], HEADERS_TYPE),
+            "topic": pa.array(["other", None], pa.string()),
+            "partition": pa.array([3, None], pa.int32()),
+            "timestamp": pa.array([moment, None], pa.timestamp("us", tz="Europe/Berlin")),
+        }
+    )
+    assert list(_rows([batch], "t")) == [
+        {
+            "topic": "other",
+            "value": b"a",
+            "key": None,
+            "headers": [("h", b"1"), ("n", None)],
+            "partition": 3,
+            "timestamp": int(moment.timestamp() * 1000),
+        },
+        {"topic": "t", "value": None, "key": "k"},
+    ]
+    with pytest.raises(Invalid, match="a row has no topic"):
+        list(_rows([batch], None))
