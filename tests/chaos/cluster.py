@@ -28,7 +28,7 @@ from chaos.workload import PARTITIONS, TOPICS
 from stratalog.local import minio, processes
 from stratalog.local.launcher import LocalCluster
 from stratalog.local.plan import Plan, Sizes, plan_cluster
-from stratalog.local.readiness import wait_for_bookies, wait_for_brokers
+from stratalog.local.readiness import wait_for_brokers, wait_for_registrations
 from stratalog.local.secrets import store_environment
 from stratalog.local.state import ProcessState, load_state, save_state
 from stratalog_core.errors import Unavailable
@@ -100,8 +100,10 @@ class ChaosCluster:
     def wait_until_whole(self, timeout_s: float) -> None:
         """Wait until all bookies and brokers are registered. Raises ``Unavailable``, at once if a process has ended."""
         state = load_state(self._data)
-        wait_for_bookies(state.metadata.split(","), self.names("bookie"), self._check_all_run, timeout_s=timeout_s)
-        wait_for_brokers(self.bootstrap, self.bootstrap.split(","), self._check_all_run, timeout_s=timeout_s)
+        brokers = self.bootstrap.split(",")
+        registered = [*self.names("bookie"), *brokers]
+        wait_for_registrations(state.metadata.split(","), registered, self._check_all_run, timeout_s=timeout_s)
+        wait_for_brokers(self.bootstrap, brokers, self._check_all_run, timeout_s=timeout_s)
 
     def _check_all_run(self) -> None:
         ended = [name for name in self.names() if not self.is_running(name)]

@@ -109,6 +109,7 @@ def test_clients_do_not_notice_a_drain_nor_a_broker_that_is_stopped(cluster: Pro
     finally:
         member.close()
         cluster.run("cluster", "start")
+    assert set(_owned(cluster)) == {1, 2}, "the cluster is started when all of its brokers are registered"
     check(cluster, sender)
     assert not member.failures
     assert set(member.seen) == set(range(sender.sent))

@@ -183,6 +183,7 @@ class BrokerServer:
             accept = partial(ClientConnection, self.connections, listener.name)
             host, port = listener.host, listener.port
             self._servers.append(await loop.create_server(accept, host, port, backlog=1024, start_serving=is_serving))
+        self.advertised_brokers.answering(self._record())
 
     async def start(self) -> None:
         """Listen and register. Each partition is served once it is taken over. Raises ``OSError`` if a port is in use."""

@@ -9,7 +9,7 @@ import msgspec
 
 from stratalog.local import minio, processes
 from stratalog.local.plan import Plan, to_toml
-from stratalog.local.readiness import wait_for_bookies, wait_for_brokers
+from stratalog.local.readiness import wait_for_brokers, wait_for_registrations
 from stratalog.local.secrets import make_store_credentials, store_environment
 from stratalog.local.state import ClusterState, ProcessState, load_state, save_state, state_path
 from stratalog_core.errors import Conflict, Unavailable
@@ -65,7 +65,7 @@ class LocalCluster:
             if processes.running(process) is None:
                 self._launch(process, timeout_s)
         watched = [process.name for process in wanted]
-        self._wait_for_bookies(watched, timeout_s)
+        self._wait_for_registrations(watched, timeout_s)
         self._wait_for_brokers(watched, timeout_s)
 
     def _launch(self, process: ProcessState, timeout_s: float) -> None:
@@ -84,12 +84,14 @@ class LocalCluster:
         if process.role == "store":
             minio.make_bucket(process.address, credentials, timeout_s=timeout_s)
 
-    def _wait_for_bookies(self, watched: Sequence[str], timeout_s: float) -> None:
+    def _wait_for_registrations(self, watched: Sequence[str], timeout_s: float) -> None:
         state = self.state
-        bookies = [process.name for process in state.of_role("bookie") if processes.running(process)]
-        if bookies and any(processes.running(node) for node in state.of_role("metadata")):
+        running = [each for each in state.processes if processes.running(each)]
+        wanted = [each.name for each in running if each.role == "bookie"]
+        wanted += [each.address for each in running if each.role == "broker"]
+        if wanted and any(each.role == "metadata" for each in running):
             addresses = state.metadata.split(",")
-            wait_for_bookies(addresses, bookies, lambda: self._check_alive(watched), timeout_s=timeout_s)
+            wait_for_registrations(addresses, wanted, lambda: self._check_alive(watched), timeout_s=timeout_s)
 
     def _wait_for_brokers(self, watched: Sequence[str], timeout_s: float) -> None:
         state = self.state

@@ -1,4 +1,8 @@
-"""Waits until a cluster serves: every bookie is registered, every broker is in the response to a client's Metadata request."""
+"""Waits until a cluster serves: every bookie and broker is registered, and a client's Metadata request names every broker.
+
+The response alone does not show that a broker serves: brokers list dead ones for some seconds, and themselves before they are
+registered.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +16,7 @@ from confluent_kafka.admin import AdminClient
 
 from stratalog.tier.session import metadata_session
 from stratalog_core.errors import Unavailable
-from stratalog_metadata.records import Bookie
+from stratalog_metadata.records import Bookie, Broker
 
 _POLL_S = 0.1
 
@@ -45,12 +49,15 @@ def _live_brokers(client: AdminClient) -> set[str]:
     return {f"{broker.host}:{broker.port}" for broker in metadata.brokers.values()}
 
 
-def wait_for_bookies(addresses: Sequence[str], wanted: Collection[str], check: Check, *, timeout_s: float) -> None:
-    """Wait until all bookies of ``wanted`` are registered. Raises ``Unavailable``, or what ``check`` raises."""
-    asyncio.run(_wait_for_bookies(addresses, set(wanted), check, timeout_s))
+def wait_for_registrations(addresses: Sequence[str], wanted: Collection[str], check: Check, *, timeout_s: float) -> None:
+    """Wait until all bookies (by id) and brokers (by ``host:port``) of ``wanted`` have sessions with the quorum.
+
+    Raises ``Unavailable``, or what ``check`` raises.
+    """
+    asyncio.run(_wait_for_registrations(addresses, set(wanted), check, timeout_s))
 
 
-async def _wait_for_bookies(addresses: Sequence[str], wanted: set[str], check: Check, timeout_s: float) -> None:
+async def _wait_for_registrations(addresses: Sequence[str], wanted: set[str], check: Check, timeout_s: float) -> None:
     missing = wanted
     try:
         async with asyncio.timeout(timeout_s):
@@ -61,9 +68,10 @@ async def _wait_for_bookies(addresses: Sequence[str], wanted: set[str], check: C
                 await asyncio.sleep(_POLL_S)
     except TimeoutError:
         names = ", ".join(sorted(missing))
-        raise Unavailable(f"bookies {names} did not register within {timeout_s:.0f} s: see their logs") from None
+        raise Unavailable(f"{names} did not register within {timeout_s:.0f} s: see their logs") from None
 
 
 async def _registered(addresses: Sequence[str]) -> set[str]:
     async with metadata_session(addresses) as client:
-        return {bookie.bookie_id for bookie in client.view.all(Bookie) if bookie.session_id}
+        bookies = {bookie.bookie_id for bookie in client.view.all(Bookie) if bookie.session_id}
+        return bookies | {f"{broker.host}:{broker.port}" for broker in client.view.all(Broker)}

@@ -98,6 +98,7 @@ class MiniCluster:
         return server
 
     async def start_broker(self, broker_id: int, **changes: Any) -> RunningBroker:
+        """``changes`` are as the settings of ``run_cluster``, and ``registers``: if False, it only listens."""
         stack = AsyncExitStack()
         transport, clock, random = TcpTransport(), SystemClock(), Random()
         stack.push_async_callback(transport.close)
@@ -121,12 +122,13 @@ class MiniCluster:
             "shutdown_ms": 2000,
         }
         rules = changes.pop("rules", OPEN)
+        registers = changes.pop("registers", True)
         prepare: Callable[[BrokerServer], None] | None = changes.pop("prepare", None)
         settings = BrokerSettings(**{**defaults, **changes})
         server = BrokerServer(settings, metadata, ledgers, cold, searches, clock, random, rules=rules)
         if prepare is not None:
             prepare(server)
-        await server.start()
+        await (server.start() if registers else server.bind(is_serving=True))
         running = RunningBroker(server=server, metadata=metadata, ledgers=ledgers, stack=stack)
         self.brokers[broker_id] = running
         return running

@@ -12,6 +12,7 @@ from unit.broker.mini_cluster import MiniCluster, in_thread, run_cluster
 from stratalog.app import stratalog
 from stratalog.exit_codes import ExitCode
 from stratalog.local.ports import free_ports
+from stratalog.local.readiness import wait_for_brokers, wait_for_registrations
 from stratalog_core.errors import StratalogError, Unavailable
 
 
@@ -63,3 +64,18 @@ def environment_of(cluster: MiniCluster) -> dict[str, str]:
         "STRATALOG_BROKER_LISTEN": f"{cluster.broker.kafka_address},inside=127.0.0.1:{inside.port}",
         "STRATALOG_BROKER_BROKER_ID": str(record.broker_id),
     }
+
+
+async def test_a_broker_that_answers_and_is_not_registered_is_waited_for(tmp_path: Path) -> None:
+    async with run_cluster(tmp_path, brokers=0) as cluster:
+        broker = (await cluster.start_broker(1, registers=False)).server
+        address = broker.kafka_address
+
+        def wait(timeout_s: float) -> None:
+            wait_for_registrations(cluster.addresses, [address, "bookie-1"], lambda: None, timeout_s=timeout_s)
+
+        await in_thread(lambda: wait_for_brokers(address, [address], lambda: None, timeout_s=20))
+        with pytest.raises(Unavailable, match=f"{address} did not register"):
+            await in_thread(lambda: wait(0.5))
+        await broker.start()
+        await in_thread(lambda: wait(20))

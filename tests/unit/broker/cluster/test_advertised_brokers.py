@@ -57,6 +57,18 @@ def test_who_comes_back_elsewhere_is_named_there_alone() -> None:
     assert cluster.names() == [(1, 9009)]
 
 
+def test_a_broker_that_sees_no_live_one_names_itself_and_no_other_by_its_id() -> None:
+    cluster = Cluster()
+    cluster.come(1, 9009)
+    cluster.go(1)
+    assert [broker.broker_id for broker in cluster.named.live()] == []
+    cluster.named.answering(Broker(broker_id=1, host="h", port=9001, session_id=0))
+    assert [broker.port for broker in cluster.named.live()] == [9001]
+    assert cluster.names() == [(1, 9001)]
+    cluster.come(2, 9002)
+    assert [broker.broker_id for broker in cluster.named.live()] == [2]
+
+
 def test_an_address_that_another_broker_has_now_is_named_once() -> None:
     cluster = Cluster()
     cluster.come(1, 9001)
