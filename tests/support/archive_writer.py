@@ -19,7 +19,8 @@ from stratalog_tiering.format.manifest_edit import ManifestEdit, Previous
 from stratalog_tiering.format.manifest_limits import ManifestLimits
 from stratalog_tiering.format.object_keys import segment_key
 from stratalog_tiering.format.segment import BLOCK_BYTES_TARGET, SegmentIdentity, SegmentWriter
-from stratalog_tiering.offload.commit import mark_committed, store_manifest
+from stratalog_tiering.offload.commit import store_manifest
+from stratalog_tiering.offload.commit_markers import mark_committed
 from stratalog_tiering.offload.topic_descriptors import describe_topic
 from stratalog_tiering.store import ObjectStore
 
@@ -75,7 +76,7 @@ class ArchiveWriter:
         lists = await self._source.removed_lists(edit.lists_to_merge())
         tree_pages = await self._source.tree_pages(edit.tree_pages_to_merge())
         new = edit.finish(created_at_ms=self._clock.wall_ms(), lists=lists, tree_pages=tree_pages)
-        pointer = await store_manifest(self._store, new)
+        pointer = await store_manifest(self._store, self._source, new)
         await mark_committed(self._store, pointer)
         self._previous[partition] = Previous(manifest=new.manifest, key=new.key, sha256=new.sha256)
         return pointer, entry

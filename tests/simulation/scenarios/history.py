@@ -81,7 +81,7 @@ from stratalog_tiering.format.merkle import batch_leaf, root_hash
 from stratalog_tiering.format.object_frame import object_sha256
 from stratalog_tiering.format.object_keys import manifest_key, manifests_prefix, marker_key
 from stratalog_tiering.maintenance.fork_resolution import read_lines
-from stratalog_tiering.offload.commit import mark_committed
+from stratalog_tiering.offload.commit_markers import mark_committed
 from stratalog_tiering.worker.worker import TieringWorker
 
 GRACE_S: Final = 4.0

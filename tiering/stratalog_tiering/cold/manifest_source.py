@@ -79,6 +79,10 @@ class ManifestSource:
         cached = self._manifests.get(key)
         return cached if cached is not None else await self._manifest_loads.get(key, lambda: self._load_manifest(key, sha256))
 
+    def remember(self, key: str, manifest: Manifest) -> None:
+        """Cache a manifest that the caller has just read from the store and verified."""
+        self._manifests.put(key, manifest)
+
     async def _load_manifest(self, key: str, sha256: bytes) -> Manifest:
         content = await self._required(key, "manifest")
         manifest = await self._parsed(key, content, lambda: decode_manifest(content, sha256))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from typing import Final
+from typing import Final, cast
 
 from stratalog_core.errors import Corrupt, Invalid, NoSuchObject
 from stratalog_core.ports import Background
@@ -19,13 +19,15 @@ from stratalog_tiering.format.footer import BlockEntry
 from stratalog_tiering.format.manifest import SegmentEntry
 from stratalog_tiering.format.merkle import batch_leaf
 from stratalog_tiering.format.segment import SegmentFooter, audit_block, iterate_block_batches
-from stratalog_tiering.store import ObjectStore
+from stratalog_tiering.store import ObjectInfo, ObjectStore
 
 OnBytes = Callable[[int], None]
 OnContent = Callable[[memoryview, Sequence[memoryview]], None]
 """Takes stored bytes of a segment, and the plain blocks that they hold: none behind the blocks."""
 Take = Callable[[int], Awaitable[None]]
 """Returns when so many bytes more may be read."""
+WHOLE_BYTES_MAX: Final = 8 * 1024 * 1024
+"""A segment of at most this size that has its object for itself is read back with one request."""
 _READ_BYTES_MAX: Final = 4 * 1024 * 1024
 """Plain size of neighbouring blocks that are read together; a larger block is read alone."""
 
@@ -104,9 +106,39 @@ def block_leaves(blocks: Sequence[memoryview]) -> bytes:
 async def require_sound(
     store: ObjectStore, source: ManifestSource, entry: SegmentEntry, background: Background, *, reads_at_once: int
 ) -> None:
-    """Read the whole segment back and verify it. Raises ``Corrupt`` with the first finding, ``Unavailable``."""
+    """Read the whole segment back and verify it, a small one with one request.
+
+    Raises ``Corrupt`` with the first finding, ``Unavailable``.
+    """
+    if entry.stored_bytes == entry.object_bytes <= WHOLE_BYTES_MAX:
+        store = cast(ObjectStore, await _read_whole(store, entry))
+        source = ManifestSource(store, background=background)
     async for finding in check_segment(store, source, entry, background, reads_at_once=reads_at_once):
         raise Corrupt(f"the copy in {store.url} does not verify: {finding}", key=entry.key)
+
+
+async def _read_whole(store: ObjectStore, entry: SegmentEntry) -> _WholeObject:
+    try:
+        return _WholeObject(store.url, await store.get_range(entry.key, 0, entry.object_bytes, uncached=True))
+    except NoSuchObject as gone:
+        raise Corrupt(f"segment {entry.key} is missing from {store.url}", key=entry.key) from gone
+
+
+class _WholeObject:
+    """An object that was read whole, in the place of its store."""
+
+    def __init__(self, url: str, content: memoryview) -> None:
+        self.url = url
+        self._content = content
+
+    async def head(self, key: str) -> ObjectInfo:
+        return ObjectInfo(key=key, size_bytes=len(self._content), etag="", last_modified_ms=0)
+
+    async def get_range(self, key: str, start: int, length: int, *, uncached: bool = False) -> memoryview:
+        found = self._content[start : start + length]
+        if len(found) != length:
+            raise Corrupt(f"{key} has {len(self._content)} bytes, not {start + length}", key=key)
+        return found
 
 
 def _runs(blocks: Sequence[BlockEntry], indexes: range) -> Iterator[range]:

@@ -123,7 +123,7 @@ async def _resolve(
     edit.settle_fork(lines.fork.newest_version, await _others(ports, state, kept.manifest, decision, now_ms), now_ms)
     tree_pages = await ports.source.tree_pages(edit.tree_pages_to_merge())
     new = edit.finish(created_at_ms=now_ms, tree_pages=tree_pages)
-    pointer = await store_manifest(ports.store, new)
+    pointer = await store_manifest(ports.store, ports.source, new)
     unchanged = (_decided(state), pointer_unchanged(state), *command.requirements)
     updates = (Put(record=pointer), Delete(key=decision.key()), *command.updates)
     command = Command(updates=updates, requirements=(*guards, *unchanged))

@@ -16,18 +16,17 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import Final
 
-from stratalog_core.errors import Conflict, Corrupt, NoSuchObject, OutcomeUnknown, StratalogError
+from stratalog_core.errors import Conflict, Corrupt, OutcomeUnknown, StratalogError
 from stratalog_metadata.client.guarded_updates import propose_guarded
 from stratalog_metadata.records import Log, ManifestPointer, log_key, manifest_pointer_key
 from stratalog_metadata.state.commands import ABSENT, Command
 from stratalog_metadata.state.guarded_update import Superseded
+from stratalog_tiering.cold.manifest_source import ManifestSource
 from stratalog_tiering.core.forks import find_fork, fork_error
 from stratalog_tiering.core.partition import PartitionSnapshot
-from stratalog_tiering.format.descriptor import CommitMarker
 from stratalog_tiering.format.manifest import Manifest, decode_manifest, empty_manifest, pointer_to
 from stratalog_tiering.format.manifest_edit import ManifestEdit, NewManifest, Previous
-from stratalog_tiering.format.object_keys import manifests_prefix, marker_key, parse_manifest_key
-from stratalog_tiering.offload.descriptors import put_once
+from stratalog_tiering.format.object_keys import manifests_prefix, parse_manifest_key
 from stratalog_tiering.offload.ports import HistoryPorts, WorkerPorts
 from stratalog_tiering.store import ObjectInfo, ObjectStore
 
@@ -98,12 +97,15 @@ async def commit_edit(
     forked and ``Invalid`` if another cluster has taken the bucket over.
     """
     await ports.bucket.confirm()
+    if state.pointer is not None:
+        # Whatever happens, the next step that asks does not rely on it; a commit notes its own version anew.
+        ports.commits.forget(state.pointer)
     await refuse_fork(ports, state)
     edit.move_to_pages(await ports.source.pages(edit.pages_to_merge()))
     lists = await ports.source.removed_lists(edit.lists_to_merge())
     tree_pages = await ports.source.tree_pages(edit.tree_pages_to_merge())
     new = edit.finish(created_at_ms=ports.clock.wall_ms(), lists=lists, tree_pages=tree_pages)
-    pointer = await store_manifest(ports.store, new)
+    pointer = await store_manifest(ports.store, ports.source, new)
     written = [*own_keys, new.key, *(key for key, _ in new.parts)]
 
     async def again() -> Command | None:
@@ -123,12 +125,15 @@ async def _with_current_log(ports: WorkerPorts, state: PartitionSnapshot) -> Par
     return replace(state, log=found.record, log_version=found.version)
 
 
-async def store_manifest(store: ObjectStore, new: NewManifest) -> ManifestPointer:
-    """Store pages, lists and manifest; returns the pointer to commit. Raises ``Conflict`` if a key exists: keys are fresh."""
+async def store_manifest(store: ObjectStore, source: ManifestSource, new: NewManifest) -> ManifestPointer:
+    """Store pages, lists and manifest, and read the manifest back; returns the pointer to commit.
+
+    Raises ``Conflict`` if a key exists: keys are fresh.
+    """
     for key, content in new.parts:
         await store.put(key, [content])
     await store.put(new.key, [new.content])
-    decode_manifest(await store.get(new.key), new.sha256)
+    source.remember(new.key, decode_manifest(await store.get(new.key), new.sha256))
     return pointer_to(new.manifest, new.key, new.sha256)
 
 
@@ -162,33 +167,17 @@ async def commit_manifest(
                 await ports.delete_objects(own_keys)
                 return False
             command = renewed
+    ports.commits.committed(pointer)
     await _mark(ports, pointer)
     return True
 
 
 async def _mark(ports: WorkerPorts, pointer: ManifestPointer) -> None:
     try:
-        await mark_committed(ports.store, pointer)
+        await ports.commits.ensure_marked(pointer)
     except StratalogError as failure:
         # The version is committed. The partition's next worker writes the marker before it drops any hot copy.
         _log.warning(
             "manifest version %d of %s is committed, but its marker was not written: %s",
             pointer.manifest_version, pointer.key(), failure,
         )  # fmt: skip
-
-
-async def mark_committed(store: ObjectStore, pointer: ManifestPointer) -> None:
-    """Write the marker of a committed version. Idempotent."""
-    marker = CommitMarker(
-        manifest_key=pointer.object_key, manifest_version=pointer.manifest_version, sha256=pointer.sha256
-    )  # fmt: skip
-    await put_once(store, marker_key(pointer.object_key), marker)
-
-
-async def is_marked(store: ObjectStore, pointer: ManifestPointer) -> bool:
-    """Whether the version that ``pointer`` names has its marker."""
-    try:
-        await store.head(marker_key(pointer.object_key))
-    except NoSuchObject:
-        return False
-    return True

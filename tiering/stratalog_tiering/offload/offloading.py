@@ -20,8 +20,6 @@ from stratalog_tiering.format.manifest_edit import ManifestEdit, Removal
 from stratalog_tiering.offload.commit import (
     commit_edit,
     committed_manifest,
-    is_marked,
-    mark_committed,
     previous_version,
     refuse_fork,
 )
@@ -39,7 +37,8 @@ async def offload(
     Raises ``Corrupt`` (a ledger or the uploaded copy is damaged; nothing was committed), ``OutcomeUnknown``, ``Unavailable``.
     """
     began_at_s = ports.clock.monotonic()
-    await refuse_fork(ports, state)  # before an upload that could not be committed
+    if state.pointer is None or not ports.commits.is_own(state.pointer):
+        await refuse_fork(ports, state)  # before an upload that could not be committed
     # Before the upload, because it refuses a manifest that requires a newer writer.
     edit = ManifestEdit(await previous_version(ports, state), writer=ports.settings.worker_id, random_id=ports.random_id)
     await ports.topics.ensure(state.topic)
@@ -105,8 +104,7 @@ async def drop_hot(ports: WorkerPorts, state: PartitionSnapshot, ledgers: Sequen
     assert pointer is not None, "only ledgers that a committed manifest covers are dropped"
     for stored in ledgers:
         await _check_cold_copy(ports, pointer, max(stored.ledger.base_offset, pointer.start_offset), stored.ledger.end_offset)
-    if not await is_marked(ports.store, pointer):
-        await mark_committed(ports.store, pointer)
+    await ports.commits.ensure_marked(pointer)
     await drop(ports, state, ledgers, guards)
 
 

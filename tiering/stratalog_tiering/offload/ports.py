@@ -17,6 +17,7 @@ from stratalog_tiering.cold.manifest_source import ManifestSource
 from stratalog_tiering.config import TieringSettings
 from stratalog_tiering.core.offload_job import SourceEntry
 from stratalog_tiering.metrics import TieringCounters
+from stratalog_tiering.offload.commit_markers import RecentCommits
 from stratalog_tiering.offload.ownership import BucketOwnership, cluster_id_in
 from stratalog_tiering.offload.topic_descriptors import TopicDescriptors
 from stratalog_tiering.store import ObjectStore
@@ -94,6 +95,7 @@ class WorkerPorts:
     bucket: BucketOwnership
     source: ManifestSource
     topics: TopicDescriptors
+    commits: RecentCommits
     ledgers: LedgerSource
     clock: Clock
     random: Random

@@ -26,7 +26,6 @@ from stratalog_tiering.maintenance.hot_expiry import HotExpiry
 from stratalog_tiering.maintenance.merging import merge_small
 from stratalog_tiering.maintenance.orphans import sweep_orphans
 from stratalog_tiering.maintenance.retention import apply_retention, next_expiry_ms
-from stratalog_tiering.offload.commit import mark_committed
 from stratalog_tiering.offload.offloading import cold_since, drop, drop_hot, offload
 from stratalog_tiering.offload.ports import WorkerPorts
 from stratalog_tiering.worker.leases import WorkerLeases, partition_lease
@@ -51,7 +50,6 @@ class PartitionWork:
         self._topic_id = topic.topic_id
         self._index = index
         self._lease = partition_lease(topic.topic_id, index)
-        self._marked = ""
         self._failures = 0
         self._offloaded_at_ms = 0
         self._hot_expiry = HotExpiry()
@@ -97,7 +95,9 @@ class PartitionWork:
             if guards is None:
                 return None
             await self._ports.bucket.ensure()
-            await self._ensure_marked(state)
+            if state.pointer is not None:
+                # A worker may have died between commit and marker.
+                await self._ports.commits.ensure_marked(state.pointer)
             # Alternate: while ledgers are sealed all the time there is always something to offload.
             maintained = task is not None and (isinstance(step, Idle) or not (maintained or isinstance(step, ResolveFork)))
             if maintained and task is not None:
@@ -183,13 +183,6 @@ class PartitionWork:
             what = f"{len(expired)} ledgers up to offset {expired[-1].ledger.end_offset}"
             _log.warning("%s: removed %s that were not offloaded: they are past retention", self._lease, what)
         return bool(expired)
-
-    async def _ensure_marked(self, state: PartitionSnapshot) -> None:
-        """Write the commit marker that a worker may have left unwritten when it died after the commit."""
-        pointer = state.pointer
-        if pointer is not None and pointer.object_key != self._marked:
-            await mark_committed(self._ports.store, pointer)
-            self._marked = pointer.object_key
 
     async def _maintain(self, task: MaintenanceTask, state: PartitionSnapshot, guards: Guards) -> None:
         """Run one maintenance task and note when it is due again. Raises the task's own error."""

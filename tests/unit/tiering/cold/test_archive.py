@@ -9,13 +9,13 @@ from uuid import UUID
 import msgspec
 import pytest
 from support.archive_writer import ArchiveWriter
+from support.markers import is_marked
 
 from stratalog_core.errors import Invalid, NotFound
 from stratalog_metadata.records import DeletedTopic, Topic
 from stratalog_tiering.cold.archive import Archive
 from stratalog_tiering.format.object_keys import manifest_key, marker_key
 from stratalog_tiering.maintenance.deletion import mark_deleted
-from stratalog_tiering.offload.commit import is_marked
 from stratalog_tiering.offload.ownership import claim_bucket
 from stratalog_tiering.offload.topic_descriptors import describe_topic
 

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 import pytest_asyncio
+from support.markers import is_marked
 from unit.tiering.worker.test_worker import Batches, Cluster, read_cold
 
 from stratalog_core.errors import Conflict, Invalid
@@ -26,7 +27,6 @@ from stratalog_tiering.format.descriptor import OwnerDescriptor, encode_descript
 from stratalog_tiering.format.object_keys import deletion_marker_key, owner_key, segment_key
 from stratalog_tiering.maintenance.deletion import mark_deleted
 from stratalog_tiering.maintenance.orphans import find_garbage
-from stratalog_tiering.offload.commit import is_marked
 from stratalog_tiering.store import ObjectStore, open_store
 from stratalog_tiering.worker.collection import CollectorPorts, Found, delete_due, find_all
 

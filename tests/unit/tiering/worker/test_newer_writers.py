@@ -13,7 +13,7 @@ from stratalog_tiering.cold.manifest_source import ManifestSource
 from stratalog_tiering.format.manifest import WRITER_VERSION, encode_manifest, pointer_to
 from stratalog_tiering.format.object_frame import object_sha256
 from stratalog_tiering.format.object_keys import manifest_key, segment_key
-from stratalog_tiering.offload.commit import mark_committed
+from stratalog_tiering.offload.commit_markers import mark_committed
 
 Cluster = Any
 Batches = Callable[..., list[bytes]]
