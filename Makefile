@@ -83,6 +83,10 @@ bench: .venv/.test  ## measure against Apache Kafka in turns; PROFILE=quick|grid
 	$(BIN)/python -m benchmarks.compare --profile $(or $(PROFILE),quick) --cells '$(or $(CELLS),*)' \
 		$(if $(RUN),--run $(RUN)) $(if $(ROUNDS),--rounds $(ROUNDS))
 
+.PHONY: bench-spark
+bench-spark: .venv/.test  ## measure the data pipeline on Spark against its controls, one figure per line: RECORDS=1400000
+	$(BIN)/python -m benchmarks.spark $(RECORDS)
+
 .PHONY: reference
 reference: .venv/.test  ## write the generated pages of docs/: reference, index of decisions
 	$(BIN)/python -m stratalog.reference docs/reference

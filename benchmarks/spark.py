@@ -1,0 +1,224 @@
+"""The data pipeline on Spark against controls in the same run: ``make bench-spark``.
+
+One topic of four partitions, records of 1 KB that are all different, zstd batches of about 1 MB, a local directory, local[2].
+Prints one figure per line, ``name value``, for scripts; the best of several runs counts, after one that starts workers and
+warms caches.
+
+| name | ours | control |
+| --- | --- | --- |
+| ``spark_scan_ratio`` | every column to a noop sink | the same rows in zstd Parquet through Spark's own reader |
+| ``spark_scan_limit_ratio`` | the same | blocks fetched and decompressed, then ready Arrow batches sent in their place |
+| ``stream_catchup_ratio`` | the same rows by a stream that reads what is there | the batch scan |
+| ``metadata_table_count_s`` | seconds to count all records by the table ``segments`` | |
+| ``audit_gb_per_core_s`` | GB of record batches audited per second by one process | |
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import cramjam
+import pyarrow as pa
+from pyarrow import parquet
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from pyspark.sql.types import StructType
+
+from benchmarks.kernels import BATCH_BYTES, value
+from stratalog_core.batches.batch import HEADER_BYTES, iterate_headers
+from stratalog_core.batches.compression import ZSTD
+from stratalog_core.batches.records import Record, build_batch
+from stratalog_pipeline.arrow.schema import COLUMNS, spark_ddl
+from stratalog_pipeline.bucket import Bucket
+from stratalog_pipeline.jobs.audit import audit_segments, audit_tasks, plan_audit
+from stratalog_pipeline.options import parse_options
+from stratalog_pipeline.planning import Split
+from stratalog_pipeline.scan import scan_split
+from stratalog_pipeline.scan_plan import plan_scan
+from stratalog_pipeline.segments import read_blocks, wanted_blocks
+
+RECORD_BYTES = 1000
+RECORDS_PER_BATCH = BATCH_BYTES // RECORD_BYTES
+PARTITIONS = 4
+BATCHES_PER_SEGMENT = 200
+RUNS = 3
+FIRST_MS = 1_700_000_000_000
+
+
+def segments(batches: int, seed: int) -> Iterator[list[bytes]]:
+    source = random.Random(seed)
+    for first in range(0, batches, BATCHES_PER_SEGMENT):
+        numbers = range(first, min(first + BATCHES_PER_SEGMENT, batches))
+        yield [batch(number * RECORDS_PER_BATCH, source) for number in numbers]
+
+
+def batch(first: int, source: random.Random) -> bytes:
+    offsets = range(first, first + RECORDS_PER_BATCH)
+    records = [
+        Record(offset=offset, timestamp_ms=FIRST_MS + offset, key=b"k%010d" % offset, value=value(RECORD_BYTES, source))
+        for offset in offsets
+    ]
+    return bytes(build_batch(records, compression=ZSTD))
+
+
+def build_bucket(root: Path, records: int) -> str:
+    sys.path.insert(0, "tests")
+    from unit.pipeline.conftest import ColdBucket
+
+    bucket = ColdBucket(root)
+    batches = records // RECORDS_PER_BATCH // PARTITIONS
+    bucket.add_topic("bench", [list(segments(batches, seed)) for seed in range(PARTITIONS)], block_bytes=1024 * 1024)
+    return bucket.url
+
+
+def write_parquet(url: str, directory: Path) -> None:
+    """Write the same rows as Parquet, a file per split."""
+    options = parse_options({"path": url, "subscribe": "bench"})
+    with Bucket(url) as bucket:
+        for number, split in enumerate(plan_scan(bucket, options).splits):
+            rows = pa.Table.from_batches(scan_split(bucket, split, COLUMNS, read_committed=True))
+            parquet.write_table(rows, directory / f"{number:04d}.parquet", compression="zstd")
+
+
+class _Task(InputPartition):
+    def __init__(self, split: Split, ready: bytes, rows: int) -> None:
+        self.split, self.ready, self.rows = split, ready, rows
+
+
+class ReadyBatches(DataSource):
+    """The limit: fetches, checks and decompresses blocks as a scan does, then sends ready Arrow batches of as many rows."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "ready-batches"
+
+    def schema(self) -> str:
+        return spark_ddl(COLUMNS)
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        return _ReadyReader(self.options["path"])
+
+
+class _ReadyReader(DataSourceReader):
+    def __init__(self, url: str) -> None:
+        self._url = url
+
+    def partitions(self) -> list[InputPartition]:
+        options = parse_options({"path": self._url, "subscribe": "bench"})
+        with Bucket(self._url) as bucket:
+            splits = plan_scan(bucket, options).splits
+            first = next(scan_split(bucket, splits[0], COLUMNS, read_committed=True))
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, first.schema) as writer:
+            writer.write_batch(first)
+        return [_Task(split, sink.getvalue().to_pybytes(), first.num_rows) for split in splits]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        assert isinstance(partition, _Task)
+        (ready,) = pa.ipc.open_stream(partition.ready)
+        rows = 0
+        with Bucket(self._url) as bucket:
+            for piece in partition.split.slices:
+                footer = bucket.run(bucket.source.footer(piece.segment))
+                blocks = wanted_blocks(footer, piece, partition.split.offsets)
+                for _, content in read_blocks(bucket, piece.segment, blocks):
+                    for position, header in iterate_headers(content):
+                        cramjam.zstd.decompress(content[position + HEADER_BYTES : position + header.size_bytes])
+                        rows += header.record_count
+                    while rows >= ready.num_rows:
+                        rows -= ready.num_rows
+                        yield ready
+        if rows:
+            yield ready.slice(0, rows)
+
+
+def rows_per_second(run: Callable[[], None], records: int) -> float:
+    """Return the best of several runs after one that does not count."""
+    run()
+    best = 0.0
+    for _ in range(RUNS):
+        start = time.perf_counter()
+        run()
+        best = max(best, records / (time.perf_counter() - start))
+    return best
+
+
+def scan(frame: Callable[[], DataFrame]) -> Callable[[], None]:
+    return lambda: frame().write.format("noop").mode("overwrite").save()
+
+
+def catch_up(session: SparkSession, url: str) -> Callable[[], None]:
+    def run() -> None:
+        options = {"subscribe": "bench", "startingOffsets": "earliest", "missingTail": "ignore"}
+        frame = session.readStream.format("stratalog").options(**options).load(url)
+        with tempfile.TemporaryDirectory() as checkpoint:
+            writer = frame.writeStream.format("noop").option("checkpointLocation", checkpoint)
+            writer.trigger(availableNow=True).start().awaitTermination()
+
+    return run
+
+
+def audit_gb_per_second(url: str) -> float:
+    """Return GB of record batches that this process audits in a second."""
+    options = parse_options({"path": url, "subscribe": "bench"})
+    best = 0.0
+    for _ in range(RUNS):
+        with Bucket(url) as bucket:
+            start = time.process_time()
+            plans = plan_audit(bucket, options)
+            results = [found for task in audit_tasks(plans, options.split_bytes) for found in audit_segments(bucket, task)]
+            assert not any(found.problems for found in results)
+            best = max(best, sum(found.statistics.batch_bytes for found in results) / 1e9 / (time.process_time() - start))
+    return best
+
+
+def count_seconds(session: SparkSession, url: str, records: int) -> float:
+    def count() -> None:
+        rows = session.read.format("stratalog").options(subscribe="bench", table="segments").load(url)
+        assert rows.agg({"record_count": "sum"}).collect()[0][0] == records
+
+    return 1 / rows_per_second(count, 1)
+
+
+def main() -> None:
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    records = int(sys.argv[1]) if len(sys.argv) > 1 else 1_400_000
+    records -= records % (RECORDS_PER_BATCH * PARTITIONS)
+    session = (
+        SparkSession.builder.master("local[2]")
+        .config("spark.ui.enabled", "false")
+        .config("spark.ui.showConsoleProgress", "false")
+        .config("spark.driver.memory", "3g")
+    ).getOrCreate()
+    session.sparkContext.setLogLevel("ERROR")
+    session.dataSource.register(ReadyBatches)
+    with tempfile.TemporaryDirectory() as directory:
+        url = build_bucket(Path(directory) / "bucket", records)
+        control = Path(directory) / "parquet"
+        control.mkdir()
+        write_parquet(url, control)
+        reader = session.read.format("stratalog").options(subscribe="bench", missingTail="ignore")
+        rates = {
+            "parquet": rows_per_second(scan(lambda: session.read.parquet(str(control))), records),
+            "limit": rows_per_second(scan(lambda: session.read.format("ready-batches").load(url)), records),
+            "scan": rows_per_second(scan(lambda: reader.load(url)), records),
+            "stream": rows_per_second(catch_up(session, url), records),
+        }
+        for name, rate in rates.items():
+            print(f"{name}_million_rows_per_s {rate / 1e6:.3f}")
+        print(f"spark_scan_ratio {rates['scan'] / rates['parquet']:.2f}")
+        print(f"spark_scan_limit_ratio {rates['scan'] / rates['limit']:.2f}")
+        print(f"stream_catchup_ratio {rates['stream'] / rates['scan']:.2f}")
+        print(f"metadata_table_count_s {count_seconds(session, url, records):.2f}")
+        print(f"audit_gb_per_core_s {audit_gb_per_second(url):.2f}")
+    session.stop()
+
+
+if __name__ == "__main__":
+    main()
