@@ -201,6 +201,8 @@ class HistoryAudit(Audit):
         """By manifest key: the Merkle leaves of every batch that the partition ever had in the store."""
         self.newer_writer: dict[str, int] = {}
         """By pointer key: the version that a newer release has committed; workers of this one must not replace it."""
+        self.by_newer: dict[str, bool] = {}
+        """By object key: the newer release's manifests, and whether they require it."""
         self.sized = 0
         """The number of segments of several ledgers of topics that set the size of their segments."""
         self._paused: set[str] = set()
@@ -264,8 +266,7 @@ class HistoryAudit(Audit):
     def _pointer_changed(self, before: ManifestPointer | None, after: ManifestPointer) -> None:
         key = after.key()
         self.require(key not in self.forked, f"{key} was committed although its history has forked")
-        is_older = after.manifest_version > self.newer_writer.get(key, after.manifest_version)
-        self.require(not is_older, f"{key} was committed although its manifest requires a newer writer")
+        self._check_writer(after)
         self._check_tree(after)
         if before is None or after.end_offset > before.end_offset:
             self._copied(after)
@@ -277,6 +278,17 @@ class HistoryAudit(Audit):
             self._check_manifest(key, after, self._stored)
         for name in former - self._referenced[key]:
             self._left_at[name] = self._world.loop.time()
+
+    def _check_writer(self, after: ManifestPointer) -> None:
+        """Require that no worker of this release replaces a manifest that requires a newer one."""
+        key = after.key()
+        if after.object_key not in self.by_newer:
+            is_older = after.manifest_version > self.newer_writer.get(key, after.manifest_version)
+            self.require(not is_older, f"{key} was committed although its manifest requires a newer writer")
+        elif self.by_newer[after.object_key]:
+            self.newer_writer[key] = after.manifest_version
+        else:
+            self.newer_writer.pop(key, None)
 
     def _copied(self, pointer: ManifestPointer) -> None:
         """Require that the topic is to be copied at the moment at which its history gets longer."""
@@ -659,10 +671,7 @@ class Scenario:
             name = manifest_key(pointer.topic_id, pointer.index, made.version, ports.random.getrandbits(64))
             await store.put(name, [content])
             new = pointer_to(made, name, object_sha256(content))
-            if oldest_writer > WRITER_VERSION:
-                self.audit.newer_writer[key] = made.version
-            else:
-                self.audit.newer_writer.pop(key, None)
+            self.audit.by_newer[name] = oldest_writer > WRITER_VERSION
             try:
                 await client.propose(
                     Command(updates=(Put(record=new),), requirements=(VersionIs(key=key, version=found.version),))
