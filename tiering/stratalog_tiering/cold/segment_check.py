@@ -27,7 +27,7 @@ OnContent = Callable[[memoryview, Sequence[memoryview]], None]
 Take = Callable[[int], Awaitable[None]]
 """Returns when so many bytes more may be read."""
 WHOLE_BYTES_MAX: Final = 8 * 1024 * 1024
-"""A segment of at most this size that has its object for itself is read back with one request."""
+"""A segment of at most this size that has its object for itself is read back with one GET."""
 _READ_BYTES_MAX: Final = 4 * 1024 * 1024
 """Plain size of neighbouring blocks that are read together; a larger block is read alone."""
 
@@ -106,7 +106,7 @@ def block_leaves(blocks: Sequence[memoryview]) -> bytes:
 async def require_sound(
     store: ObjectStore, source: ManifestSource, entry: SegmentEntry, background: Background, *, reads_at_once: int
 ) -> None:
-    """Read the whole segment back and verify it, a small one with one request.
+    """Read the whole segment back and verify it, a small one with one HEAD and one GET.
 
     Raises ``Corrupt`` with the first finding, ``Unavailable``.
     """
@@ -119,20 +119,21 @@ async def require_sound(
 
 async def _read_whole(store: ObjectStore, entry: SegmentEntry) -> _WholeObject:
     try:
-        return _WholeObject(store.url, await store.get_range(entry.key, 0, entry.object_bytes, uncached=True))
+        return _WholeObject(store, await store.get_range(entry.key, 0, entry.object_bytes, uncached=True))
     except NoSuchObject as gone:
         raise Corrupt(f"segment {entry.key} is missing from {store.url}", key=entry.key) from gone
 
 
 class _WholeObject:
-    """An object that was read whole, in the place of its store."""
+    """An object that was read as far as its entry says, in the place of its store, which is still asked for the size."""
 
-    def __init__(self, url: str, content: memoryview) -> None:
-        self.url = url
+    def __init__(self, store: ObjectStore, content: memoryview) -> None:
+        self.url = store.url
+        self._store = store
         self._content = content
 
     async def head(self, key: str) -> ObjectInfo:
-        return ObjectInfo(key=key, size_bytes=len(self._content), etag="", last_modified_ms=0)
+        return await self._store.head(key)
 
     async def get_range(self, key: str, start: int, length: int, *, uncached: bool = False) -> memoryview:
         found = self._content[start : start + length]

@@ -84,9 +84,10 @@ async def test_a_sealed_segment_costs_few_requests(cluster: Cluster, requests: C
         "PUT manifests": 1,
         "GET manifests": 1,
         "PUT markers": 1,
-        # Two listings: before the commit and before the hot copy is dropped. Then the cold copy is looked at again.
+        # Two listings: before the commit and before the hot copy is dropped. The segment's size is asked for at the read-back
+        # and again before the hot copy is dropped; then its footer is read again.
         "LIST": 2,
-        "HEAD segments": 1,
+        "HEAD segments": 2,
         "GET segments": 2,
     }
 
