@@ -123,6 +123,15 @@ def _watched(spark: SparkSession, total: int, on_progress: OnProgress) -> Iterat
         watcher.join()
 
 
+def _raised(text: str) -> StratalogError | None:
+    """Return the product's error in a trace; None if there is none."""
+    for name, message in reversed(_OURS.findall(text)):
+        kind: Any = getattr(errors, name, None)
+        if isinstance(kind, type) and issubclass(kind, StratalogError):
+            return kind(message)
+    return None
+
+
 _OURS: Final = re.compile(r"^(?:pyspark\.errors\S*: )?stratalog_core\.errors\.(\w+): (.+)$", re.MULTILINE)
 
 
@@ -132,7 +141,8 @@ def clear_errors() -> Iterator[None]:
     try:
         yield
     except (AnalysisException, ParseException) as wrong:
-        raise Invalid(str(wrong).strip().splitlines()[0]) from wrong
+        # A query that cannot be planned: the source refuses it, or Spark does.
+        raise _raised(str(wrong)) or Invalid(str(wrong).strip().splitlines()[0]) from wrong
     except PySparkException as failed:
         raise as_ours(str(failed)) from failed
     except Exception as failed:
@@ -144,12 +154,9 @@ def clear_errors() -> Iterator[None]:
 
 def as_ours(text: str) -> StratalogError:
     """Return the error that a trace of Spark is about."""
-    found = _OURS.findall(text)
-    if found:
-        name, message = found[-1]
-        kind: Any = getattr(errors, name, None)
-        if isinstance(kind, type) and issubclass(kind, StratalogError):
-            return kind(message)
+    raised = _raised(text)
+    if raised is not None:
+        return raised
     lines = [line.strip() for line in text.splitlines() if line.strip() and not line.lstrip().startswith(("at ", "..."))]
     reason = next((line for line in lines if "Exception" in line or "Error" in line), lines[0] if lines else "no reason given")
     return Unavailable(f"Spark could not run the job: {reason}")

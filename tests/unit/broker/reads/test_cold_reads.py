@@ -166,6 +166,12 @@ async def have_offloaded(cluster: MiniCluster, topic_id: UUID, end_offset: int) 
         return pointer is not None and pointer.end_offset == end_offset
 
     await until(cluster.metadata, is_offloaded, WAIT_S)
+    log = cluster.broker.partitions.find_by_id(topic_id.bytes, 0)
+    assert log is not None
+    async with asyncio.timeout(WAIT_S):
+        # The broker has a view of its own, which may lag behind this one.
+        while (found := cluster.broker.reader.manifest_pointer(log)) is None or found.end_offset < end_offset:  # noqa: ASYNC110 - no event tells
+            await asyncio.sleep(0.005)
     assert list(cluster.metadata.view.all(Ledger)), "hot copies are kept"
     forget_what_is_read(cluster)
 
