@@ -34,7 +34,7 @@ from benchmarks.kernels import BATCH_BYTES, value
 from stratalog_core.batches.batch import HEADER_BYTES, iterate_headers
 from stratalog_core.batches.compression import ZSTD
 from stratalog_core.batches.records import Record, build_batch
-from stratalog_pipeline.arrow.schema import COLUMNS, spark_ddl
+from stratalog_pipeline.arrow.schema import COLUMNS, SPARK_DDL
 from stratalog_pipeline.bucket import Bucket
 from stratalog_pipeline.jobs.audit import audit_segments, audit_tasks, plan_audit
 from stratalog_pipeline.options import parse_options
@@ -99,7 +99,7 @@ class ReadyBatches(DataSource):
         return "ready-batches"
 
     def schema(self) -> str:
-        return spark_ddl(COLUMNS)
+        return ", ".join(f"{name} {SPARK_DDL[name]}" for name in COLUMNS)
 
     def reader(self, schema: StructType) -> DataSourceReader:
         return _ReadyReader(self.options["path"])

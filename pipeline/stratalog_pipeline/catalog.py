@@ -9,15 +9,16 @@ from __future__ import annotations
 import contextlib
 from dataclasses import dataclass
 
-from stratalog_core.errors import Corrupt
+from stratalog_core.errors import Corrupt, NotFound
 from stratalog_metadata.records import ManifestPointer
 from stratalog_pipeline.bucket import Bucket
+from stratalog_pipeline.options import ReadOptions
 from stratalog_pipeline.planning import OffsetRange, PartitionName
 from stratalog_pipeline.pruning import ANY_TIME, TimeRange
 from stratalog_tiering.format.descriptor import CommitMarker, decode_descriptor
 from stratalog_tiering.format.lookup import live_segments
 from stratalog_tiering.format.manifest import PageRef, SegmentEntry, pointer_to
-from stratalog_tiering.format.object_keys import is_marker, manifests_prefix, marked_manifest
+from stratalog_tiering.format.object_keys import manifests_prefix, marked_manifest, parse_manifest_key
 from stratalog_tiering.store import ObjectStore
 
 
@@ -31,9 +32,24 @@ class History:
     committed_at_ms: int = 0
 
 
-async def load_history(bucket: Bucket, name: PartitionName) -> History:
-    """Return the newest committed history of a partition. Raises ``Corrupt`` if a digest does not match."""
-    found = await _first_marker(bucket.store, manifests_prefix(name.topic_id, name.partition))
+async def load_wanted(bucket: Bucket, options: ReadOptions, name: PartitionName) -> History:
+    """Return a partition's history at the version in the options, or the newest. Raises as :func:`load_history`."""
+    return await load_history(bucket, name, options.manifest_versions.get(name.topic, {}).get(name.partition))
+
+
+async def load_history(bucket: Bucket, name: PartitionName, version: int | None = None) -> History:
+    """Return the committed history of a partition, the newest by default.
+
+    Raises ``Corrupt`` if a digest does not match, ``NotFound`` if the bucket has no such version, or not any more.
+    """
+    found = await _marker(bucket.store, manifests_prefix(name.topic_id, name.partition), version)
+    if found is None and version is not None:
+        raise NotFound(
+            f"{name}: manifest version {version} is not in the bucket; it was never committed, or is older than the grace "
+            "period, after which versions are deleted",
+            topic=name.topic,
+            partition=name.partition,
+        )
     if found is None:
         return History(name=name, offsets=OffsetRange(first=0, end=0))
     key = marked_manifest(found)
@@ -46,11 +62,16 @@ async def load_history(bucket: Bucket, name: PartitionName) -> History:
     return History(name=name, offsets=offsets, pointer=pointer, committed_at_ms=manifest.created_at_ms)
 
 
-async def _first_marker(store: ObjectStore, prefix: str) -> str | None:
-    """Return the key of the newest committed manifest's marker: versions are listed newest first. None if there is none."""
+async def _marker(store: ObjectStore, prefix: str, version: int | None) -> str | None:
+    """Return the key of the marker of a committed manifest, by default the newest: versions are listed newest first."""
     async with contextlib.aclosing(store.list(prefix)) as listing:  # type: ignore[type-var]
         async for info in listing:
-            if is_marker(info.key):
+            parsed = parse_manifest_key(info.key)
+            if parsed is None or (version is not None and parsed.version > version):
+                continue
+            if version is not None and parsed.version < version:
+                return None
+            if parsed.is_marker:
                 return info.key
     return None
 

@@ -18,7 +18,7 @@ from stratalog_core.bounded_map import bounded_map
 from stratalog_core.errors import Invalid
 from stratalog_pipeline.brokers import Brokers
 from stratalog_pipeline.bucket import Bucket
-from stratalog_pipeline.catalog import History, load_history, load_segments
+from stratalog_pipeline.catalog import History, load_segments, load_wanted
 from stratalog_pipeline.options import ReadOptions
 from stratalog_pipeline.planning import OffsetRange, PartitionName
 from stratalog_pipeline.pruning import ALL_OFFSETS
@@ -47,7 +47,7 @@ def read_table(options: ReadOptions, names: Sequence[PartitionName], columns: Se
     schema = pa.schema([(name, table.columns[name][0]) for name in columns])
     places = [list(table.columns).index(name) for name in columns]
     with Bucket(options.store) as bucket:
-        histories = bucket.run(bounded_map(lambda name: load_history(bucket, name), names, REQUESTS_MAX))
+        histories = bucket.run(bounded_map(lambda name: load_wanted(bucket, options, name), names, REQUESTS_MAX))
         run: list[Row] = []
         for row in table.rows(bucket, options, histories):
             run.append(row)

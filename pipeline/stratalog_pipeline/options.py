@@ -111,6 +111,9 @@ class ReadOptions:
     ``rows_per_trigger_max`` (0: no bound) and ``rows_per_trigger_min`` bound the offsets of a stream's batch; fewer than the
     minimum wait for up to ``trigger_delay_max_s``. They mean nothing in a batch read.
 
+    ``columns`` are the wanted ones, empty for all. ``manifest_versions`` are the versions of history to read, empty for the
+    newest; such a read has no tail.
+
     ``client`` configures the client that reads from the brokers (librdkafka's names); empty: only the bucket is read, and
     ``missing_tail`` says how a read up to the latest record reports that newer records may exist. ``poll_timeout_s`` bounds the
     wait for the brokers' next record.
@@ -132,6 +135,8 @@ class ReadOptions:
     missing_tail: MissingTail = "warn"
     poll_timeout_s: float = POLL_TIMEOUT_MS / 1000
     table: Table = "records"
+    columns: tuple[str, ...] = ()
+    manifest_versions: PerPartition = field(default_factory=dict)
     rows_per_trigger_max: int = 0
     rows_per_trigger_min: int = 0
     trigger_delay_max_s: float = TRIGGER_DELAY_S
@@ -142,7 +147,7 @@ KNOWN: Final = (
     "startingOffsetsByTimestamp", "endingOffsetsByTimestamp", "startingTimestamp", "endingTimestamp",
     "startingOffsetsByTimestampStrategy", "minPartitions", "maxRecordsPerPartition", "splitBytes", "failOnDataLoss",
     "includeHeaders", "isolationLevel", "missingTail", "kafkaConsumer.pollTimeoutMs", "table", "maxOffsetsPerTrigger",
-    "minOffsetsPerTrigger", "maxTriggerDelay",
+    "minOffsetsPerTrigger", "maxTriggerDelay", "columns", "manifestVersion",
 )  # fmt: skip
 CLIENT: Final = "kafka."
 IGNORED: Final = ("fetchoffset.", "kafkaconsumer.cache.", "groupidprefix")
@@ -156,6 +161,7 @@ def parse_options(given: Mapping[str, str], mode: Mode = "batch") -> ReadOptions
     options = {name.lower(): text for name, text in given.items()}
     for name in given:
         check_known(name)
+    versions = _manifest_versions(options, mode)
     return ReadOptions(
         store=_store(options),
         wanted=_wanted(options),
@@ -170,9 +176,11 @@ def parse_options(given: Mapping[str, str], mode: Mode = "batch") -> ReadOptions
         include_headers=_flag(options, "includeHeaders", False),
         read_committed=_isolation(options) == "read_committed",
         client=client_options(options),
-        missing_tail=cast("MissingTail", _choice(options, "missingTail", ("warn", "fail", "ignore"))),
+        missing_tail="ignore" if versions else cast("MissingTail", _choice(options, "missingTail", ("warn", "fail", "ignore"))),
         poll_timeout_s=_integer(options, "kafkaConsumer.pollTimeoutMs", POLL_TIMEOUT_MS, 1) / 1000,
         table=_table(options, mode),
+        columns=_columns(options),
+        manifest_versions=versions,
         rows_per_trigger_max=_integer(options, "maxOffsetsPerTrigger", 0, 1),
         rows_per_trigger_min=_integer(options, "minOffsetsPerTrigger", 0, 1),
         trigger_delay_max_s=_duration_s(options, "maxTriggerDelay", TRIGGER_DELAY_S),
@@ -206,6 +214,24 @@ def _table(options: Mapping[str, str], mode: Mode) -> Table:
     if table != "records" and bounds:
         raise Invalid(f"option {bounds[0]!r} has no effect on table {table!r}: filter its rows instead")
     return table
+
+
+def _columns(options: Mapping[str, str]) -> tuple[str, ...]:
+    if "columns" not in options:
+        return ()
+    columns = tuple(name.strip() for name in options["columns"].split(",") if name.strip())
+    if not columns or len(set(columns)) != len(columns):
+        raise Invalid(f"option 'columns' must name different columns, with commas between them, not {options['columns']!r}")
+    return columns
+
+
+def _manifest_versions(options: Mapping[str, str], mode: Mode) -> PerPartition:
+    if "manifestversion" not in options:
+        return {}
+    if mode == "stream" or client_options(options):
+        what = "a stream" if mode == "stream" else f"{CLIENT}{BOOTSTRAP}"
+        raise Invalid(f"option 'manifestVersion' reads history as it was, so it cannot be used with {what}")
+    return _per_partition("manifestVersion", options["manifestversion"], 1)
 
 
 def client_options(options: Mapping[str, str]) -> dict[str, str]:

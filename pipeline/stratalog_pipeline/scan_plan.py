@@ -17,7 +17,7 @@ from stratalog_core.bounded_map import bounded_map
 from stratalog_core.errors import Invalid, NotFound
 from stratalog_pipeline.brokers import Brokers
 from stratalog_pipeline.bucket import Bucket
-from stratalog_pipeline.catalog import History, load_history, load_segments
+from stratalog_pipeline.catalog import History, load_segments, load_wanted
 from stratalog_pipeline.options import LATEST, AllAt, AtOffsets, AtTimestamp, AtTimestamps, Bound, PerPartition, ReadOptions
 from stratalog_pipeline.planning import (
     BrokerSplit,
@@ -84,7 +84,7 @@ def _survey(
     topics, wanted = _wanted_topics(bucket, options, live)
     _check_bounds(options, wanted)
     names = [name for name in _names(topics, wanted) if pruning.allows(name.topic, name.partition)]
-    histories = bucket.run(bounded_map(partial(load_history, bucket), names, REQUESTS_MAX))
+    histories = bucket.run(bounded_map(partial(load_wanted, bucket, options), names, REQUESTS_MAX))
     return topics, histories, _bounds(bucket, options, brokers, live, histories)
 
 
@@ -149,6 +149,8 @@ def _check_offloaded(topics: Mapping[str, TopicDescriptor], histories: Sequence[
 
 
 def _check_bounds(options: ReadOptions, wanted: Mapping[str, Sequence[int]]) -> None:
+    if options.manifest_versions:
+        check_all_named("manifestVersion", options.manifest_versions, wanted)
     for side, bound in (("starting", options.start), ("ending", options.end)):
         if isinstance(bound, AtOffsets):
             check_all_named(f"{side}Offsets", bound.offsets, wanted)

@@ -43,11 +43,6 @@ SPARK_DDL: Final = {
 """Type of each column as Spark prints it (``DataType.simpleString``)."""
 
 
-def spark_ddl(columns: Sequence[str]) -> str:
-    """Return the schema of ``columns`` as a Spark DDL string."""
-    return ", ".join(f"{name} {SPARK_DDL[name]}" for name in columns)
-
-
 def arrow_schema(columns: Sequence[str]) -> pa.Schema:
     """Return the schema of ``columns`` for Arrow."""
     return pa.schema([(name, ARROW_TYPES[name]) for name in columns])

@@ -21,7 +21,7 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from stratalog_core.errors import Invalid
-from stratalog_pipeline.arrow.schema import COLUMNS, COLUMNS_WITH_HEADERS, check_columns, spark_ddl
+from stratalog_pipeline.arrow.schema import COLUMNS, SPARK_DDL, check_columns
 from stratalog_pipeline.metadata_tables import TABLES
 from stratalog_pipeline.options import ReadOptions, parse_options
 from stratalog_pipeline.spark.metadata_reader import MetadataReader
@@ -47,9 +47,10 @@ class StratalogDataSource(DataSource):
 
     def schema(self) -> str:
         options = parse_options(self._given, "either")
-        if options.table != "records":
-            return ", ".join(f"{name} {kind}" for name, kind in _table_types(options).items())
-        return spark_ddl(COLUMNS_WITH_HEADERS if options.include_headers else COLUMNS)
+        types = SPARK_DDL if options.table == "records" else _table_types(options)
+        everything = COLUMNS if options.table == "records" and not options.include_headers else tuple(types)
+        columns = check_columns([(name, types.get(name, "unknown")) for name in options.columns], types) or everything
+        return ", ".join(f"{name} {types[name]}" for name in columns)
 
     def reader(self, schema: StructType) -> DataSourceReader:
         options, fields = parse_options(self._given, "batch"), _fields(schema)

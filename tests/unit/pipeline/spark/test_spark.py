@@ -110,6 +110,25 @@ def test_rows_are_those_of_sparks_kafka_source(spark: SparkSession, bucket: Cold
     assert [row.headers for row in rows[:5]] == [with_headers, [], [], [], with_headers]
 
 
+def test_an_option_picks_columns_and_an_earlier_version(spark: SparkSession, make_bucket: Callable[[], ColdBucket]) -> None:
+    made = make_bucket()
+    made.add_topic("flights", [[batches(0, 60)]])
+    made.extend("flights", 0, batches(60, 60))
+    versions = load(spark, made, subscribe="flights", table="manifests", columns="end_offset,version").collect()
+    assert [tuple(row) for row in versions] == [(120, 2)]
+    frame = load(spark, made, subscribe="flights", columns="offset, key")
+    assert (frame.columns, frame.count()) == (["offset", "key"], 120)
+    earlier = load(spark, made, subscribe="flights", manifestVersion='{"flights": {"0": 1}}', columns="offset")
+    assert sorted(row["offset"] for row in earlier.collect()) == list(range(60))
+    for options, message in (
+        ({"columns": "offset,when"}, "column 'when' is unknown"),
+        ({"manifestVersion": '{"flights": {"0": 3}}'}, "manifest version 3 is not in the bucket"),
+        ({"manifestVersion": '{"flights": {"1": 1}}'}, "must name exactly the partitions"),
+    ):
+        with pytest.raises(PySparkException, match=message):
+            load(spark, made, subscribe="flights", **options).collect()
+
+
 def test_all_codecs_are_read(spark: SparkSession, bucket: ColdBucket) -> None:
     counted = load(spark, bucket, subscribe="codecs").groupBy("partition").count().collect()
     assert {row["partition"]: row["count"] for row in counted} == dict.fromkeys(range(len(NAMES)), 20)
