@@ -10,7 +10,7 @@ import msgspec
 from stratalog_broker.admin import deleted_topics, topics
 from stratalog_metadata.client import topic_deletion
 from stratalog_metadata.records import Ledger, Partition
-from stratalog_metadata.state.commands import Command, Delete, Put, VersionIs
+from stratalog_metadata.state.commands import Command, Delete, Put
 from stratalog_tiering.maintenance import deletion
 from stratalog_tiering.worker import session
 
@@ -53,11 +53,6 @@ def _at_epoch_0(update: Any) -> Any:
     return Put(record=msgspec.structs.replace(update.record, leader_epoch=0))
 
 
-def creations_are_proposed_again_after_a_deletion() -> None:
-    """The creation of a topic whose answer was lost does not look for a deletion when it is proposed again."""
-    _swap(topics, "never_deleted", lambda topic_id: VersionIs(key=f"not/{topic_id.hex}", version=0))
-
-
 def deletions_become_final_at_once() -> None:
     """The tiering worker ignores for how long a topic can be restored."""
     collect: Callable[..., Any] = deletion.collect_deleted_topic
@@ -73,6 +68,5 @@ def deletions_become_final_at_once() -> None:
 IN_EVERYTHING: Final = (
     deletion_drops_the_ledgers_at_once,
     restored_partitions_begin_at_epoch_0,
-    creations_are_proposed_again_after_a_deletion,
     deletions_become_final_at_once,
 )
