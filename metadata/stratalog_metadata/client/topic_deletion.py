@@ -25,7 +25,6 @@ from stratalog_metadata.records import (
     log_key,
     manifest_pointer_key,
     partition_key,
-    restored_topic_key,
     tier_request_key,
     tier_status_key,
     topic_key,
@@ -43,10 +42,11 @@ _KEPT_OF_EACH_PARTITION: Final[tuple[Callable[[UUID, int], str], ...]] = (
 def delete_topic(view: MetadataView, topic: Topic, version: int, deleted_at_ms: int, restorable_ms: int) -> Command:
     """Delete ``topic``, whose record has ``version``, so that it can be restored for ``restorable_ms``.
 
-    Requires that no partition changes its owner meanwhile: a restored partition begins above the last leader epoch.
+    Requires that no partition changes its owner meanwhile: a restored partition begins above the last leader epoch. The
+    ``RestoredTopic`` of an earlier deletion stays: it says that the bucket may have the marker of that one.
     """
     requirements = [VersionIs(key=topic.key(), version=version)]
-    keys = [topic.key(), restored_topic_key(topic.topic_id)]
+    keys = [topic.key()]
     epochs, replicas = [], []
     for index in range(topic.partition_count):
         key = partition_key(topic.topic_id, index)

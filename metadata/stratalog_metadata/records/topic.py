@@ -53,7 +53,10 @@ class DeletedTopic(RecordBase, frozen=True, kw_only=True, tag="deleted_topic"):
 
 
 class RestoredTopic(RecordBase, frozen=True, kw_only=True, tag="restored_topic"):
-    """Written when a deleted topic is restored; removed when the bucket's readers see the topic again."""
+    """Written when a deleted topic is restored; removed when the bucket has no longer the marker of that deletion.
+
+    The topic may have been deleted again meanwhile.
+    """
 
     topic_id: UUID
 

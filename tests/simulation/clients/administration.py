@@ -26,6 +26,8 @@ from stratalog_metadata.records import DeletedTopic, Topic, topic_key
 TOPICS_MAX: Final = 3
 PAUSE_MEAN_S: Final = 1.0
 RETENTION_MS: Final = 3_000
+AGAIN_SHARE: Final = 0.5
+"""Share of restored topics that are deleted again at once, perhaps before the bucket shows the restore."""
 CLOCK_MARGIN: Final = 0.8
 """Clocks run up to 2 % apart, and batches get their timestamps before they are sent."""
 
@@ -102,8 +104,8 @@ class Administrator:
             await self._create(client, ports)
             return
         topic = ports.random.choice(self.live)
-        act = ports.random.choice([self._delete_records, self._delete_records, self._grow, self._delete, self._restore])
-        await act(client, ports, topic)
+        acts = [self._delete_records, self._delete_records, self._grow, self._delete, self._restore, self._restore]
+        await ports.random.choice(acts)(client, ports, topic)
 
     async def _create(self, client: KafkaClient, ports: Ports) -> None:
         name = f"topic-{len(self.topics)}"
@@ -113,7 +115,8 @@ class Administrator:
         producer = Producer(self._world, truth, f"{name}.p", name, partitions, self._bootstrap)
         machine = Machine(self._world, f"producer-{name}", producer.run)
         is_created_once = await self._until(
-            lambda: self._partitions(name) > 0, lambda: client.create_topic(name, partitions, 3, configs)
+            lambda: self._partitions(name) > 0,
+            lambda: client.create_topic(name, partitions, 3, configs, ports.random.choice(self._bootstrap)),
         )
         found = self._found(name)
         topic_id = found.topic_id if found is not None else None
@@ -169,6 +172,8 @@ class Administrator:
         else:
             self._world.coverage.meet(TOPIC_RESTORED)
             self._world.note(f"{topic.name} is restored")
+            if ports.random.random() < AGAIN_SHARE:
+                await self._delete(client, ports, topic)
         await metadata.close()
 
     async def _until(self, is_done: Callable[[], bool], request: Callable[[], Coroutine[Any, Any, int]]) -> bool:

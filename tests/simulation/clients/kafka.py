@@ -196,14 +196,18 @@ class KafkaClient:
                 if place.leader_id in brokers:
                     self._leaders[topic, place.partition_index] = brokers[place.leader_id]
 
-    async def create_topic(self, topic: str, partitions: int, replication: int, configs: dict[str, str]) -> int:
-        """Create a topic; return the error code."""
+    async def create_topic(
+        self, topic: str, partitions: int, replication: int, configs: dict[str, str], address: str = ""
+    ) -> int:
+        """Create a topic; return the error code. ``address``: the only broker to ask, once."""
         schema = request_schema(CREATE_TOPICS)
         items = tuple(_struct(schema, "CreatableTopicConfig")(name=k, value=v) for k, v in configs.items())
         wanted = _struct(schema, "CreatableTopic")(
             name=TopicName(topic), num_partitions=partitions, replication_factor=replication, assignments=(), configs=items
         )
-        answer = await self.any_broker(CREATE_TOPICS, topics=(wanted,), timeout=ADMIN_TIMEOUT, validate_only=False)
+        fields: dict[str, Any] = {"topics": (wanted,), "timeout": ADMIN_TIMEOUT, "validate_only": False}
+        asked = self.request(address, CREATE_TOPICS, **fields) if address else self.any_broker(CREATE_TOPICS, **fields)
+        answer = await asked
         return int(answer.topics[0].error_code)
 
     async def delete_topic(self, topic: str, address: str = "") -> int:

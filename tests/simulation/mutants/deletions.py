@@ -65,8 +65,23 @@ def deletions_become_final_at_once() -> None:
     _swap(session, "collect_deleted_topic", collect_deleted_topic)
 
 
+def the_marker_of_an_earlier_deletion_stays() -> None:
+    """A topic that is deleted again, by brokers whose clocks are behind, keeps the time of its first deletion."""
+    delete: Callable[..., Command] = topic_deletion.delete_topic
+
+    def delete_topic(view: Any, topic: Any, version: Any, deleted_at_ms: int, *others: Any) -> Command:
+        return delete(view, topic, version, 0, *others)
+
+    async def _replace_earlier_marker(*_: Any) -> None:
+        pass
+
+    _swap(topics, "delete_topic", delete_topic)
+    _swap(deletion, "_replace_earlier_marker", _replace_earlier_marker)
+
+
 IN_EVERYTHING: Final = (
     deletion_drops_the_ledgers_at_once,
     restored_partitions_begin_at_epoch_0,
     deletions_become_final_at_once,
+    the_marker_of_an_earlier_deletion_stays,
 )

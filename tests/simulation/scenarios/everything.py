@@ -100,7 +100,7 @@ class Scenario(ownership_changes.Scenario):
             await topic.producer.stopped.wait()
         await super()._check_everything(machine, ports)
         await self._administrator.check(machine, ports)
-        for _ in range(int(FINISH_S / LOOK_S)):
+        for _ in range(int(FINISH_S / 2 / LOOK_S)):
             if not self._administrator.leftovers():
                 return
             await asyncio.sleep(LOOK_S)

@@ -11,12 +11,12 @@ from typing import Final
 
 from stratalog_core.errors import NoSuchObject
 from stratalog_metadata.client.topic_deletion import finish_deletion
-from stratalog_metadata.records import DeletedTopic, RestoredTopic, Topic
+from stratalog_metadata.records import DeletedTopic, RestoredTopic, Topic, restored_topic_key
 from stratalog_metadata.state.commands import Command, Delete, VersionIs
 from stratalog_tiering.cold.archive import newest_descriptor_key
 from stratalog_tiering.core.commands import Guards
 from stratalog_tiering.core.garbage import Garbage, deleted_topic_garbage, deletion_due_ms
-from stratalog_tiering.format.descriptor import DeletionMarker, decode_descriptor
+from stratalog_tiering.format.descriptor import DeletionMarker, decode_descriptor, encode_descriptor
 from stratalog_tiering.format.object_keys import deletion_marker_key, is_upload_key, topic_prefix, topic_prefixes
 from stratalog_tiering.offload.descriptors import put_once
 from stratalog_tiering.offload.ports import WorkerPorts
@@ -35,6 +35,7 @@ async def collect_deleted_topic(ports: WorkerPorts, deleted: DeletedTopic, versi
     ``version`` is that of the record ``deleted``. Returns the wall time (ms) at which to call it again, or None once the
     objects and the topic's record are gone. Raises ``Unavailable``, ``OutcomeUnknown``, ``Conflict``.
     """
+    await _replace_earlier_marker(ports, deleted, guards)
     marker = await mark_deleted(ports.store, deleted, ports.clock.wall_ms())
     now_ms, due_ms = ports.clock.wall_ms(), deletion_due_ms(deleted, marker.deleted_at_ms, ports.settings.grace_ms)
     if deleted.is_final:
@@ -56,7 +57,7 @@ async def collect_deleted_topic(ports: WorkerPorts, deleted: DeletedTopic, versi
 async def show_restored_topic(ports: WorkerPorts, restored: RestoredTopic, version: int, guards: Guards) -> None:
     """Let readers of the bucket see a restored topic again, under its present name. ``version`` is that of ``restored``.
 
-    Raises ``Unavailable``, ``OutcomeUnknown``, ``Conflict`` (the topic was deleted again).
+    Raises ``Unavailable``, ``OutcomeUnknown``, ``Conflict``.
     """
     topic = next((each for each in ports.metadata.view.all(Topic) if each.topic_id == restored.topic_id), None)
     if topic is not None:
@@ -85,9 +86,26 @@ async def find_deleted_garbage(store: ObjectStore, deleted: DeletedTopic, grace_
 async def mark_deleted(store: ObjectStore, deleted: DeletedTopic, now_ms: int) -> DeletionMarker:
     """Write the marker that hides a deleted topic from the bucket's readers unless there is one; returns the bucket's."""
     key = deletion_marker_key(deleted.topic_id)
-    marker = DeletionMarker(topic_id=deleted.topic_id, deleted_at_ms=max(deleted.deleted_at_ms, now_ms))
-    await put_once(store, key, marker)
+    await put_once(store, key, _marker(deleted, now_ms))
     return decode_descriptor(await store.get(key), DeletionMarker, key)
+
+
+async def _replace_earlier_marker(ports: WorkerPorts, deleted: DeletedTopic, guards: Guards) -> None:
+    """Replace the marker of an earlier deletion: its time would end the periods of this one too early.
+
+    The earlier one is still in the bucket if the topic was restored and deleted again before a worker removed it.
+    """
+    restored = ports.metadata.view.get(restored_topic_key(deleted.topic_id))
+    if restored is None:
+        return
+    marker = _marker(deleted, ports.clock.wall_ms())
+    await ports.store.put(deletion_marker_key(deleted.topic_id), [encode_descriptor(marker)], if_absent=False)
+    requirements = (*guards, VersionIs(key=restored.record.key(), version=restored.version))
+    await ports.metadata.propose(Command(updates=(Delete(key=restored.record.key()),), requirements=requirements))
+
+
+def _marker(deleted: DeletedTopic, now_ms: int) -> DeletionMarker:
+    return DeletionMarker(topic_id=deleted.topic_id, deleted_at_ms=max(deleted.deleted_at_ms, now_ms))
 
 
 async def _delete_below(ports: WorkerPorts, prefix: str) -> None:
