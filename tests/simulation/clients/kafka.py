@@ -12,6 +12,7 @@ import io
 import struct
 import sys
 from collections import deque
+from collections.abc import Callable
 from typing import Any, Final
 
 from kio.index import load_request_schema, load_response_schema
@@ -53,6 +54,10 @@ def _response_schema(api: int) -> type[Any]:
 def request_struct(api: int, name: str) -> type[Any]:
     """Return a nested struct of a request by kio's name for it."""
     return _struct(request_schema(api), name)
+
+
+def _no_check() -> None:
+    pass
 
 
 class NotServed(Exception):
@@ -101,9 +106,13 @@ class KafkaClient:
         self._correlation = 0
         self._leaders: dict[tuple[str, int], str] = {}
 
-    async def request(self, address: str, api: int, **fields: Any) -> Any:
-        """Send one request of the version in ``VERSIONS`` and return its answer. Raises ``NotServed``."""
+    async def request(self, address: str, api: int, *, before_write: Callable[[], None] = _no_check, **fields: Any) -> Any:
+        """Send one request of the version in ``VERSIONS`` and return its answer. Raises ``NotServed``.
+
+        ``before_write`` is called once there is a connection; the request is not written if it raises.
+        """
         connection, end = await self._connect(address)
+        before_write()
         correlation, frame = self._frame(api, fields)
         answer = connection.expect()
         end.write(frame)
@@ -261,8 +270,10 @@ class KafkaClient:
             raise NotServed(f"InitProducerId answers {answer.error_code}")
         return answer.producer_id, answer.producer_epoch
 
-    async def produce(self, topic: str, partition: int, batch: bytes, acks: int = -1) -> tuple[int, int]:
-        """Return (error code, base offset); acks=0 gets no answer. Raises ``NotServed``."""
+    async def produce(
+        self, topic: str, partition: int, batch: bytes, acks: int = -1, before_write: Callable[[], None] = _no_check
+    ) -> tuple[int, int]:
+        """Return (error code, base offset); acks=0 gets no answer. ``before_write`` and ``NotServed``: see ``request``."""
         address = await self.leader(topic, partition)
         if address is None:
             raise NotServed("no leader is known")
@@ -276,7 +287,7 @@ class KafkaClient:
             _, end = await self._connect(address)
             end.write(self._frame(PRODUCE, fields)[1])
             return NONE, -1
-        answer = await self.request(address, PRODUCE, **fields)
+        answer = await self.request(address, PRODUCE, before_write=before_write, **fields)
         result = answer.responses[0].partition_responses[0]
         return int(result.error_code), int(result.base_offset)
 

@@ -170,15 +170,19 @@ class Producer:
 
     async def _deliver(self, client: KafkaClient, ports: Ports, partition: int, batch: _Batch, is_first: bool) -> None:
         pipeline = self._pipelines[partition]
-        try:
-            leader = await client.leader(self._topic, partition)
+
+        def check_order() -> None:
             if pipeline.resending:
                 # A batch before this one failed, perhaps before it was sent: no client sends one before its predecessor.
                 raise NotServed("the batch is sent with its predecessors")
+
+        try:
+            leader = await client.leader(self._topic, partition)
+            check_order()
             if batch.leader not in (None, leader):
                 self._world.coverage.meet(RETRIED_AT_NEXT_OWNER)
             batch.leader = leader
-            error, offset = await client.produce(self._topic, partition, batch.content)
+            error, offset = await client.produce(self._topic, partition, batch.content, before_write=check_order)
         except NotServed:
             error, offset = NO_ANSWER, -1
         pipeline.sending -= 1

@@ -642,20 +642,22 @@ class Scenario:
         """A newer release edits a manifest so that older ones must not, then one so that they may again."""
         topic, index = self._random.choice([each for each in PARTITIONS if each[0] is KEPT])
         key = manifest_pointer_key(topic.topic_id, index)
+        versions = []
         for oldest_writer in (WRITER_VERSION + 1, WRITER_VERSION):
 
             async def commit(machine: Machine, ports: Ports, oldest_writer: int = oldest_writer) -> None:
                 client = await roles.connect_metadata(ports)
-                await self._commit_as_newer(client, ports, key, oldest_writer)
+                versions.append(await self._commit_as_newer(client, ports, key, oldest_writer))
 
             await self._in_checker(commit)
             await self._pass(NEWER_S)
         pointer = self.audit.records[key]
         assert isinstance(pointer, ManifestPointer)
-        again = pointer.manifest_version > self.audit.newer_writer.get(key, 0)
+        again = pointer.manifest_version > versions[-1]
         self.audit.require(again, f"{key} was not edited again although its manifest allows it")
 
-    async def _commit_as_newer(self, client: QuorumClient, ports: Ports, key: str, oldest_writer: int) -> None:
+    async def _commit_as_newer(self, client: QuorumClient, ports: Ports, key: str, oldest_writer: int) -> int:
+        """Commit the manifest again with another ``oldest_writer``; returns its version."""
         store = SimulatedStore(self.bucket, ports.loop, ports.random)
         while True:
             found = (await client.read([key]))[0]
@@ -680,7 +682,7 @@ class Scenario:
                 await store.delete([name])
                 continue
             await mark_committed(store, new)
-            return
+            return int(made.version)
 
     # -- sizes
 
