@@ -22,24 +22,47 @@ from stratalog_broker.requests.access import Access, Operation, Resource
 from stratalog_broker.requests.admin_errors import admin_error_code_of
 from stratalog_broker.requests.context import RequestContext
 from stratalog_broker.requests.handler_info import HandlerInfo
+from stratalog_broker.requests.permissions import Permissions, denial
 from stratalog_core.errors import StratalogError
 from stratalog_metadata.client.api import MetadataView
 from stratalog_metadata.client.topic_defaults import topic_defaults
 from stratalog_metadata.records import Topic
 
+_ACCESS: Final = Access(Operation.CREATE, Resource.TOPIC)
+_DESCRIBE_CONFIGS: Final = Access(Operation.DESCRIBE_CONFIGS, Resource.TOPIC)
 
-async def handle(context: RequestContext, request: Any, *, view: MetadataView, topic_commands: TopicCommands) -> Any:
-    wanted = [_new_topic(wish) for wish in request.topics]
+
+async def handle(
+    context: RequestContext, request: Any, *, view: MetadataView, topic_commands: TopicCommands, permissions: Permissions
+) -> Any:
+    denied: frozenset[str] = frozenset()
+    if not permissions.allows_cluster(context, Operation.CREATE):
+        times = Counter(wish.name for wish in request.topics)
+        denied = permissions.denied(context, _ACCESS, (name for name, count in times.items() if count == 1))
+    wanted = [_new_topic(wish) for wish in request.topics if wish.name not in denied]
+    answers = await _create_all(context, view, topic_commands, permissions, wanted, request)
+    code = ErrorCode.topic_authorization_failed
+    refused = [_refused(context, name, code, denial(context, _ACCESS, name)) for name in sorted(denied)]
+    return context.new("CreateTopicsResponse", topics=(*answers, *refused))
+
+
+async def _create_all(
+    context: RequestContext,
+    view: MetadataView,
+    topic_commands: TopicCommands,
+    permissions: Permissions,
+    wanted: list[NewTopic],
+    request: Any,
+) -> list[Any]:
     try:
         topic_commands.check_limits(wanted)
     except LimitExceeded as refused:
-        rows = [_refused(context, topic.name, admin_error_code_of(refused), refused.message) for topic in wanted]
-        return context.new("CreateTopicsResponse", topics=tuple(rows))
+        return [_refused(context, topic.name, admin_error_code_of(refused), refused.message) for topic in wanted]
     times = Counter(topic.name for topic in wanted)
     timeout_s = request_timeout_s(request.timeout)
     rows = await asyncio.gather(
         *(
-            _create(context, view, topic_commands, topic, timeout_s, validate_only=request.validate_only)
+            _create(context, view, topic_commands, permissions, topic, timeout_s, validate_only=request.validate_only)
             for topic in wanted
             if times[topic.name] == 1
         )
@@ -49,7 +72,7 @@ async def handle(context: RequestContext, request: Any, *, view: MetadataView, t
         for name, count in times.items()
         if count > 1
     ]
-    return context.new("CreateTopicsResponse", topics=(*rows, *twice))
+    return [*rows, *twice]
 
 
 def _new_topic(wish: Any) -> NewTopic:
@@ -64,6 +87,7 @@ async def _create(
     context: RequestContext,
     view: MetadataView,
     topic_commands: TopicCommands,
+    permissions: Permissions,
     new: NewTopic,
     timeout_s: float,
     *,
@@ -73,6 +97,13 @@ async def _create(
         topic = await topic_commands.create(new, timeout_s, validate_only=validate_only)
     except StratalogError as failure:
         return _refused(context, new.name, admin_error_code_of(failure), failure.message)
+    if not permissions.allows(context, _DESCRIBE_CONFIGS, topic.name):
+        return context.new(
+            "CreatableTopicResult",
+            name=topic.name, topic_id=topic.topic_id, error_code=ErrorCode.none, error_message=None,
+            topic_config_error_code=ErrorCode.topic_authorization_failed,
+            num_partitions=-1, replication_factor=-1, configs=(),
+        )  # fmt: skip
     return context.new(
         "CreatableTopicResult",
         name=topic.name, topic_id=topic.topic_id, error_code=ErrorCode.none, error_message=None,
@@ -99,4 +130,4 @@ def _refused(context: RequestContext, name: str, error: ErrorCode, message: str)
     )  # fmt: skip
 
 
-API: Final = HandlerInfo(key=19, min_version=2, max_version=7, handle=handle, access=Access(Operation.CREATE, Resource.TOPIC))
+API: Final = HandlerInfo(key=19, min_version=2, max_version=7, handle=handle, access=_ACCESS)

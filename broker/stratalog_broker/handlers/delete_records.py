@@ -17,15 +17,24 @@ from stratalog_broker.requests.access import Access, Operation, Resource
 from stratalog_broker.requests.admin_errors import admin_error_code_of
 from stratalog_broker.requests.context import RequestContext
 from stratalog_broker.requests.handler_info import HandlerInfo
+from stratalog_broker.requests.permissions import Permissions
 from stratalog_core.errors import StratalogError
 from stratalog_metadata.client.api import MetadataClient
 
+_ACCESS: Final = Access(Operation.DELETE, Resource.TOPIC)
 
-async def handle(context: RequestContext, request: Any, *, metadata: MetadataClient, partitions: Partitions) -> Any:
+
+async def handle(
+    context: RequestContext, request: Any, *, metadata: MetadataClient, partitions: Partitions, permissions: Permissions
+) -> Any:
     timeout_s = request_timeout_s(request.timeout)
+    denied = permissions.denied(context, _ACCESS, (topic.name for topic in request.topics))
     topics = []
     for topic in request.topics:
-        rows = [await _delete(context, metadata, partitions, topic.name, row, timeout_s) for row in topic.partitions]
+        if topic.name in denied:
+            rows = [_row(context, row, ErrorCode.topic_authorization_failed) for row in topic.partitions]
+        else:
+            rows = [await _delete(context, metadata, partitions, topic.name, row, timeout_s) for row in topic.partitions]
         topics.append(context.new("DeleteRecordsTopicResult", name=topic.name, partitions=tuple(rows)))
     return context.new("DeleteRecordsResponse", topics=tuple(topics))
 
@@ -38,9 +47,13 @@ async def _delete(
         low_watermark = await delete_records(metadata, partitions, topic, row.partition_index, row.offset, timeout_s)
     except StratalogError as failure:
         error = admin_error_code_of(failure)
+    return _row(context, row, error, low_watermark)
+
+
+def _row(context: RequestContext, row: Any, error: ErrorCode, low_watermark: int = -1) -> Any:
     return context.new(
         "DeleteRecordsPartitionResult", partition_index=row.partition_index, low_watermark=low_watermark, error_code=error
     )
 
 
-API: Final = HandlerInfo(key=21, min_version=0, max_version=2, handle=handle, access=Access(Operation.DELETE, Resource.TOPIC))
+API: Final = HandlerInfo(key=21, min_version=0, max_version=2, handle=handle, access=_ACCESS)

@@ -16,24 +16,35 @@ from stratalog_broker.requests.access import Access, Operation, Resource
 from stratalog_broker.requests.admin_errors import admin_error_code_of
 from stratalog_broker.requests.context import RequestContext
 from stratalog_broker.requests.handler_info import HandlerInfo
+from stratalog_broker.requests.permissions import Permissions
 from stratalog_core.errors import StratalogError
 
 
-async def handle(context: RequestContext, request: Any, *, config_commands: ConfigCommands) -> Any:
+async def handle(context: RequestContext, request: Any, *, config_commands: ConfigCommands, permissions: Permissions) -> Any:
     documented = getattr(request, "include_documentation", False)
     results = tuple(
-        _describe(context, config_commands, resource, synonyms=request.include_synonyms, documented=documented)
+        _describe(context, config_commands, permissions, resource, synonyms=request.include_synonyms, documented=documented)
         for resource in request.resources
     )
     return context.new("DescribeConfigsResponse", results=results)
 
 
 def _describe(
-    context: RequestContext, config_commands: ConfigCommands, resource: Any, *, synonyms: bool, documented: bool
+    context: RequestContext,
+    config_commands: ConfigCommands,
+    permissions: Permissions,
+    resource: Any,
+    *,
+    synonyms: bool,
+    documented: bool,
 ) -> Any:
     error, message, rows = ErrorCode.none, None, list[ConfigRow]()
+    named = ConfigResource(resource.resource_type, resource.resource_name)
     try:
-        rows = config_commands.describe(ConfigResource(resource.resource_type, resource.resource_name))
+        if denied := permissions.config_denial(context, Operation.DESCRIBE_CONFIGS, *named):
+            error, message = denied
+        else:
+            rows = config_commands.describe(named)
     except StratalogError as failure:
         error, message = admin_error_code_of(failure), failure.message
     wanted = resource.configuration_keys

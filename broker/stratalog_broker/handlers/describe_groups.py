@@ -14,18 +14,20 @@ from stratalog_broker.protocol.errors import KafkaError
 from stratalog_broker.requests.access import Access, Operation, Resource
 from stratalog_broker.requests.context import RequestContext
 from stratalog_broker.requests.handler_info import HandlerInfo
+from stratalog_broker.requests.permissions import Permissions
 
+_ACCESS: Final = Access(Operation.DESCRIBE, Resource.GROUP)
 _NOT_FOUND_SINCE: Final = 6
 
 
-async def handle(context: RequestContext, request: Any, *, groups: GroupService) -> Any:
-    return context.new(
-        "DescribeGroupsResponse", groups=tuple(_describe(context, groups, group_id) for group_id in request.groups)
-    )
+async def handle(context: RequestContext, request: Any, *, groups: GroupService, permissions: Permissions) -> Any:
+    rows = tuple(_describe(context, groups, permissions, group_id) for group_id in request.groups)
+    return context.new("DescribeGroupsResponse", groups=rows)
 
 
-def _describe(context: RequestContext, groups: GroupService, group_id: str) -> Any:
+def _describe(context: RequestContext, groups: GroupService, permissions: Permissions, group_id: str) -> Any:
     try:
+        permissions.check_group(context, _ACCESS, group_id)
         coordinator = groups.coordinator_of(group_id).coordinator
     except KafkaError as refused:
         return _row(context, group_id, error=refused.code)
@@ -80,4 +82,4 @@ def _row(
     )  # fmt: skip
 
 
-API: Final = HandlerInfo(key=15, min_version=0, max_version=6, handle=handle, access=Access(Operation.DESCRIBE, Resource.GROUP))
+API: Final = HandlerInfo(key=15, min_version=0, max_version=6, handle=handle, access=_ACCESS)

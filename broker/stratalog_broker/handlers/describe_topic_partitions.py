@@ -15,24 +15,33 @@ from stratalog_broker.protocol.metadata import PartitionState
 from stratalog_broker.requests.access import Access, Operation, Resource
 from stratalog_broker.requests.context import RequestContext
 from stratalog_broker.requests.handler_info import HandlerInfo
+from stratalog_broker.requests.permissions import Permissions
 from stratalog_metadata.client.api import MetadataView
 from stratalog_metadata.records import Topic, topic_key
+
+_ACCESS: Final = Access(Operation.DESCRIBE, Resource.TOPIC)
+
 
 PAGE_PARTITIONS_MAX: Final = 2_000
 
 
-async def handle(context: RequestContext, request: Any, *, view: MetadataView) -> Any:
+async def handle(context: RequestContext, request: Any, *, view: MetadataView, permissions: Permissions) -> Any:
     replicas = Replicas(view)
     room = min(max(request.response_partition_limit, 1), PAGE_PARTITIONS_MAX)
     rows: list[Any] = []
     cursor = None
-    for name, first in _wanted(view, request):
+    wanted = _wanted(view, request)
+    denied = permissions.denied(context, _ACCESS, (name for name, _ in wanted))
+    for name, first in wanted:
+        if name in denied and not request.topics:
+            continue
         if room == 0:
             cursor = context.new("Cursor", topic_name=name, partition_index=first)
             break
-        topic = view.find(Topic, topic_key(name))
+        topic = view.find(Topic, topic_key(name)) if name not in denied else None
         if topic is None:
-            rows.append(_unknown(context, name))
+            code = ErrorCode.topic_authorization_failed if name in denied else ErrorCode.unknown_topic_or_partition
+            rows.append(_refused(context, name, code))
             continue
         end = min(topic.partition_count, first + room)
         rows.append(_topic(context, replicas, topic, range(first, end)))
@@ -53,10 +62,10 @@ def _wanted(view: MetadataView, request: Any) -> list[tuple[str, int]]:
     return [(name, request.cursor.partition_index if name == start else 0) for name in names if name >= start]
 
 
-def _unknown(context: RequestContext, name: str) -> Any:
+def _refused(context: RequestContext, name: str, code: ErrorCode) -> Any:
     return context.new(
         "DescribeTopicPartitionsResponseTopic",
-        error_code=ErrorCode.unknown_topic_or_partition, name=name, topic_id=None, is_internal=False, partitions=(),
+        error_code=code, name=name, topic_id=None, is_internal=False, partitions=(),
     )  # fmt: skip
 
 
@@ -77,4 +86,4 @@ def _partition(context: RequestContext, index: int, state: PartitionState) -> An
     )  # fmt: skip
 
 
-API: Final = HandlerInfo(key=75, min_version=0, max_version=0, handle=handle, access=Access(Operation.DESCRIBE, Resource.TOPIC))
+API: Final = HandlerInfo(key=75, min_version=0, max_version=0, handle=handle, access=_ACCESS)

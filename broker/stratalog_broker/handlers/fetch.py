@@ -38,6 +38,7 @@ from stratalog_broker.requests.fetch_sessions import (
     SessionRefused,
 )
 from stratalog_broker.requests.handler_info import HandlerInfo, Waiting
+from stratalog_broker.requests.permissions import FindPartition, Permissions, except_denied
 from stratalog_broker.requests.unsent_responses import UnsentResponses
 from stratalog_core.batches.batch_run import BatchRun
 from stratalog_core.errors import StratalogError, Unavailable
@@ -45,6 +46,7 @@ from stratalog_core.memory.retained import retained_bytes
 from stratalog_core.ports import Clock
 from stratalog_metadata.records import TopicPartition
 
+_ACCESS: Final = Access(Operation.READ, Resource.TOPIC)
 _KEY: Final = 1
 _GRACE_S: Final = 0.02
 _READ_COMMITTED: Final = 1
@@ -59,6 +61,7 @@ class FetchHandler:
         self,
         *,
         partitions: Partitions,
+        permissions: Permissions,
         pending_reads: PendingReads,
         sessions: FetchSessions,
         responses: UnsentResponses,
@@ -66,6 +69,7 @@ class FetchHandler:
         settings: BrokerSettings,
     ) -> None:
         self.partitions = partitions
+        self.permissions = permissions
         self.pending_reads = pending_reads
         self.sessions = sessions
         self.responses = responses
@@ -97,6 +101,7 @@ class FetchCall:
         "_bytes_min",
         "_context",
         "_deadline",
+        "_denied",
         "_fetches",
         "_find",
         "_found_bytes",
@@ -120,10 +125,16 @@ class FetchCall:
         self._context = context
         self._fetches = fetches
         self._by_id = context.api_version >= TOPIC_ID_VERSION
-        self._find = fetches.partitions.find_by_id if self._by_id else fetches.partitions.find_by_name
+        self._find: FindPartition = fetches.partitions.find_by_id if self._by_id else fetches.partitions.find_by_name
         self._session: FetchSession | None = None
         self._is_incremental = False
         self._wanted = request.wanted if context.api_version < SESSION_VERSION else self._in_session(request)
+        self._denied: frozenset[bytes] = frozenset()
+        if not fetches.permissions.is_open:
+            topic_by_id = fetches.partitions.topic_by_id if self._by_id else None
+            keys = (one.key for one in self._wanted)
+            self._denied = fetches.permissions.denied_keys(context, _ACCESS, keys, topic_by_id)
+            self._find = except_denied(self._find, self._denied)
         self._bytes_max = min(max(request.bytes_max, 1), fetches.response_bytes_max, fetches.responses.room)
         self._bytes_min = min(request.bytes_min, self._bytes_max)
         self._wait_s = max(request.max_wait_ms, 0) / 1000
@@ -211,6 +222,8 @@ class FetchCall:
         return PartitionFetched(one.index, 0, high_watermark, high_watermark, core.log_start_offset, *found, self._aborted)
 
     def _not_here(self, one: FetchWanted) -> PartitionFetched:
+        if one.key in self._denied:
+            return PartitionFetched(one.index, int(ErrorCode.topic_authorization_failed))
         partitions = self._fetches.partitions
         topic = partitions.topic_by_id(one.key) if self._by_id else partitions.topic_by_name(one.key)
         if topic is None and self._by_id:
@@ -402,6 +415,4 @@ class FetchCall:
         return list(topics.items())
 
 
-API: Final = HandlerInfo(
-    key=_KEY, min_version=4, max_version=18, handle_raw=FetchHandler, access=Access(Operation.READ, Resource.TOPIC)
-)
+API: Final = HandlerInfo(key=_KEY, min_version=4, max_version=18, handle_raw=FetchHandler, access=_ACCESS)

@@ -15,23 +15,29 @@ from stratalog_broker.protocol.errors import KafkaError
 from stratalog_broker.requests.access import Access, Operation, Resource
 from stratalog_broker.requests.context import RequestContext
 from stratalog_broker.requests.handler_info import HandlerInfo
+from stratalog_broker.requests.permissions import Permissions
 
-_DEFAULT_KEY_TYPE: Final = 0  # v0 has no key type: it finds coordinators of groups
+_ACCESS: Final = Access(Operation.DESCRIBE, Resource.GROUP)
+_GROUP_KEY_TYPE: Final = 0  # v0 has no key type: it finds coordinators of groups
 _KEYS_MAX: Final = 1_000
 
 
-async def handle(context: RequestContext, request: Any, *, locator: CoordinatorLocator) -> Any:
-    key_type = getattr(request, "key_type", _DEFAULT_KEY_TYPE)
+async def handle(context: RequestContext, request: Any, *, locator: CoordinatorLocator, permissions: Permissions) -> Any:
+    key_type = getattr(request, "key_type", _GROUP_KEY_TYPE)
     if context.api_version >= 4:
         keys = request.coordinator_keys[:_KEYS_MAX]
-        found = [await _find(context, locator, key_type, key) for key in keys]
+        found = [await _find(context, locator, permissions, key_type, key) for key in keys]
         rows = tuple(context.new("Coordinator", key=key, **fields) for key, fields in zip(keys, found, strict=True))
         return context.new("FindCoordinatorResponse", coordinators=rows)
-    return context.new("FindCoordinatorResponse", **await _find(context, locator, key_type, request.key))
+    return context.new("FindCoordinatorResponse", **await _find(context, locator, permissions, key_type, request.key))
 
 
-async def _find(context: RequestContext, locator: CoordinatorLocator, key_type: int, key: str) -> dict[str, Any]:
+async def _find(
+    context: RequestContext, locator: CoordinatorLocator, permissions: Permissions, key_type: int, key: str
+) -> dict[str, Any]:
     try:
+        if key_type == _GROUP_KEY_TYPE:
+            permissions.check_group(context, _ACCESS, key)
         coordinator = await locator.find(key_type, key)
     except KafkaError as refused:
         return _fields(refused.code, refused.message)
@@ -42,4 +48,4 @@ def _fields(error: ErrorCode, message: str | None, node_id: int = -1, host: str 
     return {"error_code": error, "error_message": message, "node_id": node_id, "host": host, "port": port}
 
 
-API: Final = HandlerInfo(key=10, min_version=0, max_version=6, handle=handle, access=Access(Operation.DESCRIBE, Resource.GROUP))
+API: Final = HandlerInfo(key=10, min_version=0, max_version=6, handle=handle, access=_ACCESS)

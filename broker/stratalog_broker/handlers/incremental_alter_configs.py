@@ -12,17 +12,21 @@ from stratalog_broker.requests.access import Access, Operation, Resource
 from stratalog_broker.requests.admin_errors import outcome_of
 from stratalog_broker.requests.context import RequestContext
 from stratalog_broker.requests.handler_info import HandlerInfo
+from stratalog_broker.requests.permissions import Permissions
 
 
-async def handle(context: RequestContext, request: Any, *, config_commands: ConfigCommands) -> Any:
-    rows = [await _edit(context, config_commands, one, request.validate_only) for one in request.resources]
+async def handle(context: RequestContext, request: Any, *, config_commands: ConfigCommands, permissions: Permissions) -> Any:
+    rows = [await _edit(context, config_commands, permissions, one, request.validate_only) for one in request.resources]
     return context.new("IncrementalAlterConfigsResponse", responses=tuple(rows))
 
 
-async def _edit(context: RequestContext, config_commands: ConfigCommands, one: Any, validate_only: bool) -> Any:
+async def _edit(
+    context: RequestContext, config_commands: ConfigCommands, permissions: Permissions, one: Any, validate_only: bool
+) -> Any:
     resource = ConfigResource(one.resource_type, one.resource_name)
     edits = [ConfigEdit(row.name, row.config_operation, row.value) for row in one.configs]
-    error, message = await outcome_of(config_commands.edit(resource, edits, validate_only=validate_only))
+    denied = permissions.config_denial(context, Operation.ALTER_CONFIGS, *resource)
+    error, message = denied or await outcome_of(config_commands.edit(resource, edits, validate_only=validate_only))
     return context.new(
         "AlterConfigsResourceResponse",
         error_code=error, error_message=message, resource_type=resource.kind, resource_name=resource.name,

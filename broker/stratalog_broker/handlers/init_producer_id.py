@@ -2,7 +2,7 @@
 
 Every call without a transactional id gets a new id with epoch 0, as in Kafka, even a call that asks to raise the epoch of an
 existing id. Transactions are not served yet: a transactional id is refused with TRANSACTIONAL_ID_AUTHORIZATION_FAILED, which
-every client reports as fatal.
+every client reports as fatal. A client that may write any topic gets an id (KIP-679).
 """
 
 from __future__ import annotations
@@ -16,15 +16,19 @@ from stratalog_broker.protocol.errors import error_code_of
 from stratalog_broker.requests.access import Access, Operation, Resource
 from stratalog_broker.requests.context import RequestContext
 from stratalog_broker.requests.handler_info import HandlerInfo
+from stratalog_broker.requests.permissions import WRITE_TOPIC, Permissions
 from stratalog_core.errors import Retriable, StratalogError
 
 _KEY: Final = 22
 
 
-async def handle(context: RequestContext, request: Any, *, producer_ids: ProducerIds) -> Any:
+async def handle(context: RequestContext, request: Any, *, producer_ids: ProducerIds, permissions: Permissions) -> Any:
     """Return the next producer id."""
     if request.transactional_id is not None:
         return _refused(context, ErrorCode.transactional_id_authorization_failed)
+    may_write = permissions.allows_cluster(context, Operation.IDEMPOTENT_WRITE) or permissions.allows_some(context, WRITE_TOPIC)
+    if not may_write:
+        return _refused(context, ErrorCode.cluster_authorization_failed)
     try:
         producer_id = await producer_ids.take()
     except StratalogError as failure:

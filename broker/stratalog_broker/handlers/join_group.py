@@ -16,16 +16,21 @@ from stratalog_broker.protocol.errors import KafkaError
 from stratalog_broker.requests.access import Access, Operation, Resource
 from stratalog_broker.requests.context import RequestContext
 from stratalog_broker.requests.handler_info import HandlerInfo
+from stratalog_broker.requests.permissions import Permissions
 from stratalog_core.ports import Random
 
+_ACCESS: Final = Access(Operation.READ, Resource.GROUP)
 _ID_PREFIX_CHARACTERS_MAX: Final = 255
 
 
-async def handle(context: RequestContext, request: Any, *, groups: GroupService, random: Random) -> Any:
+async def handle(
+    context: RequestContext, request: Any, *, groups: GroupService, permissions: Permissions, random: Random
+) -> Any:
     def make_request(ticket: int) -> JoinRequest:
         return _join_request(context, random, request, ticket)
 
     try:
+        permissions.check_group(context, _ACCESS, request.group_id)
         coordinator = groups.coordinator_of(request.group_id)
         answer = await coordinator.join(request.group_id, make_request)
     except KafkaError as refused:
@@ -76,4 +81,4 @@ def _response(context: RequestContext, answer: JoinAnswer) -> Any:
     )  # fmt: skip
 
 
-API: Final = HandlerInfo(key=11, min_version=0, max_version=9, handle=handle, access=Access(Operation.READ, Resource.GROUP))
+API: Final = HandlerInfo(key=11, min_version=0, max_version=9, handle=handle, access=_ACCESS)

@@ -12,11 +12,15 @@ from stratalog_broker.protocol.errors import KafkaError
 from stratalog_broker.requests.access import Access, Operation, Resource
 from stratalog_broker.requests.context import RequestContext
 from stratalog_broker.requests.handler_info import HandlerInfo
+from stratalog_broker.requests.permissions import Permissions
+
+_ACCESS: Final = Access(Operation.READ, Resource.GROUP)
 
 
-async def handle(context: RequestContext, request: Any, *, groups: GroupService) -> Any:
+async def handle(context: RequestContext, request: Any, *, groups: GroupService, permissions: Permissions) -> Any:
     leaving = _leaving(context, request)
     try:
+        permissions.check_group(context, _ACCESS, request.group_id)
         coordinator = groups.coordinator_of(request.group_id)
         errors = coordinator.leave(request.group_id, leaving)
     except KafkaError as refused:
@@ -36,4 +40,4 @@ def _leaving(context: RequestContext, request: Any) -> list[LeavingMember]:
     return [LeavingMember(member_id=row.member_id, group_instance_id=row.group_instance_id) for row in request.members]
 
 
-API: Final = HandlerInfo(key=13, min_version=0, max_version=5, handle=handle, access=Access(Operation.READ, Resource.GROUP))
+API: Final = HandlerInfo(key=13, min_version=0, max_version=5, handle=handle, access=_ACCESS)

@@ -1,6 +1,7 @@
 """ListGroups, versions 0–5: the groups that this broker coordinates. Clients query every broker.
 
-Filters by state (v4) and type (v5) ignore case, as in Kafka. All groups are of type ``classic``.
+Filters by state (v4) and type (v5) ignore case, as in Kafka. All groups are of type ``classic``. A client that may not describe
+the cluster gets the groups that it may describe.
 """
 
 from __future__ import annotations
@@ -14,17 +15,22 @@ from stratalog_broker.coordination.groups.service import GroupService
 from stratalog_broker.requests.access import Access, Operation, Resource
 from stratalog_broker.requests.context import RequestContext
 from stratalog_broker.requests.handler_info import HandlerInfo
+from stratalog_broker.requests.permissions import Permissions
 
 CLASSIC: Final = "classic"
+_DESCRIBE_GROUP: Final = Access(Operation.DESCRIBE, Resource.GROUP)
 
 
-async def handle(context: RequestContext, request: Any, *, groups: GroupService) -> Any:
+async def handle(context: RequestContext, request: Any, *, groups: GroupService, permissions: Permissions) -> Any:
     states = {state.lower() for state in getattr(request, "states_filter", ())}
     types = {kind.lower() for kind in getattr(request, "types_filter", ())}
     rows: list[Any] = []
     if not types or CLASSIC in types:
         for application in groups.coordinators():
             rows += _rows(context, application.coordinator, states)
+    if not permissions.allows_cluster(context, Operation.DESCRIBE):
+        denied = permissions.denied(context, _DESCRIBE_GROUP, (row.group_id for row in rows))
+        rows = [row for row in rows if row.group_id not in denied]
     error = ErrorCode.coordinator_load_in_progress if groups.is_loading else ErrorCode.none
     return context.new("ListGroupsResponse", error_code=error, groups=tuple(rows))
 

@@ -23,8 +23,10 @@ from stratalog_broker.requests.access import Access, Operation, Resource
 from stratalog_broker.requests.context import RequestContext
 from stratalog_broker.requests.handler_info import HandlerInfo
 from stratalog_broker.requests.leadership import leader_epoch_error, why_not_here
+from stratalog_broker.requests.permissions import Permissions
 from stratalog_core.errors import StratalogError
 
+_ACCESS: Final = Access(Operation.DESCRIBE, Resource.TOPIC)
 _KEY: Final = 2
 _LOWEST_VERSION: Final[Mapping[int, int]] = {
     NamedOffset.LATEST: 1,
@@ -38,10 +40,15 @@ _NEVER: Final = 1 << 15
 _AT_ONCE: Final = 32
 
 
-async def handle(context: RequestContext, request: Any, *, partitions: Partitions, lookup: OffsetLookup) -> bytes:
+async def handle(
+    context: RequestContext, request: Any, *, partitions: Partitions, lookup: OffsetLookup, permissions: Permissions
+) -> bytes:
     """Return the offsets of all partitions: first those in memory, then, concurrently, those that need reads."""
-    answers = [
-        [_answer_at_once(context, partitions, lookup, topic.name, wanted) for wanted in topic.partitions]
+    denied = permissions.denied(context, _ACCESS, (topic.name for topic in request.topics))
+    answers: list[list[OffsetRow | None]] = [
+        [_row(wanted, ErrorCode.topic_authorization_failed) for wanted in topic.partitions]
+        if topic.name in denied
+        else [_answer_at_once(context, partitions, lookup, topic.name, wanted) for wanted in topic.partitions]
         for topic in request.topics
     ]
     slots = asyncio.Semaphore(_AT_ONCE)
@@ -103,5 +110,5 @@ API: Final = HandlerInfo(
     max_version=11,
     handle=handle,
     ends_with_client=True,
-    access=Access(Operation.DESCRIBE, Resource.TOPIC),
+    access=_ACCESS,
 )

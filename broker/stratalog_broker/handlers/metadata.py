@@ -2,7 +2,8 @@
 
 Replicas are derived (``replicas.py``), because copies are on bookies and ownership moves without copying. A topic that is
 requested by name and does not exist is created if the client (since v4) and the broker's settings allow it, and returned as
-soon as it has owners. Authorization is not served, so authorized operations are not returned.
+soon as it has owners. Topics that the client may not describe are left out, or answered TOPIC_AUTHORIZATION_FAILED if they
+are named. Authorized operations are not returned.
 """
 
 from __future__ import annotations
@@ -26,10 +27,12 @@ from stratalog_broker.requests.access import Access, Operation, Resource
 from stratalog_broker.requests.admin_errors import admin_error_code_of
 from stratalog_broker.requests.context import RequestContext
 from stratalog_broker.requests.handler_info import HandlerInfo
+from stratalog_broker.requests.permissions import CREATE_TOPIC, Permissions
 from stratalog_core.errors import StratalogError
 from stratalog_metadata.client.api import MetadataView
 from stratalog_metadata.records import CLUSTER_KEY, Broker, Cluster, Topic, topic_key
 
+_ACCESS: Final = Access(Operation.DESCRIBE, Resource.TOPIC)
 _KEY: Final = 3
 _CREATE_TIMEOUT_S: Final = 5.0
 _CREATES_MAX: Final = 100
@@ -47,6 +50,7 @@ class MetadataHandler:
         advertised_brokers: AdvertisedBrokers,
         partition_rows: PartitionRows,
         topic_commands: TopicCommands,
+        permissions: Permissions,
     ) -> None:
         self._creates_topics = settings.auto_create_topics
         self._view = view
@@ -54,6 +58,7 @@ class MetadataHandler:
         self._brokers = advertised_brokers
         self._rows = partition_rows
         self._topic_commands = topic_commands
+        self._permissions = permissions
 
     async def __call__(self, context: RequestContext, request: Any) -> bytes:
         """Return the response from the view, after creating missing topics."""
@@ -71,17 +76,27 @@ class MetadataHandler:
         return encode_metadata(response, context.api_version, topics)
 
     def _all_topics(self, context: RequestContext) -> Sequence[bytes]:
-        return [self._describe(context, topic) for topic in self._view.all(Topic)]
+        denied = self._permissions.denied(context, _ACCESS, (topic.name for topic in self._view.all(Topic)))
+        return [self._describe(context, topic) for topic in self._view.all(Topic) if topic.name not in denied]
 
     async def _named_topics(self, context: RequestContext, request: Any) -> Sequence[bytes]:
         may_create = getattr(request, "allow_auto_topic_creation", True) and self._creates_topics
+        denied = self._permissions.denied(context, _ACCESS, (str(one.name) for one in request.topics if one.name is not None))
         missing = {
             str(wanted.name)
             for wanted in request.topics
-            if wanted.name is not None and self._view.get(topic_key(wanted.name)) is None
+            if wanted.name is not None and wanted.name not in denied and self._view.get(topic_key(wanted.name)) is None
         }
-        codes = await self._create(sorted(missing)[:_CREATES_MAX]) if may_create and missing else {}
-        return [self._answer(context, wanted, codes) for wanted in request.topics]
+        codes = await self._create_allowed(context, missing) if may_create and missing else {}
+        return [self._answer(context, wanted, denied, codes) for wanted in request.topics]
+
+    async def _create_allowed(self, context: RequestContext, missing: set[str]) -> dict[str, ErrorCode]:
+        """Create the topics that the client may create; return the error codes of all by name."""
+        denied: frozenset[str] = frozenset()
+        if not self._permissions.allows_cluster(context, Operation.CREATE):
+            denied = self._permissions.denied(context, CREATE_TOPIC, missing)
+        codes = await self._create(sorted(missing - denied)[:_CREATES_MAX])
+        return {**codes, **dict.fromkeys(denied, ErrorCode.topic_authorization_failed)}
 
     async def _create(self, names: Sequence[str]) -> dict[str, ErrorCode]:
         """Create topics with the broker's defaults; return the error codes by name."""
@@ -97,14 +112,18 @@ class MetadataHandler:
 
         return dict(zip(names, await asyncio.gather(*map(create, names)), strict=True))
 
-    def _answer(self, context: RequestContext, wanted: Any, codes: dict[str, ErrorCode]) -> bytes:
+    def _answer(self, context: RequestContext, wanted: Any, denied: frozenset[str], codes: dict[str, ErrorCode]) -> bytes:
         topic_id: UUID | None = getattr(wanted, "topic_id", None)
         if wanted.name is None and topic_id is not None:
             topic = self._partitions.topic_by_id(topic_id.bytes)
+            if topic is not None and not self._permissions.allows(context, _ACCESS, topic.name):
+                return _refuse(context, None, topic_id, ErrorCode.topic_authorization_failed)
             if topic is not None:
                 return self._describe(context, topic)
             return _refuse(context, None, topic_id, ErrorCode.unknown_topic_id)
         name = str(wanted.name or "")
+        if name in denied:
+            return _refuse(context, name, None, ErrorCode.topic_authorization_failed)
         topic = self._view.find(Topic, topic_key(name))
         if topic is not None:
             return self._describe(context, topic)
@@ -150,6 +169,4 @@ def _name_may_be_null(context: RequestContext) -> bool:
     return context.api_version >= 12
 
 
-API: Final = HandlerInfo(
-    key=_KEY, min_version=0, max_version=13, handle=MetadataHandler, access=Access(Operation.DESCRIBE, Resource.TOPIC)
-)
+API: Final = HandlerInfo(key=_KEY, min_version=0, max_version=13, handle=MetadataHandler, access=_ACCESS)

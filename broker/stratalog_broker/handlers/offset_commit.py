@@ -6,6 +6,7 @@ Difference from Apache Kafka: ``retention_time`` of v2–v4 is ignored; the brok
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any, Final
 
 from kio.schema.errors import ErrorCode
@@ -19,15 +20,30 @@ from stratalog_broker.protocol.offset_commit import CommittedTopic, encode_offse
 from stratalog_broker.requests.access import Access, Operation, Resource
 from stratalog_broker.requests.context import RequestContext
 from stratalog_broker.requests.handler_info import HandlerInfo
+from stratalog_broker.requests.permissions import READ_TOPIC, Permissions
 from stratalog_metadata.client.api import MetadataView
 
+_ACCESS: Final = Access(Operation.READ, Resource.GROUP)
 _TOPIC_IDS_SINCE: Final = 10
 
 
 async def handle(
-    context: RequestContext, request: Any, *, view: MetadataView, partitions: Partitions, groups: GroupService
+    context: RequestContext,
+    request: Any,
+    *,
+    view: MetadataView,
+    partitions: Partitions,
+    groups: GroupService,
+    permissions: Permissions,
 ) -> bytes:
     topics = [resolve_topic(view, partitions, topic, by_id=context.api_version >= _TOPIC_IDS_SINCE) for topic in request.topics]
+    denied = permissions.denied(context, READ_TOPIC, (topic.name for topic in topics if topic.name))
+    if not permissions.allows(context, _ACCESS, request.group_id):
+        topics = [replace(topic, error=ErrorCode.group_authorization_failed) for topic in topics]
+        return _response(context, request, topics, iter(()))
+    if denied:
+        denial = ErrorCode.topic_authorization_failed
+        topics = [replace(topic, error=denial) if topic.name in denied else topic for topic in topics]
     commits = list(_commits(request, topics))
     try:
         coordinator = groups.coordinator_of(request.group_id)
@@ -63,4 +79,4 @@ def _response(context: RequestContext, request: Any, topics: list[TopicName], er
     return encode_offset_commit(context.new, context.api_version, answers)
 
 
-API: Final = HandlerInfo(key=8, min_version=2, max_version=10, handle=handle, access=Access(Operation.READ, Resource.GROUP))
+API: Final = HandlerInfo(key=8, min_version=2, max_version=10, handle=handle, access=_ACCESS)

@@ -22,9 +22,11 @@ from stratalog_broker.protocol.offset_fetch import CommittedRow, FetchedGroup, F
 from stratalog_broker.requests.access import Access, Operation, Resource
 from stratalog_broker.requests.context import RequestContext
 from stratalog_broker.requests.handler_info import HandlerInfo
+from stratalog_broker.requests.permissions import DESCRIBE_TOPIC, Permissions
 from stratalog_metadata.client.api import MetadataView
 from stratalog_metadata.records import Topic, topic_key
 
+_ACCESS: Final = Access(Operation.DESCRIBE, Resource.GROUP)
 _GROUPS_SINCE: Final = 8
 _TOPIC_IDS_SINCE: Final = 10
 _NOTHING: Final = CommittedOffset(offset=-1, leader_epoch=-1, metadata="", committed_at_ms=-1)
@@ -33,29 +35,44 @@ Wanted = list[tuple[TopicName, Iterable[int]]]
 
 
 async def handle(
-    context: RequestContext, request: Any, *, view: MetadataView, partitions: Partitions, groups: GroupService
+    context: RequestContext,
+    request: Any,
+    *,
+    view: MetadataView,
+    partitions: Partitions,
+    groups: GroupService,
+    permissions: Permissions,
 ) -> bytes:
     if context.api_version >= _GROUPS_SINCE:
-        return encode_offset_fetch(
-            context.new, context.api_version, [_group(context, view, partitions, groups, group) for group in request.groups]
-        )
-    offsets, error = _offsets(groups, request.group_id)
+        found = [_group(context, view, partitions, groups, permissions, group) for group in request.groups]
+        return encode_offset_fetch(context.new, context.api_version, found)
+    offsets, error = _offsets(context, groups, permissions, request.group_id)
     # v1 has no field for the group's error, so each partition carries it.
-    topics = _topics(context, view, partitions, request.topics, offsets, error)
+    topics = _topics(context, view, partitions, permissions, request.topics, offsets, error)
     return encode_offset_fetch(context.new, context.api_version, [FetchedGroup(request.group_id, topics, error)])
 
 
 def _group(
-    context: RequestContext, view: MetadataView, partitions: Partitions, groups: GroupService, group: Any
+    context: RequestContext,
+    view: MetadataView,
+    partitions: Partitions,
+    groups: GroupService,
+    permissions: Permissions,
+    group: Any,
 ) -> FetchedGroup:
-    offsets, error = _offsets(groups, group.group_id)
+    offsets, error = _offsets(context, groups, permissions, group.group_id)
     # Kafka returns no topics with a group error; clients check the group's code first.
-    topics = _topics(context, view, partitions, group.topics, offsets, error) if error is ErrorCode.none else []
+    if error is not ErrorCode.none:
+        return FetchedGroup(group.group_id, [], error)
+    topics = _topics(context, view, partitions, permissions, group.topics, offsets, error)
     return FetchedGroup(group.group_id, topics, error)
 
 
-def _offsets(groups: GroupService, group_id: str) -> tuple[Offsets, ErrorCode]:
+def _offsets(
+    context: RequestContext, groups: GroupService, permissions: Permissions, group_id: str
+) -> tuple[Offsets, ErrorCode]:
     try:
+        permissions.check_group(context, _ACCESS, group_id)
         store = groups.coordinator_of(group_id).coordinator.table.store
     except KafkaError as refused:
         return {}, refused.code
@@ -63,15 +80,31 @@ def _offsets(groups: GroupService, group_id: str) -> tuple[Offsets, ErrorCode]:
 
 
 def _topics(
-    context: RequestContext, view: MetadataView, partitions: Partitions, wanted: Any, offsets: Offsets, error: ErrorCode
+    context: RequestContext,
+    view: MetadataView,
+    partitions: Partitions,
+    permissions: Permissions,
+    wanted: Any,
+    offsets: Offsets,
+    error: ErrorCode,
 ) -> list[FetchedTopic]:
     found = (
         _all_of(context, view, offsets) if wanted is None else [_wanted(context, view, partitions, topic) for topic in wanted]
     )
+    denied = permissions.denied(context, DESCRIBE_TOPIC, (topic.name for topic, _ in found if topic.name))
+    if denied:
+        found = [(topic, indexes) for topic, indexes in found if topic.name not in denied or wanted is not None]
     return [
         FetchedTopic(topic.name, topic.topic_id, list(_rows(offsets, topic, indexes, _first(topic.error, error))))
+        if topic.name not in denied
+        else FetchedTopic(topic.name, topic.topic_id, list(_denied_rows(indexes, error)))
         for topic, indexes in found
     ]
+
+
+def _denied_rows(indexes: Iterable[int], error: ErrorCode) -> Iterator[CommittedRow]:
+    code = _first(error, ErrorCode.topic_authorization_failed).value
+    return (CommittedRow(index, -1, -1, "", code) for index in indexes)
 
 
 def _rows(offsets: Offsets, topic: TopicName, indexes: Iterable[int], error: ErrorCode) -> Iterator[CommittedRow]:
@@ -120,4 +153,4 @@ def _id_of(view: MetadataView, name: str) -> UUID | None:
     return topic.topic_id if topic is not None else None
 
 
-API: Final = HandlerInfo(key=9, min_version=1, max_version=10, handle=handle, access=Access(Operation.DESCRIBE, Resource.GROUP))
+API: Final = HandlerInfo(key=9, min_version=1, max_version=10, handle=handle, access=_ACCESS)

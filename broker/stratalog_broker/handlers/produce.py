@@ -37,6 +37,7 @@ from stratalog_broker.requests.access import Access, Operation, Resource
 from stratalog_broker.requests.context import RequestContext
 from stratalog_broker.requests.deadlines import Deadlines
 from stratalog_broker.requests.handler_info import HandlerInfo
+from stratalog_broker.requests.permissions import FindPartition, Permissions, except_denied
 from stratalog_broker.requests.produce_checks import Refused, check_produced
 from stratalog_core.batches.batch import BatchHeader, assign_log_append_time
 from stratalog_core.errors import NotLeader, StratalogError
@@ -44,11 +45,13 @@ from stratalog_core.partition_state.producer_states import Verdict
 from stratalog_core.ports import Clock
 from stratalog_metadata.records import TopicPartition
 
+_ACCESS: Final = Access(Operation.WRITE, Resource.TOPIC)
 _KEY: Final = 0
 _TIMED_OUT: Final = int(ErrorCode.request_timed_out)
 _AFTER_APPEND: Final = int(ErrorCode.not_enough_replicas_after_append)
 _LOST: Final = int(ErrorCode.not_leader_or_follower)
 _INTERNAL: Final = int(ErrorCode.invalid_topic_exception)
+_DENIED: Final = int(ErrorCode.topic_authorization_failed)
 _POLICY: Final = int(ErrorCode.policy_violation)
 _READ_ONLY: Final = "this is a read-only archive: produce to the cluster"
 _VALID_ACKS: Final = frozenset({-1, 0, 1})
@@ -196,8 +199,11 @@ class _Append:
 class ProduceHandler:
     """Handles all Produce requests of the broker."""
 
-    def __init__(self, *, partitions: Partitions, deadlines: Deadlines, clock: Clock, settings: BrokerSettings) -> None:
+    def __init__(
+        self, *, partitions: Partitions, permissions: Permissions, deadlines: Deadlines, clock: Clock, settings: BrokerSettings
+    ) -> None:
         self.partitions = partitions
+        self._permissions = permissions
         self.deadlines = deadlines
         self._clock = clock
         self._append_timeout_ms = settings.append_timeout_ms
@@ -208,13 +214,22 @@ class ProduceHandler:
         produce = PendingProduce(self, context, request)
         partitions = self.partitions
         by_id = context.api_version >= TOPIC_ID_VERSION
-        find = partitions.find_by_id if by_id else partitions.find_by_name
+        find: FindPartition = partitions.find_by_id if by_id else partitions.find_by_name
+        denied: frozenset[bytes] = frozenset()
+        if not self._permissions.is_open:
+            topic_by_id = partitions.topic_by_id if by_id else None
+            keys = (topic.key for topic in request.topics)
+            denied = self._permissions.denied_keys(context, _ACCESS, keys, topic_by_id)
+            find = except_denied(find, denied)
         now_ms = self._clock.wall_ms()
         for (_, results), topic in zip(produce.results, request.topics, strict=True):
             for position, (index, batch) in enumerate(topic.partitions):
                 log = find(topic.key, index)
                 if log is None or log.topic.internal:
-                    results[position] = self._not_here(context, topic.key, index, by_id=by_id)
+                    if topic.key in denied:
+                        results[position] = PartitionResult(index, _DENIED)
+                    else:
+                        results[position] = self._not_here(context, topic.key, index, by_id=by_id)
                     continue
                 try:
                     _Append(context, produce, results, position, log).start(batch, request.acks, now_ms)
@@ -277,6 +292,6 @@ API: Final = HandlerInfo(
     max_version=13,
     handle_raw=ProduceHandler,
     advertised_min_version=0,
-    access=Access(Operation.WRITE, Resource.TOPIC),
+    access=_ACCESS,
 )
 READ_ONLY_API: Final = replace(API, handle_raw=refuse_all)

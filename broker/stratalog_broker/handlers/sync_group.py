@@ -10,9 +10,12 @@ from stratalog_broker.protocol.errors import KafkaError
 from stratalog_broker.requests.access import Access, Operation, Resource
 from stratalog_broker.requests.context import RequestContext
 from stratalog_broker.requests.handler_info import HandlerInfo
+from stratalog_broker.requests.permissions import Permissions
+
+_ACCESS: Final = Access(Operation.READ, Resource.GROUP)
 
 
-async def handle(context: RequestContext, request: Any, *, groups: GroupService) -> Any:
+async def handle(context: RequestContext, request: Any, *, groups: GroupService, permissions: Permissions) -> Any:
     def make_request(ticket: int) -> SyncRequest:
         return SyncRequest(
             ticket=ticket,
@@ -25,6 +28,7 @@ async def handle(context: RequestContext, request: Any, *, groups: GroupService)
         )
 
     try:
+        permissions.check_group(context, _ACCESS, request.group_id)
         coordinator = groups.coordinator_of(request.group_id)
         answer = await coordinator.sync(request.group_id, make_request)
     except KafkaError as refused:
@@ -36,4 +40,4 @@ async def handle(context: RequestContext, request: Any, *, groups: GroupService)
     )  # fmt: skip
 
 
-API: Final = HandlerInfo(key=14, min_version=0, max_version=5, handle=handle, access=Access(Operation.READ, Resource.GROUP))
+API: Final = HandlerInfo(key=14, min_version=0, max_version=5, handle=handle, access=_ACCESS)

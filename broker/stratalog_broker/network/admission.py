@@ -1,7 +1,8 @@
-"""Request admission, the same for every API: authenticate, check the version, authorize, throttle.
+"""Request admission, the same for every API: authenticate, check the version, throttle.
 
-The handler runs after admission, and ``RequestMetrics`` measures the response. Without rules (``OPEN``) each step except the
-version check costs one attribute read. The principal is determined once per connection.
+The handler runs after admission. It authorizes, because the names of topics and groups are in the request's body and denied
+ones are answered one by one (``Permissions``). ``RequestMetrics`` measures the response. Without rules (``OPEN``) each step
+except the version check costs one attribute read. The principal is determined once per connection.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from typing import Final
 
 from stratalog_broker.handlers.api_versions import encode_fallback
 from stratalog_broker.protocol.frame import response_head
-from stratalog_broker.requests.access import Access, AccessRules
+from stratalog_broker.requests.access import AccessRules
 from stratalog_broker.requests.context import RequestContext
 from stratalog_broker.requests.handler_info import HandlerInfo
 from stratalog_broker.requests.principal import ANONYMOUS, Principal
@@ -25,10 +26,8 @@ class Admission:
     def __init__(self, apis: ServedApis, rules: AccessRules) -> None:
         self._apis = apis
         self._by_key = apis.by_key
-        self._authorizer = rules.authorizer
         self._quotas = rules.quotas
         self._authenticator = rules.authenticator
-        self._checks_access = rules.authenticator is not None or rules.authorizer is not None
 
     def principal_of(self, listener: str, client_host: str) -> Principal | None:
         """Return the principal of a new connection; None if the client has to authenticate first."""
@@ -40,20 +39,12 @@ class Admission:
         if info is None or not info.min_version <= context.api_version <= info.max_version:
             self._refuse_version(context)
             return None
-        if self._checks_access and info.access is not None and not self._has_access(context, info.access):
+        if self._authenticator is not None and info.access is not None and context.principal is None:
+            _refuse(context, "the client has not authenticated")
             return None
         if self._quotas is not None:
             context.throttle_ms = self._quotas.throttle_ms(context)
         return info
-
-    def _has_access(self, context: RequestContext, access: Access) -> bool:
-        if context.principal is None:
-            _refuse(context, "the client has not authenticated")
-            return False
-        if self._authorizer is not None and not self._authorizer.allows(context, access):
-            _refuse(context, f"{context.principal} may not {access.operation.name} any {access.resource.name}")
-            return False
-        return True
 
     def _refuse_version(self, context: RequestContext) -> None:
         if context.api_key == _API_VERSIONS_KEY:

@@ -40,6 +40,7 @@ from stratalog_broker.requests.access import OPEN, AccessRules
 from stratalog_broker.requests.deadlines import Deadlines
 from stratalog_broker.requests.fetch_sessions import FetchSessions
 from stratalog_broker.requests.handler_info import HandlerInfo, Services
+from stratalog_broker.requests.permissions import Permissions
 from stratalog_broker.requests.served_apis import ServedApis
 from stratalog_broker.requests.unsent_responses import UnsentResponses
 from stratalog_core.connections.silent_clients import LOOK_S
@@ -81,13 +82,11 @@ class BrokerServer:
         internal: InternalPartitions | None = None,
     ) -> None:
         """``release_memory`` returns free memory to the operating system; it is called after a peak and must not block."""
-        settings = within_memory(settings)
-        shares = MemoryShares.of(settings.memory_bytes)
-        self.settings = settings
+        self.settings = settings = within_memory(settings)
         self.metadata = metadata
         self.clock = clock
         self.searches = searches
-        self._shares = shares
+        self._shares = shares = MemoryShares.of(settings.memory_bytes)
         self.partitions = Partitions(
             settings=settings, shares=shares, metadata=metadata, ledgers=ledgers, cold=cold, clock=clock, random=random
         )
@@ -122,6 +121,7 @@ class BrokerServer:
             OffsetLookup: OffsetLookup(self.reader, TimeSearches(self.reader, ledgers, cold, searches)),
             PartitionRows: self._partition_rows,
             Partitions: self.partitions,
+            Permissions: Permissions(rules.authorizer),
             PendingReads: self.pending_reads,
             ProducerIds: ProducerIds(metadata),
             TopicCommands: self.topic_commands,

@@ -35,7 +35,7 @@ class Resource(IntEnum):
 
 
 class Access(NamedTuple):
-    """The permission that an API needs."""
+    """An operation on a kind of resource."""
 
     operation: Operation
     resource: Resource
@@ -56,10 +56,14 @@ class Authenticator(Protocol):
 
 
 class Authorizer(Protocol):
-    """Decides which operations a principal may perform."""
+    """Decides which operations a principal may perform on which resources. ``Permissions`` asks it; it must not block."""
 
-    def allows(self, context: RequestContext, access: Access) -> bool:
-        """Return whether the request's principal may perform the operation on any resource of that kind."""
+    def allows(self, principal: Principal, access: Access, name: str) -> bool:
+        """Return whether ``principal`` may perform the operation on the topic, group or cluster called ``name``."""
+        ...
+
+    def allows_some(self, principal: Principal, access: Access) -> bool:
+        """Return whether ``principal`` may perform the operation on at least one resource of that kind."""
         ...
 
 
@@ -77,6 +81,7 @@ class AccessRules(NamedTuple):
     authenticator: Authenticator | None = None
     """None: every client is ``ANONYMOUS``."""
     authorizer: Authorizer | None = None
+    """None: everybody may do everything, and no name is asked for."""
     quotas: Quotas | None = None
 
 

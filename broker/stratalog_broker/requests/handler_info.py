@@ -43,7 +43,8 @@ class HandlerInfo:
     min_version: int
     max_version: int
     access: Access | None
-    """The permission that a client needs; None for requests that are allowed before authentication."""
+    """The operation and the kind of resource for whose names the handler asks ``Permissions``. None for requests that are
+    allowed before authentication."""
     handle: Handle | None = None
     handle_raw: HandleRaw | None = None
     advertised_min_version: int | None = None

@@ -12,6 +12,7 @@ from stratalog_broker.coordination.groups.service import GroupService
 from stratalog_broker.handlers import heartbeat
 from stratalog_broker.protocol.errors import KafkaError
 from stratalog_broker.requests.context import Connection, RequestContext
+from stratalog_broker.requests.permissions import Permissions
 
 
 class _RefusingGroups:
@@ -34,4 +35,5 @@ async def test_a_loading_coordinator_answers_heartbeats_with_success(refusal: Er
     groups = cast(GroupService, _RefusingGroups(refusal))
     context = RequestContext(cast(Connection, None), api_key=12, api_version=4, correlation_id=1, client_id="", request_bytes=0)
     request = SimpleNamespace(group_id="g", member_id="m", group_instance_id=None, generation_id=1)
-    assert (await heartbeat.handle(context, request, groups=groups)).error_code is answer
+    answered = await heartbeat.handle(context, request, groups=groups, permissions=Permissions(None))
+    assert answered.error_code is answer
