@@ -127,7 +127,7 @@ class _ReadyReader(DataSourceReader):
             for piece in partition.split.slices:
                 footer = bucket.run(bucket.source.footer(piece.segment))
                 blocks = wanted_blocks(footer, piece, partition.split.offsets)
-                for _, content in read_blocks(bucket, piece.segment, blocks):
+                for _, content in read_blocks(bucket, piece.segment, footer, blocks):
                     for position, header in iterate_headers(content):
                         cramjam.zstd.decompress(content[position + HEADER_BYTES : position + header.size_bytes])
                         rows += header.record_count

@@ -17,6 +17,7 @@ _COMMANDS: Final = {
     "doctor": ("stratalog.commands.doctor", "Check the machine, a cluster and its store."),
     "group": ("stratalog.commands.group", "List, describe, reset and delete consumer groups."),
     "job": ("stratalog.commands.job", "Audit, measure, export and replay a bucket's history on Spark."),
+    "key": ("stratalog.commands.key", "Make keys for encrypted history, and replace them."),
     "ledger": ("stratalog.commands.ledger", "List ledgers and read their entries."),
     "metadata": ("stratalog.commands.metadata", "Run a metadata node; show the quorum; add and remove nodes."),
     "produce": ("stratalog.commands.produce", "Write records to a topic."),

@@ -27,7 +27,9 @@ from stratalog_tiering.cold.archive import live_topics
 from stratalog_tiering.cold.block_source import ColdReaderSettings
 from stratalog_tiering.cold.manifest_source import ManifestSource
 from stratalog_tiering.cold.reader import ColdReader
+from stratalog_tiering.format.block_cipher import BlockCipher
 from stratalog_tiering.format.descriptor import TopicDescriptor
+from stratalog_tiering.format.footer import SegmentFooter
 from stratalog_tiering.store import ObjectStore, open_store
 
 THREADS: Final = 4
@@ -72,6 +74,10 @@ class Bucket:
     def source(self) -> ManifestSource:
         """Manifests, pages and footers, checked against their digests. Await its methods within :meth:`run`."""
         return self._source
+
+    def cipher(self, footer: SegmentFooter) -> BlockCipher | None:
+        """Return the cipher of a segment's blocks; None if they are not encrypted. Raises as :meth:`ManifestSource.cipher`."""
+        return self.run(self._source.cipher(footer)) if footer.is_encrypted else None
 
     def run(self, awaited: Coroutine[Any, Any, Result]) -> Result:
         """Run a coroutine that uses this store and return its result. Raises its error."""

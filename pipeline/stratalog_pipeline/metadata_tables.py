@@ -102,7 +102,8 @@ def _blocks(bucket: Bucket, options: ReadOptions, histories: Sequence[History]) 
 def _batches(bucket: Bucket, options: ReadOptions, histories: Sequence[History]) -> Iterator[Row]:
     for history in histories:
         for entry in _segments_of(bucket, history):
-            for _, content in read_blocks(bucket, entry, bucket.run(bucket.source.footer(entry)).blocks):
+            footer = bucket.run(bucket.source.footer(entry))
+            for _, content in read_blocks(bucket, entry, footer, footer.blocks):
                 for _, header in iterate_headers(content):
                     has_producer = header.producer_id >= 0
                     yield (

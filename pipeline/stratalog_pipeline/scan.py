@@ -14,7 +14,7 @@ from stratalog_pipeline.bucket import Bucket
 from stratalog_pipeline.planning import SegmentSlice, Split
 from stratalog_pipeline.pruning import ANY_TIME, TimeRange
 from stratalog_pipeline.segments import located, read_blocks, wanted_blocks
-from stratalog_tiering.format.footer import AbortedTransaction, BlockEntry
+from stratalog_tiering.format.footer import AbortedTransaction, BlockEntry, SegmentFooter
 
 
 def scan_split(
@@ -35,14 +35,19 @@ def scan_split(
         footer = bucket.run(bucket.source.footer(piece.segment))
         skip = skip_aborted(footer.aborted_transactions) if read_committed else None
         blocks = wanted_blocks(footer, piece, split.offsets, times)
-        yield from chain.from_iterable(_decoded(bucket, decoder, piece, blocks, skip))
+        yield from chain.from_iterable(_decoded(bucket, decoder, piece, footer, blocks, skip))
     yield from decoder.finish()
 
 
 def _decoded(
-    bucket: Bucket, decoder: BatchDecoder, piece: SegmentSlice, blocks: Sequence[BlockEntry], skip: SkipBatch | None
+    bucket: Bucket,
+    decoder: BatchDecoder,
+    piece: SegmentSlice,
+    footer: SegmentFooter,
+    blocks: Sequence[BlockEntry],
+    skip: SkipBatch | None,
 ) -> Iterator[Iterator[pa.RecordBatch]]:
-    for block, content in read_blocks(bucket, piece.segment, blocks):
+    for block, content in read_blocks(bucket, piece.segment, footer, blocks):
         yield _located(decoder.decode(content, skip), piece, block)
 
 

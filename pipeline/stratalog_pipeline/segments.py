@@ -13,6 +13,7 @@ from stratalog_core.errors import Corrupt
 from stratalog_pipeline.bucket import Bucket, Range
 from stratalog_pipeline.planning import OffsetRange, SegmentSlice
 from stratalog_pipeline.pruning import ANY_TIME, TimeRange
+from stratalog_tiering.format.block_cipher import BlockCipher
 from stratalog_tiering.format.footer import BlockEntry, SegmentFooter
 from stratalog_tiering.format.manifest import SegmentEntry
 from stratalog_tiering.format.segment import plain_block
@@ -35,18 +36,24 @@ def wanted_blocks(
     ]
 
 
-def read_blocks(bucket: Bucket, entry: SegmentEntry, blocks: Sequence[BlockEntry]) -> Iterator[tuple[BlockEntry, memoryview]]:
-    """Yield each block and its batches, checked and in order. Raises ``Corrupt`` with segment, block and offsets."""
+def read_blocks(
+    bucket: Bucket, entry: SegmentEntry, footer: SegmentFooter, blocks: Sequence[BlockEntry]
+) -> Iterator[tuple[BlockEntry, memoryview]]:
+    """Yield each block of ``blocks``, which are some of the footer's, and its batches, checked and in order.
+
+    Raises ``Corrupt`` with segment, block and offsets, and ``Unavailable`` if the key of an encrypted segment is not there.
+    """
+    cipher = bucket.cipher(footer) if blocks else None
     groups = [list(group) for group in _requests(blocks)]
     for group, content in zip(groups, bucket.get_ranges(_range(entry, group) for group in groups), strict=True):
         for block in group:
             start = block.position - group[0].position
-            yield block, _plain(entry, block, content[start : start + block.length])
+            yield block, _plain(entry, block, content[start : start + block.length], cipher)
 
 
-def _plain(entry: SegmentEntry, block: BlockEntry, stored: memoryview) -> memoryview:
+def _plain(entry: SegmentEntry, block: BlockEntry, stored: memoryview, cipher: BlockCipher | None) -> memoryview:
     try:
-        return plain_block(stored, block)
+        return plain_block(stored, block, cipher)
     except Corrupt as bad:
         raise located(entry, block, bad) from bad
 

@@ -133,6 +133,11 @@ _WITH_EFFECT: Final = (
         " they were produced.",
     ),
     _int("stratalog.tier.compression.zstd.level", 3, "Level of zstd: higher compresses better and slower.", 1, 19),
+    ConfigKey(
+        name="stratalog.tier.encryption.key", kind=ConfigKind.STRING, default="",
+        documentation="Name of the key in the key ring of the store's URL that protects new and merged segments; empty: they"
+        " are not encrypted.",
+    ),
 )  # fmt: skip
 
 _ALWAYS: Final = (

@@ -33,7 +33,8 @@ from stratalog_pipeline.scan_plan import wanted_partitions
 from stratalog_pipeline.segments import located
 from stratalog_tiering.cold.segment_check import check_presence
 from stratalog_tiering.cold.verifier import Structure, Verifier
-from stratalog_tiering.format.footer import BlockEntry
+from stratalog_tiering.format.block_cipher import BlockCipher
+from stratalog_tiering.format.footer import BlockEntry, SegmentFooter
 from stratalog_tiering.format.manifest import SegmentEntry
 from stratalog_tiering.format.merkle import split_hashes
 from stratalog_tiering.format.partition_tree import TreeSpan, tree_span
@@ -180,7 +181,7 @@ def _audit_segment(bucket: Bucket, task: SegmentTask) -> SegmentResult:
     span = None
     try:
         footer, _ = bucket.run(check_presence(bucket.store, bucket.source, entry))
-        problems = list(_audit_blocks(bucket, entry, footer.blocks, statistics, leaves))
+        problems = list(_audit_blocks(bucket, entry, footer, statistics, leaves))
         if not problems:
             span = tree_span(entry.first_leaf, list(split_hashes(leaves)))
     except (Corrupt, Invalid) as bad:
@@ -191,27 +192,32 @@ def _audit_segment(bucket: Bucket, task: SegmentTask) -> SegmentResult:
 
 
 def _audit_blocks(
-    bucket: Bucket, entry: SegmentEntry, blocks: Sequence[BlockEntry], statistics: BatchStatistics, leaves: bytearray
+    bucket: Bucket, entry: SegmentEntry, footer: SegmentFooter, statistics: BatchStatistics, leaves: bytearray
 ) -> Iterator[str]:
     """Yield a message for each problem in the blocks. Reads are ahead of the checks, and restart after an unreadable block."""
-    done = 0
+    cipher, blocks, done = bucket.cipher(footer), footer.blocks, 0
     while done < len(blocks):
         ranges = [(entry.key, entry.data_position + block.position, block.length) for block in blocks[done:]]
         try:
             for content in bucket.get_ranges(ranges):
                 block, done = blocks[done], done + 1
-                yield from _audit_block(entry, block, content, statistics, leaves)
+                yield from _audit_block(entry, block, content, cipher, statistics, leaves)
         except Corrupt as unreadable:
             block, done = blocks[done], done + 1
             yield located(entry, block, unreadable).message
 
 
 def _audit_block(
-    entry: SegmentEntry, block: BlockEntry, content: memoryview, statistics: BatchStatistics, leaves: bytearray
+    entry: SegmentEntry,
+    block: BlockEntry,
+    content: memoryview,
+    cipher: BlockCipher | None,
+    statistics: BatchStatistics,
+    leaves: bytearray,
 ) -> Iterator[str]:
     found: list[tuple[BatchHeader, bytes]] = []
     try:
-        audit_block(content, block, lambda header, leaf: found.append((header, leaf)))
+        audit_block(content, block, lambda header, leaf: found.append((header, leaf)), cipher)
     except Corrupt as bad:
         yield located(entry, block, bad).message
     else:

@@ -19,12 +19,14 @@ from stratalog_core.batches.batch import TIMESTAMP_TYPE_BIT
 from stratalog_core.batches.checkpoint import EpochStart, ProducerEntry, SequencedBatch
 from stratalog_core.batches.records import Record, build_batch
 from stratalog_core.errors import Invalid
+from stratalog_tiering.format.block_cipher import BlockCipher, SegmentEncryption
 from stratalog_tiering.format.descriptor import (
     CommitMarker,
     DeletionMarker,
     Descriptor,
     OwnerDescriptor,
     TopicDescriptor,
+    WrappedDataKey,
     decode_descriptor,
     encode_descriptor,
 )
@@ -52,6 +54,7 @@ from stratalog_tiering.format.manifest import (
 from stratalog_tiering.format.merkle import leaf_hash, root_hash
 from stratalog_tiering.format.object_frame import object_sha256
 from stratalog_tiering.format.object_keys import (
+    data_key_key,
     deletion_marker_key,
     manifest_key,
     marker_key,
@@ -98,12 +101,13 @@ def make_segment(
     attributes: int = 0,
     zstd_level: int | None = None,
     value: Callable[[int], bytes] = lambda offset: b"value",
+    encryption: SegmentEncryption | None = None,
 ) -> tuple[bytes, SegmentFooter]:
     identity = SegmentIdentity(
         cluster_id="AAAAAAAAAAAAAAAAAAAAAA", topic_id=TOPIC, topic_name="flights", partition=3, base_offset=100,
         ledger_ids=(7, 9),
     )  # fmt: skip
-    writer = SegmentWriter(identity, block_bytes_target=150, zstd_level=zstd_level)
+    writer = SegmentWriter(identity, block_bytes_target=150, zstd_level=zstd_level, encryption=encryption)
     for base, epoch in ((100, 1), (102, 1), (104, 2)):
         records = [
             Record(offset=base + n, timestamp_ms=1_700_000_000_000 - n, key=b"k", value=value(base + n)) for n in range(2)
@@ -271,6 +275,23 @@ def test_compressed_segment() -> None:
         assert block.leaves_root == plain.leaves_root
 
 
+def test_encrypted_segment() -> None:
+    key = data_key_key(segment_key(TOPIC, 3, 100, 2, 0xABCD))
+    cipher = BlockCipher(bytes(range(32)))
+    content, footer = make_segment(encryption=SegmentEncryption(data_key=key, cipher=cipher))
+    stored = golden("segment_encrypted.bin", content)
+    assert stored == content
+    read = parse_footer(stored, len(stored))
+    assert read == footer
+    assert (read.block_encryption, read.data_key) == ("aes-256-gcm", key)
+    plain_content, plain_footer = make_segment()
+    for number, (block, plain) in enumerate(zip(read.blocks, plain_footer.blocks, strict=True)):
+        assert block.nonce == number.to_bytes(12, "big")
+        found = audit_block(stored[block.position : block.end_position], block, cipher=cipher)
+        assert found == plain_content[plain.position : plain.end_position]
+        assert block.leaves_root == plain.leaves_root
+
+
 def test_the_layout_before_the_first_release_is_refused() -> None:
     stored = (HERE / "pre_release_segment.bin").read_bytes()
     with pytest.raises(Invalid, match="format version 1, a layout from before the first release"):
@@ -346,6 +367,7 @@ def test_page() -> None:
             ),
         ),
         ("deleted.json", DeletionMarker(topic_id=TOPIC, deleted_at_ms=1_700_000_000_000)),
+        ("data_key.json", WrappedDataKey(topic_id=TOPIC, partition=3, key_name="k1", wrapped=bytes(range(60)))),
         ("marker.json", CommitMarker(manifest_key=manifest_key(TOPIC, 3, 12, 0x66), manifest_version=12, sha256="ab" * 32)),
     ],
 )
@@ -362,6 +384,9 @@ def test_keys() -> None:
     assert deletion_marker_key(TOPIC) == f"topics/{topic}.deleted"
     assert (
         segment_key(TOPIC, 3, 100, 2, 0xABCD) == f"segments/{topic}/3/00000000000000000100-0000000002-000000000000abcd.segment"
+    )
+    assert data_key_key(segment_key(TOPIC, 3, 100, 2, 0xABCD)) == (
+        f"segments/{topic}/3/00000000000000000100-0000000002-000000000000abcd.key"
     )
     assert page_key(TOPIC, 3, 100, 1, 0x1234) == f"pages/{topic}/3/00000000000000000100-1-0000000000001234.page"
     assert removed_list_key(TOPIC, 3, 4, 0x77) == f"removed/{TOPIC.hex}/3/{4:020d}-0000000000000077.removed"

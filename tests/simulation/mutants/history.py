@@ -233,17 +233,23 @@ def workers_start_only_with_the_store() -> None:
 
 def compressed_blocks_are_taken_as_they_are_stored() -> None:
     """The worker's audits and merges take the frame of a compressed block for the block's batches."""
-    segment.plain_block = lambda stored, entry: memoryview(stored)
+    segment.plain_block = lambda stored, entry, cipher=None: memoryview(stored)
 
 
 def readers_take_compressed_blocks_as_they_are_stored() -> None:
     """Brokers take the frame of a compressed block for the block's batches."""
-    block_source.plain_block = lambda stored, entry: memoryview(stored)  # type: ignore[attr-defined]
+    block_source.plain_block = lambda stored, entry, cipher=None: memoryview(stored)  # type: ignore[attr-defined]
+
+
+def the_sweep_forgets_data_keys() -> None:
+    """The sweep takes the data key of a live segment for an orphan."""
+    orphans.with_data_keys = lambda keys: frozenset(keys)  # type: ignore[attr-defined]
 
 
 IN_HISTORY: Final = (
     compressed_blocks_are_taken_as_they_are_stored,
     readers_take_compressed_blocks_as_they_are_stored,
+    the_sweep_forgets_data_keys,
     tree_heads_do_not_advance,
     the_writer_version_is_ignored,
     paused_topics_are_copied,

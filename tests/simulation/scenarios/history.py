@@ -93,7 +93,7 @@ EXPIRING: Final = Topic(
 )  # fmt: skip
 KEPT: Final = Topic(
     name="kept", topic_id=UUID(int=0xF), partition_count=2, replication_factor=1,
-    configs={"retention.ms": "-1", "stratalog.tier.compression": "zstd"},
+    configs={"retention.ms": "-1", "stratalog.tier.compression": "zstd", "stratalog.tier.encryption.key": "k1"},
 )  # fmt: skip
 PARTITIONS: Final = tuple((topic, index) for topic in (EXPIRING, KEPT) for index in range(topic.partition_count))
 FAULTS_S: Final = 12.0

@@ -18,7 +18,7 @@ from simulation.world.loop import SimulatedLoop
 from stratalog_core.errors import Conflict, Corrupt, NoSuchObject, OutcomeUnknown, StratalogError, Unavailable
 from stratalog_core.ports import Buffer
 from stratalog_tiering.format.object_keys import parse_segment_key
-from stratalog_tiering.store.base import ObjectInfo, StoreFeatures, Upload, UploadedPart, check_key, check_range
+from stratalog_tiering.store.base import DATA_KEY_BYTES, ObjectInfo, StoreFeatures, Upload, UploadedPart, check_key, check_range
 
 LATER_S: Final = 4.0
 SLOW_S: Final = 5.0
@@ -80,6 +80,25 @@ class Bucket:
         return [self.listed[key] for key in sorted(self.listed) if key.startswith(prefix)]
 
 
+class SimulatedKeys:
+    """A key ring with every key. Data keys are drawn from the store's randomness."""
+
+    def __init__(self, randomness: random.Random) -> None:
+        self._random = randomness
+
+    async def make(self, name: str, context: bytes) -> tuple[bytes, bytes]:
+        data_key = self._random.randbytes(DATA_KEY_BYTES)
+        return data_key, await self.wrap(name, data_key, context)
+
+    async def wrap(self, name: str, data_key: bytes, context: bytes) -> bytes:
+        return data_key + name.encode() + context
+
+    async def unwrap(self, name: str, wrapped: bytes, context: bytes) -> bytes:
+        if wrapped[DATA_KEY_BYTES:] != name.encode() + context:
+            raise Corrupt(f"the data key was not wrapped by key {name!r} for {context!r}")
+        return wrapped[:DATA_KEY_BYTES]
+
+
 class SimulatedStore:
     """One process's access to a bucket; see :class:`stratalog_tiering.store.base.ObjectStore`."""
 
@@ -89,6 +108,7 @@ class SimulatedStore:
         self._bucket = bucket
         self._loop = loop
         self._random = randomness
+        self.keys = SimulatedKeys(randomness)
 
     async def _reach(self) -> None:
         faults = self._bucket.faults

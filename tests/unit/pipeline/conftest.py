@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -11,13 +12,21 @@ from uuid import UUID
 import pytest
 
 from stratalog_core.batches.batch import read_header
-from stratalog_tiering.format.descriptor import CommitMarker, DeletionMarker, TopicDescriptor, encode_descriptor
+from stratalog_tiering.format.block_cipher import BlockCipher, SegmentEncryption, data_key_context
+from stratalog_tiering.format.descriptor import (
+    CommitMarker,
+    DeletionMarker,
+    TopicDescriptor,
+    WrappedDataKey,
+    encode_descriptor,
+)
 from stratalog_tiering.format.footer import AbortedTransaction
 from stratalog_tiering.format.manifest import Reason, SegmentEntry, empty_manifest, segment_entry
 from stratalog_tiering.format.manifest_edit import ManifestEdit, NewManifest, Previous, Removal
 from stratalog_tiering.format.manifest_limits import ManifestLimits
-from stratalog_tiering.format.object_keys import deletion_marker_key, marker_key, segment_key, topic_key
+from stratalog_tiering.format.object_keys import data_key_key, deletion_marker_key, marker_key, segment_key, topic_key
 from stratalog_tiering.format.segment import SegmentIdentity, SegmentWriter
+from stratalog_tiering.store.key_ring import FileKeyRing, create_key
 
 Segment = Sequence[bytes | bytearray]
 """Batches of one segment."""
@@ -33,7 +42,14 @@ class ColdBucket:
         self._previous: dict[tuple[str, int], tuple[UUID, Previous]] = {}
         self._ids = itertools.count(1)
         self._random = Random(7)
+        self._keys: Path | None = None
         root.mkdir(exist_ok=True)
+
+    def encrypt(self, keys: Path) -> None:
+        """Encrypt what is written from now on, with a new key in the directory ``keys``, which the URL then names."""
+        create_key(keys, "k1")
+        self._keys = keys
+        self.url = f"file://{self.root}?keys={keys}"
 
     def add_topic(
         self,
@@ -97,13 +113,21 @@ class ColdBucket:
         identity = SegmentIdentity(
             cluster_id="c", topic_id=topic_id, topic_name=name, partition=number, base_offset=base_offset, ledger_ids=(1,)
         )
-        writer = SegmentWriter(identity, block_bytes, zstd_level)
+        key = segment_key(topic_id, number, base_offset, 0, self._random.getrandbits(64))
+        writer = SegmentWriter(identity, block_bytes, zstd_level, self._encryption(topic_id, number, key))
         for batch in batches:
             writer.append(batch)
         written = writer.finish(created_at_ms=1, aborted_transactions=aborted)
-        key = segment_key(topic_id, number, base_offset, 0, self._random.getrandbits(64))
         self.put(key, b"".join(writer.take_parts()))
         return segment_entry(key, written), written.leaves
+
+    def _encryption(self, topic_id: UUID, number: int, segment: str) -> SegmentEncryption | None:
+        if self._keys is None:
+            return None
+        data_key, wrapped = asyncio.run(FileKeyRing(self._keys).make("k1", data_key_context(topic_id, number)))
+        stored = WrappedDataKey(topic_id=topic_id, partition=number, key_name="k1", wrapped=wrapped)
+        self.put(data_key_key(segment), encode_descriptor(stored))
+        return SegmentEncryption(data_key=data_key_key(segment), cipher=BlockCipher(data_key))
 
     def _manifest(
         self,

@@ -52,11 +52,13 @@ def test_a_sound_history_is_counted_and_has_its_trees_head_as_digest(cold_bucket
     assert audited(cold_bucket, splitBytes="1") == [whole, empty]
 
 
-def test_segments_and_compression_do_not_change_the_digest(cold_bucket: ColdBucket) -> None:
+def test_segments_compression_and_encryption_do_not_change_the_digest(cold_bucket: ColdBucket, tmp_path: Path) -> None:
     cold_bucket.add_topic("plain", [[batches(0, 30), batches(30, 20)]], block_bytes=1000)
     cold_bucket.add_topic("compressed", [[batches(0, 30), batches(30, 20)]], block_bytes=1000, zstd_level=3)
     cold_bucket.add_topic("merged", [[batches(0, 50)]])
-    found = [audited(cold_bucket, subscribe=name)[0] for name in ("plain", "compressed", "merged")]
+    cold_bucket.encrypt(tmp_path / "keys")
+    cold_bucket.add_topic("encrypted", [[batches(0, 30), batches(30, 20)]], block_bytes=1000, zstd_level=3)
+    found = [audited(cold_bucket, subscribe=name)[0] for name in ("plain", "compressed", "merged", "encrypted")]
     assert {one.digest for one in found} == {found[0].digest}
     assert found[1].stored_bytes < found[0].stored_bytes
     assert {one.batch_bytes for one in found} == {found[0].batch_bytes}

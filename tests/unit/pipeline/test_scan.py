@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
@@ -10,7 +11,7 @@ import pytest
 
 from stratalog_core.batches.batch import TRANSACTIONAL_BIT
 from stratalog_core.batches.records import Record, build_batch
-from stratalog_core.errors import Corrupt, Invalid
+from stratalog_core.errors import Corrupt, Invalid, Unavailable
 from stratalog_pipeline.arrow.schema import COLUMNS
 from stratalog_pipeline.bucket import Bucket
 from stratalog_pipeline.options import parse_options
@@ -80,6 +81,21 @@ def test_compressed_segments_have_the_same_rows(cold_bucket: ColdBucket) -> None
     for split_bytes in ("1", "100000"):
         expected, found = (read(cold_bucket, subscribe=name, splitBytes=split_bytes) for name in ("plain", "compressed"))
         assert [{**row, "topic": ""} for row in found] == [{**row, "topic": ""} for row in expected]
+
+
+@pytest.mark.parametrize("zstd_level", [None, 3])
+def test_encrypted_segments_have_the_same_rows(cold_bucket: ColdBucket, tmp_path: Path, zstd_level: int | None) -> None:
+    segments = [[batches(0, 300, codec=0), batches(300, 60, codec=0)]]
+    cold_bucket.add_topic("plain", segments, block_bytes=2000)
+    cold_bucket.encrypt(tmp_path / "keys")
+    cold_bucket.add_topic("encrypted", segments, block_bytes=2000, zstd_level=zstd_level)
+    for split_bytes in ("1", "100000"):
+        expected, found = (read(cold_bucket, subscribe=name, splitBytes=split_bytes) for name in ("plain", "encrypted"))
+        assert [{**row, "topic": ""} for row in found] == [{**row, "topic": ""} for row in expected]
+    (tmp_path / "keys/k1.key").unlink()
+    assert read(cold_bucket, subscribe="plain")
+    with pytest.raises(Unavailable, match="'k1' is not in"):
+        read(cold_bucket, subscribe="encrypted")
 
 
 def test_topics_by_pattern_and_assignment(cold_bucket: ColdBucket) -> None:

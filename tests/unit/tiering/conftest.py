@@ -39,7 +39,7 @@ from stratalog_metadata.records import (
 from stratalog_metadata.state.commands import Command, Put, VersionIs
 from stratalog_tiering.config import TieringSettings
 from stratalog_tiering.format.manifest_limits import ManifestLimits
-from stratalog_tiering.store import ObjectInfo, ObjectStore, StoreFeatures, Upload, UploadedPart, open_store
+from stratalog_tiering.store import KeyRing, ObjectInfo, ObjectStore, StoreFeatures, Upload, UploadedPart, open_store
 from stratalog_tiering.worker.worker import TieringWorker
 
 BatchMaker = Callable[..., list[bytes]]
@@ -60,6 +60,10 @@ class FaultyStore:
     @property
     def url(self) -> str:
         return self._inner.url
+
+    @property
+    def keys(self) -> KeyRing:
+        return self._inner.keys
 
     def count(self, name: str) -> int:
         return sum(called == name for called, _ in self.calls)

@@ -2,7 +2,8 @@
 
 Fetches and read-ahead have separate limits on concurrent reads, so read-ahead never delays a fetch. A block whose bytes do not
 match its CRC is never returned: ``Corrupt`` names segment, block and offsets. Memory holds blocks as their batches, the disk as
-they are stored: a compressed block is written to disk when it is loaded, any other when memory evicts it.
+they are stored, so what is encrypted stays encrypted there: a compressed or encrypted block is written to disk when it is
+loaded, any other when memory evicts it.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from stratalog_core.ports import Background, Buffer, Clock, Files
 from stratalog_core.single_flight import SingleFlight
 from stratalog_core.stepwise import AT_ONCE_BYTES
 from stratalog_tiering.cold.block_cache import BlockKey, CachedBlock, DiskCache, LruCache
+from stratalog_tiering.format.block_cipher import BlockCipher
 from stratalog_tiering.format.footer import BlockEntry, SegmentFooter
 from stratalog_tiering.format.manifest import SegmentEntry
 from stratalog_tiering.format.segment import plain_block
@@ -27,6 +29,7 @@ from stratalog_tiering.store import ObjectStore
 
 _MIB: Final = 1024 * 1024
 _DISK_WRITES_MAX: Final = 16
+Unlock = Callable[[SegmentFooter], Awaitable[BlockCipher | None]]
 _log = logging.getLogger(__name__)
 
 
@@ -50,12 +53,14 @@ def block_key(entry: SegmentEntry, block: BlockEntry) -> BlockKey:
 class BlockSource:
     """One per process. ``files`` (emptied at the start) is needed for the disk cache only.
 
-    ``background`` is needed for the disk cache, and decompresses large blocks.
+    ``unlock`` returns the cipher of a segment's blocks. ``background`` is needed for the disk cache, and decrypts and
+    decompresses large blocks.
     """
 
     def __init__(
         self,
         store: ObjectStore,
+        unlock: Unlock,
         settings: ColdReaderSettings,
         clock: Clock,
         memory_bytes: int,
@@ -63,6 +68,7 @@ class BlockSource:
         background: Background | None = None,
     ) -> None:
         self._store = store
+        self._unlock = unlock
         self._clock = clock
         self._background = background
         self._disk: DiskCache | None = None
@@ -91,7 +97,7 @@ class BlockSource:
         if cached is not None:
             self._counted.memory_hits += 1
             return cached
-        load = self._loader(entry, index, footer.blocks[index], self._fetch_limit)
+        load = self._loader(entry, footer, index, self._fetch_limit)
         return await self._loads.get(key, load, deadline - self._clock.monotonic())
 
     def start(self, entry: SegmentEntry, footer: SegmentFooter, index: int, *, read_ahead: bool) -> BlockKey | None:
@@ -100,7 +106,7 @@ class BlockSource:
         if self.at_hand(key):
             return None
         limit = self._read_ahead_limit if read_ahead else self._fetch_limit
-        self._loads.start(key, self._loader(entry, index, footer.blocks[index], limit), keep=read_ahead)
+        self._loads.start(key, self._loader(entry, footer, index, limit), keep=read_ahead)
         return key
 
     def abandon(self, keys: Iterable[BlockKey]) -> None:
@@ -113,26 +119,29 @@ class BlockSource:
         await asyncio.gather(*self._disk_writes, return_exceptions=True)
 
     def _loader(
-        self, entry: SegmentEntry, index: int, block: BlockEntry, limit: asyncio.Semaphore
+        self, entry: SegmentEntry, footer: SegmentFooter, index: int, limit: asyncio.Semaphore
     ) -> Callable[[], Awaitable[CachedBlock]]:
+        block = footer.blocks[index]
+
         async def load() -> CachedBlock:
             key = block_key(entry, block)
             async with limit:
-                content = await self._from_disk(key, block)
+                cipher = await self._unlock(footer) if block.is_encrypted else None
+                content = await self._from_disk(key, block, cipher)
                 if content is None:
-                    content = await self._from_store(entry, index, block)
-            cached = CachedBlock(content, is_as_stored=not block.is_compressed)
+                    content = await self._from_store(entry, index, block, cipher)
+            cached = CachedBlock(content, is_as_stored=block.is_plain)
             self._blocks.put(key, cached)
             return cached
 
         return load
 
-    async def _from_disk(self, key: BlockKey, block: BlockEntry) -> memoryview | None:
+    async def _from_disk(self, key: BlockKey, block: BlockEntry, cipher: BlockCipher | None) -> memoryview | None:
         content = await self._disk.read(key) if self._disk is not None else None
         if content is None or self._disk is None:
             return None
         try:
-            plain = await self._plain(content, block)
+            plain = await self._plain(content, block, cipher)
         except Corrupt as bad:
             _log.warning("a block in the disk cache is damaged and is read again: %s", bad)
             self._disk.discard(key)
@@ -140,11 +149,11 @@ class BlockSource:
         self._counted.disk_hits += 1
         return plain
 
-    async def _from_store(self, entry: SegmentEntry, index: int, block: BlockEntry) -> memoryview:
+    async def _from_store(self, entry: SegmentEntry, index: int, block: BlockEntry, cipher: BlockCipher | None) -> memoryview:
         began_at_s = self._clock.monotonic()
         try:
             content = await self._store.get_range(entry.key, entry.data_position + block.position, block.length)
-            plain = await self._plain(content, block)
+            plain = await self._plain(content, block, cipher)
         except (Corrupt, NoSuchObject) as bad:
             self._counted.unreadable_blocks += 1
             raise Corrupt(
@@ -157,15 +166,15 @@ class BlockSource:
         self._counted.blocks_loaded += 1
         self._counted.loaded_bytes += len(content)
         self._counted.load_seconds.observe(self._clock.monotonic() - began_at_s)
-        if block.is_compressed:
+        if not block.is_plain:
             self._write_to_disk(block_key(entry, block), content)
         return plain
 
-    async def _plain(self, stored: Buffer, block: BlockEntry) -> memoryview:
+    async def _plain(self, stored: Buffer, block: BlockEntry, cipher: BlockCipher | None) -> memoryview:
         """The block's batches. Raises ``Corrupt``. The limit on reads under way also bounds the memory of decompression."""
-        if self._background is None or not block.is_compressed or block.plain_length <= AT_ONCE_BYTES:
-            return plain_block(stored, block)
-        return await self._background.run(lambda: plain_block(stored, block))
+        if self._background is None or block.is_plain or block.plain_length <= AT_ONCE_BYTES:
+            return plain_block(stored, block, cipher)
+        return await self._background.run(lambda: plain_block(stored, block, cipher))
 
     def _evicted(self, key: BlockKey, block: CachedBlock) -> None:
         if block.is_as_stored:

@@ -42,6 +42,7 @@ from stratalog_tiering.format.object_keys import (
     object_owner,
     parse_topic_key,
     topic_prefix,
+    with_data_keys,
 )
 from stratalog_tiering.store import ObjectInfo, ObjectStore
 
@@ -200,7 +201,7 @@ class BucketScrub:
             check_writer(manifest)
             live = [entry.key async for entry in self._source.segments(manifest)]
             removed = [each.key async for each in self._source.removed(manifest)] if with_removed else []
-            return live_keys(manifest, live) | frozenset(removed)
+            return with_data_keys(live_keys(manifest, live).union(removed))
         except (Corrupt, Invalid, NoSuchObject):
             return None
 

@@ -16,6 +16,8 @@ from stratalog_core.single_flight import SingleFlight
 from stratalog_core.stepwise import AT_ONCE_BYTES
 from stratalog_metadata.records import ManifestPointer
 from stratalog_tiering.cold.block_cache import LruCache
+from stratalog_tiering.format.block_cipher import BlockCipher, data_key_context
+from stratalog_tiering.format.descriptor import WrappedDataKey, decode_descriptor
 from stratalog_tiering.format.footer import (
     PRODUCERS,
     SegmentFooter,
@@ -49,6 +51,7 @@ from stratalog_tiering.store import ObjectStore
 _Parsed = TypeVar("_Parsed")
 Found = tuple[SegmentEntry, SegmentFooter]
 MEMORY_BYTES: Final = 64 * 1024 * 1024
+_CIPHERS_MAX: Final = 4096
 _SEGMENT_ENTRY_BYTES: Final = 1024
 """Estimated memory of one ``SegmentEntry`` with its strings, digests and numbers."""
 _ENTRY_BYTES: Final = 512
@@ -70,6 +73,8 @@ class ManifestSource:
             memory_bytes // 4, lambda page: len(page.segments) * _SEGMENT_ENTRY_BYTES
         )
         self._footers: LruCache[tuple[str, int], SegmentFooter] = LruCache(memory_bytes // 2, _footer_bytes)
+        self._cipher_loads: SingleFlight[str, BlockCipher] = SingleFlight()
+        self._ciphers: LruCache[str, BlockCipher] = LruCache(_CIPHERS_MAX, lambda _: 1)
 
     async def manifest(self, pointer: ManifestPointer) -> Manifest:
         """The manifest that ``pointer`` names. Raises ``Corrupt``, ``Unavailable``."""
@@ -202,6 +207,33 @@ class ManifestSource:
             return ()
         content = await self._range(entry, entry.data_position + section.position, section.length)
         return await self._parsed(entry.key, content, lambda: parse_producers(content, section))
+
+    async def cipher(self, footer: SegmentFooter) -> BlockCipher | None:
+        """The cipher of the segment's blocks; None if they are not encrypted.
+
+        Raises ``Corrupt`` if the data key is lost, and ``Unavailable`` that names the key of the key ring that is not there.
+        """
+        if not footer.is_encrypted:
+            return None
+        cached = self._ciphers.get(footer.data_key)
+        return (
+            cached if cached is not None else await self._cipher_loads.get(footer.data_key, lambda: self._load_cipher(footer))
+        )
+
+    async def _load_cipher(self, footer: SegmentFooter) -> BlockCipher:
+        key = footer.data_key
+        try:
+            wrapped = decode_descriptor(await self._store.get(key), WrappedDataKey, key)
+            context = data_key_context(footer.topic_id, footer.partition)
+            data_key = await self._store.keys.unwrap(wrapped.key_name, wrapped.wrapped, context)
+        except NoSuchObject as gone:
+            problem = f"data key {key} is missing from {self._store.url}: its segment cannot be decrypted"
+            raise Corrupt(problem, key=key, damage="data-key-missing") from gone
+        except Corrupt as bad:
+            raise Corrupt(f"{key}: {bad.message}", key=key, damage="data-key-altered") from bad
+        cipher = BlockCipher(data_key)
+        self._ciphers.put(key, cipher)
+        return cipher
 
     async def _range(self, entry: SegmentEntry, position: int, length: int) -> memoryview:
         if entry.options.present is not None:

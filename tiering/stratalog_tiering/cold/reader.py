@@ -95,7 +95,7 @@ class ColdReader:
         self._clock = clock
         self._searches = searches or SearchPool(InlineBackground(), memory_bytes)
         self._source = ManifestSource(store, memory_bytes // 4, background)
-        self._blocks = BlockSource(store, settings, clock, memory_bytes // 4 * 3, files, background)
+        self._blocks = BlockSource(store, self._source.cipher, settings, clock, memory_bytes // 4 * 3, files, background)
         self._lookups: SingleFlight[tuple[str, int], Found] = SingleFlight()
         self._streams: LruCache[tuple[UUID, int, int], _Stream] = LruCache(_STREAMS_MAX)
         self._tasks: set[asyncio.Task[None]] = set()

@@ -15,6 +15,7 @@ from stratalog_core.errors import Corrupt, Invalid, NoSuchObject
 from stratalog_core.ports import Background
 from stratalog_tiering.cold.manifest_source import ManifestSource
 from stratalog_tiering.core.damage import Damage, Finding, segment_finding
+from stratalog_tiering.format.block_cipher import BlockCipher
 from stratalog_tiering.format.footer import BlockEntry
 from stratalog_tiering.format.manifest import SegmentEntry
 from stratalog_tiering.format.merkle import batch_leaf
@@ -72,6 +73,7 @@ async def check_segment(
     await take(entry.stored_bytes - entry.data_bytes)
     try:
         footer, tail = await check_presence(store, source, entry)
+        cipher = await source.cipher(footer)
     except (Corrupt, Invalid) as bad:
         yield segment_finding(entry, _kind(bad), bad.message)
         return
@@ -79,7 +81,7 @@ async def check_segment(
         group = range(first, min(first + reads_at_once, len(footer.blocks)))
         group_bytes = sum(footer.blocks[index].length for index in group)
         await take(group_bytes)
-        checks = (_check_run(store, entry, footer.blocks, run, background) for run in _runs(footer.blocks, group))
+        checks = (_check_run(store, entry, footer.blocks, cipher, run, background) for run in _runs(footer.blocks, group))
         for findings, contents in await asyncio.gather(*checks):
             for found in findings:
                 yield found
@@ -93,7 +95,7 @@ async def check_segment(
 def _kind(bad: Corrupt | Invalid) -> Damage:
     if isinstance(bad, Invalid):
         return Damage.UNKNOWN_FORMAT
-    if isinstance(bad.__cause__, NoSuchObject):
+    if isinstance(bad.__cause__, NoSuchObject) and "damage" not in bad.detail:
         return Damage.SEGMENT_MISSING
     return Damage.SEGMENT_SECTION if "section" in bad.detail else Damage(bad.detail.get("damage", Damage.SEGMENT_FOOTER))
 
@@ -128,12 +130,15 @@ class _WholeObject:
     """An object that was read as far as its entry says, in the place of its store, which is still asked for the size."""
 
     def __init__(self, store: ObjectStore, content: memoryview) -> None:
-        self.url = store.url
+        self.url, self.keys = store.url, store.keys
         self._store = store
         self._content = content
 
     async def head(self, key: str) -> ObjectInfo:
         return await self._store.head(key)
+
+    async def get(self, key: str) -> bytes:
+        return await self._store.get(key)
 
     async def get_range(self, key: str, start: int, length: int, *, uncached: bool = False) -> memoryview:
         found = self._content[start : start + length]
@@ -157,7 +162,12 @@ _Content = tuple[memoryview, Sequence[memoryview]]
 
 
 async def _check_run(
-    store: ObjectStore, entry: SegmentEntry, blocks: Sequence[BlockEntry], run: range, background: Background
+    store: ObjectStore,
+    entry: SegmentEntry,
+    blocks: Sequence[BlockEntry],
+    cipher: BlockCipher | None,
+    run: range,
+    background: Background,
 ) -> tuple[list[Finding], list[_Content]]:
     """The damage in a run of blocks, and the run's content if it is sound."""
     start, last = blocks[run.start].position, blocks[run.stop - 1]
@@ -168,21 +178,22 @@ async def _check_run(
         if len(run) == 1:
             return [_block_finding(entry, run.start, blocks[run.start], bad)], []
         # Read them one by one, to find out which are damaged or missing.
-        parts = [await _check_run(store, entry, blocks, range(index, index + 1), background) for index in run]
+        parts = [await _check_run(store, entry, blocks, cipher, range(index, index + 1), background) for index in run]
         return [found for findings, _ in parts for found in findings], [each for _, contents in parts for each in contents]
-    findings, plain = await background.run(lambda: _audit_run(entry, blocks, run, content))
+    findings, plain = await background.run(lambda: _audit_run(entry, blocks, cipher, run, content))
     return findings, [] if findings else [(content, plain)]
 
 
 def _audit_run(
-    entry: SegmentEntry, blocks: Sequence[BlockEntry], run: range, content: memoryview
+    entry: SegmentEntry, blocks: Sequence[BlockEntry], cipher: BlockCipher | None, run: range, content: memoryview
 ) -> tuple[list[Finding], list[memoryview]]:
     """The damage in a run of blocks, and its sound blocks as their batches."""
     findings, plain, start = list[Finding](), list[memoryview](), blocks[run.start].position
     for index in run:
         block = blocks[index]
         try:
-            plain.append(audit_block(content[block.position - start : block.end_position - start], block))
+            stored = content[block.position - start : block.end_position - start]
+            plain.append(audit_block(stored, block, cipher=cipher))
         except Corrupt as bad:
             findings.append(_block_finding(entry, index, block, bad))
     return findings, plain

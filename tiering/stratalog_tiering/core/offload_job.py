@@ -17,9 +17,16 @@ from stratalog_core.errors import Corrupt
 from stratalog_core.partition_state.replay_state import ReplayState
 from stratalog_core.ports import Buffer
 from stratalog_metadata.records import Ledger, Topic
+from stratalog_tiering.format.block_cipher import SegmentEncryption
 from stratalog_tiering.format.manifest import SegmentEntry, segment_entry
 from stratalog_tiering.format.object_keys import segment_key
-from stratalog_tiering.format.segment import AbortedTransaction, SegmentFooter, SegmentIdentity, SegmentWriter, WrittenSegment
+from stratalog_tiering.format.segment import (
+    AbortedTransaction,
+    SegmentFooter,
+    SegmentIdentity,
+    SegmentWriter,
+    WrittenSegment,
+)
 
 
 class SourceEntry(Protocol):
@@ -40,6 +47,12 @@ class ReadRange:
     last: int
 
 
+def offloaded_key(topic: Topic, ledgers: Sequence[Ledger], random_id: int) -> str:
+    """The key of the segment that is made of ``ledgers``."""
+    first = ledgers[0]
+    return segment_key(topic.topic_id, first.partition, first.base_offset, ledgers[-1].leader_epoch, random_id)
+
+
 class OffloadJob:
     """One segment being made: repeat ``next_read``, ``add_entries`` and ``take_parts``, then ``finish``."""
 
@@ -49,10 +62,12 @@ class OffloadJob:
         topic: Topic,
         ledgers: Sequence[Ledger],
         *,
-        random_id: int,
+        key: str,
         block_bytes: int,
         zstd_level: int | None = None,
+        encryption: SegmentEncryption | None = None,
     ) -> None:
+        """``key`` is that of the segment's object (`offloaded_key`)."""
         first = ledgers[0]
         self._ledgers = tuple(ledgers)
         self._position = 0
@@ -64,8 +79,8 @@ class OffloadJob:
             cluster_id=cluster_id, topic_id=topic.topic_id, topic_name=topic.name, partition=first.partition,
             base_offset=first.base_offset, ledger_ids=tuple(ledger.ledger_id for ledger in ledgers),
         )  # fmt: skip
-        self._writer = SegmentWriter(identity, block_bytes, zstd_level)
-        self.key = segment_key(topic.topic_id, first.partition, first.base_offset, ledgers[-1].leader_epoch, random_id)
+        self._writer = SegmentWriter(identity, block_bytes, zstd_level, encryption)
+        self.key = key
         self._written: WrittenSegment | None = None
 
     @property

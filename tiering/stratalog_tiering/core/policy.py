@@ -25,7 +25,8 @@ class TierPolicy:
 
     ``local_retention_ms`` None: the worker's deletion lag after the commit. ``segment_bytes`` None: the worker's target size.
     ``is_copied`` False: nothing more becomes cold; hot records stay until ``retention_*`` removes them. ``zstd_level`` None:
-    new segments store blocks as their batches are.
+    new segments store blocks as their batches are. ``encryption_key`` names the key that protects the data keys of new
+    segments; empty: they are not encrypted.
     """
 
     retention_ms: int = SEVEN_DAYS_MS
@@ -36,6 +37,7 @@ class TierPolicy:
     segment_bytes: int | None = None
     zstd_level: int | None = None
     is_copied: bool = True
+    encryption_key: str = ""
 
     @property
     def segment_span_ms(self) -> int | None:
@@ -74,6 +76,7 @@ def tier_policy(configs: Mapping[str, str]) -> TierPolicy:
         segment_bytes=int(configs[SEGMENT_BYTES]) if SEGMENT_BYTES in configs else None,
         zstd_level=_zstd_level(configs),
         is_copied=not is_hot_only(configs) and configs.get("remote.log.copy.disable", "false").lower() != "true",
+        encryption_key=configs.get("stratalog.tier.encryption.key", ""),
     )
 
 

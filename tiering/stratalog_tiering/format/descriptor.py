@@ -1,4 +1,5 @@
-"""Descriptors: small JSON objects that say which cluster owns a bucket, what its topics are, and which manifests are committed.
+"""Descriptors: small JSON objects that say which cluster owns a bucket, what its topics are, which manifests are committed, and
+which key protects a segment's data key.
 
 They are JSON because people open them by hand. A reader ignores unknown members; ``format_version`` changes only if an old
 reader would misread the object. No I/O. Formats: ``docs/reference/formats/object-keys.md``.
@@ -64,7 +65,21 @@ class CommitMarker(msgspec.Struct, frozen=True, kw_only=True):
     format_version: int = FORMAT_VERSION
 
 
-Descriptor: TypeAlias = OwnerDescriptor | TopicDescriptor | DeletionMarker | CommitMarker
+class WrappedDataKey(msgspec.Struct, frozen=True, kw_only=True):
+    """A segment's data key, encrypted by the key ``key_name`` of a key ring. Rotation of that key rewrites this object.
+
+    ``wrapped`` is base64 in the object; what it holds is up to the ring. For a ring of files: nonce, ciphertext and tag of
+    AES-256-GCM, with topic and partition authenticated.
+    """
+
+    topic_id: UUID
+    partition: Annotated[int, msgspec.Meta(ge=0)]
+    key_name: str
+    wrapped: bytes
+    format_version: int = FORMAT_VERSION
+
+
+Descriptor: TypeAlias = OwnerDescriptor | TopicDescriptor | DeletionMarker | CommitMarker | WrappedDataKey
 _Kind = TypeVar("_Kind", bound=Descriptor)
 
 

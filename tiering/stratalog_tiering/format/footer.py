@@ -26,15 +26,18 @@ from stratalog_core.errors import Corrupt, Invalid
 from stratalog_core.malformed import MALFORMED
 from stratalog_core.ports import Buffer
 from stratalog_core.stepwise import decode_map
+from stratalog_tiering.format.block_cipher import NONCE_BYTES, TAG_BYTES
 from stratalog_tiering.format.merkle import HASH_BYTES
 
 FORMAT_VERSION: Final = 2
 _PRE_RELEASE_VERSION: Final = 1
 MAGIC: Final = b"SLSEGMNT"
 NONE: Final = "none"
-"""Block compression, and the only block encryption that this release reads."""
+"""No block compression, or no block encryption."""
 ZSTD: Final = "zstd"
 """Block compression: each block is one zstd frame, unless that would save little."""
+AES_256_GCM: Final = "aes-256-gcm"
+"""Block encryption (``block_cipher.py``)."""
 PLAIN_BYTES_MAX: Final = 128 * 1024 * 1024
 """Maximum plain length of a compressed block. The largest blocks are single batches, which are at most 64 MiB."""
 PRODUCERS: Final = "producers"
@@ -51,8 +54,9 @@ class BlockEntry(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 
     Timestamps are not monotonic: ``min_timestamp_ms`` and ``max_timestamp_ms`` are over all records, and the minimum is None if
     the batch headers do not tell it. ``leaves_root`` is the Merkle root over the leaves of the block's batches.
-    ``plain_length`` is the length before compression and encryption; a block of another ``length`` is compressed. ``nonce`` is
-    that of the encryption. Stored as an array: the order of the fields is permanent, new fields are appended.
+    ``plain_length`` is the length before compression and encryption; a block of another length is compressed. ``nonce`` is that
+    of the encryption, which adds ``TAG_BYTES`` to the length. Stored as an array: the order of the fields is permanent, new
+    fields are appended.
     """
 
     base_offset: int
@@ -73,8 +77,17 @@ class BlockEntry(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
         return self.position + self.length
 
     @property
+    def is_encrypted(self) -> bool:
+        return bool(self.nonce)
+
+    @property
     def is_compressed(self) -> bool:
-        return self.length != self.plain_length
+        return self.length - (TAG_BYTES if self.nonce else 0) != self.plain_length
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the stored bytes are the batches."""
+        return not self.nonce and self.length == self.plain_length
 
 
 class AbortedTransaction(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
@@ -147,6 +160,10 @@ class SegmentFooter(msgspec.Struct, frozen=True, kw_only=True):
     block_compression: str = NONE
     block_encryption: str = NONE
     data_key: str = ""
+
+    @property
+    def is_encrypted(self) -> bool:
+        return self.block_encryption != NONE
 
     @property
     def position(self) -> int:
@@ -286,11 +303,13 @@ def check_footer(footer: SegmentFooter, position: int) -> None:
     ``Corrupt`` if it does not, ``Invalid`` if it uses what this release does not understand.
     """
     _check_version(footer.format_version)
-    if footer.block_compression not in (NONE, ZSTD) or footer.block_encryption != NONE:
+    if footer.block_compression not in (NONE, ZSTD) or footer.block_encryption not in (NONE, AES_256_GCM):
         raise Invalid(
             f"segment has block compression {footer.block_compression!r} and block encryption {footer.block_encryption!r};"
-            f" this release reads compression {NONE!r} and {ZSTD!r}, and encryption {NONE!r}: upgrade it"
+            f" this release reads compression {NONE!r} and {ZSTD!r}, and encryption {NONE!r} and {AES_256_GCM!r}: upgrade it"
         )
+    if bool(footer.data_key) != footer.is_encrypted:
+        raise Corrupt(f"segment has block encryption {footer.block_encryption!r} and the data key {footer.data_key!r}")
     _check_blocks(footer)
     _check_sections(footer, position)
     ends = [aborted.last_offset for aborted in footer.aborted_transactions]
@@ -323,6 +342,7 @@ def _check_blocks(footer: SegmentFooter) -> None:
     position, offset, records, batches = 0, footer.base_offset, 0, 0
     for index, block in enumerate(footer.blocks):
         _check_block_entry(index, block, position, offset)
+        _check_nonce(index, block, is_encrypted=footer.is_encrypted)
         _check_plain_length(index, block, footer.block_compression)
         position, offset = block.end_position, block.last_offset + 1
         records, batches = records + block.record_count, batches + block.batch_count
@@ -346,14 +366,19 @@ def _check_block_entry(index: int, block: BlockEntry, position: int, offset: int
         raise Corrupt(f"block {index} covers {block.length} bytes from position {block.position}; expected {position}")
     if block.base_offset != offset or block.last_offset < offset:
         raise Corrupt(f"block {index} holds offsets {block.base_offset}..{block.last_offset}; expected them from {offset}")
-    if block.nonce:
-        raise Corrupt(f"block {index} of a segment without encryption has a nonce of {len(block.nonce)} bytes")
     if len(block.leaves_root) != HASH_BYTES:
         raise Corrupt(f"block {index} has a Merkle root of {len(block.leaves_root)} bytes")
 
 
+def _check_nonce(index: int, block: BlockEntry, *, is_encrypted: bool) -> None:
+    expected = NONCE_BYTES if is_encrypted else 0
+    if len(block.nonce) != expected or (is_encrypted and block.length <= TAG_BYTES):
+        raise Corrupt(f"block {index} has {block.length} bytes and a nonce of {len(block.nonce)} bytes; expected {expected}")
+
+
 def _check_plain_length(index: int, block: BlockEntry, compression: str) -> None:
-    if block.is_compressed and not (compression == ZSTD and block.length < block.plain_length <= PLAIN_BYTES_MAX):
+    content_length = block.length - (TAG_BYTES if block.is_encrypted else 0)
+    if block.is_compressed and not (compression == ZSTD and content_length < block.plain_length <= PLAIN_BYTES_MAX):
         raise Corrupt(
             f"block {index} has {block.length} stored bytes and {block.plain_length} plain bytes, which block compression"
             f" {compression!r} does not allow; maximum is {PLAIN_BYTES_MAX} plain bytes"

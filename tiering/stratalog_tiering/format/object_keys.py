@@ -6,6 +6,7 @@
     topics/<topic id>/<inverted version>-<version>.json                     topic descriptor
     topics/<topic id>.deleted                                               deletion marker
     segments/<topic id>/<partition>/<base offset>-<epoch>-<random>.segment
+    segments/<topic id>/<partition>/<base offset>-<epoch>-<random>.key      wrapped data key of an encrypted segment
     pages/<topic id>/<partition>/<base offset>-<level>-<random>.page        sealed manifest index page
     removed/<topic id>/<partition>/<number>-<random>.removed                list of removed objects
     tree/<topic id>/<partition>/<first leaf>-<level>-<random>.tree          page of the partition's Merkle tree
@@ -33,6 +34,7 @@ _VERSION_MAX: Final = 2**64 - 1
 _MANIFEST: Final = ".manifest"
 _COMMITTED: Final = ".committed"
 _DELETED: Final = ".deleted"
+_SEGMENT: Final = ".segment"
 _SEGMENT_PATTERN: Final = re.compile(r"segments/([0-9a-f]{32})/(\d+)/(\d{20})-(\d{10})-([0-9a-f]{16})\.segment")
 _MANIFEST_PATTERN: Final = re.compile(r"manifests/([0-9a-f]{32})/(\d+)/[0-9a-f]{16}-(\d+)-[0-9a-f]{16}\.(manifest|committed)")
 _OWNER_PATTERN: Final = re.compile(r"(?:segments|pages|removed|tree|manifests)/([0-9a-f]{32})/(\d{1,9})/")
@@ -128,6 +130,17 @@ def topic_prefixes(topic_id: UUID) -> tuple[str, ...]:
 
 def segment_key(topic_id: UUID, partition: int, base_offset: int, leader_epoch: int, random_id: int) -> str:
     return f"{segments_prefix(topic_id, partition)}{base_offset:020d}-{leader_epoch:010d}-{random_id:016x}.segment"
+
+
+def data_key_key(segment: str) -> str:
+    """Key of the object that holds the wrapped data key of the segment at this key, if that is encrypted."""
+    return segment.removesuffix(_SEGMENT) + ".key"
+
+
+def with_data_keys(keys: Iterable[str]) -> frozenset[str]:
+    """``keys``, and those of the data keys that the segments among them may have."""
+    found = frozenset(keys)
+    return found.union(data_key_key(key) for key in found if key.endswith(_SEGMENT))
 
 
 def page_key(topic_id: UUID, partition: int, base_offset: int, level: int, random_id: int) -> str:

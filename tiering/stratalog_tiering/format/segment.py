@@ -4,8 +4,8 @@ The first ``data_bytes`` of the object are the blocks back to back and nothing e
 ``block_bytes_target`` bytes (one larger batch makes a larger block) and the unit of every ranged read: it has a CRC32C, and a
 Merkle root over its batches, each of which is a leaf. Offsets are contiguous from the first batch to the last.
 
-A block is stored as its batches are, or as one zstd frame. :func:`plain_block` is the only place where stored bytes become
-batches: everything that reads blocks goes through it.
+A block is stored as its batches are, or as one zstd frame, and is encrypted if the segment has a data key. :func:`plain_block`
+is the only place where stored bytes become batches: everything that reads blocks goes through it.
 
 Batches in, byte parts out; bytes in, ``Corrupt`` out. Decodes no record and does no I/O. Format:
 ``docs/reference/formats/segment.md``.
@@ -28,7 +28,9 @@ from stratalog_core.batches.batch import BatchHeader, crc_matches, iterate_heade
 from stratalog_core.batches.checkpoint import EpochStart, ProducerEntry
 from stratalog_core.errors import Corrupt, Invalid
 from stratalog_core.ports import Buffer
+from stratalog_tiering.format.block_cipher import BlockCipher, SegmentEncryption
 from stratalog_tiering.format.footer import (
+    AES_256_GCM,
     FORMAT_VERSION,
     NONE,
     PRODUCERS,
@@ -89,19 +91,24 @@ class SegmentWriter:
     """Turns batches into a segment's bytes. Call ``append`` and ``take_parts`` in turn, then ``finish``.
 
     It keeps only the index and the parts that ``take_parts`` has not returned yet. Buffers are passed on, not copied: they must
-    not change until the parts are written. With ``zstd_level``, a block's batches are kept until the block is full, and
-    compressed by the call that closes it.
+    not change until the parts are written. With ``zstd_level`` or ``encryption``, a block's batches are kept until the block is
+    full, and compressed and encrypted by the call that closes it.
     """
 
     def __init__(
-        self, identity: SegmentIdentity, block_bytes_target: int = BLOCK_BYTES_TARGET, zstd_level: int | None = None
+        self,
+        identity: SegmentIdentity,
+        block_bytes_target: int = BLOCK_BYTES_TARGET,
+        zstd_level: int | None = None,
+        encryption: SegmentEncryption | None = None,
     ) -> None:
         if block_bytes_target <= 0:
             raise Invalid(f"block_bytes_target is {block_bytes_target}; minimum is 1")
         self._identity = identity
         self._block_bytes_target = block_bytes_target
         self._compressor = None if zstd_level is None else zstandard.ZstdCompressor(level=zstd_level)
-        self._uncompressed: list[Buffer] = []
+        self._encryption = encryption
+        self._kept: list[Buffer] = []
         self._parts: list[Buffer] = []
         self._blocks: list[BlockEntry] = []
         self._next_offset = identity.base_offset
@@ -140,10 +147,10 @@ class SegmentWriter:
         leaf = batch_leaf(batch)
         self._open.add(batch, header, leaf)
         self._leaves += leaf
-        if self._compressor is None:
+        if self._compressor is None and self._encryption is None:
             self._write(batch)
         else:
-            self._uncompressed.append(batch)
+            self._kept.append(batch)
         self._note_epoch(header)
         self._note_first_timestamp(header.base_timestamp_ms)
         self._next_offset = header.next_offset
@@ -190,6 +197,8 @@ class SegmentWriter:
             first_timestamp_min_ms=self._first_timestamp_min_ms,
             created_at_ms=created_at_ms,
             block_compression=NONE if self._compressor is None else ZSTD,
+            block_encryption=NONE if self._encryption is None else AES_256_GCM,
+            data_key="" if self._encryption is None else self._encryption.data_key,
         )
         tail = encode_footer(footer)
         self._write(tail)
@@ -217,22 +226,31 @@ class SegmentWriter:
 
     def _close_block(self) -> None:
         block = self._open.entry()
-        if self._compressor is not None:
-            block = self._write_compressed(block, self._compressor)
+        if self._kept:
+            block = self._write_kept(block)
         self._blocks.append(block)
         self._data_bytes = block.end_position
         self._open = _OpenBlock(self._data_bytes, self._next_offset)
 
-    def _write_compressed(self, block: BlockEntry, compressor: zstandard.ZstdCompressor) -> BlockEntry:
-        """Write the open block's batches, as one zstd frame if that is worth it; returns the block's entry."""
-        batches, self._uncompressed = self._uncompressed, []
-        frame = compressor.compress(b"".join(batches))
-        if len(frame) > block.plain_length * COMPRESSED_SHARE_MAX:
-            for batch in batches:
-                self._write(batch)
+    def _write_kept(self, block: BlockEntry) -> BlockEntry:
+        """Write the open block's batches, as one zstd frame if that is worth it, and encrypted; returns the block's entry."""
+        batches, self._kept = self._kept, []
+        content: Sequence[Buffer] = batches
+        if self._compressor is not None:
+            frame = self._compressor.compress(b"".join(batches))
+            if len(frame) <= block.plain_length * COMPRESSED_SHARE_MAX:
+                content = [frame]
+        nonce = b""
+        if self._encryption is not None:
+            nonce, stored = self._encryption.cipher.encrypt(
+                len(self._blocks), b"".join(content), block.base_offset, block.last_offset, block.plain_length
+            )
+            content = [stored]
+        for part in content:
+            self._write(part)
+        if content is batches:
             return block
-        self._write(frame)
-        return msgspec.structs.replace(block, length=len(frame), crc=crc32c(frame))
+        return msgspec.structs.replace(block, length=len(content[0]), crc=crc32c(content[0]), nonce=nonce)
 
     def _note_epoch(self, header: BatchHeader) -> None:
         if not self._epochs or self._epochs[-1].epoch != header.leader_epoch:
@@ -302,13 +320,16 @@ def _check_stored(stored: Buffer, entry: BlockEntry) -> None:
         )
 
 
-def plain_block(stored: Buffer, entry: BlockEntry) -> memoryview:
-    """The block's batches, from its stored bytes: ``stored`` itself unless the block is compressed.
+def plain_block(stored: Buffer, entry: BlockEntry, cipher: BlockCipher | None = None) -> memoryview:
+    """The block's batches, from its stored bytes: ``stored`` itself unless the block is compressed or encrypted.
 
-    Raises ``Corrupt`` unless the bytes are exactly the block's, and decompress to exactly ``plain_length`` bytes. Allocates no
-    more than that.
+    ``cipher`` is that of the segment, needed for an encrypted block. Raises ``Corrupt`` unless the bytes are exactly the
+    block's, decrypt, and decompress to exactly ``plain_length`` bytes. Allocates no more than that for each of the two.
     """
     _check_stored(stored, entry)
+    if entry.is_encrypted:
+        assert cipher is not None, "the caller has the cipher of an encrypted segment"
+        stored = cipher.decrypt(entry.nonce, stored, entry.base_offset, entry.last_offset, entry.plain_length)
     if not entry.is_compressed:
         return memoryview(stored)
     try:
@@ -325,13 +346,15 @@ OnBatch = Callable[[BatchHeader, bytes], None]
 """Takes a batch's header and its Merkle leaf."""
 
 
-def audit_block(stored: Buffer, entry: BlockEntry, on_batch: OnBatch | None = None) -> memoryview:
-    """The block's batches, from its stored bytes, which are verified completely. Raises ``Corrupt``.
+def audit_block(
+    stored: Buffer, entry: BlockEntry, on_batch: OnBatch | None = None, cipher: BlockCipher | None = None
+) -> memoryview:
+    """The block's batches, from its stored bytes, which are verified completely. Raises ``Corrupt``. ``cipher``: `plain_block`.
 
     Verified are CRC, Merkle leaves, each batch's own CRC, contiguous offsets, and counts. ``on_batch`` receives each batch that
     is sound by itself, before the block is known to be sound.
     """
-    block = plain_block(stored, entry)
+    block = plain_block(stored, entry, cipher)
     offset, records, leaves = entry.base_offset, 0, TreeFrontier()
     for batch, header in iterate_block_batches(block):
         if header.base_offset != offset:
@@ -372,7 +395,19 @@ def find_block(blocks: Sequence[BlockEntry], offset: int) -> int:
 
 
 __all__ = [
-    "BLOCK_BYTES_TARGET", "AbortedTransaction", "BlockEntry", "EpochStart", "ProducerEntry", "SegmentFooter",
-    "SegmentIdentity", "SegmentWriter", "WrittenSegment", "audit_block", "find_block", "iterate_block_batches", "parse_footer",
+    "BLOCK_BYTES_TARGET",
+    "AbortedTransaction",
+    "BlockEntry",
+    "EpochStart",
+    "ProducerEntry",
+    "SegmentEncryption",
+    "SegmentFooter",
+    "SegmentIdentity",
+    "SegmentWriter",
+    "WrittenSegment",
+    "audit_block",
+    "find_block",
+    "iterate_block_batches",
+    "parse_footer",
     "plain_block",
 ]  # fmt: skip

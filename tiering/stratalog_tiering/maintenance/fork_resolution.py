@@ -32,7 +32,14 @@ from stratalog_tiering.core.forks import Fork, find_fork
 from stratalog_tiering.core.partition import PartitionSnapshot, StoredLedger, is_sealed
 from stratalog_tiering.format.manifest import Manifest, Reason, RemovedObject
 from stratalog_tiering.format.manifest_edit import ManifestEdit, Previous
-from stratalog_tiering.format.object_keys import is_marker, manifests_prefix, marker_key, parse_manifest_key, partition_prefixes
+from stratalog_tiering.format.object_keys import (
+    is_marker,
+    manifests_prefix,
+    marker_key,
+    parse_manifest_key,
+    partition_prefixes,
+    with_data_keys,
+)
 from stratalog_tiering.offload.commit import commit_manifest, previous_version, store_manifest
 from stratalog_tiering.offload.ports import WorkerPorts
 from stratalog_tiering.store import ObjectStore
@@ -146,6 +153,7 @@ async def _others(
     missing = [key for key, size in live.items() if sizes.get(key) != size]
     if missing:
         raise Invalid(f"the store lacks {len(missing)} objects of this history, first {missing[0]}: keep the other one")
+    referenced = with_data_keys(live)
     others = [
         RemovedObject(
             key=key,
@@ -156,7 +164,7 @@ async def _others(
             actor=ports.settings.worker_id,
         )
         for key, size in sizes.items()
-        if key not in live
+        if key not in referenced
     ]
     return sorted(others, key=lambda other: is_marker(other.key))
 

@@ -4,7 +4,7 @@ Ledgers that were sealed early (a change of owner, an idle partition, a request)
 ``FAN_IN`` segments that were never merged become one, and ``FAN_IN`` of those become another, which is not merged again. So a
 record is written at most three times, including its offload. Blocks are read, verified and written as one segment, which is
 verified before the manifest's next version replaces the old segments by it. The old objects stay for the grace period. The
-merged segment is compressed as the topic asks for now, however its sources were.
+merged segment is compressed and encrypted as the topic asks for now, however its sources were.
 
 Retention drops whole segments by their newest record. A merged segment therefore spans no more time and is no larger than
 :func:`merge_limits` allows, and a merge never renews a timestamp that retention uses.
@@ -26,12 +26,14 @@ from stratalog_tiering.core.commands import Guards, commit_segment
 from stratalog_tiering.core.partition import PartitionSnapshot
 from stratalog_tiering.core.policy import TierPolicy
 from stratalog_tiering.core.retention import newest_ms, oldest_ms
+from stratalog_tiering.format.block_cipher import BlockCipher
 from stratalog_tiering.format.footer import AbortedTransaction, BlockEntry
 from stratalog_tiering.format.manifest import SegmentEntry, SegmentKind, segment_entry, source_of
 from stratalog_tiering.format.manifest_edit import ManifestEdit
 from stratalog_tiering.format.object_keys import segment_key
 from stratalog_tiering.format.segment import SegmentFooter, SegmentIdentity, SegmentWriter, audit_block, iterate_block_batches
 from stratalog_tiering.offload.commit import commit_edit, previous_version, refuse_fork
+from stratalog_tiering.offload.data_keys import new_encryption
 from stratalog_tiering.offload.ports import WorkerPorts
 from stratalog_tiering.offload.upload import StreamedUpload, abort_quietly
 
@@ -95,7 +97,7 @@ async def merge_small(ports: WorkerPorts, state: PartitionSnapshot, policy: Tier
     # Both before an upload that could not be committed.
     edit = ManifestEdit(previous, writer=ports.settings.worker_id, random_id=ports.random_id)
     await refuse_fork(ports, state)
-    entry = await _write_merged(ports, state, run, policy.zstd_level)
+    entry = await _write_merged(ports, state, run, policy)
     await require_sound(ports.store, ports.source, entry, ports.background, reads_at_once=ports.settings.verify_reads_at_once)
     edit.replace(entry)
     if not await commit_edit(ports, state, edit, lambda now, pointer: commit_segment(now, pointer, (), guards), [entry.key]):
@@ -105,22 +107,24 @@ async def merge_small(ports: WorkerPorts, state: PartitionSnapshot, policy: Tier
 
 
 async def _write_merged(
-    ports: WorkerPorts, state: PartitionSnapshot, run: Sequence[SegmentEntry], zstd_level: int | None
+    ports: WorkerPorts, state: PartitionSnapshot, run: Sequence[SegmentEntry], policy: TierPolicy
 ) -> SegmentEntry:
     footers = [await ports.source.footer(entry) for entry in run]
-    writer = SegmentWriter(_identity(ports.cluster_id, footers), ports.settings.block_bytes, zstd_level)
     key = segment_key(
         state.log.topic_id, state.log.index, run[0].base_offset, run[-1].leader_epochs[-1].epoch, ports.random_id()
     )  # fmt: skip
+    encryption = await new_encryption(ports.store, state.log.topic_id, state.log.index, key, policy.encryption_key)
+    writer = SegmentWriter(_identity(ports.cluster_id, footers), ports.settings.block_bytes, policy.zstd_level, encryption)
     upload = StreamedUpload(
         ports.store, key, part_bytes=ports.settings.upload_part_bytes, parts_at_once=ports.settings.upload_parts_at_once
     )
     try:
         for entry, footer in zip(run, footers, strict=True):
+            cipher = await ports.source.cipher(footer)
             for block in footer.blocks:
                 content = await ports.store.get_range(entry.key, entry.data_position + block.position, block.length)
                 await ports.reading.take(len(content))
-                await ports.background.run(partial(_append_block, writer, content, block))
+                await ports.background.run(partial(_append_block, writer, content, block, cipher))
                 await upload.write(writer.take_parts())
         finish = partial(
             writer.finish, created_at_ms=max(footer.created_at_ms for footer in footers), leader_epochs=_epochs(footers),
@@ -139,8 +143,8 @@ async def _write_merged(
     )
 
 
-def _append_block(writer: SegmentWriter, stored: memoryview, block: BlockEntry) -> None:
-    for batch, header in iterate_block_batches(audit_block(stored, block)):
+def _append_block(writer: SegmentWriter, stored: memoryview, block: BlockEntry, cipher: BlockCipher | None) -> None:
+    for batch, header in iterate_block_batches(audit_block(stored, block, cipher=cipher)):
         writer.append(batch, header)
 
 

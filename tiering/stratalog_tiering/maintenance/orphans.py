@@ -14,7 +14,7 @@ from stratalog_tiering.core.forks import find_fork, fork_error
 from stratalog_tiering.core.garbage import Garbage, live_keys, manifest_garbage, orphans, removed_garbage
 from stratalog_tiering.core.partition import PartitionSnapshot
 from stratalog_tiering.format.manifest import Manifest, check_writer, empty_manifest
-from stratalog_tiering.format.object_keys import DATA_PREFIXES, manifests_prefix, marker_key
+from stratalog_tiering.format.object_keys import DATA_PREFIXES, manifests_prefix, marker_key, with_data_keys
 from stratalog_tiering.offload.commit import committed_manifest
 from stratalog_tiering.offload.ports import HistoryPorts, WorkerPorts
 from stratalog_tiering.store import ObjectInfo
@@ -65,7 +65,7 @@ async def find_garbage(ports: HistoryPorts, state: PartitionSnapshot, grace_ms: 
     segments = [entry.key async for entry in ports.source.segments(current)]
     removed = [each async for each in ports.source.removed(current)]
     live = live_keys(current, [*segments, key, marker_key(key)])
-    referenced = live.union(each.key for each in removed)
+    referenced = with_data_keys(live.union(each.key for each in removed))
     found = orphans(data, referenced, grace_ms)
     found += manifest_garbage(manifests, current.version, key, referenced, grace_ms)
     gone = removed_garbage([*data, *manifests], removed, live, grace_ms)

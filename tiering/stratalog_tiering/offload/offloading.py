@@ -13,8 +13,9 @@ from stratalog_core.errors import Corrupt, StratalogError
 from stratalog_metadata.records import ManifestPointer
 from stratalog_tiering.cold.segment_check import check_presence, require_sound
 from stratalog_tiering.core.commands import Guards, commit_segment, drop_ledgers
-from stratalog_tiering.core.offload_job import OffloadJob
+from stratalog_tiering.core.offload_job import OffloadJob, offloaded_key
 from stratalog_tiering.core.partition import PartitionSnapshot, StoredLedger, is_cold
+from stratalog_tiering.core.policy import TierPolicy
 from stratalog_tiering.format.manifest import Manifest, Reason, SegmentEntry
 from stratalog_tiering.format.manifest_edit import ManifestEdit, Removal
 from stratalog_tiering.offload.commit import (
@@ -23,6 +24,7 @@ from stratalog_tiering.offload.commit import (
     previous_version,
     refuse_fork,
 )
+from stratalog_tiering.offload.data_keys import new_encryption
 from stratalog_tiering.offload.ports import WorkerPorts
 from stratalog_tiering.offload.upload import StreamedUpload, abort_quietly
 
@@ -30,7 +32,7 @@ _log = logging.getLogger(__name__)
 
 
 async def offload(
-    ports: WorkerPorts, state: PartitionSnapshot, ledgers: Sequence[StoredLedger], guards: Guards, zstd_level: int | None
+    ports: WorkerPorts, state: PartitionSnapshot, ledgers: Sequence[StoredLedger], guards: Guards, policy: TierPolicy
 ) -> bool:
     """Make one segment of ``ledgers`` and commit it. False: another command changed the partition first; plan again.
 
@@ -42,14 +44,13 @@ async def offload(
     # Before the upload, because it refuses a manifest that requires a newer writer.
     edit = ManifestEdit(await previous_version(ports, state), writer=ports.settings.worker_id, random_id=ports.random_id)
     await ports.topics.ensure(state.topic)
+    sealed = [stored.ledger for stored in ledgers]
+    key = offloaded_key(state.topic, sealed, ports.random_id())
+    encryption = await new_encryption(ports.store, state.topic.topic_id, state.log.index, key, policy.encryption_key)
     job = OffloadJob(
-        ports.cluster_id,
-        state.topic,
-        [stored.ledger for stored in ledgers],
-        random_id=ports.random_id(),
-        block_bytes=ports.settings.block_bytes,
-        zstd_level=zstd_level,
-    )
+        ports.cluster_id, state.topic, sealed, key=key, block_bytes=ports.settings.block_bytes, zstd_level=policy.zstd_level,
+        encryption=encryption,
+    )  # fmt: skip
     await _upload(ports, job)
     entry = job.entry()
     await require_sound(ports.store, ports.source, entry, ports.background, reads_at_once=ports.settings.verify_reads_at_once)

@@ -2,6 +2,8 @@
 
 ``open_store`` takes ``/dir``, ``file:///dir`` or ``s3://bucket/prefix?endpoint=http://127.0.0.1:9000&region=us-east-1``;
 ``read_engine`` chooses how S3 is read: ``obstore`` (default) or ``aioboto3``. ``sse`` and ``sse_kms_key_id`` encrypt at rest.
+``keys``, which a directory takes, too, names the directory of the key ring: workers encrypt the segments of topics that ask for
+it before they leave the machine.
 Credentials come from boto3's chain (environment, profile, web identity, container, instance), never from the URL.
 """
 
@@ -9,12 +11,13 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Final
-from urllib.parse import urlsplit
+from urllib.parse import parse_qsl, urlsplit
 
 from stratalog_core.errors import Invalid
 from stratalog_core.ports import Background, Clock, Random
 from stratalog_tiering.store.base import (
     PART_BYTES_MIN,
+    KeyRing,
     ObjectInfo,
     ObjectStore,
     StoreFeatures,
@@ -22,7 +25,8 @@ from stratalog_tiering.store.base import (
     UploadedPart,
 )
 from stratalog_tiering.store.filesystem import FilesystemStore
-from stratalog_tiering.store.store_url import S3Location, check_store_url, parse_s3_url, shown_url
+from stratalog_tiering.store.key_ring import FileKeyRing, NoKeys
+from stratalog_tiering.store.store_url import S3Location, check_store_url, keys_directory, parse_s3_url, shown_url
 
 STORE_THREADS: Final = 8
 """Number of concurrent calls that a store's ``background`` should run."""
@@ -36,14 +40,23 @@ def open_store(url: str, *, background: Background, clock: Clock, random: Random
     check_store_url(url)
     if urlsplit(url).scheme == "s3":
         return _open_s3(url, background, threads)
-    return FilesystemStore(_directory(url), background, clock, random)
+    return FilesystemStore(_directory(url), background, clock, random, _keys(url))
+
+
+def _keys(url: str) -> KeyRing:
+    directory = keys_directory(url)
+    return NoKeys() if directory is None else FileKeyRing(directory)
 
 
 def _directory(url: str) -> Path:
     parts = urlsplit(url)
     path = Path(parts.path)
-    if parts.netloc or not path.is_absolute() or parts.query:
-        raise Invalid(f"store {shown_url(url)!r}: a local store must be an absolute directory, such as /dir or file:///dir")
+    is_plain = not parts.netloc and path.is_absolute()
+    if not is_plain or {name for name, _ in parse_qsl(parts.query, keep_blank_values=True)} - {"keys"}:
+        raise Invalid(
+            f"store {shown_url(url)!r}: a local store must be an absolute directory, such as /dir or file:///dir; its only"
+            " option is keys"
+        )
     return path
 
 
@@ -57,7 +70,7 @@ def _open_s3(url: str, background: Background, threads: int) -> ObjectStore:
         raise Invalid(
             f"store {shown_url(url)!r}: read_engine {read_engine!r} is unknown; choose one of {', '.join(READ_ENGINES)}"
         )
-    return S3Store(location, read_engine=read_engine, background=background, threads=threads)
+    return S3Store(location, read_engine=read_engine, background=background, threads=threads, keys=_keys(url))
 
 
 def s3_location(url: str) -> S3Location:
@@ -70,6 +83,7 @@ __all__ = [
     "PART_BYTES_MIN",
     "READ_ENGINES",
     "STORE_THREADS",
+    "KeyRing",
     "ObjectInfo",
     "ObjectStore",
     "StoreFeatures",

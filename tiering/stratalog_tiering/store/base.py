@@ -72,12 +72,36 @@ class StoreFeatures:
     object_lock: bool | None
 
 
+DATA_KEY_BYTES: Final = 32
+
+
+class KeyRing(Protocol):
+    """Wraps data keys. ``context`` is authenticated: unwrapping needs the same."""
+
+    async def make(self, name: str, context: bytes) -> tuple[bytes, bytes]:
+        """A new data key of ``DATA_KEY_BYTES``, and the same wrapped by the key ``name``. Raises as ``wrap`` does."""
+        ...
+
+    async def wrap(self, name: str, data_key: bytes, context: bytes) -> bytes:
+        """``data_key`` wrapped by the key ``name``. Raises ``Unavailable`` that names a key which is not there, ``Invalid``."""
+        ...
+
+    async def unwrap(self, name: str, wrapped: bytes, context: bytes) -> bytes:
+        """The data key. Raises ``Unavailable`` that names a key which is not there, ``Corrupt`` if it is not the right one."""
+        ...
+
+
 class ObjectStore(Protocol):
     """An object store below one root: a bucket and prefix, or a directory. Many tasks of one event loop may use it."""
 
     @property
     def url(self) -> str:
         """The store's address for display, without credentials."""
+        ...
+
+    @property
+    def keys(self) -> KeyRing:
+        """The keys that protect the data keys of encrypted segments."""
         ...
 
     async def put(self, key: str, parts: Sequence[Buffer], *, if_absent: bool = True) -> None:

@@ -27,7 +27,8 @@ from stratalog_core.files.uncached_reads import memory_bytes, read_uncached
 from stratalog_core.memory.receive_buffers import ReceiveBuffers
 from stratalog_core.ports import Background, Buffer, Clock, Random
 from stratalog_core.system import sync_directory
-from stratalog_tiering.store.base import ObjectInfo, StoreFeatures, Upload, UploadedPart, check_key, check_range
+from stratalog_tiering.store.base import KeyRing, ObjectInfo, StoreFeatures, Upload, UploadedPart, check_key, check_range
+from stratalog_tiering.store.key_ring import NoKeys
 
 _ASIDE: Final = ".aside"
 _UPLOADS: Final = ".uploads"
@@ -44,8 +45,9 @@ _Result = TypeVar("_Result")
 class FilesystemStore:
     """See :class:`stratalog_tiering.store.base.ObjectStore`. All disk work runs in ``background``."""
 
-    def __init__(self, root: Path, background: Background, clock: Clock, random: Random) -> None:
+    def __init__(self, root: Path, background: Background, clock: Clock, random: Random, keys: KeyRing | None = None) -> None:
         self._root = root
+        self._keys = keys or NoKeys()
         self._background = background
         self._clock = clock
         self._random = random
@@ -60,6 +62,10 @@ class FilesystemStore:
     @property
     def url(self) -> str:
         return f"file://{self._root}"
+
+    @property
+    def keys(self) -> KeyRing:
+        return self._keys
 
     async def put(self, key: str, parts: Sequence[Buffer], *, if_absent: bool = True) -> None:
         path, aside, size = self._path(key), self._aside(), sum(map(len, parts))

@@ -25,7 +25,8 @@ from crc32c import crc32c
 
 from stratalog_core.errors import Conflict, Invalid, NoSuchObject, OutcomeUnknown, Unavailable
 from stratalog_core.ports import Background, Buffer
-from stratalog_tiering.store.base import ObjectInfo, StoreFeatures, Upload, UploadedPart, check_range
+from stratalog_tiering.store.base import KeyRing, ObjectInfo, StoreFeatures, Upload, UploadedPart, check_range
+from stratalog_tiering.store.key_ring import NoKeys
 from stratalog_tiering.store.s3_async import CONNECT_TIMEOUT_S, AsyncClient
 from stratalog_tiering.store.s3_attempts import repeated, written_once
 from stratalog_tiering.store.s3_catalogue import S3Catalogue
@@ -46,9 +47,17 @@ class S3Store:
     """See :class:`stratalog_tiering.store.base.ObjectStore`. ``background`` runs ``threads`` calls at once."""
 
     def __init__(
-        self, location: S3Location, *, read_engine: str, background: Background, threads: int, read_limits: ReadLimits = _LIMITS
+        self,
+        location: S3Location,
+        *,
+        read_engine: str,
+        background: Background,
+        threads: int,
+        read_limits: ReadLimits = _LIMITS,
+        keys: KeyRing | None = None,
     ) -> None:
         self._location = location
+        self._keys = keys or NoKeys()
         self._background = background
         core = botocore.session.get_session()
         session = boto3.Session(botocore_session=core, region_name=location.region)
@@ -67,6 +76,10 @@ class S3Store:
     @property
     def url(self) -> str:
         return self._location.url
+
+    @property
+    def keys(self) -> KeyRing:
+        return self._keys
 
     async def put(self, key: str, parts: Sequence[Buffer], *, if_absent: bool = True) -> None:
         name = self._location.name(key)

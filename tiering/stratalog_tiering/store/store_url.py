@@ -9,13 +9,14 @@ from __future__ import annotations
 import os
 import re
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final, Literal
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
 from stratalog_core.errors import Invalid
 from stratalog_tiering.store.base import check_key
 
-OPTIONS: Final = frozenset({"endpoint", "region", "read_engine", "sse", "sse_kms_key_id"})
+OPTIONS: Final = frozenset({"endpoint", "region", "read_engine", "sse", "sse_kms_key_id", "keys"})
 SSE_MODES: Final = ("AES256", "aws:kms")
 """Server-side encryption with the store's own keys (SSE-S3), or with a key of its key management (SSE-KMS)."""
 _REGION_DEFAULT: Final = "us-east-1"
@@ -24,7 +25,8 @@ _OPTION_NAME: Final = re.compile(r"[a-z_]{1,40}")
 _OPTION_VALUE: Final = re.compile(r"[A-Za-z0-9._:/\-\[\]%]*")
 _USAGE: Final = (
     "use s3://bucket/prefix with the options endpoint (http://host:port or https://…), region, read_engine, sse,"
-    " sse_kms_key_id; set credentials in the environment: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
+    " sse_kms_key_id, keys (an absolute directory); set credentials in the environment: AWS_ACCESS_KEY_ID and"
+    " AWS_SECRET_ACCESS_KEY"
 )
 
 
@@ -120,7 +122,19 @@ def parse_s3_url(url: str) -> tuple[S3Location, dict[str, str]]:
         sse_kms_key_id=options.get("sse_kms_key_id", ""),
     )
     _check_encryption(location, url)
+    keys_directory(url)
     return location, options
+
+
+def keys_directory(url: str) -> Path | None:
+    """The directory of the key ring that the option ``keys`` names, or None. Raises ``Invalid`` unless it is absolute."""
+    given = dict(parse_qsl(_split(url).query, keep_blank_values=True)).get("keys")
+    if given is None:
+        return None
+    directory = Path(given)
+    if not directory.is_absolute():
+        raise Invalid(f"store {shown_url(url)!r}: keys must be an absolute directory")
+    return directory
 
 
 def _region_of_environment() -> str:

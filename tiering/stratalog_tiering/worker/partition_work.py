@@ -154,7 +154,7 @@ class PartitionWork:
 
     async def _do(self, step: Step, state: PartitionSnapshot, guards: Guards) -> None:
         if isinstance(step, Offload):
-            if await offload(self._ports, state, step.ledgers, guards, self._policy(state).zstd_level):
+            if await offload(self._ports, state, step.ledgers, guards, self._policy(state)):
                 self._offloaded_at_ms = self._ports.clock.wall_ms()
                 await self._report(None, state)
         elif isinstance(step, ResolveFork):

@@ -24,7 +24,7 @@ from stratalog_core.partition_state.producer_states import BATCHES_REMEMBERED
 from stratalog_core.partition_state.replay_state import EPOCHS_MAX
 from stratalog_core.partition_state.transactions import ABORT, COMMIT
 from stratalog_metadata.records import Fragment, Ledger, LedgerState, Topic
-from stratalog_tiering.core.offload_job import OffloadJob
+from stratalog_tiering.core.offload_job import OffloadJob, offloaded_key
 from stratalog_tiering.format.footer import PRODUCERS, parse_producers
 from stratalog_tiering.format.segment import AbortedTransaction, parse_footer
 
@@ -46,7 +46,7 @@ def ledger(number: int, base: int, end: int, entries: int) -> Ledger:
 
 
 def job_for(*ledgers: Ledger) -> OffloadJob:
-    return OffloadJob("c", TOPIC, ledgers, random_id=7, block_bytes=500)
+    return OffloadJob("c", TOPIC, ledgers, key=offloaded_key(TOPIC, ledgers, 7), block_bytes=500)
 
 
 def numbered(payloads: Sequence[bytes], first: int = 0) -> list[Entry]:

@@ -58,7 +58,10 @@ def test_it_is_short_and_uses_nothing_of_ours() -> None:
     assert "from stratalog" not in source
 
 
-@pytest.mark.parametrize("content", [one for one in golden("*.bin") + golden("*.json") if not str(one.id).startswith("pre_")])
+REFUSED = ("pre_", "segment_encrypted")
+
+
+@pytest.mark.parametrize("content", [one for one in golden("*.bin") + golden("*.json") if not str(one.id).startswith(REFUSED)])
 def test_every_golden_file_is_read(content: bytes) -> None:
     assert read(content)
 
@@ -69,7 +72,12 @@ def test_layouts_from_before_the_first_release_are_refused(content: bytes) -> No
         read(content)
 
 
-@pytest.mark.parametrize("content", golden("segment*.bin"))
+def test_an_encrypted_segment_is_refused_by_name() -> None:
+    with pytest.raises(example.Unsupported, match="aes-256-gcm"):
+        read((GOLDEN / "segment_encrypted.bin").read_bytes())
+
+
+@pytest.mark.parametrize("content", [one for one in golden("segment*.bin") if not str(one.id).startswith(REFUSED)])
 def test_it_reads_the_same_segment_as_the_product(content: bytes) -> None:
     footer, found = parse_footer(content, len(content)), read(content)
     plain = b"".join(plain_block(content[block.position : block.end_position], block) for block in footer.blocks)

@@ -186,7 +186,7 @@ def test_every_flag_of_a_trailer_must_be_understood(flags: int) -> None:
         parse_footer(content, len(content))
 
 
-@pytest.mark.parametrize(("member", "value"), [("block_compression", "lz4"), ("block_encryption", "aes-256-gcm")])
+@pytest.mark.parametrize(("member", "value"), [("block_compression", "lz4"), ("block_encryption", "aes-512-gcm")])
 def test_an_unknown_transformation_of_blocks_is_refused(member: str, value: str) -> None:
     footer = write_segment(make_batches(0, [5]))[1]
     with pytest.raises(Invalid, match=f"{member.replace('_', ' ')} '{value}'.*upgrade it"):

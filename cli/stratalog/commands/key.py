@@ -1,0 +1,106 @@
+"""``stratalog key …``: the keys that encrypt history, and their rotation. Uses a key directory and the store, no broker."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import click
+
+from stratalog.output import json_option, print_done, print_json, print_rows, progress_bar
+from stratalog.target import store_of, store_options
+from stratalog.tier.history import ColdPartition, cold_partitions
+from stratalog.tier.session import store_session
+from stratalog_core.errors import Invalid
+from stratalog_tiering.cold.archive import Archive
+from stratalog_tiering.cold.manifest_source import ManifestSource
+from stratalog_tiering.offload.data_keys import rewrap
+from stratalog_tiering.store import ObjectStore
+from stratalog_tiering.store.key_ring import KEY_NAME, create_key, key_names
+
+_keys_option = click.option(
+    "--keys",
+    "directory",
+    required=True,
+    envvar="STRATALOG_KEYS",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Directory of the keys, one file each.",
+)
+
+
+@click.group()
+def key() -> None:
+    """Make keys for encrypted history, and replace them.
+
+    A topic's segments are encrypted if its config stratalog.tier.encryption.key names a key of the key ring, which is the
+    directory in the option `keys` of the store's URL: /bucket?keys=/etc/stratalog/keys, or s3://bucket?…&keys=/etc/stratalog/keys.
+    """
+
+
+@key.command()
+@click.argument("name")
+@_keys_option
+@json_option
+def create(name: str, directory: Path, as_json: bool) -> None:
+    """Make the key NAME. Copy it to every machine that reads the history, and to a safe place: without it nothing can."""
+    path = create_key(directory, name)
+    sentence = f"{path}: copy it to a safe place; what it encrypts is lost with it"
+    print_done({"key": name, "file": str(path)}, sentence, as_json=as_json)
+
+
+@key.command("list")
+@_keys_option
+@json_option
+def list_keys(directory: Path, as_json: bool) -> None:
+    """List the keys in a directory."""
+    names = key_names(directory)
+    if as_json:
+        print_json({"keys": names})
+    else:
+        print_rows([{"key": name} for name in names], ("key",))
+
+
+@key.command()
+@click.argument("topics", nargs=-1, required=True)
+@click.option("--to", "name", required=True, metavar="NAME", help="The key that shall protect the history from now on.")
+@store_options
+@json_option
+def rotate(topics: tuple[str, ...], name: str, data: Path | None, store: str | None, as_json: bool) -> None:
+    """Let another key protect the history of TOPICS. Rewrites the small objects with data keys, and no segment.
+
+    The key ring needs both keys. Set stratalog.tier.encryption.key of the topics first, so that new segments have the new key,
+    too. The old key is no longer needed once a rotation that began after that has ended. Repeat the command if it fails.
+    """
+    if KEY_NAME.fullmatch(name) is None:
+        raise Invalid(f"key name {name!r} is invalid; use 1 to 64 letters, digits and ._-")
+    rewrapped, unencrypted = asyncio.run(_rotate(store_of(data, store), topics, name))
+    counts = {"topics": list(topics), "key": name, "rewrapped": rewrapped, "unencrypted_segments": unencrypted}
+    sentence = f"{rewrapped} data keys are now protected by {name}"
+    if unencrypted:
+        sentence += f"; {unencrypted} segments are not encrypted"
+    print_done(counts, sentence, as_json=as_json)
+
+
+async def _rotate(url: str, topics: tuple[str, ...], name: str) -> tuple[int, int]:
+    async with store_session(url) as store:
+        partitions = await cold_partitions(store, (), topics)
+        counts = [0, 0]
+        with progress_bar() as progress:
+            task = progress.add_task("rotating partitions", total=len(partitions))
+            for partition in partitions:
+                found = await _rotate_partition(store, partition, name)
+                counts = [counts[0] + found[0], counts[1] + found[1]]
+                progress.advance(task)
+        return counts[0], counts[1]
+
+
+async def _rotate_partition(store: ObjectStore, partition: ColdPartition, name: str) -> tuple[int, int]:
+    """Return how many data keys were wrapped anew, and how many segments are not encrypted."""
+    archive, source, rewrapped, unencrypted = Archive(store), ManifestSource(store), 0, 0
+    async for entry in archive.segments(await archive.manifest(partition.pointer)):
+        footer = await source.footer(entry)
+        if not footer.is_encrypted:
+            unencrypted += 1
+        elif await rewrap(store, footer.data_key, name):
+            rewrapped += 1
+    return rewrapped, unencrypted

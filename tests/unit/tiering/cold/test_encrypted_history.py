@@ -1,0 +1,271 @@
+"""Encrypted history: readers, verification, merging and the sweep work as on plain history, and the bucket holds no record."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import pytest_asyncio
+
+from stratalog_core.errors import Conflict, Corrupt, Invalid, Unavailable
+from stratalog_core.system import SystemClock, SystemFiles, ThreadBackground
+from stratalog_metadata.state.commands import Command, Put
+from stratalog_tiering.cold.manifest_source import ManifestSource
+from stratalog_tiering.cold.proofs import prove_batch
+from stratalog_tiering.cold.reader import ColdReader, ColdReaderSettings
+from stratalog_tiering.cold.segment_check import require_sound
+from stratalog_tiering.cold.verifier import Verifier
+from stratalog_tiering.core.damage import Damage
+from stratalog_tiering.format.object_keys import data_key_key
+from stratalog_tiering.format.segment import plain_block
+from stratalog_tiering.maintenance.merging import FAN_IN
+from stratalog_tiering.offload.data_keys import rewrap
+from stratalog_tiering.store import ObjectStore, open_store
+from stratalog_tiering.store.key_ring import FileKeyRing, create_key
+
+MIB = 1024 * 1024
+Cluster = Any
+Batches = Callable[..., list[bytes]]
+SETTINGS = ColdReaderSettings(read_ahead_blocks=0)
+
+
+@pytest.fixture
+def keys(tmp_path: Path) -> Path:
+    create_key(tmp_path / "keys", "k1")
+    return tmp_path / "keys"
+
+
+@pytest_asyncio.fixture
+async def store(store_directory: Path, keys: Path, background: ThreadBackground) -> ObjectStore:
+    """The store of ``cluster``."""
+    url = f"{store_directory}?keys={keys}"
+    return open_store(url, background=background, clock=SystemClock(), random=random.Random(3))
+
+
+async def configure(cluster: Cluster, **configs: str) -> None:
+    topic = msgspec.structs.replace(cluster.topic, configs={"retention.ms": "-1", **configs})
+    await cluster.metadata.propose(Command(updates=(Put(record=topic),)))
+
+
+async def write(cluster: Cluster, make_batches: Batches, written: list[bytes], ledgers: int) -> None:
+    for _ in range(ledgers):
+        base = len(written) * 10
+        batches = make_batches(base, [10] * 5)
+        written.extend(batches)
+        await cluster.add_ledger(batches, base)
+    await cluster.until(lambda: cluster.pointer() is not None and not cluster.log().ledgers)
+
+
+async def encrypted(cluster: Cluster, make_batches: Batches, ledgers: int = 3, compression: str = "none") -> list[bytes]:
+    """An encrypted history of one segment for each ledger; returns its batches."""
+    written: list[bytes] = []
+    await configure(cluster, **{"stratalog.tier.encryption.key": "k1", "stratalog.tier.compression": compression})
+    await cluster.start_worker(segment_bytes=1, block_bytes=600)
+    await write(cluster, make_batches, written, ledgers)
+    return written
+
+
+def names(directory: Path, suffix: str) -> set[str]:
+    return {path.stem for path in directory.rglob(f"*{suffix}")}
+
+
+def contents(directory: Path) -> list[bytes]:
+    return [path.read_bytes() for path in directory.rglob("*") if path.is_file()]
+
+
+async def read_all(store: ObjectStore, pointer: Any, **reader: Any) -> bytes:
+    source = ColdReader(store, reader.pop("settings", SETTINGS), SystemClock(), **reader)
+    content, offset = b"", pointer.start_offset
+    while offset < pointer.end_offset:
+        found = await source.fetch(pointer, offset, MIB, 10)
+        content, offset = content + b"".join(found.batches), found.end_offset
+    await source.close()
+    return content
+
+
+@pytest.mark.parametrize("compression", ["none", "zstd"])
+async def test_readers_see_the_batches_and_the_bucket_does_not(
+    cluster: Cluster, make_batches: Batches, store_directory: Path, background: ThreadBackground, compression: str
+) -> None:
+    written = await encrypted(cluster, make_batches, compression=compression)
+    store, pointer = cluster.store, cluster.pointer()
+    assert await read_all(store, pointer) == b"".join(written)
+    assert not any(batch[70:] in content for content in contents(store_directory) for batch in written)
+    source = ManifestSource(store)
+    manifest = await source.manifest(pointer)
+    footers = [await source.footer(entry) for entry in manifest.segments]
+    assert {footer.block_encryption for footer in footers} == {"aes-256-gcm"}
+    assert [footer.data_key for footer in footers] == [data_key_key(entry.key) for entry in manifest.segments]
+    assert {block.is_compressed for footer in footers for block in footer.blocks} == {compression == "zstd"}
+    report = await Verifier(store, background).partition("flights", pointer)
+    assert report.findings == ()
+    proof = await prove_batch(store, source, background, manifest, 70)
+    assert proof.holds(written[7]), "a leaf is over the batch, not over the stored bytes"
+
+
+async def test_the_disk_cache_holds_encrypted_blocks(
+    cluster: Cluster, make_batches: Batches, tmp_path: Path, background: ThreadBackground
+) -> None:
+    written = await encrypted(cluster, make_batches)
+    files, settings = SystemFiles(tmp_path / "cache"), ColdReaderSettings(disk_bytes=MIB, read_ahead_blocks=0)
+    content = await read_all(
+        cluster.store, cluster.pointer(), settings=settings, memory_bytes=400, files=files, background=background
+    )
+    assert content == b"".join(written)
+    cached = [(tmp_path / "cache/blocks" / name).read_bytes() for name in files.list("blocks")]
+    assert cached
+    assert not any(batch[70:] in block for block in cached for batch in written)
+
+
+async def test_a_key_that_is_not_there_is_named(
+    cluster: Cluster, make_batches: Batches, store_directory: Path, keys: Path, background: ThreadBackground
+) -> None:
+    await encrypted(cluster, make_batches)
+    await cluster.close()
+    (keys / "k1.key").rename(keys / "elsewhere")
+    options = {"background": background, "clock": SystemClock(), "random": random.Random(4)}
+    for url, message in ((f"{store_directory}?keys={keys}", f"'k1' is not in {keys}"), (str(store_directory), "add keys=")):
+        store = open_store(url, **options)  # type: ignore[arg-type]
+        with pytest.raises(Unavailable, match=message):
+            await read_all(store, cluster.pointer())
+        with pytest.raises(Unavailable, match=message):
+            await Verifier(store, background).partition("flights", cluster.pointer())
+
+
+async def test_a_worker_without_the_key_says_so_and_keeps_the_hot_copy(
+    cluster: Cluster, make_batches: Batches, keys: Path
+) -> None:
+    await configure(cluster, **{"stratalog.tier.encryption.key": "k2"})
+    worker = await cluster.start_worker()
+    await cluster.add_ledger(make_batches(0, [10]), 0)
+    await cluster.until(lambda: "key 'k2' is not in" in cluster.last_error())
+    assert len(cluster.log().ledgers) == 1
+    create_key(keys, "k2")
+    await cluster.until(lambda: not cluster.log().ledgers)
+    await worker.close()
+
+
+async def test_a_lost_or_altered_data_key_is_damage(
+    cluster: Cluster, make_batches: Batches, store_directory: Path, background: ThreadBackground
+) -> None:
+    await encrypted(cluster, make_batches)
+    manifest = await ManifestSource(cluster.store).manifest(cluster.pointer())
+    first, second, third = (store_directory / data_key_key(entry.key) for entry in manifest.segments)
+    first.unlink()
+    second.write_bytes(third.read_bytes().replace(b'"wrapped": "', b'"wrapped": "AAAA'))
+    third.write_bytes(b"{")
+    report = await Verifier(cluster.store, background).partition("flights", cluster.pointer())
+    lost = [(Damage.DATA_KEY_MISSING, 0), (Damage.DATA_KEY_ALTERED, 50), (Damage.DATA_KEY_ALTERED, 100)]
+    assert [(found.kind, found.base_offset) for found in report.findings] == lost
+
+
+async def test_a_block_in_another_place_or_under_another_key_is_refused(cluster: Cluster, make_batches: Batches) -> None:
+    await encrypted(cluster, make_batches)
+    source = ManifestSource(cluster.store)
+    first, second, _ = (await source.manifest(cluster.pointer())).segments
+    footer, other = await source.footer(first), await source.footer(second)
+    block = footer.blocks[0]
+    stored = await cluster.store.get_range(first.key, block.position, block.length)
+    assert plain_block(stored, block, await source.cipher(footer))
+    with pytest.raises(Corrupt, match="does not decrypt"):
+        plain_block(stored, block, await source.cipher(other))
+    moved = msgspec.structs.replace(block, base_offset=block.base_offset + 10, last_offset=block.last_offset + 10)
+    with pytest.raises(Corrupt, match="does not decrypt"):
+        plain_block(stored, moved, await source.cipher(footer))
+
+
+async def test_after_a_rotation_the_old_key_is_not_needed(
+    cluster: Cluster, make_batches: Batches, store_directory: Path, keys: Path, background: ThreadBackground
+) -> None:
+    written = await encrypted(cluster, make_batches)
+    source = ManifestSource(cluster.store)
+    manifest = await source.manifest(cluster.pointer())
+    segments = {entry.key: (store_directory / entry.key).read_bytes() for entry in manifest.segments}
+    create_key(keys, "k2")
+    assert [await rewrap(cluster.store, data_key_key(key), "k2") for key in segments] == [True] * 3
+    assert [await rewrap(cluster.store, data_key_key(key), "k2") for key in segments] == [False] * 3
+    (keys / "k1.key").unlink()
+    url = f"{store_directory}?keys={keys}"
+    store = open_store(url, background=background, clock=SystemClock(), random=random.Random(4))
+    assert await read_all(store, cluster.pointer()) == b"".join(written)
+    assert {key: (store_directory / key).read_bytes() for key in segments} == segments
+
+
+async def test_segments_follow_the_policy_and_merges_too(
+    cluster: Cluster, make_batches: Batches, background: ThreadBackground
+) -> None:
+    written: list[bytes] = []
+
+    async def encryptions() -> list[str]:
+        source = ManifestSource(cluster.store)
+        manifest = await source.manifest(cluster.pointer())
+        return [(await source.footer(entry)).block_encryption for entry in manifest.segments]
+
+    await configure(cluster)
+    await cluster.start_worker("worker-1", segment_bytes=1)
+    await write(cluster, make_batches, written, 1)
+    await configure(cluster, **{"stratalog.tier.encryption.key": "k1"})
+    await write(cluster, make_batches, written, FAN_IN - 1)
+    assert await encryptions() == ["none", *["aes-256-gcm"] * (FAN_IN - 1)]
+    version = cluster.pointer().manifest_version
+    await cluster.close()
+    await cluster.start_worker("worker-2")
+    await cluster.until(lambda: cluster.pointer().manifest_version > version)
+    assert await encryptions() == ["aes-256-gcm"]
+    assert await read_all(cluster.store, cluster.pointer()) == b"".join(written)
+    assert (await Verifier(cluster.store, background).partition("flights", cluster.pointer())).findings == ()
+
+
+async def test_data_keys_stay_as_long_as_their_segments(
+    cluster: Cluster, make_batches: Batches, store_directory: Path, background: ThreadBackground
+) -> None:
+    written = await encrypted(cluster, make_batches)
+    await cluster.close()
+    await cluster.start_worker("worker-2", grace_ms=0, sweep_interval_ms=10, retention_interval_ms=10)
+    await asyncio.sleep(0.3)
+    assert await read_all(cluster.store, cluster.pointer()) == b"".join(written)
+    await configure(cluster, **{"stratalog.tier.encryption.key": "k1", "retention.bytes": "1"})
+    await cluster.until(lambda: cluster.log().log_start_offset >= 100)
+    async with asyncio.timeout(20):
+        while len(names(store_directory, ".key")) > 1:  # noqa: ASYNC110 - the store tells nobody
+            await asyncio.sleep(0.02)
+    assert names(store_directory, ".key") == names(store_directory, ".segment")
+
+
+async def test_a_copy_that_was_encrypted_with_another_data_key_is_not_sound(
+    cluster: Cluster, make_batches: Batches, store_directory: Path, background: ThreadBackground
+) -> None:
+    """An upload is read back with the data key from the store, so that a data key that was not stored is noticed in time."""
+    await encrypted(cluster, make_batches, 1)
+    source = ManifestSource(cluster.store)
+    (entry,) = (await source.manifest(cluster.pointer())).segments
+    (store_directory / data_key_key(entry.key)).unlink()
+    with pytest.raises(Corrupt, match="is missing"):
+        await require_sound(cluster.store, ManifestSource(cluster.store), entry, background, reads_at_once=4)
+
+
+async def test_a_key_is_made_once_and_checked(tmp_path: Path) -> None:
+    path = create_key(tmp_path / "new", "k1")
+    assert path.stat().st_mode & 0o777 == 0o600
+    content = path.read_bytes()
+    with pytest.raises(Conflict, match="exists"):
+        create_key(tmp_path / "new", "k1")
+    assert path.read_bytes() == content
+    ring = FileKeyRing(tmp_path / "new")
+    data_key, wrapped = await ring.make("k1", b"here")
+    assert await ring.unwrap("k1", wrapped, b"here") == data_key
+    with pytest.raises(Corrupt, match="wrapped by another"):
+        await ring.unwrap("k1", wrapped, b"there")
+    with pytest.raises(Invalid, match="is invalid"):
+        await ring.make("../k1", b"")
+    (tmp_path / "new/short.key").write_text("AAAA")
+    with pytest.raises(Invalid, match="holds a key of 3 bytes"):
+        await ring.make("short", b"")
+    (tmp_path / "new/text.key").write_text("no key")
+    with pytest.raises(Invalid, match="32 bytes in base64"):
+        await ring.make("text", b"")

@@ -1,0 +1,47 @@
+"""Data keys of segments: made and stored before a segment is written, wrapped anew when the key that protects them changes.
+
+Each is an object beside its segment. The sweep of orphans deletes it once the segment is gone.
+"""
+
+from __future__ import annotations
+
+from uuid import UUID
+
+import msgspec
+
+from stratalog_tiering.format.block_cipher import BlockCipher, SegmentEncryption, data_key_context
+from stratalog_tiering.format.descriptor import WrappedDataKey, decode_descriptor, encode_descriptor
+from stratalog_tiering.format.object_keys import data_key_key
+from stratalog_tiering.store import ObjectStore
+
+
+async def new_encryption(
+    store: ObjectStore, topic_id: UUID, partition: int, segment: str, key_name: str
+) -> SegmentEncryption | None:
+    """A new data key for the segment that will be at the key ``segment``, stored wrapped; None without a ``key_name``.
+
+    Raises ``Unavailable`` that names a key which the store's key ring does not have.
+    """
+    if not key_name:
+        return None
+    data_key, wrapped = await store.keys.make(key_name, data_key_context(topic_id, partition))
+    stored = WrappedDataKey(topic_id=topic_id, partition=partition, key_name=key_name, wrapped=wrapped)
+    key = data_key_key(segment)
+    await store.put(key, [encode_descriptor(stored)])
+    return SegmentEncryption(data_key=key, cipher=BlockCipher(data_key))
+
+
+async def rewrap(store: ObjectStore, data_key: str, key_name: str) -> bool:
+    """Wrap the data key in the object ``data_key`` by the key ``key_name``; False if it is already.
+
+    An interruption changes nothing or leaves the object rewritten: it is replaced as a whole. Raises as ``KeyRing`` does.
+    """
+    stored = decode_descriptor(await store.get(data_key), WrappedDataKey, data_key)
+    if stored.key_name == key_name:
+        return False
+    context = data_key_context(stored.topic_id, stored.partition)
+    plain = await store.keys.unwrap(stored.key_name, stored.wrapped, context)
+    wrapped = await store.keys.wrap(key_name, plain, context)
+    renewed = msgspec.structs.replace(stored, key_name=key_name, wrapped=wrapped)
+    await store.put(data_key, [encode_descriptor(renewed)], if_absent=False)
+    return True
