@@ -30,9 +30,9 @@ class Overload(msgspec.Struct, frozen=True, kw_only=True):
         if self.idle_share is None:
             return "CPU time was not measured"
         if self.idle_share <= _IDLE_MAX:
-            used = f"{1 - self.idle_share:.0%} of the cores' time was used"
-            return f"{used}: servers, clients and neighbours together were at their limit"
-        return f"{self.idle_share:.0%} of the cores' time was idle: not CPU, but a stall that was not made up for by the end"
+            used = f"the cores were {1 - self.idle_share:.0%} busy"
+            return f"{used}, so servers, clients and neighbours together were at the machine's limit"
+        return f"the cores were {self.idle_share:.0%} idle, so CPU was not the limit: a stall left a backlog until the end"
 
 
 def is_about_delay(quantity: str) -> bool:
@@ -88,10 +88,11 @@ def overload_lines(run: Run, cells: Sequence[str], against: str) -> Iterator[str
 
 
 _QUEUE = (
-    f"† This load was not carried: less than {CARRIED_MIN:.0%} of its rate. Records then wait for those before them, longer "
-    "and longer until the end: that tells how long the run was, and is no latency. So there is no ratio, no verdict and no bar."
+    f"† This load was not carried: the system handled less than {CARRIED_MIN:.0%} of its rate. Records then queue for longer "
+    "and longer until the run ends. Their delay depends on the length of the run and is not a latency, so there is no ratio, "
+    "verdict or bar."
 )
-_SLOWED = f"Producers did not keep to their rate (less than {CARRIED_MIN:.0%} of it) while others read:"
+_SLOWED = f"Producers sent less than {CARRIED_MIN:.0%} of their rate while consumers read:"
 
 
 def _rows(run: Run, cell: str, system: str) -> list[Row]:

@@ -66,7 +66,7 @@ def grid_of(run: Run, workload: Workload) -> Grid | None:
 def grid_lines(run: Run, grid: Grid, against: str, picture: str) -> Iterator[str]:
     """Markdown: the picture of that name, ratios of all, figures folded away."""
     yield from (f"![Records per second, ours to {against}'s]({picture})", "")
-    yield f"Records per second, ours to {against}'s; above 1 ours is faster. Rows are record and batch."
+    yield f"Ratio of records per second, ours to {against}'s: above 1, ours is faster. A row is a record size and a batch size."
     yield from ("", *_table(["record", "batch", *map(_column_text, grid.columns)], _ratio_rows(run, grid, against)), "")
     for column in grid.columns:
         yield from ("<details>", f"<summary>Figures: {_column_text(column)}</summary>", "")

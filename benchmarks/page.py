@@ -1,6 +1,6 @@
-"""``docs/lab/benchmarks.md`` from a recorded run: goals, tables, pictures between two markers; words around them are by hand.
+"""Writes ``docs/lab/benchmarks.md`` from a recorded run: goals, tables and pictures between two markers. The rest is by hand.
 
-``python -m benchmarks.page RUN`` makes it anew without measuring.
+``python -m benchmarks.page RUN`` writes it again without measuring.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def write_pages(name: str, run: Run, matrix: Matrix) -> None:
 
 
 def write_page(name: str, run: Run, matrix: Matrix, *, page: Path = PAGE, pictures: Path = PICTURES) -> None:
-    """Replace what stands between the markers of ``page``, and the pictures."""
+    """Replace the text between the markers of ``page``, and the pictures."""
     against = against_of(run)
     document = page.read_text() if page.exists() else f"# Benchmarks\n\n{BEGIN}\n{END}\n"
     before, rest = document.split(BEGIN, 1)
@@ -77,13 +77,13 @@ def _what_ran(name: str, run: Run, matrix: Matrix) -> list[str]:
     profiles = list(dict.fromkeys(row.profile or run.profile for row in run.rows))
     commits = dict.fromkeys((row.commit or run.commit)[:10] for row in run.rows)
     lines = [
-        f"Run `{name}` (profile {' and '.join(profiles)}, commit {' and '.join(commits)}), {moments[0]} to {moments[-1]}, "
-        f"on {run.machine['cores']} cores ({run.machine['system']}, Python {run.machine['python']}), clients on the same "
-        "cores. Systems in turns; medians.",
+        f"Run `{name}` (profiles: {', '.join(profiles)}; commits: {', '.join(commits)}) from {moments[0]} to {moments[-1]}, "
+        f"on {run.machine['cores']} cores ({run.machine['system']}, Python {run.machine['python']}), which servers and clients "
+        "share. The systems ran in turns. Figures are medians of the rounds.",
         "",
         *(f"- **{system}**: {text}" for system, text in run.systems.items()),
-        f"- Clients: {'; '.join(clients)}. Payloads half random.",
-        *(f"- How long: {_how_long(each, matrix)}" for each in profiles if each in matrix.profiles),
+        f"- Clients: {'; '.join(clients)}. Half of each payload is random bytes, the rest zeros.",
+        *(f"- {_how_long(each, matrix)}" for each in profiles if each in matrix.profiles),
         "",
     ]
     missing = list(coverage.not_measured(run, matrix))
@@ -93,9 +93,9 @@ def _what_ran(name: str, run: Run, matrix: Matrix) -> list[str]:
 def _how_long(profile: str, matrix: Matrix) -> str:
     shape = matrix.profiles[profile]
     return (
-        f"profile {profile} counts {shape.duration_s:g} s after a warm-up of {shape.warmup_s:g} s and "
-        f"{shape.warmup_per_partition_s * 1000:g} ms per partition, on clusters warmed for {shape.warm_cluster_s:g} s; "
-        "loads of a given size count until they are done."
+        f"Profile {profile} measures {shape.duration_s:g} s of each cell, after a warm-up of {shape.warmup_s:g} s plus "
+        f"{shape.warmup_per_partition_s * 1000:g} ms per partition, on clusters warmed up for {shape.warm_cluster_s:g} s. "
+        "A load of a fixed size is measured until it is complete."
     )
 
 
@@ -135,10 +135,10 @@ def _judged(verdict: summary.Verdict) -> str:
 
 
 def _limits(run: Run, matrix: Matrix, against: str) -> list[str]:
-    """For every goal that was missed: where the machine's time went, and what is the most that our servers could still gain."""
+    """For every goal that was missed: how the CPU time was used, and the most that our servers could still gain."""
     missed = [verdict for verdict in summary.verdicts(run, matrix.goals, against) if not verdict.reached]
     limits = [(verdict, found) for verdict in missed if (found := summary.limit(run, verdict, against))]
-    lines = ["### Limits of what was not reached", "", *_LIMITS_READ, ""] if missed else []
+    lines = ["### Limits of the goals that were not reached", "", *_LIMITS_READ, ""] if missed else []
     without = [(verdict, None) for verdict in missed if all(verdict is not other for other, _ in limits)]
     for verdict, found in [*limits, *without]:
         title = f"{verdict.goal.title}, {verdict.cell} ({_bound(verdict.goal)}, {_measured(verdict)})"
@@ -158,10 +158,10 @@ def _measured(verdict: summary.Verdict) -> str:
 
 
 _LIMITS_READ = (
-    "CPU time of exactly the window that counted. *Other* is what the machine did for nobody in particular: the kernel's",
-    "threads, which also write to disk, the measuring itself, neighbours. The *ceiling* is the rate at which the clients alone",
-    "would take all cores: a goal above it is out of reach of any server on this machine. Where cores were idle, it is not CPU",
-    "that bounds the rate but the way of a batch to its acknowledgement, with as many on their way as the client lets be.",
+    "CPU time is that of the measured window. *Other* is CPU time of no process under test: kernel threads, which also write",
+    "to disk, the measuring itself, and neighbours. The *ceiling* is the rate at which the clients alone would use all cores:",
+    "no server can reach a goal above it on this machine. Where cores were idle, CPU does not limit the rate: the time from a",
+    "batch to its acknowledgement does, with the number of batches that the client keeps in flight.",
 )
 
 
@@ -170,24 +170,24 @@ def _limit_lines(run: Run, found: summary.Limit, against: str) -> list[str]:
     allowed = found.servers_s_per_gb_allowed
     servers_s_per_gb = sum(found.per_gb.values())
     verdict = (
-        f"all our servers together would have to cost {figure(allowed)} s/GB, and no core ever to wait"
+        f"To reach the goal, all our servers together may use {figure(allowed)} s/GB, and no core may ever be idle"
         if allowed > 0
-        else "no server, however cheap, reaches it beside these clients on these cores"
+        else "No server can reach the goal with these clients on these cores, however little CPU it uses"
     )
     return [
         *_shares_lines(run, found.cell, against),
-        f"- CPU per GB, ours: clients {figure(found.clients_s_per_gb)} s; {roles}; servers together "
+        f"- CPU per GB, ours: clients {figure(found.clients_s_per_gb)} s; {roles}; all servers together "
         f"{figure(servers_s_per_gb)} s.",
         *_way_lines(run, found.cell, against),
-        f"- Ceiling, if our servers cost nothing: {figure(found.ceiling_mb_per_s)} MB/s, {found.ceiling_ratio:.2f} times "
-        f"{against}'s measured rate. For the goal {verdict}.",
+        f"- Ceiling, if our servers used no CPU: {figure(found.ceiling_mb_per_s)} MB/s, {found.ceiling_ratio:.2f} times "
+        f"{against}'s measured rate. {verdict}.",
     ]
 
 
 def _way_lines(run: Run, cell: str, against: str) -> list[str]:
     ways = {system: summary.median(run, cell, system, "latency_p50_ms") for system in (summary.OURS, against)}
     told = ", ".join(f"{system} {figure(way)} ms" for system, way in ways.items() if way is not None)
-    return [f"- Median time from the hand-over of a record to its acknowledgement: {told}."] if told else []
+    return [f"- Median time from passing a record to the client to its acknowledgement: {told}."] if told else []
 
 
 def _shares_lines(run: Run, cell: str, against: str) -> list[str]:
@@ -198,11 +198,11 @@ def _shares_lines(run: Run, cell: str, against: str) -> list[str]:
         if shares:
             parts = ", ".join(f"{role} {share:.0%}" for role, share in shares.items())
             lines.append(f"- Share of all cores, {system}: {parts}.")
-    return lines or ["- Its CPU time was not measured."]
+    return lines or ["- CPU time was not measured."]
 
 
 def _overload_lines(run: Run, verdict: summary.Verdict, against: str) -> list[str]:
-    """What of the rate was carried."""
+    """How much of the rate was carried."""
     if verdict.carried:
         return []
     found = overloads(run, verdict.cell, against)
@@ -210,13 +210,13 @@ def _overload_lines(run: Run, verdict: summary.Verdict, against: str) -> list[st
 
 
 def _floor_lines(run: Run, verdict: summary.Verdict, against: str) -> list[str]:
-    """What no server could go below, where the client holds records back."""
+    """The lowest latency that any server could have, where the client holds records back."""
     held_ms, theirs = summary.held_ms(run, verdict.cell), summary.median(run, verdict.cell, against, "latency_p99_ms")
     if verdict.goal.quantity != "latency_p99_ms" or not verdict.carried or not held_ms or not theirs:
         return []
     return [
-        f"- The client holds a record back for up to {figure(held_ms)} ms, until its batch is full or its linger over: a "
-        f"server that took no time at all would have {held_ms / theirs:.2f} of {against}'s p99."
+        f"- The client holds a record back for up to {figure(held_ms)} ms, until its batch is full or its linger ends. Even a "
+        f"server that took no time would have {held_ms / theirs:.2f} of {against}'s p99."
     ]
 
 
@@ -255,7 +255,7 @@ def _tables(run: Run, matrix: Matrix, against: str, pictures: Path) -> Iterator[
         if not cells:
             continue
         base = ", ".join(f"{name} {value}" for name, value in flat(workload.base))
-        yield from (f"### {workload.title}", "", f"Unless a cell says otherwise: {base}.", "")
+        yield from (f"### {workload.title}", "", f"Settings, unless the name of a cell says otherwise: {base}.", "")
         if workload.name in run.remarks:
             yield from (f"**{run.remarks[workload.name]}**", "")
         if grid:

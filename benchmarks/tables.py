@@ -34,8 +34,8 @@ SHOWN: dict[str, tuple[str, bool | None]] = {
     "memory_bytes": ("memory of all processes, MB (PSS)", False),
     "server_cpu_s_per_gb": ("CPU of all servers, s/GB", False),
     "clients_cpu_s_per_gb": ("CPU of the clients, s/GB", False),
-    "machine_share_idle": ("share of the cores that was idle", None),
-    "elapsed_s": ("time that counted, s", None),
+    "machine_share_idle": ("idle share of the cores", None),
+    "elapsed_s": ("measured time, s", None),
 }
 _MEGABYTES = ("memory_bytes",)
 # Costs stand below the others.
@@ -70,7 +70,7 @@ def main_table(run: Run, cells: Sequence[str], workload: str, against: str) -> I
     ]
     paced = any(carried.wanted(run, cell, summary.OURS) for cell in cells)
     titles = [*(["asked for, records/s"] if paced else []), *(SHOWN[each][0] for each in main)]
-    yield f"{summary.OURS} / {against} (ratio):"
+    yield f"Each entry is {summary.OURS} / {against}, with the ratio in parentheses."
     yield ""
     yield f"| cell | {' | '.join(titles)} |"
     yield f"| --- |{' --- |' * len(titles)}"
