@@ -44,7 +44,7 @@ class HandlerInfo:
     max_version: int
     access: Access | None
     """The operation and the kind of resource for whose names the handler asks ``Permissions``. None for requests that are
-    allowed before authentication."""
+    allowed before authentication. DescribeCluster asks for none, as in Kafka: every client needs its answer."""
     handle: Handle | None = None
     handle_raw: HandleRaw | None = None
     advertised_min_version: int | None = None

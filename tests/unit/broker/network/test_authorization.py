@@ -99,6 +99,13 @@ async def test_produce_appends_to_the_other_topics(guarded: Guarded, version: in
     assert {one[0] for one in guarded.rules.asked} == {ANONYMOUS}
 
 
+async def test_a_topic_is_asked_for_once_in_a_request(guarded: Guarded) -> None:
+    data = tuple(part(0, 9, "PartitionProduceData", index=index, records=batch(b"value")) for index in range(5))
+    topic = part(0, 9, "TopicProduceData", name=OPEN_TOPIC, partition_data=data)
+    await guarded.client.send(0, 9, transactional_id=None, acks=-1, timeout=SECONDS, topic_data=(topic, topic))
+    assert guarded.rules.asked == [(ANONYMOUS, Operation.WRITE, Resource.TOPIC, OPEN_TOPIC)]
+
+
 async def test_a_denied_batch_without_acknowledgement_closes_the_connection(guarded: Guarded) -> None:
     client = await RawClient.connect(guarded.cluster.bootstrap)
     client.send(0, 9, encode_entity(produce_request(SECRET, 0, batch(b"value"), acks=0)))
