@@ -41,7 +41,7 @@ def read_blocks(
 ) -> Iterator[tuple[BlockEntry, memoryview]]:
     """Yield each block of ``blocks``, which are some of the footer's, and its batches, checked and in order.
 
-    Raises ``Corrupt`` with segment, block and offsets, and ``Unavailable`` if the key of an encrypted segment is not there.
+    Raises ``Corrupt`` with segment, block and offsets, and ``StorageFailed`` if the key of an encrypted segment is not there.
     """
     cipher = bucket.cipher(footer) if blocks else None
     groups = [list(group) for group in _requests(blocks)]

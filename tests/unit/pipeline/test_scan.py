@@ -11,7 +11,7 @@ import pytest
 
 from stratalog_core.batches.batch import TRANSACTIONAL_BIT
 from stratalog_core.batches.records import Record, build_batch
-from stratalog_core.errors import Corrupt, Invalid, Unavailable
+from stratalog_core.errors import Corrupt, Invalid, StorageFailed
 from stratalog_pipeline.arrow.schema import COLUMNS
 from stratalog_pipeline.bucket import Bucket
 from stratalog_pipeline.options import parse_options
@@ -94,7 +94,7 @@ def test_encrypted_segments_have_the_same_rows(cold_bucket: ColdBucket, tmp_path
         assert [{**row, "topic": ""} for row in found] == [{**row, "topic": ""} for row in expected]
     (tmp_path / "keys/k1.key").unlink()
     assert read(cold_bucket, subscribe="plain")
-    with pytest.raises(Unavailable, match="'k1' is not in"):
+    with pytest.raises(StorageFailed, match="'k1' is not in"):
         read(cold_bucket, subscribe="encrypted")
 
 

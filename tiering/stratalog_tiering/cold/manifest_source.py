@@ -211,7 +211,8 @@ class ManifestSource:
     async def cipher(self, footer: SegmentFooter) -> BlockCipher | None:
         """The cipher of the segment's blocks; None if they are not encrypted.
 
-        Raises ``Corrupt`` if the data key is lost, and ``Unavailable`` that names the key of the key ring that is not there.
+        Raises ``Corrupt`` if the data key is lost, ``StorageFailed`` that names the key which the key ring does not have,
+        ``Unavailable``.
         """
         if not footer.is_encrypted:
             return None

@@ -20,7 +20,7 @@ async def new_encryption(
 ) -> SegmentEncryption | None:
     """A new data key for the segment that will be at the key ``segment``, stored wrapped; None without a ``key_name``.
 
-    Raises ``Unavailable`` that names a key which the store's key ring does not have.
+    Raises ``StorageFailed`` that names a key which the store's key ring does not have.
     """
     if not key_name:
         return None

@@ -83,11 +83,11 @@ class KeyRing(Protocol):
         ...
 
     async def wrap(self, name: str, data_key: bytes, context: bytes) -> bytes:
-        """``data_key`` wrapped by the key ``name``. Raises ``Unavailable`` that names a key which is not there, ``Invalid``."""
+        """``data_key`` wrapped by the key ``name``. Raises ``StorageFailed`` that names a missing key, ``Invalid``."""
         ...
 
     async def unwrap(self, name: str, wrapped: bytes, context: bytes) -> bytes:
-        """The data key. Raises ``Unavailable`` that names a key which is not there, ``Corrupt`` if it is not the right one."""
+        """The data key. Raises ``StorageFailed`` that names a missing key, ``Corrupt`` if it is not the right one."""
         ...
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import logging
 import os
 import re
 import secrets
@@ -18,13 +19,14 @@ from typing import Final
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from stratalog_core.errors import Conflict, Corrupt, Invalid, Unavailable
+from stratalog_core.errors import Conflict, Corrupt, Invalid, StorageFailed
 from stratalog_tiering.store.base import DATA_KEY_BYTES
 
 KEY_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _KEY_BYTES: Final = 32
 _NONCE_BYTES: Final = 12
 _SUFFIX: Final = ".key"
+_log = logging.getLogger(__name__)
 
 
 class NoKeys:
@@ -40,8 +42,8 @@ class NoKeys:
         raise _without_ring(name)
 
 
-def _without_ring(name: str) -> Unavailable:
-    return Unavailable(f"key {name!r} is needed, but the store's URL names no keys: add keys=DIRECTORY to its options")
+def _without_ring(name: str) -> StorageFailed:
+    return StorageFailed(f"key {name!r} is needed, but the store's URL names no keys: add keys=DIRECTORY to its options")
 
 
 class FileKeyRing:
@@ -50,6 +52,7 @@ class FileKeyRing:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._read: dict[str, AESGCM] = {}
+        self._missing: set[str] = set()
 
     async def make(self, name: str, context: bytes) -> tuple[bytes, bytes]:
         data_key = secrets.token_bytes(DATA_KEY_BYTES)
@@ -70,8 +73,16 @@ class FileKeyRing:
 
     def _key(self, name: str) -> AESGCM:
         found = self._read.get(name)
-        if found is None:
+        if found is not None:
+            return found
+        try:
             found = self._read[name] = AESGCM(_read_key(self._directory, name))
+        except StorageFailed as failure:
+            if name not in self._missing:
+                self._missing.add(name)
+                _log.warning("%s", failure.message)  # once: consumers ask again and again
+            raise
+        self._missing.discard(name)
         return found
 
 
@@ -80,9 +91,9 @@ def _read_key(directory: Path, name: str) -> bytes:
     try:
         key = base64.b64decode(path.read_bytes().strip(), validate=True)
     except FileNotFoundError:
-        raise Unavailable(f"key {name!r} is not in {directory}: without {path.name} what it protects cannot be read") from None
+        raise StorageFailed(f"key {name!r} is not in {directory}: what it protects cannot be read without it") from None
     except OSError as failure:
-        raise Unavailable(f"key {name!r} cannot be read from {path}: {failure.strerror}") from failure
+        raise StorageFailed(f"key {name!r} cannot be read from {path}: {failure.strerror}") from failure
     except binascii.Error:
         raise Invalid(f"{path} does not hold a key: it must be 32 bytes in base64") from None
     if len(key) != _KEY_BYTES:

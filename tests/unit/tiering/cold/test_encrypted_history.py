@@ -12,7 +12,7 @@ import msgspec
 import pytest
 import pytest_asyncio
 
-from stratalog_core.errors import Conflict, Corrupt, Invalid, Unavailable
+from stratalog_core.errors import Conflict, Corrupt, Invalid, StorageFailed
 from stratalog_core.system import SystemClock, SystemFiles, ThreadBackground
 from stratalog_metadata.state.commands import Command, Put
 from stratalog_tiering.cold.manifest_source import ManifestSource
@@ -131,9 +131,9 @@ async def test_a_key_that_is_not_there_is_named(
     options = {"background": background, "clock": SystemClock(), "random": random.Random(4)}
     for url, message in ((f"{store_directory}?keys={keys}", f"'k1' is not in {keys}"), (str(store_directory), "add keys=")):
         store = open_store(url, **options)  # type: ignore[arg-type]
-        with pytest.raises(Unavailable, match=message):
+        with pytest.raises(StorageFailed, match=message):
             await read_all(store, cluster.pointer())
-        with pytest.raises(Unavailable, match=message):
+        with pytest.raises(StorageFailed, match=message):
             await Verifier(store, background).partition("flights", cluster.pointer())
 
 
