@@ -243,3 +243,22 @@ async def test_objects_and_uploads_are_encrypted_as_the_url_says(
 def test_wrong_encryption_is_refused(options: str) -> None:
     with pytest.raises(Invalid, match="sse"):
         s3_location(f"s3://bucket?{options}")
+
+
+@pytest.mark.s3
+async def test_objects_and_uploads_have_the_storage_class_that_is_asked_for(minio_server: S3Server) -> None:
+    """MinIO knows two classes, and refuses S3's others."""
+    bucket = f"test-{uuid4().hex[:12]}"
+    client = boto3.client("s3", endpoint_url=minio_server.endpoint, region_name="us-east-1")
+    async with opened(minio_server.make_bucket(bucket)) as store:
+        for name, storage_class in (("reduced", "REDUCED_REDUNDANCY"), ("default", "")):
+            await store.put(name, [b"content"], storage_class=storage_class)
+            upload = await store.create_upload(f"{name}-upload", 5 * 2**20, storage_class)
+            await store.complete_upload(upload, [await store.put_part(upload, 1, [b"content"])])
+            for key in (name, f"{name}-upload"):
+                head = await asyncio.to_thread(client.head_object, Bucket=bucket, Key=key)
+                assert head.get("StorageClass", "") == storage_class
+        for refused in (store.put("ia", [b"content"], storage_class="GLACIER_IR"), store.create_upload("ia", 1, "GLACIER_IR")):
+            with pytest.raises(Invalid, match="InvalidStorageClass"):
+                await refused
+    client.close()

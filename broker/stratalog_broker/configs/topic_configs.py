@@ -31,6 +31,10 @@ LOCAL_RETENTION_MS: Final = "local.retention.ms"
 LOCAL_RETENTION_BYTES: Final = "local.retention.bytes"
 _LIKE_RETENTION: Final = -2
 _UNLIMITED: Final = -1
+_STORAGE_CLASSES: Final = (
+    "STANDARD", "STANDARD_IA", "ONEZONE_IA", "INTELLIGENT_TIERING", "GLACIER_IR", "REDUCED_REDUNDANCY"
+)  # fmt: skip
+"""Those of S3 from which an object is read at once. Stores that lack one refuse the upload."""
 _NO_DEFAULTS: Final[Mapping[str, str]] = {}
 
 
@@ -133,6 +137,11 @@ _WITH_EFFECT: Final = (
         " they were produced.",
     ),
     _int("stratalog.tier.compression.zstd.level", 3, "Level of zstd: higher compresses better and slower.", 1, 19),
+    ConfigKey(
+        name="stratalog.tier.storage.class", kind=ConfigKind.STRING, default="", choices=_STORAGE_CLASSES,
+        documentation="S3's storage class of new and merged segments; not set: the bucket's default. Classes that delay reads"
+        " are refused.",
+    ),
     ConfigKey(
         name="stratalog.tier.encryption.key", kind=ConfigKind.STRING, default="",
         documentation="Name of the key in the key ring of the store's URL that protects new and merged segments; empty: they"

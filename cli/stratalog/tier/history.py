@@ -70,6 +70,7 @@ def _segment_row(partition: ColdPartition, segment: SegmentEntry) -> dict[str, o
         "record_count": segment.record_count,
         "bytes": segment.stored_bytes,
         "created_at_ms": segment.created_at_ms,
+        "storage_class": segment.options.storage_class,
         "sha256": segment.object_sha256.hex(),
     }
 

@@ -161,7 +161,7 @@ class SimulatedStore:
         self._bucket.objects[key] = (content, self._bucket.written, EPOCH_MS + int(self._loop.time() * 1000))
         self._bucket.changed(key, self._info(key), self._loop.time(), self._random)
 
-    async def put(self, key: str, parts: Sequence[Buffer], *, if_absent: bool = True) -> None:
+    async def put(self, key: str, parts: Sequence[Buffer], *, if_absent: bool = True, storage_class: str = "") -> None:
         content = b"".join(parts)
         await self._reach_to_write(lambda: self._store(check_key(key), content, if_absent=if_absent))
         self._store(check_key(key), content, if_absent=if_absent)
@@ -208,7 +208,7 @@ class SimulatedStore:
             if self._bucket.objects.pop(key, None) is not None:
                 self._bucket.changed(key, None, self._loop.time(), self._random)
 
-    async def create_upload(self, key: str, part_bytes: int) -> Upload:
+    async def create_upload(self, key: str, part_bytes: int, storage_class: str = "") -> Upload:
         await self._reach()
         self._bucket.written += 1
         upload = Upload(

@@ -82,9 +82,9 @@ class FaultyStore:
         if failure is not None:
             raise failure
 
-    async def put(self, key: str, parts: Sequence[Buffer], *, if_absent: bool = True) -> None:
+    async def put(self, key: str, parts: Sequence[Buffer], *, if_absent: bool = True, storage_class: str = "") -> None:
         await self._enter("put", key)
-        await self._inner.put(key, parts, if_absent=if_absent)
+        await self._inner.put(key, parts, if_absent=if_absent, storage_class=storage_class)
         self._leave("put", key)
 
     async def get(self, key: str) -> bytes:
@@ -110,9 +110,9 @@ class FaultyStore:
         await self._inner.delete(keys)
         self.deleted.set()
 
-    async def create_upload(self, key: str, part_bytes: int) -> Upload:
+    async def create_upload(self, key: str, part_bytes: int, storage_class: str = "") -> Upload:
         await self._enter("create_upload", key)
-        return await self._inner.create_upload(key, part_bytes)
+        return await self._inner.create_upload(key, part_bytes, storage_class)
 
     async def put_part(self, upload: Upload, number: int, parts: Sequence[Buffer]) -> UploadedPart:
         await self._enter("put_part", upload.key)

@@ -134,9 +134,9 @@ class OffloadJob:
     def footer(self) -> SegmentFooter:
         return self.written.footer
 
-    def entry(self) -> SegmentEntry:
+    def entry(self, storage_class: str = "") -> SegmentEntry:
         """The finished segment's manifest entry."""
-        return segment_entry(self.key, self.written)
+        return segment_entry(self.key, self.written, storage_class=storage_class)
 
     def _add(self, payload: memoryview) -> None:
         if is_checkpoint(payload):

@@ -26,7 +26,7 @@ class TierPolicy:
     ``local_retention_ms`` None: the worker's deletion lag after the commit. ``segment_bytes`` None: the worker's target size.
     ``is_copied`` False: nothing more becomes cold; hot records stay until ``retention_*`` removes them. ``zstd_level`` None:
     new segments store blocks as their batches are. ``encryption_key`` names the key that protects the data keys of new
-    segments; empty: they are not encrypted.
+    segments; empty: they are not encrypted. ``storage_class`` is that of new segments; empty: the store's default.
     """
 
     retention_ms: int = SEVEN_DAYS_MS
@@ -38,6 +38,7 @@ class TierPolicy:
     zstd_level: int | None = None
     is_copied: bool = True
     encryption_key: str = ""
+    storage_class: str = ""
 
     @property
     def segment_span_ms(self) -> int | None:
@@ -77,6 +78,7 @@ def tier_policy(configs: Mapping[str, str]) -> TierPolicy:
         zstd_level=_zstd_level(configs),
         is_copied=not is_hot_only(configs) and configs.get("remote.log.copy.disable", "false").lower() != "true",
         encryption_key=configs.get("stratalog.tier.encryption.key", ""),
+        storage_class=configs.get("stratalog.tier.storage.class", ""),
     )
 
 

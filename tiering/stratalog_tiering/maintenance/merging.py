@@ -4,7 +4,7 @@ Ledgers that were sealed early (a change of owner, an idle partition, a request)
 ``FAN_IN`` segments that were never merged become one, and ``FAN_IN`` of those become another, which is not merged again. So a
 record is written at most three times, including its offload. Blocks are read, verified and written as one segment, which is
 verified before the manifest's next version replaces the old segments by it. The old objects stay for the grace period. The
-merged segment is compressed and encrypted as the topic asks for now, however its sources were.
+merged segment is compressed, encrypted and stored as the topic asks for now, however its sources were.
 
 Retention drops whole segments by their newest record. A merged segment therefore spans no more time and is no larger than
 :func:`merge_limits` allows, and a merge never renews a timestamp that retention uses.
@@ -116,8 +116,9 @@ async def _write_merged(
     encryption = await new_encryption(ports.store, state.log.topic_id, state.log.index, key, policy.encryption_key)
     writer = SegmentWriter(_identity(ports.cluster_id, footers), ports.settings.block_bytes, policy.zstd_level, encryption)
     upload = StreamedUpload(
-        ports.store, key, part_bytes=ports.settings.upload_part_bytes, parts_at_once=ports.settings.upload_parts_at_once
-    )
+        ports.store, key, part_bytes=ports.settings.upload_part_bytes, parts_at_once=ports.settings.upload_parts_at_once,
+        storage_class=policy.storage_class,
+    )  # fmt: skip
     try:
         for entry, footer in zip(run, footers, strict=True):
             cipher = await ports.source.cipher(footer)
@@ -137,7 +138,7 @@ async def _write_merged(
         await abort_quietly(upload)
         raise
     return msgspec.structs.replace(
-        segment_entry(key, written, SegmentKind.MERGED),
+        segment_entry(key, written, SegmentKind.MERGED, policy.storage_class),
         merge_count=1 + max(entry.merge_count for entry in run),
         sources=tuple(source_of(entry) for entry in run),
     )

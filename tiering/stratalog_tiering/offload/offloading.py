@@ -51,8 +51,8 @@ async def offload(
         ports.cluster_id, state.topic, sealed, key=key, block_bytes=ports.settings.block_bytes, zstd_level=policy.zstd_level,
         encryption=encryption,
     )  # fmt: skip
-    await _upload(ports, job)
-    entry = job.entry()
+    await _upload(ports, job, policy.storage_class)
+    entry = job.entry(policy.storage_class)
     await require_sound(ports.store, ports.source, entry, ports.background, reads_at_once=ports.settings.verify_reads_at_once)
     await _skip_expired(ports, edit, entry.base_offset)
     await ports.background.run(lambda: edit.append(entry, job.written.leaves))
@@ -75,11 +75,12 @@ async def _skip_expired(ports: WorkerPorts, edit: ManifestEdit, offset: int) -> 
         edit.restart_at(offset)
 
 
-async def _upload(ports: WorkerPorts, job: OffloadJob) -> None:
+async def _upload(ports: WorkerPorts, job: OffloadJob, storage_class: str) -> None:
     settings = ports.settings
     upload = StreamedUpload(
-        ports.store, job.key, part_bytes=settings.upload_part_bytes, parts_at_once=settings.upload_parts_at_once
-    )
+        ports.store, job.key, part_bytes=settings.upload_part_bytes, parts_at_once=settings.upload_parts_at_once,
+        storage_class=storage_class,
+    )  # fmt: skip
     try:
         while (wanted := job.next_read) is not None:
             entries = await ports.ledgers.read(wanted.ledger, wanted.first, wanted.last, settings.read_chunk_bytes)

@@ -19,11 +19,12 @@ _log = logging.getLogger(__name__)
 class StreamedUpload:
     """One upload: any number of ``write``, then ``finish`` or ``abort``."""
 
-    def __init__(self, store: ObjectStore, key: str, *, part_bytes: int, parts_at_once: int) -> None:
+    def __init__(self, store: ObjectStore, key: str, *, part_bytes: int, parts_at_once: int, storage_class: str = "") -> None:
         self._store = store
         self._key = key
         self._part_bytes = part_bytes
         self._parts_at_once = parts_at_once
+        self._storage_class = storage_class
         self._waiting: list[Buffer] = []
         self._waiting_bytes = 0
         self._upload: Upload | None = None
@@ -41,7 +42,7 @@ class StreamedUpload:
     async def finish(self) -> None:
         """Complete the object. Raises ``Conflict`` if its key exists, ``OutcomeUnknown``, ``Unavailable``."""
         if self._upload is None:
-            await self._store.put(self._key, self._waiting)
+            await self._store.put(self._key, self._waiting, storage_class=self._storage_class)
             return
         if self._waiting_bytes:
             await self._send(self._cut(self._waiting_bytes))
@@ -78,7 +79,7 @@ class StreamedUpload:
 
     async def _send(self, parts: list[Buffer]) -> None:
         if self._upload is None:
-            self._upload = await self._store.create_upload(self._key, self._part_bytes)
+            self._upload = await self._store.create_upload(self._key, self._part_bytes, self._storage_class)
         await self._wait_for(self._parts_at_once - 1)
         self._part_count += 1
         self._sending.add(asyncio.ensure_future(self._store.put_part(self._upload, self._part_count, parts)))

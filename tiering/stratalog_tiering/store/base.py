@@ -104,8 +104,11 @@ class ObjectStore(Protocol):
         """The keys that protect the data keys of encrypted segments."""
         ...
 
-    async def put(self, key: str, parts: Sequence[Buffer], *, if_absent: bool = True) -> None:
-        """Write a whole object durably and atomically. With ``if_absent`` exactly one of many concurrent writers succeeds."""
+    async def put(self, key: str, parts: Sequence[Buffer], *, if_absent: bool = True, storage_class: str = "") -> None:
+        """Write a whole object durably and atomically. With ``if_absent`` exactly one of many concurrent writers succeeds.
+
+        ``storage_class`` is the store's name of a class, which must allow reads at once; empty: the store's default.
+        """
         ...
 
     async def get(self, key: str) -> bytes:
@@ -129,8 +132,8 @@ class ObjectStore(Protocol):
         """Delete objects; missing ones are not an error. After an error some may be deleted: call it again."""
         ...
 
-    async def create_upload(self, key: str, part_bytes: int) -> Upload:
-        """Begin a multipart upload with parts of ``part_bytes``; the last part may be smaller."""
+    async def create_upload(self, key: str, part_bytes: int, storage_class: str = "") -> Upload:
+        """Begin a multipart upload with parts of ``part_bytes``; the last part may be smaller. ``storage_class``: `put`."""
         ...
 
     async def put_part(self, upload: Upload, number: int, parts: Sequence[Buffer]) -> UploadedPart:

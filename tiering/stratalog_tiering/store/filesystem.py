@@ -67,7 +67,8 @@ class FilesystemStore:
     def keys(self) -> KeyRing:
         return self._keys
 
-    async def put(self, key: str, parts: Sequence[Buffer], *, if_absent: bool = True) -> None:
+    async def put(self, key: str, parts: Sequence[Buffer], *, if_absent: bool = True, storage_class: str = "") -> None:
+        self._refuse_class(storage_class)
         path, aside, size = self._path(key), self._aside(), sum(map(len, parts))
 
         def write() -> None:
@@ -122,7 +123,12 @@ class FilesystemStore:
 
         await self._run(remove, keys[0] if keys else "")
 
-    async def create_upload(self, key: str, part_bytes: int) -> Upload:
+    def _refuse_class(self, storage_class: str) -> None:
+        if storage_class:
+            raise Invalid(f"{self.url} has no storage classes such as {storage_class!r}: unset stratalog.tier.storage.class")
+
+    async def create_upload(self, key: str, part_bytes: int, storage_class: str = "") -> Upload:
+        self._refuse_class(storage_class)
         self._path(key)
         upload_id = f"{self._random.getrandbits(128):032x}"
         upload = Upload(key=key, upload_id=upload_id, initiated_ms=self._clock.wall_ms(), part_bytes=part_bytes)

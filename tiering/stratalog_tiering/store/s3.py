@@ -81,9 +81,9 @@ class S3Store:
     def keys(self) -> KeyRing:
         return self._keys
 
-    async def put(self, key: str, parts: Sequence[Buffer], *, if_absent: bool = True) -> None:
+    async def put(self, key: str, parts: Sequence[Buffer], *, if_absent: bool = True, storage_class: str = "") -> None:
         name = self._location.name(key)
-        options: dict[str, Any] = {**self._location.encryption, **({"IfNoneMatch": "*"} if if_absent else {})}
+        options = self._new_object(storage_class) | ({"IfNoneMatch": "*"} if if_absent else {})
 
         def write() -> None:
             body = b"".join(parts)
@@ -95,6 +95,10 @@ class S3Store:
             return await self.get(key) == b"".join(parts)
 
         await written_once(lambda: self._call(write, key), is_ours, lost_to=(Conflict,))
+
+    def _new_object(self, storage_class: str) -> dict[str, Any]:
+        """Arguments of the request that creates an object."""
+        return {**self._location.encryption, **({"StorageClass": storage_class} if storage_class else {})}
 
     async def get(self, key: str) -> bytes:
         return await self._reads.get(key)
@@ -112,13 +116,13 @@ class S3Store:
     async def delete(self, keys: Sequence[str]) -> None:
         await self._catalogue.delete(keys)
 
-    async def create_upload(self, key: str, part_bytes: int) -> Upload:
+    async def create_upload(self, key: str, part_bytes: int, storage_class: str = "") -> Upload:
         name = self._location.name(key)
-        encryption: dict[str, Any] = self._location.encryption
+        options = self._new_object(storage_class)
 
         def create() -> str:
             answer = self._client.create_multipart_upload(
-                Bucket=self._location.bucket, Key=name, ChecksumAlgorithm="CRC32C", **encryption
+                Bucket=self._location.bucket, Key=name, ChecksumAlgorithm="CRC32C", **options
             )  # fmt: skip
             return answer["UploadId"]
 

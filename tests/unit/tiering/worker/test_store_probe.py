@@ -26,7 +26,7 @@ WEAKER = {"conditional completion", "listing after write"}
 class Overwriting(FaultyStore):
     """Ignores the condition of a PUT, as several servers do."""
 
-    async def put(self, key: str, parts: Sequence[Buffer], *, if_absent: bool = True) -> None:
+    async def put(self, key: str, parts: Sequence[Buffer], *, if_absent: bool = True, storage_class: str = "") -> None:
         await super().put(key, parts, if_absent=False)
 
 
@@ -43,7 +43,7 @@ class WithoutRanges(FaultyStore):
 
 
 class WithoutUploads(FaultyStore):
-    async def create_upload(self, key: str, part_bytes: int) -> Upload:
+    async def create_upload(self, key: str, part_bytes: int, storage_class: str = "") -> Upload:
         raise Invalid("not implemented")
 
 

@@ -1,4 +1,4 @@
-"""Policies of a topic, changed while a worker runs: copying disabled and enabled again, topics that are only hot."""
+"""Policies of a topic, changed while a worker runs: copying paused and resumed, topics that are only hot, storage classes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ import pytest
 from stratalog_core.system import SystemClock
 from stratalog_metadata.records import DynamicConfig, Topic
 from stratalog_metadata.state.commands import Command, Put
+from stratalog_tiering.cold.manifest_source import ManifestSource
 from stratalog_tiering.cold.reader import ColdReader, ColdReaderSettings
+from stratalog_tiering.maintenance.merging import FAN_IN
 
 Cluster = Any  # the TestCluster of conftest.py, which cannot be imported
 Batches = Callable[..., list[bytes]]
@@ -121,3 +123,36 @@ async def test_retention_by_size_holds_while_nothing_is_copied(cluster: Cluster,
     await cluster.until(lambda: cluster.log().log_start_offset == 30)
     assert [ref.base_offset for ref in cluster.log().ledgers] == [30, 40]
     assert not [key for name, key in cluster.store.calls if name == "put" and key.startswith("segments/")]
+
+
+async def test_new_and_merged_segments_have_the_storage_class_of_the_topic(cluster: Cluster, make_batches: Batches) -> None:
+    """A directory refuses classes, so the store here drops them. The hot copy stays while they are refused."""
+    classes: list[tuple[str, str]] = []
+    put = cluster.store.put
+
+    async def put_anywhere(key: str, parts: Any, *, if_absent: bool = True, storage_class: str = "") -> None:
+        if key.endswith(".segment"):
+            classes.append((key, storage_class))
+        await put(key, parts, if_absent=if_absent)
+
+    await set_configs(cluster, {"retention.ms": "-1", "stratalog.tier.storage.class": "STANDARD_IA"})
+    await cluster.start_worker("worker-1", segment_bytes=1)
+    await cluster.add_ledger(make_batches(0, [3]), 0)
+    await cluster.until(lambda: "has no storage classes such as 'STANDARD_IA'" in cluster.last_error())
+    assert len(cluster.log().ledgers) == 1
+    cluster.store.put = put_anywhere
+    await until_copied(cluster, 0, 3)
+    await set_configs(cluster, {"retention.ms": "-1"})
+    for base in range(3, 3 * FAN_IN, 3):
+        await cluster.add_ledger(make_batches(base, [3]), base)
+    await until_copied(cluster, 0, 3 * FAN_IN)
+    manifest = await ManifestSource(cluster.store).manifest(cluster.pointer())
+    assert [entry.options.storage_class for entry in manifest.segments] == ["STANDARD_IA", *[""] * (FAN_IN - 1)]
+    assert [given for _, given in classes] == ["STANDARD_IA", *[""] * (FAN_IN - 1)]
+    await set_configs(cluster, {"retention.ms": "-1", "stratalog.tier.storage.class": "ONEZONE_IA"})
+    await cluster.close()
+    version = cluster.pointer().manifest_version
+    await cluster.start_worker("worker-2")
+    await cluster.until(lambda: cluster.pointer().manifest_version > version)
+    (entry,) = (await ManifestSource(cluster.store).manifest(cluster.pointer())).segments
+    assert (entry.options.storage_class, classes[-1]) == ("ONEZONE_IA", (entry.key, "ONEZONE_IA"))
