@@ -138,9 +138,8 @@ _WITH_EFFECT: Final = (
     ),
     _int("stratalog.tier.compression.zstd.level", 3, "Level of zstd: higher compresses better and slower.", 1, 19),
     ConfigKey(
-        name="stratalog.tier.storage.class", kind=ConfigKind.STRING, default="", choices=_STORAGE_CLASSES,
-        documentation="S3's storage class of new and merged segments; not set: the bucket's default. Classes that delay reads"
-        " are refused.",
+        name="stratalog.tier.storage.class", kind=ConfigKind.STRING, default="STANDARD", choices=_STORAGE_CLASSES,
+        documentation="S3's storage class of new and merged segments. A store without classes has STANDARD only.",
     ),
     ConfigKey(
         name="stratalog.tier.encryption.key", kind=ConfigKind.STRING, default="",

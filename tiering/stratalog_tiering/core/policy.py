@@ -14,6 +14,7 @@ UNLIMITED: Final = -1
 LIKE_RETENTION: Final = -2
 HOUR_MS: Final = 3_600_000
 ZSTD_LEVEL: Final = 3
+STANDARD: Final = "STANDARD"
 SEGMENT_BYTES: Final = "stratalog.tier.segment.bytes"
 OVERSHOOT: Final = 8
 """A segment spans at most this fraction of the retention, so that expiry of whole segments keeps little more than asked for."""
@@ -78,8 +79,14 @@ def tier_policy(configs: Mapping[str, str]) -> TierPolicy:
         zstd_level=_zstd_level(configs),
         is_copied=not is_hot_only(configs) and configs.get("remote.log.copy.disable", "false").lower() != "true",
         encryption_key=configs.get("stratalog.tier.encryption.key", ""),
-        storage_class=configs.get("stratalog.tier.storage.class", ""),
+        storage_class=_storage_class(configs),
     )
+
+
+def _storage_class(configs: Mapping[str, str]) -> str:
+    """The class to ask for. STANDARD is the default of S3, and all that a store without classes has."""
+    given = configs.get("stratalog.tier.storage.class", STANDARD)
+    return "" if given == STANDARD else given
 
 
 def _zstd_level(configs: Mapping[str, str]) -> int | None:

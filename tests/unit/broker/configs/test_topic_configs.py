@@ -57,6 +57,7 @@ def topic(replication_factor: int = 3, **configs: str) -> Topic:
         ("flush.messages", "1000", "flush.messages is 1000; only 1 is supported: every batch is on disk before it is ackn"),
         ("min.compaction.lag.ms", "5", "min.compaction.lag.ms is not supported: compaction is not supported yet; leave it out"),
         ("min.insync.replicas", "0", "min.insync.replicas is 0; minimum is 1"),
+        ("stratalog.tier.storage.class", "GLACIER", "stratalog.tier.storage.class is GLACIER; choose STANDARD or STANDARD_IA"),
         ("stratalog.tier.compression", "gzip", "stratalog.tier.compression is gzip; choose none or zstd"),
         ("stratalog.tier.compression.zstd.level", "20", "stratalog.tier.compression.zstd.level is 20; maximum is 19"),
         ("stratalog.ack.quorum", "4", "maximum is the replication factor, 3"),

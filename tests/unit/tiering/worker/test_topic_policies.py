@@ -142,7 +142,7 @@ async def test_new_and_merged_segments_have_the_storage_class_of_the_topic(clust
     assert len(cluster.log().ledgers) == 1
     cluster.store.put = put_anywhere
     await until_copied(cluster, 0, 3)
-    await set_configs(cluster, {"retention.ms": "-1"})
+    await set_configs(cluster, {"retention.ms": "-1", "stratalog.tier.storage.class": "STANDARD"})
     for base in range(3, 3 * FAN_IN, 3):
         await cluster.add_ledger(make_batches(base, [3]), base)
     await until_copied(cluster, 0, 3 * FAN_IN)
