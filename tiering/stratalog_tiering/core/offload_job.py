@@ -11,6 +11,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import msgspec
+
 from stratalog_core.batches.batch import check_batch
 from stratalog_core.batches.checkpoint import decode_checkpoint, is_checkpoint, part_position
 from stratalog_core.errors import Corrupt
@@ -18,7 +20,7 @@ from stratalog_core.partition_state.replay_state import ReplayState
 from stratalog_core.ports import Buffer
 from stratalog_metadata.records import Ledger, Topic
 from stratalog_tiering.format.block_cipher import SegmentEncryption
-from stratalog_tiering.format.manifest import SegmentEntry, segment_entry
+from stratalog_tiering.format.manifest import SegmentEntry, SegmentOptions, segment_entry
 from stratalog_tiering.format.object_keys import segment_key
 from stratalog_tiering.format.segment import (
     AbortedTransaction,
@@ -136,7 +138,8 @@ class OffloadJob:
 
     def entry(self, storage_class: str = "") -> SegmentEntry:
         """The finished segment's manifest entry."""
-        return segment_entry(self.key, self.written, storage_class=storage_class)
+        entry = segment_entry(self.key, self.written)
+        return msgspec.structs.replace(entry, options=SegmentOptions(storage_class=storage_class))
 
     def _add(self, payload: memoryview) -> None:
         if is_checkpoint(payload):

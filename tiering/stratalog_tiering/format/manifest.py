@@ -299,9 +299,7 @@ def decode_removed_list(content: Buffer, sha256: bytes) -> RemovedList:
     return unframe(content, REMOVED_MAGIC, RemovedList, "list of removed objects", sha256, {"objects": RemovedObject})
 
 
-def segment_entry(
-    key: str, written: WrittenSegment, kind: SegmentKind = SegmentKind.RAW, storage_class: str = ""
-) -> SegmentEntry:
+def segment_entry(key: str, written: WrittenSegment, kind: SegmentKind = SegmentKind.RAW) -> SegmentEntry:
     """The manifest's entry for a new segment, which has the object at ``key`` to itself."""
     footer = written.footer
     return SegmentEntry(
@@ -322,7 +320,6 @@ def segment_entry(
         first_timestamp_min_ms=footer.first_timestamp_min_ms,
         leader_epochs=written.leader_epochs,
         created_at_ms=footer.created_at_ms,
-        options=SegmentOptions(storage_class=storage_class) if storage_class else NO_OPTIONS,
     )
 
 

@@ -28,7 +28,7 @@ from stratalog_tiering.core.policy import TierPolicy
 from stratalog_tiering.core.retention import newest_ms, oldest_ms
 from stratalog_tiering.format.block_cipher import BlockCipher
 from stratalog_tiering.format.footer import AbortedTransaction, BlockEntry
-from stratalog_tiering.format.manifest import SegmentEntry, SegmentKind, segment_entry, source_of
+from stratalog_tiering.format.manifest import SegmentEntry, SegmentKind, SegmentOptions, segment_entry, source_of
 from stratalog_tiering.format.manifest_edit import ManifestEdit
 from stratalog_tiering.format.object_keys import segment_key
 from stratalog_tiering.format.segment import SegmentFooter, SegmentIdentity, SegmentWriter, audit_block, iterate_block_batches
@@ -138,7 +138,8 @@ async def _write_merged(
         await abort_quietly(upload)
         raise
     return msgspec.structs.replace(
-        segment_entry(key, written, SegmentKind.MERGED, policy.storage_class),
+        segment_entry(key, written, SegmentKind.MERGED),
+        options=SegmentOptions(storage_class=policy.storage_class),
         merge_count=1 + max(entry.merge_count for entry in run),
         sources=tuple(source_of(entry) for entry in run),
     )
