@@ -60,7 +60,8 @@ def _url(store: str) -> str:
     """Return the store's URL. Raises ``NotFound`` for a directory that does not exist: the store would create it."""
     if "://" in store:
         return store
-    directory = Path(store).absolute()
+    path, separator, options = store.partition("?")
+    directory = Path(path).absolute()
     if not directory.is_dir():
         raise NotFound(f"store {directory} is no directory: give the directory or s3:// URL that holds the history")
-    return str(directory)
+    return f"{directory}{separator}{options}"
