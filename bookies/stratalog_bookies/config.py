@@ -70,6 +70,12 @@ class BookieSettings:
     free_bytes_min: int = setting(
         512 * _MEBIBYTE, minimum=0, help="space kept free on each disk (bytes); below it adds are refused and reads served"
     )
+    free_bytes_low: int = setting(
+        2048 * _MEBIBYTE,
+        minimum=0,
+        help="free space of a disk (bytes) below which tiering workers drop hot copies that are cold, too, without waiting for"
+        " their time; 0: never",
+    )
     collect_interval_s: float = setting(
         60.0, minimum=0.05, help="pause between collections of ledgers that metadata no longer has (seconds)"
     )

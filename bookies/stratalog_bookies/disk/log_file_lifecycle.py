@@ -26,8 +26,15 @@ _IDLE_BYTES = 1024 * 1024
 """A disk that wrote less than this since the last check is idle enough to prewrite spares."""
 
 
+_ENOUGH_AGAIN = 1.25
+"""A disk has enough space again when this multiple of ``free_bytes_low`` is free, so that its state does not flicker."""
+
+
 class LogFileLifecycle:
-    """The log files of one disk. ``on_change`` is called when room appears or the disk becomes or stops being writable."""
+    """The log files of one disk.
+
+    ``on_change`` is called when room appears, and when the disk becomes or stops being writable or low on space (``is_low``).
+    """
 
     def __init__(
         self,
@@ -39,6 +46,7 @@ class LogFileLifecycle:
         on_change: Callable[[], None],
     ) -> None:
         self.free_bytes = 0
+        self.is_low = False
         self._first_open = core.log.generation
         self._core = core
         self._store = store
@@ -138,9 +146,17 @@ class LogFileLifecycle:
         except OSError as failure:
             self._failed(failure)
             return
+        self._note_low()
         core = self._core
         if not core.log.has_next_file or core.read_only or self._postponed:
             self._wanted.set()
+
+    def _note_low(self) -> None:
+        is_low = self.free_bytes < self._settings.free_bytes_low * (_ENOUGH_AGAIN if self.is_low else 1)
+        if is_low != self.is_low:
+            self.is_low = is_low
+            _log.warning("the disk is %s on space: %d bytes are free", "low" if is_low else "no longer low", self.free_bytes)
+            self._on_change()
 
     async def _fill_spares(self) -> None:
         """Prewrite spare files while the disk is idle: under load that would compete with the log."""

@@ -63,6 +63,7 @@ class Registration:
         address: str,
         *,
         read_only: bool,
+        low_on_space: bool,
         failed_disks: tuple[int, ...],
         greatest_ledger_id: Callable[[], int] = lambda: -1,
     ) -> None:
@@ -78,17 +79,20 @@ class Registration:
             rack=self._settings.rack,
             host=self._settings.host,
             read_only=read_only,
+            low_on_space=low_on_space,
             disks=len(self._settings.data_dirs),
             failed_disks=failed_disks,
         )
         await self._publish()
         self._task = asyncio.get_running_loop().create_task(self._keep())
 
-    def set_state(self, *, read_only: bool, failed_disks: tuple[int, ...]) -> None:
-        """Publish whether new ledgers may be placed here, and which disks have failed."""
+    def set_state(self, *, read_only: bool, low_on_space: bool, failed_disks: tuple[int, ...]) -> None:
+        """Publish whether new ledgers may be placed here, whether space is short, and which disks have failed."""
         if self._wanted is None:
             return
-        wanted = msgspec.structs.replace(self._wanted, read_only=read_only, failed_disks=failed_disks)
+        wanted = msgspec.structs.replace(
+            self._wanted, read_only=read_only, low_on_space=low_on_space, failed_disks=failed_disks
+        )
         if wanted != self._wanted:
             self._wanted = wanted
             self._changed.set()

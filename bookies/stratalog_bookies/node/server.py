@@ -106,6 +106,7 @@ class BookieServer:
             cookie,
             address,
             read_only=self._is_read_only(),
+            low_on_space=self._is_low(),
             failed_disks=self._failed_disks(),
             greatest_ledger_id=collector.greatest_ledger_id,
         )
@@ -154,9 +155,14 @@ class BookieServer:
     def _is_read_only(self) -> bool:
         return all(disk.core.refusal is not None for disk in self._disks)
 
+    def _is_low(self) -> bool:
+        return any(disk.files.is_low for disk in self._disks)
+
     def _disk_changed(self) -> None:
         if len(self._disks) == len(self._files):
-            self._registration.set_state(read_only=self._is_read_only(), failed_disks=self._failed_disks())
+            self._registration.set_state(
+                read_only=self._is_read_only(), low_on_space=self._is_low(), failed_disks=self._failed_disks()
+            )
 
     # -- background tasks
 

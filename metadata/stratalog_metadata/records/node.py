@@ -56,7 +56,8 @@ class Bookie(RecordBase, frozen=True, kw_only=True, tag="bookie"):
     ``draining``: an operator decommissions it. It gets no new ledgers, and the auditor moves its closed ones. ``failed_disks``
     are positions among its ``disks`` that cannot be used: it has lost the ledgers whose id modulo ``disks`` is among them.
     ``host`` names the machine that it shares with other bookies; empty: the host of ``address``. ``greatest_ledger_id`` is the
-    greatest id of a ledger that it held or had deleted when the record was written (-1: none).
+    greatest id of a ledger that it held or had deleted when the record was written (-1: none). ``low_on_space``: hot copies on
+    it that are cold, too, should go.
     """
 
     bookie_id: str
@@ -70,6 +71,7 @@ class Bookie(RecordBase, frozen=True, kw_only=True, tag="bookie"):
     failed_disks: tuple[int, ...] = ()
     host: str = ""
     greatest_ledger_id: int = -1
+    low_on_space: bool = False
 
     def key(self) -> str:
         return bookie_key(self.bookie_id)

@@ -114,6 +114,7 @@ async def run_bookie(machine: Machine, ports: Ports, **others: Any) -> None:
         spare_files=1,
         collect_interval_s=2.0,
         free_bytes_min=0,
+        free_bytes_low=1,
         # Entries are small here, and some of them must be read around the page cache.
         direct_read_bytes_min=512,
         # Some bookies log through the page cache, as on a file system without direct I/O.

@@ -11,6 +11,7 @@ from uuid import UUID
 
 from stratalog_metadata.client.api import MetadataView
 from stratalog_metadata.records import (
+    Bookie,
     ForkDecision,
     Ledger,
     LedgerState,
@@ -110,6 +111,11 @@ def _ledger(view: MetadataView, ledger_id: int) -> StoredLedger | None:
     if found is None or not isinstance(found.record, Ledger):
         return None
     return StoredLedger(version=found.version, ledger=found.record)
+
+
+def low_on_space(view: MetadataView) -> frozenset[str]:
+    """The bookies whose space is short."""
+    return frozenset(bookie.bookie_id for bookie in view.all(Bookie) if bookie.low_on_space)
 
 
 def partition_of(record: object) -> PartitionId | None:

@@ -68,6 +68,8 @@ class PlanLimits:
 
     segment_bytes: int
     deletion_lag_ms: int
+    bookies_low_on_space: frozenset[str] = frozenset()
+    """A verified cold copy lets a hot copy on one of these go at once, whatever the policy says."""
 
 
 def next_step(
@@ -166,10 +168,15 @@ def _kept_until_ms(
     newer_hot_bytes: int,
 ) -> int | None:
     asked = state.request is not None and state.request.delete_hot and ledger.base_offset < state.request.end_offset
-    if asked or ledger.end_offset <= state.log.log_start_offset:
+    if asked or ledger.end_offset <= state.log.log_start_offset or _is_in_the_way(ledger, limits.bookies_low_on_space):
         return 0
     since_ms = cold_since_ms[ledger.ledger_id]
     return policy.hot_copy_kept_until_ms(ledger.closed_at_ms, since_ms, limits.deletion_lag_ms, newer_hot_bytes)
+
+
+def _is_in_the_way(ledger: Ledger, bookies_low_on_space: frozenset[str]) -> bool:
+    """Whether the ledger has entries on a bookie whose space is short."""
+    return any(not bookies_low_on_space.isdisjoint(fragment.bookies) for fragment in ledger.fragments)
 
 
 def _is_fulfilled(state: PartitionSnapshot, request: TierRequest) -> bool:

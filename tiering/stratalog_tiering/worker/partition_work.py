@@ -18,7 +18,7 @@ from stratalog_metadata.records import TierStatus, Topic, configs_in_force, log_
 from stratalog_metadata.state.commands import Command, Put, VersionIs
 from stratalog_tiering.core.commands import Guards, fulfil_request
 from stratalog_tiering.core.maintenance_times import MaintenanceTask, MaintenanceTimes
-from stratalog_tiering.core.partition import PartitionSnapshot, is_cold, partition_snapshot
+from stratalog_tiering.core.partition import PartitionSnapshot, is_cold, low_on_space, partition_snapshot
 from stratalog_tiering.core.planning import DropEmpty, DropHot, Fulfil, Idle, Offload, PlanLimits, ResolveFork, Step, next_step
 from stratalog_tiering.core.policy import UNLIMITED, TierPolicy, tier_policy
 from stratalog_tiering.maintenance.fork_resolution import resolve_fork
@@ -142,7 +142,11 @@ class PartitionWork:
         if state.pending_decision is not None:
             return ResolveFork()
         settings = self._ports.settings
-        limits = PlanLimits(segment_bytes=settings.segment_bytes, deletion_lag_ms=settings.deletion_lag_ms)
+        limits = PlanLimits(
+            segment_bytes=settings.segment_bytes,
+            deletion_lag_ms=settings.deletion_lag_ms,
+            bookies_low_on_space=low_on_space(self._ports.metadata.view),
+        )
         cold = tuple(stored.ledger.ledger_id for stored in state.ledgers if is_cold(state, stored.ledger))
         depends_on = (state.pointer_version, cold)
         if depends_on != self._cold_since[0]:

@@ -14,6 +14,7 @@ from uuid import UUID
 
 from stratalog_core.errors import StratalogError
 from stratalog_metadata.records import (
+    Bookie,
     DeletedTopic,
     DynamicConfig,
     Lease,
@@ -138,7 +139,7 @@ class WorkerSession:
                 self._on_topic(record, is_gone=change.after is None)
             elif isinstance(record, DeletedTopic | RestoredTopic):
                 self._schedule.set_due(deletion_lease(record.topic_id), now)
-            all_due = all_due or isinstance(record, TieringWorker | DynamicConfig)
+            all_due = all_due or isinstance(record, TieringWorker | DynamicConfig) or _runs_low(change)
             # A lease that this session released is not due again: it would be acquired and released in a loop.
             if isinstance(record, Lease) and change.after is None and record.session_id != self._session_id:
                 self._schedule.set_due(record.name, now)
@@ -224,6 +225,14 @@ class WorkerSession:
         view = self._ports.metadata.view
         records: list[DeletedTopic | RestoredTopic] = [*view.all(DeletedTopic), *view.all(RestoredTopic)]
         return next((view.get(record.key()) for record in records if deletion_lease(record.topic_id) == name), None)
+
+
+def _runs_low(change: Change) -> bool:
+    """Whether the space of a bookie has become short."""
+    before = change.before.record if change.before is not None else None
+    after = change.after.record if change.after is not None else None
+    was_low = isinstance(before, Bookie) and before.low_on_space
+    return isinstance(after, Bookie) and after.low_on_space and not was_low
 
 
 def _is_opening(change: Change) -> bool:

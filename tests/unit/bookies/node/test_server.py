@@ -512,7 +512,7 @@ async def test_ledgers_that_restored_metadata_may_have_forgotten_are_kept(place:
     client = place.quorum.client
     collector = Collector(client, [disk], await registration.cluster_id(), registration.report_ledger_ids)
     await registration.register(
-        "ab" * 16, "h:1", read_only=False, failed_disks=(), greatest_ledger_id=collector.greatest_ledger_id
+        "ab" * 16, "h:1", read_only=False, low_on_space=False, failed_disks=(), greatest_ledger_id=collector.greatest_ledger_id
     )
     await disk.fence([1, 100, 107, IDS_GIVEN + 10])
     await disk.delete([IDS_GIVEN + 10])
@@ -581,6 +581,26 @@ async def test_a_full_disk_serves_reads_and_takes_adds_again_when_there_is_space
         disk.free = 1 << 30
         await until(lambda: not place.record().read_only)
         assert await bookie.add((1, entry - 1, bytes(10_000))) == [OK]
+
+
+async def test_a_bookie_reports_that_space_is_short_before_it_refuses_adds(place: Place) -> None:
+    disk = FaultyFiles(SystemFiles(place.directory / "disk"))
+    disk.free = 1 << 30
+    async with place.bookie([disk], spare_files=0, free_bytes_min=1 << 20, free_bytes_low=1 << 29) as bookie:  # type: ignore[list-item]
+        assert not place.record().low_on_space
+        disk.free = (1 << 29) - 1
+        await until(lambda: place.record().low_on_space)
+        assert not place.record().read_only
+        assert await bookie.add((1, 0, b"fits")) == [OK]
+        disk.free = 1 << 29
+
+        async def measured() -> bool:
+            return (await bookie.info()).free_bytes == 1 << 29
+
+        await until(measured)
+        assert place.record().low_on_space, "its state does not flicker"
+        disk.free = 1 << 30
+        await until(lambda: not place.record().low_on_space)
 
 
 async def test_ledgers_that_metadata_lost_are_collected_and_their_files_recycled(place: Place) -> None:

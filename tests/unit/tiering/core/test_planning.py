@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from uuid import UUID
 
 import msgspec
@@ -169,6 +170,20 @@ def test_hot_copies_are_dropped_after_the_lag_and_the_local_retention() -> None:
     assert plan(cold, now_ms=10**12, policy=tier_policy({"local.retention.ms": "-1"})) == Idle()
     assert plan(cold, now_ms=1999, policy=tier_policy({"local.retention.ms": "0"})) == Idle(until_ms=2000)
     assert isinstance(plan(cold, now_ms=2000, policy=tier_policy({"local.retention.ms": "0"})), DropHot), "without a lag"
+
+
+def test_hot_copies_on_a_bookie_that_is_low_on_space_are_dropped_once_they_are_cold() -> None:
+    kept = tier_policy({"local.retention.ms": "-1"})
+    low = replace(LIMITS, bookies_low_on_space=frozenset({"b"}))
+    cold = state(ledger(1, 0, 5), ledger(2, 5, 9), ledger(3, 9, -1, closed=False), cold=(0, 9))
+    since = {1: 2000, 2: 2000}
+    assert next_step(cold, kept, LIMITS, since, 2001) == Idle()
+    assert ids(next_step(cold, kept, low, since, 2001)) == [1, 2]
+    elsewhere = replace(LIMITS, bookies_low_on_space=frozenset({"c"}))
+    assert next_step(cold, kept, elsewhere, since, 2001) == Idle()
+    half = state(ledger(1, 0, 5), ledger(2, 5, 9), ledger(3, 9, -1, closed=False), cold=(0, 5))
+    paused = replace(kept, is_copied=False)
+    assert ids(next_step(half, paused, low, {1: 2000}, 2001)) == [1], "what is hot only stays"
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from stratalog_core.system import SystemClock
-from stratalog_metadata.records import DynamicConfig, Topic
+from stratalog_metadata.records import Bookie, DynamicConfig, Topic
 from stratalog_metadata.state.commands import Command, Put
 from stratalog_tiering.cold.manifest_source import ManifestSource
 from stratalog_tiering.cold.reader import ColdReader, ColdReaderSettings
@@ -123,6 +123,21 @@ async def test_retention_by_size_holds_while_nothing_is_copied(cluster: Cluster,
     await cluster.until(lambda: cluster.log().log_start_offset == 30)
     assert [ref.base_offset for ref in cluster.log().ledgers] == [30, 40]
     assert not [key for name, key in cluster.store.calls if name == "put" and key.startswith("segments/")]
+
+
+async def test_a_bookie_that_runs_low_on_space_gets_rid_of_what_is_cold(cluster: Cluster, make_batches: Batches) -> None:
+    """The worker acts when the bookie's record changes, and the records stay readable."""
+    batches = make_batches(0, [3])
+    await set_configs(cluster, {"retention.ms": "-1", "local.retention.ms": "-1"})
+    await cluster.start_worker()
+    stored = await cluster.add_ledger(batches, 0)
+    await until_copied(cluster, 0, 3)
+    assert len(cluster.log().ledgers) == 1
+    bookie = Bookie(bookie_id=stored.fragments[0].bookies[0], address="h:1", cookie="c")
+    for record in (bookie, msgspec.structs.replace(bookie, low_on_space=True)):
+        await cluster.metadata.propose(Command(updates=(Put(record=record),)))
+    await cluster.until(lambda: not cluster.log().ledgers)
+    assert await read_cold(cluster) == b"".join(batches)
 
 
 async def test_new_and_merged_segments_have_the_storage_class_of_the_topic(cluster: Cluster, make_batches: Batches) -> None:
