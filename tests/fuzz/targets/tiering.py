@@ -15,6 +15,7 @@ from fuzz.targets.batches import UNPACKED, sound_batches
 from stratalog_core.batches.batch import assign_offset, read_header
 from stratalog_core.batches.records import iterate_records
 from stratalog_tiering.format import object_keys
+from stratalog_tiering.format.block_cipher import BlockCipher
 from stratalog_tiering.format.descriptor import (
     PARTITIONS_MAX,
     CommitMarker,
@@ -22,6 +23,7 @@ from stratalog_tiering.format.descriptor import (
     Descriptor,
     OwnerDescriptor,
     TopicDescriptor,
+    WrappedDataKey,
     decode_descriptor,
     encode_descriptor,
 )
@@ -46,6 +48,8 @@ from stratalog_tiering.format.segment import (
 )
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "tiering"
+CIPHER = BlockCipher(bytes(range(32)))
+"""That of the encrypted golden segment."""
 TOPIC = UUID("11112222-3333-4444-8555-666677778888")
 
 
@@ -92,7 +96,7 @@ def read_segment(content: bytes) -> None:
     for index, entry in enumerate(footer.blocks[:20]):
         assert find_block(footer.blocks, entry.base_offset) == index
         block = stored[entry.position : entry.end_position]
-        for batch, header in iterate_block_batches(audit_block(block, entry)):
+        for batch, header in iterate_block_batches(audit_block(block, entry, cipher=CIPHER)):
             assert read_header(batch) == header
             for _ in iterate_records(batch, header):
                 pass
@@ -146,6 +150,7 @@ _DESCRIPTORS: tuple[Descriptor, ...] = (
     OwnerDescriptor(cluster_id="c", number=0, taken_at_ms=1),
     TopicDescriptor(topic_id=TOPIC, name="t", partition_count=1, replication_factor=1, configs={"a": "b"}),
     DeletionMarker(topic_id=TOPIC, deleted_at_ms=1),
+    WrappedDataKey(topic_id=TOPIC, partition=3, key_name="k1", wrapped=b"wrapped"),
     CommitMarker(manifest_key="manifests/k", manifest_version=3, sha256="ab" * 32),
 )
 
