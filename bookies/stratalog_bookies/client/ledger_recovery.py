@@ -38,8 +38,12 @@ from stratalog_metadata.state.guarded_update import Superseded
 Answer = TypeVar("Answer")
 _HEADS_AT_ONCE: Final = 64
 """Heads requested at a time when searching the last batch."""
-KEPT_HEADS_MAX: Final = 512
+KEPT_HEADS_MAX: Final = 128
 """Above this many entries only sizes are read: a thousand ledgers may be recovered at once."""
+SIZES_AT_ONCE: Final = 4096
+"""Sizes of entries that are read at a time, about 600 KB as objects."""
+SIZE_READS_AT_ONCE: Final = 16
+"""Reads of sizes in progress, however many ledgers are recovered at once."""
 KEPT_BYTES_MAX: Final = 16 * 1024
 """Ledgers up to this size are read whole, not only at their end."""
 
@@ -190,6 +194,7 @@ class LedgerRecoveries:
         self._view = metadata.view
         self._clock = clock
         self._records = LedgerRecordReads(metadata)
+        self._size_slots = asyncio.Semaphore(SIZE_READS_AT_ONCE)
 
     async def close(self) -> None:
         await self._records.close()
@@ -271,15 +276,25 @@ class LedgerRecoveries:
         """The record to close with: its size, and the offset after its last record, read from its entries."""
         if ledger.last_entry < 0:
             return Recovered(self._closed_at(ledger, 0, ledger.base_offset), [], [])
-        is_short = ledger.last_entry < KEPT_HEADS_MAX
-        heads = await self._reads.heads(ledger, 0, ledger.last_entry, head_bytes=HEAD_BYTES if is_short else 0)
-        payload_bytes = sum(head.payload_bytes for head in heads)
-        is_small = is_short and payload_bytes <= KEPT_BYTES_MAX
+        heads: list[EntryHead] = []
+        if ledger.last_entry < KEPT_HEADS_MAX:
+            heads = await self._reads.heads(ledger, 0, ledger.last_entry)
+            payload_bytes = sum(head.payload_bytes for head in heads)
+        else:
+            payload_bytes = await self._payload_bytes(ledger)
+        is_small = bool(heads) and payload_bytes <= KEPT_BYTES_MAX
         entries = await self._reads.together(ledger, 0 if is_small else ledger.last_entry, ledger.last_entry)
         end_offset = await self._end_offset(ledger, entries)
         is_whole = is_small and len(entries) == len(heads)
-        closed = self._closed_at(ledger, payload_bytes, end_offset)
-        return Recovered(closed, heads if is_short else [], entries if is_whole else [])
+        return Recovered(self._closed_at(ledger, payload_bytes, end_offset), heads, entries if is_whole else [])
+
+    async def _payload_bytes(self, ledger: Ledger) -> int:
+        total = 0
+        for first in range(0, ledger.last_entry + 1, SIZES_AT_ONCE):
+            last = min(first + SIZES_AT_ONCE - 1, ledger.last_entry)
+            async with self._size_slots:
+                total += sum(head.payload_bytes for head in await self._reads.heads(ledger, first, last, head_bytes=0))
+        return total
 
     def _closed_at(self, ledger: Ledger, payload_bytes: int, end_offset: int) -> Ledger:
         return msgspec.structs.replace(

@@ -1,12 +1,17 @@
-"""Cache of the indexes of sealed hot ledgers, built from batch headers when a reader first needs them. Bounded in bytes."""
+"""Cache of the indexes of sealed hot ledgers, built from batch headers when a reader first needs them. Bounded in bytes.
+
+Takeovers build indexes too. The headers of both are read in runs, of which a fixed number is in memory at once.
+"""
 
 from __future__ import annotations
 
-import asyncio
 from collections import OrderedDict
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Final
 
-from stratalog_bookies.client import LedgerClient
+from stratalog_bookies.client import EntryHead, LedgerClient
+from stratalog_broker.partitions.batched_semaphore import BatchedSemaphore
 from stratalog_broker.partitions.ledger_index import LedgerIndex
 from stratalog_core.batches.batch import HEADER_BYTES, BatchHeader, read_header
 from stratalog_core.batches.checkpoint import is_checkpoint
@@ -14,22 +19,35 @@ from stratalog_core.errors import Corrupt
 from stratalog_core.single_flight import SingleFlight
 from stratalog_metadata.records import Ledger
 
-HEADS_AT_ONCE: Final = 8192
-"""Entry headers that are read at a time while an index is built."""
-_BUILDS_AT_ONCE: Final = 4
-"""Concurrent builds; each holds up to 3 MB of headers."""
+RUN_HEADS: Final = 1024
+"""Headers in one run, about 300 KB as objects."""
+RUNS_AT_ONCE: Final = 32
+"""Runs in memory at once, however many ledgers are read: 10 MB."""
+
+
+class HeadRuns:
+    """Reads the entry headers of ledgers in runs. One instance per broker."""
+
+    def __init__(self, ledgers: LedgerClient) -> None:
+        self._ledgers = ledgers
+        self._slots = BatchedSemaphore(RUNS_AT_ONCE)
+
+    @asynccontextmanager
+    async def read(self, ledger: Ledger, first: int) -> AsyncIterator[list[EntryHead]]:
+        """Read up to ``RUN_HEADS`` headers from entry ``first`` on. Keep none after the block."""
+        async with self._slots:
+            yield await self._ledgers.read_headers(ledger, first, min(first + RUN_HEADS - 1, ledger.last_entry))
 
 
 class IndexCache:
     """One instance per broker. Concurrent requests for the same index share one build."""
 
     def __init__(self, ledgers: LedgerClient, bytes_max: int) -> None:
-        self._ledgers = ledgers
+        self.heads = HeadRuns(ledgers)
         self._bytes_max = bytes_max
         self.bytes_held = 0
         self._indexes: OrderedDict[int, LedgerIndex] = OrderedDict()
         self._building: SingleFlight[int, LedgerIndex] = SingleFlight()
-        self._slots = asyncio.Semaphore(_BUILDS_AT_ONCE)
 
     def put(self, ledger_id: int, index: LedgerIndex) -> None:
         """Add the index of a sealed ledger."""
@@ -62,10 +80,9 @@ class IndexCache:
 
     async def _build(self, ledger: Ledger) -> LedgerIndex:
         index = LedgerIndex(ledger.base_offset)
-        for first in range(0, ledger.last_entry + 1, HEADS_AT_ONCE):
-            last = min(first + HEADS_AT_ONCE - 1, ledger.last_entry)
-            async with self._slots:
-                for entry in await self._ledgers.read_headers(ledger, first, last):
+        for first in range(0, ledger.last_entry + 1, RUN_HEADS):
+            async with self.heads.read(ledger, first) as heads:
+                for entry in heads:
                     index_batch(index, entry.entry_id, entry.head)
         check_end(index, ledger)
         self.put(ledger.ledger_id, index)

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from stratalog_bookies.client import EntryHead, LedgerClient, Recovered
-from stratalog_broker.partitions.index_cache import HEADS_AT_ONCE, IndexCache, check_end, index_batch
+from stratalog_broker.partitions.index_cache import IndexCache, check_end, index_batch
 from stratalog_broker.partitions.ledger_index import LedgerIndex
 from stratalog_core.batches.batch import is_control
 from stratalog_core.batches.checkpoint import (
@@ -52,6 +52,8 @@ from stratalog_metadata.state.commands import EpochIs
 from stratalog_tiering.cold.reader import ColdReader
 
 _READ_BYTES: Final = 4 * 1024 * 1024
+FIRST_HEADS: Final = 64
+"""Headers of a ledger that are read to find its checkpoint; a thousand takeovers hold as many at once."""
 _log = logging.getLogger(__name__)
 
 
@@ -162,7 +164,7 @@ class Takeover:
         for ref in reversed(refs):
             ledger = self._closed(ref)
             read = recovered.get(ref.ledger_id)
-            heads = read.heads if read is not None and read.heads else await self._heads(ledger, 0)
+            heads = read.heads if read is not None and read.heads else await self._first_heads(ledger)
             ledgers.append(_ReadLedger(ledger, ref, heads))
             payloads = [entry.payload for entry in read.entries] if read is not None else []
             checkpoint = await self._checkpoint(ledger, heads, payloads)
@@ -171,10 +173,9 @@ class Takeover:
                 break
         return ledgers
 
-    async def _heads(self, ledger: Ledger, first: int) -> list[EntryHead]:
-        """Return the next headers from entry ``first`` on; empty at the ledger's end."""
-        last = min(first + HEADS_AT_ONCE - 1, ledger.last_entry)
-        return await self._ledgers.read_headers(ledger, first, last) if first <= last else []
+    async def _first_heads(self, ledger: Ledger) -> list[EntryHead]:
+        last = min(FIRST_HEADS - 1, ledger.last_entry)
+        return await self._ledgers.read_headers(ledger, 0, last) if last >= 0 else []
 
     async def _replay(self, replay: _Replay, ledger: Ledger, ref: LedgerRef, heads: list[EntryHead]) -> LedgerIndex:
         """Replay a ledger, beginning with its first headers ``heads``, and return its index.
@@ -183,9 +184,12 @@ class Takeover:
         """
         index = LedgerIndex(ref.base_offset)
         replay.state.skip_to(ref.base_offset)
-        while heads:
-            replay.heads(index, heads, await self._control_batches(ledger, heads))
-            heads = await self._heads(ledger, heads[-1].entry_id + 1)
+        replay.heads(index, heads, await self._control_batches(ledger, heads))
+        next_entry = len(heads)
+        while next_entry <= ledger.last_entry:
+            async with self._indexes.heads.read(ledger, next_entry) as run:
+                replay.heads(index, run, await self._control_batches(ledger, run))
+                next_entry += len(run)
         check_end(index, ledger)
         return index
 

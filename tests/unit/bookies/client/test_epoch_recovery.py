@@ -16,9 +16,11 @@ from unit.bookies.client.test_ledger_client import (
     make_partition,
     no_updates,
     open_writer,
+    settled,
 )
 
-from stratalog_bookies.client import LedgerClient, LedgerWriter
+from stratalog_bookies.client import EntryHead, LedgerClient, LedgerWriter, ledger_recovery
+from stratalog_bookies.client.ledger_reads import HEAD_BYTES, LedgerReads
 from stratalog_bookies.client.ledger_records import LedgerRecordPuts
 from stratalog_core.errors import Conflict, OutcomeUnknown, StaleEpoch
 from stratalog_metadata.records import Ledger, LedgerRef, LedgerState, Log, log_key
@@ -89,6 +91,40 @@ async def test_many_ledgers_are_closed_with_one_command_and_nothing_is_read_firs
         LedgerState.CLOSED
     }
     assert len(counting.commands) < 20
+
+
+async def test_sizes_in_memory_are_bounded_however_many_long_ledgers_are_recovered(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All entries of a thousand ledgers were held at once, only to add up their sizes."""
+    monkeypatch.setattr(ledger_recovery, "KEPT_HEADS_MAX", 4)
+    monkeypatch.setattr(ledger_recovery, "SIZES_AT_ONCE", 3)
+    monkeypatch.setattr(ledger_recovery, "SIZE_READS_AT_ONCE", 2)
+    writers = await open_under(cluster, cluster.client(), 6)
+    for writer in writers:
+        for number in range(1, 8):
+            writer.append(batch(100 + number))
+    await asyncio.gather(*map(settled, writers))
+    epoch = await make_partition(cluster, 4)
+    held, most_held = 0, 0
+    read = LedgerReads.heads
+
+    async def heads(reads: LedgerReads, ledger: Ledger, first: int, last: int, head_bytes: int = HEAD_BYTES) -> list[EntryHead]:
+        nonlocal held, most_held
+        held += last - first + 1
+        most_held = max(most_held, held)
+        found = await read(reads, ledger, first, last, head_bytes)
+        held -= last - first + 1
+        return found
+
+    monkeypatch.setattr(LedgerReads, "heads", heads)
+    ledger_ids = [writer.ledger.ledger_id for writer in writers]
+    found = await cluster.client().recover_reading(ledger_ids, requirements=(epoch,))
+    assert {(each.ledger.last_entry, each.ledger.end_offset, each.ledger.payload_bytes) for each in found} == {
+        (7, 108, 8 * len(batch(100)))
+    }
+    assert [each.heads for each in found] == [[]] * 6
+    assert most_held == 2 * 3
 
 
 async def test_the_old_writer_can_not_change_its_ensemble_though_its_record_is_open(cluster: Cluster) -> None:

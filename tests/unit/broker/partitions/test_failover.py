@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import confluent_kafka
+import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
 from kio.schema.errors import ErrorCode
 from unit.broker.handlers.test_round_trip import consume, produce
@@ -17,10 +18,12 @@ from unit.broker.mini_cluster import MiniCluster, in_thread, run_cluster, until_
 from unit.broker.raw_client import batch
 from unit.broker.raw_client import produce as produce_raw
 
+from stratalog_bookies.client import EntryHead, LedgerClient
+from stratalog_broker.partitions import index_cache, takeover
 from stratalog_core.batches.batch import CONTROL_BIT, TRANSACTIONAL_BIT
 from stratalog_core.batches.records import Record, build_batch
 from stratalog_core.partition_state.transactions import ABORT, COMMIT, AbortedTransaction
-from stratalog_metadata.records import Topic, TopicPartition
+from stratalog_metadata.records import Ledger, Topic, TopicPartition
 
 PARTITIONS = 4
 
@@ -103,6 +106,33 @@ async def test_ledgers_roll_while_a_producer_goes_on(tmp_path: Path) -> None:
         survivor = cluster.bootstrap
         found = await in_thread(lambda: consume(survivor, "flights", 2000))
         assert sorted(message.value() or b"" for message in found) == sorted(values)
+
+
+async def test_a_long_ledger_is_taken_over_in_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its headers are read a few at a time: a thousand takeovers at once must stay within the broker's memory."""
+    monkeypatch.setattr(takeover, "FIRST_HEADS", 3)
+    monkeypatch.setattr(index_cache, "RUN_HEADS", 50)
+    asked: list[int] = []
+    read = LedgerClient.read_headers
+
+    async def read_headers(client: LedgerClient, ledger: Ledger, first: int, last: int) -> list[EntryHead]:
+        asked.append(last - first + 1)
+        return await read(client, ledger, first, last)
+
+    async with run_cluster(tmp_path, bookies=1, brokers=1) as cluster:
+        await in_thread(lambda: create_topic(cluster, "flights", 1))
+        values = [str(number).encode() for number in range(200)]
+        client = await cluster.connect()
+        for value in values:
+            assert (await produce_raw(client, "flights", batch(value))).error_code == 0
+        await cluster.brokers.pop(1).kill()
+        monkeypatch.setattr(LedgerClient, "read_headers", read_headers)
+        await cluster.start_broker(2)
+        survivor = cluster.bootstrap
+        found = await in_thread(lambda: consume(survivor, "flights", 200))
+        assert [message.value() for message in found] == values
+        assert {3, 50} <= set(asked)
+        assert max(asked) == 50
 
 
 async def test_acks_1_is_answered_with_the_first_copy_also_in_a_ledger_that_began_without(tmp_path: Path) -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import cast
 from uuid import UUID
 
+import msgspec
 import pytest
 
 from stratalog_bookies.client import EntryHead, LedgerClient
-from stratalog_broker.partitions.index_cache import IndexCache
+from stratalog_broker.partitions.index_cache import RUN_HEADS, RUNS_AT_ONCE, IndexCache
 from stratalog_core.batches.batch import HEADER_BYTES
 from stratalog_core.batches.records import Record, build_batch
 from stratalog_core.errors import Corrupt
@@ -56,3 +58,34 @@ BASE_OFFSET_BYTE, LAST_OFFSET_DELTA_BYTE = 7, 26
 async def test_rot_in_a_head_is_refused(entry_id: int, byte: int) -> None:
     with pytest.raises(Corrupt):
         await index_cache((entry_id, byte)).get(LEDGER)
+
+
+class LargeLedgers:
+    """Ledgers of single-record batches, and the most headers that their readers held at once."""
+
+    def __init__(self) -> None:
+        self._held = 0
+        self.most_held = 0
+
+    async def read_headers(self, ledger: Ledger, first: int, last: int) -> list[EntryHead]:
+        self._held += last - first + 1
+        self.most_held = max(self.most_held, self._held)
+        heads = []
+        for entry_id in range(first, last + 1):
+            batch = build_batch([Record(offset=entry_id, timestamp_ms=1, key=None, value=b"v")])
+            heads.append(EntryHead(entry_id, len(batch), bytes(batch[:HEADER_BYTES])))
+        await asyncio.sleep(0)
+        self._held -= last - first + 1
+        return heads
+
+
+async def test_headers_in_memory_are_bounded_however_many_indexes_are_built() -> None:
+    ledgers, entries = LargeLedgers(), RUN_HEADS + 10
+    cache = IndexCache(cast(LedgerClient, ledgers), 1 << 20)
+    wanted = [
+        msgspec.structs.replace(LEDGER, ledger_id=number, base_offset=0, last_entry=entries - 1, end_offset=entries)
+        for number in range(2 * RUNS_AT_ONCE)
+    ]
+    indexes = await asyncio.gather(*map(cache.get, wanted))
+    assert {(len(index), index.end_offset) for index in indexes} == {(entries, entries)}
+    assert ledgers.most_held == RUN_HEADS * RUNS_AT_ONCE
