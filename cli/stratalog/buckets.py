@@ -48,21 +48,33 @@ def s3_client(location: S3Location, credentials: Credentials | None) -> Any:
     )
 
 
-def create_bucket(client: Any, location: S3Location, *, timeout_s: float) -> bool:
+def create_bucket(client: Any, location: S3Location, *, timeout_s: float, object_lock: bool = False) -> bool:
     """Create the bucket as soon as the server answers. Returns False if the caller already owns it.
 
     Raises ``Unavailable`` after ``timeout_s``, ``Invalid`` if the server refuses.
     """
-    place = {} if location.region == "us-east-1" else {"CreateBucketConfiguration": {"LocationConstraint": location.region}}
+    options: dict[str, Any] = {"ObjectLockEnabledForBucket": True} if object_lock else {}
+    if location.region != "us-east-1":
+        options["CreateBucketConfiguration"] = {"LocationConstraint": location.region}
 
     def create() -> bool:
         try:
-            client.create_bucket(Bucket=location.bucket, **place)
+            client.create_bucket(Bucket=location.bucket, **options)
         except client.exceptions.BucketAlreadyOwnedByYou:
             return False
         return True
 
     return _when_ready(create, f"{location.endpoint or 'S3'}", timeout_s)
+
+
+def require_object_lock(client: Any, bucket: str) -> None:
+    """Raise ``Invalid`` unless the bucket, which existed already, has Object Lock."""
+    try:
+        client.get_object_lock_configuration(Bucket=bucket)
+    except ClientError as failure:
+        raise Invalid(
+            f"bucket {bucket} exists and has no Object Lock, which it must have from its creation on: choose another name"
+        ) from failure
 
 
 def keep_versions(client: Any, bucket: str, days: int) -> None:
@@ -112,6 +124,9 @@ def bucket_policy(bucket: str) -> dict[str, Any]:
     # A probe asks for these; refused, they are reported as unknown.
     whole_bucket += ["s3:GetBucketVersioning", "s3:GetBucketObjectLockConfiguration"]
     objects = ["s3:GetObject", "s3:PutObject", "s3:DeleteObject", "s3:AbortMultipartUpload", "s3:ListMultipartUploadParts"]
+    # Deletions name versions, and topics may lock what they write.
+    whole_bucket += ["s3:ListBucketVersions"]
+    objects += ["s3:DeleteObjectVersion", "s3:PutObjectRetention", "s3:GetObjectRetention"]
     return {
         "Version": "2012-10-17",
         "Statement": [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import uuid4
 
@@ -20,7 +21,7 @@ from stratalog_tiering.store import s3_location
 pytestmark = pytest.mark.s3
 
 
-def init(url: str, account: Credentials, **environment: str) -> dict[str, Any]:
+def init(url: str, account: Credentials, *options: str, **environment: str) -> dict[str, Any]:
     """What the command prints; raises what makes it fail."""
     variables = {
         "MINIO_ROOT_USER": ACCESS_KEY,
@@ -28,7 +29,7 @@ def init(url: str, account: Credentials, **environment: str) -> dict[str, Any]:
         "AWS_ACCESS_KEY_ID": account.access_key,
         "AWS_SECRET_ACCESS_KEY": account.secret_key,
     }
-    arguments = ["store", "init", "--store", url, "--minio-account", "--json", "--timeout", "5"]
+    arguments = ["store", "init", "--store", url, "--minio-account", "--json", "--timeout", "5", *options]
     done = CliRunner().invoke(stratalog, arguments, env=variables | environment)
     if isinstance(done.exception, StratalogError):
         raise done.exception
@@ -68,6 +69,24 @@ def test_deleted_objects_can_be_brought_back_for_some_days(minio_server: S3Serve
     assert administrator.get_bucket_versioning(Bucket=bucket)["Status"] == "Enabled"
     (rule,) = administrator.get_bucket_lifecycle_configuration(Bucket=bucket)["Rules"]
     assert rule["NoncurrentVersionExpiration"]["NoncurrentDays"] == 7
+
+
+def test_a_bucket_with_object_lock_is_made_or_required(minio_server: S3Server) -> None:
+    locking, plain = (f"history-{uuid4().hex[:8]}" for _ in range(2))
+    account = Credentials(access_key=f"account-{uuid4().hex[:8]}", secret_key="account-secret")
+    url = f"s3://{locking}?endpoint={minio_server.endpoint}&region=us-east-1"
+    assert init(url, account, "--object-lock")["created"]
+    assert not init(url, account, "--object-lock")["created"]
+    client = s3_client(s3_location(url), account)
+    until = datetime.now(UTC) + timedelta(days=1)
+    client.put_object(Bucket=locking, Key="a", Body=b"x", ObjectLockMode="GOVERNANCE", ObjectLockRetainUntilDate=until)
+    assert client.head_object(Bucket=locking, Key="a")["ObjectLockRetainUntilDate"].date() == until.date()
+    (version,) = client.list_object_versions(Bucket=locking)["Versions"]
+    with pytest.raises(ClientError, match="AccessDenied"):
+        client.delete_object(Bucket=locking, Key="a", VersionId=version["VersionId"], BypassGovernanceRetention=True)
+    init(url.replace(locking, plain), account)
+    with pytest.raises(Invalid, match="has no Object Lock, which it must have from its creation on"):
+        init(url.replace(locking, plain), account, "--object-lock")
 
 
 def test_wrong_credentials_and_absent_servers_are_told_apart(minio_server: S3Server) -> None:

@@ -8,7 +8,7 @@ import random
 
 import click
 
-from stratalog.buckets import Credentials, create_bucket, keep_versions, make_minio_account, s3_client
+from stratalog.buckets import Credentials, create_bucket, keep_versions, make_minio_account, require_object_lock, s3_client
 from stratalog.exit_codes import ExitCode
 from stratalog.output import json_option, print_json, print_rows
 from stratalog.tier.session import store_session
@@ -35,6 +35,9 @@ def store() -> None:
     help="Days until a replaced or deleted version expires.",
 )
 @click.option(
+    "--object-lock", is_flag=True, help="Create the bucket with Object Lock, which stratalog.tier.lock.mode of a topic needs."
+)
+@click.option(
     "--minio-account",
     is_flag=True,
     help="On MinIO: as administrator MINIO_ROOT_USER with MINIO_ROOT_PASSWORD, create the account AWS_ACCESS_KEY_ID with"
@@ -42,7 +45,7 @@ def store() -> None:
 )
 @click.option("--timeout", "timeout_s", default=60.0, show_default=True, help="Seconds to wait for the server.")
 @json_option
-def init(url: str, keep_versions_days: int, minio_account: bool, timeout_s: float, as_json: bool) -> None:
+def init(url: str, keep_versions_days: int, object_lock: bool, minio_account: bool, timeout_s: float, as_json: bool) -> None:
     """Create the bucket, enable versioning and expire old versions. Can be repeated; changes no object.
 
     Without --minio-account it uses the credentials that boto3 finds, which must be an administrator's.
@@ -51,7 +54,9 @@ def init(url: str, keep_versions_days: int, minio_account: bool, timeout_s: floa
     administrator = _credentials("MINIO_ROOT_USER", "MINIO_ROOT_PASSWORD") if minio_account else None
     account = _credentials("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY") if minio_account else None
     client = s3_client(location, administrator)
-    created = create_bucket(client, location, timeout_s=timeout_s)
+    created = create_bucket(client, location, object_lock=object_lock, timeout_s=timeout_s)
+    if object_lock and not created:
+        require_object_lock(client, location.bucket)
     keep_versions(client, location.bucket, keep_versions_days)
     if administrator and account:
         make_minio_account(location, administrator, account)

@@ -18,7 +18,16 @@ from simulation.world.loop import SimulatedLoop
 from stratalog_core.errors import Conflict, Corrupt, NoSuchObject, OutcomeUnknown, StratalogError, Unavailable
 from stratalog_core.ports import Buffer
 from stratalog_tiering.format.object_keys import parse_segment_key
-from stratalog_tiering.store.base import DATA_KEY_BYTES, ObjectInfo, StoreFeatures, Upload, UploadedPart, check_key, check_range
+from stratalog_tiering.store.base import (
+    DATA_KEY_BYTES,
+    ObjectInfo,
+    ObjectLock,
+    StoreFeatures,
+    Upload,
+    UploadedPart,
+    check_key,
+    check_range,
+)
 
 LATER_S: Final = 4.0
 SLOW_S: Final = 5.0
@@ -161,7 +170,15 @@ class SimulatedStore:
         self._bucket.objects[key] = (content, self._bucket.written, EPOCH_MS + int(self._loop.time() * 1000))
         self._bucket.changed(key, self._info(key), self._loop.time(), self._random)
 
-    async def put(self, key: str, parts: Sequence[Buffer], *, if_absent: bool = True, storage_class: str = "") -> None:
+    async def put(
+        self,
+        key: str,
+        parts: Sequence[Buffer],
+        *,
+        if_absent: bool = True,
+        storage_class: str = "",
+        lock: ObjectLock | None = None,
+    ) -> None:
         content = b"".join(parts)
         await self._reach_to_write(lambda: self._store(check_key(key), content, if_absent=if_absent))
         self._store(check_key(key), content, if_absent=if_absent)
@@ -197,6 +214,10 @@ class SimulatedStore:
         for info in self._bucket.listing(prefix, self._loop.time()):
             yield info
 
+    async def list_keys(self, prefix: str) -> AsyncIterator[str]:
+        async for info in self.list(prefix):
+            yield info.key
+
     async def delete(self, keys: Sequence[str]) -> None:
         await self._reach_to_write(lambda: self._delete(keys))
         self._delete(keys)
@@ -208,7 +229,7 @@ class SimulatedStore:
             if self._bucket.objects.pop(key, None) is not None:
                 self._bucket.changed(key, None, self._loop.time(), self._random)
 
-    async def create_upload(self, key: str, part_bytes: int, storage_class: str = "") -> Upload:
+    async def create_upload(self, key: str, part_bytes: int, storage_class: str = "", lock: ObjectLock | None = None) -> Upload:
         await self._reach()
         self._bucket.written += 1
         upload = Upload(

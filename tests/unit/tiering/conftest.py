@@ -39,7 +39,16 @@ from stratalog_metadata.records import (
 from stratalog_metadata.state.commands import Command, Put, VersionIs
 from stratalog_tiering.config import TieringSettings
 from stratalog_tiering.format.manifest_limits import ManifestLimits
-from stratalog_tiering.store import KeyRing, ObjectInfo, ObjectStore, StoreFeatures, Upload, UploadedPart, open_store
+from stratalog_tiering.store import (
+    KeyRing,
+    ObjectInfo,
+    ObjectLock,
+    ObjectStore,
+    StoreFeatures,
+    Upload,
+    UploadedPart,
+    open_store,
+)
 from stratalog_tiering.worker.worker import TieringWorker
 
 BatchMaker = Callable[..., list[bytes]]
@@ -82,9 +91,17 @@ class FaultyStore:
         if failure is not None:
             raise failure
 
-    async def put(self, key: str, parts: Sequence[Buffer], *, if_absent: bool = True, storage_class: str = "") -> None:
+    async def put(
+        self,
+        key: str,
+        parts: Sequence[Buffer],
+        *,
+        if_absent: bool = True,
+        storage_class: str = "",
+        lock: ObjectLock | None = None,
+    ) -> None:
         await self._enter("put", key)
-        await self._inner.put(key, parts, if_absent=if_absent, storage_class=storage_class)
+        await self._inner.put(key, parts, if_absent=if_absent, storage_class=storage_class, lock=lock)
         self._leave("put", key)
 
     async def get(self, key: str) -> bytes:
@@ -104,15 +121,19 @@ class FaultyStore:
         async for info in self._inner.list(prefix):
             yield info
 
+    async def list_keys(self, prefix: str) -> AsyncIterator[str]:
+        async for info in self.list(prefix):
+            yield info.key
+
     async def delete(self, keys: Sequence[str]) -> None:
         for key in keys:
             await self._enter("delete", key)
         await self._inner.delete(keys)
         self.deleted.set()
 
-    async def create_upload(self, key: str, part_bytes: int, storage_class: str = "") -> Upload:
+    async def create_upload(self, key: str, part_bytes: int, storage_class: str = "", lock: ObjectLock | None = None) -> Upload:
         await self._enter("create_upload", key)
-        return await self._inner.create_upload(key, part_bytes, storage_class)
+        return await self._inner.create_upload(key, part_bytes, storage_class, lock)
 
     async def put_part(self, upload: Upload, number: int, parts: Sequence[Buffer]) -> UploadedPart:
         await self._enter("put_part", upload.key)

@@ -110,8 +110,8 @@ def _marker(deleted: DeletedTopic, now_ms: int) -> DeletionMarker:
 
 async def _delete_below(ports: WorkerPorts, prefix: str) -> None:
     batch: list[str] = []
-    async for info in ports.store.list(prefix):
-        batch.append(info.key)
+    async for key in ports.store.list_keys(prefix):
+        batch.append(key)
         if len(batch) == _BATCH:
             await ports.delete_objects(batch)
             batch = []

@@ -15,6 +15,7 @@ from __future__ import annotations
 import re
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Final, Protocol
 
 from stratalog_core.errors import Invalid
@@ -28,12 +29,35 @@ _KEY_SEGMENT: Final = re.compile(r"[A-Za-z0-9_.=-]{1,200}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObjectInfo:
-    """``etag`` is opaque and changes with the content. ``last_modified_ms`` is by the store's clock."""
+    """``etag`` is opaque and changes with the content. ``last_modified_ms`` is by the store's clock.
+
+    The others are known to ``head`` only: the store's id of the version, empty without versions, and the wall time until which
+    the version is locked, 0 if it is not.
+    """
 
     key: str
     size_bytes: int
     etag: str
     last_modified_ms: int
+    version_id: str = ""
+    locked_until_ms: int = 0
+
+
+class LockMode(StrEnum):
+    """Whether a lock can be lifted before its end."""
+
+    GOVERNANCE = "governance"
+    """An account that has a permission of its own for it may lift the lock, by a request of its own."""
+    COMPLIANCE = "compliance"
+    """No account can."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObjectLock:
+    """A lock of an object until the wall time ``until_ms``, a whole second."""
+
+    mode: LockMode
+    until_ms: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +96,10 @@ class StoreFeatures:
     object_lock: bool | None
 
 
+class Locked(Invalid):
+    """An object is locked and was not deleted. ``detail["until_ms"]`` is the wall time of its lock's end, 0 if unknown."""
+
+
 DATA_KEY_BYTES: Final = 32
 
 
@@ -104,10 +132,19 @@ class ObjectStore(Protocol):
         """The keys that protect the data keys of encrypted segments."""
         ...
 
-    async def put(self, key: str, parts: Sequence[Buffer], *, if_absent: bool = True, storage_class: str = "") -> None:
+    async def put(
+        self,
+        key: str,
+        parts: Sequence[Buffer],
+        *,
+        if_absent: bool = True,
+        storage_class: str = "",
+        lock: ObjectLock | None = None,
+    ) -> None:
         """Write a whole object durably and atomically. With ``if_absent`` exactly one of many concurrent writers succeeds.
 
-        ``storage_class`` is the store's name of a class, which must allow reads at once; empty: the store's default.
+        ``storage_class`` is the store's name of a class, which must allow reads at once; empty: the store's default. Raises
+        ``Invalid`` for a ``lock`` if the store has no locks.
         """
         ...
 
@@ -128,12 +165,19 @@ class ObjectStore(Protocol):
         """Objects whose key begins with ``prefix``, in key order."""
         ...
 
-    async def delete(self, keys: Sequence[str]) -> None:
-        """Delete objects; missing ones are not an error. After an error some may be deleted: call it again."""
+    def list_keys(self, prefix: str) -> AsyncIterator[str]:
+        """Keys that begin with ``prefix``, in order, those included that have only versions which no reader sees."""
         ...
 
-    async def create_upload(self, key: str, part_bytes: int, storage_class: str = "") -> Upload:
-        """Begin a multipart upload with parts of ``part_bytes``; the last part may be smaller. ``storage_class``: `put`."""
+    async def delete(self, keys: Sequence[str]) -> None:
+        """Delete objects with all of their versions; missing ones are not an error.
+
+        After an error some may be deleted: call it again. Raises ``Locked`` if a version is locked.
+        """
+        ...
+
+    async def create_upload(self, key: str, part_bytes: int, storage_class: str = "", lock: ObjectLock | None = None) -> Upload:
+        """Begin a multipart upload with parts of ``part_bytes``; the last part may be smaller. The other options: ``put``."""
         ...
 
     async def put_part(self, upload: Upload, number: int, parts: Sequence[Buffer]) -> UploadedPart:

@@ -27,7 +27,16 @@ from stratalog_core.files.uncached_reads import memory_bytes, read_uncached
 from stratalog_core.memory.receive_buffers import ReceiveBuffers
 from stratalog_core.ports import Background, Buffer, Clock, Random
 from stratalog_core.system import sync_directory
-from stratalog_tiering.store.base import KeyRing, ObjectInfo, StoreFeatures, Upload, UploadedPart, check_key, check_range
+from stratalog_tiering.store.base import (
+    KeyRing,
+    ObjectInfo,
+    ObjectLock,
+    StoreFeatures,
+    Upload,
+    UploadedPart,
+    check_key,
+    check_range,
+)
 from stratalog_tiering.store.key_ring import NoKeys
 
 _ASIDE: Final = ".aside"
@@ -67,8 +76,16 @@ class FilesystemStore:
     def keys(self) -> KeyRing:
         return self._keys
 
-    async def put(self, key: str, parts: Sequence[Buffer], *, if_absent: bool = True, storage_class: str = "") -> None:
-        self._refuse_class(storage_class)
+    async def put(
+        self,
+        key: str,
+        parts: Sequence[Buffer],
+        *,
+        if_absent: bool = True,
+        storage_class: str = "",
+        lock: ObjectLock | None = None,
+    ) -> None:
+        self._refuse(storage_class, lock)
         path, aside, size = self._path(key), self._aside(), sum(map(len, parts))
 
         def write() -> None:
@@ -114,6 +131,10 @@ class FilesystemStore:
             for info in chunk:
                 yield info
 
+    async def list_keys(self, prefix: str) -> AsyncIterator[str]:
+        async for info in self.list(prefix):
+            yield info.key
+
     async def delete(self, keys: Sequence[str]) -> None:
         paths = [self._path(key) for key in keys]
 
@@ -123,12 +144,17 @@ class FilesystemStore:
 
         await self._run(remove, keys[0] if keys else "")
 
-    def _refuse_class(self, storage_class: str) -> None:
+    def _refuse(self, storage_class: str, lock: ObjectLock | None) -> None:
         if storage_class:
             raise Invalid(f"{self.url} has no storage classes such as {storage_class!r}: unset stratalog.tier.storage.class")
+        if lock is not None:
+            raise Invalid(
+                f"{self.url} is a directory, which cannot lock objects: use a bucket with Object Lock, or set"
+                " stratalog.tier.lock.mode=none"
+            )
 
-    async def create_upload(self, key: str, part_bytes: int, storage_class: str = "") -> Upload:
-        self._refuse_class(storage_class)
+    async def create_upload(self, key: str, part_bytes: int, storage_class: str = "", lock: ObjectLock | None = None) -> Upload:
+        self._refuse(storage_class, lock)
         self._path(key)
         upload_id = f"{self._random.getrandbits(128):032x}"
         upload = Upload(key=key, upload_id=upload_id, initiated_ms=self._clock.wall_ms(), part_bytes=part_bytes)

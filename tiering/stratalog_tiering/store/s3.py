@@ -1,9 +1,9 @@
 """Objects in S3 and compatible servers.
 
 Writes use boto3's low-level calls in a small thread pool, because only these offer conditional completion and CRC32C of parts
-without blocking the event loop. Listings, HEADs and deletions use aioboto3 (``s3_catalogue.py``); reads use the engine that
-the store's URL names (``s3_reads.py``). ``s3_attempts.py`` repeats requests: no client but obstore retries by itself, and
-obstore only within a small budget.
+without blocking the event loop. Listings, HEADs and deletions use aioboto3 (``s3_catalogue.py``, ``s3_versions.py``); reads use
+the engine that the store's URL names (``s3_reads.py``). ``s3_attempts.py`` repeats requests: no client but obstore retries by
+itself, and obstore only within a small budget.
 
 A write whose response was lost is sent again. If it is then refused because the object exists, its own first attempt may have
 succeeded, so the stored object is compared before anything is concluded.
@@ -25,14 +25,16 @@ from crc32c import crc32c
 
 from stratalog_core.errors import Conflict, Invalid, NoSuchObject, OutcomeUnknown, Unavailable
 from stratalog_core.ports import Background, Buffer
-from stratalog_tiering.store.base import KeyRing, ObjectInfo, StoreFeatures, Upload, UploadedPart, check_range
+from stratalog_tiering.store.base import KeyRing, ObjectInfo, ObjectLock, StoreFeatures, Upload, UploadedPart, check_range
 from stratalog_tiering.store.key_ring import NoKeys
 from stratalog_tiering.store.s3_async import CONNECT_TIMEOUT_S, AsyncClient
 from stratalog_tiering.store.s3_attempts import repeated, written_once
 from stratalog_tiering.store.s3_catalogue import S3Catalogue
 from stratalog_tiering.store.s3_errors import UploadGone, from_botocore, no_credentials
 from stratalog_tiering.store.s3_features import read_features
+from stratalog_tiering.store.s3_locks import S3Locks
 from stratalog_tiering.store.s3_reads import Aioboto3Reads, ObstoreReads, ReadEngine, ReadLimits, check_length
+from stratalog_tiering.store.s3_versions import S3Versions
 from stratalog_tiering.store.store_url import S3Location
 
 if TYPE_CHECKING:
@@ -66,6 +68,8 @@ class S3Store:
         self._client = _boto3_client(session, location, threads)
         self._async_client = AsyncClient(location, core)
         self._catalogue = S3Catalogue(location, self._async_client)
+        self._versions = S3Versions(location, self._async_client, self._catalogue)
+        self._locks = S3Locks(location, self._async_client)
         self._reads = self._engine(read_engine, session, read_limits)
 
     def _engine(self, name: str, session: boto3.Session, limits: ReadLimits) -> ReadEngine:
@@ -81,9 +85,17 @@ class S3Store:
     def keys(self) -> KeyRing:
         return self._keys
 
-    async def put(self, key: str, parts: Sequence[Buffer], *, if_absent: bool = True, storage_class: str = "") -> None:
+    async def put(
+        self,
+        key: str,
+        parts: Sequence[Buffer],
+        *,
+        if_absent: bool = True,
+        storage_class: str = "",
+        lock: ObjectLock | None = None,
+    ) -> None:
         name = self._location.name(key)
-        options = self._new_object(storage_class) | ({"IfNoneMatch": "*"} if if_absent else {})
+        options = await self._new_object(storage_class, lock) | ({"IfNoneMatch": "*"} if if_absent else {})
 
         def write() -> None:
             body = b"".join(parts)
@@ -96,9 +108,10 @@ class S3Store:
 
         await written_once(lambda: self._call(write, key), is_ours, lost_to=(Conflict,))
 
-    def _new_object(self, storage_class: str) -> dict[str, Any]:
+    async def _new_object(self, storage_class: str, lock: ObjectLock | None) -> dict[str, Any]:
         """Arguments of the request that creates an object."""
-        return {**self._location.encryption, **({"StorageClass": storage_class} if storage_class else {})}
+        options: dict[str, Any] = {**self._location.encryption, **({"StorageClass": storage_class} if storage_class else {})}
+        return options | (await self._locks.arguments(lock) if lock is not None else {})
 
     async def get(self, key: str) -> bytes:
         return await self._reads.get(key)
@@ -113,12 +126,15 @@ class S3Store:
     def list(self, prefix: str) -> AsyncIterator[ObjectInfo]:
         return self._catalogue.list(prefix)
 
-    async def delete(self, keys: Sequence[str]) -> None:
-        await self._catalogue.delete(keys)
+    def list_keys(self, prefix: str) -> AsyncIterator[str]:
+        return self._versions.list_keys(prefix)
 
-    async def create_upload(self, key: str, part_bytes: int, storage_class: str = "") -> Upload:
+    async def delete(self, keys: Sequence[str]) -> None:
+        await self._versions.delete(keys)
+
+    async def create_upload(self, key: str, part_bytes: int, storage_class: str = "", lock: ObjectLock | None = None) -> Upload:
         name = self._location.name(key)
-        options = self._new_object(storage_class)
+        options = await self._new_object(storage_class, lock)
 
         def create() -> str:
             answer = self._client.create_multipart_upload(

@@ -1,4 +1,4 @@
-"""Listings, HEADs, deletions and open uploads of a bucket, through the asynchronous client.
+"""Listings, HEADs and open uploads of a bucket, through the asynchronous client. Deletions: ``s3_versions.py``.
 
 A verification or collection sends thousands of these small requests; in threads they would wait for each other and for
 uploads. All of them are idempotent and are repeated.
@@ -6,16 +6,15 @@ uploads. All of them are idempotent and are repeated.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Sequence
-from typing import Any, Final
+from collections.abc import AsyncIterator, Iterable
+from dataclasses import replace
+from datetime import datetime
+from typing import Any
 
-from stratalog_core.errors import Unavailable
 from stratalog_tiering.store.base import ObjectInfo, Upload
 from stratalog_tiering.store.s3_async import AsyncClient
 from stratalog_tiering.store.s3_attempts import repeated
 from stratalog_tiering.store.store_url import S3Location
-
-_DELETE_BATCH: Final = 1000
 
 
 class S3Catalogue:
@@ -27,7 +26,12 @@ class S3Catalogue:
 
     async def head(self, key: str) -> ObjectInfo:
         answer = await self._repeated("head_object", key, Key=self._location.name(key))
-        return _object_info(key, answer["ContentLength"], answer["ETag"], answer["LastModified"].timestamp())
+        info = _object_info(key, answer["ContentLength"], answer["ETag"], answer["LastModified"].timestamp())
+        until: datetime | None = answer.get("ObjectLockRetainUntilDate")
+        if until is None and "VersionId" not in answer:
+            return info
+        locked_until_ms = int(until.timestamp() * 1000) if until is not None else 0
+        return replace(info, version_id=answer.get("VersionId", ""), locked_until_ms=locked_until_ms)
 
     async def list(self, prefix: str) -> AsyncIterator[ObjectInfo]:
         more: dict[str, Any] = {}
@@ -39,15 +43,6 @@ class S3Catalogue:
             if not answer.get("IsTruncated"):
                 return
             more = {"ContinuationToken": answer["NextContinuationToken"]}
-
-    async def delete(self, keys: Sequence[str]) -> None:
-        objects = [{"Key": self._location.name(key)} for key in keys]
-        for first in range(0, len(objects), _DELETE_BATCH):
-            batch = {"Objects": objects[first : first + _DELETE_BATCH], "Quiet": True}
-            answer = await self._repeated("delete_objects", keys[first], Delete=batch)
-            failed = [error for error in answer.get("Errors", ()) if error.get("Code") != "NoSuchKey"]
-            if failed:
-                raise Unavailable(f"{self._location.url}: {len(failed)} objects were not deleted, the first: {failed[0]}")
 
     async def list_uploads(self) -> AsyncIterator[Upload]:
         # No prefix in the request: MinIO finds nothing by a partial prefix.

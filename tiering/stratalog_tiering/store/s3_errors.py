@@ -26,6 +26,8 @@ _RANGEREFUSED_CODES: Final = re.compile(r"<Code>InvalidRange</Code>|status code:
 """Searched in obstore's text, which also contains the object's name, the port and durations, so bare digits prove nothing."""
 _BEYOND_END: Final = frozenset({"InvalidRange", "416", "RequestedRangeNotSatisfiable"})
 _EXISTS: Final = frozenset({"PreconditionFailed", "412"})
+LOCKED_CODES: Final = frozenset({"ObjectLocked", "InvalidRequest"})
+"""A deletion is refused because of a lock: by versitygw, by MinIO. S3 answers with one of ``REFUSED_CODES``."""
 REFUSED_CODES: Final = frozenset(
     {"AccessDenied", "403", "Forbidden", "InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken"}
 )

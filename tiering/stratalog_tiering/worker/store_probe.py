@@ -164,7 +164,7 @@ async def _probed(store: ObjectStore, key: str, upload_key: str, clock: Clock) -
                 ("listing after write", listed, weaker, "orphans and forks are noticed later"),
                 ("conditional replace", features.conditional_replace, optional, "nothing uses it yet"),
                 ("checksums at rest", features.checksums_at_rest, optional, "only reading an object back shows damage"),
-                ("versioning", features.versioning, optional, "the store cannot bring a deleted object back"),
+                ("versioning", features.versioning, optional, "the store cannot bring back what others delete"),
                 ("object lock", features.object_lock, optional, "the store cannot lock history against deletion"),
             )
         ),

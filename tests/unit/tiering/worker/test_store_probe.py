@@ -16,7 +16,7 @@ from stratalog_core.errors import Invalid, NoSuchObject, Unavailable
 from stratalog_core.ports import Buffer
 from stratalog_core.system import SystemClock
 from stratalog_tiering.format.object_keys import PROBE_PREFIX, owner_key, probe_key
-from stratalog_tiering.store import ObjectInfo, ObjectStore, Upload, UploadedPart
+from stratalog_tiering.store import ObjectInfo, ObjectLock, ObjectStore, Upload, UploadedPart
 from stratalog_tiering.worker.store_probe import LEFTOVER_AGE_MS, Need, StoreCheck, StoreReport, probe_store
 
 REQUIRED = {"conditional create", "read after write", "ranged reads", "multipart uploads"}
@@ -26,7 +26,15 @@ WEAKER = {"conditional completion", "listing after write"}
 class Overwriting(FaultyStore):
     """Ignores the condition of a PUT, as several servers do."""
 
-    async def put(self, key: str, parts: Sequence[Buffer], *, if_absent: bool = True, storage_class: str = "") -> None:
+    async def put(
+        self,
+        key: str,
+        parts: Sequence[Buffer],
+        *,
+        if_absent: bool = True,
+        storage_class: str = "",
+        lock: ObjectLock | None = None,
+    ) -> None:
         await super().put(key, parts, if_absent=False)
 
 
@@ -43,7 +51,7 @@ class WithoutRanges(FaultyStore):
 
 
 class WithoutUploads(FaultyStore):
-    async def create_upload(self, key: str, part_bytes: int, storage_class: str = "") -> Upload:
+    async def create_upload(self, key: str, part_bytes: int, storage_class: str = "", lock: ObjectLock | None = None) -> Upload:
         raise Invalid("not implemented")
 
 

@@ -1,0 +1,158 @@
+"""Deletes objects with all of their versions.
+
+In a bucket that keeps versions a plain deletion only hides an object behind a delete marker, so the versions are listed and
+each is deleted by its id. Whether the bucket keeps versions is asked once; if that is refused, or changes later, the first
+answer that reports a delete marker tells it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Any, Final
+
+from stratalog_core.errors import Invalid, NoSuchObject, Unavailable
+from stratalog_core.moments import utc_text
+from stratalog_tiering.store.base import Locked
+from stratalog_tiering.store.s3_async import AsyncClient
+from stratalog_tiering.store.s3_attempts import repeated
+from stratalog_tiering.store.s3_catalogue import S3Catalogue
+from stratalog_tiering.store.s3_errors import LOCKED_CODES, REFUSED_CODES
+from stratalog_tiering.store.store_url import S3Location
+
+_DELETE_BATCH: Final = 1000
+_OTHERS_MAX: Final = 250
+"""Versions of other keys after which a listing ends and another one begins at the next wanted key."""
+_LAST: Final = "\x7f"
+"""Greater than each character of a key."""
+_log = logging.getLogger(__name__)
+
+
+class S3Versions:
+    """Implements deletion for :class:`stratalog_tiering.store.base.ObjectStore`."""
+
+    def __init__(self, location: S3Location, client: AsyncClient, catalogue: S3Catalogue) -> None:
+        self._location = location
+        self._client = client
+        self._catalogue = catalogue
+        self._is_versioned: bool | None = None
+
+    async def list_keys(self, prefix: str) -> AsyncIterator[str]:
+        """Keys with any version, in order."""
+        if not await self._keeps_versions():
+            async for info in self._catalogue.list(prefix):
+                yield info.key
+            return
+        last = ""
+        async for key, _ in self._listed(self._location.prefix + prefix):
+            if key != last:
+                yield key
+                last = key
+
+    async def delete(self, keys: Sequence[str]) -> None:
+        """See :class:`stratalog_tiering.store.base.ObjectStore`."""
+        for first in range(0, len(keys), _DELETE_BATCH):
+            batch = keys[first : first + _DELETE_BATCH]
+            if not await self._keeps_versions():
+                batch = await self._delete_unversioned(batch)
+            if batch:
+                await self._delete_versions(batch)
+
+    async def _keeps_versions(self) -> bool:
+        if self._is_versioned is None:
+            try:
+                answer = await self._repeated("get_bucket_versioning", "the bucket's versioning")
+                # A suspended bucket still has the versions of earlier days.
+                self._is_versioned = answer.get("Status") in ("Enabled", "Suspended")
+            except Invalid as refused:
+                _log.info("whether deletions must name versions is found out by the first one: %s", refused.message)
+                self._is_versioned = False
+        return self._is_versioned
+
+    async def _delete_unversioned(self, keys: Sequence[str]) -> list[str]:
+        """Delete objects; return those keys of which delete markers were made instead."""
+        answer = await self._request_deletion([{"Key": self._location.name(key)} for key in keys])
+        hidden = [self._location.key(each["Key"]) for each in answer.get("Deleted", ()) if each.get("DeleteMarker")]
+        self._is_versioned = self._is_versioned or bool(hidden)
+        return hidden
+
+    async def _delete_versions(self, keys: Sequence[str]) -> None:
+        found = await self._versions_of(keys)
+        versions = [{"Key": self._location.name(key), "VersionId": version_id} for key in keys for version_id in found[key]]
+        for first in range(0, len(versions), _DELETE_BATCH):
+            await self._request_deletion(versions[first : first + _DELETE_BATCH])
+
+    async def _request_deletion(self, objects: Sequence[Mapping[str, str]]) -> Any:
+        """Delete objects or versions. Raises ``Locked``, ``Invalid`` (refused), ``Unavailable``."""
+        answer = await self._repeated("delete_objects", objects[0]["Key"], Delete={"Objects": objects})
+        failed = [each for each in answer.get("Errors", ()) if each.get("Code") not in ("NoSuchKey", "NoSuchVersion")]
+        if not failed:
+            return answer
+        first, what = failed[0], f"{self._location.url}: {len(failed)} objects were not deleted, the first: {failed[0]}"
+        code = first.get("Code")
+        if code not in LOCKED_CODES | REFUSED_CODES:
+            raise Unavailable(what)
+        until_ms = await self._locked_until_ms(first)
+        if until_ms or code == "ObjectLocked":
+            raise Locked(f"{what}; it is locked until {utc_text(until_ms)}" if until_ms else what, until_ms=until_ms)
+        raise Invalid(f"{what}; allow s3:DeleteObject and s3:DeleteObjectVersion")
+
+    async def _locked_until_ms(self, refused: Mapping[str, str]) -> int:
+        """The end of the lock because of which a deletion was refused; 0 if there is none, or it may not be asked for."""
+        version = {"VersionId": refused["VersionId"]} if refused.get("VersionId") else {}
+        try:
+            answer = await self._repeated("head_object", refused["Key"], Key=refused["Key"], **version)
+        except (Invalid, NoSuchObject):
+            return 0
+        until = answer.get("ObjectLockRetainUntilDate")
+        return int(until.timestamp() * 1000) if until is not None else 0
+
+    async def _versions_of(self, keys: Sequence[str]) -> dict[str, list[str]]:
+        """Ids of all versions and markers of ``keys``, by key. Keys that follow each other closely are found by one listing."""
+        found: dict[str, list[str]] = {key: [] for key in keys}
+        passed = ""
+        for key in sorted(found):
+            if key > passed:
+                passed = await self._find_from(key, found)
+        return found
+
+    async def _find_from(self, key: str, found: Mapping[str, list[str]]) -> str:
+        """Add versions of the keys ``found`` to their lists, from ``key`` on; return up to which key all are found."""
+        directory = key[: key.rfind("/") + 1]
+        passed, others = key, 0
+        async for listed, version_id in self._listed(self._location.prefix + directory, self._location.name(key)):
+            if listed in found:
+                found[listed].append(version_id)
+            else:
+                others += 1
+            if others > _OTHERS_MAX:
+                return passed
+            passed = max(passed, listed)
+        return directory + _LAST
+
+    async def _listed(self, prefix: str, first: str = "") -> AsyncIterator[tuple[str, str]]:
+        """Keys and ids of the versions and markers whose names begin with ``prefix``, by name, from the name ``first`` on."""
+        # A listing begins after its marker.
+        more: dict[str, Any] = {"KeyMarker": first[:-1] + chr(ord(first[-1]) - 1)} if first else {}
+        while True:
+            answer = await self._list_page(prefix, more)
+            # A key's markers come last: without them its versions would be seen again.
+            for row in sorted([*answer.get("Versions", ()), *answer.get("DeleteMarkers", ())], key=lambda row: row["Key"]):
+                yield self._location.key(row["Key"]), row.get("VersionId", "null")
+            if not answer.get("IsTruncated"):
+                return
+            more = {"KeyMarker": answer["NextKeyMarker"]}
+            if answer.get("NextVersionIdMarker"):
+                more["VersionIdMarker"] = answer["NextVersionIdMarker"]
+
+    async def _list_page(self, prefix: str, more: Mapping[str, Any]) -> Any:
+        try:
+            return await self._repeated("list_object_versions", prefix, Prefix=prefix, **more)
+        except Invalid as refused:
+            raise Invalid(
+                f"{refused.message}. The bucket keeps versions, so deletions name them: allow s3:ListBucketVersions and"
+                " s3:DeleteObjectVersion; `stratalog store init` sets that for MinIO accounts"
+            ) from refused
+
+    async def _repeated(self, operation: str, key: str, **arguments: Any) -> Any:
+        return await repeated(lambda: self._client.request(operation, key, **arguments))
