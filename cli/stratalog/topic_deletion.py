@@ -43,11 +43,12 @@ async def restore(addresses: Sequence[str], wanted: str, new_name: str | None) -
     """Restore a topic and return when its partitions have owners. Raises as ``undelete`` does."""
     async with metadata_session(addresses) as client:
         topic = await undelete(client, wanted, new_name)
-        await _owned(client, topic)
+        await wait_for_owners(client, topic, "restored")
         return topic
 
 
-async def _owned(client: MetadataClient, topic: Topic) -> None:
+async def wait_for_owners(client: MetadataClient, topic: Topic, event: str) -> None:
+    """Return when the topic's partitions have owners. Raises ``Unavailable`` that tells the ``event``."""
     changed = asyncio.Event()
     unsubscribe = client.view.subscribe(lambda _: changed.set())
     keys = [partition_key(topic.topic_id, index) for index in range(topic.partition_count)]
@@ -57,7 +58,7 @@ async def _owned(client: MetadataClient, topic: Topic) -> None:
                 changed.clear()
                 await changed.wait()
     except TimeoutError:
-        text = f"topic {topic.name!r} is restored, but its partitions have no owner after {TIMEOUT_S:.0f} s: is a broker up?"
+        text = f"topic {topic.name!r} is {event}, but its partitions have no owner after {TIMEOUT_S:.0f} s: is a broker up?"
         raise Unavailable(text) from None
     finally:
         unsubscribe()

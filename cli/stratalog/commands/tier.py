@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from stratalog.commands.attach import attach, detach
 from stratalog.deletion import confirm, yes_option
 from stratalog.exit_codes import ExitCode
 from stratalog.moments import format_moment
@@ -57,7 +58,11 @@ _STATUS_COLUMNS = (
 
 @click.group()
 def tier() -> None:
-    """Show, offload and verify history in the object store, and collect garbage."""
+    """Show, offload and verify history in the object store, attach and detach topics, and collect garbage."""
+
+
+tier.add_command(attach)
+tier.add_command(detach)
 
 
 @tier.command()

@@ -42,11 +42,13 @@ from stratalog_metadata.records.topic import (
     TOPIC_DEFAULTS_KEY,
     DeletedTopic,
     DynamicConfig,
+    PendingTopic,
     RestoredTopic,
     Topic,
     configs_in_force,
     deleted_topic_key,
     is_hot_only,
+    pending_topic_key,
     restored_topic_key,
     topic_key,
 )
@@ -65,6 +67,7 @@ Record = (
     | Log
     | ManifestPointer
     | Partition
+    | PendingTopic
     | Quorum
     | RestoredTopic
     | Session
@@ -87,10 +90,10 @@ __all__ = [
     "TOPIC_DEFAULTS_KEY",
     "Bookie", "Broker", "Cluster", "Counter", "DeletedTopic", "DrainedBroker", "DynamicConfig", "Endpoint", "ForkDecision",
     "Fragment", "Lease",
-    "Ledger", "LedgerRef", "LedgerState", "Log", "ManifestPointer", "Partition", "Quorum", "Record", "RestoredTopic",
-    "Session", "TierRequest", "TierStatus", "TieringWorker", "Topic", "TopicPartition", "Versioned",
+    "Ledger", "LedgerRef", "LedgerState", "Log", "ManifestPointer", "Partition", "PendingTopic", "Quorum", "Record",
+    "RestoredTopic", "Session", "TierRequest", "TierStatus", "TieringWorker", "Topic", "TopicPartition", "Versioned",
     "bookie_key", "broker_key", "configs_in_force", "counter_key", "deleted_topic_key", "drained_broker_key",
     "fork_decision_key", "is_hot_only", "lease_key", "ledger_key", "log_key",
-    "manifest_pointer_key", "partition_key", "restored_topic_key", "session_key", "tier_request_key",
+    "manifest_pointer_key", "partition_key", "pending_topic_key", "restored_topic_key", "session_key", "tier_request_key",
     "tier_status_key", "topic_key",
 ]  # fmt: skip

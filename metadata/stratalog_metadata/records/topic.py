@@ -1,4 +1,4 @@
-"""Topics; deleted topics until their objects are gone from the store, and restored ones; cluster-wide configuration."""
+"""Topics: live, being attached, deleted until their objects are gone, restored. Cluster-wide configuration."""
 
 from __future__ import annotations
 
@@ -64,6 +64,21 @@ class RestoredTopic(RecordBase, frozen=True, kw_only=True, tag="restored_topic")
         return restored_topic_key(self.topic_id)
 
 
+class PendingTopic(RecordBase, frozen=True, kw_only=True, tag="pending_topic"):
+    """A topic whose history is being written to the bucket, to be attached to the cluster by one command.
+
+    Its writer postpones ``expires_at_ms`` (wall time) while it works. After that a tiering worker turns the record into a
+    ``DeletedTopic``, so that what was written is deleted.
+    """
+
+    topic_id: UUID
+    name: str
+    expires_at_ms: int
+
+    def key(self) -> str:
+        return pending_topic_key(self.topic_id)
+
+
 class DynamicConfig(RecordBase, frozen=True, kw_only=True, tag="dynamic_config"):
     """Configuration of one broker that was changed at run time, or of all (``resource`` = ""), under Kafka's names."""
 
@@ -80,6 +95,10 @@ def topic_key(name: str) -> str:
 
 def deleted_topic_key(topic_id: UUID) -> str:
     return f"deleted_topic/{topic_id.hex}"
+
+
+def pending_topic_key(topic_id: UUID) -> str:
+    return f"pending_topic/{topic_id.hex}"
 
 
 def restored_topic_key(topic_id: UUID) -> str:

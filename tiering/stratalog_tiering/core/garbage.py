@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from stratalog_metadata.records import DeletedTopic
+from stratalog_metadata.records import DeletedTopic, PendingTopic
 from stratalog_tiering.core.forks import manifest_keys
 from stratalog_tiering.format.manifest import Manifest, RemovedObject
 from stratalog_tiering.format.object_keys import marker_key
@@ -25,6 +25,8 @@ OLD_MANIFEST: Final = "old-manifest"
 DELETED_TOPIC: Final = "deleted-topic"
 RESTORABLE_TOPIC: Final = "restorable-topic"
 """Its topic can still be restored; a worker makes the deletion final first."""
+PENDING_TOPIC: Final = "pending-topic"
+"""Its topic is being attached, or the process that did it has died; a worker gives the attachment up first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +43,7 @@ class Garbage:
 
     def is_due(self, now_ms: int) -> bool:
         """Whether the object may be deleted at the wall time ``now_ms``."""
-        return self.reason != RESTORABLE_TOPIC and self.due_ms <= now_ms
+        return self.reason not in (RESTORABLE_TOPIC, PENDING_TOPIC) and self.due_ms <= now_ms
 
 
 def orphans(listed: Iterable[ObjectInfo], referenced: frozenset[str], grace_ms: int) -> list[Garbage]:
@@ -120,3 +122,9 @@ def deleted_topic_garbage(listed: Iterable[ObjectInfo], deleted: DeletedTopic, h
     due_ms = max(deletion_due_ms(deleted, hidden_ms, grace_ms), max(hidden_ms, deleted.deleted_at_ms) + grace_ms)
     reason = DELETED_TOPIC if deleted.is_final else RESTORABLE_TOPIC
     return [Garbage(key=info.key, object_bytes=info.size_bytes, reason=reason, due_ms=due_ms) for info in listed]
+
+
+def pending_topic_garbage(listed: Iterable[ObjectInfo], pending: PendingTopic, grace_ms: int) -> list[Garbage]:
+    """All ``listed`` objects of a topic that is being attached, as if nobody finished it."""
+    due_ms = pending.expires_at_ms + grace_ms
+    return [Garbage(key=info.key, object_bytes=info.size_bytes, reason=PENDING_TOPIC, due_ms=due_ms) for info in listed]

@@ -1,4 +1,4 @@
-"""Deletes what no partition owns: the objects of deleted topics, and multipart uploads that were never completed.
+"""Deletes what no partition owns: objects of deleted topics, of attachments given up, and uploads that were never completed.
 
 A deleted topic is hidden from readers of the bucket at once. Its objects stay until it can no longer be restored and the grace
 period is over. Both periods begin when the topic is hidden, or later if the broker's clock says so: a broker's clock that is
@@ -8,20 +8,22 @@ behind cannot shorten them. Segments of live topics are not deleted here (``rete
 from __future__ import annotations
 
 from typing import Final
+from uuid import UUID
 
 from stratalog_core.errors import NoSuchObject
 from stratalog_metadata.client.topic_deletion import finish_deletion
-from stratalog_metadata.records import DeletedTopic, RestoredTopic, Topic, restored_topic_key
+from stratalog_metadata.records import DeletedTopic, PendingTopic, RestoredTopic, Topic, restored_topic_key
 from stratalog_metadata.state.commands import Command, Delete, VersionIs
 from stratalog_tiering.cold.archive import newest_descriptor_key
 from stratalog_tiering.core.commands import Guards
-from stratalog_tiering.core.garbage import Garbage, deleted_topic_garbage, deletion_due_ms
+from stratalog_tiering.core.garbage import Garbage, deleted_topic_garbage, deletion_due_ms, pending_topic_garbage
+from stratalog_tiering.core.restoring import expire_pending_topic
 from stratalog_tiering.format.descriptor import DeletionMarker, decode_descriptor, encode_descriptor
 from stratalog_tiering.format.object_keys import deletion_marker_key, is_upload_key, topic_prefix, topic_prefixes
 from stratalog_tiering.offload.descriptors import put_once
 from stratalog_tiering.offload.ports import WorkerPorts
 from stratalog_tiering.offload.topic_descriptors import describe_topic
-from stratalog_tiering.store import ObjectStore
+from stratalog_tiering.store import ObjectInfo, ObjectStore
 
 UPLOAD_AGE_MIN_MS: Final = 3_600_000
 """Younger uploads are never aborted, however short the grace period: they may be in progress."""
@@ -68,6 +70,18 @@ async def show_restored_topic(ports: WorkerPorts, restored: RestoredTopic, versi
     await ports.metadata.propose(Command(updates=(Delete(key=restored.key()),), requirements=requirements))
 
 
+async def collect_pending_topic(ports: WorkerPorts, pending: PendingTopic, version: int, guards: Guards) -> int | None:
+    """Give up an attachment whose time is over, so that what was written of it is deleted as that of a deleted topic is.
+
+    Returns the wall time (ms) at which to call it again, or None. Raises ``Unavailable``, ``OutcomeUnknown``, ``Conflict``.
+    """
+    now_ms = ports.clock.wall_ms()
+    if now_ms < pending.expires_at_ms:
+        return pending.expires_at_ms
+    await ports.metadata.propose(expire_pending_topic(pending, version, now_ms, guards))
+    return now_ms
+
+
 async def find_deleted_garbage(store: ObjectStore, deleted: DeletedTopic, grace_ms: int, now_ms: int) -> list[Garbage]:
     """The objects of a deleted topic but its marker, which a worker deletes last.
 
@@ -78,9 +92,17 @@ async def find_deleted_garbage(store: ObjectStore, deleted: DeletedTopic, grace_
         hidden_ms = decode_descriptor(await store.get(key), DeletionMarker, key).deleted_at_ms
     except NoSuchObject:
         hidden_ms = now_ms
-    prefixes = (*topic_prefixes(deleted.topic_id), topic_prefix(deleted.topic_id))
-    listed = [info for prefix in prefixes async for info in store.list(prefix)]
-    return deleted_topic_garbage(listed, deleted, hidden_ms, grace_ms)
+    return deleted_topic_garbage(await _all_objects(store, deleted.topic_id), deleted, hidden_ms, grace_ms)
+
+
+async def find_pending_garbage(store: ObjectStore, pending: PendingTopic, grace_ms: int) -> list[Garbage]:
+    """The objects that were written of a topic that is being attached."""
+    return pending_topic_garbage(await _all_objects(store, pending.topic_id), pending, grace_ms)
+
+
+async def _all_objects(store: ObjectStore, topic_id: UUID) -> list[ObjectInfo]:
+    prefixes = (*topic_prefixes(topic_id), topic_prefix(topic_id))
+    return [info for prefix in prefixes async for info in store.list(prefix)]
 
 
 async def mark_deleted(store: ObjectStore, deleted: DeletedTopic, now_ms: int) -> DeletionMarker:

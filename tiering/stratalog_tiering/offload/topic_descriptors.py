@@ -29,7 +29,7 @@ class TopicDescriptors:
 
     async def ensure(self, topic: Topic) -> None:
         """Return once the bucket's newest descriptor describes ``topic``. Raises the store's errors."""
-        wanted = _descriptor(topic)
+        wanted = descriptor_of(topic)
         if self._known.get(topic.topic_id) != wanted:
             await describe_topic(self._store, topic)
             self._known.put(topic.topic_id, wanted)
@@ -37,7 +37,7 @@ class TopicDescriptors:
 
 async def describe_topic(store: ObjectStore, topic: Topic) -> None:
     """Write the next version of the topic's descriptor, unless the newest one says the same. Raises the store's errors."""
-    wanted = _descriptor(topic)
+    wanted = descriptor_of(topic)
     key = await newest_descriptor_key(store, topic.topic_id)
     parsed = parse_topic_key(key) if key is not None else None
     version = parsed.version if parsed is not None else 0
@@ -56,7 +56,8 @@ async def describe_topic(store: ObjectStore, topic: Topic) -> None:
         return
 
 
-def _descriptor(topic: Topic) -> TopicDescriptor:
+def descriptor_of(topic: Topic) -> TopicDescriptor:
+    """The descriptor of a topic as it is in metadata."""
     return TopicDescriptor(
         topic_id=topic.topic_id,
         name=topic.name,

@@ -14,11 +14,11 @@ from typing import Final
 
 from stratalog_core.errors import Conflict, Corrupt, Invalid
 from stratalog_metadata.client.api import MetadataClient
-from stratalog_metadata.records import DeletedTopic, Topic
+from stratalog_metadata.records import DeletedTopic, PendingTopic, Topic
 from stratalog_tiering.cold.manifest_source import ManifestSource
 from stratalog_tiering.core.garbage import Garbage
 from stratalog_tiering.core.partition import partition_snapshot
-from stratalog_tiering.maintenance.deletion import find_deleted_garbage
+from stratalog_tiering.maintenance.deletion import find_deleted_garbage, find_pending_garbage
 from stratalog_tiering.maintenance.orphans import find_garbage
 from stratalog_tiering.offload.ownership import check_claim, cluster_id_in, deletes_from_ms
 from stratalog_tiering.store import ObjectStore
@@ -50,7 +50,7 @@ class Found:
 
 
 async def find_all(ports: CollectorPorts, topics: Sequence[Topic], grace_ms: int, now_ms: int) -> list[Found]:
-    """The garbage of ``topics`` and of all deleted topics at the wall time ``now_ms``. Deletes nothing.
+    """The garbage of ``topics`` and of all deleted and pending topics at the wall time ``now_ms``. Deletes nothing.
 
     Raises ``Invalid`` if the bucket is not this cluster's, ``Unavailable``.
     """
@@ -64,6 +64,9 @@ async def find_all(ports: CollectorPorts, topics: Sequence[Topic], grace_ms: int
     for deleted in ports.metadata.view.all(DeletedTopic):
         garbage = await find_deleted_garbage(ports.store, deleted, grace_ms, now_ms)
         found.append(_found(deleted.name, -1, garbage, from_ms, now_ms))
+    for pending in ports.metadata.view.all(PendingTopic):
+        garbage = await find_pending_garbage(ports.store, pending, grace_ms)
+        found.append(_found(pending.name, -1, garbage, from_ms, now_ms))
     return [each for each in found if each.due or each.waiting or each.refused]
 
 

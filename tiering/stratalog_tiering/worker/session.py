@@ -21,15 +21,20 @@ from stratalog_metadata.records import (
     Ledger,
     LedgerState,
     Log,
+    PendingTopic,
     RestoredTopic,
     TieringWorker,
     Topic,
-    Versioned,
 )
 from stratalog_metadata.state.changes import Change
 from stratalog_tiering.core.partition import PartitionId, partition_of
 from stratalog_tiering.core.schedule import BurstPacer, Schedule
-from stratalog_tiering.maintenance.deletion import abort_stale_uploads, collect_deleted_topic, show_restored_topic
+from stratalog_tiering.maintenance.deletion import (
+    abort_stale_uploads,
+    collect_deleted_topic,
+    collect_pending_topic,
+    show_restored_topic,
+)
 from stratalog_tiering.metrics import TieringMetrics
 from stratalog_tiering.offload.ports import WorkerPorts
 from stratalog_tiering.worker.leases import UPLOADS_LEASE, WorkerLeases, deletion_lease, partition_lease
@@ -108,8 +113,7 @@ class WorkerSession:
             self._schedule_topic(topic)
         for topic_id in self._topics.keys() - {topic.topic_id for topic in view.all(Topic)}:
             self._forget_topic(topic_id)
-        gone_or_back: list[DeletedTopic | RestoredTopic] = [*view.all(DeletedTopic), *view.all(RestoredTopic)]
-        self._schedule.set_all_due((deletion_lease(record.topic_id) for record in gone_or_back), now)
+        self._schedule.set_all_due((deletion_lease(record.topic_id) for record in self._passing()), now)
         self._schedule.set_due(UPLOADS_LEASE, now)
 
     def _schedule_topic(self, topic: Topic) -> None:
@@ -137,7 +141,7 @@ class WorkerSession:
             record = versioned.record if versioned is not None else None
             if isinstance(record, Topic):
                 self._on_topic(record, is_gone=change.after is None)
-            elif isinstance(record, DeletedTopic | RestoredTopic):
+            elif isinstance(record, DeletedTopic | PendingTopic | RestoredTopic):
                 self._schedule.set_due(deletion_lease(record.topic_id), now)
             all_due = all_due or isinstance(record, TieringWorker | DynamicConfig) or _runs_low(change)
             # A lease that this session released is not due again: it would be acquired and released in a loop.
@@ -203,8 +207,10 @@ class WorkerSession:
         return _UPLOADS_INTERVAL_S
 
     async def _collect_topic(self, name: str) -> float | None:
-        """Work on the deleted or restored topic that the lease ``name`` is on."""
-        found = self._deleted_or_restored(name)
+        """Work on the pending, deleted or restored topic that the lease ``name`` is on."""
+        found = next(
+            (self._ports.metadata.view.get(one.key()) for one in self._passing() if deletion_lease(one.topic_id) == name), None
+        )
         guards = await self._leases.hold(name) if found is not None else None
         if found is None or guards is None:
             await self._leases.release(name)
@@ -213,6 +219,8 @@ class WorkerSession:
         again_ms = None
         if isinstance(found.record, DeletedTopic):
             again_ms = await collect_deleted_topic(self._ports, found.record, found.version, guards)
+        elif isinstance(found.record, PendingTopic):
+            again_ms = await collect_pending_topic(self._ports, found.record, found.version, guards)
         elif isinstance(found.record, RestoredTopic):
             await show_restored_topic(self._ports, found.record, found.version, guards)
         if again_ms is not None:
@@ -220,11 +228,10 @@ class WorkerSession:
         await self._leases.release(name)
         return None
 
-    def _deleted_or_restored(self, name: str) -> Versioned | None:
-        """The topic that the lease ``name`` is on."""
+    def _passing(self) -> list[DeletedTopic | PendingTopic | RestoredTopic]:
+        """The records of topics for which a worker has something to do that concerns no single partition."""
         view = self._ports.metadata.view
-        records: list[DeletedTopic | RestoredTopic] = [*view.all(DeletedTopic), *view.all(RestoredTopic)]
-        return next((view.get(record.key()) for record in records if deletion_lease(record.topic_id) == name), None)
+        return [*view.all(DeletedTopic), *view.all(PendingTopic), *view.all(RestoredTopic)]
 
 
 def _runs_low(change: Change) -> bool:

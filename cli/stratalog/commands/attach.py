@@ -1,0 +1,87 @@
+"""``stratalog tier attach`` makes a topic of history from elsewhere; ``stratalog tier detach`` leaves one to its bucket."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import click
+
+from stratalog.deletion import confirm, yes_option
+from stratalog.output import human_bytes, json_option, print_done, print_json, print_rows
+from stratalog.target import metadata_of, metadata_options, name_values, store_of
+
+_COLUMNS = ("topic", "partition", "start_offset", "end_offset", "records", "bytes")
+
+
+@click.command()
+@click.argument("sources", nargs=-1, required=True, metavar="SOURCE...")
+@click.option("--topic", help="The source's topic, by name or id (default: its only one).")
+@click.option("--as", "name", help="Name of the new topic (default: as in the source).")
+@click.option("--config", "configs", multiple=True, metavar="NAME=VALUE", help="Topic config, by Kafka's name; repeatable.")
+@click.option(
+    "--replication-factor",
+    "factor",
+    type=click.IntRange(min=1),
+    help="Copies of new records (default: up to 3, one per bookie).",
+)
+@click.option("--dry-run", is_flag=True, help="Show what the source holds; write nothing.")
+@metadata_options
+@json_option
+def attach(
+    sources: tuple[str, ...],
+    topic: str | None,
+    name: str | None,
+    configs: tuple[str, ...],
+    factor: int | None,
+    dry_run: bool,
+    data: Path | None,
+    metadata: str | None,
+    store: str | None,
+    as_json: bool,
+) -> None:
+    """Make a new topic of the history in SOURCE, which no broker reads or writes meanwhile.
+
+    SOURCE is the bucket of another cluster (a directory or s3:// URL), or the log directories of Kafka's brokers. Offsets stay
+    as they are. Each batch and offset is checked, and each segment is read back. Then all partitions appear at once; if
+    anything is wrong, nothing does. Positions of groups are not taken over.
+
+    retention.ms is unlimited unless the source's topic or --config sets it.
+    """
+    from stratalog.tier.attaching import Wish, attach_source, source_rows
+
+    wish = Wish(source_topic=topic, name=name, configs=name_values(configs), replication_factor=factor)
+    if dry_run:
+        rows = asyncio.run(source_rows(sources, wish))
+    else:
+        rows = asyncio.run(attach_source(metadata_of(data, metadata), store_of(data, store), sources, wish))
+    if as_json:
+        print_json({"partitions": rows})
+        return
+    print_rows(rows, [column for column in _COLUMNS if column in rows[0]])
+    if dry_run:
+        click.echo(f"{human_bytes(sum(int(str(row['bytes'])) for row in rows))} can be attached", err=True)
+    else:
+        click.echo(f"{sum(int(str(row['records'])) for row in rows)} records are attached", err=True)
+
+
+@click.command()
+@click.argument("topic")
+@click.option("--timeout", "timeout_s", default=120.0, show_default=True, help="Seconds to wait until everything is cold.")
+@yes_option
+@metadata_options
+@json_option
+def detach(
+    topic: str, timeout_s: float, yes: bool, data: Path | None, metadata: str | None, store: str | None, as_json: bool
+) -> None:
+    """Remove TOPIC from the cluster and leave all of its history in the bucket.
+
+    Everything is offloaded first. Nothing deletes the objects from then on. `stratalog serve-archive` and Spark read them,
+    `stratalog restore --topic` brings the topic back, `stratalog tier attach` takes it to another cluster. Positions of groups
+    are lost.
+    """
+    from stratalog.tier.attaching import detach as detach_topic
+
+    confirm(f"Remove topic {topic} from the cluster, and leave its history in the bucket?", yes=yes)
+    asyncio.run(detach_topic(metadata_of(data, metadata), store_of(data, store), topic, timeout_s))
+    print_done({"detached": topic}, f"topic {topic} is in the bucket only", as_json=as_json)

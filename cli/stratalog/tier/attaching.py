@@ -1,0 +1,172 @@
+"""Attaches a topic from elsewhere, and detaches one, for ``stratalog tier attach`` and ``detach``."""
+
+from __future__ import annotations
+
+import random
+import uuid
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from stratalog.output import progress_bar
+from stratalog.tier.offload import OnProgress, Waiting, request_offload, wait_for_offload
+from stratalog.tier.report import topics_named
+from stratalog.tier.session import metadata_session, store_session
+from stratalog.topic_deletion import wait_for_owners
+from stratalog_broker.admin.errors import Protected
+from stratalog_broker.admin.protection import is_protected
+from stratalog_broker.admin.topic_names import check_topic_name
+from stratalog_broker.configs.topic_configs import check_topic_configs
+from stratalog_core.errors import Conflict, Invalid
+from stratalog_core.system import SystemClock, ThreadBackground
+from stratalog_metadata.client.api import MetadataView
+from stratalog_metadata.client.guarded_updates import decide_again, propose_guarded
+from stratalog_metadata.client.topic_defaults import topic_defaults
+from stratalog_metadata.records import Bookie, Topic
+from stratalog_tiering.attach.attachment import AttachPorts, attach
+from stratalog_tiering.attach.bucket import stored_topic
+from stratalog_tiering.attach.kafka_logs import is_kafka_directory, kafka_topic
+from stratalog_tiering.attach.source import TopicSource
+from stratalog_tiering.config import TieringSettings
+from stratalog_tiering.core.detaching import committed_pointers, detach_topic
+from stratalog_tiering.core.partition import partition_snapshot
+from stratalog_tiering.core.restoring import TopicHistory
+from stratalog_tiering.offload.commit_markers import mark_committed
+from stratalog_tiering.offload.ownership import check_claim, cluster_id_in
+from stratalog_tiering.offload.topic_descriptors import describe_topic
+
+COPIES: Final = 3
+_THREADS: Final = 4
+_UNLIMITED_RETENTION: Final = {"retention.ms": "-1"}
+Row = dict[str, object]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wish:
+    """The topic to make. ``name`` and ``replication_factor`` None: as the source has it; as many as suit the cluster."""
+
+    source_topic: str | None = None
+    name: str | None = None
+    configs: Mapping[str, str] = field(default_factory=dict)
+    replication_factor: int | None = None
+
+
+@asynccontextmanager
+async def opened_source(sources: Sequence[str], topic: str | None) -> AsyncIterator[TopicSource]:
+    """The topic in ``sources``: one bucket, or directories of Kafka's brokers. Raises ``Invalid``, ``NotFound``."""
+    background = ThreadBackground(_THREADS, "source")
+    try:
+        directories = [Path(source) for source in sources if "://" not in source]
+        if directories and all(path.is_dir() and is_kafka_directory(path) for path in directories):
+            yield await background.run(lambda: kafka_topic(directories, topic, background))
+            return
+        if len(sources) != 1:
+            raise Invalid("several sources must all be log directories of Kafka, with subdirectories TOPIC-PARTITION")
+        if directories and not directories[0].is_dir():
+            raise Invalid(f"{directories[0]} is no directory")
+        async with store_session(sources[0]) as store:
+            yield await stored_topic(store, topic, background)
+    finally:
+        background.close()
+
+
+async def attach_source(addresses: Sequence[str], store_url: str, sources: Sequence[str], wish: Wish) -> list[Row]:
+    """Attach the topic; returns a row for each partition. Raises as ``attach`` does."""
+    background = ThreadBackground(_THREADS, "attach")
+    try:
+        async with (
+            metadata_session(addresses) as client,
+            store_session(store_url) as store,
+            opened_source(sources, wish.source_topic) as source,
+        ):
+            topic = _new_topic(client.view, source, wish)
+            ports = AttachPorts(
+                metadata=client, store=store, clock=SystemClock(), random=random.SystemRandom(), background=background,
+                settings=TieringSettings(worker_id="attach"),
+            )  # fmt: skip
+            with progress_bar() as progress:
+                task = progress.add_task(f"attaching {topic.name}", total=source.stored_bytes)
+                history = await attach(ports, topic, source, lambda count: progress.advance(task, count))
+            await wait_for_owners(client, topic, "attached")
+            return _rows(topic, history)
+    finally:
+        background.close()
+
+
+async def detach(addresses: Sequence[str], store_url: str, name: str, timeout_s: float) -> None:
+    """Move a topic to the bucket as a whole and remove it from the cluster.
+
+    Raises ``NotFound``, ``Invalid`` for a protected topic, ``Unavailable`` if it cannot be offloaded in time, and ``Conflict``
+    if it is being written. Only the last step changes anything.
+    """
+    async with metadata_session(addresses) as client, store_session(store_url) as store:
+        await check_claim(store, cluster_id_in(client))
+
+        async def attempt() -> None:
+            (topic,) = topics_named(client.view, [name])
+            if topic.internal or is_protected(topic, client.view):
+                raise Protected(name)
+            await request_offload(client, topic, delete_hot=True)
+            with progress_bar() as progress:
+                task = progress.add_task(f"offloading {name}", total=topic.partition_count)
+                on_progress: OnProgress = lambda done: progress.update(task, completed=done)  # noqa: E731
+                await wait_for_offload(client, topic, Waiting(timeout_s=timeout_s, on_progress=on_progress))
+            await client.refresh(timeout_s)
+            states = [
+                state for index in range(topic.partition_count) if (state := partition_snapshot(client.view, topic, index))
+            ]
+            if len(states) != topic.partition_count:
+                raise Conflict(f"topic {name!r} is changing")
+            command = detach_topic(topic, states)
+            await describe_topic(store, topic)
+            for pointer in committed_pointers(states):
+                await mark_committed(store, pointer)
+            await propose_guarded(client, command, topic.key(), timeout_s)
+
+        await decide_again(f"topic {name!r}, which somebody writes to,", attempt)
+
+
+async def source_rows(sources: Sequence[str], wish: Wish) -> list[Row]:
+    """A row for each partition that would be attached; only its first records are read."""
+    async with opened_source(sources, wish.source_topic) as source:
+        return [
+            {
+                "topic": wish.name or source.name,
+                "partition": index,
+                "start_offset": found.log_start_offset if found is not None else 0,
+                "bytes": found.stored_bytes if found is not None else 0,
+            }
+            for index, found in ((index, source.partitions.get(index)) for index in range(source.partition_count))
+        ]
+
+
+def _new_topic(view: MetadataView, source: TopicSource, wish: Wish) -> Topic:
+    """The topic's record. Raises ``Invalid`` for a bad name or config.
+
+    Records may be older than the default retention, which would remove them at once: it is unlimited unless source or wish say
+    otherwise.
+    """
+    name = wish.name or source.name
+    check_topic_name(name)
+    factor = wish.replication_factor or min(COPIES, max(1, sum(1 for _ in view.all(Bookie))))
+    configs = {**_UNLIMITED_RETENTION, **source.configs, **wish.configs}
+    check_topic_configs(configs, factor, defaults=topic_defaults(view))
+    return Topic(
+        name=name, topic_id=uuid.uuid4(), partition_count=source.partition_count, replication_factor=factor, configs=configs
+    )
+
+
+def _rows(topic: Topic, history: TopicHistory) -> list[Row]:
+    return [
+        {
+            "topic": topic.name,
+            "partition": found.index,
+            "start_offset": found.log_start_offset,
+            "end_offset": found.pointer.end_offset if found.pointer is not None else found.log_start_offset,
+            "records": found.record_count,
+            "bytes": found.pointer.cold_bytes if found.pointer is not None else 0,
+        }
+        for found in history.partitions
+    ]

@@ -1,0 +1,60 @@
+"""A topic leaves metadata only when all of it is in the bucket, and only as it was looked at."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from stratalog_core.errors import Conflict
+from stratalog_metadata.records import Ledger, Log, ManifestPointer, TierStatus, Topic
+from stratalog_metadata.state.commands import Command
+from stratalog_tiering.core.detaching import committed_pointers, detach_topic
+from stratalog_tiering.core.partition import PartitionSnapshot, partition_snapshot
+
+Cluster = Any  # the TestCluster of conftest.py, which cannot be imported
+Batches = Callable[..., list[bytes]]
+
+
+def snapshots(cluster: Cluster) -> list[PartitionSnapshot]:
+    found = [partition_snapshot(cluster.metadata.view, cluster.topic, index) for index in range(2)]
+    return [state for state in found if state is not None]
+
+
+def detach(cluster: Cluster) -> Command:
+    return detach_topic(cluster.topic, snapshots(cluster))
+
+
+async def test_a_topic_that_is_cold_leaves_nothing_in_metadata(cluster: Cluster, make_batches: Batches) -> None:
+    await cluster.start_worker()
+    await cluster.add_ledger(make_batches(0, [3]), 0)
+    await cluster.until(lambda: cluster.pointer() is not None and not cluster.log().ledgers)
+    assert [pointer.end_offset for pointer in committed_pointers(snapshots(cluster))] == [3]
+    await cluster.metadata.propose(detach(cluster))
+    view = cluster.metadata.view
+    kinds: tuple[type, ...] = (Topic, Log, Ledger, ManifestPointer, TierStatus)
+    assert [record for kind in kinds for record in view.all(kind)] == []
+    segments = [info.key async for info in cluster.store.list("segments/")]
+    assert len(segments) == 1
+
+
+async def test_hot_records_keep_a_topic_attached(cluster: Cluster, make_batches: Batches) -> None:
+    await cluster.add_ledger(make_batches(0, [3]), 0)
+    with pytest.raises(Conflict, match="is not in the bucket yet"):
+        detach(cluster)
+    await cluster.start_worker(deletion_lag_ms=3_600_000)
+    await cluster.until(lambda: cluster.pointer() is not None)
+    command = detach(cluster)  # the hot copy is still there, and goes with the topic
+    await cluster.metadata.propose(command)
+    assert [*cluster.metadata.view.all(Ledger)] == []
+
+
+async def test_an_open_ledger_or_one_that_came_meanwhile_keeps_it_attached(cluster: Cluster, make_batches: Batches) -> None:
+    command = detach(cluster)
+    await cluster.add_ledger(make_batches(0, [3]), 0, closed=False)
+    with pytest.raises(Conflict):
+        await cluster.metadata.propose(command)
+    with pytest.raises(Conflict, match="is not in the bucket yet"):
+        detach(cluster)
+    assert [*cluster.metadata.view.all(Topic)] == [cluster.topic]
