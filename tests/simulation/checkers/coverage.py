@@ -76,15 +76,18 @@ STATES: Final = (
     CONTROLLED_SHUTDOWN,
 )  # fmt: skip
 PROGRESS: Final[Mapping[str, Mapping[str, int]]] = {
-    "ledgers": {ENTRIES: 50, SEALED: 2},
+    "ledgers": {ENTRIES: 2, SEALED: 1},
     "fencing-races": {ENTRIES: 20, SEALED: 2},
     "lost-disks": {ENTRIES: 100, SEALED: 5, COPIES_MOVED: 5},
-    "ownership-changes": {ACKNOWLEDGED: 50, SEALED: 5, OFFLOADED: 50, COMMITTED: 2},
+    "ownership-changes": {ACKNOWLEDGED: 10, SEALED: 2, OFFLOADED: 10, COMMITTED: 2},
     "outages": {ACKNOWLEDGED: 150, SEALED: 3, OFFLOADED: 200, COMMITTED: 5},
     "everything": {ACKNOWLEDGED: 20, SEALED: 2, OFFLOADED: 10},
     "log": {ACKNOWLEDGED: 30, SEALED: 2, OFFLOADED: 30, COMMITTED: 1},
 }
-"""Minimum amounts for each run of a scenario. About a tenth of the minimum that 24 runs reached."""
+"""Minimum amounts for each run of a scenario, about a tenth of the minimum that 50 runs reached.
+
+A run may have bad luck: half of 52 runs of ``ledgers`` confirmed over 760 entries; one, whose bookies crashed 60 times, 22.
+"""
 
 
 class Coverage:
