@@ -14,6 +14,7 @@ _COMMANDS: Final = {
     "broker": ("stratalog.commands.broker", "Run a broker; list and drain brokers; show and set topic defaults."),
     "cluster": ("stratalog.commands.cluster", "Start and stop a local cluster of processes."),
     "consume": ("stratalog.commands.consume", "Read records of a topic."),
+    "cost": ("stratalog.commands.cost", "What each topic costs in a month, and would cost with another retention."),
     "doctor": ("stratalog.commands.doctor", "Check the machine, a cluster and its store."),
     "group": ("stratalog.commands.group", "List, describe, reset and delete consumer groups."),
     "job": ("stratalog.commands.job", "Audit, measure, export and replay a bucket's history on Spark."),

@@ -103,6 +103,11 @@ def metadata_of(data: Path | None, metadata: str | None) -> list[str]:
     return [address.strip() for address in text.split(",") if address.strip()]
 
 
+def addresses_or_store(data: Path | None, metadata: str | None, store: str | None) -> list[str]:
+    """Return the addresses of the metadata nodes, or none if only the store was given: then that alone is read."""
+    return [] if store and not metadata and data is None else metadata_of(data, metadata)
+
+
 def store_of(data: Path | None, store: str | None) -> str:
     """Return the URL of the object store. Puts a local cluster's own credentials into this process's environment."""
     if store:

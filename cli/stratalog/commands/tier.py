@@ -15,7 +15,7 @@ from stratalog.deletion import confirm, yes_option
 from stratalog.exit_codes import ExitCode
 from stratalog.moments import format_moment
 from stratalog.output import human_bytes, json_option, print_done, print_json, print_listing, print_rows, progress_bar
-from stratalog.target import metadata_of, metadata_options, store_of, store_options
+from stratalog.target import addresses_or_store, metadata_of, metadata_options, store_of, store_options
 from stratalog.tier.collection import collect, due_rows, refused_rows, waiting_rows
 from stratalog.tier.forks import (
     ForkedPartition,
@@ -139,7 +139,7 @@ def _show_done(progress: Progress, task: TaskID, done: int) -> None:
 @json_option
 def show(topics: tuple[str, ...], data: Path | None, metadata: str | None, store: str | None, as_json: bool) -> None:
     """List segments. With --store alone it reads only the object store, and the cluster need not run."""
-    rows = asyncio.run(_show(_addresses(data, metadata, store), store_of(data, store), topics))
+    rows = asyncio.run(_show(addresses_or_store(data, metadata, store), store_of(data, store), topics))
     print_listing("segments", rows, _SEGMENT_COLUMNS, as_json=as_json)
 
 
@@ -226,7 +226,7 @@ def verify(
 
     With --store alone it reads only the object store, and the cluster need not run.
     """
-    reports = asyncio.run(_verify(_addresses(data, metadata, store), store_of(data, store), topics))
+    reports = asyncio.run(_verify(addresses_or_store(data, metadata, store), store_of(data, store), topics))
     findings = [finding_row(report, finding) for report in reports for finding in report.findings]
     rows = [verified_row(report) for report in reports]
     if as_json:
@@ -346,8 +346,3 @@ def scrub(
             click.echo(finding_text(finding))
     if result.findings:
         context.exit(ExitCode.FINDINGS)
-
-
-def _addresses(data: Path | None, metadata: str | None, store: str | None) -> list[str]:
-    """Return the metadata nodes to ask: none if only the store was given."""
-    return [] if store and not metadata and data is None else metadata_of(data, metadata)

@@ -1,0 +1,244 @@
+"""Counts what a topic stores, and the requests that it has caused, from the listing of its objects and its manifests. No I/O.
+
+What was written lately is counted, because objects stay for the grace period after they left the history: every object of the
+last day is still listed, with its size, its time and the number of its parts. What leaves no object behind is derived from it:
+the listings and reads that belong to an offload, a merge, a commit. ``tests/unit/tiering/worker/test_requests.py`` counts those
+on the wire.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from stratalog_tiering.cold.segment_check import WHOLE_BYTES_MAX
+from stratalog_tiering.format.manifest import Reason, RemovedObject, SegmentEntry
+from stratalog_tiering.format.object_keys import SegmentKey, is_marker, parse_manifest_key, parse_segment_key
+from stratalog_tiering.format.segment import BLOCK_BYTES_TARGET
+from stratalog_tiering.store.base import ObjectInfo
+
+DAY_MS: Final = 86_400_000
+GRACE_DAYS: Final = 1
+"""The default of ``[tiering] grace_ms``: how long an object stays after it left the history."""
+PART_BYTES: Final = 8 * 2**20
+"""The default of ``[tiering] upload_part_bytes``, for stores whose tags do not show the number of parts."""
+LISTED_AT_ONCE: Final = 1000
+PREFIXES: Final = 5
+"""Prefixes of a partition that a sweep lists: segments, pages, lists of removed objects, tree, manifests."""
+_READ_BACK_BYTES: Final = 4 * BLOCK_BYTES_TARGET
+_PARTS: Final = re.compile(r"[0-9a-f]{32}-(\d{1,5})")
+Sizes = Counter[int]
+"""Number of objects by size in bytes."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Requests:
+    """Numbers of requests: those of PUT class and of GET class about segments, and about all other objects."""
+
+    segment_puts: int = 0
+    segment_gets: int = 0
+    other_puts: int = 0
+    other_gets: int = 0
+
+    @property
+    def puts(self) -> int:
+        return self.segment_puts + self.other_puts
+
+    @property
+    def gets(self) -> int:
+        return self.segment_gets + self.other_gets
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Departure:
+    """A segment that left the history: its size, and the days from its upload to its deletion."""
+
+    size_bytes: int
+    age_days: int
+
+
+@dataclass(slots=True, kw_only=True)
+class Activity:
+    """The work of tiering workers on one topic in the ``seconds`` before the count. Sweeps are not in ``requests``."""
+
+    seconds: float
+    offloads: int = 0
+    offloaded_bytes: int = 0
+    merges: int = 0
+    commits: int = 0
+    requests: Requests = field(default_factory=Requests)
+    merged_away: Counter[Departure] = field(default_factory=Counter)
+    expired: Counter[Departure] = field(default_factory=Counter)
+
+
+@dataclass(slots=True, kw_only=True)
+class TopicUsage:
+    """One topic. ``hot_bytes`` counts all copies of sealed ledgers; None: unknown without metadata.
+
+    ``live`` are segments of the history, ``removed`` segments that wait for their deletion, ``others`` all other objects.
+    ``replay_requests`` are those of one replay of the whole history, ``sweep_listings`` the listings of a day's sweep.
+    """
+
+    topic: str
+    partitions: int
+    activity: Activity
+    hot_bytes: int | None = None
+    live: Sizes = field(default_factory=Counter)
+    removed: Sizes = field(default_factory=Counter)
+    others: Sizes = field(default_factory=Counter)
+    replay_requests: Requests = field(default_factory=Requests)
+    sweep_listings: int = 0
+    storage_classes: frozenset[str] = frozenset()
+
+    @property
+    def live_bytes(self) -> int:
+        return total_bytes(self.live)
+
+    @property
+    def cold_bytes(self) -> int:
+        """Bytes of all objects in the store."""
+        return sum(map(total_bytes, (self.live, self.removed, self.others)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartitionObjects:
+    """What the store lists of one partition, its live segments by key, and the removed objects that its manifest names."""
+
+    segments: tuple[ObjectInfo, ...]
+    others: tuple[ObjectInfo, ...]
+    live: Mapping[str, SegmentEntry]
+    removed: Iterable[RemovedObject]
+
+
+def total_bytes(sizes: Sizes) -> int:
+    return sum(size * count for size, count in sizes.items())
+
+
+def put_requests(info: ObjectInfo) -> int:
+    """The number of requests that wrote the object: one, or for a multipart upload its parts, its begin and its end."""
+    found = _PARTS.fullmatch(info.etag)
+    parts = int(found[1]) if found else -(-info.size_bytes // PART_BYTES) if info.size_bytes >= PART_BYTES else 0
+    return parts + 2 if parts else 1
+
+
+def add_partition(usage: TopicUsage, partition: PartitionObjects, now_ms: int) -> None:
+    """Add one partition's objects to ``usage``; those of the last ``usage.activity.seconds`` count as its activity."""
+    since_ms = now_ms - round(usage.activity.seconds * 1000)
+    for info in partition.segments:
+        (usage.live if info.key in partition.live else usage.removed)[info.size_bytes] += 1
+    for info in partition.others:
+        usage.others[info.size_bytes] += 1
+    usage.sweep_listings += _sweep_listings(partition)
+    usage.storage_classes |= {entry.options.storage_class or "STANDARD" for entry in partition.live.values()}
+    for entry in partition.live.values():
+        usage.replay_requests.segment_gets += _blocks(entry) + 1
+    usage.replay_requests.other_gets += 1
+    _add_commits(usage.activity, partition, since_ms)
+    _add_departures(usage.activity, partition, since_ms)
+
+
+def add_descriptors(usage: TopicUsage, descriptors: Iterable[ObjectInfo], now_ms: int) -> None:
+    """Add the topic's own descriptors; each is written after a listing."""
+    for info in descriptors:
+        usage.others[info.size_bytes] += 1
+        if info.last_modified_ms >= now_ms - usage.activity.seconds * 1000:
+            usage.activity.requests.other_puts += 2
+
+
+def _sweep_listings(partition: PartitionObjects) -> int:
+    if not partition.segments and not partition.others:
+        return 0
+    kinds = Counter(info.key.split("/", 1)[0] for info in (*partition.segments, *partition.others))
+    return PREFIXES + sum((count - 1) // LISTED_AT_ONCE for count in kinds.values())
+
+
+def _blocks(entry: SegmentEntry) -> int:
+    """The number of a segment's blocks, if its batches have the same size: blocks hold whole batches."""
+    batches = max(1, entry.leaf_count)
+    in_block = max(1, BLOCK_BYTES_TARGET * batches // max(1, entry.data_bytes))
+    return -(-batches // in_block)
+
+
+def _add_commits(activity: Activity, partition: PartitionObjects, since_ms: int) -> None:
+    """Add the offloads, merges and commits since ``since_ms``, and their requests."""
+    written = Requests()
+    offloaded, merged = _offloaded_and_merged(partition.segments, since_ms)
+    for info in (*offloaded, *merged):
+        written.segment_puts += put_requests(info)
+        # Size and content at the read-back.
+        written.segment_gets += 1 + _read_back_gets(info, partition.live.get(info.key))
+    # A hot copy is dropped after a listing, and after its cold copy's size and footer were read once more.
+    written.segment_gets += 2 * len(offloaded)
+    written.other_puts += len(offloaded)
+    for info in merged:
+        written.other_puts += 1
+        written.segment_gets += _source_gets(info, partition)
+    recent = [info for info in partition.others if info.last_modified_ms >= since_ms]
+    written.other_puts += sum(map(put_requests, recent))
+    written.other_gets += sum(info.key.endswith(".key") for info in recent)
+    commits = sum(parse_manifest_key(info.key) is not None and not is_marker(info.key) for info in recent)
+    # Each commit asks for another owner, lists the newest versions and reads its manifest back.
+    # One that neither offloads nor merges deletes objects: it lists once more.
+    written.other_gets += 2 * commits
+    written.other_puts += commits + max(0, commits - len(offloaded) - len(merged))
+    _add(activity.requests, written)
+    activity.offloads += len(offloaded)
+    activity.offloaded_bytes += sum(info.size_bytes for info in offloaded)
+    activity.merges += len(merged)
+    activity.commits += commits
+
+
+def _offloaded_and_merged(segments: Iterable[ObjectInfo], since_ms: int) -> tuple[list[ObjectInfo], list[ObjectInfo]]:
+    """The segments written since ``since_ms``: those of sealed ledgers, and those that merges made.
+
+    A merged segment begins at the offset of its first source, which was written before and is still listed: it stays for the
+    grace period.
+    """
+    offloaded, merged, seen = list[ObjectInfo](), list[ObjectInfo](), set[int]()
+    for info in sorted(segments, key=lambda info: info.last_modified_ms):
+        parsed = _segment(info)
+        if parsed is None:
+            continue
+        if info.last_modified_ms >= since_ms:
+            (merged if parsed.base_offset in seen else offloaded).append(info)
+        seen.add(parsed.base_offset)
+    return offloaded, merged
+
+
+def _segment(info: ObjectInfo) -> SegmentKey | None:
+    return parse_segment_key(info.key)
+
+
+def _read_back_gets(info: ObjectInfo, entry: SegmentEntry | None) -> int:
+    """Reads of a new segment's content: one, or for a large one its end and each four blocks."""
+    if info.size_bytes <= WHOLE_BYTES_MAX:
+        return 1
+    return 1 + (-(-_blocks(entry) // 4) if entry is not None else -(-info.size_bytes // _READ_BACK_BYTES))
+
+
+def _source_gets(merged: ObjectInfo, partition: PartitionObjects) -> int:
+    """Reads of a merge's sources: the footer and each block of all, and the producers at the end of the last."""
+    entry = partition.live.get(merged.key)
+    blocks = max(1, -(-merged.size_bytes // BLOCK_BYTES_TARGET))
+    sources = len(entry.sources) if entry is not None else 16
+    return sources + max(sources, blocks) + 1
+
+
+def _add_departures(activity: Activity, partition: PartitionObjects, since_ms: int) -> None:
+    """Add the segments that have left the history since ``since_ms``, by the age that they reach."""
+    written_ms = {info.key: info.last_modified_ms for info in partition.segments}
+    for each in partition.removed:
+        if each.key in written_ms and each.removed_at_ms >= since_ms:
+            age_days = max(0, each.removed_at_ms - written_ms[each.key]) // DAY_MS + GRACE_DAYS
+            leaving = activity.merged_away if each.reason == Reason.MERGED else activity.expired
+            leaving[Departure(each.object_bytes, age_days)] += 1
+
+
+def _add(total: Requests, more: Requests) -> None:
+    total.segment_puts += more.segment_puts
+    total.segment_gets += more.segment_gets
+    total.other_puts += more.other_puts
+    total.other_gets += more.other_gets
