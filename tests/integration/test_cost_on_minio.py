@@ -114,14 +114,12 @@ def test_bytes_and_requests_are_those_that_minio_counted(minio_cluster: ProcessC
     assert total(topics, "put_requests") == pytest.approx(counted(worked, PUTS), rel=0.05)
     assert total(topics, "get_requests") == pytest.approx(counted(worked, GETS), rel=0.05)
 
-    cold_bytes = sum(row["cold_bytes"] for row in document["costs"])
+    cold_bytes: int = sum(row["cold_bytes"] for row in document["costs"])
     assert cold_bytes > 40 * MIB
-    usage = ""
 
     def minio_counted_them() -> bool:
-        nonlocal usage
-        usage = metrics(minio_cluster, "v2/metrics/cluster")
-        return cold_bytes == pytest.approx(float(_BYTES.findall(usage)[0]), rel=0.05)
+        found = _BYTES.findall(metrics(minio_cluster, "v2/metrics/cluster"))
+        return any(abs(cold_bytes - float(count)) <= 0.05 * cold_bytes for count in found)
 
     until(minio_counted_them)
 
@@ -131,7 +129,5 @@ def test_bytes_and_requests_are_those_that_minio_counted(minio_cluster: ProcessC
         read = minio_cluster.run("consume", topic, "--count", str(count), "--json")
         assert len(read.splitlines()) == count
     replayed = settled_requests(minio_cluster) - before
-    # A broker that takes a partition over reads the producers at its end, once.
-    takeovers = len(topics)
     expected = sum(topic["replay_get_requests"] for topic in topics)
-    assert counted(replayed, GETS) - takeovers == pytest.approx(expected, rel=0.05)
+    assert counted(replayed, GETS) == pytest.approx(expected, rel=0.05)

@@ -1,4 +1,4 @@
-"""What a topic costs in a month at given prices, and what it would cost with another retention. No I/O.
+"""The cost of a topic in a month at given prices, now and with another retention. No I/O.
 
 A month has 730 hours. Storage is what is stored now, as if it stayed for the month. Requests are those of the observed time,
 as if it repeated itself all month. A what-if by retention assumes the observed intake for the whole of that retention.

@@ -1,9 +1,9 @@
 """Counts what a topic stores, and the requests that it has caused, from the listing of its objects and its manifests. No I/O.
 
-What was written lately is counted, because objects stay for the grace period after they left the history: every object of the
-last day is still listed, with its size, its time and the number of its parts. What leaves no object behind is derived from it:
-the listings and reads that belong to an offload, a merge, a commit. ``tests/unit/tiering/worker/test_requests.py`` counts those
-on the wire.
+Recent writes are counted, because objects stay for the grace period after they left the history: every object of the last day
+is still listed, with its size, its time and the number of its parts. Listings and reads leave no object behind; they are
+derived from the offloads, merges and commits. ``tests/unit/tiering/worker/test_requests_of_a_long_history.py`` compares them
+with those that a worker made.
 """
 
 from __future__ import annotations
@@ -73,6 +73,10 @@ class Activity:
     merged_away: Counter[Departure] = field(default_factory=Counter)
     expired: Counter[Departure] = field(default_factory=Counter)
 
+    def since_ms(self, now_ms: int) -> int:
+        """Wall time at which the observed time begins, if the count was made at ``now_ms``."""
+        return now_ms - round(self.seconds * 1000)
+
 
 @dataclass(slots=True, kw_only=True)
 class TopicUsage:
@@ -105,7 +109,7 @@ class TopicUsage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionObjects:
-    """What the store lists of one partition, its live segments by key, and the removed objects that its manifest names."""
+    """The listed objects of one partition, its live segments by key, and the removed objects that its manifest names."""
 
     segments: tuple[ObjectInfo, ...]
     others: tuple[ObjectInfo, ...]
@@ -126,7 +130,7 @@ def put_requests(info: ObjectInfo) -> int:
 
 def add_partition(usage: TopicUsage, partition: PartitionObjects, now_ms: int) -> None:
     """Add one partition's objects to ``usage``; those of the last ``usage.activity.seconds`` count as its activity."""
-    since_ms = now_ms - round(usage.activity.seconds * 1000)
+    since_ms = usage.activity.since_ms(now_ms)
     for info in partition.segments:
         (usage.live if info.key in partition.live else usage.removed)[info.size_bytes] += 1
     for info in partition.others:
@@ -144,7 +148,7 @@ def add_descriptors(usage: TopicUsage, descriptors: Iterable[ObjectInfo], now_ms
     """Add the topic's own descriptors; each is written after a listing."""
     for info in descriptors:
         usage.others[info.size_bytes] += 1
-        if info.last_modified_ms >= now_ms - usage.activity.seconds * 1000:
+        if info.last_modified_ms >= usage.activity.since_ms(now_ms):
             usage.activity.requests.other_puts += 2
 
 

@@ -21,17 +21,18 @@ PACKAGES = {
 
 
 def _built(source: Path, directory: Path) -> list[Path]:
-    """Build the wheel of ``source`` and return the Python files in it."""
+    """Build the wheel of ``source`` and return the files in it, without those about the wheel itself."""
     build = [sys.executable, "-m", "pip", "wheel", "--quiet", "--disable-pip-version-check"]
     flags = ["--no-deps", "--no-build-isolation", "--no-index", "--wheel-dir", str(directory)]
     subprocess.run([*build, *flags, str(source)], check=True)
     (wheel,) = directory.glob("*.whl")
     with zipfile.ZipFile(wheel) as content:
-        return [Path(name) for name in content.namelist() if name.endswith(".py")]
+        return [Path(name) for name in content.namelist() if ".dist-info/" not in name]
 
 
 def test_the_wheel_has_every_package_and_nothing_of_tests_or_load_generation(tmp_path: Path) -> None:
     modules = _built(ROOT, tmp_path)
+    assert Path("stratalog/cost/prices/s3-standard.toml") in modules
     assert {module.parts[0] for module in modules} == PACKAGES
     assert [module for module in modules if module.stem.startswith(("test_", "embedded_quorum", "archive_writer"))] == []
 
