@@ -87,6 +87,10 @@ bench: .venv/.test  ## measure against Apache Kafka in turns; PROFILE=quick|grid
 bench-spark: .venv/.test  ## measure the data pipeline on Spark against its controls, one figure per line: RECORDS=1400000
 	$(BIN)/python -m benchmarks.spark $(RECORDS)
 
+.PHONY: bench-cold
+bench-cold: .venv/.test $(MINIO)  ## measure cold replay, seeks and offload over MinIO beside controls, one figure per line: ONLY='cold_seek_p99_ms …' JSON=file SMOKE=1 OPTIONS='--rounds 5'
+	@PYTHONPATH=.:tests $(BIN)/python -m benchmarks.cold $(if $(ONLY),--only $(ONLY)) $(if $(JSON),--json "$(JSON)") $(if $(SMOKE),--smoke) $(OPTIONS)
+
 .PHONY: reference
 reference: .venv/.test  ## write the generated pages of docs/: reference, index of decisions
 	$(BIN)/python -m stratalog.reference docs/reference

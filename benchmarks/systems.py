@@ -94,7 +94,9 @@ class _Kafka:
         return False
 
 
-class _Stratalog:
+class Stratalog:
+    """The local cluster below ``data``, controlled with the ``stratalog`` command."""
+
     name = "stratalog"
 
     def __init__(self, data: Path) -> None:
@@ -105,10 +107,16 @@ class _Stratalog:
         return str(json.loads((self._data / "cluster.json").read_text())["bootstrap"])
 
     def run(self, *words: str) -> None:
+        """Run one ``stratalog`` command on this cluster. Raises ``RuntimeError`` with its messages if it fails."""
+        self.output(*words)
+
+    def output(self, *words: str) -> str:
+        """Return what ``run`` prints."""
         command = [sys.executable, "-m", "stratalog", *words, "--data", str(self._data)]
         done = subprocess.run(command, check=False, timeout=_COMMAND_TIMEOUT_S, capture_output=True, text=True)
         if done.returncode:
             raise RuntimeError(f"stratalog {' '.join(words)} ended with {done.returncode}: {done.stderr[-2000:]}")
+        return done.stdout
 
     def kill_broker(self) -> int:
         self.run("cluster", "kill", "broker-1")
@@ -164,7 +172,7 @@ def _memory_bytes(process: psutil.Process) -> int:
 def started(name: str, data: Path) -> Iterator[System]:
     """A cluster of that name (a key of ``DESCRIPTIONS``) below ``data``."""
     if name == "stratalog":
-        system = _Stratalog(data)
+        system = Stratalog(data)
         system.run("cluster", "start")
         try:
             yield system

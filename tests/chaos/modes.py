@@ -4,4 +4,4 @@ from __future__ import annotations
 
 from typing import Literal
 
-Mode = Literal["pass", "cut", "cut-forward", "cut-backward", "slow", "reset"]
+Mode = Literal["pass", "cut", "cut-forward", "cut-backward", "slow", "late", "reset"]

@@ -1,7 +1,8 @@
 """``python -m chaos.proxy``: a TCP proxy of many links, each of which can be cut, slowed down or reset on command.
 
 It speaks JSON lines: first it reads a table of link names and target addresses and answers with the address of each link's own
-port; then it takes orders ``{"mode": …, "links": […]}`` and answers each with the number of links.
+port; then it takes orders ``{"mode": …, "links": […], "delay_s": …}`` and answers each with the number of links, and questions
+``{"count": […]}``, answered with the bytes that each link's target has sent.
 
 | mode | effect |
 | --- | --- |
@@ -9,6 +10,7 @@ port; then it takes orders ``{"mode": …, "links": […]}`` and answers each wi
 | ``cut`` | nothing passes in either direction; bytes sent meanwhile arrive after the cut, like TCP's retransmissions |
 | ``cut-forward``, ``cut-backward`` | the same in one direction |
 | ``slow`` | each piece is delayed |
+| ``late`` | each piece to the target is delayed by ``delay_s``, so that each small request takes this much longer |
 | ``reset`` | connections are reset, new ones closed at once |
 """
 
@@ -41,6 +43,8 @@ class ProxyLink:
         self._host, _, port = target.rpartition(":")
         self._port = int(port)
         self._mode: Mode = "pass"
+        self._delay_s = 0.0
+        self.backward_bytes = 0
         self._changed = asyncio.Event()
         self._writers: set[asyncio.StreamWriter] = set()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -50,9 +54,9 @@ class ProxyLink:
         server = await asyncio.start_server(self._connected, "127.0.0.1", 0, limit=_PIECE_BYTES)
         return f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
 
-    def set_mode(self, mode: Mode) -> None:
-        """Set the mode of existing and new connections."""
-        self._mode = mode
+    def set_mode(self, mode: Mode, delay_s: float = 0.0) -> None:
+        """Set the mode of existing and new connections. ``delay_s`` is for ``late``."""
+        self._mode, self._delay_s = mode, delay_s
         self._changed.set()
         self._changed = asyncio.Event()
         if mode == "reset":
@@ -93,12 +97,16 @@ class ProxyLink:
     async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, way: str) -> None:
         while piece := await reader.read(_PIECE_BYTES):
             await self._may_pass(way)
+            if way == "backward":
+                self.backward_bytes += len(piece)
             writer.write(piece)
             await writer.drain()
 
     async def _may_pass(self, way: str) -> None:
         if self._mode == "slow":
             await asyncio.sleep(random.uniform(*_SLOW_S))
+        if self._mode == "late" and way == "forward":
+            await asyncio.sleep(self._delay_s)
         while way in _BLOCKED.get(self._mode, ()):
             await self._changed.wait()
 
@@ -121,10 +129,13 @@ class Proxy:
         self._links = {name: ProxyLink(target) for name, target in targets.items()}
         return {name: await link.listen() for name, link in self._links.items()}
 
-    def set_mode(self, mode: Mode, names: Sequence[str]) -> int:
+    def set_mode(self, mode: Mode, names: Sequence[str], delay_s: float) -> int:
         for name in names:
-            self._links[name].set_mode(mode)
+            self._links[name].set_mode(mode, delay_s)
         return len(names)
+
+    def count(self, names: Sequence[str]) -> dict[str, int]:
+        return {name: self._links[name].backward_bytes for name in names}
 
 
 async def _serve() -> None:
@@ -135,8 +146,11 @@ async def _serve() -> None:
     _answer(await proxy.open(json.loads(await orders.readline())))
     while line := await orders.readline():
         order = json.loads(line)
+        if "count" in order:
+            _answer(proxy.count(order["count"]))
+            continue
         assert order["mode"] in get_args(Mode), order
-        _answer(proxy.set_mode(order["mode"], order["links"]))
+        _answer(proxy.set_mode(order["mode"], order["links"], order["delay_s"]))
 
 
 def _answer(document: Any) -> None:

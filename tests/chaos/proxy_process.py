@@ -33,9 +33,13 @@ class ProxyProcess:
             )
         self.addresses: Mapping[str, str] = self._ask({link.name: link.address for link in links})
 
-    def set_mode(self, mode: Mode, links: Sequence[str]) -> None:
-        """Set the mode of ``links``."""
-        self._ask({"mode": mode, "links": list(links)})
+    def set_mode(self, mode: Mode, links: Sequence[str], *, delay_s: float = 0.0) -> None:
+        """Set the mode of ``links``. ``delay_s`` is for ``late``."""
+        self._ask({"mode": mode, "links": list(links), "delay_s": delay_s})
+
+    def backward_bytes(self, link: str) -> int:
+        """Return the bytes that the link's target has sent through it."""
+        return int(self._ask({"count": [link]})[link])
 
     def _ask(self, document: Any) -> Any:
         assert self._process.stdin is not None

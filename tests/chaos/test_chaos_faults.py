@@ -9,6 +9,7 @@ import os
 import socket
 import struct
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -174,6 +175,17 @@ def test_a_connection_made_while_the_link_is_cut_works_afterwards(proxy: ProxyPr
         connection.sendall(b"ping")
         proxy.set_mode("slow", ["a>echo"])
         assert connection.recv(1024) == b"ping"
+
+
+def test_requests_over_a_late_link_take_that_much_longer_and_answers_are_counted(proxy: ProxyProcess) -> None:
+    with _connect(proxy, "a>echo") as one, _connect(proxy, "b>echo") as other:
+        assert _ask(one) == _ask(other) == b"ping"
+        before = proxy.backward_bytes("a>echo")
+        proxy.set_mode("late", ["a>echo"], delay_s=0.2)
+        began = time.monotonic()
+        assert _ask(one) == b"ping"
+        assert time.monotonic() - began >= 0.2
+        assert proxy.backward_bytes("a>echo") - before == len(b"ping")
 
 
 def test_a_reset_link_ends_connections_and_takes_none(proxy: ProxyProcess) -> None:

@@ -10,6 +10,10 @@ from typing import Any
 import pytest
 from integration.process_cluster import ProcessCluster
 
+from stratalog_loadgen.processes.crew import Crew
+from stratalog_loadgen.processes.loads import ConsumerLoad
+from stratalog_loadgen.settings import Readers, consumer_options
+
 pytestmark = pytest.mark.integration
 _SHORT = ("--warmup", "0.2", "--duration", "1")
 
@@ -50,6 +54,21 @@ def test_two_groups_read_all_while_one_consumer_leaves(cluster: ProcessCluster, 
     measured = _measured(cluster, "consume", *options, *light)
     assert measured["slowest_group_records"] > 0
     assert measured["rebalance_s"] > 0
+
+
+def test_assigned_consumers_begin_again_at_the_end(cluster: ProcessCluster) -> None:
+    topic = cluster.new_topic(partitions=2)
+    cluster.fill(topic, *map(str, range(20)))
+    client = consumer_options(cluster.bootstrap, Readers(consumers=2), earliest=True) | {"enable.auto.commit": False}
+    load = ConsumerLoad(client=client, topics=[topic], groups=["none"], consumers=2, assigned=[[0], [1]], repeat=True)
+    with Crew([load]) as crew:
+        crew.begin(ConsumerLoad)
+        crew.follow_until(lambda: crew.records(ConsumerLoad) >= 100, 60, "read everything five times")
+        crew.stop(ConsumerLoad)
+        (counted,) = crew.finish(ConsumerLoad, 0)
+    assert counted.records >= 100
+    assert counted.assigned == {"none": 2}
+    assert counted.failure == ""
 
 
 def test_catching_up_while_producers_go_on(cluster: ProcessCluster) -> None:

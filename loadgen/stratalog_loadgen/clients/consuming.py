@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import cast
 
-from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
+from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, Message, TopicPartition
 
 from stratalog_loadgen.clients.reception import Reception
 from stratalog_loadgen.clients.settling import Settling
@@ -20,9 +20,10 @@ _IDLE_WAIT_S = 0.002
 def run_consumers(load: ConsumerLoad, control: Control) -> Counted:
     """Subscribe when told to begin; returns when the load's end has come."""
     members = [_Member(load, group) for group in load.groups for _ in range(load.consumers)]
+    shares = load.assigned or [[] for _ in members]
     control.wait_for_go()
     try:
-        return _Reading(load, control, members).run()
+        return _Reading(load, control, members, shares).run()
     finally:
         for member in members:
             member.close()
@@ -34,16 +35,31 @@ class _Member:
         self.assigned = 0
         self.changed_at = 0.0
         self.closed = False
-        self._consumer = Consumer({**load.client, "group.id": group})
+        self._consumer = Consumer({**load.client, "group.id": group} | ({"enable.partition.eof": True} if load.repeat else {}))
 
     def subscribe(self, topics: list[str]) -> None:
         self._consumer.subscribe(topics, on_assign=self._assigned, on_revoke=self._revoked, on_lost=self._revoked)
+
+    def assign(self, topics: list[str], partitions: list[int]) -> None:
+        """Read these partitions of each topic from their beginning, without a group."""
+        wanted = [TopicPartition(topic, partition, OFFSET_BEGINNING) for topic in topics for partition in partitions]
+        self._consumer.assign(wanted)
+        self.assigned, self.changed_at = len(wanted), time.monotonic()
 
     def read(self, wait_s: float) -> list[Message]:
         """Return arrived records, waiting up to ``wait_s`` for the first: ``consume`` alone would wait for a whole batch."""
         first = self._consumer.poll(wait_s) if wait_s else None
         rest: list[Message] = self._consumer.consume(_BATCH_RECORDS, 0) if first is not None or not wait_s else []
         return ([first] if first is not None else []) + rest
+
+    def begin_again(self, messages: list[Message]) -> None:
+        """Read the partitions whose ends are among ``messages`` from their beginning."""
+        for message in messages:
+            failure = message.error()
+            if failure is not None and failure.code() == KafkaError._PARTITION_EOF:
+                self._consumer.seek(
+                    TopicPartition(cast(str, message.topic()), cast(int, message.partition()), OFFSET_BEGINNING)
+                )
 
     def close(self) -> None:
         if not self.closed:
@@ -61,16 +77,20 @@ class _Member:
 
 
 class _Reading:
-    def __init__(self, load: ConsumerLoad, control: Control, members: list[_Member]) -> None:
+    def __init__(self, load: ConsumerLoad, control: Control, members: list[_Member], shares: list[list[int]]) -> None:
         self._load = load
         self._control = control
         self._members = members
+        self._shares = shares
         self._reception = Reception(load)
         self._settling = Settling(control, self._changed_at)
 
     def run(self) -> Counted:
-        for member in self._members:
-            member.subscribe(self._load.topics)
+        for member, partitions in zip(self._members, self._shares, strict=True):
+            if partitions:
+                member.assign(self._load.topics, partitions)
+            else:
+                member.subscribe(self._load.topics)
         while self._running():
             self._turn()
         self._reception.end()
@@ -99,6 +119,8 @@ class _Reading:
             got = got or bool(messages)
             if messages:
                 self._take(member.group, messages)
+            if messages and self._load.repeat:
+                member.begin_again(messages)
         if not got and not alone:
             time.sleep(_IDLE_WAIT_S)
 

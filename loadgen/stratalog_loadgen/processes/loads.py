@@ -55,6 +55,8 @@ class ConsumerLoad(msgspec.Struct, frozen=True, kw_only=True, tag="consumer"):
 
     Counts from the first record on, and anew when told that the warm-up is over. One member leaves its group when told.
     ``stamps`` measures end to end: then every payload read must bear its time. ``light`` members are not librdkafka's.
+    ``repeat`` begins again at the end of each partition, so that readers of history never run out of it. With ``assigned``, the
+    partitions of each member, members read from the beginning and join no group. Both are librdkafka's only.
     """
 
     client: Options
@@ -64,6 +66,8 @@ class ConsumerLoad(msgspec.Struct, frozen=True, kw_only=True, tag="consumer"):
     duration_s: float = 3600.0
     stamps: bool = False
     light: bool = False
+    repeat: bool = False
+    assigned: list[list[int]] = []
 
 
 class ConnectionLoad(msgspec.Struct, frozen=True, kw_only=True, tag="connections"):
