@@ -25,6 +25,7 @@ from stratalog_tiering.format.object_keys import (
     marker_key,
     newest_committed,
     object_owner,
+    parse_segment_key,
     topic_prefix,
     topic_prefixes,
 )
@@ -87,9 +88,11 @@ async def topic_usage(store: ObjectStore, topic: PricedTopic, *, window_s: float
     others: dict[int, list[ObjectInfo]] = {}
     for prefix in prefixes:
         async for info in store.list(prefix):
-            _, partition = object_owner(info.key) or (None, -1)
-            others.setdefault(partition, []).append(info)
-    segments = [info async for info in store.list(segments_prefix)]
+            others.setdefault(_partition(info), []).append(info)
+    segments = list[ObjectInfo]()
+    async for info in store.list(segments_prefix):
+        # A wrapped data key lies beside its segment, but in the bucket's default class.
+        (segments if parse_segment_key(info.key) else others.setdefault(_partition(info), [])).append(info)
     listed = [*descriptors, *segments, *(info for group in others.values() for info in group)]
     age_s = (now_ms - min((info.last_modified_ms for info in listed), default=0)) / 1000
     usage = TopicUsage(

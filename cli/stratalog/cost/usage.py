@@ -16,8 +16,9 @@ from typing import Final
 
 from stratalog_tiering.cold.segment_check import WHOLE_BYTES_MAX
 from stratalog_tiering.format.manifest import Reason, RemovedObject, SegmentEntry
-from stratalog_tiering.format.object_keys import SegmentKey, is_marker, parse_manifest_key, parse_segment_key
+from stratalog_tiering.format.object_keys import data_key_key, is_marker, parse_manifest_key, parse_segment_key
 from stratalog_tiering.format.segment import BLOCK_BYTES_TARGET
+from stratalog_tiering.maintenance.merging import FAN_IN
 from stratalog_tiering.store.base import ObjectInfo
 
 DAY_MS: Final = 86_400_000
@@ -137,8 +138,10 @@ def add_partition(usage: TopicUsage, partition: PartitionObjects, now_ms: int) -
         usage.others[info.size_bytes] += 1
     usage.sweep_listings += _sweep_listings(partition)
     usage.storage_classes |= {entry.options.storage_class or "STANDARD" for entry in partition.live.values()}
+    data_keys = {info.key for info in partition.others if info.key.endswith(".key")}
     for entry in partition.live.values():
         usage.replay_requests.segment_gets += _blocks(entry) + 1
+        usage.replay_requests.other_gets += data_key_key(entry.key) in data_keys
     usage.replay_requests.other_gets += 1
     _add_commits(usage.activity, partition, since_ms)
     _add_departures(usage.activity, partition, since_ms)
@@ -169,6 +172,8 @@ def _blocks(entry: SegmentEntry) -> int:
 def _add_commits(activity: Activity, partition: PartitionObjects, since_ms: int) -> None:
     """Add the offloads, merges and commits since ``since_ms``, and their requests."""
     written = Requests()
+    recent = [info for info in partition.others if info.last_modified_ms >= since_ms]
+    is_encrypted = any(info.key.endswith(".key") for info in partition.others)
     offloaded, merged = _offloaded_and_merged(partition.segments, since_ms)
     for info in (*offloaded, *merged):
         written.segment_puts += put_requests(info)
@@ -179,8 +184,10 @@ def _add_commits(activity: Activity, partition: PartitionObjects, since_ms: int)
     written.other_puts += len(offloaded)
     for info in merged:
         written.other_puts += 1
-        written.segment_gets += _source_gets(info, partition)
-    recent = [info for info in partition.others if info.last_modified_ms >= since_ms]
+        sources = _source_count(info, partition)
+        # The footer and each block of all sources, and the producers at the end of the last.
+        written.segment_gets += sources + max(sources, -(-info.size_bytes // BLOCK_BYTES_TARGET)) + 1
+        written.other_gets += sources if is_encrypted else 0
     written.other_puts += sum(map(put_requests, recent))
     written.other_gets += sum(info.key.endswith(".key") for info in recent)
     commits = sum(parse_manifest_key(info.key) is not None and not is_marker(info.key) for info in recent)
@@ -203,17 +210,13 @@ def _offloaded_and_merged(segments: Iterable[ObjectInfo], since_ms: int) -> tupl
     """
     offloaded, merged, seen = list[ObjectInfo](), list[ObjectInfo](), set[int]()
     for info in sorted(segments, key=lambda info: info.last_modified_ms):
-        parsed = _segment(info)
+        parsed = parse_segment_key(info.key)
         if parsed is None:
             continue
         if info.last_modified_ms >= since_ms:
             (merged if parsed.base_offset in seen else offloaded).append(info)
         seen.add(parsed.base_offset)
     return offloaded, merged
-
-
-def _segment(info: ObjectInfo) -> SegmentKey | None:
-    return parse_segment_key(info.key)
 
 
 def _read_back_gets(info: ObjectInfo, entry: SegmentEntry | None) -> int:
@@ -223,12 +226,10 @@ def _read_back_gets(info: ObjectInfo, entry: SegmentEntry | None) -> int:
     return 1 + (-(-_blocks(entry) // 4) if entry is not None else -(-info.size_bytes // _READ_BACK_BYTES))
 
 
-def _source_gets(merged: ObjectInfo, partition: PartitionObjects) -> int:
-    """Reads of a merge's sources: the footer and each block of all, and the producers at the end of the last."""
+def _source_count(merged: ObjectInfo, partition: PartitionObjects) -> int:
+    """The number of segments that a merge replaced; a merged segment that has left the history no longer says it."""
     entry = partition.live.get(merged.key)
-    blocks = max(1, -(-merged.size_bytes // BLOCK_BYTES_TARGET))
-    sources = len(entry.sources) if entry is not None else 16
-    return sources + max(sources, blocks) + 1
+    return len(entry.sources) if entry is not None else FAN_IN
 
 
 def _add_departures(activity: Activity, partition: PartitionObjects, since_ms: int) -> None:

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 from functools import partial
+from pathlib import Path
 from typing import Any, Final
 
+import msgspec
 import pytest
+import pytest_asyncio
 
 from stratalog.cost.reading import PricedTopic, topic_usage
 from stratalog_core.batches.records import Record, build_batch
-from stratalog_core.system import SystemClock
+from stratalog_core.system import SystemClock, ThreadBackground
+from stratalog_metadata.state.commands import Command, Put
+from stratalog_tiering.store import open_store
+from stratalog_tiering.store.key_ring import create_key
 
 Cluster = Any  # the TestCluster of conftest.py, which cannot be imported
 Store = Any
@@ -23,8 +30,22 @@ PUTS: Final = {"put", "create_upload", "put_part", "complete_upload", "list"}
 GETS: Final = {"get", "get_range", "head"}
 
 
-async def test_requests_derived_from_a_listing_are_those_that_were_made(cluster: Cluster, store: Store) -> None:
+@pytest_asyncio.fixture
+async def store(store: Store, store_directory: Path, tmp_path: Path, background: ThreadBackground) -> Store:
+    """The store of the ``cluster``, which counts calls, with a key for encrypted history."""
+    create_key(tmp_path / "keys", "k1")
+    url = f"{store_directory}?keys={tmp_path / 'keys'}"
+    return type(store)(open_store(url, background=background, clock=SystemClock(), random=random.Random(3)))
+
+
+@pytest.mark.parametrize("encryption_key", ["", "k1"])
+async def test_requests_derived_from_a_listing_are_those_that_were_made(
+    cluster: Cluster, store: Store, encryption_key: str
+) -> None:
     """64 segments of one partition, and their merges: within two per cent, for writes and listings and for reads."""
+    encrypted = {"stratalog.tier.encryption.key": encryption_key} if encryption_key else {}
+    topic = msgspec.structs.replace(cluster.topic, configs={**cluster.topic.configs, **encrypted})
+    await cluster.metadata.propose(Command(updates=(Put(record=topic),)))
     await cluster.start_worker(sweep_interval_ms=DAY_MS, retention_interval_ms=10, block_bytes=1024 * 1024)
     for number in range(LEDGERS):
         batch = bytes(build_batch([Record(offset=number, timestamp_ms=number, key=None, value=b"v" * 100)], leader_epoch=0))
@@ -37,6 +58,7 @@ async def test_requests_derived_from_a_listing_are_those_that_were_made(cluster:
     assert (usage.activity.offloads, usage.activity.merges) == (LEDGERS, MERGES)
     derived = usage.activity.requests
     assert derived.puts == pytest.approx(sum(made[name] for name in PUTS), rel=0.02)
+    assert usage.removed.total() == LEDGERS
     assert derived.gets == pytest.approx(sum(made[name] for name in GETS), rel=0.02)
 
 
