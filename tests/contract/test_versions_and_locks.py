@@ -15,8 +15,9 @@ from botocore.exceptions import ClientError
 from conftest import S3Server
 
 from stratalog_core.errors import Invalid
+from stratalog_core.object_lock import LockMode, ObjectLock
 from stratalog_core.system import SystemClock, ThreadBackground
-from stratalog_tiering.store import Locked, LockMode, ObjectLock, ObjectStore, open_store
+from stratalog_tiering.store import Locked, ObjectStore, open_store
 
 pytestmark = pytest.mark.s3
 PART_BYTES = 5 * 2**20

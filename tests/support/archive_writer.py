@@ -77,7 +77,7 @@ class ArchiveWriter:
         tree_pages = await self._source.tree_pages(edit.tree_pages_to_merge())
         new = edit.finish(created_at_ms=self._clock.wall_ms(), lists=lists, tree_pages=tree_pages)
         pointer = await store_manifest(self._store, self._source, new)
-        await mark_committed(self._store, pointer)
+        await mark_committed(self._store, pointer, self._clock.wall_ms())
         self._previous[partition] = Previous(manifest=new.manifest, key=new.key, sha256=new.sha256)
         return pointer, entry
 

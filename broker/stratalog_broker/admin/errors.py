@@ -6,6 +6,7 @@ Other failures are errors of ``stratalog_core.errors``: ``NotFound`` for a topic
 from __future__ import annotations
 
 from stratalog_core.errors import Invalid, OutcomeUnknown
+from stratalog_core.moments import utc_text
 
 
 class InvalidTopic(Invalid):
@@ -44,6 +45,13 @@ class Protected(Invalid):
             f"topic {name!r} is protected against deletion; lift it with"
             f" `stratalog topic config {name} --set stratalog.deletion.protection=false`"
         )
+
+
+class ObjectsLocked(Invalid):
+    """Objects of the topic's history are locked in the object store. ``until_ms`` is the wall time of the last lock's end."""
+
+    def __init__(self, what: str, mode: str, until_ms: int) -> None:
+        super().__init__(f"{what} in the object store until {utc_text(until_ms)} ({mode}): delete them after that")
 
 
 class OffsetOutOfRange(Invalid):

@@ -5,11 +5,11 @@ from __future__ import annotations
 from stratalog_broker.admin.errors import InvalidConfig
 from stratalog_broker.admin.retention_changes import log_shortened
 from stratalog_broker.admin.topics import EditConfigs
-from stratalog_broker.configs.topic_configs import check_topic_defaults
+from stratalog_broker.configs.topic_configs import check_lock, check_topic_defaults
 from stratalog_core.errors import Invalid
-from stratalog_metadata.client.api import MetadataClient
+from stratalog_metadata.client.api import MetadataClient, MetadataView
 from stratalog_metadata.client.guarded_updates import decide_again, propose_guarded
-from stratalog_metadata.records import TOPIC_DEFAULTS_KEY, DynamicConfig
+from stratalog_metadata.records import TOPIC_DEFAULTS_KEY, DynamicConfig, Topic, configs_in_force
 from stratalog_metadata.state.commands import ABSENT, Command, Put, VersionIs
 
 
@@ -21,7 +21,7 @@ async def configure_defaults(metadata: MetadataClient, edit: EditConfigs, timeou
         record = stored.record if stored is not None else None
         before = record.configs if isinstance(record, DynamicConfig) else {}
         after = dict(edit(dict(before)))
-        _check(after)
+        _check(after, metadata.view)
         if validate_only or after == before:
             return
         version = ABSENT if stored is None else stored.version
@@ -34,8 +34,12 @@ async def configure_defaults(metadata: MetadataClient, edit: EditConfigs, timeou
     await decide_again("the cluster's defaults", attempt)
 
 
-def _check(configs: dict[str, str]) -> None:
+def _check(configs: dict[str, str], view: MetadataView) -> None:
+    name = ""
     try:
         check_topic_defaults(configs)
+        for topic in view.all(Topic):
+            name = topic.name
+            check_lock(configs_in_force(topic, configs))
     except Invalid as refused:
-        raise InvalidConfig(refused.message) from refused
+        raise InvalidConfig(f"topic {name!r}: {refused.message}" if name else refused.message) from refused

@@ -27,6 +27,7 @@ from stratalog_broker.admin.errors import (
     Protected,
     TopicExists,
 )
+from stratalog_broker.admin.locked_history import require_unlocked
 from stratalog_broker.admin.protection import is_protected
 from stratalog_broker.admin.retention_changes import log_shortened
 from stratalog_broker.admin.topic_limits import check_cluster, check_request
@@ -288,7 +289,9 @@ class TopicCommands:
                 raise InvalidTopic(f"topic {name!r} is internal and cannot be deleted")
             if is_protected(topic, self._view):
                 raise Protected(name)
-            command = delete_topic(self._view, topic, version, self._clock.wall_ms(), self._settings.undelete_window_ms)
+            now_ms = self._clock.wall_ms()
+            unchanged = require_unlocked(topic, self._view, now_ms)
+            command = delete_topic(self._view, topic, version, now_ms, self._settings.undelete_window_ms, unchanged)
             await propose_guarded(self._metadata, command, topic.key(), timeout_s)
             return topic
 

@@ -27,6 +27,8 @@ _MIB: Final = 1024 * 1024
 ACK_QUORUM: Final = "stratalog.ack.quorum"
 MIN_INSYNC: Final = "min.insync.replicas"
 STORAGE_ENABLE: Final = "remote.storage.enable"
+LOCK_MODE: Final = "stratalog.tier.lock.mode"
+LOCK_MS: Final = "stratalog.tier.lock.ms"
 LOCAL_RETENTION_MS: Final = "local.retention.ms"
 LOCAL_RETENTION_BYTES: Final = "local.retention.bytes"
 _LIKE_RETENTION: Final = -2
@@ -35,6 +37,9 @@ _STORAGE_CLASSES: Final = (
     "STANDARD", "STANDARD_IA", "ONEZONE_IA", "INTELLIGENT_TIERING", "GLACIER_IR", "REDUCED_REDUNDANCY"
 )  # fmt: skip
 """Those of S3 from which an object is read at once. Stores that lack one refuse the upload."""
+_NO_LOCK: Final = "none"
+_LOCK_MS_MIN: Final = 10_000
+"""An upload, and the commit of what it made, should end before its lock."""
 _NO_DEFAULTS: Final[Mapping[str, str]] = {}
 
 
@@ -142,6 +147,16 @@ _WITH_EFFECT: Final = (
         documentation="S3's storage class of new and merged segments. A store without classes has STANDARD only.",
     ),
     ConfigKey(
+        name=LOCK_MODE, kind=ConfigKind.STRING, default=_NO_LOCK, choices=(_NO_LOCK, "governance", "compliance"),
+        documentation="Object Lock of new segments and of the manifests that refer to them, in a bucket that has it. While"
+        " objects are locked, retention keeps them, and DeleteTopics and DeleteRecords answer POLICY_VIOLATION.",
+    ),
+    ConfigKey(
+        name=LOCK_MS, kind=ConfigKind.LONG, default="0", minimum=0, maximum=100 * 365 * _DAY_MS,
+        documentation="How long a segment is locked, from its upload on; at most retention.ms. It needs a"
+        f" {LOCK_MODE}. A merged segment is locked until the latest date of what it replaces.",
+    ),
+    ConfigKey(
         name="stratalog.tier.encryption.key", kind=ConfigKind.STRING, default="",
         documentation="Name of the key in the key ring of the store's URL that protects new and merged segments; empty: they"
         " are not encrypted.",
@@ -235,6 +250,7 @@ def check_topic_configs(
     if quorum > replication_factor:
         raise Invalid(f"{ACK_QUORUM} is {quorum}; maximum is the replication factor, {replication_factor}")
     _check_local_retention(configs, defaults)
+    check_lock({**defaults, **configs} if not internal else configs)
 
 
 def check_topic_defaults(configs: Mapping[str, str]) -> None:
@@ -245,6 +261,27 @@ def check_topic_defaults(configs: Mapping[str, str]) -> None:
             raise Invalid(f"{name} has no cluster-wide default; set it for each topic")
         key.check(value)
     _check_local_retention(configs, _NO_DEFAULTS)
+    check_lock(configs)
+
+
+def check_lock(configs: Mapping[str, str]) -> None:
+    """Raise ``Invalid`` if the ``configs`` in force lock segments for no time, or longer than they are to be kept."""
+    if configs.get(LOCK_MODE, _NO_LOCK) == _NO_LOCK:
+        return
+    lock_ms, retention_ms = int(configs.get(LOCK_MS, "0")), int(_value(configs, "retention.ms"))
+    if lock_ms < _LOCK_MS_MIN:
+        raise Invalid(f"{LOCK_MS} is {lock_ms}; with a {LOCK_MODE} the minimum is {_LOCK_MS_MIN}")
+    if retention_ms != _UNLIMITED and lock_ms > retention_ms:
+        raise Invalid(
+            f"{LOCK_MS} is {lock_ms}; maximum is retention.ms, {retention_ms}: lower {LOCK_MS}, or keep records longer with a"
+            " higher retention.ms"
+        )
+    if configs.get(STORAGE_ENABLE, "true").lower() == "false":
+        raise Invalid(f"{LOCK_MODE} needs the object store; set {STORAGE_ENABLE}=true, or {LOCK_MODE}={_NO_LOCK}")
+
+
+def _value(configs: Mapping[str, str], name: str) -> str:
+    return configs.get(name) or TOPIC_CONFIG_KEYS[name].default
 
 
 def _check_local_retention(configs: Mapping[str, str], defaults: Mapping[str, str]) -> None:

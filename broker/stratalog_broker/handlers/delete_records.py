@@ -6,6 +6,7 @@ below the high watermark.
 
 from __future__ import annotations
 
+from collections.abc import Awaitable
 from typing import Any, Final
 
 from kio.schema.errors import ErrorCode
@@ -19,14 +20,26 @@ from stratalog_broker.requests.context import RequestContext
 from stratalog_broker.requests.handler_info import HandlerInfo
 from stratalog_broker.requests.permissions import Permissions
 from stratalog_core.errors import StratalogError
+from stratalog_core.ports import Clock
 from stratalog_metadata.client.api import MetadataClient
+from stratalog_tiering.cold.reader import ColdReader
 
 _ACCESS: Final = Access(Operation.DELETE, Resource.TOPIC)
 
 
 async def handle(
-    context: RequestContext, request: Any, *, metadata: MetadataClient, partitions: Partitions, permissions: Permissions
+    context: RequestContext,
+    request: Any,
+    *,
+    metadata: MetadataClient,
+    partitions: Partitions,
+    cold: ColdReader,
+    clock: Clock,
+    permissions: Permissions,
 ) -> Any:
+    def delete(topic: str, row: Any) -> Awaitable[int]:
+        return delete_records(metadata, partitions, cold, clock, topic, row.partition_index, row.offset, timeout_s)
+
     timeout_s = request_timeout_s(request.timeout)
     denied = permissions.denied(context, _ACCESS, (topic.name for topic in request.topics))
     topics = []
@@ -34,17 +47,15 @@ async def handle(
         if topic.name in denied:
             rows = [_row(context, row, ErrorCode.topic_authorization_failed) for row in topic.partitions]
         else:
-            rows = [await _delete(context, metadata, partitions, topic.name, row, timeout_s) for row in topic.partitions]
+            rows = [await _delete(context, row, delete(topic.name, row)) for row in topic.partitions]
         topics.append(context.new("DeleteRecordsTopicResult", name=topic.name, partitions=tuple(rows)))
     return context.new("DeleteRecordsResponse", topics=tuple(topics))
 
 
-async def _delete(
-    context: RequestContext, metadata: MetadataClient, partitions: Partitions, topic: str, row: Any, timeout_s: float
-) -> Any:
+async def _delete(context: RequestContext, row: Any, deletion: Awaitable[int]) -> Any:
     error, low_watermark = ErrorCode.none, -1
     try:
-        low_watermark = await delete_records(metadata, partitions, topic, row.partition_index, row.offset, timeout_s)
+        low_watermark = await deletion
     except StratalogError as failure:
         error = admin_error_code_of(failure)
     return _row(context, row, error, low_watermark)

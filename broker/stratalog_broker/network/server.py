@@ -111,6 +111,7 @@ class BrokerServer:
             MetadataView: metadata.view,
             MetadataClient: metadata,
             Clock: clock,
+            ColdReader: cold,
             Random: random,
             AdvertisedBrokers: self.advertised_brokers,
             ConfigCommands: ConfigCommands(settings, self.topic_commands, metadata),

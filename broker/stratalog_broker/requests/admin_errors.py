@@ -20,6 +20,7 @@ _CODES: Final[Mapping[type[StratalogError], ErrorCode]] = {
     errors.InvalidConfig: ErrorCode.invalid_config,
     errors.LimitExceeded: ErrorCode.policy_violation,
     errors.Protected: ErrorCode.policy_violation,
+    errors.ObjectsLocked: ErrorCode.policy_violation,
     errors.OffsetOutOfRange: ErrorCode.offset_out_of_range,
 }
 

@@ -6,7 +6,7 @@ import asyncio
 import dataclasses
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -14,7 +14,7 @@ from stratalog.commands.attach import attach, detach
 from stratalog.deletion import confirm, yes_option
 from stratalog.exit_codes import ExitCode
 from stratalog.moments import format_moment
-from stratalog.output import human_bytes, json_option, print_done, print_json, print_listing, print_rows, progress_bar
+from stratalog.output import human_bytes, json_option, print_done, print_json, print_rows, progress_bar
 from stratalog.target import addresses_or_store, metadata_of, metadata_options, store_of, store_options
 from stratalog.tier.collection import collect, due_rows, refused_rows, waiting_rows
 from stratalog.tier.forks import (
@@ -78,7 +78,7 @@ def status(topics: tuple[str, ...], data: Path | None, metadata: str | None, sto
         return
     for document in documents:
         document["offloaded_at"] = format_moment(document["offloaded_at_ms"] or -1)
-    print_rows(documents, _STATUS_COLUMNS)
+    print_rows(*_with_locks(documents, _STATUS_COLUMNS))
     for row in rows:
         if row.last_error.startswith(Forked.__name__):
             click.echo(row.last_error, err=True)
@@ -140,7 +140,18 @@ def _show_done(progress: Progress, task: TaskID, done: int) -> None:
 def show(topics: tuple[str, ...], data: Path | None, metadata: str | None, store: str | None, as_json: bool) -> None:
     """List segments. With --store alone it reads only the object store, and the cluster need not run."""
     rows = asyncio.run(_show(addresses_or_store(data, metadata, store), store_of(data, store), topics))
-    print_listing("segments", rows, _SEGMENT_COLUMNS, as_json=as_json)
+    if as_json:
+        print_json({"segments": rows})
+    else:
+        print_rows(*_with_locks(rows, _SEGMENT_COLUMNS))
+
+
+def _with_locks(rows: list[dict[str, Any]], columns: tuple[str, ...]) -> tuple[list[dict[str, Any]], tuple[str, ...]]:
+    """Return rows and columns of a table, with the ends of locks if there are any."""
+    if not any(row["lock_until_ms"] for row in rows):
+        return rows, columns
+    shown = [row | {"locked_until": format_moment(row["lock_until_ms"] or -1)} for row in rows]
+    return shown, (*columns[:-1], "lock_mode", "locked_until", columns[-1])
 
 
 async def _show(addresses: list[str], url: str, topics: tuple[str, ...]) -> list[dict[str, object]]:

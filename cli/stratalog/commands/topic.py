@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,6 +27,7 @@ from stratalog import kafka
 from stratalog.deletion import confirm, delete_named, yes_option
 from stratalog.output import json_option, print_done, print_json, print_listing, print_rows
 from stratalog.places import TARGETS, places
+from stratalog.refusals import explained
 from stratalog.target import (
     bootstrap_of,
     cluster_options,
@@ -41,12 +41,10 @@ from stratalog.target import (
 from stratalog.tier.session import metadata_session
 from stratalog.topic_deletion import DELETED_COLUMNS, delete_now, deleted_rows, restore
 from stratalog.topic_retention import Expiring, RetentionChange, change_of, confirm_shortening
-from stratalog_broker.admin.errors import Protected
-from stratalog_broker.admin.protection import PROTECTION
 from stratalog_broker.admin.replication_factor import change_replication_factor
 from stratalog_broker.admin.retention_changes import RETENTION
 from stratalog_broker.configs.topic_configs import TOPIC_CONFIG_KEYS
-from stratalog_core.errors import Invalid, NotFound
+from stratalog_core.errors import NotFound
 from stratalog_core.kafka_clients import translated
 from stratalog_metadata.records import Topic
 
@@ -159,23 +157,10 @@ def delete_records(
         reader.close()
     confirm(f"Delete the records of {_shown(found)}?", yes=yes)
     futures = client.delete_records(found, request_timeout=kafka.TIMEOUT_S)
-    with _explained(client, [name]):
+    with explained(partial(_configs, client), [name], data):
         starts = {place.partition: kafka.only({place: future}).low_watermark for place, future in futures.items()}
     rows = [{"topic": name, "partition": partition, "earliest_offset": start} for partition, start in sorted(starts.items())]
     print_listing("partitions", rows, ("topic", "partition", "earliest_offset"), as_json=as_json)
-
-
-@contextmanager
-def _explained(client: Any, names: Sequence[str]) -> Iterator[None]:
-    """Name the protected topic if a deletion is refused: the client library passes on the response's code only."""
-    try:
-        yield
-    except Invalid as refused:
-        for name in names:
-            with suppress(NotFound):
-                if _configs(client, name)[PROTECTION].value == "true":
-                    raise Protected(name) from refused
-        raise
 
 
 def _configs(client: Any, name: str) -> dict[str, ConfigEntry]:
@@ -282,12 +267,12 @@ def delete(
     client = kafka.admin(bootstrap_of(data, bootstrap))
     call = partial(client.delete_topics, request_timeout=kafka.TIMEOUT_S)
     if not now:
-        with _explained(client, names):
+        with explained(partial(_configs, client), names, data, metadata):
             delete_named(names, "records", call, yes=yes, as_json=as_json)
         return
     listed = ", ".join(names)
     confirm(f"Delete {listed} and all their records for good?", yes=yes)
-    with _explained(client, names):
+    with explained(partial(_configs, client), names, data, metadata):
         asyncio.run(delete_now(metadata_of(data, metadata), names, call))
     print_done({"deleted": list(names)}, f"deleted {listed} for good", as_json=as_json)
 

@@ -82,7 +82,7 @@ class LocalCluster:
         save_state(self._data, self.state.replaced(started))
         self._say(f"{process.name} started, pid {started.pid}")
         if process.role == "store":
-            minio.make_bucket(process.address, credentials, timeout_s=timeout_s)
+            minio.make_bucket(process.address, credentials, timeout_s=timeout_s, object_lock=self.state.object_lock)
 
     def _wait_for_registrations(self, watched: Sequence[str], timeout_s: float) -> None:
         state = self.state

@@ -51,7 +51,7 @@ def store_url(address: str) -> str:
     return f"s3://{BUCKET}?endpoint=http://{address}&region=us-east-1"
 
 
-def make_bucket(address: str, credentials: Mapping[str, str], *, timeout_s: float) -> None:
+def make_bucket(address: str, credentials: Mapping[str, str], *, timeout_s: float, object_lock: bool = False) -> None:
     """Create the bucket unless it exists, as soon as the server answers. Raises ``Unavailable`` after ``timeout_s``."""
     # Loads boto3, which takes longer than everything else that a command on a local cluster loads.
     from stratalog.buckets import Credentials, create_bucket, s3_client
@@ -60,4 +60,4 @@ def make_bucket(address: str, credentials: Mapping[str, str], *, timeout_s: floa
     administrator = Credentials(
         access_key=credentials["AWS_ACCESS_KEY_ID"], secret_key=credentials["AWS_SECRET_ACCESS_KEY"]
     )  # fmt: skip
-    create_bucket(s3_client(location, administrator), location, timeout_s=timeout_s)
+    create_bucket(s3_client(location, administrator), location, timeout_s=timeout_s, object_lock=object_lock)

@@ -34,7 +34,9 @@ class Plan:
     configurations: Mapping[str, Tables]
 
 
-def plan_cluster(data: Path, sizes: Sizes, *, cluster_id: str, store: str | None, minio: bool) -> Plan:
+def plan_cluster(
+    data: Path, sizes: Sizes, *, cluster_id: str, store: str | None, minio: bool, object_lock: bool = False
+) -> Plan:
     """Choose all addresses. The store is ``store``, or a MinIO of the cluster's own, or a directory below ``data``."""
     listening = sizes.metadata + sizes.bookies + sizes.brokers
     addresses = iter([f"127.0.0.1:{port}" for port in free_ports(2 * listening + sizes.tiering + int(minio))])
@@ -50,6 +52,7 @@ def plan_cluster(data: Path, sizes: Sizes, *, cluster_id: str, store: str | None
         metadata=",".join(node.address for node in metadata),
         store=store_url(stores[0].address) if stores else store or (data / "store").as_uri(),
         processes=(*stores, *metadata, *bookies, *brokers, *tiering),
+        object_lock=object_lock,
     )
     return Plan(state=state, configurations=_configurations(data, state, cluster_id))
 

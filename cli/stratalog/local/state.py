@@ -28,12 +28,16 @@ class ProcessState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ClusterState(msgspec.Struct, frozen=True, kw_only=True):
-    """``bootstrap`` and ``metadata`` are comma-separated addresses; ``store`` is a URL."""
+    """``bootstrap`` and ``metadata`` are comma-separated addresses; ``store`` is a URL.
+
+    ``object_lock``: the bucket of the cluster's own MinIO has Object Lock.
+    """
 
     bootstrap: str
     metadata: str
     store: str
     processes: tuple[ProcessState, ...]
+    object_lock: bool = False
 
     def process(self, name: str) -> ProcessState:
         """Return the process of this name. Raises ``NotFound`` with the names that exist."""

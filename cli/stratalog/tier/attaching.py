@@ -122,7 +122,7 @@ async def detach(addresses: Sequence[str], store_url: str, name: str, timeout_s:
             command = detach_topic(topic, states)
             await describe_topic(store, topic)
             for pointer in committed_pointers(states):
-                await mark_committed(store, pointer)
+                await mark_committed(store, pointer, SystemClock().wall_ms())
             await propose_guarded(client, command, topic.key(), timeout_s)
 
         await decide_again(f"topic {name!r}, which somebody writes to,", attempt)

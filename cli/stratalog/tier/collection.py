@@ -10,6 +10,7 @@ from stratalog.tier.session import metadata_session, store_session
 from stratalog_core.system import SystemClock
 from stratalog_metadata.records import Topic
 from stratalog_tiering.cold.manifest_source import ManifestSource
+from stratalog_tiering.offload.locks import KnownLocks
 from stratalog_tiering.worker.collection import CollectorPorts, Found, delete_due, find_all
 
 Row = dict[str, object]
@@ -21,7 +22,7 @@ async def collect(
     """Find the garbage of the topics (none: all) and of deleted topics, and delete what is due unless ``dry_run``."""
     async with metadata_session(addresses) as client, store_session(store_url) as store:
         topics = topics_named(client.view, names) if names else [*client.view.all(Topic)]
-        ports = CollectorPorts(metadata=client, store=store, source=ManifestSource(store))
+        ports = CollectorPorts(metadata=client, store=store, source=ManifestSource(store), locks=KnownLocks(store))
         found = await find_all(ports, [topic for topic in topics if not topic.internal], grace_ms, SystemClock().wall_ms())
         if not dry_run:
             await delete_due(store, found)

@@ -71,6 +71,9 @@ def _segment_row(partition: ColdPartition, segment: SegmentEntry) -> dict[str, o
         "bytes": segment.stored_bytes,
         "created_at_ms": segment.created_at_ms,
         "storage_class": segment.options.storage_class,
+        "lock_mode": segment.options.lock_mode,
+        "lock_until_ms": segment.options.lock_until_ms,
+        "version_id": segment.options.version_id,
         "sha256": segment.object_sha256.hex(),
     }
 

@@ -28,7 +28,8 @@ from stratalog_metadata.records import (
 class PartitionTier:
     """One partition. Start offsets are inclusive, end offsets exclusive. ``hot_bytes`` counts sealed ledgers only.
 
-    ``lag_records`` counts records in sealed ledgers that are not yet cold.
+    ``lag_records`` counts records in sealed ledgers that are not yet cold. ``lock_until_ms`` is the wall time until which
+    objects of the cold part are locked, 0 if they are not.
     """
 
     topic: str
@@ -45,6 +46,8 @@ class PartitionTier:
     requested: bool
     offloaded_at_ms: int
     last_error: str
+    lock_mode: str
+    lock_until_ms: int
 
 
 def topics_named(view: MetadataView, names: Iterable[str]) -> list[Topic]:
@@ -87,6 +90,8 @@ def _partition(view: MetadataView, topic: Topic, index: int) -> PartitionTier:
         requested=view.get(tier_request_key(topic.topic_id, index)) is not None,
         offloaded_at_ms=status.offloaded_at_ms if status else 0,
         last_error=status.last_error if status else "",
+        lock_mode=pointer.lock_mode if pointer else "",
+        lock_until_ms=pointer.lock_until_ms if pointer else 0,
     )
 
 

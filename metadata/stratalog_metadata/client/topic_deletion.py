@@ -39,13 +39,21 @@ _KEPT_OF_EACH_PARTITION: Final[tuple[Callable[[UUID, int], str], ...]] = (
 )
 
 
-def delete_topic(view: MetadataView, topic: Topic, version: int, deleted_at_ms: int, restorable_ms: int) -> Command:
+def delete_topic(
+    view: MetadataView,
+    topic: Topic,
+    version: int,
+    deleted_at_ms: int,
+    restorable_ms: int,
+    unchanged: tuple[Requirement, ...] = (),
+) -> Command:
     """Delete ``topic``, whose record has ``version``, so that it can be restored for ``restorable_ms``.
 
-    Requires that no partition changes its owner meanwhile: a restored partition begins above the last leader epoch. The
-    ``RestoredTopic`` of an earlier deletion stays: it says that the bucket may have the marker of that one.
+    Requires what ``unchanged`` says, and that no partition changes its owner meanwhile: a restored partition begins above the
+    last leader epoch. The ``RestoredTopic`` of an earlier deletion stays: it says that the bucket may have the marker of that
+    one.
     """
-    requirements = [VersionIs(key=topic.key(), version=version)]
+    requirements: list[Requirement] = [VersionIs(key=topic.key(), version=version), *unchanged]
     keys = [topic.key()]
     epochs, replicas = [], []
     for index in range(topic.partition_count):

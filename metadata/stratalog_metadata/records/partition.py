@@ -86,7 +86,8 @@ class ManifestPointer(RecordBase, frozen=True, kw_only=True, tag="manifest_point
 
     Offsets are of the cold history: ``start_offset`` inclusive, ``end_offset`` exclusive. ``sha256`` is the hex digest of the
     manifest object, which names its predecessor's digest. ``newest_ms`` is the greatest timestamp of a cold record (wall time;
-    -1: unknown), so that retention works without the store.
+    -1: unknown), so that retention works without the store. ``lock_until_ms`` is the wall time until which objects of the
+    history may be locked, and ``lock_mode`` the strictest of their modes, ``governance`` or ``compliance``; 0 and empty: none.
     """
 
     topic_id: UUID
@@ -98,6 +99,8 @@ class ManifestPointer(RecordBase, frozen=True, kw_only=True, tag="manifest_point
     end_offset: int
     cold_bytes: int
     newest_ms: int = -1
+    lock_until_ms: int = 0
+    lock_mode: str = ""
 
     def key(self) -> str:
         return manifest_pointer_key(self.topic_id, self.index)

@@ -688,7 +688,7 @@ class Scenario:
             except Conflict:
                 await store.delete([name])
                 continue
-            await mark_committed(store, new)
+            await mark_committed(store, new, 0)
             return int(made.version)
 
     # -- sizes

@@ -16,18 +16,10 @@ from typing import Final
 from simulation.world.clock import EPOCH_MS
 from simulation.world.loop import SimulatedLoop
 from stratalog_core.errors import Conflict, Corrupt, NoSuchObject, OutcomeUnknown, StratalogError, Unavailable
+from stratalog_core.object_lock import ObjectLock
 from stratalog_core.ports import Buffer
 from stratalog_tiering.format.object_keys import parse_segment_key
-from stratalog_tiering.store.base import (
-    DATA_KEY_BYTES,
-    ObjectInfo,
-    ObjectLock,
-    StoreFeatures,
-    Upload,
-    UploadedPart,
-    check_key,
-    check_range,
-)
+from stratalog_tiering.store.base import DATA_KEY_BYTES, ObjectInfo, StoreFeatures, Upload, UploadedPart, check_key, check_range
 
 LATER_S: Final = 4.0
 SLOW_S: Final = 5.0

@@ -19,6 +19,7 @@ from stratalog_core.batches.batch import read_header
 from stratalog_core.batches.checkpoint import Checkpoint, encode_checkpoint
 from stratalog_core.batches.records import Record, build_batch
 from stratalog_core.errors import Conflict
+from stratalog_core.object_lock import ObjectLock
 from stratalog_core.ports import Buffer, Clock
 from stratalog_core.rpc.tcp import TcpTransport
 from stratalog_core.system import SystemClock, ThreadBackground
@@ -39,16 +40,7 @@ from stratalog_metadata.records import (
 from stratalog_metadata.state.commands import Command, Put, VersionIs
 from stratalog_tiering.config import TieringSettings
 from stratalog_tiering.format.manifest_limits import ManifestLimits
-from stratalog_tiering.store import (
-    KeyRing,
-    ObjectInfo,
-    ObjectLock,
-    ObjectStore,
-    StoreFeatures,
-    Upload,
-    UploadedPart,
-    open_store,
-)
+from stratalog_tiering.store import KeyRing, ObjectInfo, ObjectStore, StoreFeatures, Upload, UploadedPart, open_store
 from stratalog_tiering.worker.worker import TieringWorker
 
 BatchMaker = Callable[..., list[bytes]]

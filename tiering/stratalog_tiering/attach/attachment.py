@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
 
@@ -30,6 +30,7 @@ from stratalog_tiering.cold.manifest_source import ManifestSource
 from stratalog_tiering.cold.segment_check import require_sound
 from stratalog_tiering.config import TieringSettings
 from stratalog_tiering.core.attach_job import AttachJob, MadeSegment, SegmentSizes
+from stratalog_tiering.core.locks import new_lock
 from stratalog_tiering.core.policy import tier_policy
 from stratalog_tiering.core.restoring import PartitionHistory, TopicHistory, attach_from_bucket, expire_pending_topic
 from stratalog_tiering.format.manifest import empty_manifest
@@ -38,6 +39,7 @@ from stratalog_tiering.maintenance.deletion import mark_deleted
 from stratalog_tiering.offload.commit import store_manifest
 from stratalog_tiering.offload.commit_markers import mark_committed
 from stratalog_tiering.offload.data_keys import new_encryption
+from stratalog_tiering.offload.locks import locked_entry
 from stratalog_tiering.offload.ownership import BucketOwnership, check_claim, cluster_id_in
 from stratalog_tiering.offload.topic_descriptors import describe_topic, descriptor_of
 from stratalog_tiering.offload.upload import StreamedUpload, abort_quietly
@@ -185,7 +187,7 @@ class _Writer:
             return PartitionHistory(index=index, log_start_offset=source.base_offset)
         new = edit.finish(created_at_ms=self._ports.clock.wall_ms())
         pointer = await store_manifest(self._ports.store, self._source, new)
-        await mark_committed(self._ports.store, pointer)
+        await mark_committed(self._ports.store, pointer, self._ports.clock.wall_ms())
         return PartitionHistory(
             index=index, pointer=pointer, log_start_offset=source.log_start_offset, record_count=new.manifest.record_count,
             leader_epoch=job.last_epoch,
@@ -196,9 +198,10 @@ class _Writer:
         key = job.next_key(ports.random_id())
         encryption = await new_encryption(ports.store, self._topic.topic_id, index, key, self._policy.encryption_key)
         job.begin(key, encryption)
+        lock = new_lock(self._policy, ports.clock.wall_ms())
         upload = StreamedUpload(
             ports.store, key, part_bytes=settings.upload_part_bytes, parts_at_once=settings.upload_parts_at_once,
-            storage_class=self._policy.storage_class,
+            storage_class=self._policy.storage_class, lock=lock,
         )  # fmt: skip
         try:
             while not job.is_complete and not await batches.are_over():
@@ -211,7 +214,7 @@ class _Writer:
         except BaseException:
             await abort_quietly(upload)
             raise
-        return made
+        return replace(made, entry=await locked_entry(ports.store, made.entry, lock))
 
 
 class _Batches:

@@ -104,6 +104,15 @@ class ColdReader:
         """For a scrape."""
         yield self._blocks.metrics()
 
+    async def locked_until_ms(self, pointer: ManifestPointer, end_offset: int) -> int:
+        """Wall time until which a segment with records below ``end_offset`` is locked; 0: none is. Raises ``Unavailable``."""
+        until_ms = 0
+        async for entry in self._source.segments(await self._source.manifest(pointer)):
+            if entry.base_offset >= end_offset:
+                break
+            until_ms = max(until_ms, entry.options.lock_until_ms)
+        return until_ms
+
     async def fetch(self, pointer: ManifestPointer, offset: int, max_bytes: int, timeout_s: float) -> BatchRun:
         """Whole batches in order, the first one holding ``offset``; at least one whatever ``max_bytes``.
 

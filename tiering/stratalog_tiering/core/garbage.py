@@ -8,14 +8,14 @@ and the grace period is over. Workers and ``stratalog tier gc`` decide by these 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Final
 
 from stratalog_metadata.records import DeletedTopic, PendingTopic
 from stratalog_tiering.core.forks import manifest_keys
 from stratalog_tiering.format.manifest import Manifest, RemovedObject
-from stratalog_tiering.format.object_keys import marker_key
+from stratalog_tiering.format.object_keys import is_data_key, marker_key
 from stratalog_tiering.store.base import ObjectInfo
 
 ORPHAN: Final = "orphan"
@@ -77,6 +77,18 @@ def manifest_garbage(
         if info.key not in kept and since_ms is not None:
             garbage.append((key.is_marker, info.key, _garbage(info, OLD_MANIFEST, since_ms, grace_ms)))
     return [each for _, _, each in sorted(garbage, key=lambda found: found[:2])]
+
+
+def kept_by_policy(garbage: Iterable[Garbage], written_ms: Mapping[str, int], lock_ms: int) -> list[Garbage]:
+    """``garbage`` that is not due before the lock that a topic with ``lock_ms`` gives what it writes would have ended.
+
+    ``written_ms`` are the times of writing by key. The real lock may end later: this spares questions to the store. Wrapped
+    data keys are never locked.
+    """
+    return [
+        each if is_data_key(each.key) else replace(each, due_ms=max(each.due_ms, written_ms.get(each.key, 0) + lock_ms))
+        for each in garbage
+    ]
 
 
 def removed_garbage(

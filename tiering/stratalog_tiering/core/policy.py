@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from stratalog_core.object_lock import LockMode
 from stratalog_metadata.records import is_hot_only
 from stratalog_tiering.format.footer import NONE, ZSTD
 
@@ -16,6 +17,8 @@ HOUR_MS: Final = 3_600_000
 ZSTD_LEVEL: Final = 3
 STANDARD: Final = "STANDARD"
 SEGMENT_BYTES: Final = "stratalog.tier.segment.bytes"
+LOCK_MODE: Final = "stratalog.tier.lock.mode"
+LOCK_MS: Final = "stratalog.tier.lock.ms"
 OVERSHOOT: Final = 8
 """A segment spans at most this fraction of the retention, so that expiry of whole segments keeps little more than asked for."""
 
@@ -27,7 +30,8 @@ class TierPolicy:
     ``local_retention_ms`` None: the worker's deletion lag after the commit. ``segment_bytes`` None: the worker's target size.
     ``is_copied`` False: nothing more becomes cold; hot records stay until ``retention_*`` removes them. ``zstd_level`` None:
     new segments store blocks as their batches are. ``encryption_key`` names the key that protects the data keys of new
-    segments; empty: they are not encrypted. ``storage_class`` is that of new segments; empty: the store's default.
+    segments; empty: they are not encrypted. ``storage_class`` is that of new segments; empty: the store's default. New
+    segments are locked for ``lock_ms``, unless ``lock_mode`` is None.
     """
 
     retention_ms: int = SEVEN_DAYS_MS
@@ -40,6 +44,8 @@ class TierPolicy:
     is_copied: bool = True
     encryption_key: str = ""
     storage_class: str = ""
+    lock_mode: LockMode | None = None
+    lock_ms: int = 0
 
     @property
     def segment_span_ms(self) -> int | None:
@@ -80,6 +86,8 @@ def tier_policy(configs: Mapping[str, str]) -> TierPolicy:
         is_copied=not is_hot_only(configs) and configs.get("remote.log.copy.disable", "false").lower() != "true",
         encryption_key=configs.get("stratalog.tier.encryption.key", ""),
         storage_class=_storage_class(configs),
+        lock_mode=_lock_mode(configs),
+        lock_ms=int(configs.get(LOCK_MS, 0)),
     )
 
 
@@ -87,6 +95,11 @@ def _storage_class(configs: Mapping[str, str]) -> str:
     """The class to ask for. STANDARD is the default of S3, and all that a store without classes has."""
     given = configs.get("stratalog.tier.storage.class", STANDARD)
     return "" if given == STANDARD else given
+
+
+def _lock_mode(configs: Mapping[str, str]) -> LockMode | None:
+    given = configs.get(LOCK_MODE, "none")
+    return None if given == "none" else LockMode(given)
 
 
 def _zstd_level(configs: Mapping[str, str]) -> int | None:

@@ -3,7 +3,7 @@
 Segments and ledgers expire whole and oldest first; the first one that must stay ends the search, so offsets stay contiguous.
 The rules are Kafka's: ``retention.ms`` counts from the greatest timestamp, ``retention.bytes`` bounds what remains of the
 partition, and everything below the log's start (DeleteRecords) expires. Nothing younger than the topic's retention ever
-expires. No I/O: ``maintenance/retention.py`` and ``maintenance/hot_expiry.py`` apply the rules.
+expires, and nothing that is locked. No I/O: ``maintenance/retention.py`` and ``maintenance/hot_expiry.py`` apply the rules.
 """
 
 from __future__ import annotations
@@ -28,11 +28,13 @@ def retained_bytes(state: PartitionSnapshot, manifest: Manifest) -> int:
 def expiry_reason(
     entry: SegmentEntry, policy: TierPolicy, *, total_bytes: int, log_start_offset: int, now_ms: int
 ) -> str | None:
-    """The rule by which the partition's oldest segment has expired, or None if it must stay.
+    """The rule by which the partition's oldest segment has expired, or None if it must stay, as while it is locked.
 
     ``total_bytes`` is the size of the partition from this segment on, as :func:`retained_bytes` counts it. ``now_ms`` is wall
     time.
     """
+    if entry.options.lock_until_ms > now_ms:
+        return None
     if entry.end_offset <= log_start_offset:
         return Reason.LOG_START
     if policy.retention_ms != UNLIMITED and newest_ms(entry) < now_ms - policy.retention_ms:
@@ -66,8 +68,10 @@ def expired_ledgers(
     """The oldest hot ledgers that have expired and may be removed without being offloaded.
 
     ``newest_ms`` is the timestamp of the newest record by ledger id; a ledger that is missing from it does not expire by time.
-    The newest ledger never expires, because it determines the next offset.
+    The newest ledger never expires, because it determines the next offset. None does while older history is locked.
     """
+    if state.pointer is not None and state.pointer.lock_until_ms > now_ms:
+        return ()
     cutoff_ms = now_ms - policy.retention_ms if policy.retention_ms != UNLIMITED else -1
     older_has_expired = _history_has_expired(state, cutoff_ms)
     bytes_after = sum(stored.ledger.payload_bytes for stored in state.ledgers)

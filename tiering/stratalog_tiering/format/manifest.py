@@ -37,8 +37,11 @@ from stratalog_tiering.format.object_keys import parse_segment_key
 from stratalog_tiering.format.partition_tree import EMPTY_TREE, PartitionTree
 from stratalog_tiering.format.segment import WrittenSegment
 
-WRITER_VERSION: Final = 1
+WRITER_VERSION: Final = 2
 """This release's writer version. It rises when a manifest may hold something that earlier writers would drop or misuse."""
+FIRST_WRITER: Final = 1
+LOCKING_WRITER: Final = 2
+"""The first writer that knows locks. An earlier one would drop them from the root, and try to delete locked objects."""
 MANIFEST_MAGIC: Final = b"SLMANIFS"
 PAGE_MAGIC: Final = b"SLMFPAGE"
 REMOVED_MAGIC: Final = b"SLMFRMVD"
@@ -72,13 +75,15 @@ class PresentBatches(msgspec.Struct, frozen=True, kw_only=True, array_like=True)
 class SegmentOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Optional members of a segment entry; an absent one is not stored.
 
-    ``version_id`` is the store's id of the object's version, ``lock_until_ms`` (wall time) the end of its Object Lock, and
-    ``storage_class`` the store's name of its class. ``present`` is absent if every covered batch is in the segment.
+    ``version_id`` is the store's id of the object's version, ``lock_until_ms`` (wall time) the end of its Object Lock of
+    ``lock_mode`` (``governance`` or ``compliance``), ``storage_class`` the store's name of its class. ``present`` is absent if
+    every covered batch is in the segment.
     """
 
     version_id: str = ""
     lock_until_ms: int = 0
     storage_class: str = ""
+    lock_mode: str = ""
     present: PresentBatches | None = None
 
 
@@ -213,7 +218,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     count live segments. ``writer`` is informative. Objects in ``removed`` were removed after those in ``removed_lists``;
     ``removed_lists_made`` is the number of the next list. ``signatures`` are over the size and head of ``tree``.
 
-    Forks at or below ``settled_version`` are resolved, the last one at ``settled_at_ms``; 0: there was none.
+    Forks at or below ``settled_version`` are resolved, the last one at ``settled_at_ms``; 0: there was none. No object that
+    this version or an earlier one refers to is locked after ``lock_until_ms``; ``lock_mode`` is the strictest of their modes.
     """
 
     cluster_id: str
@@ -239,12 +245,14 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     settled_at_ms: int = 0
     tree: PartitionTree = EMPTY_TREE
     signatures: tuple[Signature, ...] = ()
+    lock_until_ms: int = 0
+    lock_mode: str = ""
 
 
 def empty_manifest(topic_id: UUID, topic_name: str, partition: int, base_offset: int, cluster_id: str = "") -> Manifest:
     """The manifest from which the first edit starts: version 0, which is never stored."""
     return Manifest(
-        cluster_id=cluster_id, oldest_writer=WRITER_VERSION, topic_id=topic_id, topic_name=topic_name, partition=partition,
+        cluster_id=cluster_id, oldest_writer=FIRST_WRITER, topic_id=topic_id, topic_name=topic_name, partition=partition,
         version=0, previous_key="", previous_sha256=b"",
         created_at_ms=0, writer="", start_offset=base_offset, end_offset=base_offset, record_count=0, cold_bytes=0,
     )  # fmt: skip
@@ -343,16 +351,10 @@ def check_writer(manifest: Manifest) -> None:
 def pointer_to(manifest: Manifest, key: str, sha256: bytes) -> ManifestPointer:
     """The metadata record whose compare-and-set commits ``manifest``, which is stored at ``key``."""
     return ManifestPointer(
-        topic_id=manifest.topic_id,
-        index=manifest.partition,
-        manifest_version=manifest.version,
-        object_key=key,
-        sha256=sha256.hex(),
-        start_offset=manifest.start_offset,
-        end_offset=manifest.end_offset,
-        cold_bytes=manifest.cold_bytes,
-        newest_ms=_newest_ms(manifest),
-    )
+        topic_id=manifest.topic_id, index=manifest.partition, manifest_version=manifest.version, object_key=key,
+        sha256=sha256.hex(), start_offset=manifest.start_offset, end_offset=manifest.end_offset, cold_bytes=manifest.cold_bytes,
+        newest_ms=_newest_ms(manifest), lock_until_ms=manifest.lock_until_ms, lock_mode=manifest.lock_mode,
+    )  # fmt: skip
 
 
 def _newest_ms(manifest: Manifest) -> int:

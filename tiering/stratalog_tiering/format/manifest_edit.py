@@ -17,8 +17,11 @@ from typing import Final
 import msgspec
 
 from stratalog_core.errors import Invalid
+from stratalog_core.object_lock import ObjectLock, in_force, joined
+from stratalog_tiering.format.locks import entry_lock, manifest_lock
 from stratalog_tiering.format.manifest import (
-    WRITER_VERSION,
+    FIRST_WRITER,
+    LOCKING_WRITER,
     Manifest,
     ManifestPage,
     PageRef,
@@ -67,13 +70,17 @@ class Previous:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewManifest:
-    """The result of an edit: store ``parts`` (pages and lists, by key), then ``content`` at ``key``, then commit."""
+    """The result of an edit: store ``parts`` (pages and lists, by key), then ``content`` at ``key``, then commit.
+
+    ``lock`` is the lock of all of them: they are kept as long as what they refer to.
+    """
 
     manifest: Manifest
     key: str
     content: bytes
     sha256: bytes
     parts: tuple[tuple[str, bytes], ...]
+    lock: ObjectLock | None = None
 
 
 class ManifestEdit:
@@ -99,6 +106,7 @@ class ManifestEdit:
         self._new_pages: dict[str, ManifestPage] = {}
         self._version = base.version + 1
         self._settled_version, self._settled_at_ms = base.settled_version, base.settled_at_ms
+        self._lock = manifest_lock(base)
 
     @property
     def end_offset(self) -> int:
@@ -128,6 +136,7 @@ class ManifestEdit:
         entry = msgspec.structs.replace(entry, first_leaf=self._tree.size)
         self._tree.append(leaves)
         self._inline.append(entry)
+        self.keep_as_long_as(entry_lock(entry))
         self._record_count += entry.record_count
         self._cold_bytes += entry.stored_bytes
         return entry
@@ -216,6 +225,7 @@ class ManifestEdit:
                 break
         else:
             self._inline, run = _spliced(self._inline, merged)
+        self.keep_as_long_as(entry_lock(merged))
         self._cold_bytes += merged.stored_bytes - sum(entry.stored_bytes for entry in run)
         self._removed.add([self._removed_object(entry, Removal(reason=Reason.MERGED)) for entry in run])
         return run
@@ -245,6 +255,10 @@ class ManifestEdit:
         self._settled_version, self._settled_at_ms = newest_version, now_ms
         self._removed.replace(others)
 
+    def keep_as_long_as(self, lock: ObjectLock | None) -> None:
+        """Lock the next version at least as long as ``lock`` says, which is that of an object that it refers to."""
+        self._lock = joined((self._lock, lock))
+
     @property
     def is_changed(self) -> bool:
         """Whether the edit differs from the committed version."""
@@ -265,10 +279,11 @@ class ManifestEdit:
             self._retire(ref)
         self._removed.finish(created_at_ms, self._writer, lists)
         tree = self._tree.finish()
+        lock = self._lock if self._lock is not None and self._lock.until_ms > created_at_ms else None
         pages = tuple((key, encode_page(page)) for key, page in self._new_pages.items() if self._is_referenced(key))
         successor = Manifest(
             cluster_id=base.cluster_id,
-            oldest_writer=max(base.oldest_writer, WRITER_VERSION),
+            oldest_writer=max(base.oldest_writer, LOCKING_WRITER if lock is not None else FIRST_WRITER),
             topic_id=base.topic_id,
             topic_name=base.topic_name,
             partition=base.partition,
@@ -290,11 +305,16 @@ class ManifestEdit:
             settled_at_ms=self._settled_at_ms,
             tree=tree,
             signatures=base.signatures if tree.head == base.tree.head else (),
+            lock_until_ms=lock.until_ms if lock is not None else 0,
+            lock_mode=lock.mode.value if lock is not None else "",
         )
         content = encode_manifest(successor)
         parts = (*pages, *self._tree.new_pages(), *self._removed.new_lists())
         key = manifest_key(base.topic_id, base.partition, successor.version, self._random_id())
-        return NewManifest(manifest=successor, key=key, content=content, sha256=object_sha256(content), parts=parts)
+        return NewManifest(
+            manifest=successor, key=key, content=content, sha256=object_sha256(content), parts=parts,
+            lock=in_force(lock, created_at_ms),
+        )  # fmt: skip
 
     def _is_referenced(self, key: str) -> bool:
         return any(ref.key == key for ref in self._refs)

@@ -35,6 +35,7 @@ _MANIFEST: Final = ".manifest"
 _COMMITTED: Final = ".committed"
 _DELETED: Final = ".deleted"
 _SEGMENT: Final = ".segment"
+_DATA_KEY: Final = ".key"
 _SEGMENT_PATTERN: Final = re.compile(r"segments/([0-9a-f]{32})/(\d+)/(\d{20})-(\d{10})-([0-9a-f]{16})\.segment")
 _MANIFEST_PATTERN: Final = re.compile(r"manifests/([0-9a-f]{32})/(\d+)/[0-9a-f]{16}-(\d+)-[0-9a-f]{16}\.(manifest|committed)")
 _OWNER_PATTERN: Final = re.compile(r"(?:segments|pages|removed|tree|manifests)/([0-9a-f]{32})/(\d{1,9})/")
@@ -134,7 +135,12 @@ def segment_key(topic_id: UUID, partition: int, base_offset: int, leader_epoch: 
 
 def data_key_key(segment: str) -> str:
     """Key of the object that holds the wrapped data key of the segment at this key, if that is encrypted."""
-    return segment.removesuffix(_SEGMENT) + ".key"
+    return segment.removesuffix(_SEGMENT) + _DATA_KEY
+
+
+def is_data_key(key: str) -> bool:
+    """Whether the object at ``key`` holds a wrapped data key."""
+    return key.endswith(_DATA_KEY)
 
 
 def with_data_keys(keys: Iterable[str]) -> frozenset[str]:

@@ -7,10 +7,12 @@ behind cannot shorten them. Segments of live topics are not deleted here (``rete
 
 from __future__ import annotations
 
+import logging
 from typing import Final
 from uuid import UUID
 
 from stratalog_core.errors import NoSuchObject
+from stratalog_core.moments import utc_text
 from stratalog_metadata.client.topic_deletion import finish_deletion
 from stratalog_metadata.records import DeletedTopic, PendingTopic, RestoredTopic, Topic, restored_topic_key
 from stratalog_metadata.state.commands import Command, Delete, VersionIs
@@ -23,12 +25,13 @@ from stratalog_tiering.format.object_keys import deletion_marker_key, is_upload_
 from stratalog_tiering.offload.descriptors import put_once
 from stratalog_tiering.offload.ports import WorkerPorts
 from stratalog_tiering.offload.topic_descriptors import describe_topic
-from stratalog_tiering.store import ObjectInfo, ObjectStore
+from stratalog_tiering.store import Locked, ObjectInfo, ObjectStore
 
 UPLOAD_AGE_MIN_MS: Final = 3_600_000
 """Younger uploads are never aborted, however short the grace period: they may be in progress."""
 
 _BATCH: Final = 1000
+_log = logging.getLogger(__name__)
 
 
 async def collect_deleted_topic(ports: WorkerPorts, deleted: DeletedTopic, version: int, guards: Guards) -> int | None:
@@ -47,8 +50,16 @@ async def collect_deleted_topic(ports: WorkerPorts, deleted: DeletedTopic, versi
     if not deleted.is_final:
         await ports.metadata.propose(finish_deletion(ports.metadata.view, deleted, version, guards))
         return now_ms
-    for prefix in topic_prefixes(deleted.topic_id):
-        await _delete_below(ports, prefix)
+    try:
+        for prefix in topic_prefixes(deleted.topic_id):
+            await _delete_below(ports, prefix)
+    except Locked as locked:
+        # A topic is not deleted before the locks of its history end, but an upload that was never committed may have one.
+        until_ms = int(locked.detail["until_ms"])
+        if until_ms <= now_ms:
+            raise
+        _log.warning("objects of deleted topic %s stay until %s: %s", deleted.name, utc_text(until_ms), locked)
+        return until_ms
     # The marker goes last: without it the descriptors would name a live topic.
     await _delete_below(ports, topic_prefix(deleted.topic_id))
     await ports.store.delete([deletion_marker_key(deleted.topic_id)])

@@ -30,6 +30,7 @@ from stratalog_tiering.cold.manifest_source import ManifestSource
 from stratalog_tiering.core.commands import Guards, ledgers_unchanged, pointer_unchanged
 from stratalog_tiering.core.forks import Fork, find_fork
 from stratalog_tiering.core.partition import PartitionSnapshot, StoredLedger, is_sealed
+from stratalog_tiering.format.locks import manifest_lock
 from stratalog_tiering.format.manifest import Manifest, Reason, RemovedObject
 from stratalog_tiering.format.manifest_edit import ManifestEdit, Previous
 from stratalog_tiering.format.object_keys import (
@@ -128,6 +129,8 @@ async def _resolve(
     now_ms = ports.clock.wall_ms()
     edit = ManifestEdit(kept, writer=ports.settings.worker_id, random_id=ports.random_id)
     edit.settle_fork(lines.fork.newest_version, await _others(ports, state, kept.manifest, decision, now_ms), now_ms)
+    for line in (lines.metadata, lines.store.manifest):
+        edit.keep_as_long_as(manifest_lock(line) if line is not None else None)
     tree_pages = await ports.source.tree_pages(edit.tree_pages_to_merge())
     new = edit.finish(created_at_ms=now_ms, tree_pages=tree_pages)
     pointer = await store_manifest(ports.store, ports.source, new)

@@ -4,7 +4,8 @@ Ledgers that were sealed early (a change of owner, an idle partition, a request)
 ``FAN_IN`` segments that were never merged become one, and ``FAN_IN`` of those become another, which is not merged again. So a
 record is written at most three times, including its offload. Blocks are read, verified and written as one segment, which is
 verified before the manifest's next version replaces the old segments by it. The old objects stay for the grace period. The
-merged segment is compressed, encrypted and stored as the topic asks for now, however its sources were.
+merged segment is compressed, encrypted and stored as the topic asks for now, however its sources were; it is locked until the
+latest date of theirs.
 
 Retention drops whole segments by their newest record. A merged segment therefore spans no more time and is no larger than
 :func:`merge_limits` allows, and a merge never renews a timestamp that retention uses.
@@ -23,6 +24,7 @@ from stratalog_core.batches.checkpoint import EpochStart
 from stratalog_core.partition_state.replay_state import EPOCHS_MAX
 from stratalog_tiering.cold.segment_check import require_sound
 from stratalog_tiering.core.commands import Guards, commit_segment
+from stratalog_tiering.core.locks import merged_lock
 from stratalog_tiering.core.partition import PartitionSnapshot
 from stratalog_tiering.core.policy import TierPolicy
 from stratalog_tiering.core.retention import newest_ms, oldest_ms
@@ -34,6 +36,7 @@ from stratalog_tiering.format.object_keys import segment_key
 from stratalog_tiering.format.segment import SegmentFooter, SegmentIdentity, SegmentWriter, audit_block, iterate_block_batches
 from stratalog_tiering.offload.commit import commit_edit, previous_version, refuse_fork
 from stratalog_tiering.offload.data_keys import new_encryption
+from stratalog_tiering.offload.locks import locked_entry
 from stratalog_tiering.offload.ports import WorkerPorts
 from stratalog_tiering.offload.upload import StreamedUpload, abort_quietly
 
@@ -115,9 +118,10 @@ async def _write_merged(
     )  # fmt: skip
     encryption = await new_encryption(ports.store, state.log.topic_id, state.log.index, key, policy.encryption_key)
     writer = SegmentWriter(_identity(ports.cluster_id, footers), ports.settings.block_bytes, policy.zstd_level, encryption)
+    lock = merged_lock(run, ports.clock.wall_ms())
     upload = StreamedUpload(
         ports.store, key, part_bytes=ports.settings.upload_part_bytes, parts_at_once=ports.settings.upload_parts_at_once,
-        storage_class=policy.storage_class,
+        storage_class=policy.storage_class, lock=lock,
     )  # fmt: skip
     try:
         for entry, footer in zip(run, footers, strict=True):
@@ -137,12 +141,13 @@ async def _write_merged(
     except BaseException:
         await abort_quietly(upload)
         raise
-    return msgspec.structs.replace(
+    merged = msgspec.structs.replace(
         segment_entry(key, written, SegmentKind.MERGED),
         options=SegmentOptions(storage_class=policy.storage_class),
         merge_count=1 + max(entry.merge_count for entry in run),
         sources=tuple(source_of(entry) for entry in run),
     )
+    return await locked_entry(ports.store, merged, lock)
 
 
 def _append_block(writer: SegmentWriter, stored: memoryview, block: BlockEntry, cipher: BlockCipher | None) -> None:

@@ -6,18 +6,33 @@ orphans (``retention.py`` deletes them). ``core/garbage.py`` decides which objec
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Final
 
+from stratalog_core.bounded_map import bounded_map
 from stratalog_core.errors import Conflict
-from stratalog_metadata.records import ManifestPointer, Topic, manifest_pointer_key, topic_key
+from stratalog_metadata.client.topic_defaults import topic_defaults
+from stratalog_metadata.records import ManifestPointer, Topic, configs_in_force, manifest_pointer_key, topic_key
 from stratalog_tiering.core.forks import find_fork, fork_error
-from stratalog_tiering.core.garbage import Garbage, live_keys, manifest_garbage, orphans, removed_garbage
+from stratalog_tiering.core.garbage import (
+    Garbage,
+    kept_by_policy,
+    live_keys,
+    manifest_garbage,
+    orphans,
+    removed_garbage,
+)
 from stratalog_tiering.core.partition import PartitionSnapshot
+from stratalog_tiering.core.policy import tier_policy
 from stratalog_tiering.format.manifest import Manifest, check_writer, empty_manifest
 from stratalog_tiering.format.object_keys import DATA_PREFIXES, manifests_prefix, marker_key, with_data_keys
 from stratalog_tiering.offload.commit import committed_manifest
+from stratalog_tiering.offload.locks import KnownLocks
 from stratalog_tiering.offload.ports import HistoryPorts, WorkerPorts
 from stratalog_tiering.store import ObjectInfo
+
+_QUESTIONS_AT_ONCE: Final = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,14 +49,16 @@ async def sweep_orphans(ports: WorkerPorts, state: PartitionSnapshot) -> int:
     Runs under the partition's lease. Raises, having deleted nothing, as :func:`find_garbage` does.
     """
     now_ms = ports.clock.wall_ms()
-    found = await find_garbage(ports, state, ports.settings.grace_ms)
+    found = await find_garbage(ports, state, ports.settings.grace_ms, now_ms)
     due = [each.key for each in found.orphans if each.is_due(now_ms)] if now_ms >= ports.bucket.deletes_from_ms else []
     await ports.delete_objects(due)
     return len(due)
 
 
-async def find_garbage(ports: HistoryPorts, state: PartitionSnapshot, grace_ms: int) -> PartitionGarbage:
+async def find_garbage(ports: HistoryPorts, state: PartitionSnapshot, grace_ms: int, now_ms: int) -> PartitionGarbage:
     """The partition's objects that are no part of its history, each with the time from which on it may be deleted.
+
+    Where locks are in use at the wall time ``now_ms``, the store is asked for the lock of each object that is due otherwise.
 
     The store is listed first and the pointer is read after it, linearizably, so that an object that a commit refers to is never
     taken for an orphan. An object that is being written is younger than the grace period.
@@ -69,7 +86,24 @@ async def find_garbage(ports: HistoryPorts, state: PartitionSnapshot, grace_ms: 
     found = orphans(data, referenced, grace_ms)
     found += manifest_garbage(manifests, current.version, key, referenced, grace_ms)
     gone = removed_garbage([*data, *manifests], removed, live, grace_ms)
-    return PartitionGarbage(orphans=tuple(found), removed=tuple(gone))
+    policy = tier_policy(configs_in_force(state.topic, topic_defaults(ports.metadata.view)))
+    if policy.lock_mode is None and current.lock_until_ms <= now_ms:
+        return PartitionGarbage(orphans=tuple(found), removed=tuple(gone))
+    written_ms = {info.key: info.last_modified_ms for info in (*data, *manifests)}
+    found = kept_by_policy(found, written_ms, policy.lock_ms if policy.lock_mode is not None else 0)
+    return PartitionGarbage(
+        orphans=tuple(await _kept_by_locks(ports.locks, found, now_ms)),
+        removed=tuple(await _kept_by_locks(ports.locks, gone, now_ms)),
+    )
+
+
+async def _kept_by_locks(locks: KnownLocks, garbage: Sequence[Garbage], now_ms: int) -> list[Garbage]:
+    """``garbage``, what is due and locked being due when its lock ends."""
+
+    async def kept(each: Garbage) -> Garbage:
+        return replace(each, due_ms=max(each.due_ms, await locks.until_ms(each.key))) if each.is_due(now_ms) else each
+
+    return await bounded_map(kept, garbage, _QUESTIONS_AT_ONCE)
 
 
 async def _current_pointer(ports: HistoryPorts, state: PartitionSnapshot) -> ManifestPointer | None:

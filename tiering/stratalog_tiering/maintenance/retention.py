@@ -1,12 +1,13 @@
 """Applies retention to one partition's cold history, and deletes removed objects after the grace period.
 
 Runs under the partition's lease, so no other worker commits at the same time; deletions are rate-limited. Which segments have
-expired is decided in ``core/retention.py``. Hot ledgers are not removed here (``hot_expiry.py``).
+expired is decided in ``core/retention.py``. An object that is locked, and all that were removed after it, stay until the lock
+ends. Hot ledgers are not removed here (``hot_expiry.py``).
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Final
 
 from stratalog_tiering.cold.manifest_source import ManifestSource
@@ -14,8 +15,9 @@ from stratalog_tiering.core.commands import Guards, move_start
 from stratalog_tiering.core.partition import PartitionSnapshot
 from stratalog_tiering.core.policy import UNLIMITED, TierPolicy
 from stratalog_tiering.core.retention import expiry_reason, newest_ms, policy_of, retained_bytes
-from stratalog_tiering.format.manifest import Manifest, SegmentEntry
+from stratalog_tiering.format.manifest import Manifest, RemovedObject, SegmentEntry
 from stratalog_tiering.format.manifest_edit import ManifestEdit, Removal
+from stratalog_tiering.format.removed_objects import RemovedLists
 from stratalog_tiering.offload.commit import commit_edit, previous_version, refuse_fork
 from stratalog_tiering.offload.ports import WorkerPorts
 
@@ -48,7 +50,8 @@ async def apply_retention(ports: WorkerPorts, state: PartitionSnapshot, policy: 
         edit.drop_below(below, lambda entry: removals[entry.key], pages)
     before_ms = ports.deletable_before_ms()
     lists = await ports.source.removed_lists(edit.lists_due(before_ms, DELETIONS_AT_ONCE_MAX))
-    gone = [*edit.forget_due(before_ms, DELETIONS_AT_ONCE_MAX, lists)]
+    limit = await _unlocked(ports, previous.manifest, lists, before_ms, now_ms)
+    gone = [*edit.forget_due(before_ms, limit, lists)]
     if not edit.is_changed:
         return False
     if gone:
@@ -76,6 +79,29 @@ async def expired_segments(
         total_bytes -= entry.stored_bytes
 
 
+async def _unlocked(ports: WorkerPorts, manifest: Manifest, lists: RemovedLists, before_ms: int, now_ms: int) -> int:
+    """The number of objects, of those removed first, that may be deleted now because no lock keeps them."""
+    if manifest.lock_until_ms <= now_ms:
+        return DELETIONS_AT_ONCE_MAX
+    count = 0
+    for removed in _oldest_removed(manifest, lists):
+        if count == DELETIONS_AT_ONCE_MAX or removed.removed_at_ms > before_ms:
+            break
+        if await ports.locks.until_ms(removed.key) > now_ms:
+            break
+        count += 1
+    return count
+
+
+def _oldest_removed(manifest: Manifest, lists: RemovedLists) -> Iterator[RemovedObject]:
+    """The removed objects in the order of their removal, as far as ``lists`` has them."""
+    for ref in manifest.removed_lists:
+        if ref.key not in lists:
+            return
+        yield from lists[ref.key].objects[ref.deleted_count :]
+    yield from manifest.removed
+
+
 async def next_expiry_ms(ports: WorkerPorts, state: PartitionSnapshot, policy: TierPolicy) -> int | None:
     """Wall time (ms) at which the oldest segment expires or the oldest removed object may be deleted; None: never."""
     if state.pointer is None:
@@ -86,8 +112,22 @@ async def next_expiry_ms(ports: WorkerPorts, state: PartitionSnapshot, policy: T
         each.removed_at_ms for each in manifest.removed[:1]
     ]
     times = [max(at_ms + ports.settings.grace_ms + 1, ports.bucket.deletes_from_ms) for at_ms in removed_ms]
-    if policy.retention_ms != UNLIMITED:
-        async for entry in ports.source.segments(manifest):
-            times.append(newest_ms(entry) + policy.retention_ms + 1)
-            break
+    if times and manifest.lock_until_ms > ports.clock.wall_ms():
+        times = [max(min(times), await _first_lock_ms(ports, manifest))]
+    async for entry in ports.source.segments(manifest):
+        locked_ms = entry.options.lock_until_ms
+        if policy.retention_ms != UNLIMITED:
+            times.append(max(newest_ms(entry) + policy.retention_ms + 1, locked_ms))
+        if locked_ms > ports.clock.wall_ms():
+            # By its size or the log's start the segment may go as soon as its lock ends.
+            times.append(locked_ms)
+        break
     return min(times, default=None)
+
+
+async def _first_lock_ms(ports: WorkerPorts, manifest: Manifest) -> int:
+    """The end of the lock of the object that was removed first; 0 without one."""
+    lists = await ports.source.removed_lists(manifest.removed_lists[:1])
+    for removed in _oldest_removed(manifest, lists):
+        return await ports.locks.until_ms(removed.key)
+    return 0

@@ -131,8 +131,8 @@ async def store_manifest(store: ObjectStore, source: ManifestSource, new: NewMan
     Raises ``Conflict`` if a key exists: keys are fresh.
     """
     for key, content in new.parts:
-        await store.put(key, [content])
-    await store.put(new.key, [new.content])
+        await store.put(key, [content], lock=new.lock)
+    await store.put(new.key, [new.content], lock=new.lock)
     source.remember(new.key, decode_manifest(await store.get(new.key), new.sha256))
     return pointer_to(new.manifest, new.key, new.sha256)
 
@@ -147,8 +147,8 @@ async def commit_manifest(
     """Commit ``pointer``, whose objects are stored, with ``command``, and write its marker. True if it was committed.
 
     ``again`` returns the command to propose after a refusal, None or the refused one if the refusal is final. False: it was
-    certainly not committed, and ``own_keys`` were deleted. Raises ``OutcomeUnknown``, ``Unavailable`` or ``Fenced``, having
-    deleted nothing: another worker may have committed a version that refers to the same objects.
+    certainly not committed, and ``own_keys`` were deleted unless they are locked. Raises ``OutcomeUnknown``, ``Unavailable`` or
+    ``Fenced``, having deleted nothing: another worker may have committed a version that refers to the same objects.
     """
     name = f"manifest version {pointer.manifest_version} of {pointer.key()}"
     for attempt in range(1, ATTEMPTS_MAX + 1):
@@ -163,8 +163,10 @@ async def commit_manifest(
             if again is not None and isinstance(lost, Conflict) and attempt < ATTEMPTS_MAX:
                 renewed = await again()
             if renewed is None or renewed == command:
-                _log.info("%s lost a race with another commit; deleting its objects: %s", name, lost)
-                await ports.delete_objects(own_keys)
+                _log.info("%s lost a race with another commit: %s", name, lost)
+                # Locked objects are left to the sweep of orphans, which waits for the end of their locks.
+                if pointer.lock_until_ms <= ports.clock.wall_ms():
+                    await ports.delete_objects(own_keys)
                 return False
             command = renewed
     ports.commits.committed(pointer)

@@ -10,9 +10,11 @@ import logging
 from collections.abc import Mapping, Sequence
 
 from stratalog_core.errors import Corrupt, StratalogError
+from stratalog_core.object_lock import ObjectLock
 from stratalog_metadata.records import ManifestPointer
 from stratalog_tiering.cold.segment_check import check_presence, require_sound
 from stratalog_tiering.core.commands import Guards, commit_segment, drop_ledgers
+from stratalog_tiering.core.locks import new_lock
 from stratalog_tiering.core.offload_job import OffloadJob, offloaded_key
 from stratalog_tiering.core.partition import PartitionSnapshot, StoredLedger, is_cold
 from stratalog_tiering.core.policy import TierPolicy
@@ -25,6 +27,7 @@ from stratalog_tiering.offload.commit import (
     refuse_fork,
 )
 from stratalog_tiering.offload.data_keys import new_encryption
+from stratalog_tiering.offload.locks import locked_entry
 from stratalog_tiering.offload.ports import WorkerPorts
 from stratalog_tiering.offload.upload import StreamedUpload, abort_quietly
 
@@ -51,8 +54,9 @@ async def offload(
         ports.cluster_id, state.topic, sealed, key=key, block_bytes=ports.settings.block_bytes, zstd_level=policy.zstd_level,
         encryption=encryption,
     )  # fmt: skip
-    await _upload(ports, job, policy.storage_class)
-    entry = job.entry(policy.storage_class)
+    lock = new_lock(policy, ports.clock.wall_ms())
+    await _upload(ports, job, policy.storage_class, lock)
+    entry = await locked_entry(ports.store, job.entry(policy.storage_class), lock)
     await require_sound(ports.store, ports.source, entry, ports.background, reads_at_once=ports.settings.verify_reads_at_once)
     await _skip_expired(ports, edit, entry.base_offset)
     await ports.background.run(lambda: edit.append(entry, job.written.leaves))
@@ -75,11 +79,11 @@ async def _skip_expired(ports: WorkerPorts, edit: ManifestEdit, offset: int) -> 
         edit.restart_at(offset)
 
 
-async def _upload(ports: WorkerPorts, job: OffloadJob, storage_class: str) -> None:
+async def _upload(ports: WorkerPorts, job: OffloadJob, storage_class: str, lock: ObjectLock | None) -> None:
     settings = ports.settings
     upload = StreamedUpload(
         ports.store, job.key, part_bytes=settings.upload_part_bytes, parts_at_once=settings.upload_parts_at_once,
-        storage_class=storage_class,
+        storage_class=storage_class, lock=lock,
     )  # fmt: skip
     try:
         while (wanted := job.next_read) is not None:

@@ -18,6 +18,7 @@ from stratalog_tiering.config import TieringSettings
 from stratalog_tiering.core.offload_job import SourceEntry
 from stratalog_tiering.metrics import TieringCounters
 from stratalog_tiering.offload.commit_markers import RecentCommits
+from stratalog_tiering.offload.locks import KnownLocks
 from stratalog_tiering.offload.ownership import BucketOwnership, cluster_id_in
 from stratalog_tiering.offload.topic_descriptors import TopicDescriptors
 from stratalog_tiering.store import ObjectStore
@@ -60,6 +61,8 @@ class HistoryPorts(Protocol):
     def store(self) -> ObjectStore: ...
     @property
     def source(self) -> ManifestSource: ...
+    @property
+    def locks(self) -> KnownLocks: ...
 
 
 class Throttle:
@@ -96,6 +99,7 @@ class WorkerPorts:
     source: ManifestSource
     topics: TopicDescriptors
     commits: RecentCommits
+    locks: KnownLocks
     ledgers: LedgerSource
     clock: Clock
     random: Random

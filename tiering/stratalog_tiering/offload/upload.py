@@ -10,6 +10,7 @@ import logging
 from collections.abc import Sequence
 
 from stratalog_core.errors import StratalogError
+from stratalog_core.object_lock import ObjectLock
 from stratalog_core.ports import Buffer
 from stratalog_tiering.store import ObjectStore, Upload, UploadedPart
 
@@ -19,12 +20,22 @@ _log = logging.getLogger(__name__)
 class StreamedUpload:
     """One upload: any number of ``write``, then ``finish`` or ``abort``."""
 
-    def __init__(self, store: ObjectStore, key: str, *, part_bytes: int, parts_at_once: int, storage_class: str = "") -> None:
+    def __init__(
+        self,
+        store: ObjectStore,
+        key: str,
+        *,
+        part_bytes: int,
+        parts_at_once: int,
+        storage_class: str = "",
+        lock: ObjectLock | None = None,
+    ) -> None:
         self._store = store
         self._key = key
         self._part_bytes = part_bytes
         self._parts_at_once = parts_at_once
         self._storage_class = storage_class
+        self._lock = lock
         self._waiting: list[Buffer] = []
         self._waiting_bytes = 0
         self._upload: Upload | None = None
@@ -42,7 +53,7 @@ class StreamedUpload:
     async def finish(self) -> None:
         """Complete the object. Raises ``Conflict`` if its key exists, ``OutcomeUnknown``, ``Unavailable``."""
         if self._upload is None:
-            await self._store.put(self._key, self._waiting, storage_class=self._storage_class)
+            await self._store.put(self._key, self._waiting, storage_class=self._storage_class, lock=self._lock)
             return
         if self._waiting_bytes:
             await self._send(self._cut(self._waiting_bytes))
@@ -79,7 +90,7 @@ class StreamedUpload:
 
     async def _send(self, parts: list[Buffer]) -> None:
         if self._upload is None:
-            self._upload = await self._store.create_upload(self._key, self._part_bytes, self._storage_class)
+            self._upload = await self._store.create_upload(self._key, self._part_bytes, self._storage_class, self._lock)
         await self._wait_for(self._parts_at_once - 1)
         self._part_count += 1
         self._sending.add(asyncio.ensure_future(self._store.put_part(self._upload, self._part_count, parts)))

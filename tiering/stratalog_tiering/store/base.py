@@ -15,10 +15,10 @@ from __future__ import annotations
 import re
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Final, Protocol
 
 from stratalog_core.errors import Invalid
+from stratalog_core.object_lock import ObjectLock
 from stratalog_core.ports import Buffer
 
 PART_BYTES_MIN: Final = 5 * 1024 * 1024
@@ -41,23 +41,6 @@ class ObjectInfo:
     last_modified_ms: int
     version_id: str = ""
     locked_until_ms: int = 0
-
-
-class LockMode(StrEnum):
-    """Whether a lock can be lifted before its end."""
-
-    GOVERNANCE = "governance"
-    """An account that has a permission of its own for it may lift the lock, by a request of its own."""
-    COMPLIANCE = "compliance"
-    """No account can."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ObjectLock:
-    """A lock of an object until the wall time ``until_ms``, a whole second."""
-
-    mode: LockMode
-    until_ms: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,18 +25,10 @@ from stratalog_core.files.kernel_io import PAGE_BYTES
 from stratalog_core.files.open_files import open_file
 from stratalog_core.files.uncached_reads import memory_bytes, read_uncached
 from stratalog_core.memory.receive_buffers import ReceiveBuffers
+from stratalog_core.object_lock import ObjectLock
 from stratalog_core.ports import Background, Buffer, Clock, Random
 from stratalog_core.system import sync_directory
-from stratalog_tiering.store.base import (
-    KeyRing,
-    ObjectInfo,
-    ObjectLock,
-    StoreFeatures,
-    Upload,
-    UploadedPart,
-    check_key,
-    check_range,
-)
+from stratalog_tiering.store.base import KeyRing, ObjectInfo, StoreFeatures, Upload, UploadedPart, check_key, check_range
 from stratalog_tiering.store.key_ring import NoKeys
 
 _ASIDE: Final = ".aside"

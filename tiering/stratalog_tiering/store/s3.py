@@ -24,8 +24,9 @@ from botocore.exceptions import BotoCoreError, ClientError
 from crc32c import crc32c
 
 from stratalog_core.errors import Conflict, Invalid, NoSuchObject, OutcomeUnknown, Unavailable
+from stratalog_core.object_lock import ObjectLock
 from stratalog_core.ports import Background, Buffer
-from stratalog_tiering.store.base import KeyRing, ObjectInfo, ObjectLock, StoreFeatures, Upload, UploadedPart, check_range
+from stratalog_tiering.store.base import KeyRing, ObjectInfo, StoreFeatures, Upload, UploadedPart, check_range
 from stratalog_tiering.store.key_ring import NoKeys
 from stratalog_tiering.store.s3_async import CONNECT_TIMEOUT_S, AsyncClient
 from stratalog_tiering.store.s3_attempts import repeated, written_once

@@ -13,7 +13,7 @@ from botocore.exceptions import ClientError
 
 from stratalog_core.errors import Invalid, OutcomeUnknown, Unavailable
 from stratalog_core.moments import utc_time
-from stratalog_tiering.store.base import ObjectLock
+from stratalog_core.object_lock import ObjectLock
 from stratalog_tiering.store.s3_async import REQUEST_TIMEOUT_S, AsyncClient
 from stratalog_tiering.store.s3_attempts import repeated, time_limit
 from stratalog_tiering.store.s3_errors import REFUSED_CODES, from_botocore

@@ -20,6 +20,7 @@ from stratalog_tiering.core.garbage import Garbage
 from stratalog_tiering.core.partition import partition_snapshot
 from stratalog_tiering.maintenance.deletion import find_deleted_garbage, find_pending_garbage
 from stratalog_tiering.maintenance.orphans import find_garbage
+from stratalog_tiering.offload.locks import KnownLocks
 from stratalog_tiering.offload.ownership import check_claim, cluster_id_in, deletes_from_ms
 from stratalog_tiering.store import ObjectStore
 
@@ -33,6 +34,7 @@ class CollectorPorts:
     metadata: MetadataClient
     store: ObjectStore
     source: ManifestSource
+    locks: KnownLocks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +87,7 @@ async def _of_partition(ports: CollectorPorts, topic: Topic, index: int, grace_m
             topic=topic.name, partition=index, refused="the partition has no log in metadata, or it is changing: try again"
         )
     try:
-        garbage = await find_garbage(ports, state, grace_ms)
+        garbage = await find_garbage(ports, state, grace_ms, now_ms)
     except (Conflict, Corrupt, Invalid) as refused:
         return Found(topic=topic.name, partition=index, refused=refused.message)
     return _found(topic.name, index, [*garbage.removed, *garbage.orphans], from_ms, now_ms)

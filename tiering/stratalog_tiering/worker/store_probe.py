@@ -165,7 +165,7 @@ async def _probed(store: ObjectStore, key: str, upload_key: str, clock: Clock) -
                 ("conditional replace", features.conditional_replace, optional, "nothing uses it yet"),
                 ("checksums at rest", features.checksums_at_rest, optional, "only reading an object back shows damage"),
                 ("versioning", features.versioning, optional, "the store cannot bring back what others delete"),
-                ("object lock", features.object_lock, optional, "the store cannot lock history against deletion"),
+                ("object lock", features.object_lock, optional, "topics that lock their history are not offloaded"),
             )
         ),
     )

@@ -22,6 +22,7 @@ from stratalog_tiering.cold.manifest_source import ManifestSource
 from stratalog_tiering.config import TieringSettings
 from stratalog_tiering.metrics import TieringCounters, TieringMetrics, tiering_lag
 from stratalog_tiering.offload.commit_markers import RecentCommits
+from stratalog_tiering.offload.locks import KnownLocks
 from stratalog_tiering.offload.ownership import BucketOwnership
 from stratalog_tiering.offload.ports import LedgerSource, Throttle, WorkerPorts
 from stratalog_tiering.offload.topic_descriptors import TopicDescriptors
@@ -64,7 +65,8 @@ class TieringWorker:
             bucket=BucketOwnership(store, metadata, clock, settings.grace_ms, check_store),
             source=ManifestSource(store, background=background),
             topics=TopicDescriptors(store),
-            commits=RecentCommits(store),
+            commits=RecentCommits(store, clock),
+            locks=KnownLocks(store),
             ledgers=ledgers,
             clock=clock,
             random=random,

@@ -288,10 +288,10 @@ async def test_a_name_that_is_taken_meanwhile_is_refused(
     source = kafka_topic([log_directory], None, background)
     topic = new_topic(source)
 
-    async def create_and_mark(store: ObjectStore, pointer: ManifestPointer) -> None:
+    async def create_and_mark(store: ObjectStore, pointer: ManifestPointer, now_ms: int) -> None:
         taken = msgspec.structs.replace(topic, topic_id=uuid.uuid4())
         await cluster.metadata.propose(Command(updates=(Put(record=taken),)))
-        await mark_committed(store, pointer)
+        await mark_committed(store, pointer, now_ms)
 
     monkeypatch.setattr(attachment, "mark_committed", create_and_mark)
     with pytest.raises(StratalogError):

@@ -27,6 +27,7 @@ from stratalog_tiering.format.descriptor import OwnerDescriptor, encode_descript
 from stratalog_tiering.format.object_keys import deletion_marker_key, owner_key, segment_key
 from stratalog_tiering.maintenance.deletion import mark_deleted
 from stratalog_tiering.maintenance.orphans import find_garbage
+from stratalog_tiering.offload.locks import KnownLocks
 from stratalog_tiering.store import ObjectStore, open_store
 from stratalog_tiering.worker.collection import CollectorPorts, Found, delete_due, find_all
 
@@ -51,7 +52,10 @@ only_in_a_directory = pytest.mark.parametrize("store", ["directory"], indirect=T
 
 
 def ports(cluster: Cluster) -> CollectorPorts:
-    return CollectorPorts(metadata=cluster.metadata, store=cluster.store, source=ManifestSource(cluster.store))
+    store = cluster.store
+    return CollectorPorts(
+        metadata=cluster.metadata, store=store, source=ManifestSource(store), locks=KnownLocks(store)
+    )  # fmt: skip
 
 
 async def found(cluster: Cluster, later_ms: int = 0, grace_ms: int = HOUR_MS) -> list[Found]:
@@ -152,4 +156,4 @@ async def test_a_topic_that_is_deleted_during_the_listing_has_no_orphans(cluster
     stored = view.get(deleted_topic_key(cluster.topic.topic_id))
     await cluster.metadata.propose(finish_deletion(view, stored.record, stored.version))
     with pytest.raises(Conflict, match="was deleted while its objects were listed"):
-        await find_garbage(ports(cluster), state, 0)
+        await find_garbage(ports(cluster), state, 0, 0)

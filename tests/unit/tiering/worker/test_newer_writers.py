@@ -32,7 +32,7 @@ async def upgraded(cluster: Cluster) -> ManifestPointer:
     await cluster.store.put(key, [content])
     committed = pointer_to(newer, key, object_sha256(content))
     await cluster.metadata.propose(Command(updates=(Put(record=committed),)))
-    await mark_committed(cluster.store, committed)
+    await mark_committed(cluster.store, committed, 0)
     return committed
 
 
@@ -47,7 +47,7 @@ async def test_a_manifest_of_a_newer_writer_is_left_alone(cluster: Cluster, make
     cluster.store.calls.clear()
     await cluster.add_ledger(make_batches(3, [3]), 3)
     await cluster.start_worker("worker-2", grace_ms=0)
-    await cluster.until(lambda: "may be edited by writers from version 2 on" in cluster.last_error())
+    await cluster.until(lambda: f"may be edited by writers from version {WRITER_VERSION + 1} on" in cluster.last_error())
     assert cluster.pointer() == pointer
     assert len(cluster.log().ledgers) == 1, "the hot copy stays"
     changes = [(name, key) for name, key in cluster.store.calls if name in ("delete", "put", "create_upload")]

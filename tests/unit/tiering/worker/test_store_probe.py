@@ -13,10 +13,11 @@ import pytest
 from unit.tiering.conftest import FaultyStore, TestCluster
 
 from stratalog_core.errors import Invalid, NoSuchObject, Unavailable
+from stratalog_core.object_lock import ObjectLock
 from stratalog_core.ports import Buffer
 from stratalog_core.system import SystemClock
 from stratalog_tiering.format.object_keys import PROBE_PREFIX, owner_key, probe_key
-from stratalog_tiering.store import ObjectInfo, ObjectLock, ObjectStore, Upload, UploadedPart
+from stratalog_tiering.store import ObjectInfo, ObjectStore, Upload, UploadedPart
 from stratalog_tiering.worker.store_probe import LEFTOVER_AGE_MS, Need, StoreCheck, StoreReport, probe_store
 
 REQUIRED = {"conditional create", "read after write", "ranged reads", "multipart uploads"}

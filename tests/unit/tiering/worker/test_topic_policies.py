@@ -145,7 +145,7 @@ async def test_new_and_merged_segments_have_the_storage_class_of_the_topic(clust
     classes: list[tuple[str, str]] = []
     put = cluster.store.put
 
-    async def put_anywhere(key: str, parts: Any, *, if_absent: bool = True, storage_class: str = "") -> None:
+    async def put_anywhere(key: str, parts: Any, *, if_absent: bool = True, storage_class: str = "", lock: Any = None) -> None:
         if key.endswith(".segment"):
             classes.append((key, storage_class))
         await put(key, parts, if_absent=if_absent)

@@ -1,0 +1,249 @@
+"""Topics whose history is locked, on a real MinIO: what is locked until when, and that nothing is deleted before."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any
+from uuid import uuid4
+
+import boto3
+import msgspec
+import pytest
+import pytest_asyncio
+from conftest import S3Server
+from unit.tiering.conftest import FaultyStore
+
+from stratalog_core.object_lock import ObjectLock
+from stratalog_core.ports import Buffer
+from stratalog_core.system import SystemClock, ThreadBackground
+from stratalog_metadata.client.topic_deletion import delete_topic
+from stratalog_metadata.records import Topic, deleted_topic_key, topic_key
+from stratalog_metadata.state.commands import Command, Put
+from stratalog_tiering.cold.manifest_source import ManifestSource
+from stratalog_tiering.core.partition import partition_snapshot
+from stratalog_tiering.maintenance.merging import FAN_IN
+from stratalog_tiering.maintenance.orphans import find_garbage
+from stratalog_tiering.offload.locks import KnownLocks
+from stratalog_tiering.store import ObjectStore, Upload, open_store
+from stratalog_tiering.worker.collection import CollectorPorts
+
+pytestmark = pytest.mark.s3
+Cluster = Any  # the TestCluster of conftest.py, which cannot be imported
+Batches = Callable[..., list[bytes]]
+MINUTE_MS = 60_000
+LONG = {"retention.ms": "-1", "stratalog.tier.lock.mode": "compliance", "stratalog.tier.lock.ms": str(10 * MINUTE_MS)}
+
+
+class WatchedStore(FaultyStore):
+    """Notes each lock that is asked for, and each deletion of an object before its lock has ended."""
+
+    def __init__(self, inner: ObjectStore) -> None:
+        super().__init__(inner)
+        self.locks: dict[str, ObjectLock] = {}
+        self.early: list[str] = []
+
+    async def put(
+        self,
+        key: str,
+        parts: Sequence[Buffer],
+        *,
+        if_absent: bool = True,
+        storage_class: str = "",
+        lock: ObjectLock | None = None,
+    ) -> None:
+        self._note(key, lock)
+        await super().put(key, parts, if_absent=if_absent, storage_class=storage_class, lock=lock)
+
+    async def create_upload(self, key: str, part_bytes: int, storage_class: str = "", lock: ObjectLock | None = None) -> Upload:
+        self._note(key, lock)
+        return await super().create_upload(key, part_bytes, storage_class, lock)
+
+    def _note(self, key: str, lock: ObjectLock | None) -> None:
+        if lock is not None:
+            self.locks[key] = lock
+
+    async def delete(self, keys: Sequence[str]) -> None:
+        now_ms = SystemClock().wall_ms()
+        self.early += [key for key in keys if key in self.locks and self.locks[key].until_ms > now_ms]
+        await super().delete(keys)
+
+
+class Bucket:
+    """A bucket as its administrator sees it."""
+
+    def __init__(self, name: str, client: Any) -> None:
+        self.name = name
+        self._client = client
+
+    def stored(self) -> list[str]:
+        """Key of each version and delete marker."""
+        answer = self._client.list_object_versions(Bucket=self.name)
+        return sorted(each["Key"] for each in [*answer.get("Versions", ()), *answer.get("DeleteMarkers", ())])
+
+    def put_locked(self, key: str, until_ms: int) -> None:
+        self._client.put_object(
+            Bucket=self.name, Key=key, Body=b"x", ObjectLockMode="COMPLIANCE", ObjectLockRetainUntilDate=until_ms / 1000
+        )
+
+
+@pytest.fixture
+def object_lock(request: pytest.FixtureRequest) -> bool:
+    return bool(getattr(request, "param", True))
+
+
+@pytest_asyncio.fixture
+async def bucket(minio_server: S3Server, object_lock: bool) -> AsyncIterator[Bucket]:
+    name = f"locked-{uuid4().hex[:12]}"
+    client = boto3.client("s3", endpoint_url=minio_server.endpoint, region_name="us-east-1")
+    client.create_bucket(Bucket=name, ObjectLockEnabledForBucket=object_lock)
+    yield Bucket(name, client)
+    client.close()
+
+
+@pytest_asyncio.fixture
+async def store(bucket: Bucket, minio_server: S3Server, background: ThreadBackground) -> AsyncIterator[WatchedStore]:
+    url = f"s3://{bucket.name}?endpoint={minio_server.endpoint}&region=us-east-1"
+    inner = open_store(url, background=background, clock=SystemClock(), random=random.Random(1))
+    yield WatchedStore(inner)
+    await inner.close()
+
+
+async def set_configs(cluster: Cluster, configs: dict[str, str]) -> None:
+    topic: Topic = msgspec.structs.replace(cluster.topic, configs=configs)
+    await cluster.metadata.propose(Command(updates=(Put(record=topic),)))
+
+
+async def offload(cluster: Cluster, make_batches: Batches, first: int, count: int) -> None:
+    """Offload ``count`` ledgers of three records each, one after the other."""
+    for number in range(first, first + count):
+        await cluster.add_ledger(make_batches(3 * number, [3]), 3 * number)
+        await cluster.until(
+            lambda end=3 * number + 3: (
+                (p := cluster.pointer()) is not None and p.end_offset == end and not cluster.log().ledgers
+            )
+        )
+
+
+async def test_what_a_commit_writes_is_locked_as_long_as_the_history(
+    cluster: Cluster, store: WatchedStore, make_batches: Batches
+) -> None:
+    began_ms = SystemClock().wall_ms()
+    await set_configs(cluster, LONG)
+    await cluster.start_worker()
+    await offload(cluster, make_batches, 0, 2)
+    await set_configs(cluster, {"retention.ms": "-1"})
+    await offload(cluster, make_batches, 2, 1)
+    pointer = cluster.pointer()
+    entries = (await ManifestSource(store).manifest(pointer)).segments
+    for entry in entries[:2]:
+        info = await store.head(entry.key)
+        assert (entry.options.lock_until_ms, entry.options.version_id) == (info.locked_until_ms, info.version_id)
+        assert began_ms + 10 * MINUTE_MS <= info.locked_until_ms <= SystemClock().wall_ms() + 10 * MINUTE_MS + 1000
+        assert entry.options.lock_mode == "compliance"
+    assert not entries[2].options.lock_until_ms, "the topic locks no more"
+    assert (await store.head(entries[2].key)).locked_until_ms == 0
+    latest_ms = max(entry.options.lock_until_ms for entry in entries)
+    assert (pointer.lock_until_ms, pointer.lock_mode) == (latest_ms, "compliance")
+    locked = {info.key: (await store.head(info.key)).locked_until_ms async for info in store.list("manifests/")}
+    assert len(locked) == 6
+    assert locked[pointer.object_key] == locked[pointer.object_key.replace(".manifest", ".committed")] == latest_ms
+    assert set(locked.values()) <= {entry.options.lock_until_ms for entry in entries[:2]}
+    for unlocked in ("topics/", "owners/"):
+        assert {(await store.head(info.key)).locked_until_ms async for info in store.list(unlocked)} == {0}
+
+
+async def test_a_merged_segment_is_locked_until_the_latest_date_of_its_sources(
+    cluster: Cluster, store: WatchedStore, bucket: Bucket, make_batches: Batches
+) -> None:
+    """Its sources, superseded manifests and lists stay as long as they are locked; what is not locked goes."""
+    await set_configs(cluster, {**LONG, "stratalog.tier.lock.mode": "governance"})
+    await cluster.start_worker(segment_bytes=1)
+    await offload(cluster, make_batches, 0, 1)
+    await set_configs(cluster, {**LONG, "stratalog.tier.lock.ms": str(MINUTE_MS)})
+    await offload(cluster, make_batches, 1, FAN_IN - 2)
+    await set_configs(cluster, {"retention.ms": "-1"})
+    await offload(cluster, make_batches, FAN_IN - 1, 1)
+    sources = (await ManifestSource(store).manifest(cluster.pointer())).segments
+    assert len({entry.options.lock_until_ms for entry in sources}) > 1
+    await cluster.close()
+    version = cluster.pointer().manifest_version
+    await set_configs(cluster, LONG)
+    await cluster.start_worker("worker-2", grace_ms=0)
+    await cluster.until(lambda: cluster.pointer().manifest_version > version)
+    (merged,) = (await ManifestSource(store).manifest(cluster.pointer())).segments
+    latest_ms = sources[0].options.lock_until_ms
+    assert (merged.options.lock_until_ms, merged.options.lock_mode) == (latest_ms, "compliance")
+    assert (await store.head(merged.key)).locked_until_ms == latest_ms
+    await asyncio.sleep(1)
+    assert store.early == []
+    assert {entry.key for entry in sources if entry.options.lock_until_ms} <= set(bucket.stored())
+    view = cluster.metadata.view
+    state = partition_snapshot(view, view.get(topic_key(cluster.topic.name)).record, 0)
+    assert state is not None
+    ports = CollectorPorts(metadata=cluster.metadata, store=store, source=ManifestSource(store), locks=KnownLocks(store))
+    now_ms = SystemClock().wall_ms()
+    found = await find_garbage(ports, state, 0, now_ms)
+    garbage = [*found.removed, *found.orphans]
+    assert {entry.key for entry in sources if entry.options.lock_until_ms} <= {each.key for each in garbage}
+    assert not [each.key for each in garbage if each.is_due(now_ms) and each.key in store.locks]
+    assert cluster.last_error() == ""
+
+
+async def test_locked_history_outlives_its_retention_and_then_leaves_nothing(
+    cluster: Cluster, store: WatchedStore, bucket: Bucket, make_batches: Batches
+) -> None:
+    lock_ms = 5_000
+    await set_configs(cluster, {**LONG, "retention.ms": "1", "retention.bytes": "1", "stratalog.tier.lock.ms": str(lock_ms)})
+    await cluster.start_worker(grace_ms=0)
+    await offload(cluster, make_batches, 0, 3)
+    pointer = cluster.pointer()
+    assert pointer.start_offset == 0
+    await cluster.until(lambda: cluster.pointer().start_offset == 9)
+    assert SystemClock().wall_ms() >= pointer.lock_until_ms
+    while len(bucket.stored()) > 4:
+        store.deleted.clear()
+        async with asyncio.timeout(20):
+            await store.deleted.wait()
+    assert sorted(key.split("/")[0] for key in bucket.stored()) == ["manifests", "manifests", "owners", "topics"]
+    assert store.early == []
+    assert cluster.last_error() == ""
+
+    stray = f"segments/{cluster.topic.topic_id.hex}/0/stray"
+    bucket.put_locked(stray, SystemClock().wall_ms() + 3000)
+    stored = cluster.metadata.view.get(topic_key(cluster.topic.name))
+    await cluster.metadata.propose(delete_topic(cluster.metadata.view, stored.record, stored.version, 0, 0))
+    deleted = deleted_topic_key(cluster.topic.topic_id)
+    await cluster.until(lambda: cluster.metadata.view.get(deleted) is None)
+    assert [key.split("/")[0] for key in bucket.stored()] == ["owners"]
+
+
+@pytest.mark.parametrize("object_lock", [False], indirect=True)
+async def test_a_bucket_without_object_lock_keeps_the_hot_copy(
+    cluster: Cluster, store: WatchedStore, bucket: Bucket, make_batches: Batches
+) -> None:
+    await set_configs(cluster, LONG)
+    await cluster.start_worker()
+    await cluster.add_ledger(make_batches(0, [3]), 0)
+    await cluster.until(lambda: "the bucket was created without Object Lock" in cluster.last_error())
+    assert len(cluster.log().ledgers) == 1
+    assert not [key for key in bucket.stored() if key.startswith("segments/")]
+    await set_configs(cluster, {"retention.ms": "-1"})
+    await cluster.until(lambda: not cluster.log().ledgers)
+
+
+async def test_a_store_that_ignores_a_lock_is_noticed(
+    cluster: Cluster, store: WatchedStore, make_batches: Batches, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put = store.put
+
+    async def put_unlocked(key: str, parts: Sequence[Buffer], *, if_absent: bool = True, **_: Any) -> None:
+        await put(key, parts, if_absent=if_absent)
+
+    monkeypatch.setattr(store, "put", put_unlocked)
+    await set_configs(cluster, LONG)
+    await cluster.start_worker()
+    await cluster.add_ledger(make_batches(0, [3]), 0)
+    await cluster.until(lambda: "says that it is locked not at all" in cluster.last_error())
+    assert (len(cluster.log().ledgers), cluster.pointer()) == (1, None)
