@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import click
 
-from stratalog.cost.monthly import DAY_S, MonthlyCost, Replays, monthly_cost
+from stratalog.cost.monthly import DAY_S, SHORTEST_S, MonthlyCost, Replays, monthly_cost
 from stratalog.cost.prices import Prices, load_prices, parse_prices, shipped_names, shipped_text
 from stratalog.cost.reading import read_usage
 from stratalog.cost.usage import TopicUsage, total_bytes
@@ -179,7 +179,8 @@ def _print_notes(found: Sequence[TopicUsage], prices: Sequence[Prices]) -> None:
     if short:
         least = min(usage.activity.seconds for usage in short)
         names = ", ".join(usage.topic for usage in short[:5])
-        click.echo(f"requests and intake of {names} are projected from {least / 3600:.1f} hours or more", err=True)
+        time = f"{least / 3600:.1f} hours" if least >= SHORTEST_S else "less than an hour"
+        click.echo(f"requests and intake of {names} are projected from {time}: judge them after a day", err=True)
     priced = {each.segments.storage_class for each in prices} | {""}
     for usage in found:
         for unpriced in sorted(usage.storage_classes - priced):

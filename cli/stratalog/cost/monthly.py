@@ -16,6 +16,8 @@ from stratalog.cost.usage import Departure, Requests, Sizes, TopicUsage, total_b
 MONTH_S: Final = 730 * 3600
 DAY_S: Final = 86_400
 MONTH_DAYS: Final = MONTH_S / DAY_S
+SHORTEST_S: Final = 3600
+"""A shorter observed time is projected as if it had been this long: a first test of a topic says nothing about its month."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,20 +63,21 @@ def monthly_cost(
     usage: TopicUsage, prices: Prices, replays: Replays = NO_REPLAYS, retention_days: float | None = None
 ) -> MonthlyCost:
     """The cost of a topic in a month: as it is, or in the long run with a retention of ``retention_days``."""
-    months_observed = usage.activity.seconds / MONTH_S
+    observed_s = max(SHORTEST_S, usage.activity.seconds)
+    months_observed = observed_s / MONTH_S
     live_bytes: float = usage.live_bytes
     billed_live = _billed_bytes(usage.live, prices.segments)
     departures = usage.activity.merged_away + usage.activity.expired
     if retention_days is not None:
         billed_per_byte = billed_live / live_bytes if live_bytes else 1.0
-        daily_bytes = usage.activity.offloaded_bytes / usage.activity.seconds * DAY_S
+        daily_bytes = usage.activity.offloaded_bytes / observed_s * DAY_S
         live_bytes = daily_bytes * retention_days
         billed_live = daily_bytes * max(retention_days, prices.segments.minimum_days) * billed_per_byte
         departures = usage.activity.merged_away
     segment_bytes = billed_live + _billed_bytes(usage.removed, prices.segments)
     storage = _storage(segment_bytes, prices.segments) + _storage(_billed_bytes(usage.others, prices.others), prices.others)
     share = live_bytes / usage.live_bytes if usage.live_bytes else 0.0
-    puts, gets, request_cost = _requests(usage, prices, replays.per_month * share)
+    puts, gets, request_cost = _requests(usage, prices, 1 / months_observed, replays.per_month * share)
     replayed_gb = live_bytes * replays.per_month / GB
     return MonthlyCost(
         topic=usage.topic,
@@ -111,9 +114,11 @@ def _early_deletion(departures: Counter[Departure], prices: ObjectPrices) -> flo
     return _storage(billed / MONTH_DAYS, prices)
 
 
-def _requests(usage: TopicUsage, prices: Prices, replays: float) -> tuple[int, int, float]:
-    """Requests of PUT class and of GET class in a month, and what they cost. ``replays``: of the present history."""
-    scale = MONTH_S / usage.activity.seconds
+def _requests(usage: TopicUsage, prices: Prices, scale: float, replays: float) -> tuple[int, int, float]:
+    """Requests of PUT class and of GET class in a month, and what they cost.
+
+    ``scale`` is a month divided by the observed time, ``replays`` the number of replays of the present history.
+    """
     seen, replay = usage.activity.requests, usage.replay_requests
     monthly = Requests(
         segment_puts=round(seen.segment_puts * scale),

@@ -159,6 +159,12 @@ def test_the_observed_time_decides_the_projection() -> None:
     assert cost.cold_bytes == pytest.approx(73 * GB / MONTH_DAYS * 30)
 
 
+def test_a_first_test_of_a_topic_is_not_projected_as_if_it_went_on_all_month() -> None:
+    minute = Activity(seconds=60, offloaded_bytes=GB, requests=Requests(other_puts=10))
+    cost = monthly_cost(usage_of(activity=minute), STANDARD, retention_days=1)
+    assert (cost.put_requests, cost.cold_bytes) == (7300, 24 * GB)
+
+
 @pytest.mark.parametrize(("text", "seconds"), [("30d", 30 * DAY_S), ("12h", 43_200), ("15m", 900), ("2y", 730 * DAY_S)])
 def test_durations(text: str, seconds: int) -> None:
     assert duration_s(text) == seconds
