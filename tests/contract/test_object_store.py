@@ -8,8 +8,10 @@ over both servers and engines, as often as it says.
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import random
+import weakref
 from collections.abc import AsyncIterator
 from pathlib import Path
 from uuid import uuid4
@@ -268,6 +270,23 @@ async def test_keys_are_plain_names(store: ObjectStore, key: str) -> None:
         pytest.skip("reserved in a directory only")
     with pytest.raises(Invalid):
         await store.put(key, [b"x"])
+
+
+async def test_a_finished_read_keeps_nothing_of_its_bytes(store: ObjectStore) -> None:
+    """They are freed with the last reference, not by the garbage collector, which runs rarely where it is asked to."""
+    await store.put("object", [PART])
+    await store.get_range("object", 0, len(PART))
+    gc.collect()
+    gc.disable()
+    try:
+        task = asyncio.ensure_future(store.get_range("object", 0, len(PART)))
+        content = weakref.ref(await task)
+        del task
+        async with asyncio.timeout(10):
+            while content() is not None:  # noqa: ASYNC110 - no event tells that memory is free
+                await asyncio.sleep(0.01)
+    finally:
+        gc.enable()
 
 
 async def test_a_read_that_is_cancelled_stops(store: ObjectStore) -> None:

@@ -7,8 +7,8 @@ definite outcome or raise ``OutcomeUnknown``.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable
+from types import TracebackType
 from typing import Final, TypeVar
 
 from stratalog_core.errors import NoSuchObject, OutcomeUnknown, StratalogError, Unavailable
@@ -71,33 +71,49 @@ async def _pause_or_raise(attempt: int, failure: OutcomeUnknown | Unavailable, *
         raise Unavailable(failure.message) from failure
 
 
-@asynccontextmanager
-async def time_limit(limit_s: float) -> AsyncIterator[Callable[[], None]]:
-    """Raise ``TimeoutError`` after ``limit_s``, counted from the start or from the last call of the yielded function.
+class time_limit:  # noqa: N801 - used like asyncio.timeout
+    """Raise ``TimeoutError`` after ``limit_s``, counted from the start or from the last call of the function it gives.
 
     Only time in which the event loop runs counts. ``asyncio.timeout`` compares clocks: after the process was stopped or
     computed for long, it discards a response that has already arrived. Here the limit passes in steps, a pause of the loop
     counts as one step, and the loop polls its sockets between two steps.
+
+    Nothing refers to the task after the end. A cycle of references would keep the task's result, a block of a segment, until
+    the garbage collector runs, which is rare: replays held hundreds of megabytes, and read into new memory each time.
     """
-    loop, steps_left = asyncio.get_running_loop(), _TIME_LIMIT_STEPS
-    timer: asyncio.TimerHandle | None = None
 
-    def restart() -> None:
-        nonlocal steps_left
-        steps_left = _TIME_LIMIT_STEPS
+    __slots__ = ("_limit_s", "_loop", "_steps_left", "_timeout", "_timer")
 
-    def step() -> None:
-        nonlocal steps_left, timer
-        if steps_left == 0:
-            timeout.reschedule(loop.time())
+    def __init__(self, limit_s: float) -> None:
+        self._limit_s = limit_s
+        self._loop = asyncio.get_running_loop()
+        self._steps_left = _TIME_LIMIT_STEPS
+        self._timer: asyncio.TimerHandle | None = None
+        self._timeout: asyncio.Timeout | None = None
+
+    async def __aenter__(self) -> Callable[[], None]:
+        self._timeout = await asyncio.timeout(None).__aenter__()
+        self._step()
+        return self._restart
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, failure: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        timeout, timer = self._timeout, self._timer
+        self._timeout = self._timer = None
+        if timer is not None:
+            timer.cancel()
+        assert timeout is not None, "entered before"
+        await timeout.__aexit__(kind, failure, trace)
+
+    def _restart(self) -> None:
+        self._steps_left = _TIME_LIMIT_STEPS
+
+    def _step(self) -> None:
+        if self._timeout is None:
             return
-        steps_left -= 1
-        timer = loop.call_later(limit_s / _TIME_LIMIT_STEPS, step)
-
-    async with asyncio.timeout(None) as timeout:
-        step()
-        try:
-            yield restart
-        finally:
-            if timer is not None:
-                timer.cancel()
+        if self._steps_left == 0:
+            self._timeout.reschedule(self._loop.time())
+            return
+        self._steps_left -= 1
+        self._timer = self._loop.call_later(self._limit_s / _TIME_LIMIT_STEPS, self._step)
