@@ -184,9 +184,12 @@ def keys() -> list[bytes]:
     return [key.encode() for key in made]
 
 
+MANIFESTS = ("manifest.bin", "manifest_minimal.bin", "manifest_locked.bin")
 TARGETS = (
     Target(name="segment", run=read_segment, seeds=segments, allocated_bytes_max=UNPACKED),
-    Target(name="manifest", run=read_manifest, seeds=lambda: golden("manifest.bin", "manifest_minimal.bin")),
+    Target(
+        name="manifest", run=read_manifest, seeds=lambda: golden("manifest.bin", "manifest_minimal.bin", "manifest_locked.bin")
+    ),
     Target(name="manifest-page", run=read_page, seeds=lambda: golden("page.bin", "page_optional.bin")),
     Target(name="removed-list", run=read_removed, seeds=lambda: golden("removed.bin")),
     Target(name="tree-page", run=read_tree_page, seeds=lambda: golden("tree.bin")),

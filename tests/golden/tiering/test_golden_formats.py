@@ -310,6 +310,17 @@ def test_a_manifest_without_optional_members() -> None:
     assert decode_manifest(stored) == make_minimal_manifest()
 
 
+def test_a_manifest_of_locked_objects() -> None:
+    until_ms = 1_800_000_000_000
+    locked = optional(125, version_id="3HL4kqtJlcpXroDTDmJ+rmSpXd3dIbrHY", lock_until_ms=until_ms, lock_mode="compliance")
+    manifest = replace(
+        make_manifest(), oldest_writer=2, end_offset=130, segments=(locked,), lock_until_ms=until_ms, lock_mode="compliance"
+    )
+    stored = golden("manifest_locked.bin", encode_manifest(manifest))
+    assert stored == encode_manifest(manifest)
+    assert decode_manifest(stored) == manifest
+
+
 def test_a_page_with_every_optional_member() -> None:
     stored = golden("page_optional.bin", encode_page(make_optional_page()))
     assert stored == encode_page(make_optional_page())

@@ -11,26 +11,36 @@ import logging
 from typing import Final
 from uuid import UUID
 
-from stratalog_core.errors import NoSuchObject
+from stratalog_core.bounded_map import bounded_map
+from stratalog_core.errors import Corrupt, NoSuchObject
 from stratalog_core.moments import utc_text
+from stratalog_metadata.client.topic_defaults import topic_defaults
 from stratalog_metadata.client.topic_deletion import finish_deletion
 from stratalog_metadata.records import DeletedTopic, PendingTopic, RestoredTopic, Topic, restored_topic_key
 from stratalog_metadata.state.commands import Command, Delete, VersionIs
-from stratalog_tiering.cold.archive import newest_descriptor_key
+from stratalog_tiering.cold.archive import newest_descriptor_key, read_topic
 from stratalog_tiering.core.commands import Guards
 from stratalog_tiering.core.garbage import Garbage, deleted_topic_garbage, deletion_due_ms, pending_topic_garbage
+from stratalog_tiering.core.policy import tier_policy
 from stratalog_tiering.core.restoring import expire_pending_topic
 from stratalog_tiering.format.descriptor import DeletionMarker, decode_descriptor, encode_descriptor
-from stratalog_tiering.format.object_keys import deletion_marker_key, is_upload_key, topic_prefix, topic_prefixes
+from stratalog_tiering.format.object_keys import (
+    deletion_marker_key,
+    is_upload_key,
+    parse_topic_key,
+    topic_prefix,
+    topic_prefixes,
+)
 from stratalog_tiering.offload.descriptors import put_once
 from stratalog_tiering.offload.ports import WorkerPorts
 from stratalog_tiering.offload.topic_descriptors import describe_topic
-from stratalog_tiering.store import Locked, ObjectInfo, ObjectStore
+from stratalog_tiering.store import ObjectInfo, ObjectStore
 
 UPLOAD_AGE_MIN_MS: Final = 3_600_000
 """Younger uploads are never aborted, however short the grace period: they may be in progress."""
 
 _BATCH: Final = 1000
+_QUESTIONS_AT_ONCE: Final = 16
 _log = logging.getLogger(__name__)
 
 
@@ -50,15 +60,11 @@ async def collect_deleted_topic(ports: WorkerPorts, deleted: DeletedTopic, versi
     if not deleted.is_final:
         await ports.metadata.propose(finish_deletion(ports.metadata.view, deleted, version, guards))
         return now_ms
-    try:
-        for prefix in topic_prefixes(deleted.topic_id):
-            await _delete_below(ports, prefix)
-    except Locked as locked:
-        # A topic is not deleted before the locks of its history end, but an upload that was never committed may have one.
-        until_ms = int(locked.detail["until_ms"])
-        if until_ms <= now_ms:
-            raise
-        _log.warning("objects of deleted topic %s stay until %s: %s", deleted.name, utc_text(until_ms), locked)
+    # A topic is not deleted before the locks of its history end, but an upload that was never committed may have one.
+    asks = await _has_locked(ports, deleted.topic_id)
+    until_ms = max([await _delete_below(ports, prefix, asks=asks) for prefix in topic_prefixes(deleted.topic_id)])
+    if until_ms:
+        _log.warning("objects of deleted topic %s are locked and stay until %s", deleted.name, utc_text(until_ms))
         return until_ms
     # The marker goes last: without it the descriptors would name a live topic.
     await _delete_below(ports, topic_prefix(deleted.topic_id))
@@ -141,14 +147,36 @@ def _marker(deleted: DeletedTopic, now_ms: int) -> DeletionMarker:
     return DeletionMarker(topic_id=deleted.topic_id, deleted_at_ms=max(deleted.deleted_at_ms, now_ms))
 
 
-async def _delete_below(ports: WorkerPorts, prefix: str) -> None:
+async def _has_locked(ports: WorkerPorts, topic_id: UUID) -> bool:
+    """Whether any version of the topic's descriptor, or the cluster's defaults, ask for locks."""
+    defaults = topic_defaults(ports.metadata.view)
+    keys = [info.key async for info in ports.store.list(topic_prefix(topic_id)) if parse_topic_key(info.key) is not None]
+    try:
+        policies = [tier_policy({**defaults, **(await read_topic(ports.store, key)).configs}) for key in keys]
+    except (Corrupt, NoSuchObject):
+        return True
+    return any(policy.lock_mode is not None for policy in policies)
+
+
+async def _delete_below(ports: WorkerPorts, prefix: str, *, asks: bool = False) -> int:
+    """Delete all objects below ``prefix`` that are not locked, if it ``asks``; returns until when others are, 0 if none is."""
     batch: list[str] = []
+    kept_until_ms = 0
+
+    async def delete() -> None:
+        nonlocal kept_until_ms
+        ends_ms = await bounded_map(ports.locks.until_ms, batch, _QUESTIONS_AT_ONCE) if asks else [0] * len(batch)
+        now_ms = ports.clock.wall_ms()
+        await ports.delete_objects([key for key, end_ms in zip(batch, ends_ms, strict=True) if end_ms <= now_ms])
+        kept_until_ms = max([kept_until_ms, *(end_ms for end_ms in ends_ms if end_ms > now_ms)])
+        batch.clear()
+
     async for key in ports.store.list_keys(prefix):
         batch.append(key)
         if len(batch) == _BATCH:
-            await ports.delete_objects(batch)
-            batch = []
-    await ports.delete_objects(batch)
+            await delete()
+    await delete()
+    return kept_until_ms
 
 
 async def abort_stale_uploads(ports: WorkerPorts) -> int:

@@ -14,12 +14,13 @@ import pytest
 import pytest_asyncio
 from conftest import S3Server
 from unit.tiering.conftest import FaultyStore
+from unit.tiering.unreliable_metadata import UnreliableMetadata
 
-from stratalog_core.object_lock import ObjectLock
+from stratalog_core.object_lock import LockMode, ObjectLock
 from stratalog_core.ports import Buffer
 from stratalog_core.system import SystemClock, ThreadBackground
 from stratalog_metadata.client.topic_deletion import delete_topic
-from stratalog_metadata.records import Topic, deleted_topic_key, topic_key
+from stratalog_metadata.records import ManifestPointer, Topic, deleted_topic_key, topic_key
 from stratalog_metadata.state.commands import Command, Put
 from stratalog_tiering.cold.manifest_source import ManifestSource
 from stratalog_tiering.core.partition import partition_snapshot
@@ -211,12 +212,40 @@ async def test_locked_history_outlives_its_retention_and_then_leaves_nothing(
     assert cluster.last_error() == ""
 
     stray = f"segments/{cluster.topic.topic_id.hex}/0/stray"
-    bucket.put_locked(stray, SystemClock().wall_ms() + 3000)
+    stray_until_ms = (SystemClock().wall_ms() // 1000 + 4) * 1000
+    bucket.put_locked(stray, stray_until_ms)
+    store.locks[stray] = ObjectLock(mode=LockMode.COMPLIANCE, until_ms=stray_until_ms)
     stored = cluster.metadata.view.get(topic_key(cluster.topic.name))
     await cluster.metadata.propose(delete_topic(cluster.metadata.view, stored.record, stored.version, 0, 0))
     deleted = deleted_topic_key(cluster.topic.topic_id)
     await cluster.until(lambda: cluster.metadata.view.get(deleted) is None)
     assert [key.split("/")[0] for key in bucket.stored()] == ["owners"]
+    assert SystemClock().wall_ms() >= stray_until_ms
+    assert store.early == []
+
+
+async def test_a_commit_that_lost_its_race_leaves_its_locked_objects(
+    cluster: Cluster, store: WatchedStore, bucket: Bucket, make_batches: Batches
+) -> None:
+    await set_configs(cluster, LONG)
+    ledger = await cluster.add_ledger(make_batches(0, [3]), 0)
+    real, taken = cluster.metadata, False
+
+    async def interfere(command: Command, timeout_s: float = 10.0) -> Any:
+        nonlocal taken
+        first = command.updates[0]
+        if isinstance(first, Put) and isinstance(first.record, ManifestPointer) and not taken:
+            taken = True
+            await real.propose(Command(updates=(Put(record=ledger),)))
+        return await real.propose(command, timeout_s)
+
+    cluster.metadata = UnreliableMetadata(real, [])
+    cluster.metadata.propose = interfere
+    await cluster.start_worker(grace_ms=0)
+    await cluster.until(lambda: not cluster.log().ledgers)
+    assert taken
+    assert len([key for key in bucket.stored() if key.startswith("segments/")]) == 2
+    assert (store.early, cluster.last_error()) == ([], "")
 
 
 @pytest.mark.parametrize("object_lock", [False], indirect=True)
