@@ -18,7 +18,8 @@ import click
 
 from stratalog.exit_codes import ExitCode
 from stratalog.moments import parse_moment
-from stratalog.output import json_option, print_json, print_rows, progress_bar
+from stratalog.output import json_option, print_done, print_json, print_rows, progress_bar
+from stratalog.target import metadata_of, metadata_options, name_values, store_of
 from stratalog_core.errors import Invalid, StratalogError
 
 if TYPE_CHECKING:
@@ -238,6 +239,59 @@ def replay(
     _print(shared, replay_report(result, f"{to_topic} at {to}"))
 
 
+@job.command("backfill")
+@click.argument("paths", nargs=-1, required=True, metavar="PATH…")
+@click.option(
+    "--format", "file_format", type=click.Choice(["parquet", "orc", "json", "csv"]), default="parquet", show_default=True
+)
+@click.option("--topic", required=True, help="Name of the new topic.")
+@click.option("--partitions", type=click.IntRange(min=1), required=True, help="Number of its partitions.")
+@click.option("--key", help="SQL for the key (default: column key, if there is one).")
+@click.option("--value", help="SQL for the value (default: column value, else the row as JSON).")
+@click.option("--headers", help="SQL for the headers: an array of structs of key and value.")
+@click.option("--timestamp", help="SQL for the time (default: column timestamp, else now).")
+@click.option("--partition", help="SQL for the partition (default: column partition, else by the key's hash).")
+@click.option(
+    "--compression", type=click.Choice(["none", "gzip", "snappy", "lz4", "zstd"]), default="zstd", show_default=True,
+    help="Compression of the record batches.",
+)  # fmt: skip
+@click.option("--config", "configs", multiple=True, metavar="NAME=VALUE", help="Topic config, by Kafka's name; repeatable.")
+@click.option("--master", help="Spark's master (default: local[*], or what spark-submit says).")
+@metadata_options
+@json_option
+def backfill_job(
+    paths: tuple[str, ...],
+    file_format: str,
+    topic: str,
+    partitions: int,
+    compression: str,
+    configs: tuple[str, ...],
+    master: str | None,
+    data: Path | None,
+    metadata: str | None,
+    store: str | None,
+    as_json: bool,
+    **expressions: str | None,
+) -> None:
+    """Make a new topic of files, which executors write to the bucket as sealed segments: no broker sees the records.
+
+    The topic appears as a whole at the end; if the job fails, nothing does. Within a partition, records are in the order of
+    their time. retention.ms is unlimited unless --config sets it.
+    """
+    with _modules():
+        from stratalog_pipeline.jobs.backfill import BulkTarget, backfill_files
+        from stratalog_pipeline.jobs.session import job_session
+    target = BulkTarget(
+        topic=topic, partitions=partitions, store=store_of(data, store), metadata=",".join(metadata_of(data, metadata)),
+        compression=compression, configs=name_values(configs),
+    )  # fmt: skip
+    given = {name: text for name, text in expressions.items() if text is not None}
+    with job_session("backfill", _spark_master(master)) as spark:
+        result = backfill_files(spark, paths, file_format, given, target)
+    document = {"topic": topic, "partitions": partitions, "records": result.records, "seconds": round(result.seconds, 1)}
+    print_done(document, f"{result.records} records are in topic {topic}", as_json=as_json)
+
+
 def _range(since: str | None, until: str | None, offsets: str | None) -> dict[str, str]:
     """Return the source's bounds by time. Raises ``Invalid`` for malformed times, and for offsets beside them."""
     if offsets is not None and (since or until):
@@ -289,11 +343,15 @@ def _parsed(options: dict[str, str]) -> ReadOptions:
 
 
 def _master(where: _Where) -> str | None:
+    return _spark_master(where.master)
+
+
+def _spark_master(given: str | None) -> str | None:
     if _SUBMIT_PORT in os.environ:
-        return where.master
+        return given
     # Spark's Python workers must find this environment, whatever `python3` is.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    return where.master or "local[*]"
+    return given or "local[*]"
 
 
 @contextmanager

@@ -2,7 +2,7 @@
 
 Schema and options are those of Spark's Kafka source. A user's schema selects columns. Options are checked when the data frame
 is created; the bucket is first accessed when the query is planned. ``spark.readStream`` takes the same options and has the same
-rows. A write sends rows to brokers.
+rows. A write sends rows to brokers, or makes a new topic in the bucket if it has the option ``store``.
 """
 
 from __future__ import annotations
@@ -64,6 +64,8 @@ class StratalogDataSource(DataSource):
         return StratalogStreamReader(parse_options(self._given, "stream"), check_columns(_fields(schema)))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
+        if "store" in {name.lower() for name in self._given}:
+            return self._bulk_writer(schema, overwrite)
         from stratalog_pipeline.spark.writer import KafkaWriter
 
         return KafkaWriter(self._checked(schema, overwrite))
@@ -72,6 +74,21 @@ class StratalogDataSource(DataSource):
         from stratalog_pipeline.spark.writer import KafkaStreamWriter
 
         return KafkaStreamWriter(self._checked(schema, overwrite))
+
+    def _bulk_writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
+        from stratalog_pipeline.bulk_sink import parse_bulk_options
+        from stratalog_pipeline.kafka_sink import check_written_columns
+        from stratalog_pipeline.spark.bulk_writer import BulkWriter
+
+        if overwrite:
+            raise Invalid("a bulk write makes a new topic and replaces none: write with .mode('append')")
+        options = parse_bulk_options(self._given)
+        names = check_written_columns(_fields(schema), options.topic)
+        if "topic" in names:
+            raise Invalid("a bulk write makes one topic, that of option 'topic': drop column 'topic'")
+        if "partition" not in names:
+            raise Invalid("there is no column 'partition'; use `stratalog_pipeline.jobs.backfill.backfill`, which adds it")
+        return BulkWriter(options)
 
     def _checked(self, schema: StructType, overwrite: bool) -> WriteOptions:
         from stratalog_pipeline.kafka_sink import check_topic, check_written_columns, parse_write_options

@@ -25,7 +25,7 @@ from stratalog_metadata.client.guarded_updates import propose_guarded
 from stratalog_metadata.records import DeletedTopic, PendingTopic, Topic
 from stratalog_metadata.state.commands import ABSENT, Command, Put, VersionIs
 from stratalog_metadata.state.guarded_update import Superseded
-from stratalog_tiering.attach.source import PartitionSource, TopicSource
+from stratalog_tiering.attach.source import TopicSource
 from stratalog_tiering.cold.manifest_source import ManifestSource
 from stratalog_tiering.cold.segment_check import require_sound
 from stratalog_tiering.config import TieringSettings
@@ -57,10 +57,9 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AttachPorts:
-    """The cluster, its bucket, and the limits of uploads, which are those of a tiering worker."""
+class SegmentPorts:
+    """The bucket, and the limits of uploads, which are those of a tiering worker."""
 
-    metadata: MetadataClient
     store: ObjectStore
     clock: Clock
     random: Random
@@ -71,6 +70,24 @@ class AttachPorts:
         return self.random.getrandbits(64)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttachPorts(SegmentPorts):
+    """The same, and the cluster."""
+
+    metadata: MetadataClient
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reserved:
+    """A topic that is being attached; plain values, for several processes that write it. ``version`` is that of ``pending``."""
+
+    topic: Topic
+    cluster_id: str
+    owner_number: int
+    pending: PendingTopic
+    version: int
+
+
 async def attach(ports: AttachPorts, topic: Topic, source: TopicSource, on_bytes: OnBytes = lambda _: None) -> TopicHistory:
     """Write the history of ``source`` to the bucket and create ``topic``, which has a new id; returns what was attached.
 
@@ -78,30 +95,65 @@ async def attach(ports: AttachPorts, topic: Topic, source: TopicSource, on_bytes
     ``Corrupt`` if the source cannot be attached as a whole, and what the store and metadata raise. After ``OutcomeUnknown`` the
     topic may exist; after any other error it does not, and a worker deletes what was written.
     """
-    cluster_id = cluster_id_in(ports.metadata)
-    owner = await check_claim(ports.store, cluster_id)
-    reservation = await _reserve(ports, topic)
+    reservation = _Reservation(ports, await reserve(ports, topic))
+    writer = SegmentsWriter(ports, topic, reservation.reserved.cluster_id)
+
+    async def partition(index: int) -> PartitionHistory:
+        found = source.partitions.get(index)
+        if found is None:
+            return PartitionHistory(index=index)
+        segments = writer.segments(index, found.base_offset, _counted(found.batches(), on_bytes))
+        made = [each async for each in reservation.renewed_after_each(segments)]
+        return await writer.finish(index, found.base_offset, made, found.log_start_offset)
+
     try:
-        hidden = DeletedTopic(topic_id=topic.topic_id, name=topic.name, deleted_at_ms=ports.clock.wall_ms())
-        await mark_deleted(ports.store, hidden, ports.clock.wall_ms())
-        await describe_topic(ports.store, topic)
-        writer = _Writer(ports, topic, cluster_id, reservation, on_bytes)
-
-        async def partition(index: int) -> PartitionHistory:
-            found = source.partitions.get(index)
-            return PartitionHistory(index=index) if found is None else await writer.write(index, found)
-
         partitions = await bounded_map(partition, range(topic.partition_count), _PARTITIONS_AT_ONCE)
-        history = TopicHistory(descriptor=descriptor_of(topic), partitions=tuple(partitions))
-        await BucketOwnership(ports.store, ports.metadata, ports.clock, ports.settings.grace_ms, _trust).confirm()
-        command = attach_from_bucket(topic, history, owner.number, reservation.pending, reservation.version)
-        # Known by the topic: that the reservation is gone does not prove that this command ended it.
-        await propose_guarded(ports.metadata, command, topic.key(), _TIMEOUT_S)
+        return await finish(ports, reservation.reserved, partitions)
     except OutcomeUnknown:
         raise
     except BaseException:
-        await reservation.give_up()
+        await give_up(ports, reservation.reserved)
         raise
+
+
+async def _counted(chunks: AsyncIterator[Sequence[Buffer]], on_bytes: OnBytes) -> AsyncIterator[Sequence[Buffer]]:
+    async for chunk in chunks:
+        yield chunk
+        on_bytes(sum(map(len, chunk)))
+
+
+async def reserve(ports: AttachPorts, topic: Topic, expiry_ms: int | None = None) -> Reserved:
+    """Reserve the topic's id, and hide what will be written under it.
+
+    Raises ``Conflict`` if the name is taken, which ``finish`` checks again, and ``Invalid`` if the bucket is not the cluster's.
+    """
+    cluster_id = cluster_id_in(ports.metadata)
+    owner = await check_claim(ports.store, cluster_id)
+    await ports.metadata.refresh(_TIMEOUT_S)
+    if ports.metadata.view.get(topic.key()) is not None:
+        raise Conflict(f"the cluster has a topic {topic.name!r}: choose another name")
+    now_ms = ports.clock.wall_ms()
+    pending = PendingTopic(topic_id=topic.topic_id, name=topic.name, expires_at_ms=now_ms + (expiry_ms or EXPIRY_MS))
+    command = Command(updates=(Put(record=pending),), requirements=(VersionIs(key=pending.key(), version=ABSENT),))
+    version = await propose_guarded(ports.metadata, command, pending.key(), _TIMEOUT_S)
+    reserved = Reserved(topic=topic, cluster_id=cluster_id, owner_number=owner.number, pending=pending, version=version)
+    try:
+        await mark_deleted(ports.store, DeletedTopic(topic_id=topic.topic_id, name=topic.name, deleted_at_ms=now_ms), now_ms)
+        await describe_topic(ports.store, topic)
+    except BaseException:
+        await give_up(ports, reserved)
+        raise
+    return reserved
+
+
+async def finish(ports: AttachPorts, reserved: Reserved, partitions: Sequence[PartitionHistory]) -> TopicHistory:
+    """Create the topic with the history of all of its partitions. Raises ``Conflict``, ``Unavailable``, ``OutcomeUnknown``."""
+    topic = reserved.topic
+    history = TopicHistory(descriptor=descriptor_of(topic), partitions=tuple(partitions))
+    await BucketOwnership(ports.store, ports.metadata, ports.clock, ports.settings.grace_ms, _trust).confirm()
+    command = attach_from_bucket(topic, history, reserved.owner_number, reserved.pending, reserved.version)
+    # Known by the topic: that the reservation is gone does not prove that this command ended it.
+    await propose_guarded(ports.metadata, command, topic.key(), _TIMEOUT_S)
     return history
 
 
@@ -109,91 +161,95 @@ async def _trust() -> None:
     """The bucket's workers have checked the store."""
 
 
-async def _reserve(ports: AttachPorts, topic: Topic) -> _Reservation:
-    """Reserve the topic's id. Raises ``Conflict`` if the name is taken, which the last command checks again."""
-    await ports.metadata.refresh(_TIMEOUT_S)
-    if ports.metadata.view.get(topic.key()) is not None:
-        raise Conflict(f"the cluster has a topic {topic.name!r}: choose another name")
-    pending = PendingTopic(topic_id=topic.topic_id, name=topic.name, expires_at_ms=ports.clock.wall_ms() + EXPIRY_MS)
-    command = Command(updates=(Put(record=pending),), requirements=(VersionIs(key=pending.key(), version=ABSENT),))
-    version = await propose_guarded(ports.metadata, command, pending.key(), _TIMEOUT_S)
-    return _Reservation(ports, pending, version)
+async def give_up(ports: AttachPorts, reserved: Reserved) -> None:
+    """Have a worker delete what was written. A failure is only logged: the reservation expires."""
+    command = expire_pending_topic(reserved.pending, reserved.version, ports.clock.wall_ms())
+    try:
+        await propose_guarded(ports.metadata, command, reserved.pending.key(), _TIMEOUT_S)
+    except StratalogError as failure:
+        name = reserved.pending.name
+        _log.warning("what was written of topic %s is deleted when its reservation expires: %s", name, failure)
 
 
 class _Reservation:
-    """A ``PendingTopic`` and its version."""
+    """A reservation that is renewed by the process that writes everything."""
 
-    def __init__(self, ports: AttachPorts, pending: PendingTopic, version: int) -> None:
+    def __init__(self, ports: AttachPorts, reserved: Reserved) -> None:
         self._ports = ports
         self._turn = asyncio.Lock()
-        self.pending = pending
-        self.version = version
+        self.reserved = reserved
 
-    async def renew(self) -> None:
-        """Postpone the expiry if it is not almost a day away. Raises ``Conflict`` if the reservation has expired."""
-        async with self._turn:
-            expires_at_ms = self._ports.clock.wall_ms() + EXPIRY_MS
-            if expires_at_ms - self.pending.expires_at_ms < RENEWAL_MS:
-                return
-            renewed = msgspec.structs.replace(self.pending, expires_at_ms=expires_at_ms)
-            unchanged = VersionIs(key=renewed.key(), version=self.version)
-            command = Command(updates=(Put(record=renewed),), requirements=(unchanged,))
-            try:
-                self.version = await propose_guarded(self._ports.metadata, command, renewed.key(), _TIMEOUT_S)
-            except Superseded as gone:
-                raise Conflict(f"the attachment of {renewed.name!r} was given up after {EXPIRY_MS // 3_600_000} h") from gone
-            self.pending = renewed
+    async def renewed_after_each(self, segments: AsyncIterator[MadeSegment]) -> AsyncIterator[MadeSegment]:
+        """Yield ``segments``. Raises ``Conflict`` if the reservation has expired."""
+        async for made in segments:
+            async with self._turn:
+                await self._renew()
+            yield made
 
-    async def give_up(self) -> None:
-        """Have a worker delete what was written."""
-        command = expire_pending_topic(self.pending, self.version, self._ports.clock.wall_ms())
+    async def _renew(self) -> None:
+        """Postpone the expiry if it is not almost a day away."""
+        before = self.reserved
+        expires_at_ms = self._ports.clock.wall_ms() + EXPIRY_MS
+        if expires_at_ms - before.pending.expires_at_ms < RENEWAL_MS:
+            return
+        renewed = msgspec.structs.replace(before.pending, expires_at_ms=expires_at_ms)
+        unchanged = VersionIs(key=renewed.key(), version=before.version)
+        command = Command(updates=(Put(record=renewed),), requirements=(unchanged,))
         try:
-            await propose_guarded(self._ports.metadata, command, self.pending.key(), _TIMEOUT_S)
-        except StratalogError as failure:
-            _log.warning("what was written of topic %s is deleted when its reservation expires: %s", self.pending.name, failure)
+            version = await propose_guarded(self._ports.metadata, command, renewed.key(), _TIMEOUT_S)
+        except Superseded as gone:
+            raise Conflict(f"the attachment of {renewed.name!r} was given up after {EXPIRY_MS // 3_600_000} h") from gone
+        self.reserved = replace(before, pending=renewed, version=version)
 
 
-class _Writer:
-    """Writes the partitions of one attachment."""
+class SegmentsWriter:
+    """Writes the segments and the first manifests of a topic that is being attached."""
 
-    def __init__(self, ports: AttachPorts, topic: Topic, cluster_id: str, reservation: _Reservation, on_bytes: OnBytes) -> None:
+    def __init__(self, ports: SegmentPorts, topic: Topic, cluster_id: str) -> None:
         self._ports = ports
         self._topic = topic
         self._cluster_id = cluster_id
-        self._reservation = reservation
-        self._on_bytes = on_bytes
         self._policy = tier_policy(topic.configs)
         self._source = ManifestSource(ports.store, background=ports.background)
 
-    async def write(self, index: int, source: PartitionSource) -> PartitionHistory:
-        """Write a partition's segments, manifest and commit marker. Raises as ``attach`` does."""
-        settings, topic = self._ports.settings, self._topic
+    async def segments(
+        self, index: int, base_offset: int, chunks: AsyncIterator[Sequence[Buffer]]
+    ) -> AsyncIterator[MadeSegment]:
+        """Write the batches of a partition, and yield each segment once it was read back. Raises as ``attach`` does."""
+        settings = self._ports.settings
         sizes = SegmentSizes(
             block_bytes=settings.block_bytes, segment_bytes=self._policy.segment_bytes_max(settings.segment_bytes)
         )
-        job = AttachJob(self._cluster_id, topic, index, source.base_offset, self._policy, sizes)
-        first = empty_manifest(topic.topic_id, topic.name, index, source.base_offset, self._cluster_id)
-        edit = ManifestEdit(Previous(manifest=first), writer=_WRITER, random_id=self._ports.random_id)
-        batches = _Batches(source.batches())
+        job = AttachJob(self._cluster_id, self._topic, index, base_offset, self._policy, sizes)
+        batches = _Batches(chunks)
         while not await batches.are_over():
-            made = await self._write_segment(job, index, batches)
+            made = await self._segment(job, index, batches)
             await require_sound(
                 self._ports.store, self._source, made.entry, self._ports.background, reads_at_once=settings.verify_reads_at_once
             )
+            yield made
+
+    async def finish(
+        self, index: int, base_offset: int, segments: Sequence[MadeSegment], log_start_offset: int = 0
+    ) -> PartitionHistory:
+        """Write the manifest of all segments of a partition, and its commit marker."""
+        if not segments:
+            return PartitionHistory(index=index, log_start_offset=base_offset)
+        topic = self._topic
+        first = empty_manifest(topic.topic_id, topic.name, index, base_offset, self._cluster_id)
+        edit = ManifestEdit(Previous(manifest=first), writer=_WRITER, random_id=self._ports.random_id)
+        for made in segments:
             await self._ports.background.run(partial(edit.append, made.entry, made.leaves))
             edit.move_to_pages()
-            await self._reservation.renew()
-        if job.next_offset == source.base_offset:
-            return PartitionHistory(index=index, log_start_offset=source.base_offset)
         new = edit.finish(created_at_ms=self._ports.clock.wall_ms())
         pointer = await store_manifest(self._ports.store, self._source, new)
         await mark_committed(self._ports.store, pointer, self._ports.clock.wall_ms())
         return PartitionHistory(
-            index=index, pointer=pointer, log_start_offset=source.log_start_offset, record_count=new.manifest.record_count,
-            leader_epoch=job.last_epoch,
+            index=index, pointer=pointer, log_start_offset=log_start_offset, record_count=new.manifest.record_count,
+            leader_epoch=segments[-1].entry.leader_epochs[-1].epoch,
         )  # fmt: skip
 
-    async def _write_segment(self, job: AttachJob, index: int, batches: _Batches) -> MadeSegment:
+    async def _segment(self, job: AttachJob, index: int, batches: _Batches) -> MadeSegment:
         ports, settings = self._ports, self._ports.settings
         key = job.next_key(ports.random_id())
         encryption = await new_encryption(ports.store, self._topic.topic_id, index, key, self._policy.encryption_key)
@@ -205,8 +261,7 @@ class _Writer:
         )  # fmt: skip
         try:
             while not job.is_complete and not await batches.are_over():
-                taken = await ports.background.run(partial(job.add, batches.waiting))
-                self._on_bytes(batches.take(taken))
+                batches.take(await ports.background.run(partial(job.add, batches.waiting)))
                 await upload.write(job.take_parts())
             made, parts = await ports.background.run(partial(job.finish, ports.clock.wall_ms()))
             await upload.write(parts)
@@ -233,7 +288,6 @@ class _Batches:
             self.waiting = chunk
         return False
 
-    def take(self, count: int) -> int:
-        """Remove the first ``count`` batches; returns their size in bytes."""
-        taken, self.waiting = self.waiting[:count], self.waiting[count:]
-        return sum(map(len, taken))
+    def take(self, count: int) -> None:
+        """Remove the first ``count`` batches."""
+        self.waiting = self.waiting[count:]

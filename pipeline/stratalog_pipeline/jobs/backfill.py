@@ -1,0 +1,123 @@
+"""Backfill: rows of a data frame, or of files, as a new topic, written straight to the bucket by the bulk sink.
+
+Rows are placed and ordered as the sink wants: by partition, then by time. The topic appears as a whole at the end.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import pyarrow as pa
+from pyspark.sql import Column, DataFrame, Observation, SparkSession
+from pyspark.sql import functions as sql
+from pyspark.sql.types import IntegerType
+
+from stratalog_core.errors import Invalid
+from stratalog_pipeline.arrow.encode import partitions_of
+from stratalog_pipeline.jobs.session import clear_errors
+
+FORMATS: Final = ("parquet", "orc", "json", "csv")
+_COLUMNS: Final = {
+    "key": "",
+    "value": "",
+    "headers": "array<struct<key:string,value:binary>>",
+    "timestamp": "timestamp",
+    "partition": "int",
+}
+"""Columns of a record, and the types that they are cast to. Keys and values may be bytes or text."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BulkTarget:
+    """The topic to make: in the bucket ``store``, known to the cluster of the ``metadata`` nodes (HOST:PORT,…)."""
+
+    topic: str
+    partitions: int
+    store: str = field(repr=False)
+    metadata: str
+    compression: str = "zstd"
+    configs: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BackfillResult:
+    """The number of records of the new topic, and the time that it took."""
+
+    topic: str
+    partitions: int
+    records: int
+    seconds: float
+
+
+def backfill(frame: DataFrame, target: BulkTarget) -> None:
+    """Write the rows of ``frame`` as a new topic, straight to its bucket. Raises what a write of Spark raises.
+
+    Columns are those of Spark's Kafka sink, and ``timestamp``. Rows go to the partitions in column ``partition``; without it
+    where Java's client would send their keys, rows without a key by their values. Within a partition they are in the order of
+    ``timestamp``, if there is that column.
+    """
+    placed = frame if "partition" in frame.columns else frame.withColumn("partition", _partition(frame, target.partitions))
+    order = [name for name in ("partition", "timestamp") if name in placed.columns]
+    arranged = placed.repartitionById(target.partitions, sql.col("partition")).sortWithinPartitions(*order)
+    writer = arranged.write.format("stratalog").mode("append").option("store", target.store).option("topic", target.topic)
+    writer = writer.option("metadata", target.metadata).option("partitions", target.partitions)
+    writer = writer.option("compression", target.compression)
+    for name, value in target.configs.items():
+        writer = writer.option(f"config.{name}", value)
+    writer.save()
+
+
+def backfill_files(
+    spark: SparkSession, paths: Sequence[str], file_format: str, expressions: Mapping[str, str], target: BulkTarget
+) -> BackfillResult:
+    """Write the rows of files as a new topic.
+
+    ``expressions`` are SQL for the columns of a record, over those of the files; without one, a column of that name is taken,
+    and as ``value`` the whole row as JSON. Raises ``Invalid`` for a bad expression or a topic that is there, and the errors of
+    store and metadata.
+    """
+    began, counted = time.monotonic(), Observation()
+    reader = spark.read.option("header", "true") if file_format == "csv" else spark.read
+    with clear_errors():
+        rows = reader.format(file_format).load(list(paths))
+        chosen = [_expression(rows, name, expressions.get(name)) for name in _COLUMNS]
+        records = rows.select(*(column for column in chosen if column is not None))
+        backfill(records.observe(counted, sql.count(sql.lit(1)).alias("records")), target)
+        count = int(counted.get["records"])
+    return BackfillResult(topic=target.topic, partitions=target.partitions, records=count, seconds=time.monotonic() - began)
+
+
+def _expression(rows: DataFrame, name: str, expression: str | None) -> Column | None:
+    """The column ``name`` of the records; None if there is none."""
+    if expression is not None:
+        column = sql.expr(expression)
+    elif name in rows.columns:
+        column = sql.col(name)
+    elif name == "value":
+        column = sql.to_json(sql.struct("*"))
+    else:
+        return None
+    if _COLUMNS[name]:
+        return column.cast(_COLUMNS[name]).alias(name)
+    kind = rows.select(column).schema[0].dataType.simpleString()
+    if kind not in ("binary", "string"):
+        # Numbers become their digits: casting one to bytes gives what only Spark reads.
+        column = sql.to_json(column) if "<" in kind else column.cast("string")
+    return column.alias(name)
+
+
+def _partition(frame: DataFrame, count: int) -> Column:
+    if count < 1:
+        raise Invalid(f"a topic has at least one partition, not {count}")
+    by_value = sql.pmod(sql.xxhash64(sql.col("value")), sql.lit(count)).cast("int")
+    if "key" not in frame.columns:
+        return by_value
+
+    def place(keys: pa.Array) -> pa.Array:
+        return partitions_of(keys, count)
+
+    by_key = sql.arrow_udf(place, IntegerType())(sql.col("key"))  # type: ignore[attr-defined]
+    return sql.coalesce(by_key, by_value)
