@@ -22,7 +22,7 @@ from stratalog_bookies.disk.core.corruption import KnownCorruption
 from stratalog_bookies.disk.disk import Disk
 from stratalog_bookies.disk.log_files import LogFiles, index_path, log_path
 from stratalog_bookies.protocol import messages
-from stratalog_bookies.protocol.messages import EntryState, Range, ScrubDisks, ScrubStatus
+from stratalog_bookies.protocol.messages import EntryState, Range, ScrubDisks, ScrubStatus, Status
 from stratalog_bookies.repair import entry_repair
 from stratalog_bookies.repair.core.log_check import check_piece
 from stratalog_core.errors import Corrupt
@@ -225,12 +225,16 @@ async def scrub(cluster: Cluster, name: str, *, whole: bool = True) -> messages.
         await asyncio.sleep(0.01)
 
 
+WAIT_S = 20.0
+
+
 async def held(cluster: Cluster, name: str, ledger: Ledger) -> list[bytes | None]:
     """The entries of a ledger on one bookie; None for those that it cannot read."""
     found: list[bytes | None] = []
     while len(found) <= ledger.last_entry:
         asked = Range(ledger.ledger_id, len(found), ledger.last_entry)
         (answer,) = await cluster.client._requests.read(name, [asked], 1 << 24)
+        assert answer.status is Status.OK
         assert [entry.entry_id for entry in answer.entries] == list(range(len(found), answer.decided_to + 1))
         found += [bytes(each.payload) if each.state == EntryState.PRESENT else None for each in answer.entries]
     return found
@@ -308,6 +312,9 @@ async def test_the_scrub_mends_every_kind_of_damage(cluster: Cluster) -> None:
 
 async def test_a_read_mends_what_it_finds_damaged(cluster: Cluster) -> None:
     ledger = await cluster.sealed()
+    async with asyncio.timeout(WAIT_S):
+        while await cluster.missing(ledger):  # noqa: ASYNC110 - two copies seal a ledger; the third may come later
+            await asyncio.sleep(0.01)
     path, position = _place(disk_of(cluster, "b0"), cluster.path / "b0", "open payload")
     flip(path, position)
     assert (await held(cluster, "b0", ledger)).count(None) == 1

@@ -14,8 +14,9 @@ KINDS = [kind for kind in vars(errors).values() if isinstance(kind, type) and ki
 
 def test_refusals_have_distinct_codes() -> None:
     """Kafka has one code for all policies; every other refusal has its own."""
-    codes = {kind.__name__: admin_error_code_of(kind("")) for kind in KINDS}
-    of_policies = {"LimitExceeded", "Protected"}
+    arguments: dict[type, tuple[object, ...]] = {errors.ObjectsLocked: ("", "governance", 0)}
+    codes = {kind.__name__: admin_error_code_of(kind(*arguments.get(kind, ("",)))) for kind in KINDS}
+    of_policies = {"LimitExceeded", "ObjectsLocked", "Protected"}
     assert {codes[name] for name in of_policies} == {ErrorCode.policy_violation}
     assert len(set(codes.values())) == len(codes) - len(of_policies) + 1, codes
     assert not {ErrorCode.invalid_request, ErrorCode.unknown_server_error} & set(codes.values()), codes
