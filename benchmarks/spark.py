@@ -9,12 +9,15 @@ warms caches.
 | ``spark_scan_ratio`` | every column to a noop sink | the same rows in zstd Parquet through Spark's own reader |
 | ``spark_scan_limit_ratio`` | the same | blocks fetched and decompressed, then ready Arrow batches sent in their place |
 | ``stream_catchup_ratio`` | the same rows by a stream that reads what is there | the batch scan |
+| ``bulk_sink_ratio`` | rows to a new topic in the bucket | the same rows by the Kafka sink to one broker, one copy |
 | ``metadata_table_count_s`` | seconds to count all records by the table ``segments`` | |
 | ``audit_gb_per_core_s`` | GB of record batches audited per second by one process | |
 """
 
 from __future__ import annotations
 
+import itertools
+import json
 import os
 import random
 import sys
@@ -31,12 +34,14 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
 from benchmarks.kernels import BATCH_BYTES, value
+from benchmarks.systems import Stratalog
 from stratalog_core.batches.batch import HEADER_BYTES, iterate_headers
 from stratalog_core.batches.compression import ZSTD
 from stratalog_core.batches.records import Record, build_batch
 from stratalog_pipeline.arrow.schema import COLUMNS, SPARK_DDL
 from stratalog_pipeline.bucket import Bucket
 from stratalog_pipeline.jobs.audit import audit_segments, audit_tasks, plan_audit
+from stratalog_pipeline.jobs.backfill import BulkTarget, backfill
 from stratalog_pipeline.options import parse_options
 from stratalog_pipeline.planning import Split
 from stratalog_pipeline.scan import scan_split
@@ -48,6 +53,9 @@ RECORDS_PER_BATCH = BATCH_BYTES // RECORD_BYTES
 PARTITIONS = 4
 BATCHES_PER_SEGMENT = 200
 RUNS = 3
+SINK_RECORDS = 200_000
+"""Records that the sinks write in a run."""
+SINK_CLUSTER = ("--metadata", "1", "--bookies", "1", "--brokers", "1", "--tiering", "1")
 FIRST_MS = 1_700_000_000_000
 
 
@@ -186,6 +194,32 @@ def count_seconds(session: SparkSession, url: str, records: int) -> float:
     return 1 / rows_per_second(count, 1)
 
 
+def sink_rates(frame: DataFrame, records: int) -> tuple[float, float]:
+    """Return the rows per second of the bulk sink and of the Kafka sink: the best of several runs, each to a new topic."""
+    with tempfile.TemporaryDirectory() as directory:
+        cluster = Stratalog(Path(directory) / "cluster")
+        cluster.run("cluster", "start", *SINK_CLUSTER)
+        try:
+            state = json.loads((Path(directory) / "cluster" / "cluster.json").read_text())
+            numbers = itertools.count()
+
+            def bulk() -> None:
+                target = BulkTarget(
+                    topic=f"bulk-{next(numbers)}", partitions=PARTITIONS, store=state["store"], metadata=state["metadata"]
+                )
+                backfill(frame, target)
+
+            def kafka() -> None:
+                topic = f"kafka-{next(numbers)}"
+                cluster.run("topic", "create", topic, "--partitions", str(PARTITIONS), "--replication-factor", "1")
+                options = {"kafka.bootstrap.servers": state["bootstrap"], "topic": topic}
+                frame.write.format("stratalog").mode("append").options(**options).save()
+
+            return rows_per_second(bulk, records), rows_per_second(kafka, records)
+        finally:
+            cluster.run("cluster", "stop")
+
+
 def main() -> None:
     os.environ["PYSPARK_PYTHON"] = sys.executable
     records = int(sys.argv[1]) if len(sys.argv) > 1 else 1_400_000
@@ -212,6 +246,12 @@ def main() -> None:
         }
         for name, rate in rates.items():
             print(f"{name}_million_rows_per_s {rate / 1e6:.3f}")
+        few = min(records, SINK_RECORDS)
+        rows = session.read.parquet(str(control)).where(f"offset < {few // PARTITIONS}")
+        rates["bulk_sink"], rates["kafka_sink"] = sink_rates(rows.select("key", "value", "partition", "timestamp"), few)
+        for name in ("bulk_sink", "kafka_sink"):
+            print(f"{name}_thousand_rows_per_s {rates[name] / 1e3:.0f}")
+        print(f"bulk_sink_ratio {rates['bulk_sink'] / rates['kafka_sink']:.2f}")
         print(f"spark_scan_ratio {rates['scan'] / rates['parquet']:.2f}")
         print(f"spark_scan_limit_ratio {rates['scan'] / rates['limit']:.2f}")
         print(f"stream_catchup_ratio {rates['stream'] / rates['scan']:.2f}")
