@@ -7,6 +7,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Final
 
 from stratalog_core.errors import Invalid
+from stratalog_core.moments import utc_time
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MILLISECOND: Final = timedelta(milliseconds=1)
@@ -33,4 +34,4 @@ def format_moment(time_ms: int) -> str:
     """Return ISO 8601 in UTC with milliseconds, or ``-`` for a record without a time."""
     if time_ms < 0:
         return "-"
-    return (_EPOCH + time_ms * _MILLISECOND).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    return utc_time(time_ms).isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import uuid
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -25,7 +24,6 @@ from stratalog_core.ports import Buffer
 from stratalog_core.rpc.tcp import TcpTransport
 from stratalog_core.system import SystemClock, ThreadBackground
 from stratalog_metadata.client.quorum_client import QuorumClient
-from stratalog_metadata.records import Bookie, Topic
 from stratalog_pipeline.arrow.encode import encode_batches
 from stratalog_pipeline.options import check_known
 from stratalog_tiering.attach.attachment import (
@@ -35,6 +33,7 @@ from stratalog_tiering.attach.attachment import (
     SegmentsWriter,
     finish,
     give_up,
+    new_topic,
     reserve,
 )
 from stratalog_tiering.config import TieringSettings
@@ -46,10 +45,8 @@ KNOWN: Final = ("store", "metadata", "topic", "partitions", "compression", "repl
 CONFIG: Final = "config."
 RESERVED_MS: Final = 7 * 24 * 3_600_000
 """The longest time that a job may take. After it, a worker deletes the objects of a job that died."""
-COPIES: Final = 3
 PARTITIONS_MAX: Final = 100_000
 _THREADS: Final = 4
-_UNLIMITED_RETENTION: Final = {"retention.ms": "-1"}
 _SETTINGS: Final = TieringSettings(worker_id="bulk-sink")
 
 
@@ -91,7 +88,7 @@ def parse_bulk_options(given: Mapping[str, str]) -> BulkOptions:
         partitions=_number("partitions", options["partitions"], PARTITIONS_MAX),
         codec=NAMES[compression],
         replication_factor=None if factor is None else _number("replicationFactor", factor, 100),
-        configs={**_UNLIMITED_RETENTION, **configs},
+        configs=configs,
     )
 
 
@@ -110,13 +107,8 @@ def begin(options: BulkOptions) -> Reserved:
 
     async def reserved() -> Reserved:
         async with _cluster(options) as ports:
-            bookies = sum(1 for _ in ports.metadata.view.all(Bookie))
-            topic = Topic(
-                name=options.topic,
-                topic_id=uuid.uuid4(),
-                partition_count=options.partitions,
-                replication_factor=options.replication_factor or min(COPIES, max(1, bookies)),
-                configs=dict(options.configs),
+            topic = new_topic(
+                ports.metadata.view, options.topic, options.partitions, options.configs, options.replication_factor
             )
             return await reserve(ports, topic, RESERVED_MS)
 
@@ -149,7 +141,7 @@ async def _write(runs: _Runs, options: BulkOptions, reserved: Reserved) -> Writt
 async def _encoded(runs: _Runs, codec: int, now_ms: int) -> AsyncIterator[Sequence[Buffer]]:
     offset = 0
     while (rows := await runs.next_rows()) is not None:
-        yield await asyncio.to_thread(lambda rows=rows, offset=offset: [*encode_batches(rows, offset, codec, now_ms)])  # type: ignore[misc]
+        yield await asyncio.to_thread(list, encode_batches(rows, offset, codec, now_ms))
         offset += rows.num_rows
 
 

@@ -62,7 +62,7 @@ def parse_write_options(given: Mapping[str, str]) -> WriteOptions:
     options = {name.lower(): text for name, text in given.items()}
     for name in ("path", "store"):
         if name in options:
-            raise Invalid(f"option {name!r}: a stream writes to brokers, not to the bucket; give kafka.bootstrap.servers")
+            raise Invalid(f"option {name!r}: rows are written to brokers, not to the bucket; give kafka.bootstrap.servers")
     for name in given:
         check_known(name, KNOWN)
     client = client_options(options)

@@ -7,12 +7,16 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 from collections.abc import Generator, Iterator
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import pytest
 from integration.process_cluster import ProcessCluster
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 LOG_LINES = 25
 """The last lines of each log that a failed test prints."""
@@ -41,6 +45,20 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProcessCluster
         yield running
     finally:
         running.run("cluster", "stop")
+
+
+@pytest.fixture(scope="module")
+def spark(request: pytest.FixtureRequest) -> Iterator[SparkSession]:
+    """A local session; a module may set ``SPARK_MASTER``."""
+    from pyspark.sql import SparkSession
+
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    master = getattr(request.module, "SPARK_MASTER", "local[2]")
+    builder = SparkSession.builder.master(master).config("spark.ui.enabled", "false")
+    session = builder.config("spark.driver.bindAddress", "127.0.0.1").config("spark.driver.host", "127.0.0.1").getOrCreate()
+    session.sparkContext.setLogLevel("OFF")
+    yield session
+    session.stop()
 
 
 def _program(name: str, remedy: str) -> str:

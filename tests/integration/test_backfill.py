@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
-import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -21,22 +18,12 @@ from pyspark.taskcontext import TaskContext
 from stratalog.exit_codes import ExitCode
 from stratalog.local.state import load_state
 from stratalog_pipeline.jobs.backfill import BulkTarget, backfill
-from stratalog_pipeline.spark.source import StratalogDataSource
 
 pytestmark = [pytest.mark.integration, pytest.mark.spark]
+SPARK_MASTER = "local[2,3]"
+"""A failed task runs up to three times."""
 ROWS, PARTITIONS = 20_000, 4
 FIRST_MS = 1_600_000_000_000
-
-
-@pytest.fixture(scope="module")
-def spark() -> Iterator[SparkSession]:
-    os.environ["PYSPARK_PYTHON"] = sys.executable
-    builder = SparkSession.builder.master("local[2,3]").config("spark.ui.enabled", "false")
-    session = builder.config("spark.driver.bindAddress", "127.0.0.1").config("spark.driver.host", "127.0.0.1").getOrCreate()
-    session.sparkContext.setLogLevel("OFF")
-    session.dataSource.register(StratalogDataSource)
-    yield session
-    session.stop()
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,16 +26,6 @@ from stratalog_pipeline.kafka_sink import check_topic, parse_write_options, send
 pytestmark = [pytest.mark.integration, pytest.mark.spark]
 PARTITIONS = 3
 FIRST_MS = 1_700_000_000_000
-
-
-@pytest.fixture(scope="module")
-def spark() -> Iterator[SparkSession]:
-    os.environ["PYSPARK_PYTHON"] = sys.executable
-    builder = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false")
-    session = builder.config("spark.driver.bindAddress", "127.0.0.1").config("spark.driver.host", "127.0.0.1").getOrCreate()
-    session.sparkContext.setLogLevel("OFF")
-    yield session
-    session.stop()
 
 
 def messages(cluster: ProcessCluster, topic: str, count: int, partitions: int = PARTITIONS) -> list[Message]:

@@ -48,13 +48,13 @@ def attach(
 
     retention.ms is unlimited unless the source's topic or --config sets it.
     """
-    from stratalog.tier.attaching import Wish, attach_source, source_rows
+    from stratalog.tier.attaching import AttachOptions, attach_source, source_rows
 
-    wish = Wish(source_topic=topic, name=name, configs=name_values(configs), replication_factor=factor)
+    options = AttachOptions(source_topic=topic, name=name, configs=name_values(configs), replication_factor=factor)
     if dry_run:
-        rows = asyncio.run(source_rows(sources, wish))
+        rows = asyncio.run(source_rows(sources, options))
     else:
-        rows = asyncio.run(attach_source(metadata_of(data, metadata), store_of(data, store), sources, wish))
+        rows = asyncio.run(attach_source(metadata_of(data, metadata), store_of(data, store), sources, options))
     if as_json:
         print_json({"partitions": rows})
         return

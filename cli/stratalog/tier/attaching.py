@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import uuid
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -24,8 +23,8 @@ from stratalog_core.system import SystemClock, ThreadBackground
 from stratalog_metadata.client.api import MetadataView
 from stratalog_metadata.client.guarded_updates import decide_again, propose_guarded
 from stratalog_metadata.client.topic_defaults import topic_defaults
-from stratalog_metadata.records import Bookie, Topic
-from stratalog_tiering.attach.attachment import AttachPorts, attach
+from stratalog_metadata.records import Topic
+from stratalog_tiering.attach.attachment import AttachPorts, attach, new_topic
 from stratalog_tiering.attach.bucket import stored_topic
 from stratalog_tiering.attach.kafka_logs import is_kafka_directory, kafka_topic
 from stratalog_tiering.attach.source import TopicSource
@@ -37,15 +36,13 @@ from stratalog_tiering.offload.commit_markers import mark_committed
 from stratalog_tiering.offload.ownership import check_claim, cluster_id_in
 from stratalog_tiering.offload.topic_descriptors import describe_topic
 
-COPIES: Final = 3
 _THREADS: Final = 4
-_UNLIMITED_RETENTION: Final = {"retention.ms": "-1"}
 Row = dict[str, object]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wish:
-    """The topic to make. ``name`` and ``replication_factor`` None: as the source has it; as many as suit the cluster."""
+class AttachOptions:
+    """The topic to make. ``name`` None: the source's; ``replication_factor`` None: the default of `new_topic`."""
 
     source_topic: str | None = None
     name: str | None = None
@@ -72,16 +69,16 @@ async def opened_source(sources: Sequence[str], topic: str | None) -> AsyncItera
         background.close()
 
 
-async def attach_source(addresses: Sequence[str], store_url: str, sources: Sequence[str], wish: Wish) -> list[Row]:
+async def attach_source(addresses: Sequence[str], store_url: str, sources: Sequence[str], options: AttachOptions) -> list[Row]:
     """Attach the topic; returns a row for each partition. Raises as ``attach`` does."""
     background = ThreadBackground(_THREADS, "attach")
     try:
         async with (
             metadata_session(addresses) as client,
             store_session(store_url) as store,
-            opened_source(sources, wish.source_topic) as source,
+            opened_source(sources, options.source_topic) as source,
         ):
-            topic = _new_topic(client.view, source, wish)
+            topic = _new_topic(client.view, source, options)
             ports = AttachPorts(
                 metadata=client, store=store, clock=SystemClock(), random=random.SystemRandom(), background=background,
                 settings=TieringSettings(worker_id="attach"),
@@ -99,7 +96,7 @@ async def detach(addresses: Sequence[str], store_url: str, name: str, timeout_s:
     """Move a topic to the bucket as a whole and remove it from the cluster.
 
     Raises ``NotFound``, ``Invalid`` for a protected topic, ``Unavailable`` if it cannot be offloaded in time, and ``Conflict``
-    if it is being written. Only the last step changes anything.
+    if it is being written. The topic stays until the last step; its hot copies may have gone by then.
     """
     async with metadata_session(addresses) as client, store_session(store_url) as store:
         await check_claim(store, cluster_id_in(client))
@@ -128,12 +125,12 @@ async def detach(addresses: Sequence[str], store_url: str, name: str, timeout_s:
         await decide_again(f"topic {name!r}, which somebody writes to,", attempt)
 
 
-async def source_rows(sources: Sequence[str], wish: Wish) -> list[Row]:
+async def source_rows(sources: Sequence[str], options: AttachOptions) -> list[Row]:
     """A row for each partition that would be attached; only its first records are read."""
-    async with opened_source(sources, wish.source_topic) as source:
+    async with opened_source(sources, options.source_topic) as source:
         return [
             {
-                "topic": wish.name or source.name,
+                "topic": options.name or source.name,
                 "partition": index,
                 "start_offset": found.log_start_offset if found is not None else 0,
                 "bytes": found.stored_bytes if found is not None else 0,
@@ -142,20 +139,13 @@ async def source_rows(sources: Sequence[str], wish: Wish) -> list[Row]:
         ]
 
 
-def _new_topic(view: MetadataView, source: TopicSource, wish: Wish) -> Topic:
-    """The topic's record. Raises ``Invalid`` for a bad name or config.
-
-    Records may be older than the default retention, which would remove them at once: it is unlimited unless source or wish say
-    otherwise.
-    """
-    name = wish.name or source.name
+def _new_topic(view: MetadataView, source: TopicSource, options: AttachOptions) -> Topic:
+    """The topic's record. Raises ``Invalid`` for a bad name or config."""
+    name = options.name or source.name
     check_topic_name(name)
-    factor = wish.replication_factor or min(COPIES, max(1, sum(1 for _ in view.all(Bookie))))
-    configs = {**_UNLIMITED_RETENTION, **source.configs, **wish.configs}
-    check_topic_configs(configs, factor, defaults=topic_defaults(view))
-    return Topic(
-        name=name, topic_id=uuid.uuid4(), partition_count=source.partition_count, replication_factor=factor, configs=configs
-    )
+    topic = new_topic(view, name, source.partition_count, {**source.configs, **options.configs}, options.replication_factor)
+    check_topic_configs(topic.configs, topic.replication_factor, defaults=topic_defaults(view))
+    return topic
 
 
 def _rows(topic: Topic, history: TopicHistory) -> list[Row]:

@@ -2,41 +2,23 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-import random
 from pathlib import Path
-from uuid import UUID
 
 import pytest
 from click.testing import CliRunner, Result
-from support.archive_writer import ArchiveWriter
+from support.two_partitions import write_two_partitions
 
 from stratalog.app import stratalog
 from stratalog.exit_codes import ExitCode
-from stratalog_core.batches.records import Record, build_batch
 from stratalog_core.errors import Invalid, NotFound
-from stratalog_core.system import SystemClock, ThreadBackground
-from stratalog_metadata.records import Topic
-from stratalog_tiering.store import open_store
-
-TOPIC = Topic(name="flights", topic_id=UUID(int=7), partition_count=2, replication_factor=1)
 
 
 @pytest.fixture
 def bucket(tmp_path: Path) -> Path:
     """A bucket with one segment of three records in each of two partitions."""
-    directory, background = tmp_path / "store", ThreadBackground(1, "store")
-    store = open_store(str(directory), background=background, clock=SystemClock(), random=random.Random(3))
-    writer = ArchiveWriter(store, TOPIC, SystemClock(), random.Random(5))
-
-    async def write() -> None:
-        for partition in range(2):
-            records = [Record(offset=step, timestamp_ms=step, key=b"key", value=b"v" * 40) for step in range(3)]
-            await writer.append(partition, [bytes(build_batch(records, leader_epoch=0))])
-
-    asyncio.run(write())
-    background.close()
+    directory = tmp_path / "store"
+    write_two_partitions(directory)
     return directory
 
 

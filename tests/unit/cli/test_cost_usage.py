@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-import random
 from collections import Counter
 from pathlib import Path
-from uuid import UUID
 
 import msgspec
 import pytest
 from click.testing import CliRunner, Result
-from support.archive_writer import ArchiveWriter
+from support.two_partitions import TOPIC, write_two_partitions
 
 from stratalog.app import stratalog
 from stratalog.cost.reading import hot_copies
@@ -26,16 +23,13 @@ from stratalog.cost.usage import (
     put_requests,
 )
 from stratalog.exit_codes import ExitCode
-from stratalog_core.batches.records import Record, build_batch
-from stratalog_core.system import SystemClock, ThreadBackground
 from stratalog_metadata.client.memory_metadata import MemoryMetadata
-from stratalog_metadata.records import Fragment, Ledger, LedgerState, Topic
+from stratalog_metadata.records import Fragment, Ledger, LedgerState
 from stratalog_metadata.state.commands import Command, Put
 from stratalog_tiering.format.manifest import Reason, RemovedObject
 from stratalog_tiering.format.object_keys import manifest_key, marker_key, segment_key
-from stratalog_tiering.store import ObjectInfo, open_store
+from stratalog_tiering.store import ObjectInfo
 
-TOPIC = Topic(name="flights", topic_id=UUID(int=7), partition_count=2, replication_factor=1)
 MIB = 2**20
 NOW_MS = 100 * DAY_MS
 
@@ -103,17 +97,8 @@ def test_a_sweep_lists_a_thousand_objects_at_once() -> None:
 @pytest.fixture
 def bucket(tmp_path: Path) -> Path:
     """A bucket with one segment of three records in each of two partitions."""
-    directory, background = tmp_path / "store", ThreadBackground(1, "store")
-    store = open_store(str(directory), background=background, clock=SystemClock(), random=random.Random(3))
-    writer = ArchiveWriter(store, TOPIC, SystemClock(), random.Random(5))
-
-    async def write() -> None:
-        for partition in range(2):
-            records = [Record(offset=step, timestamp_ms=step, key=b"key", value=b"v" * 40) for step in range(3)]
-            await writer.append(partition, [bytes(build_batch(records, leader_epoch=0))])
-
-    asyncio.run(write())
-    background.close()
+    directory = tmp_path / "store"
+    write_two_partitions(directory)
     return directory
 
 

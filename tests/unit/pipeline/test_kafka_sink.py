@@ -25,7 +25,7 @@ def test_options_of_a_write() -> None:
     ("given", "message"),
     [
         ({"topic": "a"}, "option 'kafka.bootstrap.servers' is missing"),
-        ({**SERVERS, "path": "/bucket"}, "a stream writes to brokers"),
+        ({**SERVERS, "path": "/bucket"}, "rows are written to brokers"),
         ({**SERVERS, "topik": "a"}, "did you mean 'topic'"),
         ({**SERVERS, "rowsPerSecond": "fast"}, "a number of at least 0"),
         ({**SERVERS, "rowsPerSecond": "-1"}, "a number of at least 0"),

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Sequence
+import uuid
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
@@ -20,9 +21,9 @@ import msgspec
 from stratalog_core.bounded_map import bounded_map
 from stratalog_core.errors import Conflict, OutcomeUnknown, StratalogError
 from stratalog_core.ports import Background, Buffer, Clock, Random
-from stratalog_metadata.client.api import MetadataClient
+from stratalog_metadata.client.api import MetadataClient, MetadataView
 from stratalog_metadata.client.guarded_updates import propose_guarded
-from stratalog_metadata.records import DeletedTopic, PendingTopic, Topic
+from stratalog_metadata.records import Bookie, DeletedTopic, PendingTopic, Topic
 from stratalog_metadata.state.commands import ABSENT, Command, Put, VersionIs
 from stratalog_metadata.state.guarded_update import Superseded
 from stratalog_tiering.attach.source import TopicSource
@@ -40,15 +41,17 @@ from stratalog_tiering.offload.commit import store_manifest
 from stratalog_tiering.offload.commit_markers import mark_committed
 from stratalog_tiering.offload.data_keys import new_encryption
 from stratalog_tiering.offload.locks import locked_entry
-from stratalog_tiering.offload.ownership import BucketOwnership, check_claim, cluster_id_in
+from stratalog_tiering.offload.ownership import check_claim, cluster_id_in
 from stratalog_tiering.offload.topic_descriptors import describe_topic, descriptor_of
-from stratalog_tiering.offload.upload import StreamedUpload, abort_quietly
+from stratalog_tiering.offload.upload import StreamedUpload, finishing
 from stratalog_tiering.store import ObjectStore
 
 EXPIRY_MS: Final = 24 * 3_600_000
 """Time without a sign of life after which an attachment is given up."""
 RENEWAL_MS: Final = 3_600_000
 """Time between two signs of life, at least."""
+COPIES: Final = 3
+_UNLIMITED_RETENTION: Final = {"retention.ms": "-1"}
 _TIMEOUT_S: Final = 60.0
 _PARTITIONS_AT_ONCE: Final = 2
 _WRITER: Final = "attach"
@@ -86,6 +89,24 @@ class Reserved:
     owner_number: int
     pending: PendingTopic
     version: int
+
+
+def new_topic(
+    view: MetadataView, name: str, partition_count: int, configs: Mapping[str, str], replication_factor: int | None
+) -> Topic:
+    """A topic with a new id, to be attached; by default with three copies of new records, or as many as there are bookies.
+
+    Records may be older than the default retention, which would remove them at once: it is unlimited unless ``configs`` say
+    otherwise.
+    """
+    bookies = sum(1 for _ in view.all(Bookie))
+    return Topic(
+        name=name,
+        topic_id=uuid.uuid4(),
+        partition_count=partition_count,
+        replication_factor=replication_factor or min(COPIES, max(1, bookies)),
+        configs={**_UNLIMITED_RETENTION, **configs},
+    )
 
 
 async def attach(ports: AttachPorts, topic: Topic, source: TopicSource, on_bytes: OnBytes = lambda _: None) -> TopicHistory:
@@ -147,18 +168,17 @@ async def reserve(ports: AttachPorts, topic: Topic, expiry_ms: int | None = None
 
 
 async def finish(ports: AttachPorts, reserved: Reserved, partitions: Sequence[PartitionHistory]) -> TopicHistory:
-    """Create the topic with the history of all of its partitions. Raises ``Conflict``, ``Unavailable``, ``OutcomeUnknown``."""
+    """Create the topic with the history of all of its partitions.
+
+    Raises ``Conflict``, ``Invalid`` if another cluster has taken the bucket over, ``Unavailable``, ``OutcomeUnknown``.
+    """
     topic = reserved.topic
     history = TopicHistory(descriptor=descriptor_of(topic), partitions=tuple(partitions))
-    await BucketOwnership(ports.store, ports.metadata, ports.clock, ports.settings.grace_ms, _trust).confirm()
+    await check_claim(ports.store, reserved.cluster_id)
     command = attach_from_bucket(topic, history, reserved.owner_number, reserved.pending, reserved.version)
     # Known by the topic: that the reservation is gone does not prove that this command ended it.
     await propose_guarded(ports.metadata, command, topic.key(), _TIMEOUT_S)
     return history
-
-
-async def _trust() -> None:
-    """The bucket's workers have checked the store."""
 
 
 async def give_up(ports: AttachPorts, reserved: Reserved) -> None:
@@ -259,16 +279,12 @@ class SegmentsWriter:
             ports.store, key, part_bytes=settings.upload_part_bytes, parts_at_once=settings.upload_parts_at_once,
             storage_class=self._policy.storage_class, lock=lock,
         )  # fmt: skip
-        try:
+        async with finishing(upload):
             while not job.is_complete and not await batches.are_over():
                 batches.take(await ports.background.run(partial(job.add, batches.waiting)))
                 await upload.write(job.take_parts())
             made, parts = await ports.background.run(partial(job.finish, ports.clock.wall_ms()))
             await upload.write(parts)
-            await upload.finish()
-        except BaseException:
-            await abort_quietly(upload)
-            raise
         return replace(made, entry=await locked_entry(ports.store, made.entry, lock))
 
 

@@ -10,7 +10,7 @@ from typing import Final
 
 from stratalog_core.bounded_map import bounded_map
 from stratalog_core.ports import Background, Buffer
-from stratalog_tiering.attach.source import PartitionSource, TopicSource, one_of
+from stratalog_tiering.attach.source import PartitionSource, TopicSource, chosen_topic
 from stratalog_tiering.cold.archive import Archive
 from stratalog_tiering.cold.manifest_source import ManifestSource
 from stratalog_tiering.format.block_cipher import BlockCipher
@@ -66,7 +66,7 @@ async def stored_topic(store: ObjectStore, wanted: str | None, background: Backg
     """The topic ``wanted`` (a name or an id), or the only one. Raises ``Invalid``, ``NotFound``, ``Corrupt``."""
     archive, source = Archive(store), ManifestSource(store, background=background)
     if wanted is None:
-        wanted = one_of(store.url, [topic.name for topic in await archive.topics()], None)
+        wanted = chosen_topic(store.url, [topic.name for topic in await archive.topics()], None)
     descriptor = await archive.topic(wanted)
 
     async def manifest(index: int) -> Manifest | None:

@@ -17,7 +17,7 @@ from typing import Final
 from stratalog_core.batches.batch import HEADER_BYTES, LENGTH_PREFIX_BYTES, MAGIC, read_header
 from stratalog_core.errors import Corrupt, Invalid
 from stratalog_core.ports import Background, Buffer
-from stratalog_tiering.attach.source import TopicSource, one_of
+from stratalog_tiering.attach.source import TopicSource, chosen_topic
 
 _CHUNK_BYTES: Final = 4 * 1024 * 1024
 _BATCH_BYTES_MAX: Final = 128 * 1024 * 1024
@@ -52,7 +52,7 @@ class KafkaPartition:
 
 def is_kafka_directory(directory: Path) -> bool:
     """Whether the directory holds log directories of Kafka."""
-    return any(True for _ in _partition_directories(directory))
+    return bool(_partition_directories(directory))
 
 
 def kafka_topic(directories: Sequence[Path], wanted: str | None, background: Background) -> TopicSource:
@@ -68,7 +68,7 @@ def kafka_topic(directories: Sequence[Path], wanted: str | None, background: Bac
             found[topic][index].append(path)
     where = ", ".join(str(directory) for directory in directories)
     topics = sorted(topic for topic in found if not topic.startswith("__"))
-    name = one_of(where, topics, wanted)
+    name = chosen_topic(where, topics, wanted)
     paths = found[name]
     missing = sorted(set(range(max(paths) + 1)) - paths.keys())
     if missing:

@@ -39,7 +39,7 @@ class TopicSource:
         return sum(partition.stored_bytes for partition in self.partitions.values())
 
 
-def one_of(where: str, names: Sequence[str], wanted: str | None) -> str:
+def chosen_topic(where: str, names: Sequence[str], wanted: str | None) -> str:
     """The topic to attach: ``wanted``, or the only one. Raises ``Invalid`` that lists the names."""
     listed = ", ".join(names)
     if not names:

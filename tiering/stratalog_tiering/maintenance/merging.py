@@ -38,7 +38,7 @@ from stratalog_tiering.offload.commit import commit_edit, previous_version, refu
 from stratalog_tiering.offload.data_keys import new_encryption
 from stratalog_tiering.offload.locks import locked_entry
 from stratalog_tiering.offload.ports import WorkerPorts
-from stratalog_tiering.offload.upload import StreamedUpload, abort_quietly
+from stratalog_tiering.offload.upload import StreamedUpload, finishing
 
 FAN_IN: Final = 16
 """Neighbours that become one segment. A segment of at least this fraction of the target size is not merged."""
@@ -123,7 +123,7 @@ async def _write_merged(
         ports.store, key, part_bytes=ports.settings.upload_part_bytes, parts_at_once=ports.settings.upload_parts_at_once,
         storage_class=policy.storage_class, lock=lock,
     )  # fmt: skip
-    try:
+    async with finishing(upload):
         for entry, footer in zip(run, footers, strict=True):
             cipher = await ports.source.cipher(footer)
             for block in footer.blocks:
@@ -137,10 +137,6 @@ async def _write_merged(
         )  # fmt: skip
         written = await ports.background.run(finish)
         await upload.write(writer.take_parts())
-        await upload.finish()
-    except BaseException:
-        await abort_quietly(upload)
-        raise
     merged = msgspec.structs.replace(
         segment_entry(key, written, SegmentKind.MERGED),
         options=SegmentOptions(storage_class=policy.storage_class),

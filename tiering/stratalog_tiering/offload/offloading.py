@@ -29,7 +29,7 @@ from stratalog_tiering.offload.commit import (
 from stratalog_tiering.offload.data_keys import new_encryption
 from stratalog_tiering.offload.locks import locked_entry
 from stratalog_tiering.offload.ports import WorkerPorts
-from stratalog_tiering.offload.upload import StreamedUpload, abort_quietly
+from stratalog_tiering.offload.upload import StreamedUpload, finishing
 
 _log = logging.getLogger(__name__)
 
@@ -85,7 +85,7 @@ async def _upload(ports: WorkerPorts, job: OffloadJob, storage_class: str, lock:
         ports.store, job.key, part_bytes=settings.upload_part_bytes, parts_at_once=settings.upload_parts_at_once,
         storage_class=storage_class, lock=lock,
     )  # fmt: skip
-    try:
+    async with finishing(upload):
         while (wanted := job.next_read) is not None:
             entries = await ports.ledgers.read(wanted.ledger, wanted.first, wanted.last, settings.read_chunk_bytes)
             await ports.background.run(lambda entries=entries: job.add_entries(entries))  # type: ignore[misc]
@@ -93,10 +93,6 @@ async def _upload(ports: WorkerPorts, job: OffloadJob, storage_class: str, lock:
             await upload.write(job.take_parts())
         now_ms = ports.clock.wall_ms()
         await upload.write(await ports.background.run(lambda: job.finish(now_ms)))
-        await upload.finish()
-    except BaseException:
-        await abort_quietly(upload)
-        raise
 
 
 async def drop_hot(ports: WorkerPorts, state: PartitionSnapshot, ledgers: Sequence[StoredLedger], guards: Guards) -> None:

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 
 from stratalog_core.errors import StratalogError
 from stratalog_core.object_lock import ObjectLock
@@ -103,9 +104,18 @@ class StreamedUpload:
                 self._sent.append(task.result())
 
 
-async def abort_quietly(upload: StreamedUpload) -> None:
-    """Abort after a failure. A failing abort is only logged, so that it does not hide the first error."""
+@asynccontextmanager
+async def finishing(upload: StreamedUpload) -> AsyncIterator[StreamedUpload]:
+    """Finish the upload at the end of the block, or abort it if anything fails; raises the first error.
+
+    A failing abort is only logged.
+    """
     try:
-        await upload.abort()
-    except StratalogError as failure:
-        _log.info("an upload was not aborted; the sweep of stale uploads removes it: %s", failure)
+        yield upload
+        await upload.finish()
+    except BaseException:
+        try:
+            await upload.abort()
+        except StratalogError as failure:
+            _log.info("an upload was not aborted; the sweep of stale uploads removes it: %s", failure)
+        raise

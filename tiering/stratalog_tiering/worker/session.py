@@ -113,7 +113,7 @@ class WorkerSession:
             self._schedule_topic(topic)
         for topic_id in self._topics.keys() - {topic.topic_id for topic in view.all(Topic)}:
             self._forget_topic(topic_id)
-        self._schedule.set_all_due((deletion_lease(record.topic_id) for record in self._passing()), now)
+        self._schedule.set_all_due((deletion_lease(record.topic_id) for record in self._topics_in_transition()), now)
         self._schedule.set_due(UPLOADS_LEASE, now)
 
     def _schedule_topic(self, topic: Topic) -> None:
@@ -208,9 +208,8 @@ class WorkerSession:
 
     async def _collect_topic(self, name: str) -> float | None:
         """Work on the pending, deleted or restored topic that the lease ``name`` is on."""
-        found = next(
-            (self._ports.metadata.view.get(one.key()) for one in self._passing() if deletion_lease(one.topic_id) == name), None
-        )
+        records = (record for record in self._topics_in_transition() if deletion_lease(record.topic_id) == name)
+        found = next((self._ports.metadata.view.get(record.key()) for record in records), None)
         guards = await self._leases.hold(name) if found is not None else None
         if found is None or guards is None:
             await self._leases.release(name)
@@ -228,8 +227,8 @@ class WorkerSession:
         await self._leases.release(name)
         return None
 
-    def _passing(self) -> list[DeletedTopic | PendingTopic | RestoredTopic]:
-        """The records of topics for which a worker has something to do that concerns no single partition."""
+    def _topics_in_transition(self) -> list[DeletedTopic | PendingTopic | RestoredTopic]:
+        """The records of topics that are pending, deleted or restored."""
         view = self._ports.metadata.view
         return [*view.all(DeletedTopic), *view.all(PendingTopic), *view.all(RestoredTopic)]
 
