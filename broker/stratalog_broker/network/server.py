@@ -32,6 +32,7 @@ from stratalog_broker.network.registry import ConnectionRegistry
 from stratalog_broker.partitions.handover import leave
 from stratalog_broker.partitions.internal_topics import InternalPartitions
 from stratalog_broker.partitions.ownership import Partitions
+from stratalog_broker.peers.peers import Peers
 from stratalog_broker.reads.log_reader import LogReader
 from stratalog_broker.reads.offset_lookup import OffsetLookup
 from stratalog_broker.reads.pending_reads import PendingReads
@@ -103,14 +104,28 @@ class BrokerServer:
         self.locator = CoordinatorLocator(settings.broker_id, metadata.view, clock, internal or self.partitions, ensure)
         self.groups = GroupService(settings, metadata, clock, self.locator)
         self.advertised_brokers = AdvertisedBrokers(metadata.view, clock)
+        self.peers = Peers(metadata.view, clock)
         self._partition_rows = PartitionRows(metadata.view)
         self._deadlines = Deadlines(clock)
-        responses = UnsentResponses(shares.responses)
-        services: Services = {
+        self._responses = UnsentResponses(shares.responses)
+        self.apis = ServedApis(handlers.values(), self._services(ledgers, cold, random, rules))
+        self.connections = ConnectionRegistry(settings, shares, clock, Admission(self.apis, rules), self._responses)
+        self._listeners = _listeners_of(settings)
+        self._servers: list[asyncio.Server] = []
+        self.load = LoadMeter(settings.broker_id, clock, self.partitions.all, lambda: self.groups.unreadable_records)
+        self._registration: Registration | None = None
+        self._sweeper: asyncio.TimerHandle | None = None
+        self._peaks = Peaks(settings.memory_bytes)
+        self._release_memory = release_memory
+
+    def _services(self, ledgers: LedgerClient, cold: ColdReader, random: Random, rules: AccessRules) -> Services:
+        """Return the parts of this broker that handlers may use."""
+        settings, metadata, shares = self.settings, self.metadata, self._shares
+        return {
             BrokerSettings: settings,
             MetadataView: metadata.view,
             MetadataClient: metadata,
-            Clock: clock,
+            Clock: self.clock,
             ColdReader: cold,
             Random: random,
             AdvertisedBrokers: self.advertised_brokers,
@@ -119,24 +134,16 @@ class BrokerServer:
             Deadlines: self._deadlines,
             FetchSessions: FetchSessions(settings.fetch_sessions_max, shares.sessions // SESSION_PARTITION_BYTES, random),
             GroupService: self.groups,
-            OffsetLookup: OffsetLookup(self.reader, TimeSearches(self.reader, ledgers, cold, searches)),
+            OffsetLookup: OffsetLookup(self.reader, TimeSearches(self.reader, ledgers, cold, self.searches)),
             PartitionRows: self._partition_rows,
             Partitions: self.partitions,
+            Peers: self.peers,
             Permissions: Permissions(rules.authorizer),
             PendingReads: self.pending_reads,
             ProducerIds: ProducerIds(metadata),
             TopicCommands: self.topic_commands,
-            UnsentResponses: responses,
+            UnsentResponses: self._responses,
         }
-        self.apis = ServedApis(handlers.values(), services)
-        self.connections = ConnectionRegistry(settings, shares, clock, Admission(self.apis, rules), responses)
-        self._listeners = _listeners_of(settings)
-        self._servers: list[asyncio.Server] = []
-        self.load = LoadMeter(settings.broker_id, clock, self.partitions.all, lambda: self.groups.unreadable_records)
-        self._registration: Registration | None = None
-        self._sweeper: asyncio.TimerHandle | None = None
-        self._peaks = Peaks(settings.memory_bytes)
-        self._release_memory = release_memory
 
     @property
     def kafka_address(self) -> str:
@@ -262,6 +269,7 @@ class BrokerServer:
         self.connections.close_all()
         self._partition_rows.close()
         self.advertised_brokers.close()
+        self.peers.close()
         await self.partitions.close()
         await self.pending_reads.close()
         self.groups.close()

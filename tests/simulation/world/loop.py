@@ -298,6 +298,14 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         factory, host, port = args
         return await self.streams.create_server(factory, host, port)
 
+    async def create_connection(self, *args: Any, **kwargs: Any) -> Any:
+        """Connect from the machine of the process that calls; see ``asyncio.loop.create_connection``."""
+        factory, host, port = args
+        process = CURRENT.get()
+        assert process is not None, "a process of a machine connects"
+        protocol = factory()
+        return await self.streams.create_connection(protocol, process.name.partition("#")[0], host, port), protocol
+
     def _process_events(self, event_list: list[Any]) -> None:
         pass
 
