@@ -235,6 +235,17 @@ KAFKA_TOOLS: tuple[Tool, ...] = (
                 f"{_AT} --alter --entity-type topics --entity-name {{topic}} --add-config compression.type=zstd",
                 "compression.type is zstd; only producer is supported",
             ),
+            Step(
+                what="change a group's configs",
+                arguments=f"{_AT} --alter --entity-type groups --entity-name {{group}}"
+                " --add-config consumer.session.timeout.ms=50000",
+                prints="Completed updating config for group",
+            ),
+            Step(
+                what="describe all groups' configs",
+                arguments=f"{_AT} --describe --entity-type groups",
+                prints=r"{group} are:\s+consumer\.session\.timeout\.ms=50000",
+            ),
             _lacks("describe users", f"{_AT} --describe --entity-type users", "DESCRIBE_CLIENT_QUOTAS"),
         ),
     ),
@@ -259,7 +270,7 @@ KAFKA_TOOLS: tuple[Tool, ...] = (
         main_class=TOOLS + "FeatureCommand",
         steps=(
             Step(what="describe features: there are none", arguments=f"{_AT} describe", prints=r"\A\s*\Z"),
-            _lacks("upgrade a feature", f"{_AT} upgrade --feature group.version=1", "UPDATE_FEATURES"),
+            _refused("upgrade an unknown feature", f"{_AT} upgrade --feature share.version=1", "this feature is not supported"),
         ),
     ),
     Tool(
@@ -400,7 +411,7 @@ KAFKA_TOOLS: tuple[Tool, ...] = (
     Tool(
         script="kafka-client-metrics.sh",
         main_class=TOOLS + "ClientMetricsCommand",
-        steps=(_lacks("list subscriptions", f"{_AT} --list", "LIST_CONFIG_RESOURCES"),),
+        steps=(_refused("list subscriptions", f"{_AT} --list", "UnsupportedVersionException"),),
     ),
     Tool(
         script="kafka-transactions.sh",

@@ -1,23 +1,24 @@
-"""Describes and changes configs: of a topic, of this broker, and the cluster-wide defaults of topic configs."""
+"""Describes and changes configs: of a topic, of this broker, of a group, and the cluster-wide defaults of topic configs."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from enum import IntEnum
 from typing import Final, NamedTuple
 
 from stratalog_broker.admin.config_rows import ConfigRow, broker_config_rows, default_config_rows, topic_config_rows
 from stratalog_broker.admin.errors import InvalidConfig
+from stratalog_broker.admin.named_configs import OF_GROUPS, NamedConfigs
 from stratalog_broker.admin.topic_defaults import configure_defaults
 from stratalog_broker.admin.topic_names import check_topic_name
 from stratalog_broker.admin.topics import EditConfigs, TopicCommands
-from stratalog_broker.configs.config_keys import ConfigKind, elements
+from stratalog_broker.configs.config_keys import ConfigKey, ConfigKind, elements, find_key
 from stratalog_broker.configs.settings import BrokerSettings
 from stratalog_broker.configs.topic_configs import topic_config_key, topic_config_name
 from stratalog_core.errors import Invalid, NotFound
 from stratalog_metadata.client.api import MetadataClient
 from stratalog_metadata.client.topic_defaults import topic_defaults
-from stratalog_metadata.records import Topic, topic_key
+from stratalog_metadata.records import Broker, Topic, topic_key
 
 TIMEOUT_S: Final = 10.0
 
@@ -27,6 +28,10 @@ class ResourceKind(IntEnum):
 
     TOPIC = 2
     BROKER = 4
+    GROUP = 32
+
+
+_NAMED: Final[Mapping[int, NamedConfigs]] = {ResourceKind.GROUP: OF_GROUPS}
 
 
 class ConfigOperation(IntEnum):
@@ -48,9 +53,21 @@ class ConfigResource(NamedTuple):
         """Return the name under which a config is stored: defaults may be given under Kafka's broker names."""
         return topic_config_name(name) if self.kind == ResourceKind.BROKER else name
 
+    def list_key(self, name: str) -> ConfigKey:
+        """Return the key of a LIST. Raises ``InvalidConfig`` if there is none of this name, or if it is no list."""
+        named = _NAMED.get(self.kind)
+        try:
+            key = topic_config_key(name) if named is None else find_key(named.keys, name, named.what)
+        except Invalid as unknown:
+            raise InvalidConfig(unknown.message) from unknown
+        if key.kind is not ConfigKind.LIST:
+            raise InvalidConfig(f"config {name} is not a list: set it instead")
+        return key
+
     def not_served(self) -> Invalid:
         """Return the error for a kind that has no configs here."""
-        return Invalid(f"configs of resource type {self.kind} are not supported; choose 2 (topic) or 4 (broker)")
+        known = ", ".join(f"{kind.value} ({kind.name.lower()})" for kind in ResourceKind)
+        return Invalid(f"configs of resource type {self.kind} are not supported; choose one of {known}")
 
 
 class ConfigEdit(NamedTuple):
@@ -82,6 +99,8 @@ class ConfigCommands:
             if topic is None:
                 raise NotFound(f"topic {resource.name!r} does not exist")
             return topic_config_rows(topic, topic_defaults(view))
+        if (named := _NAMED.get(resource.kind)) is not None:
+            return named.describe(view, resource.name)
         if resource.kind != ResourceKind.BROKER:
             raise resource.not_served()
         if not resource.name:
@@ -89,6 +108,23 @@ class ConfigCommands:
         if resource.name != str(self._settings.broker_id):
             raise Invalid(f"this is broker {self._settings.broker_id}: ask broker {resource.name[:20]} itself")
         return broker_config_rows(self._settings, topic_defaults(view))
+
+    def resources(self, kinds: Collection[int]) -> Iterator[ConfigResource]:
+        """Yield the resources that have configs, by kind; all kinds if ``kinds`` is empty. Raises ``Invalid``."""
+        for kind in kinds:
+            if kind not in set(ResourceKind):
+                raise ConfigResource(kind, "").not_served()
+        for kind in ResourceKind:
+            if not kinds or kind in kinds:
+                yield from (ConfigResource(kind, name) for name in self._names(kind))
+
+    def _names(self, kind: ResourceKind) -> Iterable[str]:
+        view = self._metadata.view
+        if kind is ResourceKind.TOPIC:
+            return (topic.name for topic in view.all(Topic))
+        if kind is ResourceKind.BROKER:
+            return (str(broker.broker_id) for broker in view.all(Broker))
+        return _NAMED[kind].names(view)
 
     async def replace(
         self, resource: ConfigResource, configs: Sequence[tuple[str, str | None]], *, validate_only: bool
@@ -105,7 +141,7 @@ class ConfigCommands:
 
         def edit(configs: dict[str, str]) -> Mapping[str, str]:
             for each in edits:
-                _apply(configs, resource.stored_name(each.name), each.operation, each.value)
+                _apply(configs, resource, each)
             return configs
 
         await self._change(resource, [each.name for each in edits], edit, validate_only=validate_only)
@@ -115,6 +151,8 @@ class ConfigCommands:
             raise Invalid("a config is listed twice")
         if resource.kind == ResourceKind.TOPIC:
             await self._topic_commands.configure(resource.name, edit, TIMEOUT_S, validate_only=validate_only)
+        elif (named := _NAMED.get(resource.kind)) is not None:
+            await named.configure(self._metadata, resource.name, edit, TIMEOUT_S, validate_only=validate_only)
         elif resource.kind != ResourceKind.BROKER:
             raise resource.not_served()
         elif resource.name:
@@ -126,18 +164,21 @@ class ConfigCommands:
             await configure_defaults(self._metadata, edit, TIMEOUT_S, validate_only=validate_only)
 
 
-def _apply(configs: dict[str, str], name: str, operation: int, value: str | None) -> None:
-    if operation == ConfigOperation.DELETE:
+def _apply(configs: dict[str, str], resource: ConfigResource, edit: ConfigEdit) -> None:
+    name = resource.stored_name(edit.name)
+    if edit.operation == ConfigOperation.DELETE:
         configs.pop(name, None)
         return
-    if value is None:
+    if edit.value is None:
         raise InvalidConfig(f"config {name} has no value")
-    if operation == ConfigOperation.SET:
-        configs[name] = value
-    elif operation in _LIST_EDITS:
-        configs[name] = _edited_list(configs, name, _LIST_EDITS[operation], value)
+    if edit.operation == ConfigOperation.SET:
+        configs[name] = edit.value
+    elif edit.operation in _LIST_EDITS:
+        key = resource.list_key(name)
+        parts = _LIST_EDITS[edit.operation](elements(configs.get(name, key.default)), elements(edit.value))
+        configs[name] = ",".join(parts)
     else:
-        raise Invalid(f"config operation {operation} of {name}: 0 to 3 are known")
+        raise Invalid(f"config operation {edit.operation} of {name}: 0 to 3 are known")
 
 
 def _appended(present: list[str], given: list[str]) -> list[str]:
@@ -150,13 +191,3 @@ def _subtracted(present: list[str], given: list[str]) -> list[str]:
 
 _ListEdit = Callable[[list[str], list[str]], list[str]]
 _LIST_EDITS: Final[Mapping[int, _ListEdit]] = {ConfigOperation.APPEND: _appended, ConfigOperation.SUBTRACT: _subtracted}
-
-
-def _edited_list(configs: Mapping[str, str], name: str, edit: _ListEdit, value: str) -> str:
-    try:
-        key = topic_config_key(name)
-    except Invalid as unknown:
-        raise InvalidConfig(unknown.message) from unknown
-    if key.kind is not ConfigKind.LIST:
-        raise InvalidConfig(f"config {name} is not a list: set it instead")
-    return ",".join(edit(elements(configs.get(name, key.default)), elements(value)))

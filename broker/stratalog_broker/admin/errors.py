@@ -33,6 +33,10 @@ class InvalidConfig(Invalid):
     """A config's name or value is refused."""
 
 
+class InvalidFeatureLevel(Invalid):
+    """A feature does not exist, or does not have the level."""
+
+
 class LimitExceeded(Invalid):
     """The cluster would have too many topics or partitions, or one request creates too many."""
 

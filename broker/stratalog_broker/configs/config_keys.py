@@ -32,6 +32,8 @@ class ConfigSource(IntEnum):
     """Set for the whole cluster while it runs."""
     STATIC_BROKER = 4
     DEFAULT = 5
+    CLIENT_METRICS = 7
+    GROUP = 8
 
 
 INT_MAX = 2**31 - 1

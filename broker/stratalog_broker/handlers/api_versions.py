@@ -1,8 +1,7 @@
 """ApiVersions (key 18), versions 0–4: returns exactly the APIs and versions of the handler table.
 
 A request of an unknown version is answered in version 0 with UNSUPPORTED_VERSION and the table, so that the client can
-choose (KIP-511); ``network/admission.py`` does that with ``encode_fallback``. No features are finalized: transactions and
-the newer group protocols are not served yet.
+choose (KIP-511); ``network/admission.py`` does that with ``encode_fallback``. Features are those of ``configs/features.py``.
 """
 
 from __future__ import annotations
@@ -11,6 +10,7 @@ from typing import Any, Final
 
 from kio.schema.errors import ErrorCode
 
+from stratalog_broker.configs.features import EPOCH, FEATURES
 from stratalog_broker.protocol.entities import encode_response, response_factory
 from stratalog_broker.requests.context import RequestContext
 from stratalog_broker.requests.handler_info import HandlerInfo
@@ -35,7 +35,17 @@ def _response(apis: ServedApis, version: int, code: ErrorCode) -> Any:
         new("ApiVersion", api_key=info.key, min_version=info.lowest_advertised, max_version=info.max_version)
         for info in sorted(apis.by_key.values(), key=lambda info: info.key)
     )
-    return new("ApiVersionsResponse", error_code=code, api_keys=keys)
+    return new(
+        "ApiVersionsResponse",
+        error_code=code, api_keys=keys, finalized_features_epoch=EPOCH,
+        supported_features=tuple(
+            new("SupportedFeatureKey", name=one.name, min_version=one.level, max_version=one.level) for one in FEATURES
+        ),
+        finalized_features=tuple(
+            new("FinalizedFeatureKey", name=one.name, min_version_level=one.level, max_version_level=one.level)
+            for one in FEATURES
+        ),
+    )  # fmt: skip
 
 
 API: Final = HandlerInfo(key=_KEY, min_version=0, max_version=4, handle=handle, access=None)

@@ -18,6 +18,7 @@ _CODES: Final[Mapping[type[StratalogError], ErrorCode]] = {
     errors.InvalidReplicationFactor: ErrorCode.invalid_replication_factor,
     errors.InvalidAssignment: ErrorCode.invalid_replica_assignment,
     errors.InvalidConfig: ErrorCode.invalid_config,
+    errors.InvalidFeatureLevel: ErrorCode.invalid_update_version,
     errors.LimitExceeded: ErrorCode.policy_violation,
     errors.Protected: ErrorCode.policy_violation,
     errors.ObjectsLocked: ErrorCode.policy_violation,

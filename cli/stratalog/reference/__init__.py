@@ -10,6 +10,7 @@ from typing import Final
 
 from stratalog.reference.cli import cli_page
 from stratalog.reference.errors import errors_page
+from stratalog.reference.group_configs import group_configs_page
 from stratalog.reference.kafka_apis import kafka_apis_page
 from stratalog.reference.metrics import METRIC_GROUPS, metrics_page
 from stratalog.reference.settings import SECTIONS, settings_page
@@ -20,6 +21,7 @@ __all__ = ["METRIC_GROUPS", "PAGES", "SECTIONS"]
 PAGES: Final[Mapping[str, Callable[[], str]]] = {
     "cli.md": cli_page,
     "errors.md": errors_page,
+    "group-configs.md": group_configs_page,
     "kafka-apis.md": kafka_apis_page,
     "metrics.md": metrics_page,
     "settings.md": settings_page,

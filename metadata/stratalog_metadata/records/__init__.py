@@ -39,6 +39,7 @@ from stratalog_metadata.records.partition import (
 from stratalog_metadata.records.quorum import QUORUM_KEY, Quorum
 from stratalog_metadata.records.session import Lease, Session, lease_key, session_key
 from stratalog_metadata.records.topic import (
+    GROUP_CONFIGS,
     TOPIC_DEFAULTS_KEY,
     DeletedTopic,
     DynamicConfig,
@@ -47,6 +48,7 @@ from stratalog_metadata.records.topic import (
     Topic,
     configs_in_force,
     deleted_topic_key,
+    dynamic_config_key,
     is_hot_only,
     pending_topic_key,
     restored_topic_key,
@@ -86,14 +88,14 @@ class Versioned(msgspec.Struct, frozen=True, gc=False):
 
 
 __all__ = [
-    "CLUSTER_KEY", "KEEP_METADATA", "KEEP_STORE", "LEDGER_IDS", "NO_OWNER", "PRODUCER_IDS", "QUORUM_KEY", "SESSION_IDS",
-    "TOPIC_DEFAULTS_KEY",
+    "CLUSTER_KEY", "GROUP_CONFIGS", "KEEP_METADATA", "KEEP_STORE", "LEDGER_IDS", "NO_OWNER", "PRODUCER_IDS", "QUORUM_KEY",
+    "SESSION_IDS", "TOPIC_DEFAULTS_KEY",
     "Bookie", "Broker", "Cluster", "Counter", "DeletedTopic", "DrainedBroker", "DynamicConfig", "Endpoint", "ForkDecision",
     "Fragment", "Lease",
     "Ledger", "LedgerRef", "LedgerState", "Log", "ManifestPointer", "Partition", "PendingTopic", "Quorum", "Record",
     "RestoredTopic", "Session", "TierRequest", "TierStatus", "TieringWorker", "Topic", "TopicPartition", "Versioned",
     "bookie_key", "broker_key", "configs_in_force", "counter_key", "deleted_topic_key", "drained_broker_key",
-    "fork_decision_key", "is_hot_only", "lease_key", "ledger_key", "log_key",
+    "dynamic_config_key", "fork_decision_key", "is_hot_only", "lease_key", "ledger_key", "log_key",
     "manifest_pointer_key", "partition_key", "pending_topic_key", "restored_topic_key", "session_key", "tier_request_key",
     "tier_status_key", "topic_key",
 ]  # fmt: skip

@@ -80,13 +80,20 @@ class PendingTopic(RecordBase, frozen=True, kw_only=True, tag="pending_topic"):
 
 
 class DynamicConfig(RecordBase, frozen=True, kw_only=True, tag="dynamic_config"):
-    """Configuration of one broker that was changed at run time, or of all (``resource`` = ""), under Kafka's names."""
+    """Configuration that was changed at run time, under Kafka's names.
+
+    ``resource`` is empty for the defaults of all topics, or a prefix below and a name.
+    """
 
     resource: str
     configs: dict[str, str] = {}
 
     def key(self) -> str:
-        return f"dynamic_config/{self.resource}"
+        return dynamic_config_key(self.resource)
+
+
+def dynamic_config_key(resource: str) -> str:
+    return f"dynamic_config/{resource}"
 
 
 def topic_key(name: str) -> str:
@@ -107,6 +114,8 @@ def restored_topic_key(topic_id: UUID) -> str:
 
 TOPIC_DEFAULTS_KEY: Final = DynamicConfig(resource="").key()
 """Key of the record that holds the cluster-wide defaults of topic configs."""
+GROUP_CONFIGS: Final = "group/"
+"""Prefix of ``DynamicConfig.resource`` for the configs of a consumer group; the group's name follows."""
 
 
 def is_hot_only(configs: Mapping[str, str]) -> bool:

@@ -14,9 +14,9 @@ from uuid import UUID
 
 from stratalog_core.errors import StratalogError
 from stratalog_metadata.records import (
+    TOPIC_DEFAULTS_KEY,
     Bookie,
     DeletedTopic,
-    DynamicConfig,
     Lease,
     Ledger,
     LedgerState,
@@ -143,7 +143,8 @@ class WorkerSession:
                 self._on_topic(record, is_gone=change.after is None)
             elif isinstance(record, DeletedTopic | PendingTopic | RestoredTopic):
                 self._schedule.set_due(deletion_lease(record.topic_id), now)
-            all_due = all_due or isinstance(record, TieringWorker | DynamicConfig) or _runs_low(change)
+            concerns_all = isinstance(record, TieringWorker) or change.key == TOPIC_DEFAULTS_KEY
+            all_due = all_due or concerns_all or _runs_low(change)
             # A lease that this session released is not due again: it would be acquired and released in a loop.
             if isinstance(record, Lease) and change.after is None and record.session_id != self._session_id:
                 self._schedule.set_due(record.name, now)

@@ -236,15 +236,16 @@ async def test_partitions_and_configs(guarded: Guarded) -> None:
     assert by_name(answer.results) == {SECRET: TOPIC, OPEN_TOPIC: NONE}
 
     guarded.rules.denied.add((Resource.CLUSTER, "kafka-cluster"))
-    resources = ((2, SECRET), (2, OPEN_TOPIC), (4, "1"))
-    expected = [TOPIC, NONE, CLUSTER]
+    resources = ((2, SECRET), (2, OPEN_TOPIC), (4, "1"), (32, SECRET))
+    expected = [TOPIC, NONE, CLUSTER, GROUP]
     described = tuple(
         part(32, 4, "DescribeConfigsResource", resource_type=kind, resource_name=name, configuration_keys=None)
         for kind, name in resources
     )
     answer = await send(32, 4, resources=described, include_synonyms=False, include_documentation=False)
     assert [row.error_code for row in answer.results] == expected
-    assert [bool(row.configs) for row in answer.results] == [False, True, False]
+    assert [bool(row.configs) for row in answer.results] == [False, True, False, False]
+    assert (await send(74, 1, resource_types=())).error_code is CLUSTER
     for key, version in ((33, 2), (44, 1)):
         config = part(key, version, "AlterableConfig", name="retention.ms", config_operation=0, value="1000")
         altered = tuple(
