@@ -13,6 +13,8 @@ from stratalog_core.batches.records import Record, build_batch
 from stratalog_core.system import SystemClock, ThreadBackground
 from stratalog_metadata.records import Topic
 from stratalog_tiering.cold.bucket_scrub import BucketScrub
+from stratalog_tiering.copies.copying import CopyLimits
+from stratalog_tiering.copies.repair import Repair, RepairedFrom, Repairer, RepairSources
 from stratalog_tiering.core.damage import Damage
 from stratalog_tiering.format.object_keys import deletion_marker_key
 from stratalog_tiering.store import open_store
@@ -48,3 +50,47 @@ async def test_missing_and_altered_segments_are_named(minio_server: S3Server) ->
     assert await scrub() == [], "the objects of a deleted topic are deleted as intended"
     await store.close()
     background.close()
+
+
+async def test_damage_in_one_bucket_is_repaired_from_another(minio_server: S3Server) -> None:
+    """A large segment is copied in several parts, over the damaged object and to a key that was deleted."""
+    clock, background = SystemClock(), ThreadBackground(4, "store")
+    urls = [minio_server.make_bucket(f"test-{uuid4().hex[:12]}") for _ in range(2)]
+    first, second = (open_store(url, background=background, clock=clock, random=random.Random(7)) for url in urls)
+    keys = []
+    for store in (first, second):
+        writer = ArchiveWriter(store, TOPIC, StoppedClock(), random.Random(5))
+        keys = []
+        for number, size in enumerate((40, 9 * 1024 * 1024)):
+            records = [Record(offset=number, timestamp_ms=number, key=b"key", value=bytes(size))]
+            _, entry = await writer.append(0, [bytes(build_batch(records, leader_epoch=0))])
+            keys.append(entry.key)
+    content = bytearray(await first.get(keys[1]))
+    content[7_000_000] ^= 1
+    await first.put(keys[1], [bytes(content)], if_absent=False)
+    await first.delete([keys[0]])
+
+    async def unlimited(_: int) -> None:
+        pass
+
+    scrub = BucketScrub(first, background, before_ms=0)
+    limits = CopyLimits(background=background, clock=clock, take=unlimited, part_bytes=5 * 1024 * 1024)
+    (topic,) = (await scrub.inventory()).topics
+    _, repairs = await Repairer(scrub, first, RepairSources(copy=second), limits).partition(topic, 0)
+    assert [*repairs.items()] == [
+        ((Damage.SEGMENT_MISSING, keys[0]), Repair(source=RepairedFrom.COPY)),
+        ((Damage.SEGMENT_DATA, keys[1]), Repair(source=RepairedFrom.COPY)),
+    ]
+    for key in keys:
+        assert await first.get(key) == await second.get(key)
+    assert (await scrub.partition(topic, 0)).findings == ()
+    for store in (first, second):
+        await store.close()
+    background.close()
+
+
+class StoppedClock(SystemClock):
+    """Two buckets that are written with it hold the same objects."""
+
+    def wall_ms(self) -> int:
+        return 1_000_000

@@ -15,7 +15,7 @@ from stratalog.deletion import confirm, yes_option
 from stratalog.exit_codes import ExitCode
 from stratalog.moments import format_moment
 from stratalog.output import human_bytes, json_option, print_done, print_json, print_rows, progress_bar
-from stratalog.target import addresses_or_store, metadata_of, metadata_options, store_of, store_options
+from stratalog.target import addresses_or_store, metadata_of, metadata_options, store_of
 from stratalog.tier.collection import collect, due_rows, refused_rows, waiting_rows
 from stratalog.tier.forks import (
     ForkedPartition,
@@ -28,6 +28,7 @@ from stratalog.tier.forks import (
 )
 from stratalog.tier.history import cold_partitions, finding_row, segment_rows, verified_row
 from stratalog.tier.offload import Waiting, request_offload, wait_for_offload
+from stratalog.tier.repair import RepairFrom
 from stratalog.tier.report import PartitionTier, tier_report, topics_named
 from stratalog.tier.scrub import MIN_AGE_S, Part, finding_text, scrub_bucket
 from stratalog.tier.session import metadata_session, store_session
@@ -328,7 +329,9 @@ def gc(
     show_default=True,
     help="Seconds after which an object that nothing refers to is reported; younger ones may be part of a commit or deletion.",
 )
-@store_options
+@click.option("--repair", is_flag=True, help="Repair what is found, from --copy, from hot copies, and from metadata.")
+@click.option("--copy", metavar="URL", help="With --repair: the store that holds a second copy of the bucket.")
+@metadata_options
 @json_option
 @click.pass_context
 def scrub(
@@ -337,23 +340,35 @@ def scrub(
     partition: int | None,
     bytes_per_s: int | None,
     min_age_s: int,
+    repair: bool,
+    copy: str | None,
     data: Path | None,
+    metadata: str | None,
     store: str | None,
     as_json: bool,
 ) -> None:
     """Check a bucket without its cluster: every object of every partition, what is missing, and what nothing refers to.
 
-    Exits with 7 if it finds anything, and says of each finding what can be done. Changes nothing.
+    Exits with 7 if it finds anything that it does not repair, and says of each finding what can be done. Changes nothing unless
+    --repair is given, and never deletes anything. A repair puts back the bytes that were committed, from the second copy; with
+    the metadata nodes of a running cluster (--data or --metadata) it also writes segments again whose hot copies still exist.
     """
     if partition is not None and len(topics) != 1:
         raise Invalid("--partition needs exactly one --topic")
+    if copy is not None and not repair:
+        raise Invalid("--copy needs --repair")
+    if repair and copy is None and store and not metadata and data is None:
+        raise Invalid("--repair needs a source: the second copy with --copy, or the cluster with --data or --metadata")
     part = Part(topics=topics, partition=partition)
-    result = asyncio.run(scrub_bucket(store_of(data, store), part, bytes_per_s=bytes_per_s, min_age_s=min_age_s))
+    repair_from = RepairFrom(copy=copy, addresses=addresses_or_store(data, metadata, store)) if repair else None
+    result = asyncio.run(
+        scrub_bucket(store_of(data, store), part, bytes_per_s=bytes_per_s, min_age_s=min_age_s, repair_from=repair_from)
+    )
     if as_json:
         print_json(result.document)
     else:
         print_rows(result.partitions, _VERIFIED_COLUMNS)
         for finding in result.findings:
             click.echo(finding_text(finding))
-    if result.findings:
+    if result.left:
         context.exit(ExitCode.FINDINGS)

@@ -1,19 +1,23 @@
-"""Behind ``stratalog tier scrub``: checks the partitions of a bucket one after the other, and reports each finding."""
+"""Behind ``stratalog tier scrub``: checks the partitions of a bucket one after the other, reports and repairs each finding."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Any, Final
 
 from stratalog.output import human_bytes, progress_bar
 from stratalog.tier.history import verified_row
+from stratalog.tier.repair import RepairFrom, repair_row, repair_sources, repair_text
 from stratalog.tier.session import store_session
 from stratalog_core.errors import NotFound
 from stratalog_core.system import SystemClock, ThreadBackground
 from stratalog_tiering.cold.bucket_scrub import BucketScrub, FoundTopic, Inventory
 from stratalog_tiering.cold.segment_check import unlimited
-from stratalog_tiering.cold.verifier import Progress
+from stratalog_tiering.cold.verifier import PartitionReport, Progress
+from stratalog_tiering.copies.copying import CopyLimits
+from stratalog_tiering.copies.repair import Repairer, Repairs
 from stratalog_tiering.core.damage import REMEDIES, Finding
 from stratalog_tiering.offload.ports import Throttle
 
@@ -38,16 +42,26 @@ class ScrubResult:
     findings: list[dict[str, Any]]
 
     @property
+    def left(self) -> list[dict[str, Any]]:
+        """The findings that were not repaired."""
+        return [row for row in self.findings if not row.get("repaired_from")]
+
+    @property
     def document(self) -> dict[str, object]:
         """The result for JSON."""
         return {"partitions": self.partitions, "findings": self.findings}
 
 
-async def scrub_bucket(url: str, part: Part, *, bytes_per_s: int | None, min_age_s: int) -> ScrubResult:
-    """Check the part of the bucket. Raises ``NotFound`` for an unknown topic or partition, ``Unavailable``."""
+async def scrub_bucket(
+    url: str, part: Part, *, bytes_per_s: int | None, min_age_s: int, repair_from: RepairFrom | None = None
+) -> ScrubResult:
+    """Check the part of the bucket, and repair it unless ``repair_from`` is None.
+
+    Raises ``NotFound`` for an unknown topic or partition, ``Unavailable``.
+    """
     background, clock = ThreadBackground(_CHECKSUM_THREADS, "checksums"), SystemClock()
     try:
-        async with store_session(url) as store:
+        async with store_session(url) as store, AsyncExitStack() as stack:
             with progress_bar() as bar:
                 task = bar.add_task("reading the topics", total=None)
 
@@ -55,32 +69,42 @@ async def scrub_bucket(url: str, part: Part, *, bytes_per_s: int | None, min_age
                     text = f"{progress.topic}-{progress.partition}, {human_bytes(progress.bytes)}"
                     bar.update(task, description=f"checking {text}")
 
+                take = Throttle(bytes_per_s, clock).take if bytes_per_s else unlimited
                 scrub = BucketScrub(
-                    store,
-                    background,
-                    before_ms=clock.wall_ms() - 1000 * min_age_s,
-                    take=Throttle(bytes_per_s, clock).take if bytes_per_s else unlimited,
-                    on_progress=show,
-                )
+                    store, background, before_ms=clock.wall_ms() - 1000 * min_age_s, take=take, on_progress=show
+                )  # fmt: skip
+                repairer: Repairer | None = None
+                if repair_from is not None:
+                    sources = await stack.enter_async_context(repair_sources(repair_from, store, background))
+                    limits = CopyLimits(background=background, clock=clock, take=take)
+                    repairer = Repairer(scrub, store, sources, limits)
                 inventory = await scrub.inventory()
                 partitions = _partitions(inventory, part)
                 bar.update(task, total=len(partitions))
                 result = ScrubResult(partitions=[], findings=[])
                 cluster_ids: set[str] = set()
                 for topic, index in partitions:
-                    report = await scrub.partition(topic, index)
+                    report, repairs = await _checked(scrub, repairer, topic, index)
                     if report.findings or report.progress.manifest_versions:
                         result.partitions.append(verified_row(report))
-                    result.findings.extend(_row(found, topic.name, index) for found in report.findings)
+                    result.findings.extend(_row(found, repairs, topic.name, index) for found in report.findings)
                     cluster_ids |= {report.progress.cluster_id} - {""}
                     bar.advance(task)
             if not part.topics:
                 found = [*inventory.findings, *await scrub.owners(frozenset(cluster_ids))]
-                result.findings.extend(_row(each) for each in found)
-                result.findings.extend([_row(each) async for each in scrub.strangers(inventory)])
+                repairs = await repairer.bucket(found) if repairer is not None else None
+                result.findings.extend(_row(each, repairs) for each in found)
+                nothing: Repairs | None = {} if repairer is not None else None
+                result.findings.extend([_row(each, nothing) async for each in scrub.strangers(inventory)])
             return result
     finally:
         background.close()
+
+
+async def _checked(
+    scrub: BucketScrub, repairer: Repairer | None, topic: FoundTopic, index: int
+) -> tuple[PartitionReport, Repairs | None]:
+    return (await scrub.partition(topic, index), None) if repairer is None else await repairer.partition(topic, index)
 
 
 def _partitions(inventory: Inventory, part: Part) -> list[tuple[FoundTopic, int]]:
@@ -93,8 +117,10 @@ def _partitions(inventory: Inventory, part: Part) -> list[tuple[FoundTopic, int]
     return [(topic, part.partition) for topic in topics]
 
 
-def _row(finding: Finding, topic: str | None = None, partition: int | None = None) -> dict[str, Any]:
+def _row(finding: Finding, repairs: Repairs | None, topic: str | None = None, partition: int | None = None) -> dict[str, Any]:
+    """A finding for JSON; with ``repairs``, also what was done about it."""
     has_offsets = finding.end_offset > finding.base_offset
+    done = repair_row(repairs.get((finding.kind, finding.key))) if repairs is not None else {}
     return {
         "kind": finding.kind.value,
         "topic": topic,
@@ -105,11 +131,17 @@ def _row(finding: Finding, topic: str | None = None, partition: int | None = Non
         "last_offset": finding.end_offset - 1 if has_offsets else None,
         "detail": finding.problem,
         "remedy": REMEDIES[finding.kind],
+        **done,
     }
 
 
 def finding_text(row: Mapping[str, Any]) -> str:
-    """A finding as two lines: what is wrong and where, and what can be done."""
+    """A finding: what is wrong and where, what was done about it if it was to be repaired, and else what can be done."""
     place = "" if row["topic"] is None else f" of {row['topic']}-{row['partition']}"
     offsets = "" if row["base_offset"] is None else f", offsets {row['base_offset']} to {row['last_offset']}"
-    return f"{row['kind']}{place}{offsets}: {row['key']}: {row['detail']}\n  remedy: {row['remedy']}"
+    lines = [f"{row['kind']}{place}{offsets}: {row['key']}: {row['detail']}"]
+    if "repaired_from" in row:
+        lines.append(repair_text(row))
+    if not row.get("repaired_from"):
+        lines.append(f"remedy: {row['remedy']}")
+    return "\n  ".join(lines)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -44,7 +45,7 @@ def test_findings_are_printed_with_a_remedy_and_have_an_exit_code_of_their_own(b
     result = scrub(bucket)
     assert result.exit_code == ExitCode.FINDINGS
     assert f"segment-missing of flights-1, offsets 0 to 2: {key}" in result.stdout
-    assert "remedy: restore the object's earlier version" in result.stdout
+    assert "remedy: run the scrub with --repair and --copy" in result.stdout
     (finding,) = json.loads(scrub(bucket, "--json").stdout)["findings"]
     assert (finding["kind"], finding["topic"], finding["partition"], finding["key"]) == ("segment-missing", "flights", 1, key)
     assert (finding["base_offset"], finding["last_offset"]) == (0, 2)
@@ -64,3 +65,32 @@ def test_an_unknown_part_is_refused(bucket: Path) -> None:
         raise scrub(bucket, "--topic", "flights", "--partition", "5").exception or AssertionError
     with pytest.raises(Invalid, match="--partition needs exactly one --topic"):
         raise scrub(bucket, "--partition", "0").exception or AssertionError
+
+
+def test_damage_is_repaired_from_a_second_copy(bucket: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(bucket, copy)
+    (segment,) = bucket.glob("segments/*/1/*.segment")
+    content = segment.read_bytes()
+    segment.unlink()
+    damaged = scrub(bucket, "--repair", "--copy", str(tmp_path / "empty"), "--json")
+    (finding,) = json.loads(damaged.stdout)["findings"]
+    assert damaged.exit_code == ExitCode.FINDINGS
+    assert (finding["repaired_from"], finding["not_repaired"]) == (None, f"the second copy does not have {finding['key']}")
+    result = scrub(bucket, "--repair", "--copy", str(copy), "--json")
+    assert result.exit_code == ExitCode.OK
+    (finding,) = json.loads(result.stdout)["findings"]
+    assert (finding["kind"], finding["repaired_from"], finding["not_repaired"]) == ("segment-missing", "second-copy", "")
+    assert segment.read_bytes() == content
+    segment.unlink()
+    printed = scrub(bucket, "--repair", "--copy", str(copy))
+    assert "  repaired from the second-copy" in printed.stdout
+    assert "remedy" not in printed.stdout
+    assert scrub(bucket, "--json").exit_code == ExitCode.OK
+
+
+def test_a_repair_without_a_source_is_refused(bucket: Path) -> None:
+    with pytest.raises(Invalid, match="--repair needs a source"):
+        raise scrub(bucket, "--repair").exception or AssertionError
+    with pytest.raises(Invalid, match="--copy needs --repair"):
+        raise scrub(bucket, "--copy", str(bucket)).exception or AssertionError

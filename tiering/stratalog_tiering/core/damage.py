@@ -79,8 +79,8 @@ HIDES_REFERENCES: Final = frozenset(
     kind for kind in Damage if kind.startswith(("marker-", "manifest-", "page-", "removed-list-", "tree-page-"))
 ) | {Damage.UNKNOWN_FORMAT}
 """Kinds with which the objects that a partition refers to are not all known."""
-_RESTORE: Final = "restore the object's earlier version from the store's versions or from a copy of the bucket"
-_REWRITE: Final = f"{_RESTORE}; if that does not exist, do not let the hot copy expire and keep the cluster's metadata"
+_RESTORE: Final = "run the scrub with --repair and --copy, or restore the object's earlier version from the store's versions"
+_REWRITE: Final = f"{_RESTORE}; while the hot copy exists, --repair with --data or --metadata writes the segment again"
 _REPORT: Final = "keep the bucket as it is and report it: a writer committed this"
 REMEDIES: Final[dict[Damage, str]] = {
     **dict.fromkeys(Damage, _RESTORE),

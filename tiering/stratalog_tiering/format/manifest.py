@@ -170,11 +170,11 @@ class Reason:
 
     RETENTION_MS: Final = "retention.ms"
     RETENTION_BYTES: Final = "retention.bytes"
-    LOG_START: Final = "log-start"
-    """Its records are below the log's start, because of DeleteRecords or the expiry of hot ledgers."""
+    LOG_START: Final = "log-start"  # below the log's start, after DeleteRecords or the expiry of hot ledgers
     MERGED: Final = "merged"
     SUPERSEDED: Final = "superseded"
     """A page or a list of removed objects whose content was copied to a newer one."""
+    REPAIRED: Final = "repaired"
     FORK: Final = "fork"
     """It belongs to the line of a forked history that was not kept."""
 

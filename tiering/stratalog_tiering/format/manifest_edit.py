@@ -211,7 +211,7 @@ class ManifestEdit:
         """The stored page that :meth:`replace` rewrites; empty if the run is inline."""
         return self._stored([ref for ref in self._refs if ref.base_offset <= base_offset < ref.end_offset])
 
-    def replace(self, merged: SegmentEntry, pages: Pages = NO_PAGES) -> tuple[SegmentEntry, ...]:
+    def replace(self, merged: SegmentEntry, pages: Pages = NO_PAGES, reason: str = Reason.MERGED) -> tuple[SegmentEntry, ...]:
         """Replace the run of segments that covers exactly the offsets of ``merged``; returns the run.
 
         The tree does not change. Raises ``Invalid`` if no run has exactly these offsets and as many records and leaves, or if
@@ -227,7 +227,7 @@ class ManifestEdit:
             self._inline, run = _spliced(self._inline, merged)
         self.keep_as_long_as(entry_lock(merged))
         self._cold_bytes += merged.stored_bytes - sum(entry.stored_bytes for entry in run)
-        self._removed.add([self._removed_object(entry, Removal(reason=Reason.MERGED)) for entry in run])
+        self._removed.add([self._removed_object(entry, Removal(reason=reason)) for entry in run])
         return run
 
     def lists_due(self, before_ms: int, limit: int) -> tuple[RemovedListRef, ...]:

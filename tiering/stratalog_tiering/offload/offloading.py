@@ -55,7 +55,7 @@ async def offload(
         encryption=encryption,
     )  # fmt: skip
     lock = new_lock(policy, ports.clock.wall_ms())
-    await _upload(ports, job, policy.storage_class, lock)
+    await upload_job(ports, job, policy.storage_class, lock)
     entry = await locked_entry(ports.store, job.entry(policy.storage_class), lock)
     await require_sound(ports.store, ports.source, entry, ports.background, reads_at_once=ports.settings.verify_reads_at_once)
     await _skip_expired(ports, edit, entry.base_offset)
@@ -79,7 +79,10 @@ async def _skip_expired(ports: WorkerPorts, edit: ManifestEdit, offset: int) -> 
         edit.restart_at(offset)
 
 
-async def _upload(ports: WorkerPorts, job: OffloadJob, storage_class: str, lock: ObjectLock | None) -> None:
+async def upload_job(
+    ports: WorkerPorts, job: OffloadJob, storage_class: str, lock: ObjectLock | None, created_at_ms: int | None = None
+) -> None:
+    """Read the ledgers of ``job`` and upload its segment, which says that it was made at ``created_at_ms`` (None: now)."""
     settings = ports.settings
     upload = StreamedUpload(
         ports.store, job.key, part_bytes=settings.upload_part_bytes, parts_at_once=settings.upload_parts_at_once,
@@ -91,8 +94,8 @@ async def _upload(ports: WorkerPorts, job: OffloadJob, storage_class: str, lock:
             await ports.background.run(lambda entries=entries: job.add_entries(entries))  # type: ignore[misc]
             await ports.reading.take(sum(len(entry.payload) for entry in entries))
             await upload.write(job.take_parts())
-        now_ms = ports.clock.wall_ms()
-        await upload.write(await ports.background.run(lambda: job.finish(now_ms)))
+        made_at_ms = ports.clock.wall_ms() if created_at_ms is None else created_at_ms
+        await upload.write(await ports.background.run(lambda: job.finish(made_at_ms)))
 
 
 async def drop_hot(ports: WorkerPorts, state: PartitionSnapshot, ledgers: Sequence[StoredLedger], guards: Guards) -> None:

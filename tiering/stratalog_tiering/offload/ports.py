@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -132,3 +132,38 @@ class WorkerPorts:
             await self.deleting.take(len(keys[first : first + batch]))
             await self.bucket.confirm()
             await self.store.delete(keys[first : first + batch])
+
+
+async def trusted() -> None:
+    """Trust the store."""
+
+
+def worker_ports(
+    settings: TieringSettings,
+    metadata: MetadataClient,
+    store: ObjectStore,
+    ledgers: LedgerSource,
+    clock: Clock,
+    random: Random,
+    background: Background,
+    *,
+    check_store: Callable[[], Awaitable[None]] = trusted,
+) -> WorkerPorts:
+    """The ports of one worker, or of a command that does a worker's work. ``check_store``: see ``BucketOwnership``."""
+    return WorkerPorts(
+        settings=settings,
+        metadata=metadata,
+        store=store,
+        bucket=BucketOwnership(store, metadata, clock, settings.grace_ms, check_store),
+        source=ManifestSource(store, background=background),
+        topics=TopicDescriptors(store),
+        commits=RecentCommits(store, clock),
+        locks=KnownLocks(store),
+        ledgers=ledgers,
+        clock=clock,
+        random=random,
+        background=background,
+        reading=Throttle(settings.read_bytes_per_s, clock),
+        deleting=Throttle(settings.deletes_per_s, clock),
+        counters=TieringCounters(),
+    )

@@ -30,13 +30,16 @@ class StreamedUpload:
         parts_at_once: int,
         storage_class: str = "",
         lock: ObjectLock | None = None,
+        replace: bool = False,
     ) -> None:
+        """``replace`` allows to replace an object at ``key``."""
         self._store = store
         self._key = key
         self._part_bytes = part_bytes
         self._parts_at_once = parts_at_once
         self._storage_class = storage_class
         self._lock = lock
+        self._if_absent = not replace
         self._waiting: list[Buffer] = []
         self._waiting_bytes = 0
         self._upload: Upload | None = None
@@ -54,12 +57,14 @@ class StreamedUpload:
     async def finish(self) -> None:
         """Complete the object. Raises ``Conflict`` if its key exists, ``OutcomeUnknown``, ``Unavailable``."""
         if self._upload is None:
-            await self._store.put(self._key, self._waiting, storage_class=self._storage_class, lock=self._lock)
+            await self._store.put(
+                self._key, self._waiting, if_absent=self._if_absent, storage_class=self._storage_class, lock=self._lock
+            )
             return
         if self._waiting_bytes:
             await self._send(self._cut(self._waiting_bytes))
         await self._wait_for(0)
-        await self._store.complete_upload(self._upload, self._sent)
+        await self._store.complete_upload(self._upload, self._sent, if_absent=self._if_absent)
         self._upload = None
 
     async def abort(self) -> None:

@@ -18,23 +18,14 @@ from stratalog_core.ports import Background, Clock, Random
 from stratalog_metadata.client.api import MetadataClient
 from stratalog_metadata.records import TieringWorker as WorkerRecord
 from stratalog_metadata.state.commands import Command, Put, SessionAlive
-from stratalog_tiering.cold.manifest_source import ManifestSource
 from stratalog_tiering.config import TieringSettings
-from stratalog_tiering.metrics import TieringCounters, TieringMetrics, tiering_lag
-from stratalog_tiering.offload.commit_markers import RecentCommits
-from stratalog_tiering.offload.locks import KnownLocks
-from stratalog_tiering.offload.ownership import BucketOwnership
-from stratalog_tiering.offload.ports import LedgerSource, Throttle, WorkerPorts
-from stratalog_tiering.offload.topic_descriptors import TopicDescriptors
+from stratalog_tiering.metrics import TieringMetrics, tiering_lag
+from stratalog_tiering.offload.ports import LedgerSource, trusted, worker_ports
 from stratalog_tiering.store import ObjectStore
 from stratalog_tiering.worker.session import WorkerSession
 
 _PAUSE_S: Final = 1.0
 _log = logging.getLogger(__name__)
-
-
-async def _no_check() -> None:
-    """Trust the store."""
 
 
 class TieringWorker:
@@ -54,27 +45,13 @@ class TieringWorker:
         random: Random,
         background: Background,
         *,
-        check_store: Callable[[], Awaitable[None]] = _no_check,
+        check_store: Callable[[], Awaitable[None]] = trusted,
     ) -> None:
         self._settings = settings
         self._metadata = metadata
-        self._ports = WorkerPorts(
-            settings=settings,
-            metadata=metadata,
-            store=store,
-            bucket=BucketOwnership(store, metadata, clock, settings.grace_ms, check_store),
-            source=ManifestSource(store, background=background),
-            topics=TopicDescriptors(store),
-            commits=RecentCommits(store, clock),
-            locks=KnownLocks(store),
-            ledgers=ledgers,
-            clock=clock,
-            random=random,
-            background=background,
-            reading=Throttle(settings.read_bytes_per_s, clock),
-            deleting=Throttle(settings.deletes_per_s, clock),
-            counters=TieringCounters(),
-        )
+        self._ports = worker_ports(
+            settings, metadata, store, ledgers, clock, random, background, check_store=check_store
+        )  # fmt: skip
         self._session: WorkerSession | None = None
         self._main: asyncio.Task[None] | None = None
 
