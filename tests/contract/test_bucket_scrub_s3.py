@@ -28,7 +28,7 @@ async def test_missing_and_altered_segments_are_named(minio_server: S3Server) ->
     url = minio_server.make_bucket(f"test-{uuid4().hex[:12]}")
     store = open_store(url, background=background, clock=clock, random=random.Random(7))
     writer = ArchiveWriter(store, TOPIC, clock, random.Random(5))
-    keys = []
+    keys: list[str] = []
     for offset in range(3):
         batch = build_batch([Record(offset=offset, timestamp_ms=offset, key=b"key", value=b"v" * 40)], leader_epoch=0)
         _, entry = await writer.append(0, [bytes(batch)])
@@ -57,7 +57,7 @@ async def test_damage_in_one_bucket_is_repaired_from_another(minio_server: S3Ser
     clock, background = SystemClock(), ThreadBackground(4, "store")
     urls = [minio_server.make_bucket(f"test-{uuid4().hex[:12]}") for _ in range(2)]
     first, second = (open_store(url, background=background, clock=clock, random=random.Random(7)) for url in urls)
-    keys = []
+    keys: list[str] = []
     for store in (first, second):
         writer = ArchiveWriter(store, TOPIC, StoppedClock(), random.Random(5))
         keys = []

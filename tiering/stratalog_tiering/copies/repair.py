@@ -1,7 +1,7 @@
 """Repairs what a scrub finds, in place: from a second copy of the bucket, from the cluster's metadata, or from the hot copy.
 
 An object is replaced by the bytes that were committed under its key, which a digest in the history identifies, and by nothing
-else. What cannot be identified so is left as it is, and the result says why. Nothing is deleted. Each repair is read back
+else. Other damage is left as it is, and the result says why. Nothing is deleted. Each repair is read back
 before it is reported as one. A repaired manifest or page can show more damage behind it, so the partition is checked again.
 """
 
