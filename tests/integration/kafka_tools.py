@@ -61,7 +61,7 @@ _AT = "--bootstrap-server {bootstrap}"
 _FILES = {
     "delete.json": '{{"partitions": [{{"topic": "{topic}", "partition": 0, "offset": 1}}], "version": 1}}',
     "topics.json": '{{"topics": [{{"topic": "{topic}"}}], "version": 1}}',
-    "move.json": '{{"partitions": [{{"topic": "{topic}", "partition": 0, "replicas": [2]}}], "version": 1}}',
+    "move.json": '{{"partitions": [{{"topic": "{topic}", "partition": 0, "replicas": [2, 1]}}], "version": 1}}',
     "empty.properties": "",
 }
 """Files under ``{dir}`` that the steps use."""
@@ -365,7 +365,13 @@ KAFKA_TOOLS: tuple[Tool, ...] = (
     Tool(
         script="kafka-log-dirs.sh",
         main_class=TOOLS + "LogDirsCommand",
-        steps=(_lacks("describe log directories", f"{_AT} --describe", "DESCRIBE_LOG_DIRS"),),
+        steps=(
+            Step(
+                what="describe the bytes of a topic in each tier",
+                arguments=f"{_AT} --describe --topic-list {{topic}}",
+                prints=r'"partition":"{topic}-0"[^}}]*"size":[1-9]',
+            ),
+        ),
     ),
     Tool(
         script="kafka-metadata-quorum.sh",
@@ -375,22 +381,50 @@ KAFKA_TOOLS: tuple[Tool, ...] = (
     Tool(
         script="kafka-leader-election.sh",
         main_class=TOOLS + "LeaderElectionCommand",
-        steps=(_lacks("elect leaders", f"{_AT} --election-type preferred --topic {{topic}} --partition 0", "ELECT_LEADERS"),),
+        steps=(
+            Step(
+                what="elect the preferred leader, which leads already",
+                arguments=f"{_AT} --election-type preferred --topic {{topic}} --partition 0",
+                prints=r"Valid replica already elected for partitions {topic}-0",
+            ),
+            Step(
+                what="elect all preferred leaders",
+                arguments=f"{_AT} --election-type preferred --all-topic-partitions",
+                prints="",
+            ),
+            Step(
+                what="elect an unclean leader: never needed",
+                arguments=f"{_AT} --election-type unclean --topic {{topic}} --partition 0",
+                prints=r"Valid replica already elected for partitions {topic}-0",
+            ),
+        ),
     ),
     Tool(
         script="kafka-reassign-partitions.sh",
         main_class=TOOLS + "reassign.ReassignPartitionsCommand",
         steps=(
-            _lacks("list reassignments", f"{_AT} --list", "LIST_PARTITION_REASSIGNMENTS"),
-            _lacks(
-                "reassign",
-                f"{_AT} --execute --reassignment-json-file {{dir}}/move.json",
-                "LIST_PARTITION_REASSIGNMENTS",
+            Step(
+                what="list reassignments: there are none", arguments=f"{_AT} --list", prints="No partition reassignments found"
             ),
-            _lacks(
-                "plan a reassignment",
-                f"{_AT} --generate --topics-to-move-json-file {{dir}}/topics.json --broker-list 1,2",
-                "DESCRIBE_LOG_DIRS",
+            Step(
+                what="plan a reassignment",
+                arguments=f"{_AT} --generate --topics-to-move-json-file {{dir}}/topics.json --broker-list 1,2",
+                prints=r"Proposed partition reassignment configuration",
+            ),
+            Step(
+                what="reassign",
+                arguments=f"{_AT} --execute --reassignment-json-file {{dir}}/move.json",
+                prints="Successfully started partition reassignment for {topic}-0",
+            ),
+            Step(
+                what="verify the reassignment",
+                arguments=f"{_AT} --verify --reassignment-json-file {{dir}}/move.json",
+                prints=r"Reassignment of partition {topic}-0 is (completed|still in progress)",
+            ),
+            Step(
+                what="cancel it: it is over",
+                arguments=f"{_AT} --cancel --reassignment-json-file {{dir}}/move.json",
+                prints=r"None of the specified partition reassignments are active",
             ),
         ),
     ),

@@ -75,6 +75,8 @@ class Values:
             "value": self._config_value,
             "num_partitions": lambda: random.choice((-1, 1, 2, 3)), "replication_factor": lambda: random.choice((-1, 1, 1, 2)),
             "count": lambda: random.randint(1, PARTITIONS_MAX), "broker_ids": lambda: 1,
+            "replicas": lambda: random.choice((1, 1, 1, 9)),
+            "election_type": lambda: random.randrange(2),
             "acks": lambda: random.choice((-1, -1, 1, 0)), "records": self._records,
             "offset": self._offset, "fetch_offset": self._offset, "committed_offset": self._offset,
             "log_start_offset": lambda: -1, "high_watermark": lambda: -1,

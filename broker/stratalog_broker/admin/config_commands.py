@@ -137,7 +137,13 @@ class ConfigCommands:
         await self._change(resource, [name for name, _ in configs], edit, validate_only=validate_only)
 
     async def edit(self, resource: ConfigResource, edits: Sequence[ConfigEdit], *, validate_only: bool) -> None:
-        """Apply ``edits`` to the configs of ``resource``, all of them or none."""
+        """Apply ``edits`` to the configs of ``resource``, all of them or none.
+
+        One broker has no configs of its own, so deleting some changes nothing: Kafka's tools remove throttles that way.
+        """
+        deletes_only = all(each.operation == ConfigOperation.DELETE for each in edits)
+        if resource.kind == ResourceKind.BROKER and resource.name and deletes_only:
+            return
 
         def edit(configs: dict[str, str]) -> Mapping[str, str]:
             for each in edits:

@@ -37,6 +37,22 @@ class InvalidFeatureLevel(Invalid):
     """A feature does not exist, or does not have the level."""
 
 
+class NoReassignment(Invalid):
+    """The partition is not being reassigned."""
+
+
+class ElectionNotNeeded(Invalid):
+    """The partition's leader is the one that an election would choose."""
+
+
+class PreferredLeaderUnavailable(Invalid):
+    """The preferred leader is dead, leaves, or did not get the partition."""
+
+
+class NoEligibleLeader(Invalid):
+    """No broker can lead the partition now."""
+
+
 class LimitExceeded(Invalid):
     """The cluster would have too many topics or partitions, or one request creates too many."""
 

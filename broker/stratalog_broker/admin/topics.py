@@ -10,7 +10,6 @@ Refusals are errors of ``admin/errors.py``, or ``NotFound``; failures of the quo
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
@@ -32,6 +31,7 @@ from stratalog_broker.admin.protection import is_protected
 from stratalog_broker.admin.retention_changes import log_shortened
 from stratalog_broker.admin.topic_limits import check_cluster, check_request
 from stratalog_broker.admin.topic_names import NAME_CHARACTERS_MAX, check_topic_name
+from stratalog_broker.admin.view_waiting import wait_until
 from stratalog_broker.configs.settings import BrokerSettings
 from stratalog_broker.configs.topic_configs import STORAGE_ENABLE, check_topic_configs
 from stratalog_broker.partitions.internal_topics import INTERNAL_TOPICS
@@ -329,17 +329,8 @@ class TopicCommands:
         return _topic_of(name, self._view.find(Topic, topic_key(name)))
 
     async def _wait_until(self, condition: Callable[[], bool], timeout_s: float, otherwise: str) -> None:
-        changed = asyncio.Event()
-        unsubscribe = self._view.subscribe(lambda _: changed.set())
-        try:
-            async with asyncio.timeout(timeout_s):
-                while not condition():
-                    changed.clear()
-                    await changed.wait()
-        except TimeoutError:
-            raise NotServedYet(otherwise) from None
-        finally:
-            unsubscribe()
+        if not await wait_until(self._view, condition, timeout_s):
+            raise NotServedYet(otherwise)
 
 
 def _given_configs(new: NewTopic) -> dict[str, str]:

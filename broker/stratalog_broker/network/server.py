@@ -13,6 +13,7 @@ from functools import partial
 
 from stratalog_bookies.client import LedgerClient
 from stratalog_broker.admin.config_commands import ConfigCommands
+from stratalog_broker.admin.ownership_orders import OwnershipOrders
 from stratalog_broker.admin.topics import TopicCommands
 from stratalog_broker.cluster.advertised_brokers import AdvertisedBrokers
 from stratalog_broker.cluster.load_meter import LoadMeter
@@ -135,6 +136,7 @@ class BrokerServer:
             FetchSessions: FetchSessions(settings.fetch_sessions_max, shares.sessions // SESSION_PARTITION_BYTES, random),
             GroupService: self.groups,
             OffsetLookup: OffsetLookup(self.reader, TimeSearches(self.reader, ledgers, cold, self.searches)),
+            OwnershipOrders: OwnershipOrders(metadata),
             PartitionRows: self._partition_rows,
             Partitions: self.partitions,
             Peers: self.peers,

@@ -128,6 +128,7 @@ class OutgoingHandovers:
             partition,
             owner=successor.broker_id, owner_session=successor.session_id,
             leader_epoch=partition.leader_epoch + 1, next_owner=NO_OWNER, handed=handover_checkpoint if is_small else b"",
+            reassigned_from=None,
         )  # fmt: skip
         requirements = (VersionIs(key=partition.key(), version=version), SessionAlive(session_id=successor.session_id))
         return Release((Put(record=handed),), requirements, b"" if is_small else handover_checkpoint)

@@ -86,4 +86,5 @@ def _owned(partition: Partition, owner: int, session_id: int) -> Partition:
         owner_session=session_id,
         next_owner=NO_OWNER,
         handed=b"",
+        reassigned_from=None,
     )

@@ -41,6 +41,8 @@ class Partition(RecordBase, frozen=True, kw_only=True, tag="partition"):
 
     ``replicas``: brokers in the order in which they are to own it, as somebody assigned them; empty: any broker.
 
+    ``reassigned_from``: the ``replicas`` before a reassignment, until the partition has changed its owner; None: there is none.
+
     ``handed``: the last owner's state at log end (a checkpoint part of ``stratalog_core.batches.checkpoint``) if it is small.
     It holds as long as the log ends there. Empty: the next owner gathers it.
     """
@@ -53,6 +55,7 @@ class Partition(RecordBase, frozen=True, kw_only=True, tag="partition"):
     next_owner: int = NO_OWNER
     handed: bytes = b""
     replicas: tuple[int, ...] = ()
+    reassigned_from: tuple[int, ...] | None = None
 
     def key(self) -> str:
         return partition_key(self.topic_id, self.index)
