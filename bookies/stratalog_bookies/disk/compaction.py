@@ -18,9 +18,9 @@ from stratalog_bookies.disk.core.index import Row, Run
 from stratalog_bookies.disk.core.lookup import Place
 from stratalog_bookies.disk.disk import Disk
 from stratalog_bookies.disk.reads import read_places
-from stratalog_bookies.disk.transient_errors import is_transient
 from stratalog_bookies.protocol.messages import ENTRY_HEADER_BYTES
 from stratalog_core.errors import Corrupt, StorageFailed
+from stratalog_core.transient_errors import is_transient
 
 _log = logging.getLogger(__name__)
 _CHUNK_BYTES = 1024 * 1024

@@ -22,11 +22,11 @@ from stratalog_bookies.disk.group_commit import GroupCommit
 from stratalog_bookies.disk.log_file_lifecycle import LogFileLifecycle
 from stratalog_bookies.disk.log_files import LogFiles
 from stratalog_bookies.disk.reads import DiskReads
-from stratalog_bookies.disk.transient_errors import lacks_resources
 from stratalog_bookies.metrics import Counters, DiskMetrics
 from stratalog_bookies.protocol.messages import ENTRY_HEADER_BYTES, DiskInfo, LedgerTail, Status
 from stratalog_core.errors import Corrupt, StorageFailed
 from stratalog_core.ports import Background
+from stratalog_core.transient_errors import lacks_resources
 
 _log = logging.getLogger(__name__)
 _FAILED = bytes([Status.STORAGE_FAILED if status == Status.OK else status for status in range(256)])

@@ -15,10 +15,10 @@ from functools import partial
 from stratalog_bookies.config import BookieSettings
 from stratalog_bookies.disk.core.disk_core import DiskCore
 from stratalog_bookies.disk.log_files import LogFiles
-from stratalog_bookies.disk.transient_errors import is_transient
 from stratalog_bookies.metrics import Counters
 from stratalog_core.errors import Corrupt
 from stratalog_core.ports import Background
+from stratalog_core.transient_errors import is_transient
 
 _log = logging.getLogger(__name__)
 _IDLE_S = 0.5

@@ -22,8 +22,8 @@ from stratalog_bookies.disk.core import checkpoint, log_format
 from stratalog_bookies.disk.core.checkpoint import State
 from stratalog_bookies.disk.core.index import ROW_BYTES, Run
 from stratalog_bookies.disk.core.log import Write
-from stratalog_bookies.disk.transient_errors import lacks_resources
 from stratalog_core.ports import BeginsWrites, File, Files, OnWritten
+from stratalog_core.transient_errors import lacks_resources
 
 STATE: Final = "state"
 LOG: Final = "log"

@@ -21,12 +21,12 @@ from stratalog_bookies.disk.core.lookup import Budget, Found, Place, RunsNeeded,
 from stratalog_bookies.disk.direct_reads import DirectReads
 from stratalog_bookies.disk.log_files import LogFiles
 from stratalog_bookies.disk.recovery import make_index
-from stratalog_bookies.disk.transient_errors import is_transient, lacks_resources
 from stratalog_bookies.metrics import Counters
 from stratalog_bookies.protocol import messages
 from stratalog_bookies.protocol.messages import HEAD_BYTES_MAX, EntryState, Range
 from stratalog_core.errors import Corrupt
 from stratalog_core.ports import Background, Buffer, File
+from stratalog_core.transient_errors import is_transient, lacks_resources
 
 _log = logging.getLogger(__name__)
 

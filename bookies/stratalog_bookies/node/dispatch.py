@@ -18,7 +18,6 @@ from stratalog_bookies.disk.core.disk_core import Header
 from stratalog_bookies.disk.core.lookup import Budget, Found
 from stratalog_bookies.disk.disk import Disk, StatusGather
 from stratalog_bookies.disk.reads import RangeRead
-from stratalog_bookies.disk.transient_errors import lacks_resources
 from stratalog_bookies.metrics import BookieMetrics, Counters
 from stratalog_bookies.node.collector import Collector
 from stratalog_bookies.node.lac_waiters import LacWaiters
@@ -27,6 +26,7 @@ from stratalog_bookies.protocol.messages import ENTRIES_MAX, ENTRY_HEADER_BYTES,
 from stratalog_bookies.repair.scrub import Scrub
 from stratalog_core.errors import Corrupt, Invalid, Overloaded, StorageFailed, StratalogError
 from stratalog_core.ports import Buffer, Request
+from stratalog_core.transient_errors import lacks_resources
 
 _log = logging.getLogger(__name__)
 

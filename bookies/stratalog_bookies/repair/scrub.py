@@ -28,10 +28,10 @@ from stratalog_bookies.disk.core.cookie import COOKIE_FILE
 from stratalog_bookies.disk.core.index import Run
 from stratalog_bookies.disk.disk import Disk
 from stratalog_bookies.disk.log_files import LogFiles
-from stratalog_bookies.disk.transient_errors import is_transient, lacks_resources
 from stratalog_bookies.protocol.messages import DiskScrub
 from stratalog_bookies.repair.core.log_check import Checked, Copy, check_piece
 from stratalog_core.errors import Corrupt, StratalogError
+from stratalog_core.transient_errors import is_transient, lacks_resources
 
 _log = logging.getLogger(__name__)
 _PIECE_BYTES: Final = 1024 * 1024

@@ -17,12 +17,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-import uvloop
-
 from stratalog.roles.node import NodeSettings
 from stratalog.roles.open_files import raise_open_files
 from stratalog_core.config import load
 from stratalog_core.errors import Conflict, Invalid, StratalogError, Unavailable
+from stratalog_core.event_loop import run_server
 from stratalog_core.files.directory_lock import lock_file
 from stratalog_core.http.endpoints import Ready
 from stratalog_core.http.service import HttpService
@@ -202,7 +201,7 @@ def run(configuration: Configuration, name: str, start: Start, borders: Borders 
     raise_open_files()
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
     gc.set_threshold(_YOUNG_OBJECTS_MAX)
-    uvloop.run(_serve(configuration, name, start, borders))
+    run_server(_serve(configuration, name, start, borders))
 
 
 async def _serve(configuration: Configuration, name: str, start: Start, borders: Borders) -> None:

@@ -50,7 +50,7 @@ class HttpServer:
         self._host, port = split_address(address)
         sockets = await bind_sockets(self._host, port)
         try:
-            listen_on(sockets, address)
+            listen_on(sockets)
         except BaseException:
             close_sockets(sockets)
             raise

@@ -26,16 +26,17 @@ async def bind_sockets(host: str, port: int) -> list[socket.socket]:
     return sockets
 
 
-def listen_on(sockets: Sequence[socket.socket], address: str) -> None:
+def listen_on(sockets: Sequence[socket.socket], backlog: int = 128) -> None:
     """Start to listen. Raises ``Conflict``, because two processes can bind one port as long as neither listens.
 
     The event loop could do this, but uvloop never releases a socket on which listening failed.
     """
-    try:
-        for bound in sockets:
-            bound.listen()
-    except OSError as failure:
-        raise _named(address, failure) from failure
+    for bound in sockets:
+        try:
+            bound.listen(backlog)
+        except OSError as failure:
+            host, port, *_ = bound.getsockname()
+            raise _named(f"[{host}]:{port}" if ":" in host else f"{host}:{port}", failure) from failure
 
 
 def close_sockets(sockets: list[socket.socket]) -> None:

@@ -356,7 +356,7 @@ class _Bound:
         self._buffers = buffers
 
     async def listen(self, handler: Handler) -> _TcpListener:
-        listen_on(self._sockets, self.address)
+        listen_on(self._sockets)
         connections: set[_ServerConnection] = set()
         memory = PortMemory(connections, PORT_BYTES_MAX)
         loop = asyncio.get_running_loop()

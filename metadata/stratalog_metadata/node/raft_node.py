@@ -18,6 +18,7 @@ from typing import Final, Protocol
 from stratalog_core.errors import Invalid
 from stratalog_core.metrics.groups import LATENCY_BOUNDS_S, Histogram
 from stratalog_core.ports import Background, Clock
+from stratalog_core.transient_errors import lacks_resources
 from stratalog_metadata.raft import Entry, Message, Raft, Ready, Snapshot
 from stratalog_metadata.state import snapshot
 from stratalog_metadata.state.machine import Outcome
@@ -218,11 +219,20 @@ class RaftNode:
                 index, self._compact_to = self._compact_to, 0
                 await self._background.run(partial(self._storage.log.compact, index))
             if self._is_mark_due and not self._queue:
-                await self._background.run(self._storage.log.mark)
+                await self._mark()
             self._is_mark_due = False
             self._mark_later()
             self._writing = False
             self.wake()
+
+    async def _mark(self) -> None:
+        try:
+            await self._background.run(self._storage.log.mark)
+        except OSError as failure:
+            if not lacks_resources(failure):
+                raise
+            # The entries are durable, only the proof of the last batch is missing; ``_mark_later`` tries again.
+            _log.warning("the end of the raft log is not marked yet: %s", failure)
 
     def _mark_later(self) -> None:
         """Record the end of the log once no more writes follow: each batch proves that the one before it was durable."""

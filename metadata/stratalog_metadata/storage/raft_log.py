@@ -120,9 +120,9 @@ class DurableLog:
 
     def mark(self) -> None:
         """Write the mark durably: the newest segment and where it ends, besides term and vote."""
-        self._marked = self._position
         newest = LogMark(segment=self._segments[-1].number, end=self._position) if self._segments else LogMark()
         self._files.write_atomic(f"{self._directory}/{VOTE_FILE}", log_format.pack_vote(self._hard_state, newest))
+        self._marked = self._position
 
     @property
     def is_marked(self) -> bool:

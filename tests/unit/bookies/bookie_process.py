@@ -7,11 +7,11 @@ import sys
 from pathlib import Path
 from random import Random
 
-import uvloop
 from support.embedded_quorum import embedded_quorum
 
 from stratalog_bookies.config import BookieSettings
 from stratalog_bookies.node.server import BookieServer
+from stratalog_core.event_loop import run_server
 from stratalog_core.rpc.tcp import TcpTransport
 from stratalog_core.system import SystemClock, SystemFiles, ThreadBackground
 
@@ -41,6 +41,6 @@ async def serve(directory: Path) -> None:
 
 if __name__ == "__main__":
     if sys.argv[2:] == ["uvloop"]:
-        uvloop.run(serve(Path(sys.argv[1])))
+        run_server(serve(Path(sys.argv[1])))
     else:
         asyncio.run(serve(Path(sys.argv[1])))

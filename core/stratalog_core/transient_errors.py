@@ -10,7 +10,7 @@ import errno
 from typing import Final
 
 _NO_SPACE: Final = frozenset((errno.ENOSPC, errno.EDQUOT))
-_NO_RESOURCES: Final = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOMEM))
+_NO_RESOURCES: Final = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM))
 
 
 def is_transient(failure: BaseException) -> bool:
@@ -19,5 +19,5 @@ def is_transient(failure: BaseException) -> bool:
 
 
 def lacks_resources(failure: BaseException) -> bool:
-    """Whether the process lacked a file descriptor or memory: the disk was not accessed."""
+    """Whether the process lacked a file descriptor or memory: the disk or the client was not accessed."""
     return isinstance(failure, OSError) and failure.errno in _NO_RESOURCES
