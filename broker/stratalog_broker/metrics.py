@@ -34,6 +34,8 @@ class BrokerMetrics(MetricGroup):
     hot_reads: int = gauge("reads", "Reads from bookies in progress, read-ahead included")
     cold_reads: int = gauge("reads", "Reads from the object store in progress, read-ahead included")
     unreadable_group_records: int = gauge("records", "Records of __consumer_offsets that this broker could not read")
+    unreadable_transaction_records: int = gauge("records", "Records of __transaction_state that this broker could not read")
+    transaction_markers: int = gauge("markers", "Markers of decided transactions that are not written yet")
 
 
 @dataclass(slots=True, kw_only=True)

@@ -50,7 +50,12 @@ _SHORT: Final[Mapping[str, Mapping[str, Any]]] = {
         "audit_delay_s": 12.0,
         "audit_interval_s": 3.0,
     },
-    "broker": {"memory_bytes": 64 * _MIB, "ledger_idle_ms": 5000, "offsets_topic_partitions": 4},
+    "broker": {
+        "memory_bytes": 64 * _MIB,
+        "ledger_idle_ms": 5000,
+        "offsets_topic_partitions": 4,
+        "transaction_state_log_num_partitions": 4,
+    },
     "tiering": {
         "session_lease_ms": 4000,
         "deletion_lag_ms": 2000,

@@ -32,7 +32,11 @@ REQUESTS: Final = 20
 """Of each connection in a batch."""
 _PRODUCE: Final = 0
 _SHOWN_CHARACTERS: Final = 700
-_SETTINGS: Final[dict[str, Any]] = {"group_session_timeout_min_ms": 100, "offsets_topic_replication_factor": 2}
+_SETTINGS: Final[dict[str, Any]] = {
+    "group_session_timeout_min_ms": 100,
+    "offsets_topic_replication_factor": 2,
+    "transaction_state_log_replication_factor": 2,
+}
 _OFTEN: Final = (0, 0, 1, 8, 9, 10, 11, 11, 12, 14, 21, 44)
 """Drawn more often than the rest: they change what is stored, or need each other."""
 _RARELY: Final = frozenset({18, 20, 60})

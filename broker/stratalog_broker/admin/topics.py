@@ -34,7 +34,7 @@ from stratalog_broker.admin.topic_names import NAME_CHARACTERS_MAX, check_topic_
 from stratalog_broker.admin.view_waiting import wait_until
 from stratalog_broker.configs.settings import BrokerSettings
 from stratalog_broker.configs.topic_configs import STORAGE_ENABLE, check_topic_configs
-from stratalog_broker.partitions.internal_topics import INTERNAL_TOPICS
+from stratalog_broker.partitions.internal_topics import COPIES_SETTINGS, INTERNAL_TOPICS
 from stratalog_core.errors import Conflict, Invalid, NotEnoughBookies, NotFound
 from stratalog_core.ports import Clock, Random
 from stratalog_metadata.client.api import MetadataClient, MetadataView
@@ -177,7 +177,7 @@ class TopicCommands:
             return found
         if self.registered_bookies() < replication_factor:
             text = f"{name} needs {replication_factor} bookies; registered: {self.registered_bookies()}: start more, or lower"
-            raise NotEnoughBookies(f"{text} [broker] offsets_topic_replication_factor")
+            raise NotEnoughBookies(f"{text} [broker] {COPIES_SETTINGS[name]}")
         new = NewTopic(
             name=name, partition_count=partition_count, replication_factor=replication_factor, internal=True,
             configs={"cleanup.policy": "compact"},

@@ -72,6 +72,29 @@ class BrokerSettings:
         minimum=1,
         maximum=15,
     )
+    transaction_state_log_num_partitions: int = setting(50, help="Partitions of __transaction_state", minimum=1, maximum=1_000)
+    transaction_state_log_replication_factor: int = setting(
+        3,
+        help="Copies of __transaction_state; no transactional producer finds its coordinator until this many bookies have"
+        " registered. Set 1 if there is only one bookie, as `stratalog up` does",
+        minimum=1,
+        maximum=15,
+    )
+    transaction_max_timeout_ms: int = setting(
+        900_000, help="Maximum transaction.timeout.ms of a producer; more fails with INVALID_TRANSACTION_TIMEOUT", minimum=1
+    )
+    transactional_id_expiration_ms: int = setting(
+        7 * 86_400_000, help="A transactional id that was not used for this time is removed", minimum=1
+    )
+    transaction_remove_expired_transaction_cleanup_interval_ms: int = setting(
+        3_600_000, help="Interval between two searches for expired transactional ids", minimum=1
+    )
+    transactional_ids_max: int = setting(
+        100_000,
+        help="Maximum number of transactional ids per partition of __transaction_state",
+        minimum=1,
+        maximum=10_000_000,
+    )
 
     memory_bytes: int = setting(
         512 * _MIB,

@@ -1,6 +1,6 @@
 """One partition of a coordinator's internal topic while this broker owns it: replay, checkpoints, the live application.
 
-A kind of coordinator (groups; later transactions and share groups) supplies a state and an application. The frame does the
+A kind of coordinator (groups and transactions; later share groups) supplies a state and an application. The frame does the
 rest: it loads the state from snapshot and log, applies what the quorum confirms, puts the state into every checkpoint, and
 gives the application a writer of records.
 """
@@ -44,8 +44,8 @@ class CoordinatorKind(Generic[StateType, ApplicationType]):
     copies: int
     load: Callable[[bytes | None], StateType]
     """Returns the state of a snapshot, the empty state for None. Raises ``Corrupt``."""
-    start: Callable[[StateType, RecordWriter], ApplicationType]
-    """Returns the application over a state that has been replayed to the end of the log."""
+    start: Callable[[StateType, RecordWriter, int], ApplicationType]
+    """Returns the application over a state that has been replayed to the end of the log, in this leader epoch."""
 
 
 class CoordinatorPartition(Generic[StateType, ApplicationType]):
@@ -67,7 +67,7 @@ class CoordinatorPartition(Generic[StateType, ApplicationType]):
 
     # -- InternalTopicApplication
 
-    def load(self, state: bytes | None, batches: Iterable[Buffer]) -> None:
+    def load(self, state: bytes | None, batches: Iterable[Buffer], leader_epoch: int) -> None:
         self._state = self._kind.load(state)
         self._replay = Replay(self._state)
         for batch in batches:
@@ -75,7 +75,7 @@ class CoordinatorPartition(Generic[StateType, ApplicationType]):
         if self._replay.unreadable:
             skipped, first = self._replay.unreadable, self._replay.first_unreadable
             _log.error("replay of %s skipped %d records that it cannot read; %s", self._name, skipped, first)
-        self.application = self._kind.start(self._state, self._writer)
+        self.application = self._kind.start(self._state, self._writer, leader_epoch)
 
     def apply(self, batch: Buffer) -> None:
         self._replay.apply(batch)

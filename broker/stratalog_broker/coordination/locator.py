@@ -142,9 +142,31 @@ class CoordinatorLocator:
         except (KafkaError, StratalogError) as failure:
             # The client must retry, whatever the reason.
             raise KafkaError(ErrorCode.coordinator_not_available, failure.message) from failure
+        return self._owner_of(topic, key)
+
+    def owner(self, key_type: int, key: str) -> Broker:
+        """Return the broker that coordinates a key of a served type, without creating the topic.
+
+        Raises ``KafkaError`` COORDINATOR_NOT_AVAILABLE while the topic or a live owner of the partition is missing.
+        """
+        return self._owner_of(self._topic_of(key_type), key)
+
+    def _topic_of(self, key_type: int) -> Topic:
+        name = self._kinds[key_type].topic
+        topic = self._view.find(Topic, topic_key(name))
+        if topic is None:
+            raise KafkaError(ErrorCode.coordinator_not_available, f"{name} does not exist: find the coordinator")
+        return topic
+
+    def partition(self, key_type: int, key: str) -> tuple[str, int]:
+        """Return topic and index of the partition that has a key's state. Raises ``KafkaError`` COORDINATOR_NOT_AVAILABLE."""
+        topic = self._topic_of(key_type)
+        return topic.name, partition_of(key, topic.partition_count)
+
+    def _owner_of(self, topic: Topic, key: str) -> Broker:
         index = partition_of(key, topic.partition_count)
         partition = self._view.find(Partition, partition_key(topic.topic_id, index))
         owner = self._view.find(Broker, broker_key(partition.owner)) if partition is not None else None
         if owner is None:
-            raise KafkaError(ErrorCode.coordinator_not_available, f"partition {index} of {kind.topic} has no live owner")
+            raise KafkaError(ErrorCode.coordinator_not_available, f"partition {index} of {topic.name} has no live owner")
         return owner

@@ -66,7 +66,7 @@ class PositionsFile:
         """Load the state; a missing file is an empty one. Raises ``Corrupt``, ``Invalid`` or ``OSError``."""
         assert self._application is not None, "the coordinator is registered"
         found = self._files.read(self._name) if self._files.exists(self._name) else None
-        self._application.load(None if found is None else decode_positions(found, self._name), ())
+        self._application.load(None if found is None else decode_positions(found, self._name), (), 0)
         self._is_serving = True
 
     def is_serving(self, topic_partition: TopicPartition) -> bool:

@@ -11,13 +11,22 @@ from importlib import import_module
 from typing import Final
 
 from stratalog_broker.handlers.produce import READ_ONLY_API as READ_ONLY_PRODUCE
+from stratalog_broker.requests.access import Resource
 from stratalog_broker.requests.handler_info import HandlerInfo
 
 _MODULES: Final = [import_module(f"{__name__}.{module.name}") for module in pkgutil.iter_modules(__path__)]
+
+
+def _is_read_only(info: HandlerInfo) -> bool:
+    """Whether a server without transactions, whose topics never change, serves the API."""
+    access = info.access
+    return access is None or not (access.changes_log or access.resource is Resource.TRANSACTIONAL_ID)
+
+
 HANDLERS: Final[Mapping[int, HandlerInfo]] = {module.API.key: module.API for module in _MODULES}
 """The APIs by key. ``ServedApis`` binds their handlers to services."""
 READ_ONLY_HANDLERS: Final[Mapping[int, HandlerInfo]] = {
-    **{key: info for key, info in HANDLERS.items() if info.access is None or not info.access.changes_log},
+    **{key: info for key, info in HANDLERS.items() if _is_read_only(info)},
     READ_ONLY_PRODUCE.key: READ_ONLY_PRODUCE,
 }
 """The APIs of a server whose topics never change: those of consumers and their groups, and a Produce that refuses."""

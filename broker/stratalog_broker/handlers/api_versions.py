@@ -1,4 +1,4 @@
-"""ApiVersions (key 18), versions 0–4: returns exactly the APIs and versions of the handler table.
+"""ApiVersions (key 18), versions 0–4: returns the advertised APIs and versions of the handler table.
 
 A request of an unknown version is answered in version 0 with UNSUPPORTED_VERSION and the table, so that the client can
 choose (KIP-511); ``network/admission.py`` does that with ``encode_fallback``. Features are those of ``configs/features.py``.
@@ -34,6 +34,7 @@ def _response(apis: ServedApis, version: int, code: ErrorCode) -> Any:
     keys = tuple(
         new("ApiVersion", api_key=info.key, min_version=info.lowest_advertised, max_version=info.max_version)
         for info in sorted(apis.by_key.values(), key=lambda info: info.key)
+        if info.is_advertised
     )
     return new(
         "ApiVersionsResponse",

@@ -1,7 +1,7 @@
 """FindCoordinator, versions 0–6 (several keys since v4). The first call for a key type creates its internal topic.
 
-Difference from Apache Kafka: transactions (key type 1) and share groups (key type 2) have no coordinators; the answer is
-INVALID_REQUEST, as for a key type that does not exist.
+Difference from Apache Kafka: share groups (key type 2) have no coordinators; the answer is INVALID_REQUEST, as for a key type
+that does not exist.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from stratalog_broker.requests.handler_info import HandlerInfo
 from stratalog_broker.requests.permissions import Permissions
 
 _ACCESS: Final = Access(Operation.DESCRIBE, Resource.GROUP)
+_TRANSACTION_ACCESS: Final = Access(Operation.DESCRIBE, Resource.TRANSACTIONAL_ID)
+_TRANSACTION_KEY_TYPE: Final = 1
 _GROUP_KEY_TYPE: Final = 0  # v0 has no key type: it finds coordinators of groups
 _KEYS_MAX: Final = 1_000
 
@@ -38,6 +40,8 @@ async def _find(
     try:
         if key_type == _GROUP_KEY_TYPE:
             permissions.check_group(context, _ACCESS, key)
+        elif key_type == _TRANSACTION_KEY_TYPE:
+            permissions.check_transactional_id(context, _TRANSACTION_ACCESS, key)
         coordinator = await locator.find(key_type, key)
     except KafkaError as refused:
         return _fields(refused.code, refused.message)

@@ -25,6 +25,7 @@ from stratalog_broker.configs.memory import SESSION_PARTITION_BYTES, MemoryShare
 from stratalog_broker.configs.settings import BrokerSettings
 from stratalog_broker.coordination.groups.service import GroupService
 from stratalog_broker.coordination.locator import CoordinatorLocator
+from stratalog_broker.coordination.transactions.service import TransactionService
 from stratalog_broker.handlers import HANDLERS
 from stratalog_broker.metrics import BrokerMetrics, MemoryMetrics
 from stratalog_broker.network.admission import Admission
@@ -106,6 +107,12 @@ class BrokerServer:
         self.groups = GroupService(settings, metadata, clock, self.locator)
         self.advertised_brokers = AdvertisedBrokers(metadata.view, clock)
         self.peers = Peers(metadata.view, clock)
+        self._producer_ids = ProducerIds(metadata)
+        self.transactions = (
+            TransactionService(settings, metadata, clock, self.locator, self.peers, self._producer_ids)
+            if internal is None
+            else None
+        )
         self._partition_rows = PartitionRows(metadata.view)
         self._deadlines = Deadlines(clock)
         self._responses = UnsentResponses(shares.responses)
@@ -122,7 +129,9 @@ class BrokerServer:
     def _services(self, ledgers: LedgerClient, cold: ColdReader, random: Random, rules: AccessRules) -> Services:
         """Return the parts of this broker that handlers may use."""
         settings, metadata, shares = self.settings, self.metadata, self._shares
+        own = {} if self.transactions is None else {TransactionService: self.transactions}
         return {
+            **own,
             BrokerSettings: settings,
             MetadataView: metadata.view,
             MetadataClient: metadata,
@@ -142,7 +151,7 @@ class BrokerServer:
             Peers: self.peers,
             Permissions: Permissions(rules.authorizer),
             PendingReads: self.pending_reads,
-            ProducerIds: ProducerIds(metadata),
+            ProducerIds: self._producer_ids,
             TopicCommands: self.topic_commands,
             UnsentResponses: self._responses,
         }
@@ -161,7 +170,7 @@ class BrokerServer:
 
     def metrics(self) -> Iterator[MetricGroup]:
         """Yield the broker's metrics for one scrape."""
-        connections = self.connections
+        connections, transactions = self.connections, self.transactions
         hot_reads, cold_reads = self.pending_reads.reads_in_progress
         yield BrokerMetrics(
             connections=len(connections),
@@ -171,6 +180,8 @@ class BrokerServer:
             hot_reads=hot_reads,
             cold_reads=cold_reads,
             unreadable_group_records=self.groups.unreadable_records,
+            unreadable_transaction_records=transactions.unreadable_records if transactions is not None else 0,
+            transaction_markers=transactions.outstanding_markers if transactions is not None else 0,
         )
         yield self.partitions.takeover_metrics
         yield from connections.requests.metrics()
@@ -213,6 +224,8 @@ class BrokerServer:
         )
         await self._registration.start()
         self.groups.start()
+        if self.transactions is not None:
+            self.transactions.start()
         self._sweeper = asyncio.get_running_loop().call_later(LOOK_S, self._sweep)
 
     def _record(self) -> Broker:
@@ -275,4 +288,6 @@ class BrokerServer:
         await self.partitions.close()
         await self.pending_reads.close()
         self.groups.close()
+        if self.transactions is not None:
+            self.transactions.close()
         self._deadlines.close()

@@ -1,4 +1,4 @@
-"""Replicated state machines in internal topics, by which groups (and later transactions) survive the loss of a broker.
+"""Replicated state machines in internal topics, by which groups and transactions survive the loss of a broker.
 
 An application keeps its state in memory and changes it only through batches of its partition: it appends a batch
 (``Partitions.append_internal``), and every batch acknowledged by the quorum is passed to :meth:`apply` in offset order, on the
@@ -16,15 +16,24 @@ from stratalog_core.ports import Buffer
 from stratalog_metadata.records import TopicPartition
 
 CONSUMER_OFFSETS: Final = "__consumer_offsets"
-INTERNAL_TOPICS: Final = frozenset({CONSUMER_OFFSETS, "__transaction_state", "__share_group_state", "__cluster_metadata"})
+TRANSACTION_STATE: Final = "__transaction_state"
+INTERNAL_TOPICS: Final = frozenset({CONSUMER_OFFSETS, TRANSACTION_STATE, "__share_group_state", "__cluster_metadata"})
 """Kafka's internal topics; clients cannot create them."""
+COPIES_SETTINGS: Final = {
+    CONSUMER_OFFSETS: "offsets_topic_replication_factor",
+    TRANSACTION_STATE: "transaction_state_log_replication_factor",
+}
+"""The setting for the number of copies of an internal topic that a broker creates."""
 
 
 class InternalTopicApplication(Protocol):
     """The state machine of one partition while this broker owns it. All calls come from the event loop and do not block."""
 
-    def load(self, state: bytes | None, batches: Iterable[Buffer]) -> None:
-        """Load the last snapshot (None if there is none) and the batches after it. Called once, before any other method."""
+    def load(self, state: bytes | None, batches: Iterable[Buffer], leader_epoch: int) -> None:
+        """Load the last snapshot (None if there is none) and the batches after it. Called once, before any other method.
+
+        ``leader_epoch`` is that of this ownership of the partition.
+        """
         ...
 
     def apply(self, batch: Buffer) -> None:

@@ -365,7 +365,7 @@ class Partitions:
         if factory is None:
             return None
         application = factory(taken.partition.index)
-        application.load(taken.application_state, taken.batches)
+        application.load(taken.application_state, taken.batches, taken.partition.leader_epoch)
         return application
 
     def _on_lost(self, log: PartitionLog, error: StratalogError) -> None:

@@ -48,6 +48,8 @@ class HandlerInfo:
     handle: Handle | None = None
     handle_raw: HandleRaw | None = None
     advertised_min_version: int | None = None
+    is_advertised: bool = True
+    """Whether ApiVersions lists it; brokers send each other requests that it does not list."""
     ends_with_client: bool = False
     """Whether the request is cancelled when its client disconnects: for requests that change nothing and may be costly."""
 

@@ -101,6 +101,12 @@ class Permissions:
         if self._authorizer is not None and not self.allows(context, access, group_id):
             raise KafkaError(ErrorCode.group_authorization_failed, denial(context, access, group_id))
 
+    def check_transactional_id(self, context: RequestContext, access: Access, transactional_id: str) -> None:
+        """Raise ``KafkaError`` with TRANSACTIONAL_ID_AUTHORIZATION_FAILED unless the client may access the id."""
+        if self._authorizer is not None and not self.allows(context, access, transactional_id):
+            denied = denial(context, access, transactional_id)
+            raise KafkaError(ErrorCode.transactional_id_authorization_failed, denied)
+
 
 def except_denied(find: FindPartition, denied: frozenset[bytes]) -> FindPartition:
     """Return ``find`` without the topics whose keys are in ``denied``: the other lookups cost nothing more."""

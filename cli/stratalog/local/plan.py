@@ -87,6 +87,7 @@ def _configurations(data: Path, state: ClusterState, cluster_id: str) -> dict[st
             "listen": process.address,
             "default_replication_factor": copies,
             "offsets_topic_replication_factor": copies,
+            "transaction_state_log_replication_factor": copies,
         }
         cache: dict[str, Value] = {"cache_dir": str(data / process.name / "cache")}
         configurations[process.name] = {"node": {**node, **cache}, "broker": table}

@@ -20,7 +20,7 @@ POLICY_VIOLATION.
 
 def kafka_apis_page() -> str:
     """The page's text."""
-    return _HEAD + "".join(_row(key, info) for key, info in sorted(HANDLERS.items()))
+    return _HEAD + "".join(_row(key, info) for key, info in sorted(HANDLERS.items()) if info.is_advertised)
 
 
 def _row(key: int, info: HandlerInfo) -> str:

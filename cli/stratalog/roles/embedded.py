@@ -20,7 +20,12 @@ def embedded_overrides(data: Path, *, kafka: str, store: str | None) -> dict[str
         "metadata": {"data_dir": str(data / "metadata"), "listen": "127.0.0.1:0"},
         "bookie": {"bookie_id": "bookie-1", "data_dirs": str(data / "bookie"), "listen": "127.0.0.1:0"},
         # There is only one bookie, so groups' offsets have one copy by choice.
-        "broker": {"broker_id": 1, "listen": kafka, "offsets_topic_replication_factor": 1},
+        "broker": {
+            "broker_id": 1,
+            "listen": kafka,
+            "offsets_topic_replication_factor": 1,
+            "transaction_state_log_replication_factor": 1,
+        },
         # The worker shares the process with the broker, whose clients must not wait.
         "tiering": {"worker_id": "tiering-1", "niceness": 0},
     }

@@ -34,7 +34,7 @@ BOOKIE_RACKS: Final = 2
 KAFKA_PORT: Final = 9092
 UNDELETE_WINDOW_MS: Final = 3_000
 OFFSETS_PARTITIONS: Final = 3
-"""Partitions of ``__consumer_offsets``."""
+"""Partitions of ``__consumer_offsets``, and of ``__transaction_state``."""
 DIRECT_SHARE: Final = 0.75
 CLUSTER_ID: Final = "simulated-cluster-0001"
 START_TIMEOUT_S: Final = 120.0
@@ -163,6 +163,7 @@ def broker(bucket: Bucket) -> Main:
             checkpoint_part_bytes=machine.world.random("checkpoint parts").choice(CHECKPOINT_PART_BYTES),
             undelete_window_ms=UNDELETE_WINDOW_MS,
             offsets_topic_partitions=OFFSETS_PARTITIONS,
+            transaction_state_log_num_partitions=OFFSETS_PARTITIONS,
             group_session_timeout_min_ms=1_000,
             group_initial_rebalance_delay_ms=200,
         )

@@ -117,6 +117,8 @@ class MiniCluster:
             "listen": ("127.0.0.1:0",),
             "offsets_topic_partitions": 2,
             "offsets_topic_replication_factor": min(3, len(self.bookies)),
+            "transaction_state_log_num_partitions": 2,
+            "transaction_state_log_replication_factor": min(3, len(self.bookies)),
             "group_initial_rebalance_delay_ms": 0,
             "lease_ms": 5000,
             "shutdown_ms": 2000,

@@ -197,7 +197,7 @@ def group_kind(
 ) -> CoordinatorKind[GroupStore, GroupApplication]:
     """Return groups as a kind of coordinator; the numbers are those of ``__consumer_offsets`` when it is created."""
 
-    def start(store: GroupStore, writer: RecordWriter) -> GroupApplication:
+    def start(store: GroupStore, writer: RecordWriter, leader_epoch: int) -> GroupApplication:
         return GroupApplication(limits, clock, store, writer)
 
     return CoordinatorKind(

@@ -28,7 +28,7 @@ class Appended:
         self.state = b""
         self.is_resigned = False
 
-    def load(self, state: bytes | None, batches: Iterable[Buffer]) -> None:
+    def load(self, state: bytes | None, batches: Iterable[Buffer], leader_epoch: int) -> None:
         self.state = state or b""
 
     def apply(self, batch: Buffer) -> None:

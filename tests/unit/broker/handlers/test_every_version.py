@@ -158,7 +158,7 @@ async def test_group_errors_over_the_wire(mini_cluster: MiniCluster) -> None:
             answer = await client.send(12, version, group_id=GROUP, generation_id=1, member_id="m", group_instance_id=None)
             assert answer.error_code is ErrorCode.coordinator_not_available, "nobody has asked for a coordinator"
         for version in range(1, HANDLERS[10].max_version + 1):
-            answer = await client.send(10, version, key="transactions", key_type=1, coordinator_keys=("transactions",))
+            answer = await client.send(10, version, key="shares", key_type=2, coordinator_keys=("shares",))
             found = answer.coordinators[0] if version >= 4 else answer
             assert found.error_code is ErrorCode.invalid_request
         await find(client, 6)

@@ -256,7 +256,7 @@ class Shell:
         self.partition = partition_of_groups(self.append, LIMITS)
         self.failure: StratalogError | None = None
         self.batches: list[bytes] = []
-        self.partition.load(None, [])
+        self.partition.load(None, [], 0)
 
     @property
     def application(self) -> GroupApplication:
@@ -281,9 +281,9 @@ async def test_requests_of_one_turn_are_written_together() -> None:
     assert await asyncio.gather(*commits) == [[ErrorCode.none]] * 5
     assert len(shell.batches) == 1
     successor = Shell()
-    successor.partition.load(shell.partition.snapshot(), [])
+    successor.partition.load(shell.partition.snapshot(), [], 0)
     assert successor.application.coordinator.table.store.offsets_of("g4")[("t", 0)].offset == 4
-    successor.partition.load(None, shell.batches)
+    successor.partition.load(None, shell.batches, 0)
     assert successor.application.coordinator.table.group_ids() == [f"g{number}" for number in range(5)]
 
 
@@ -323,7 +323,7 @@ async def test_whoever_waits_is_told_when_the_partition_goes() -> None:
 async def test_members_expire_by_the_clock() -> None:
     limits = replace(LIMITS, group=replace(LIMITS.group, session_timeout_ms_min=1))
     partition = partition_of_groups(Shell().append, limits)
-    partition.load(None, [])
+    partition.load(None, [], 0)
     application = partition.application
     assert application is not None
     silent = replace(join_request(), session_timeout_ms=20)

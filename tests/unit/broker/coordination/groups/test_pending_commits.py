@@ -128,7 +128,7 @@ class SlowLog:
     def __init__(self) -> None:
         self.go_on = asyncio.Event()
         self.partition = partition_of_groups(self.append, AT_ONCE)
-        self.partition.load(None, [])
+        self.partition.load(None, [], 0)
 
     @property
     def application(self) -> GroupApplication:

@@ -1,0 +1,220 @@
+"""Records of ``__transaction_state`` in Kafka's schemas, so that Kafka's tools can read them.
+
+Written: ``TransactionLogKey`` v0 and ``TransactionLogValue`` v1, the flexible version; values of v0 are read, too. Keys of
+other versions are skipped. A null value deletes the key. In state Empty the array of partitions is null, as in Kafka.
+
+The only extension is a record header, which Kafka's tools ignore: ``stratalog.last_producer_epoch``, by which a producer's
+retry of InitProducerId is recognised after the coordinator has moved, too.
+"""
+
+from __future__ import annotations
+
+import itertools
+import struct
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from stratalog_broker.coordination.replay import CoordinatorRecord
+from stratalog_broker.coordination.transactions.core.transaction import (
+    NO_EPOCH,
+    NO_PRODUCER_ID,
+    PartitionName,
+    Transaction,
+    TransactionState,
+)
+from stratalog_broker.protocol.frame import read_uvarint, write_uvarint
+from stratalog_core.batches.records import Header
+from stratalog_core.errors import Corrupt
+
+KEY_VERSION: Final = 0
+VALUE_VERSION: Final = 1
+LAST_EPOCH_HEADER: Final = "stratalog.last_producer_epoch"
+_PREVIOUS_PRODUCER_ID, _NEXT_PRODUCER_ID, _CLIENT_VERSION = 0, 1, 2
+_I16: Final = struct.Struct(">h")
+_I32: Final = struct.Struct(">i")
+_I64: Final = struct.Struct(">q")
+_HEAD: Final = struct.Struct(">hqhib")
+"""Version, producer id, epoch, timeout, state."""
+_TIMES: Final = struct.Struct(">qq")
+_NO_TAGS: Final = b"\0"
+_STORED: Final = frozenset(TransactionState) - {TransactionState.DEAD, TransactionState.PREPARE_EPOCH_FENCE}
+
+
+def record_of(transaction: Transaction) -> CoordinatorRecord:
+    """Return the record that stores a transaction; for an expired one, the record that removes it."""
+    key = encode_key(transaction.transactional_id)
+    if transaction.state is TransactionState.DEAD:
+        return CoordinatorRecord(key, None)
+    headers = () if transaction.last_producer_epoch == NO_EPOCH else (_last_epoch_header(transaction),)
+    return CoordinatorRecord(key, encode_value(transaction), headers)
+
+
+def _last_epoch_header(transaction: Transaction) -> Header:
+    return LAST_EPOCH_HEADER, _I16.pack(transaction.last_producer_epoch)
+
+
+def encode_key(transactional_id: str) -> bytes:
+    encoded = transactional_id.encode()
+    return _I16.pack(KEY_VERSION) + _I16.pack(len(encoded)) + encoded
+
+
+def decode_key(key: bytes) -> str | None:
+    """Return the transactional id, or None for a key version that is not read here. Raises ``Corrupt``."""
+    reader = _Reader(key)
+    return reader.short_string() if reader.i16() == KEY_VERSION else None
+
+
+def encode_value(transaction: Transaction) -> bytes:
+    head = _HEAD.pack(
+        VALUE_VERSION, transaction.producer_id, transaction.producer_epoch, transaction.timeout_ms, transaction.state
+    )
+    times = _TIMES.pack(transaction.updated_at_ms, transaction.started_at_ms)
+    return b"".join((head, *_encode_partitions(transaction), times, *_encode_tags(transaction)))
+
+
+def _encode_partitions(transaction: Transaction) -> Iterator[bytes]:
+    if transaction.state is TransactionState.EMPTY:
+        yield write_uvarint(0)
+        return
+    topics = [(name, list(group)) for name, group in itertools.groupby(transaction.partitions, key=lambda each: each[0])]
+    yield write_uvarint(len(topics) + 1)
+    for name, partitions in topics:
+        encoded = name.encode()
+        yield write_uvarint(len(encoded) + 1) + encoded + write_uvarint(len(partitions) + 1)
+        yield b"".join(_I32.pack(index) for _, index in partitions)
+        yield _NO_TAGS
+
+
+def _encode_tags(transaction: Transaction) -> Iterator[bytes]:
+    tags = [
+        (tag, packed)
+        for tag, packed, is_default in (
+            (_PREVIOUS_PRODUCER_ID, _I64.pack(transaction.previous_producer_id), transaction.previous_producer_id == -1),
+            (_NEXT_PRODUCER_ID, _I64.pack(transaction.next_producer_id), transaction.next_producer_id == -1),
+            (_CLIENT_VERSION, _I16.pack(transaction.client_version), transaction.client_version == 0),
+        )
+        if not is_default
+    ]
+    yield write_uvarint(len(tags))
+    for tag, packed in tags:
+        yield write_uvarint(tag) + write_uvarint(len(packed)) + packed
+
+
+def decode_value(transactional_id: str, value: bytes, headers: Sequence[Header] = ()) -> Transaction:
+    """Return the transaction. Raises ``Corrupt``, also for unknown versions and states."""
+    reader = _Reader(value)
+    version = reader.i16()
+    if not 0 <= version <= VALUE_VERSION:
+        raise Corrupt(f"value has version {version}; versions 0 to {VALUE_VERSION} are read")
+    producer_id, epoch, timeout_ms, number = reader.i64(), reader.i16(), reader.i32(), reader.i8()
+    if number not in _STORED:
+        raise Corrupt(f"transaction state {number} is unknown")
+    partitions = tuple(sorted(_decode_partitions(reader, is_flexible=version >= 1)))
+    updated_at_ms, started_at_ms = reader.i64(), reader.i64()
+    tags = dict(reader.tags()) if version >= 1 else {}
+    return Transaction(
+        transactional_id=transactional_id,
+        producer_id=producer_id,
+        producer_epoch=epoch,
+        last_producer_epoch=_last_epoch_in(headers),
+        previous_producer_id=_tag(tags, _PREVIOUS_PRODUCER_ID, _I64, NO_PRODUCER_ID),
+        next_producer_id=_tag(tags, _NEXT_PRODUCER_ID, _I64, NO_PRODUCER_ID),
+        timeout_ms=timeout_ms,
+        state=TransactionState(number),
+        partitions=partitions,
+        updated_at_ms=updated_at_ms,
+        started_at_ms=started_at_ms,
+        client_version=_tag(tags, _CLIENT_VERSION, _I16, 0),
+    )
+
+
+def _last_epoch_in(headers: Sequence[Header]) -> int:
+    content = next((content for name, content in headers if name == LAST_EPOCH_HEADER), None)
+    if content is None:
+        return NO_EPOCH
+    if len(content) != _I16.size:
+        raise Corrupt(f"header {LAST_EPOCH_HEADER} has {len(content)} bytes instead of {_I16.size}")
+    return int(_I16.unpack(content)[0])
+
+
+def _tag(tags: dict[int, bytes], tag: int, field: struct.Struct, default: int) -> int:
+    content = tags.get(tag)
+    if content is None:
+        return default
+    if len(content) != field.size:
+        raise Corrupt(f"tagged field {tag} has {len(content)} bytes instead of {field.size}")
+    return int(field.unpack(content)[0])
+
+
+def _decode_partitions(reader: _Reader, *, is_flexible: bool) -> Iterator[PartitionName]:
+    for _ in range(reader.compact_count() if is_flexible else reader.count()):
+        name = reader.compact_string() if is_flexible else reader.short_string()
+        for _ in range(reader.compact_count() if is_flexible else reader.count()):
+            yield name, reader.i32()
+        if is_flexible:
+            list(reader.tags())
+
+
+class _Reader:
+    """Reads one key or value from its beginning. Truncated content raises ``Corrupt``."""
+
+    def __init__(self, content: bytes) -> None:
+        self._content = content
+        self._position = 0
+
+    def i8(self) -> int:
+        return int.from_bytes(self._take(1), "big", signed=True)
+
+    def i16(self) -> int:
+        return self._unpack(_I16)
+
+    def i32(self) -> int:
+        return self._unpack(_I32)
+
+    def i64(self) -> int:
+        return self._unpack(_I64)
+
+    def count(self) -> int:
+        """Return the length of an array; a null one is empty."""
+        return self._checked(max(self.i32(), 0))
+
+    def compact_count(self) -> int:
+        return self._checked(max(self._uvarint() - 1, 0))
+
+    def short_string(self) -> str:
+        return self._text(self.i16())
+
+    def compact_string(self) -> str:
+        return self._text(self._uvarint() - 1)
+
+    def tags(self) -> Iterator[tuple[int, bytes]]:
+        """Yield the tagged fields of a struct."""
+        for _ in range(self._checked(self._uvarint())):
+            tag = self._uvarint()
+            yield tag, self._take(self._uvarint())
+
+    def _checked(self, count: int) -> int:
+        rest = len(self._content) - self._position
+        if count > rest:
+            raise Corrupt(f"an array claims {count} elements in {rest} bytes")
+        return count
+
+    def _uvarint(self) -> int:
+        value, self._position = read_uvarint(memoryview(self._content), self._position)
+        return value
+
+    def _text(self, length: int) -> str:
+        try:
+            return self._take(length).decode()
+        except UnicodeDecodeError as malformed:
+            raise Corrupt(f"string before byte {self._position} is not UTF-8") from malformed
+
+    def _unpack(self, field: struct.Struct) -> int:
+        return int(field.unpack(self._take(field.size))[0])
+
+    def _take(self, length: int) -> bytes:
+        piece = self._content[self._position : self._position + length]
+        if length < 0 or len(piece) != length:
+            raise Corrupt(f"field of {length} bytes at byte {self._position} exceeds its {len(self._content)} bytes")
+        self._position += length
+        return piece

@@ -1,0 +1,66 @@
+"""The contents of a partition of ``__transaction_state``: the last durable value of each transactional id."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+
+from stratalog_broker.coordination.replay import ApplyRecord
+from stratalog_broker.coordination.transactions.core.records import decode_key, decode_value
+from stratalog_broker.coordination.transactions.core.transaction import Transaction
+from stratalog_core.batches.records import Header
+from stratalog_core.errors import Corrupt
+from stratalog_core.malformed import MALFORMED
+
+SNAPSHOT_VERSION: Final = 1
+
+
+class _Snapshot(msgspec.Struct, frozen=True, kw_only=True):
+    """The snapshot format. Fields may be added with defaults; a change of meaning needs a new version."""
+
+    version: int
+    transactions: tuple[Transaction, ...]
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(_Snapshot)
+
+
+class TransactionStore:
+    """Transactions by transactional id; a ``CoordinatorState``."""
+
+    def __init__(self) -> None:
+        self.transactions: dict[str, Transaction] = {}
+
+    def begin_batch(self) -> ApplyRecord:
+        return self._apply
+
+    def _apply(self, key: bytes, value: bytes | None, headers: Sequence[Header]) -> None:
+        transactional_id = decode_key(key)
+        if transactional_id is None:
+            return
+        if value is None:
+            self.transactions.pop(transactional_id, None)
+        else:
+            self.transactions[transactional_id] = decode_value(transactional_id, value, headers)
+
+    def snapshot(self) -> bytes:
+        """Return the whole content as msgpack (docs/reference/formats/transaction-state.md)."""
+        return _encoder.encode(_Snapshot(version=SNAPSHOT_VERSION, transactions=tuple(self.transactions.values())))
+
+    @classmethod
+    def from_snapshot(cls, content: bytes | None) -> TransactionStore:
+        """Return the store of a snapshot, empty for None. Raises ``Corrupt`` for malformed content and unknown versions."""
+        store = cls()
+        if content is None:
+            return store
+        try:
+            snapshot = _decoder.decode(content)
+        except MALFORMED as malformed:
+            raise Corrupt(f"snapshot of transactions is malformed: {malformed}") from malformed
+        if snapshot.version != SNAPSHOT_VERSION:
+            raise Corrupt(f"snapshot of transactions has version {snapshot.version}; this release reads {SNAPSHOT_VERSION}")
+        store.transactions = {each.transactional_id: each for each in snapshot.transactions}
+        return store
