@@ -53,16 +53,16 @@ def _row(
     found: Transaction | None = None,
     topics: tuple[Any, ...] = (),
 ) -> Any:
-    started_at_ms = -1 if found is None else found.started_at_ms
+    """Return one row; numbers of a refused one are zero, as in Kafka."""
     return context.new(
         "TransactionState",
         error_code=error,
         transactional_id=transactional_id,
         transaction_state="" if found is None else found.state.label,
         transaction_timeout=datetime.timedelta(milliseconds=0 if found is None else found.timeout_ms),
-        transaction_start_time=_EPOCH + datetime.timedelta(milliseconds=started_at_ms),
-        producer_id=-1 if found is None else found.producer_id,
-        producer_epoch=-1 if found is None else found.producer_epoch,
+        transaction_start_time=_EPOCH + datetime.timedelta(milliseconds=0 if found is None else found.started_at_ms),
+        producer_id=0 if found is None else found.producer_id,
+        producer_epoch=0 if found is None else found.producer_epoch,
         topics=topics,
     )
 
