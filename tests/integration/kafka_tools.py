@@ -260,9 +260,7 @@ KAFKA_TOOLS: tuple[Tool, ...] = (
         steps=(
             Step(what="show the cluster's id", arguments=f"cluster-id {_AT}", prints=r"Cluster ID: \S{{22}}"),
             Step(what="list brokers", arguments=f"list-endpoints {_AT}", prints=r"1\s+127\.0\.0\.1[\s\S]*2\s+127\.0\.0\.1"),
-            _refused(
-                "unregister a broker", f"unregister {_AT} --id 9", "does not support the broker unregistration API", exit_code=0
-            ),
+            _refused("unregister a broker that is not registered", f"unregister {_AT} --id 9", "broker 9 is not registered"),
         ),
     ),
     Tool(
@@ -376,7 +374,18 @@ KAFKA_TOOLS: tuple[Tool, ...] = (
     Tool(
         script="kafka-metadata-quorum.sh",
         main_class=TOOLS + "MetadataQuorumCommand",
-        steps=(_lacks("describe the quorum", f"{_AT} describe --status", "DESCRIBE_QUORUM"),),
+        steps=(
+            Step(
+                what="describe the metadata quorum",
+                arguments=f"{_AT} describe --status",
+                prints=r"LeaderId:\s+[123]\s[\s\S]*MaxFollowerLag:\s+\d[\s\S]*CurrentVoters:[\s\S]*CurrentObservers:\s+\[\]",
+            ),
+            Step(
+                what="describe the lag of its nodes",
+                arguments=f"{_AT} describe --replication",
+                prints=r"NodeId[\s\S]*Leader[\s\S]*Follower[\s\S]*Follower",
+            ),
+        ),
     ),
     Tool(
         script="kafka-leader-election.sh",

@@ -53,6 +53,10 @@ class NoEligibleLeader(Invalid):
     """No broker can lead the partition now."""
 
 
+class BrokerNotRegistered(Invalid):
+    """The metadata has no broker with the id."""
+
+
 class LimitExceeded(Invalid):
     """The cluster would have too many topics or partitions, or one request creates too many."""
 

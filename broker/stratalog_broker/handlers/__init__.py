@@ -18,9 +18,11 @@ _MODULES: Final = [import_module(f"{__name__}.{module.name}") for module in pkgu
 
 
 def _is_read_only(info: HandlerInfo) -> bool:
-    """Whether a server without transactions, whose topics never change, serves the API."""
+    """Whether a server without transactions and without a metadata quorum, whose topics never change, serves the API."""
     access = info.access
-    return access is None or not (access.changes_log or access.resource is Resource.TRANSACTIONAL_ID)
+    return not info.needs_quorum and (
+        access is None or not (access.changes_log or access.resource is Resource.TRANSACTIONAL_ID)
+    )
 
 
 HANDLERS: Final[Mapping[int, HandlerInfo]] = {module.API.key: module.API for module in _MODULES}

@@ -14,18 +14,23 @@ from stratalog_broker.protocol.errors import KafkaError
 from stratalog_broker.requests.access import Access, Operation, Resource
 from stratalog_broker.requests.context import RequestContext
 from stratalog_broker.requests.handler_info import HandlerInfo
-from stratalog_broker.requests.permissions import Permissions
+from stratalog_broker.requests.permissions import OPERATIONS_UNKNOWN, Permissions
 
 _ACCESS: Final = Access(Operation.DESCRIBE, Resource.GROUP)
 _NOT_FOUND_SINCE: Final = 6
 
 
 async def handle(context: RequestContext, request: Any, *, groups: GroupService, permissions: Permissions) -> Any:
-    rows = tuple(_describe(context, groups, permissions, group_id) for group_id in request.groups)
+    wants_operations = getattr(request, "include_authorized_operations", False)
+    rows = tuple(
+        _describe(context, groups, permissions, group_id, wants_operations=wants_operations) for group_id in request.groups
+    )
     return context.new("DescribeGroupsResponse", groups=rows)
 
 
-def _describe(context: RequestContext, groups: GroupService, permissions: Permissions, group_id: str) -> Any:
+def _describe(
+    context: RequestContext, groups: GroupService, permissions: Permissions, group_id: str, *, wants_operations: bool
+) -> Any:
     try:
         permissions.check_group(context, _ACCESS, group_id)
         coordinator = groups.coordinator_of(group_id).coordinator
@@ -34,7 +39,8 @@ def _describe(context: RequestContext, groups: GroupService, permissions: Permis
     state = coordinator.table.state_of(group_id)
     if state is GroupState.DEAD:
         return _absent(context, group_id)
-    return _present(context, coordinator, group_id, state)
+    operations = permissions.operations(context, Resource.GROUP, group_id, wanted=wants_operations)
+    return _present(context, coordinator, group_id, state, operations)
 
 
 def _absent(context: RequestContext, group_id: str) -> Any:
@@ -44,14 +50,14 @@ def _absent(context: RequestContext, group_id: str) -> Any:
     return _row(context, group_id, error=ErrorCode.group_id_not_found, message=message, state=GroupState.DEAD)
 
 
-def _present(context: RequestContext, coordinator: GroupCoordinator, group_id: str, state: GroupState) -> Any:
+def _present(context: RequestContext, coordinator: GroupCoordinator, group_id: str, state: GroupState, operations: int) -> Any:
     group = coordinator.table.find(group_id)
     if group is None:
-        return _row(context, group_id, state=state)
+        return _row(context, group_id, state=state, operations=operations)
     protocol_name = group.protocol_name if state is GroupState.STABLE else None
     return _row(
         context, group_id, state=state, protocol_type=group.protocol_type, protocol_data=protocol_name or "",
-        members=_members(context, group, protocol_name),
+        members=_members(context, group, protocol_name), operations=operations,
     )  # fmt: skip
 
 
@@ -74,11 +80,12 @@ def _members(context: RequestContext, group: Group, protocol_name: str | None) -
 def _row(
     context: RequestContext, group_id: str, *, error: ErrorCode = ErrorCode.none, message: str | None = None,
     state: str = "", protocol_type: str = "", protocol_data: str = "", members: tuple[Any, ...] = (),
+    operations: int = OPERATIONS_UNKNOWN,
 ) -> Any:  # fmt: skip
     return context.new(
         "DescribedGroup",
         error_code=error, error_message=message, group_id=group_id, group_state=str(state), protocol_type=protocol_type,
-        protocol_data=protocol_data, members=members,
+        protocol_data=protocol_data, members=members, authorized_operations=operations,
     )  # fmt: skip
 
 

@@ -44,7 +44,7 @@ async def handle(context: RequestContext, request: Any, *, view: MetadataView, p
             rows.append(_refused(context, name, code))
             continue
         end = min(topic.partition_count, first + room)
-        rows.append(_topic(context, replicas, topic, range(first, end)))
+        rows.append(_topic(context, replicas, permissions, topic, range(first, end)))
         room -= max(end - first, 0)
         if end < topic.partition_count:
             cursor = context.new("Cursor", topic_name=name, partition_index=end)
@@ -69,11 +69,12 @@ def _refused(context: RequestContext, name: str, code: ErrorCode) -> Any:
     )  # fmt: skip
 
 
-def _topic(context: RequestContext, replicas: Replicas, topic: Topic, indexes: range) -> Any:
+def _topic(context: RequestContext, replicas: Replicas, permissions: Permissions, topic: Topic, indexes: range) -> Any:
     return context.new(
         "DescribeTopicPartitionsResponseTopic",
         error_code=ErrorCode.none, name=topic.name, topic_id=topic.topic_id, is_internal=topic.internal,
         partitions=tuple(_partition(context, index, replicas.of(topic, index)) for index in indexes),
+        topic_authorized_operations=permissions.operations(context, Resource.TOPIC, topic.name),
     )  # fmt: skip
 
 

@@ -3,7 +3,7 @@
 Replicas are derived (``replicas.py``), because copies are on bookies and ownership moves without copying. A topic that is
 requested by name and does not exist is created if the client (since v4) and the broker's settings allow it, and returned as
 soon as it has owners. Topics that the client may not describe are left out, or answered TOPIC_AUTHORIZATION_FAILED if they
-are named. Authorized operations are not returned.
+are named.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from stratalog_broker.requests.access import Access, Operation, Resource
 from stratalog_broker.requests.admin_errors import admin_error_code_of
 from stratalog_broker.requests.context import RequestContext
 from stratalog_broker.requests.handler_info import HandlerInfo
-from stratalog_broker.requests.permissions import CREATE_TOPIC, Permissions
+from stratalog_broker.requests.permissions import CLUSTER_NAME, CREATE_TOPIC, Permissions
 from stratalog_core.errors import StratalogError
 from stratalog_metadata.client.api import MetadataView
 from stratalog_metadata.records import CLUSTER_KEY, Broker, Cluster, Topic, topic_key
@@ -63,7 +63,9 @@ class MetadataHandler:
     async def __call__(self, context: RequestContext, request: Any) -> bytes:
         """Return the response from the view, after creating missing topics."""
         live = self._brokers.live()
-        topics = self._all_topics(context) if _wants_all(context, request) else await self._named_topics(context, request)
+        topics = (
+            self._all_topics(context, request) if _wants_all(context, request) else await self._named_topics(context, request)
+        )
         cluster = self._view.find(Cluster, CLUSTER_KEY)
         response = context.new(
             "MetadataResponse",
@@ -72,12 +74,15 @@ class MetadataHandler:
             controller_id=live[0].broker_id if live else -1,
             topics=(),
             error_code=ErrorCode.none,
+            cluster_authorized_operations=self._permissions.operations(
+                context, Resource.CLUSTER, CLUSTER_NAME, wanted=getattr(request, "include_cluster_authorized_operations", False)
+            ),
         )
         return encode_metadata(response, context.api_version, topics)
 
-    def _all_topics(self, context: RequestContext) -> Sequence[bytes]:
+    def _all_topics(self, context: RequestContext, request: Any) -> Sequence[bytes]:
         denied = self._permissions.denied(context, _ACCESS, (topic.name for topic in self._view.all(Topic)))
-        return [self._describe(context, topic) for topic in self._view.all(Topic) if topic.name not in denied]
+        return [self._describe(context, request, topic) for topic in self._view.all(Topic) if topic.name not in denied]
 
     async def _named_topics(self, context: RequestContext, request: Any) -> Sequence[bytes]:
         may_create = getattr(request, "allow_auto_topic_creation", True) and self._creates_topics
@@ -88,7 +93,7 @@ class MetadataHandler:
             if wanted.name is not None and wanted.name not in denied and self._view.get(topic_key(wanted.name)) is None
         }
         codes = await self._create_allowed(context, missing) if may_create and missing else {}
-        return [self._answer(context, wanted, denied, codes) for wanted in request.topics]
+        return [self._answer(context, request, wanted, denied, codes) for wanted in request.topics]
 
     async def _create_allowed(self, context: RequestContext, missing: set[str]) -> dict[str, ErrorCode]:
         """Create the topics that the client may create; return the error codes of all by name."""
@@ -112,21 +117,23 @@ class MetadataHandler:
 
         return dict(zip(names, await asyncio.gather(*map(create, names)), strict=True))
 
-    def _answer(self, context: RequestContext, wanted: Any, denied: frozenset[str], codes: dict[str, ErrorCode]) -> bytes:
+    def _answer(
+        self, context: RequestContext, request: Any, wanted: Any, denied: frozenset[str], codes: dict[str, ErrorCode]
+    ) -> bytes:
         topic_id: UUID | None = getattr(wanted, "topic_id", None)
         if wanted.name is None and topic_id is not None:
             topic = self._partitions.topic_by_id(topic_id.bytes)
             if topic is not None and not self._permissions.allows(context, _ACCESS, topic.name):
                 return _refuse(context, None, topic_id, ErrorCode.topic_authorization_failed)
             if topic is not None:
-                return self._describe(context, topic)
+                return self._describe(context, request, topic)
             return _refuse(context, None, topic_id, ErrorCode.unknown_topic_id)
         name = str(wanted.name or "")
         if name in denied:
             return _refuse(context, name, None, ErrorCode.topic_authorization_failed)
         topic = self._view.find(Topic, topic_key(name))
         if topic is not None:
-            return self._describe(context, topic)
+            return self._describe(context, request, topic)
         try:
             check_topic_name(name)
         except InvalidTopic as refused:
@@ -134,7 +141,7 @@ class MetadataHandler:
         code = codes.get(name, ErrorCode.none)
         return _refuse(context, name, None, ErrorCode.unknown_topic_or_partition if code is ErrorCode.none else code)
 
-    def _describe(self, context: RequestContext, topic: Topic) -> bytes:
+    def _describe(self, context: RequestContext, request: Any, topic: Topic) -> bytes:
         described = context.new(
             "MetadataResponseTopic",
             error_code=ErrorCode.none,
@@ -142,6 +149,9 @@ class MetadataHandler:
             topic_id=topic.topic_id,
             is_internal=topic.internal,
             partitions=(),
+            topic_authorized_operations=self._permissions.operations(
+                context, Resource.TOPIC, topic.name, wanted=getattr(request, "include_topic_authorized_operations", False)
+            ),
         )
         rows = self._rows.of(topic, context.api_version)
         return encode_topic(described, context.api_version, topic.partition_count, rows)

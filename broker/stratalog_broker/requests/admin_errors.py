@@ -23,6 +23,7 @@ _CODES: Final[Mapping[type[StratalogError], ErrorCode]] = {
     errors.ElectionNotNeeded: ErrorCode.election_not_needed,
     errors.PreferredLeaderUnavailable: ErrorCode.preferred_leader_not_available,
     errors.NoEligibleLeader: ErrorCode.eligible_leaders_not_available,
+    errors.BrokerNotRegistered: ErrorCode.broker_id_not_registered,
     errors.LimitExceeded: ErrorCode.policy_violation,
     errors.Protected: ErrorCode.policy_violation,
     errors.ObjectsLocked: ErrorCode.policy_violation,

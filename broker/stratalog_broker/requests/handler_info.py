@@ -50,6 +50,8 @@ class HandlerInfo:
     advertised_min_version: int | None = None
     is_advertised: bool = True
     """Whether ApiVersions lists it; brokers send each other requests that it does not list."""
+    needs_quorum: bool = False
+    """Whether the API is about the metadata quorum, which the server of an archive does not have."""
     ends_with_client: bool = False
     """Whether the request is cancelled when its client disconnects: for requests that change nothing and may be costly."""
 

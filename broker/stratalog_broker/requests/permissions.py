@@ -13,13 +13,15 @@ from kio.schema.errors import ErrorCode
 from stratalog_broker.admin.config_commands import ResourceKind
 from stratalog_broker.partitions.log import PartitionLog
 from stratalog_broker.protocol.errors import KafkaError
-from stratalog_broker.requests.access import Access, Authorizer, Operation, Resource
+from stratalog_broker.requests.access import OPERATIONS_OF, Access, Authorizer, Operation, Resource
 from stratalog_broker.requests.context import RequestContext
 from stratalog_broker.requests.principal import Principal
 from stratalog_metadata.records import Topic
 
 CLUSTER_NAME: Final = "kafka-cluster"
 """Kafka's name for the cluster as a resource."""
+OPERATIONS_UNKNOWN: Final = -(2**31)
+"""The bit field of a response whose request does not ask for authorized operations."""
 DESCRIBE_TOPIC: Final = Access(Operation.DESCRIBE, Resource.TOPIC)
 READ_TOPIC: Final = Access(Operation.READ, Resource.TOPIC)
 WRITE_TOPIC: Final = Access(Operation.WRITE, Resource.TOPIC)
@@ -52,6 +54,15 @@ class Permissions:
     def allows_cluster(self, context: RequestContext, operation: Operation) -> bool:
         """Return whether the client may perform the operation on the cluster."""
         return self._authorizer is None or self.allows(context, Access(operation, Resource.CLUSTER), CLUSTER_NAME)
+
+    def operations(self, context: RequestContext, resource: Resource, name: str, *, wanted: bool = True) -> int:
+        """Return the operations that the client may perform as Kafka's bit field; unless ``wanted``, that they are unknown."""
+        if not wanted:
+            return OPERATIONS_UNKNOWN
+        allowed = OPERATIONS_OF[resource]
+        if self._authorizer is not None:
+            allowed = tuple(each for each in allowed if self.allows(context, Access(each, resource), name))
+        return sum(1 << operation for operation in allowed)
 
     def allows_some(self, context: RequestContext, access: Access) -> bool:
         """Return whether the client may access at least one resource of the kind, whatever its name."""

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol, TypeVar
 
 from stratalog_metadata.protocol.broker_loads import BrokerLoad
+from stratalog_metadata.protocol.messages import StatusAnswer
 from stratalog_metadata.records import Record, Versioned
 from stratalog_metadata.state.changes import Change
 from stratalog_metadata.state.commands import Applied, Command
@@ -73,6 +74,10 @@ class MetadataClient(Protocol):
 
     async def scan(self, prefix: str, timeout_s: float = 10.0) -> list[Versioned]:
         """All records whose key begins with ``prefix``, linearizable. Raises ``Unavailable``."""
+        ...
+
+    async def quorum_status(self, timeout_s: float = 10.0) -> StatusAnswer:
+        """The leader's status; without a leader, that of any node that answers. Raises ``Unavailable``."""
         ...
 
     async def open_session(

@@ -9,10 +9,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 
-from stratalog_core.errors import StratalogError
+from stratalog_core.errors import StratalogError, Unavailable
 from stratalog_metadata.client.view import LocalView
 from stratalog_metadata.protocol.broker_loads import BrokerLoad
-from stratalog_metadata.protocol.messages import KeyChange
+from stratalog_metadata.protocol.messages import KeyChange, StatusAnswer
 from stratalog_metadata.records import Versioned
 from stratalog_metadata.state.commands import Applied, Command, ExpireSession, OpenSession
 from stratalog_metadata.state.machine import apply
@@ -44,6 +44,9 @@ class MemoryMetadata(LocalView):
     async def scan(self, prefix: str, timeout_s: float = 10.0) -> list[Versioned]:
         await asyncio.sleep(0)
         return list(self._records.scan(prefix))
+
+    async def quorum_status(self, timeout_s: float = 10.0) -> StatusAnswer:
+        raise Unavailable("this server has no metadata quorum")
 
     async def open_session(
         self,

@@ -15,6 +15,7 @@ import msgspec
 
 from stratalog_core.errors import OutcomeUnknown, Retriable, StratalogError, Unavailable
 from stratalog_core.ports import Clock, Random, Transport
+from stratalog_metadata.client.administration import QuorumAdministration
 from stratalog_metadata.client.proposer import Proposer
 from stratalog_metadata.client.routing import Router
 from stratalog_metadata.client.sessions import SessionKeeper
@@ -31,6 +32,7 @@ from stratalog_metadata.protocol.messages import (
     ScanRequest,
     SnapshotAnswer,
     SnapshotRequest,
+    StatusAnswer,
     WatchAnswer,
     WatchRequest,
 )
@@ -151,6 +153,12 @@ class QuorumClient:
     async def loads(self, timeout_s: float = 10.0) -> list[BrokerLoad]:
         """Brokers' recent load reports, from the leader. Raises ``Unavailable``."""
         return (await self._ask_leader(messages.LOADS, LoadsRequest(), LoadsAnswer, timeout_s)).loads
+
+    async def quorum_status(self, timeout_s: float = 10.0) -> StatusAnswer:
+        quorum = self._view.find(Quorum, QUORUM_KEY)
+        members = [member.address for member in quorum.members if member.address] if quorum is not None else []
+        addresses = list(dict.fromkeys([*members, *self._addresses]))
+        return await QuorumAdministration(addresses, self._transport, self._clock, self._random).status(timeout_s)
 
     async def open_session(
         self,

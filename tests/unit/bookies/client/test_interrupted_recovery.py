@@ -23,6 +23,7 @@ from stratalog_core.rpc.tcp import TcpTransport
 from stratalog_core.system import SystemClock
 from stratalog_metadata.client.api import MetadataClient, MetadataView
 from stratalog_metadata.protocol.broker_loads import BrokerLoad
+from stratalog_metadata.protocol.messages import StatusAnswer
 from stratalog_metadata.records import Fragment, Ledger, LedgerState, Versioned
 from stratalog_metadata.state.commands import ABSENT, Applied, Command, Put
 
@@ -115,6 +116,9 @@ class CutMetadata:
         return await self._client.read(keys, timeout_s)
 
     async def scan(self, prefix: str, timeout_s: float = 10.0) -> list[Versioned]:
+        raise NotImplementedError
+
+    async def quorum_status(self, timeout_s: float = 10.0) -> StatusAnswer:
         raise NotImplementedError
 
     async def open_session(

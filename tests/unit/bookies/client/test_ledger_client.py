@@ -41,6 +41,7 @@ from stratalog_core.ports import Buffer, Channel, OnReply
 from stratalog_core.rpc.tcp import TcpChannel, TcpTransport
 from stratalog_core.system import SystemClock, ThreadBackground
 from stratalog_metadata.client.api import MetadataClient, MetadataView
+from stratalog_metadata.protocol.messages import StatusAnswer
 from stratalog_metadata.records import (
     CLUSTER_KEY,
     Bookie,
@@ -785,6 +786,9 @@ class UnsureMetadata:
 
     async def scan(self, prefix: str, timeout_s: float = 10.0) -> list[Versioned]:
         return await self._client.scan(prefix, timeout_s)
+
+    async def quorum_status(self, timeout_s: float = 10.0) -> StatusAnswer:
+        raise NotImplementedError
 
     async def open_session(
         self, holder: str, lease_ms: int, on_expired: object, grace_ms: int = 0, load: object = None
