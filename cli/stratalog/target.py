@@ -108,6 +108,12 @@ def addresses_or_store(data: Path | None, metadata: str | None, store: str | Non
     return [] if store and not metadata and data is None else metadata_of(data, metadata)
 
 
+def second_store_of(data: Path | None, store: str | None = None) -> str | None:
+    """Return the URL of the local cluster's second copy; None if it has none, or another ``store`` was given."""
+    known = found_data(data)
+    return (load_state(known).second_store or None) if known is not None and not store else None
+
+
 def store_of(data: Path | None, store: str | None) -> str:
     """Return the URL of the object store. Puts a local cluster's own credentials into this process's environment."""
     if store:

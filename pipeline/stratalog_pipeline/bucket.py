@@ -12,7 +12,7 @@ import asyncio
 import random
 import threading
 from collections import deque
-from collections.abc import Coroutine, Generator, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable
 from concurrent.futures import Future
 from pathlib import Path
 from types import TracebackType
@@ -30,7 +30,7 @@ from stratalog_tiering.cold.reader import ColdReader
 from stratalog_tiering.format.block_cipher import BlockCipher
 from stratalog_tiering.format.descriptor import TopicDescriptor
 from stratalog_tiering.format.footer import SegmentFooter
-from stratalog_tiering.store import ObjectStore, open_store
+from stratalog_tiering.store import ObjectStore, StoreWithCopy, open_store, read_verified
 
 THREADS: Final = 4
 AHEAD_BYTES_MAX: Final = 32 * 1024 * 1024
@@ -42,14 +42,16 @@ Result = TypeVar("Result")
 class Bucket:
     """One open store. Not thread-safe. Usable until ``close``."""
 
-    def __init__(self, url: str) -> None:
-        _check_exists(url)
+    def __init__(self, url: str, second_url: str = "") -> None:
+        """``second_url`` is the store of a second copy, which answers what the first cannot; empty: none."""
+        if not second_url:
+            _check_exists(url)
         self._loop = asyncio.new_event_loop()
         self._background = ThreadBackground(THREADS, "stratalog-bucket")
         self._clock = SystemClock()
-        self._store: ObjectStore = open_store(
-            url, background=self._background, clock=self._clock, random=random.SystemRandom(), threads=THREADS
-        )
+        self._store: ObjectStore = self._opened(url)
+        if second_url:
+            self._store = StoreWithCopy(self._store, self._opened(second_url), self._clock)
         self._source = ManifestSource(self._store)
         self._thread = threading.Thread(target=self._loop.run_forever, name="stratalog-bucket-loop", daemon=True)
         self._thread.start()
@@ -60,10 +62,19 @@ class Bucket:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
 
+    def _opened(self, url: str) -> ObjectStore:
+        return open_store(
+            url, background=self._background, clock=self._clock, random=random.SystemRandom(), threads=THREADS
+        )  # fmt: skip
+
     @property
     def store(self) -> ObjectStore:
         """The store itself. Await its methods within :meth:`run`."""
         return self._store
+
+    @property
+    def has_second_copy(self) -> bool:
+        return isinstance(self._store, StoreWithCopy)
 
     @property
     def background(self) -> Background:
@@ -123,6 +134,10 @@ class Bucket:
             for fetched, _ in waiting:
                 fetched.cancel()
 
+    def read_verified(self, read: Callable[[ObjectStore], Awaitable[Result]]) -> Result:
+        """Return the result of ``read``, which verifies it, from the second copy if the first is damaged."""
+        return self.run(_await(read_verified(self._store, read)))
+
     async def _fetch(self, wanted: Range) -> memoryview:
         return await self._store.get_range(*wanted)
 
@@ -141,6 +156,10 @@ class Bucket:
         await asyncio.gather(*tasks, return_exceptions=True)
         await self._store.close()
         await self._loop.shutdown_asyncgens()
+
+
+async def _await(awaited: Awaitable[Result]) -> Result:
+    return await awaited
 
 
 def _check_exists(url: str) -> None:

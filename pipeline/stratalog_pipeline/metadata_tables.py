@@ -46,7 +46,7 @@ def read_table(options: ReadOptions, names: Sequence[PartitionName], columns: Se
     table = TABLES[options.table]
     schema = pa.schema([(name, table.columns[name][0]) for name in columns])
     places = [list(table.columns).index(name) for name in columns]
-    with Bucket(options.store) as bucket:
+    with Bucket(options.store, options.second_store) as bucket:
         histories = bucket.run(bounded_map(lambda name: load_wanted(bucket, options, name), names, REQUESTS_MAX))
         run: list[Row] = []
         for row in table.rows(bucket, options, histories):

@@ -111,6 +111,8 @@ class ReadOptions:
     ``rows_per_trigger_max`` (0: no bound) and ``rows_per_trigger_min`` bound the offsets of a stream's batch; fewer than the
     minimum wait for up to ``trigger_delay_max_s``. They mean nothing in a batch read.
 
+    ``second_store`` is the store of a second copy, read where the first fails or is damaged; empty: none.
+
     ``columns`` are the wanted ones, empty for all. ``manifest_versions`` are the versions of history to read, empty for the
     newest; such a read has no tail.
 
@@ -121,6 +123,7 @@ class ReadOptions:
 
     store: str
     wanted: Wanted
+    second_store: str = ""
     topic_ids: frozenset[UUID] = frozenset()
     start: Bound = AllAt(position=EARLIEST)
     end: Bound = AllAt(position=LATEST)
@@ -148,6 +151,7 @@ KNOWN: Final = (
     "startingOffsetsByTimestampStrategy", "minPartitions", "maxRecordsPerPartition", "splitBytes", "failOnDataLoss",
     "includeHeaders", "isolationLevel", "missingTail", "kafkaConsumer.pollTimeoutMs", "table", "maxOffsetsPerTrigger",
     "minOffsetsPerTrigger", "maxTriggerDelay", "columns", "manifestVersion",
+    "secondStore",
 )  # fmt: skip
 CLIENT: Final = "kafka."
 IGNORED: Final = ("fetchoffset.", "kafkaconsumer.cache.", "groupidprefix")
@@ -164,6 +168,7 @@ def parse_options(given: Mapping[str, str], mode: Mode = "batch") -> ReadOptions
     versions = _manifest_versions(options, mode)
     return ReadOptions(
         store=_store(options),
+        second_store=options.get("secondstore", "").strip(),
         wanted=_wanted(options),
         topic_ids=_topic_ids(options.get("topicids", "")),
         start=_bound(options, "starting", mode),

@@ -17,6 +17,7 @@ from stratalog_tiering.format.block_cipher import BlockCipher
 from stratalog_tiering.format.footer import BlockEntry, SegmentFooter
 from stratalog_tiering.format.manifest import SegmentEntry
 from stratalog_tiering.format.segment import plain_block
+from stratalog_tiering.store import ObjectStore
 
 REQUEST_BYTES: Final = 8 * 1024 * 1024
 """Adjacent blocks are fetched together up to this size; a single larger block makes a larger request."""
@@ -48,14 +49,26 @@ def read_blocks(
     for group, content in zip(groups, bucket.get_ranges(_range(entry, group) for group in groups), strict=True):
         for block in group:
             start = block.position - group[0].position
-            yield block, _plain(entry, block, content[start : start + block.length], cipher)
+            yield block, _plain(bucket, entry, block, content[start : start + block.length], cipher)
 
 
-def _plain(entry: SegmentEntry, block: BlockEntry, stored: memoryview, cipher: BlockCipher | None) -> memoryview:
+def _plain(
+    bucket: Bucket, entry: SegmentEntry, block: BlockEntry, stored: memoryview, cipher: BlockCipher | None
+) -> memoryview:
     try:
         return plain_block(stored, block, cipher)
     except Corrupt as bad:
-        raise located(entry, block, bad) from bad
+        if not bucket.has_second_copy:
+            raise located(entry, block, bad) from bad
+
+    async def read(store: ObjectStore) -> memoryview:
+        position = entry.data_position + block.position
+        try:
+            return plain_block(await store.get_range(entry.key, position, block.length), block, cipher)
+        except Corrupt as bad:
+            raise located(entry, block, bad) from bad
+
+    return bucket.read_verified(read)
 
 
 def located(entry: SegmentEntry, block: BlockEntry, bad: Corrupt) -> Corrupt:

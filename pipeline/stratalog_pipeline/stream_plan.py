@@ -24,21 +24,21 @@ Available: TypeAlias = Mapping[tuple[str, str], OffsetRange]
 
 def first_offsets(options: ReadOptions) -> Offsets:
     """Return the offsets at which a new stream begins. Raises ``Invalid``, ``NotFound``, ``Corrupt``, ``Unavailable``."""
-    with Bucket(options.store) as bucket:
+    with Bucket(options.store, options.second_store) as bucket:
         limits = partition_limits(bucket, options)
     return _offsets({(name.topic, str(name.partition)): wanted.first for name, (_, wanted) in limits.items()})
 
 
 def wanted_ranges(options: ReadOptions) -> Available:
     """Return what the options select of what can be read now. Raises as :func:`first_offsets`."""
-    with Bucket(options.store) as bucket:
+    with Bucket(options.store, options.second_store) as bucket:
         limits = partition_limits(bucket, options)
     return {(name.topic, str(name.partition)): wanted for name, (_, wanted) in limits.items()}
 
 
 def available(options: ReadOptions) -> Available:
     """Return what can be read now. Raises as :func:`first_offsets`."""
-    with Bucket(options.store) as bucket:
+    with Bucket(options.store, options.second_store) as bucket:
         limits = partition_limits(bucket, replace(options, start=AllAt(position=EARLIEST)))
     return {(name.topic, str(name.partition)): found for name, (found, _) in limits.items()}
 
@@ -105,7 +105,7 @@ def plan_batch(options: ReadOptions, start: Offsets, end: Offsets) -> ScanPlan:
         end=AtOffsets(offsets=ends),
         missing_tail="ignore",
     )
-    with Bucket(options.store) as bucket:
+    with Bucket(options.store, options.second_store) as bucket:
         return plan_scan(bucket, batch)
 
 

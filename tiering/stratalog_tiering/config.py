@@ -75,5 +75,20 @@ class TieringSettings:
         minimum=10,
         maximum=365 * 24 * _HOUR_MS,
     )
+    copy_bytes_per_s: int = setting(
+        50 * _MIB,
+        help="maximum rate at which the second copy is written and read back, in bytes per second, over all partitions",
+        minimum=64 * 1024,
+        maximum=100_000 * _MIB,
+    )
+    copies_at_once: int = setting(
+        2, help="maximum number of partitions that are copied to the second store at once", minimum=1, maximum=64
+    )
+    copy_grace_ms: int = setting(
+        7 * 24 * _HOUR_MS,
+        help="time for which the second copy keeps objects that its newest history does not need any more",
+        minimum=0,
+        maximum=365 * 24 * _HOUR_MS,
+    )
     deletes_per_s: int = setting(200, help="maximum number of objects deleted per second", minimum=1, maximum=100_000)
     retry_ms_max: int = setting(30_000, help="maximum pause after repeated failures", minimum=10, maximum=_HOUR_MS)

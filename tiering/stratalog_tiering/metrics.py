@@ -38,6 +38,20 @@ class TieringMetrics(MetricGroup):
 
 
 @dataclass(slots=True, kw_only=True)
+class SecondCopyMetrics(MetricGroup):
+    """The second copy of the partitions that a worker copies."""
+
+    subsystem = "second_copy"
+
+    objects_copied: int = counter("objects", "Objects that were copied and read back")
+    copied_bytes: int = counter("bytes", "Bytes of these objects")
+    objects_deleted: int = counter("objects", "Objects deleted from the second copy after its grace period")
+    failures: int = counter("errors", "Failures of copying a partition or of deleting from its copy; they are retried")
+    lag_partitions: int = gauge("partitions", "Partitions whose newest committed history is not in the second copy yet")
+    lag_seconds: float = gauge("seconds", "Time since the first of these was found to differ from its copy")
+
+
+@dataclass(slots=True, kw_only=True)
 class TieringLag(MetricGroup):
     """Sealed data that is not cold yet. All workers report the same, for the whole cluster."""
 
@@ -60,6 +74,7 @@ class ColdReadMetrics(MetricGroup):
     blocks_loaded: int = counter("blocks", "Blocks read from the object store, read-ahead included")
     loaded_bytes: int = counter("bytes", "Bytes of the blocks read from the object store")
     unreadable_blocks: int = counter("blocks", "Blocks that were missing or damaged in the object store")
+    second_copy_reads: int = counter("reads", "Reads of blocks, manifests and listings that the second copy answered")
     load_seconds: Histogram = histogram("seconds", "Time to read and check a block from the object store")
     cached_bytes: int = gauge("bytes", "Memory of the blocks in the memory cache")
     loads_in_progress: int = gauge("blocks", "Blocks that are being loaded or are queued for loading")

@@ -45,6 +45,7 @@ def cluster() -> None:
 @click.option("--tiering", default=1, show_default=True, type=click.IntRange(0, 16), help="Number of tiering workers.")
 @click.option("--store", help="Object store: a directory or s3://bucket/prefix?endpoint=URL (default: DIR/store).")
 @click.option("--minio", is_flag=True, help="Start a MinIO server as well and use it as the store.")
+@click.option("--second-store", help="Store of a second copy of the history, which tiering workers keep (default: none).")
 @click.option("--object-lock", is_flag=True, help="With --minio: create its bucket with Object Lock.")
 @_timeout_option
 @json_option
@@ -56,6 +57,7 @@ def start(
     tiering: int,
     store: str | None,
     minio: bool,
+    second_store: str | None,
     object_lock: bool,
     timeout_s: float,
     as_json: bool,
@@ -68,12 +70,16 @@ def start(
         raise Invalid("--store and --minio cannot be combined: choose one")
     if object_lock and not minio:
         raise Invalid("--object-lock needs --minio; `stratalog store init --object-lock` prepares any other bucket")
-    if store:
-        check_store_url(store)
+    for url in (store, second_store):
+        if url:
+            check_store_url(url)
     local = LocalCluster(data, _say)
     if not local.exists():
         sizes = Sizes(metadata=metadata, bookies=bookies, brokers=brokers, tiering=tiering)
-        plan = plan_cluster(data.absolute(), sizes, cluster_id=_cluster_id(), store=store, minio=minio, object_lock=object_lock)
+        plan = plan_cluster(
+            data.absolute(), sizes, cluster_id=_cluster_id(), store=store, minio=minio, object_lock=object_lock,
+            second_store=second_store,
+        )  # fmt: skip
         local.lay_out(plan)
     try:
         local.start((), timeout_s=timeout_s)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,8 +16,9 @@ from stratalog.deletion import confirm, yes_option
 from stratalog.exit_codes import ExitCode
 from stratalog.moments import format_moment
 from stratalog.output import human_bytes, json_option, print_done, print_json, print_rows, progress_bar
-from stratalog.target import addresses_or_store, metadata_of, metadata_options, store_of
+from stratalog.target import addresses_or_store, metadata_of, metadata_options, second_store_of, store_of
 from stratalog.tier.collection import collect, due_rows, refused_rows, waiting_rows
+from stratalog.tier.copies import copied_partitions
 from stratalog.tier.forks import (
     ForkedPartition,
     decide_fork,
@@ -66,20 +68,33 @@ tier.add_command(attach)
 tier.add_command(detach)
 
 
+def _copy_option(text: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    return click.option("--copy", metavar="URL", help=f"{text} (default: that of --data, if it has one).")
+
+
 @tier.command()
 @click.argument("topics", nargs=-1)
+@_copy_option("Store of the second copy, to show how far it is behind")
 @metadata_options
 @json_option
-def status(topics: tuple[str, ...], data: Path | None, metadata: str | None, store: str | None, as_json: bool) -> None:
-    """Show each partition's hot and cold data, its offload lag and its last error."""
+def status(
+    topics: tuple[str, ...], copy: str | None, data: Path | None, metadata: str | None, store: str | None, as_json: bool
+) -> None:
+    """Show each partition's hot and cold data, its offload lag and its last error, and the lag of the second copy."""
     rows = asyncio.run(_report(metadata_of(data, metadata), topics))
     documents = [dataclasses.asdict(row) for row in rows]
+    copy_url = copy or second_store_of(data, store)
+    columns: tuple[str, ...] = _STATUS_COLUMNS
+    if copy_url is not None:
+        copied = asyncio.run(copied_partitions(metadata_of(data, metadata), topics, copy_url))
+        documents = [document | each for document, each in zip(documents, copied, strict=True)]
+        columns = (*_STATUS_COLUMNS[:-1], "copy_lag_records", "copy_lag_versions", _STATUS_COLUMNS[-1])
     if as_json:
         print_json({"partitions": documents})
         return
     for document in documents:
         document["offloaded_at"] = format_moment(document["offloaded_at_ms"] or -1)
-    print_rows(*_with_locks(documents, _STATUS_COLUMNS))
+    print_rows(*_with_locks(documents, columns))
     for row in rows:
         if row.last_error.startswith(Forked.__name__):
             click.echo(row.last_error, err=True)
@@ -330,7 +345,7 @@ def gc(
     help="Seconds after which an object that nothing refers to is reported; younger ones may be part of a commit or deletion.",
 )
 @click.option("--repair", is_flag=True, help="Repair what is found, from --copy, from hot copies, and from metadata.")
-@click.option("--copy", metavar="URL", help="With --repair: the store that holds a second copy of the bucket.")
+@_copy_option("With --repair: the store that holds a second copy of the bucket")
 @metadata_options
 @json_option
 @click.pass_context
@@ -357,6 +372,8 @@ def scrub(
         raise Invalid("--partition needs exactly one --topic")
     if copy is not None and not repair:
         raise Invalid("--copy needs --repair")
+    if repair:
+        copy = copy or second_store_of(data, store)
     if repair and copy is None and store and not metadata and data is None:
         raise Invalid("--repair needs a source: the second copy with --copy, or the cluster with --data or --metadata")
     part = Part(topics=topics, partition=partition)

@@ -28,12 +28,13 @@ _ROLE = "all"
     help="Address for Kafka clients as HOST:PORT; port 0 takes any free port.",
 )
 @click.option("--store", help="Object store for history: a directory or s3:// URL (default: DIR/store).")
+@click.option("--second-store", help="Store of a second copy of the history, which the tiering worker keeps (default: none).")
 @click.option("--config", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="TOML file for everything else.")
-def up(data: Path, kafka: str, store: str | None, config: Path | None) -> None:
+def up(data: Path, kafka: str, store: str | None, second_store: str | None, config: Path | None) -> None:
     """Run everything in one process until Ctrl-C. The data is kept and served again at the next start."""
     data = data.absolute()
     _refuse_cluster(data)
-    overrides = embedded.embedded_overrides(data, kafka=kafka, store=store)
+    overrides = embedded.embedded_overrides(data, kafka=kafka, store=store, second_store=second_store)
 
     async def start(node: Node) -> str:
         # Locks the whole directory: the store and the file that `_remember` writes are this process's, too.
@@ -58,4 +59,8 @@ def _remember(data: Path, node: Node, address: str) -> None:
         name="up", role=_ROLE, address=address, pid=os.getpid(), started_at=started_at, http=node.http_address
     )
     metadata = ",".join(node.settings.metadata)
-    save_state(data, ClusterState(bootstrap=address, metadata=metadata, store=node.settings.store, processes=(process,)))
+    state = ClusterState(
+        bootstrap=address, metadata=metadata, store=node.settings.store, second_store=node.settings.second_store,
+        processes=(process,),
+    )  # fmt: skip
+    save_state(data, state)

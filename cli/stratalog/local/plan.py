@@ -35,9 +35,19 @@ class Plan:
 
 
 def plan_cluster(
-    data: Path, sizes: Sizes, *, cluster_id: str, store: str | None, minio: bool, object_lock: bool = False
+    data: Path,
+    sizes: Sizes,
+    *,
+    cluster_id: str,
+    store: str | None,
+    minio: bool,
+    object_lock: bool = False,
+    second_store: str | None = None,
 ) -> Plan:
-    """Choose all addresses. The store is ``store``, or a MinIO of the cluster's own, or a directory below ``data``."""
+    """Choose all addresses. The store is ``store``, or a MinIO of the cluster's own, or a directory below ``data``.
+
+    ``second_store`` is that of a second copy, None without one.
+    """
     listening = sizes.metadata + sizes.bookies + sizes.brokers
     addresses = iter([f"127.0.0.1:{port}" for port in free_ports(2 * listening + sizes.tiering + int(minio))])
     metadata = _processes("metadata", sizes.metadata, addresses)
@@ -53,6 +63,7 @@ def plan_cluster(
         store=store_url(stores[0].address) if stores else store or (data / "store").as_uri(),
         processes=(*stores, *metadata, *bookies, *brokers, *tiering),
         object_lock=object_lock,
+        second_store=second_store or "",
     )
     return Plan(state=state, configurations=_configurations(data, state, cluster_id))
 
@@ -67,6 +78,8 @@ def _configurations(data: Path, state: ClusterState, cluster_id: str) -> dict[st
     metadata = state.of_role("metadata")
     peers = [f"{number}={node.address}" for number, node in enumerate(metadata, 1)]
     node: dict[str, Value] = {"metadata": [process.address for process in metadata], "store": state.store}
+    if state.second_store:
+        node["second_store"] = state.second_store
     copies = min(3, len(state.of_role("bookie")))
     configurations: dict[str, Tables] = {}
     for number, process in enumerate(metadata, 1):

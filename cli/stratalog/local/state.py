@@ -28,7 +28,7 @@ class ProcessState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ClusterState(msgspec.Struct, frozen=True, kw_only=True):
-    """``bootstrap`` and ``metadata`` are comma-separated addresses; ``store`` is a URL.
+    """``bootstrap`` and ``metadata`` are comma-separated addresses; ``store`` is a URL, and ``second_store`` one or empty.
 
     ``object_lock``: the bucket of the cluster's own MinIO has Object Lock.
     """
@@ -38,6 +38,7 @@ class ClusterState(msgspec.Struct, frozen=True, kw_only=True):
     store: str
     processes: tuple[ProcessState, ...]
     object_lock: bool = False
+    second_store: str = ""
 
     def process(self, name: str) -> ProcessState:
         """Return the process of this name. Raises ``NotFound`` with the names that exist."""

@@ -41,7 +41,7 @@ async def start(node: Node) -> str:
     background = node.background(_THREADS, "broker")
     shares = MemoryShares.of(settings.memory_bytes)
     searches = SearchPool(node.background(_THREADS, "searches"), shares.searches)
-    cold = await cold_reader(node, node.store(), shares.cold, background, searches)
+    cold = await cold_reader(node, node.store_for_reads(), shares.cold, background, searches)
     node.closing(cold.close)
     node.metrics.add_source(cold.metrics)
     server = BrokerServer(

@@ -13,10 +13,13 @@ from stratalog.roles import bookie, broker, metadata, tiering
 from stratalog.roles.runtime import Node
 
 
-def embedded_overrides(data: Path, *, kafka: str, store: str | None) -> dict[str, dict[str, Any]]:
+def embedded_overrides(
+    data: Path, *, kafka: str, store: str | None, second_store: str | None = None
+) -> dict[str, dict[str, Any]]:
     """Return the settings of the command line, which override file and environment."""
+    second = {"second_store": second_store} if second_store else {}
     return {
-        "node": {"store": store or str(data / "store"), "cache_dir": str(data / "cache")},
+        "node": {"store": store or str(data / "store"), **second, "cache_dir": str(data / "cache")},
         "metadata": {"data_dir": str(data / "metadata"), "listen": "127.0.0.1:0"},
         "bookie": {"bookie_id": "bookie-1", "data_dirs": str(data / "bookie"), "listen": "127.0.0.1:0"},
         # There is only one bookie, so groups' offsets have one copy by choice.

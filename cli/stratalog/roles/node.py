@@ -13,6 +13,7 @@ class NodeSettings:
 
     metadata: tuple[str, ...] = setting((), help="addresses of the metadata nodes, as HOST:PORT")
     store: str = setting("", help="object store: a directory, or s3://bucket/prefix?endpoint=URL&region=NAME")
+    second_store: str = setting("", help="store of a second copy of the history, like store; empty: none")
     cache_dir: str = setting("", help="directory for cold blocks, used if [cold] disk_bytes is not 0; emptied at start")
     log_level: str = setting("info", help="minimum severity that is logged", choices=("debug", "info", "warning", "error"))
     log_file: str = setting("", help="file to log to; standard error if empty")

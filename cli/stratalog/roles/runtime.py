@@ -32,7 +32,7 @@ from stratalog_core.ports import Background, Clock, Files, Random, Transport
 from stratalog_core.rpc.tcp import TcpTransport
 from stratalog_core.system import SystemClock, SystemFiles, ThreadBackground
 from stratalog_metadata.client.quorum_client import QuorumClient
-from stratalog_tiering.store import STORE_THREADS, ObjectStore, check_store_url, open_store
+from stratalog_tiering.store import STORE_THREADS, ObjectStore, StoreWithCopy, check_store_url, open_store
 
 Settings = TypeVar("Settings")
 _WATCH_INTERVAL_S: Final = 1.0
@@ -78,8 +78,11 @@ class Node:
     def __init__(self, configuration: Configuration, stack: AsyncExitStack, borders: Borders = SYSTEM_BORDERS) -> None:
         self.configuration = configuration
         self.settings = configuration.section(NodeSettings, "node")
-        if self.settings.store:
-            check_store_url(self.settings.store)
+        for url in (self.settings.store, self.settings.second_store):
+            if url:
+                check_store_url(url)
+        if self.settings.second_store and self.settings.second_store == self.settings.store:
+            raise Invalid("[node] second_store is the same as store: name another bucket, prefix or directory")
         self.clock = borders.clock()
         self.random: Random = random.Random(os.urandom(32))
         self.transport = borders.transport()
@@ -177,8 +180,20 @@ class Node:
         """Return the object store of ``[node] store``. It is closed when the node stops."""
         if not self.settings.store:
             raise Invalid("[node] store is empty: set it to a directory or s3://bucket/prefix?endpoint=URL")
-        background = self.background(STORE_THREADS, "store")
-        store = open_store(self.settings.store, background=background, clock=self.clock, random=self.random)
+        return self._opened(self.settings.store, "store")
+
+    def second_store(self) -> ObjectStore | None:
+        """Return the store of ``[node] second_store``, None without one. It is closed when the node stops."""
+        return self._opened(self.settings.second_store, "second-store") if self.settings.second_store else None
+
+    def store_for_reads(self) -> ObjectStore:
+        """Return the object store, whose reads the second copy answers where it cannot."""
+        first, second = self.store(), self.second_store()
+        return first if second is None else StoreWithCopy(first, second, self.clock)
+
+    def _opened(self, url: str, name: str) -> ObjectStore:
+        background = self.background(STORE_THREADS, name)
+        store = open_store(url, background=background, clock=self.clock, random=self.random)
         self.closing(store.close)
         return store
 

@@ -26,8 +26,11 @@ async def start(node: Node) -> str:
     node.closing(ledgers.close)
     background = node.background(_CHECKSUM_THREADS, "checksums")
     store = node.store()
-    check = StoreCheck(store, node.clock, node.random)
-    worker = TieringWorker(settings, metadata, store, ledgers, node.clock, node.random, background, check_store=check.ensure)
+    check, second = StoreCheck(store, node.clock, node.random), node.second_store()
+    worker = TieringWorker(
+        settings, metadata, store, ledgers, node.clock, node.random, background, check_store=check.ensure, second=second,
+        check_second=StoreCheck(second, node.clock, node.random).ensure if second is not None else check.ensure,
+    )  # fmt: skip
     node.metrics.add_source(worker.metrics)
     await worker.start()
     node.closing(worker.close)

@@ -33,7 +33,7 @@ class MetadataReader(DataSourceReader):
         self._columns = columns
 
     def partitions(self) -> list[InputPartition]:
-        with Bucket(self._options.store) as bucket:
+        with Bucket(self._options.store, self._options.second_store) as bucket:
             names = wanted_partitions(bucket, self._options)
         firsts = range(0, len(names), PARTITIONS_PER_TASK)
         return [PartitionsTask(tuple(names[first : first + PARTITIONS_PER_TASK])) for first in firsts] or [PartitionsTask(())]

@@ -42,7 +42,7 @@ class StratalogReader(DataSourceReader):
         self._pruning = EVERYTHING
 
     def partitions(self) -> list[InputPartition]:
-        with Bucket(self._options.store) as bucket:
+        with Bucket(self._options.store, self._options.second_store) as bucket:
             plan = plan_scan(bucket, self._options, self._pruning)
         self._report(plan.cold_ends)
         return [TaskPartition(splits) for splits in plan.tasks] or [TaskPartition(())]
@@ -68,7 +68,7 @@ def read_task(
 
     cold = [split for split in splits if isinstance(split, Split)]
     if cold:
-        with Bucket(options.store) as bucket:
+        with Bucket(options.store, options.second_store) as bucket:
             for split in cold:
                 yield from scan_split(bucket, split, columns, read_committed=options.read_committed, times=times)
     for hot in splits:

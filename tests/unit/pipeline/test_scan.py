@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -44,7 +45,7 @@ def batches(base: int, count: int, per_batch: int = 5, codec: int = 4) -> list[b
 
 def read(bucket: ColdBucket, pruning: Pruning = EVERYTHING, /, **options: str) -> list[dict[str, Any]]:
     parsed = parse_options({"path": bucket.url, **options})
-    with Bucket(parsed.store) as opened:
+    with Bucket(parsed.store, parsed.second_store) as opened:
         rows: list[dict[str, Any]] = []
         for split in plan_scan(opened, parsed, pruning).splits:
             for batch in scan_split(opened, split, COLUMNS, read_committed=parsed.read_committed, times=pruning.times):
@@ -248,3 +249,20 @@ def test_a_manifest_of_another_partition_is_corruption(cold_bucket: ColdBucket) 
         (directory / "1" / path.name).write_bytes(path.read_bytes())
     with pytest.raises(Corrupt, match=r"not to flights-1"):
         read(cold_bucket, subscribe="flights")
+
+
+def test_damage_is_read_from_the_second_copy(cold_bucket: ColdBucket, tmp_path: Path) -> None:
+    two_topics(cold_bucket)
+    expected = read(cold_bucket, subscribe="flights")
+    second = tmp_path / "second"
+    shutil.copytree(cold_bucket.root, second)
+    altered, missing, *_ = (cold_bucket.root / key for key in cold_bucket.segment_keys["flights", 0])
+    content = bytearray(altered.read_bytes())
+    content[100] ^= 1
+    altered.write_bytes(content)
+    missing.unlink()
+    with pytest.raises(Corrupt):
+        read(cold_bucket, subscribe="flights")
+    assert read(cold_bucket, subscribe="flights", secondStore=str(second)) == expected
+    shutil.rmtree(cold_bucket.root)
+    assert read(cold_bucket, subscribe="flights", secondStore=str(second)) == expected

@@ -338,6 +338,7 @@ class TestCluster:
         *,
         clock: Clock | None = None,
         check_store: Callable[[], Awaitable[None]] = trust_store,
+        second: ObjectStore | None = None,
         **settings: Any,
     ) -> TieringWorker:
         """A worker with short intervals; ``settings`` override."""
@@ -347,6 +348,7 @@ class TestCluster:
         worker = TieringWorker(
             TieringSettings(worker_id=worker_id, **{**defaults, **settings}), self.metadata, self.store, self.ledgers,
             clock or SystemClock(), random.Random(worker_id), self.background, check_store=check_store,
+            second=second,
         )  # fmt: skip
         self._workers.append(worker)
         await worker.start()

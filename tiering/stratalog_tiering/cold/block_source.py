@@ -25,7 +25,7 @@ from stratalog_tiering.format.footer import BlockEntry, SegmentFooter
 from stratalog_tiering.format.manifest import SegmentEntry
 from stratalog_tiering.format.segment import plain_block
 from stratalog_tiering.metrics import ColdReadMetrics
-from stratalog_tiering.store import ObjectStore
+from stratalog_tiering.store import ObjectStore, StoreWithCopy, read_verified
 
 _MIB: Final = 1024 * 1024
 _DISK_WRITES_MAX: Final = 16
@@ -84,6 +84,7 @@ class BlockSource:
     def metrics(self) -> ColdReadMetrics:
         """For a scrape."""
         self._counted.cached_bytes, self._counted.loads_in_progress = self._blocks.weight, len(self._loads)
+        self._counted.second_copy_reads = self._store.second_reads if isinstance(self._store, StoreWithCopy) else 0
         return self._counted
 
     def at_hand(self, key: BlockKey) -> bool:
@@ -151,10 +152,17 @@ class BlockSource:
 
     async def _from_store(self, entry: SegmentEntry, index: int, block: BlockEntry, cipher: BlockCipher | None) -> memoryview:
         began_at_s = self._clock.monotonic()
+
+        async def read(store: ObjectStore) -> tuple[memoryview, memoryview]:
+            try:
+                stored = await store.get_range(entry.key, entry.data_position + block.position, block.length)
+            except NoSuchObject as gone:
+                raise Corrupt(gone.message) from gone
+            return stored, await self._plain(stored, block, cipher)
+
         try:
-            content = await self._store.get_range(entry.key, entry.data_position + block.position, block.length)
-            plain = await self._plain(content, block, cipher)
-        except (Corrupt, NoSuchObject) as bad:
+            content, plain = await read_verified(self._store, read)
+        except Corrupt as bad:
             self._counted.unreadable_blocks += 1
             raise Corrupt(
                 f"segment {entry.key}, block {index} (offsets {block.base_offset}..{block.last_offset}): {bad.message}",

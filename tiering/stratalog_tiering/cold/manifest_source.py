@@ -46,7 +46,7 @@ from stratalog_tiering.format.manifest import (
 )
 from stratalog_tiering.format.object_frame import object_sha256
 from stratalog_tiering.format.partition_tree import TreePage, TreePageRef, decode_tree_page
-from stratalog_tiering.store import ObjectStore
+from stratalog_tiering.store import ObjectStore, read_verified
 
 _Parsed = TypeVar("_Parsed")
 Found = tuple[SegmentEntry, SegmentFooter]
@@ -89,8 +89,7 @@ class ManifestSource:
         self._manifests.put(key, manifest)
 
     async def _load_manifest(self, key: str, sha256: bytes) -> Manifest:
-        content = await self._required(key, "manifest")
-        manifest = await self._parsed(key, content, lambda: decode_manifest(content, sha256))
+        manifest = await self._verified(key, "manifest", lambda content: decode_manifest(content, sha256))
         self._manifests.put(key, manifest)
         return manifest
 
@@ -99,8 +98,7 @@ class ManifestSource:
         return cached if cached is not None else await self._page_loads.get(ref.key, lambda: self._load_page(ref))
 
     async def _load_page(self, ref: PageRef) -> ManifestPage:
-        content = await self._required(ref.key, "manifest page")
-        page = await self._parsed(ref.key, content, lambda: decode_page(content, ref.sha256))
+        page = await self._verified(ref.key, "manifest page", lambda content: decode_page(content, ref.sha256))
         self._pages.put(ref.key, page)
         return page
 
@@ -109,8 +107,9 @@ class ManifestSource:
 
     async def removed_list(self, ref: RemovedListRef) -> RemovedList:
         """A list of removed objects, uncached: only workers read lists, and rarely."""
-        content = await self._required(ref.key, "list of removed objects")
-        return await self._parsed(ref.key, content, lambda: decode_removed_list(content, ref.sha256))
+        return await self._verified(
+            ref.key, "list of removed objects", lambda content: decode_removed_list(content, ref.sha256)
+        )
 
     async def removed_lists(self, refs: Sequence[RemovedListRef]) -> dict[str, RemovedList]:
         return {ref.key: await self.removed_list(ref) for ref in refs}
@@ -120,8 +119,7 @@ class ManifestSource:
         return {ref.key: await self._tree_page(ref) for ref in refs}
 
     async def _tree_page(self, ref: TreePageRef) -> TreePage:
-        content = await self._required(ref.key, "tree page")
-        return await self._parsed(ref.key, content, lambda: decode_tree_page(content, ref.sha256))
+        return await self._verified(ref.key, "tree page", lambda content: decode_tree_page(content, ref.sha256))
 
     async def removed(self, manifest: Manifest) -> AsyncIterator[RemovedObject]:
         """All removed objects that are not yet deleted, in the order of their removal."""
@@ -183,30 +181,29 @@ class ManifestSource:
 
     async def read_footer(self, entry: SegmentEntry) -> SegmentFooter:
         """The same, read from the store and not from the cache."""
-        tail = await self._range(entry, entry.footer_position, entry.footer_bytes)
-        return await self._parsed(entry.key, tail, lambda: _committed_footer(entry, tail))
+        position, length = entry.footer_position, entry.footer_bytes
+        return await self._verified_range(entry, position, length, lambda tail: _committed_footer(entry, tail))
 
     async def read_tail(self, entry: SegmentEntry) -> tuple[SegmentFooter, memoryview]:
         """The footer, with all bytes behind the blocks, read together from the store; the sections are verified, too."""
         begin = entry.data_position + entry.data_bytes
-        tail = await self._range(entry, begin, entry.footer_position + entry.footer_bytes - begin)
 
-        def parse() -> tuple[SegmentFooter, memoryview]:
+        def parse(tail: memoryview) -> tuple[SegmentFooter, memoryview]:
             footer = _committed_footer(entry, tail[entry.footer_position - begin :])
             for section in footer.sections:
                 start = section.position - entry.data_bytes
                 check_section(tail[start : start + section.length], section)
             return footer, tail
 
-        return await self._parsed(entry.key, tail, parse)
+        return await self._verified_range(entry, begin, entry.footer_position + entry.footer_bytes - begin, parse)
 
     async def producers(self, entry: SegmentEntry) -> tuple[ProducerEntry, ...]:
         """The producers' states at the segment's end, uncached: only a takeover and a merge need them. Raises ``Corrupt``."""
         section = (await self.footer(entry)).section(PRODUCERS)
         if section is None:
             return ()
-        content = await self._range(entry, entry.data_position + section.position, section.length)
-        return await self._parsed(entry.key, content, lambda: parse_producers(content, section))
+        position = entry.data_position + section.position
+        return await self._verified_range(entry, position, section.length, lambda content: parse_producers(content, section))
 
     async def cipher(self, footer: SegmentFooter) -> BlockCipher | None:
         """The cipher of the segment's blocks; None if they are not encrypted.
@@ -222,27 +219,37 @@ class ManifestSource:
         )
 
     async def _load_cipher(self, footer: SegmentFooter) -> BlockCipher:
-        key = footer.data_key
-        try:
-            wrapped = decode_descriptor(await self._store.get(key), WrappedDataKey, key)
-            context = data_key_context(footer.topic_id, footer.partition)
-            data_key = await self._store.keys.unwrap(wrapped.key_name, wrapped.wrapped, context)
-        except NoSuchObject as gone:
-            problem = f"data key {key} is missing from {self._store.url}: its segment cannot be decrypted"
-            raise Corrupt(problem, key=key, damage="data-key-missing") from gone
-        except Corrupt as bad:
-            raise Corrupt(f"{key}: {bad.message}", key=key, damage="data-key-altered") from bad
-        cipher = BlockCipher(data_key)
-        self._ciphers.put(key, cipher)
+        cipher = BlockCipher(await read_verified(self._store, lambda store: _data_key(store, footer)))
+        self._ciphers.put(footer.data_key, cipher)
         return cipher
 
-    async def _range(self, entry: SegmentEntry, position: int, length: int) -> memoryview:
+    async def _verified_range(
+        self, entry: SegmentEntry, position: int, length: int, parse: Callable[[memoryview], _Parsed]
+    ) -> _Parsed:
+        """The result of ``parse`` for a range of the segment's object. It raises ``Corrupt`` if the bytes are wrong."""
         if entry.options.present is not None:
             raise Invalid(f"segment {entry.key} lacks batches that it covers; this release cannot read it: upgrade it")
-        try:
-            return await self._store.get_range(entry.key, position, length)
-        except NoSuchObject as gone:
-            raise Corrupt(f"segment {entry.key} is missing from {self._store.url}", key=entry.key) from gone
+
+        async def read(store: ObjectStore) -> _Parsed:
+            try:
+                content = await store.get_range(entry.key, position, length)
+            except NoSuchObject as gone:
+                raise Corrupt(f"segment {entry.key} is missing from {store.url}", key=entry.key) from gone
+            return await self._parsed(entry.key, content, lambda: parse(content))
+
+        return await read_verified(self._store, read)
+
+    async def _verified(self, key: str, kind: str, parse: Callable[[bytes], _Parsed]) -> _Parsed:
+        """The result of ``parse`` for a whole object, as in `_verified_range`."""
+
+        async def read(store: ObjectStore) -> _Parsed:
+            try:
+                content = await store.get(key)
+            except NoSuchObject as gone:
+                raise Corrupt(f"{kind} {key} is missing from {store.url}", key=key) from gone
+            return await self._parsed(key, content, lambda: parse(content))
+
+        return await read_verified(self._store, read)
 
     async def _parsed(self, key: str, content: Buffer, parse: Callable[[], _Parsed]) -> _Parsed:
         """The result of ``parse``, run in the background if ``content`` is large. ``Corrupt`` errors name the object."""
@@ -250,11 +257,19 @@ class ManifestSource:
             return _named(key, parse)
         return await self._background.run(lambda: _named(key, parse))
 
-    async def _required(self, key: str, kind: str) -> bytes:
-        try:
-            return await self._store.get(key)
-        except NoSuchObject as gone:
-            raise Corrupt(f"{kind} {key} is missing from {self._store.url}", key=key) from gone
+
+async def _data_key(store: ObjectStore, footer: SegmentFooter) -> bytes:
+    """The segment's data key, unwrapped. Raises as :meth:`ManifestSource.cipher`."""
+    key = footer.data_key
+    try:
+        wrapped = decode_descriptor(await store.get(key), WrappedDataKey, key)
+        context = data_key_context(footer.topic_id, footer.partition)
+        return await store.keys.unwrap(wrapped.key_name, wrapped.wrapped, context)
+    except NoSuchObject as gone:
+        problem = f"data key {key} is missing from {store.url}: its segment cannot be decrypted"
+        raise Corrupt(problem, key=key, damage="data-key-missing") from gone
+    except Corrupt as bad:
+        raise Corrupt(f"{key}: {bad.message}", key=key, damage="data-key-altered") from bad
 
 
 def _place(entry: SegmentEntry) -> tuple[str, int]:

@@ -39,6 +39,7 @@ _DATA_KEY: Final = ".key"
 _SEGMENT_PATTERN: Final = re.compile(r"segments/([0-9a-f]{32})/(\d+)/(\d{20})-(\d{10})-([0-9a-f]{16})\.segment")
 _MANIFEST_PATTERN: Final = re.compile(r"manifests/([0-9a-f]{32})/(\d+)/[0-9a-f]{16}-(\d+)-[0-9a-f]{16}\.(manifest|committed)")
 _OWNER_PATTERN: Final = re.compile(r"(?:segments|pages|removed|tree|manifests)/([0-9a-f]{32})/(\d{1,9})/")
+_DELETED_PATTERN: Final = re.compile(r"topics/([0-9a-f]{32})\.deleted")
 _TOPIC_PATTERN: Final = re.compile(r"topics/([0-9a-f]{32})/[0-9a-f]{16}-(\d{1,20})\.json")
 
 
@@ -92,6 +93,12 @@ def topic_key(topic_id: UUID, version: int) -> str:
 def deletion_marker_key(topic_id: UUID) -> str:
     """Key of the marker of a deleted topic; it overrides the topic's descriptor."""
     return f"{TOPICS_PREFIX}{topic_id.hex}{_DELETED}"
+
+
+def deleted_topic_of(key: str) -> UUID | None:
+    """Inverse of :func:`deletion_marker_key`; None for any other key."""
+    match = _DELETED_PATTERN.fullmatch(key)
+    return None if match is None else UUID(match.group(1))
 
 
 def segments_prefix(topic_id: UUID, partition: int) -> str:

@@ -19,6 +19,7 @@ from stratalog_metadata.client.topic_deletion import finish_deletion
 from stratalog_metadata.records import DeletedTopic, PendingTopic, RestoredTopic, Topic, restored_topic_key
 from stratalog_metadata.state.commands import Command, Delete, VersionIs
 from stratalog_tiering.cold.archive import newest_descriptor_key, read_topic
+from stratalog_tiering.copies.deletions import mark_deletion
 from stratalog_tiering.core.commands import Guards
 from stratalog_tiering.core.garbage import Garbage, deleted_topic_garbage, deletion_due_ms, pending_topic_garbage
 from stratalog_tiering.core.policy import tier_policy
@@ -66,6 +67,9 @@ async def collect_deleted_topic(ports: WorkerPorts, deleted: DeletedTopic, versi
     if until_ms:
         _log.warning("objects of deleted topic %s are locked and stay until %s", deleted.name, utc_text(until_ms))
         return until_ms
+    if ports.second_store is not None:
+        # Once the record is gone, only its marker says to the second copy that the topic was deleted.
+        await mark_deletion(ports.second_store, deleted, now_ms)
     # The marker goes last: without it the descriptors would name a live topic.
     await _delete_below(ports, topic_prefix(deleted.topic_id))
     await ports.store.delete([deletion_marker_key(deleted.topic_id)])

@@ -107,6 +107,8 @@ class WorkerPorts:
     reading: Throttle
     deleting: Throttle
     counters: TieringCounters
+    second_store: ObjectStore | None = None
+    """The store of the second copy."""
 
     @property
     def cluster_id(self) -> str:
@@ -148,6 +150,7 @@ def worker_ports(
     background: Background,
     *,
     check_store: Callable[[], Awaitable[None]] = trusted,
+    second_store: ObjectStore | None = None,
 ) -> WorkerPorts:
     """The ports of one worker, or of a command that does a worker's work. ``check_store``: see ``BucketOwnership``."""
     return WorkerPorts(
@@ -166,4 +169,5 @@ def worker_ports(
         reading=Throttle(settings.read_bytes_per_s, clock),
         deleting=Throttle(settings.deletes_per_s, clock),
         counters=TieringCounters(),
+        second_store=second_store,
     )

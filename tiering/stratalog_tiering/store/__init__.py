@@ -28,6 +28,7 @@ from stratalog_tiering.store.base import (
 from stratalog_tiering.store.filesystem import FilesystemStore
 from stratalog_tiering.store.key_ring import FileKeyRing, NoKeys
 from stratalog_tiering.store.store_url import S3Location, check_store_url, keys_directory, parse_s3_url, shown_url
+from stratalog_tiering.store.with_copy import StoreWithCopy, read_verified
 
 STORE_THREADS: Final = 8
 """Number of concurrent calls that a store's ``background`` should run."""
@@ -89,10 +90,12 @@ __all__ = [
     "ObjectInfo",
     "ObjectStore",
     "StoreFeatures",
+    "StoreWithCopy",
     "Upload",
     "UploadedPart",
     "check_store_url",
     "open_store",
+    "read_verified",
     "s3_location",
     "shown_url",
 ]

@@ -27,6 +27,7 @@ from stratalog_metadata.records import (
     Topic,
 )
 from stratalog_metadata.state.changes import Change
+from stratalog_tiering.copies.second import SecondCopy
 from stratalog_tiering.core.partition import PartitionId, partition_of
 from stratalog_tiering.core.schedule import BurstPacer, Schedule
 from stratalog_tiering.maintenance.deletion import (
@@ -37,6 +38,7 @@ from stratalog_tiering.maintenance.deletion import (
 )
 from stratalog_tiering.metrics import TieringMetrics
 from stratalog_tiering.offload.ports import WorkerPorts
+from stratalog_tiering.worker.copying import CopyWork
 from stratalog_tiering.worker.leases import UPLOADS_LEASE, WorkerLeases, deletion_lease, partition_lease
 from stratalog_tiering.worker.partition_work import PartitionWork
 
@@ -54,9 +56,10 @@ _log = logging.getLogger(__name__)
 class WorkerSession:
     """``run`` works until ``expire`` is called; after that no task of the session runs."""
 
-    def __init__(self, ports: WorkerPorts) -> None:
+    def __init__(self, ports: WorkerPorts, second: SecondCopy | None = None) -> None:
         self._ports = ports
         self._leases = WorkerLeases(ports.metadata, ports.settings.worker_id)
+        self._copying = CopyWork(ports, second, self._leases) if second is not None else None
         self._schedule = Schedule()
         self._pacer = BurstPacer(_SEALED_BURST, _SEALED_PER_S, _SEALED_WAIT_MAX_S)
         self._wake = asyncio.Event()
@@ -70,12 +73,16 @@ class WorkerSession:
     def expire(self) -> None:
         """End the session: cancel all of its work at once."""
         self._expired = True
+        if self._copying is not None:
+            self._copying.cancel()
         for task in self._tasks:
             task.cancel()
         self._wake.set()
 
     def metrics(self) -> TieringMetrics:
         """For a scrape."""
+        if self._copying is not None:
+            self._copying.count_lag()
         return TieringMetrics(work_in_progress=self._schedule.at_work_count, work_scheduled=self._schedule.due_count)
 
     async def run(self, session_id: int) -> None:
@@ -83,6 +90,7 @@ class WorkerSession:
         self._session_id = session_id
         self._leases.begin(session_id)
         stop_watching = self._ports.metadata.view.subscribe(self._on_changes)
+        copying = asyncio.ensure_future(self._copying.run()) if self._copying is not None else None
         try:
             self._schedule_all()
             while not self._expired:
@@ -91,9 +99,10 @@ class WorkerSession:
                 await self._sleep()
         finally:
             stop_watching()
-            for task in self._tasks:
+            ending = [*self._tasks, *([copying] if copying is not None else [])]
+            for task in ending:
                 task.cancel()
-            await asyncio.gather(*self._tasks, return_exceptions=True)
+            await asyncio.gather(*ending, return_exceptions=True)
 
     async def _sleep(self) -> None:
         next_at = self._schedule.next_at()

@@ -19,8 +19,11 @@ from stratalog_metadata.client.api import MetadataClient
 from stratalog_metadata.records import TieringWorker as WorkerRecord
 from stratalog_metadata.state.commands import Command, Put, SessionAlive
 from stratalog_tiering.config import TieringSettings
+from stratalog_tiering.copies.copying import CopyLimits
+from stratalog_tiering.copies.second import SecondCopy
 from stratalog_tiering.metrics import TieringMetrics, tiering_lag
-from stratalog_tiering.offload.ports import LedgerSource, trusted, worker_ports
+from stratalog_tiering.offload.ownership import BucketOwnership
+from stratalog_tiering.offload.ports import LedgerSource, Throttle, WorkerPorts, trusted, worker_ports
 from stratalog_tiering.store import ObjectStore
 from stratalog_tiering.worker.session import WorkerSession
 
@@ -46,12 +49,16 @@ class TieringWorker:
         background: Background,
         *,
         check_store: Callable[[], Awaitable[None]] = trusted,
+        second: ObjectStore | None = None,
+        check_second: Callable[[], Awaitable[None]] = trusted,
     ) -> None:
+        """``second`` is the store of the second copy, if there is to be one."""
         self._settings = settings
         self._metadata = metadata
         self._ports = worker_ports(
-            settings, metadata, store, ledgers, clock, random, background, check_store=check_store
+            settings, metadata, store, ledgers, clock, random, background, check_store=check_store, second_store=second
         )  # fmt: skip
+        self._second = _second_copy(self._ports, second, check_second) if second is not None else None
         self._session: WorkerSession | None = None
         self._main: asyncio.Task[None] | None = None
 
@@ -59,6 +66,8 @@ class TieringWorker:
         """For a scrape."""
         yield self._ports.counters
         yield self._session.metrics() if self._session is not None else TieringMetrics()
+        if self._second is not None:
+            yield self._second.counters
         yield from tiering_lag(self._metadata.view, self._ports.clock.wall_ms())
 
     async def start(self) -> None:
@@ -90,7 +99,7 @@ class TieringWorker:
             await asyncio.sleep(_PAUSE_S)
 
     async def _serve_session(self) -> None:
-        worker_id, session = self._settings.worker_id, WorkerSession(self._ports)
+        worker_id, session = self._settings.worker_id, WorkerSession(self._ports, self._second)
         session_id = await self._metadata.open_session(
             f"tiering/{worker_id}", self._settings.session_lease_ms, session.expire
         )  # fmt: skip
@@ -110,3 +119,13 @@ class TieringWorker:
             await self._metadata.close_session(session_id)
         except StratalogError as failure:
             _log.info("the session was not closed and will expire: %s", failure)
+
+
+def _second_copy(ports: WorkerPorts, store: ObjectStore, check_store: Callable[[], Awaitable[None]]) -> SecondCopy:
+    settings = ports.settings
+    limits = CopyLimits(
+        background=ports.background, clock=ports.clock, take=Throttle(settings.copy_bytes_per_s, ports.clock).take,
+        part_bytes=settings.upload_part_bytes,
+    )  # fmt: skip
+    bucket = BucketOwnership(store, ports.metadata, ports.clock, settings.copy_grace_ms, check_store)
+    return SecondCopy(store, bucket, limits, settings.copy_grace_ms)

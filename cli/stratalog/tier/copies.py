@@ -1,0 +1,53 @@
+"""How far the second copy is behind, for ``stratalog tier status``: compares metadata with the markers in the second store."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from stratalog.tier.report import tier_report, topics_named
+from stratalog.tier.session import metadata_session, store_session
+from stratalog_core.bounded_map import bounded_map
+from stratalog_metadata.records import ManifestPointer, Topic
+from stratalog_tiering.cold.archive import Archive
+from stratalog_tiering.offload.topic_descriptors import descriptor_of
+
+_READS_AT_ONCE: Final = 16
+Row = dict[str, object]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Copied:
+    """The part of a partition that the second copy has: nothing if ``version`` is 0."""
+
+    version: int = 0
+    end_offset: int = 0
+
+
+async def copied_partitions(addresses: Sequence[str], names: Sequence[str], url: str) -> list[Row]:
+    """A row for each partition of the topics, in the order of `tier_report`, with the members that the second copy adds.
+
+    Raises ``Corrupt`` if the second copy's newest version is damaged, ``Unavailable``.
+    """
+    async with metadata_session(addresses) as client, store_session(url) as store:
+        topics = topics_named(client.view, names)
+        archive = Archive(store)
+
+        async def copied(place: tuple[Topic, int]) -> Copied:
+            topic, index = place
+            pointer: ManifestPointer | None = await archive.pointer(descriptor_of(topic), index)
+            return Copied() if pointer is None else Copied(version=pointer.manifest_version, end_offset=pointer.end_offset)
+
+        places = [(topic, index) for topic in topics for index in range(topic.partition_count)]
+        found = await bounded_map(copied, places, _READS_AT_ONCE)
+        reports = tier_report(client.view, topics)
+    return [
+        {
+            "copied_version": each.version,
+            "copied_end_offset": each.end_offset,
+            "copy_lag_versions": max(0, report.manifest_version - each.version),
+            "copy_lag_records": max(0, report.cold_end_offset - max(each.end_offset, report.cold_start_offset)),
+        }
+        for report, each in zip(reports, found, strict=True)
+    ]

@@ -1,0 +1,94 @@
+"""Deletes deleted topics from the second copy, some time after they were deleted for good.
+
+The second copy has the deletion markers of the first. They and metadata decide together: a topic that metadata has, in whatever
+state, is never deleted here, and neither is one without a marker.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+from uuid import UUID
+
+from stratalog_core.errors import NoSuchObject
+from stratalog_metadata.client.api import MetadataView
+from stratalog_metadata.records import DeletedTopic, PendingTopic, RestoredTopic, Topic
+from stratalog_tiering.copies.second import SecondCopy, put_if_absent
+from stratalog_tiering.format.descriptor import DeletionMarker, decode_descriptor, encode_descriptor
+from stratalog_tiering.format.object_keys import (
+    TOPICS_PREFIX,
+    deleted_topic_of,
+    deletion_marker_key,
+    topic_prefix,
+    topic_prefixes,
+)
+from stratalog_tiering.offload.ports import WorkerPorts
+from stratalog_tiering.store import ObjectStore
+
+_BATCH: Final = 1000
+_TIMEOUT_S: Final = 30.0
+
+
+async def mark_deletion(second: ObjectStore, deleted: DeletedTopic, now_ms: int) -> None:
+    """Hide a deleted topic from readers of the second copy, if that has the topic."""
+    async for _ in second.list(topic_prefix(deleted.topic_id)):
+        marker = DeletionMarker(topic_id=deleted.topic_id, deleted_at_ms=max(deleted.deleted_at_ms, now_ms))
+        await put_if_absent(second, deletion_marker_key(deleted.topic_id), encode_descriptor(marker))
+        return
+
+
+async def apply_deletions(ports: WorkerPorts, second: SecondCopy) -> None:
+    """Bring the second copy's deletion markers in line with metadata, and delete the topics whose grace period is over.
+
+    Runs under a lease of its own. Raises ``Unavailable``, ``OutcomeUnknown``, ``Invalid`` if a bucket is another cluster's.
+    """
+    await second.confirm(ports)
+    marked = [topic_id async for info in second.store.list(TOPICS_PREFIX) if (topic_id := deleted_topic_of(info.key))]
+    await ports.metadata.refresh(_TIMEOUT_S)
+    view, now_ms = ports.metadata.view, ports.clock.wall_ms()
+    for deleted in view.all(DeletedTopic):
+        await mark_deletion(second.store, deleted, now_ms)
+    live = {topic.topic_id for topic in view.all(Topic)}
+    for topic_id in marked:
+        if topic_id in live:
+            await second.store.delete([deletion_marker_key(topic_id)])
+        elif topic_id not in _known(view) and await _marked_before(second, topic_id, now_ms - second.grace_ms):
+            await _delete_topic(ports, second, topic_id)
+
+
+def _known(view: MetadataView) -> set[UUID]:
+    kinds: tuple[Iterable[DeletedTopic | PendingTopic | RestoredTopic | Topic], ...] = (
+        view.all(Topic), view.all(DeletedTopic), view.all(PendingTopic), view.all(RestoredTopic),
+    )  # fmt: skip
+    return {record.topic_id for kind in kinds for record in kind}
+
+
+async def _marked_before(second: SecondCopy, topic_id: UUID, before_ms: int) -> bool:
+    key = deletion_marker_key(topic_id)
+    try:
+        marker = decode_descriptor(await second.store.get(key), DeletionMarker, key)
+        written_ms = (await second.store.head(key)).last_modified_ms
+    except NoSuchObject:
+        return False
+    return max(marker.deleted_at_ms, written_ms) < before_ms
+
+
+async def _delete_topic(ports: WorkerPorts, second: SecondCopy, topic_id: UUID) -> None:
+    """Delete all objects of a topic; its descriptors and its marker go last, because they say that it is deleted."""
+    for prefix in (*topic_prefixes(topic_id), topic_prefix(topic_id)):
+        batch: list[str] = []
+        async for key in second.store.list_keys(prefix):
+            batch.append(key)
+            if len(batch) == _BATCH:
+                await _delete(ports, second, batch)
+        await _delete(ports, second, batch)
+    await _delete(ports, second, [deletion_marker_key(topic_id)])
+
+
+async def _delete(ports: WorkerPorts, second: SecondCopy, batch: list[str]) -> None:
+    if batch:
+        await ports.deleting.take(len(batch))
+        await second.confirm(ports)
+        await second.store.delete(batch)
+        second.counters.objects_deleted += len(batch)
+        batch.clear()

@@ -1,0 +1,170 @@
+"""Copies the committed history of a partition to the second copy, and removes there what is no longer needed.
+
+A version's segments and data keys go first, then its pages and lists, then the manifest, and its marker at last. So the newest
+marker in the second copy names a version that is whole there, and only what a new version adds to it must be copied: there is
+no other state. Versions that follow each other quickly are not all copied. A segment that is damaged in the first store is not
+copied; the others are.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from typing import Final
+
+import msgspec
+
+from stratalog_core.errors import Conflict, Corrupt, NoSuchObject, StratalogError
+from stratalog_metadata.records import ManifestPointer, Topic, manifest_pointer_key, topic_key
+from stratalog_tiering.cold.archive import read_marker
+from stratalog_tiering.copies.copying import copy_object, has_object
+from stratalog_tiering.copies.second import SecondCopy, put_if_absent
+from stratalog_tiering.core.garbage import live_keys
+from stratalog_tiering.core.partition import PartitionSnapshot
+from stratalog_tiering.core.references import Reference, segment_object, side_objects
+from stratalog_tiering.core.second_copy import CopiedVersion, copied_versions, copy_garbage, version_at
+from stratalog_tiering.format.manifest import Manifest, SegmentEntry, check_writer
+from stratalog_tiering.format.object_keys import DATA_PREFIXES, manifests_prefix, marker_key, topic_prefix, with_data_keys
+from stratalog_tiering.offload.commit import committed_manifest, refuse_fork
+from stratalog_tiering.offload.commit_markers import mark_committed
+from stratalog_tiering.offload.ports import WorkerPorts
+from stratalog_tiering.store import ObjectInfo, ObjectStore
+
+_DELETES_AT_ONCE: Final = 200
+_log = logging.getLogger(__name__)
+
+
+async def copy_partition(ports: WorkerPorts, second: SecondCopy, state: PartitionSnapshot) -> int:
+    """Bring the second copy to the partition's committed version; returns the number of objects copied.
+
+    Raises ``Corrupt`` if an object is damaged in the first store (all others are copied, and the version is not marked),
+    ``Forked`` if history has forked, ``Invalid`` if the second copy is another cluster's, ``Unavailable``, ``OutcomeUnknown``.
+    """
+    pointer = state.pointer
+    if pointer is None or second.known.get(pointer.key()) == pointer.object_key:
+        return 0
+    await second.confirm(ports)
+    await refuse_fork(ports, state)
+    await _copy_descriptors(ports.store, second, state)
+    manifest = await committed_manifest(ports, state, pointer)
+    check_writer(manifest)
+    listed = [info async for info in second.store.list(manifests_prefix(state.log.topic_id, state.log.index))]
+    newest = next(iter(copied_versions(listed)), None)
+    copied = 0
+    if newest is None or newest.manifest_key != pointer.object_key:
+        if newest is not None and newest.version >= pointer.manifest_version:
+            raise Corrupt(
+                f"the second copy in {second.store.url} has version {newest.version} of {pointer.key()}, and metadata has"
+                f" version {pointer.manifest_version}: history has forked, and nothing is copied before it is resolved"
+            )
+        copied = await _copy_version(ports, second, pointer, manifest, newest)
+    second.known.put(pointer.key(), pointer.object_key)
+    return copied
+
+
+async def _copy_version(
+    ports: WorkerPorts, second: SecondCopy, pointer: ManifestPointer, manifest: Manifest, newest: CopiedVersion | None
+) -> int:
+    present = await _keys_of(second, newest)
+    failures: list[StratalogError] = []
+    copied = 0
+    async for entry in ports.source.segments(manifest):
+        if entry.key not in present:
+            try:
+                copied += await _copy_segment(ports, second, entry)
+            except (Corrupt, NoSuchObject) as failure:
+                _log.warning("%s is not copied: %s", entry.key, failure)
+                failures.append(failure)
+    for wanted in side_objects(manifest):
+        if wanted.key not in present:
+            await _copy(ports.store, second, wanted)
+            copied += 1
+    if failures:
+        raise Corrupt(f"{len(failures)} segments cannot be copied, first: {failures[0].message}") from failures[0]
+    size = (await ports.store.head(pointer.object_key)).size_bytes
+    sha256 = bytes.fromhex(pointer.sha256)
+    await _copy(ports.store, second, Reference(key=pointer.object_key, sha256=sha256, object_bytes=size))
+    await second.confirm(ports)
+    unlocked: ManifestPointer = msgspec.structs.replace(pointer, lock_until_ms=0, lock_mode="")
+    await mark_committed(second.store, unlocked, ports.clock.wall_ms())
+    return copied + 2
+
+
+async def _keys_of(second: SecondCopy, version: CopiedVersion | None) -> frozenset[str]:
+    """Keys of all objects that a version in the second copy refers to. Raises ``Corrupt`` if that is damaged there."""
+    if version is None:
+        return frozenset()
+    marker = await read_marker(second.store, marker_key(version.manifest_key))
+    manifest = await second.source.manifest_at(marker.manifest_key, bytes.fromhex(marker.sha256))
+    return live_keys(manifest, [entry.key async for entry in second.source.segments(manifest)])
+
+
+async def _copy_segment(ports: WorkerPorts, second: SecondCopy, entry: SegmentEntry) -> int:
+    """Copy a segment, and before it the data key without which it cannot be read; returns the number of objects."""
+    data_key = (await ports.source.footer(entry)).data_key
+    if data_key:
+        await put_if_absent(second.store, data_key, await ports.store.get(data_key))
+    await _copy(ports.store, second, segment_object(entry))
+    return 2 if data_key else 1
+
+
+async def _copy(first: ObjectStore, second: SecondCopy, wanted: Reference) -> None:
+    """Copy one object, unless a copy that was interrupted has left it there whole."""
+    wanted = replace(wanted, lock=None, storage_class="")
+    try:
+        await copy_object(first, second.store, wanted, second.limits)
+    except Conflict:
+        if await has_object(second.store, wanted, second.limits):
+            return
+        await copy_object(first, second.store, wanted, second.limits, replace=True)
+    second.counters.objects_copied += 1
+    second.counters.copied_bytes += wanted.object_bytes
+
+
+async def _copy_descriptors(first: ObjectStore, second: SecondCopy, state: PartitionSnapshot) -> None:
+    """Copy the versions of the topic's descriptor that the second copy lacks, oldest first: the newest one is the valid one."""
+    prefix = topic_prefix(state.topic.topic_id)
+    present = {info.key async for info in second.store.list(prefix)}
+    for key in sorted([info.key async for info in first.list(prefix) if info.key not in present], reverse=True):
+        await put_if_absent(second.store, key, await first.get(key))
+
+
+async def sweep_partition(ports: WorkerPorts, second: SecondCopy, state: PartitionSnapshot) -> int:
+    """Delete the garbage of the partition's second copy; returns the number of objects deleted.
+
+    Deletes nothing while the copy is not at the committed version, while history has forked, and while the committed manifest
+    or its pages cannot be read in the first store: whether an object is needed is read from there, never from what the first
+    store lacks. Raises as `copy_partition` does.
+    """
+    listed: list[ObjectInfo] = []
+    topic_id, index = state.log.topic_id, state.log.index
+    for make_prefix in DATA_PREFIXES:
+        listed += [info async for info in second.store.list(make_prefix(topic_id, index))]
+    manifests = [info async for info in second.store.list(manifests_prefix(topic_id, index))]
+    versions = copied_versions(manifests)
+    oldest_kept = version_at(versions, ports.clock.wall_ms() - second.grace_ms)
+    pointer = await _committed_now(ports, state)
+    if oldest_kept is None or pointer is None or versions[0].manifest_key != pointer.object_key:
+        return 0
+    await refuse_fork(ports, state)
+    manifest = await committed_manifest(ports, state, pointer)
+    check_writer(manifest)
+    live = [entry.key async for entry in ports.source.segments(manifest)]
+    removed = [each.key async for each in ports.source.removed(manifest)]
+    needed = with_data_keys(live_keys(manifest, live).union(removed, await _keys_of(second, oldest_kept)))
+    garbage = copy_garbage(listed, manifests, needed, oldest_kept)
+    for first in range(0, len(garbage), _DELETES_AT_ONCE):
+        await ports.deleting.take(len(garbage[first : first + _DELETES_AT_ONCE]))
+        await second.confirm(ports)
+        await second.store.delete(garbage[first : first + _DELETES_AT_ONCE])
+    second.counters.objects_deleted += len(garbage)
+    return len(garbage)
+
+
+async def _committed_now(ports: WorkerPorts, state: PartitionSnapshot) -> ManifestPointer | None:
+    """The pointer, read linearizably after the listing. Raises ``Conflict`` if the topic was deleted or the pointer changed."""
+    keys = [manifest_pointer_key(state.log.topic_id, state.log.index), topic_key(state.topic.name)]
+    pointer, topic = (found.record if found is not None else None for found in await ports.metadata.read(keys))
+    if not isinstance(topic, Topic) or topic.topic_id != state.topic.topic_id or pointer != state.pointer:
+        raise Conflict(f"{state.topic.name}-{state.log.index} has changed while its second copy was listed")
+    return pointer if isinstance(pointer, ManifestPointer) else None

@@ -1,0 +1,70 @@
+"""The second copy of a cluster's bucket, in another bucket or store: who may write it, and what is known of it.
+
+It holds the same objects under the same keys as the first, and is a bucket of the cluster like it: topics can be restored, read
+and scrubbed from it alone. It has the first bucket's owners, so a cluster that takes it over stops the previous one's copying.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from stratalog_core.errors import Conflict, Invalid
+from stratalog_tiering.cold.archive import read_owner
+from stratalog_tiering.cold.block_cache import LruCache
+from stratalog_tiering.cold.manifest_source import ManifestSource
+from stratalog_tiering.copies.copying import CopyLimits
+from stratalog_tiering.format.descriptor import OwnerDescriptor, decode_descriptor
+from stratalog_tiering.format.object_keys import OWNERS_PREFIX, owner_key
+from stratalog_tiering.metrics import SecondCopyMetrics
+from stratalog_tiering.offload.ownership import BucketOwnership
+from stratalog_tiering.offload.ports import WorkerPorts
+from stratalog_tiering.store import ObjectStore
+
+PARTITIONS_MAX: Final = 100_000
+"""The number of partitions of which a worker remembers what is copied; for others it lists the second store again."""
+
+
+class SecondCopy:
+    """One worker's view of the second copy. ``known``: by pointer key, the manifest key of the newest version that it has."""
+
+    def __init__(self, store: ObjectStore, bucket: BucketOwnership, limits: CopyLimits, grace_ms: int) -> None:
+        """``bucket`` is the cluster's ownership of ``store``."""
+        self.store = store
+        self.source = ManifestSource(store, background=limits.background)
+        self.limits = limits
+        self.grace_ms = grace_ms
+        self.counters = SecondCopyMetrics()
+        self.known: LruCache[str, str] = LruCache(PARTITIONS_MAX)
+        self._bucket = bucket
+        self._has_owners = False
+
+    async def confirm(self, ports: WorkerPorts) -> None:
+        """Return if both buckets are this cluster's. The first bucket's owners are copied to the second once.
+
+        Raises ``Invalid`` if one belongs to another cluster or history, or the second store is unsafe, ``Unavailable``.
+        """
+        await ports.bucket.confirm()
+        if not self._has_owners:
+            await self._copy_owners(ports.store)
+            self._has_owners = True
+        await self._bucket.confirm()
+
+    async def _copy_owners(self, first: ObjectStore) -> None:
+        contents = [await first.get(info.key) async for info in first.list(OWNERS_PREFIX)]
+        owners = [decode_descriptor(content, OwnerDescriptor, owner_key(n)) for n, content in enumerate(contents)]
+        present = await read_owner(self.store)
+        if present is not None and present not in owners:
+            raise Invalid(
+                f"{self.store.url} belongs to cluster {present.cluster_id}, and not to the history in {first.url}: give the"
+                " second copy a bucket or prefix of its own"
+            )
+        for number in range(present.number + 1 if present is not None else 0, len(contents)):
+            await put_if_absent(self.store, owner_key(number), contents[number])
+
+
+async def put_if_absent(store: ObjectStore, key: str, content: bytes) -> None:
+    """Write a small object that never changes, unless it is there."""
+    try:
+        await store.put(key, [content])
+    except Conflict:
+        return
