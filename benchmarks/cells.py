@@ -38,7 +38,7 @@ _PARTITIONS_PER_TOPIC = 5000
 
 
 class Bench(msgspec.Struct, frozen=True, kw_only=True):
-    """What every kind needs."""
+    """Parameters of every kind of cell."""
 
     system: System
     settings: dict[str, Any]
@@ -119,12 +119,12 @@ def warm_up(system: System, loads: Sequence[WarmUp], whole_s: float) -> None:
         try:
             measure_tail(bench.bootstrap, bench.topics, bench.traffic, bench.readers, window)
         except Unavailable as failure:
-            # A short time on a busy machine: nothing was acknowledged yet. What is measured counts, not this.
+            # A short time on a busy machine: nothing was acknowledged yet. Only the measured window counts.
             print(f"warm-up of {system.name}: {failure}", flush=True)
 
 
 def cpu_figures(measured: Mapping[str, Any], used: Used) -> dict[str, float]:
-    """What each role used of the machine within the window, and per GB that went through in it.
+    """Resources that each role used within the window, and per GB that passed through in it.
 
     Loads say exactly what they used themselves; Java's tools are sampled as the servers are.
     """

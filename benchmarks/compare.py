@@ -147,7 +147,7 @@ def _block(task: Task, number: int, system: str, cells: Sequence[Cell]) -> None:
 
 
 def _on_one_cluster(task: Task, number: int, name: str, cells: Sequence[Cell]) -> list[Cell]:
-    """What it did not get to, since a cell before failed."""
+    """Cells that were not reached because an earlier one failed."""
     directories = tempfile.TemporaryDirectory(prefix=f"bench-{name}-", ignore_cleanup_errors=True)
     with directories as directory, started(name, Path(directory)) as system:
         warm_up(system, task.matrix.warm_up, task.profile.warm_cluster_s)

@@ -1,4 +1,4 @@
-"""What of the matrix a run has no figures of: cells that were not carried out, goals without a verdict. Pure."""
+"""Parts of the matrix without figures in a run: cells that were not carried out, goals without a verdict. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from benchmarks.journal import Run
 from benchmarks.matrix import Cell, Goal, Matrix, cells_of
 
 PROFILES = ("quick", "size", "grid")
-"""What the page is about: together they have every workload at its sizes."""
+"""Profiles that the page shows: together they have every workload at its sizes."""
 
 
 def not_measured(run: Run, matrix: Matrix) -> Iterator[str]:

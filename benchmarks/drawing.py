@@ -1,4 +1,4 @@
-"""What all plots share: an SVG with text as text on a white ground, the same bytes for the same figures."""
+"""Shared parts of all plots: an SVG with text as text on a white ground, the same bytes for the same figures."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ class Grid(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def changes_of(name: str, workload: Workload) -> dict[str, str] | None:
-    """What a cell's name says that differs from the workload's base; ``None`` if it is not one of the workload."""
+    """Return the parameters of a cell that differ from the workload's base; ``None`` if it is not a cell of the workload."""
     rest = name.removeprefix(workload.name).split()
     if not name.startswith(workload.name) or not all("=" in word for word in rest):
         return None

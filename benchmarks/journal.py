@@ -1,4 +1,4 @@
-"""What has been measured, one JSON file per run: written after every cell, so that an interrupted run can go on."""
+"""Results of a run in one JSON file, written after every cell, so that an interrupted run can continue."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Run(msgspec.Struct, kw_only=True):
 
 
 class Journal:
-    """One file. What is in it is not measured again."""
+    """One file. Cells that it has are not measured again."""
 
     def __init__(self, path: Path, fresh: Run) -> None:
         self._path = path

@@ -1,4 +1,4 @@
-"""What the ledger client costs: entries/s, MB/s, latency and client CPU over real bookies on loopback, each in its own process.
+"""Measures the ledger client: entries/s, MB/s, latency and client CPU over real bookies on loopback, each in its own process.
 
     PYTHONPATH=tests:. python benchmarks/ledger_client.py --data DIR [--bookies 3] [--seconds 3] [--profile]
 

@@ -1,4 +1,4 @@
-"""What this machine can do at most: `python -m benchmarks.limits [--directory DIR]`.
+"""Measures the limits of this machine: `python -m benchmarks.limits [--directory DIR]`.
 
 Copying, checksums, the loopback interface, and durable writes in the sizes that a log has. One core, no queueing; medians of
 several runs. Figures of any benchmark here are to be read beside these.

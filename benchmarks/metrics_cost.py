@@ -1,4 +1,7 @@
-"""What counting costs on the hot path, and a scrape: `python -m benchmarks.metrics_cost`. Prints the best of several runs."""
+"""Measures the cost of counting on the hot path and of a scrape; prints the best of several runs.
+
+python -m benchmarks.metrics_cost
+"""
 
 from __future__ import annotations
 

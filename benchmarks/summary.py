@@ -72,7 +72,7 @@ def verdicts(run: Run, goals: Sequence[Goal], against: str) -> Iterator[Verdict]
 
 
 class Limit(msgspec.Struct, frozen=True, kw_only=True):
-    """What stood between our rate and the goal in one cell, from the CPU time of the windows that counted.
+    """Explain what limited our rate in one cell, from the CPU time of the windows that counted.
 
     ``per_gb`` are CPU seconds per GB by role. ``ceiling_mb_per_s`` is what the machine's cores give if all they do is the
     clients' work, our servers costing nothing; ``ceiling_ratio`` is that to the other system's measured rate. With
@@ -89,7 +89,7 @@ class Limit(msgspec.Struct, frozen=True, kw_only=True):
 
 
 SHARE, SERVER = "machine_share_", "server_cpu_s_per_gb_"
-"""What the names of a role's figures begin with."""
+"""Prefixes of the names of a role's figures."""
 
 
 def limit(run: Run, verdict: Verdict, against: str) -> Limit | None:
@@ -128,5 +128,5 @@ def by_role(run: Run, cell: str, system: str, prefix: str) -> dict[str, float]:
 
 
 def failures(run: Run) -> list[str]:
-    """What could not be measured, and why."""
+    """Return what could not be measured, and why."""
     return [f"{row.cell}, {row.system}, round {row.round}: {row.failure}" for row in run.rows if row.failure]

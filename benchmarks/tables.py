@@ -86,7 +86,7 @@ def _asked(run: Run, cell: str, against: str) -> str:
 
 
 class _Pair(NamedTuple):
-    """What both systems measured, as it is shown; no ratio where there is none or it says nothing."""
+    """Return both systems' figures as they are shown; without a ratio where there is none or it means nothing."""
 
     ours: str
     theirs: str
@@ -151,7 +151,7 @@ def _rows(run: Run, cell: str, workload: str, against: str, *, costs: bool) -> I
 
 
 def _role_table(run: Run, cells: Sequence[str], against: str) -> Iterator[str]:
-    """What each role took, per GB written or read, and held at the end."""
+    """Return what each role used per GB written or read, and its memory at the end."""
     yield from ("| cell | system | CPU by role, s/GB | memory by role, MB |", "| --- | --- | --- | --- |")
     for cell in cells:
         for system in (summary.OURS, against):

@@ -1,4 +1,4 @@
-"""What the processes of each role and the machine used during a window, from samples taken all along.
+"""Resources that the processes of each role and the machine used during a window, from continuous samples.
 
 A thread reads the CPU time of every process a few times per second, so that whatever a load says it counted, from one moment of
 the monotonic clock to another, has its exact share: between two samples the use is taken as even.

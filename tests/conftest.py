@@ -1,4 +1,4 @@
-"""What several suites share: real S3 servers on free ports, started once and stopped at the end, and how properties are run.
+"""Fixtures of several suites: real S3 servers on free ports, started once and stopped at the end, and settings of properties.
 
 A server's binary is found by environment (``STRATALOG_MINIO``, ``STRATALOG_VERSITYGW``), else on the ``PATH``; where there is
 none, the tests that need it are skipped. All take the credentials that this file puts into the environment.

@@ -30,7 +30,7 @@ Why the simulator, the checkers, the load generation and the benchmark are as th
 
 
 class Decision(NamedTuple):
-    """What the index says of one page."""
+    """The index's entry for one page."""
 
     number: int
     title: str

@@ -141,7 +141,7 @@ def test_commands_in_the_docs_exist_with_their_options() -> None:
 
 
 def _fault(words: list[str]) -> str:
-    """What is wrong with a command line, without running it; empty if nothing is."""
+    """Return what is wrong with a command line, without running it; empty if nothing is."""
     group: click.Command = stratalog
     while isinstance(group, click.Group):
         if not words or words[0].startswith("-"):

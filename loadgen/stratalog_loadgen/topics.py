@@ -178,7 +178,7 @@ def _delete(bootstrap: str, names: Sequence[str]) -> None:
     except NotFound:
         pass  # the client asked twice: the first request was carried out
     except Unavailable as failure:
-        # What was measured is worth more than a clean cluster.
+        # Keep the measurements even if the cluster cannot be cleaned up.
         print(f"topics {', '.join(names)} were not deleted: {failure}", file=sys.stderr)
 
 

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.s3
 
 
 def init(url: str, account: Credentials, *options: str, **environment: str) -> dict[str, Any]:
-    """What the command prints; raises what makes it fail."""
+    """Return what the command prints. Raises the error that makes it fail."""
     variables = {
         "MINIO_ROOT_USER": ACCESS_KEY,
         "MINIO_ROOT_PASSWORD": SECRET_KEY,

@@ -1,4 +1,4 @@
-"""What a probe reports of each kind of store is what the reference page says."""
+"""The probe reports for each kind of store the guarantees that the reference page lists."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ INTERESTING: Final = (
 
 OVERWRITE, INSERT, DELETE, CUT, REPEAT, SPLICE = range(6)
 Change = tuple[int, int, int, bytes]
-"""What to do, where (of 2**16 parts of the input), a length, and bytes to do it with."""
+"""Operation, position (of 2**16 parts of the input), length, and bytes to use."""
 
 
 def mutate(content: bytes, changes: Sequence[Change], other: bytes = b"") -> bytes:

@@ -1,4 +1,4 @@
-"""What is fuzzed, by name."""
+"""Fuzz targets by name."""
 
 from __future__ import annotations
 

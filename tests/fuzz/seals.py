@@ -15,7 +15,7 @@ from stratalog_core.errors import Corrupt
 
 
 def opened(content: bytes, seal: Callable[[bytes], bytes]) -> bytes:
-    """What an input stands for."""
+    """The meaning of an input."""
     body = content[1:]
     return body if content[:1] and content[0] & 1 else seal(body)
 

@@ -38,7 +38,7 @@ Server = TypeVar("Server", bound=Running)
 
 
 class Failures(logging.Handler):
-    """Whatever nobody handled: records of level ERROR, and what the event loop was told."""
+    """Unhandled failures: log records of level ERROR, and calls of the event loop's exception handler."""
 
     def __init__(self) -> None:
         super().__init__(logging.ERROR)

@@ -61,7 +61,7 @@ class Probe:
         self._written += 1
 
     async def check_kept(self, address: str) -> None:
-        """What the probe wrote last is there, at another broker too. Raises ``NotServed``."""
+        """Check that the last record of the probe is readable, from another broker too. Raises ``NotServed``."""
         async with connect(address) as client:
             await _eventually("metadata of all topics", lambda: _metadata(client))
             await _eventually("what was written", lambda: _read_own(client, self._written - 1))

@@ -130,7 +130,7 @@ def _draw_api(random: Random) -> tuple[int, int]:
 
 @contextmanager
 def collected_failures() -> Iterator[Failures]:
-    """What is logged as an error, and what the event loop was told, while it lasts."""
+    """Collects logged errors and calls of the event loop's exception handler while it is entered."""
     failures, root, loop = Failures(), logging.getLogger(), asyncio.get_running_loop()
     before = loop.get_exception_handler()
     root.addHandler(failures)

@@ -30,7 +30,7 @@ _LARGE: Final = 1_000_000_000
 
 @dataclass(slots=True)
 class Learned:
-    """What answers told: members with their generations, and producer ids."""
+    """Values from responses: members with their generations, and producer ids."""
 
     members: list[tuple[str, int]] = field(default_factory=list)
     producers: list[int] = field(default_factory=list)

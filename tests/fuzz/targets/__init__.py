@@ -1,1 +1,1 @@
-"""What is fuzzed: one module per kind of border. ``fuzz.registry`` has them by name."""
+"""Fuzz targets: one module per kind of border. ``fuzz.registry`` has them by name."""

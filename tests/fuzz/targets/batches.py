@@ -67,7 +67,7 @@ def decode_for_spark(content: bytes, bounds: Room) -> None:
 
 
 UNPACKED = 3 * DECOMPRESSED_BYTES_MAX
-"""What a small batch may unpack to, pieces and whole at once."""
+"""Maximum that a small batch may unpack to, pieces and whole together."""
 TARGETS = (
     Target(name="record-batch", run=read_records, seeds=runs, allocated_bytes_max=UNPACKED),
     Target(name="compression", run=unpack, seeds=packed, allocated_bytes_max=2 * MIB),

@@ -1,4 +1,4 @@
-"""What bookies are asked, what clients believe of their answers, and what lies on their disks."""
+"""Requests to bookies, their responses as clients decode them, and the files on their disks."""
 
 from __future__ import annotations
 

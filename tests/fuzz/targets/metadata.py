@@ -1,4 +1,4 @@
-"""What metadata nodes are asked, what they say to each other, and what lies in their directories."""
+"""Requests to metadata nodes, messages between them, and the files in their directories."""
 
 from __future__ import annotations
 

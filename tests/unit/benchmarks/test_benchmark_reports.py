@@ -1,4 +1,4 @@
-"""What the Java tools print; the matrix of a comparison, its journal, its page."""
+"""Output of the Java tools; the matrix of a comparison, its journal, its page."""
 
 from __future__ import annotations
 

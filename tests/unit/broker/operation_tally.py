@@ -2,7 +2,7 @@
 
 The interpreter's profiling hook sees every call in every thread; transports and files are counted at their ports. While a
 scenario runs, the event loop's time stands still, so that no heartbeat and no other timer takes part in it, however slow the
-machine is. What was due before is let pass first. What is under way may still end, so a scenario is repeated and the smallest
+machine is. Timers that are due run first. Work in progress may still end, so a scenario is repeated and the smallest
 count taken: always the same.
 """
 
@@ -120,7 +120,7 @@ async def _what_is_due() -> None:
 
 
 def _side(frame: FrameType | None) -> str:
-    """Whose call it is: our processes' among themselves, the broker's with its client, others of ours, or the client's own."""
+    """Classify a call: between our processes, between broker and client, other calls of ours, or the client's own."""
     name = ""
     while frame is not None and not name.startswith(("stratalog", "unit.", "asyncio.streams")):
         # A socket that is read belongs to the protocol that the loop will hand the bytes to.

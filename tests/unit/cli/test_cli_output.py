@@ -1,4 +1,4 @@
-"""What commands print, and confluent-kafka's errors as ours."""
+"""Output of commands, and confluent-kafka's errors translated to ours."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the built wheels contain: the product, without tests and load generation."""
+"""The built wheels contain the product, without tests and load generation."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Golden bytes of everything that is stored or travels: tests/golden/metadata/bytes.txt.
 
-A line is a name and the bytes in hexadecimal. What is there must be written the same for ever and stay readable; new lines
+A line is a name and the bytes in hexadecimal. Existing lines must always encode to the same bytes and stay readable; new lines
 are added by STRATALOG_GOLDEN=write.
 """
 

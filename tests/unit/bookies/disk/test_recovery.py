@@ -74,7 +74,7 @@ def payload_of(ledger_id: int, entry_id: int, size: int) -> bytes:
 
 
 class Model:
-    """What was acknowledged, and what was requested."""
+    """The entries that were acknowledged, and those that were requested."""
 
     def __init__(self) -> None:
         self.asked: dict[tuple[int, int], bytes] = {}
@@ -108,7 +108,7 @@ class Model:
             assert tail.fenced or ledger_id not in self.fences or ledger_id in self.deletions_asked
 
     def restarted(self, disk: PlainDisk) -> None:
-        """What was in doubt is now decided: what exists counts as acknowledged and stays."""
+        """Settle entries of unknown outcome: those that exist count as acknowledged and stay."""
         self.pending = set()
         self.fences_asked = {ledger_id for ledger_id in range(4) if disk.core.tails([ledger_id])[0].fenced}
         self.deletions_asked = {ledger_id for ledger_id in range(4) if ledger_id in disk.contents.tombstones}

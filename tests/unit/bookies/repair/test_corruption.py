@@ -55,7 +55,7 @@ def _stopped_disk() -> SimulatedDisk:
 
 
 def _load_again(disk: PlainDisk, ledger_id: int) -> dict[int, bytes | None]:
-    """What reads find. As in the running bookie, a corrupt index is rebuilt."""
+    """Return what reads find. As in the running bookie, a corrupt index is rebuilt."""
     try:
         return disk.read(ledger_id)
     except Corrupt:

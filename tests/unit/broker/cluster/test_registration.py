@@ -26,7 +26,7 @@ async def metadata(tmp_path: Path) -> AsyncIterator[QuorumClient]:
 
 
 class Journal:
-    """What the registration reports, in order."""
+    """The events that the registration reports, in order."""
 
     def __init__(self) -> None:
         self.events: list[str] = []

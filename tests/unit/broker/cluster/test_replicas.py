@@ -1,4 +1,4 @@
-"""What clients are told of replicas: as many as there are copies, in sync as many as live, and at once when that changes."""
+"""Replicas reported to clients: as many as there are copies, as many in sync as are live, updated at once."""
 
 from __future__ import annotations
 

@@ -103,7 +103,7 @@ async def test_a_client_that_reads_no_responses_is_closed(cluster: MiniCluster, 
         held._transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
         sending = asyncio.ensure_future(loop.sock_sendall(client, API_VERSIONS * 10_000))
         await until(lambda: held._is_writing_paused)
-        # What was on its way when it stopped may be taken between the first looks.
+        # Bytes that were in flight when it stopped may be received between the first checks.
         async with asyncio.timeout(60):
             while held in connections._connections:
                 connections.sweep()

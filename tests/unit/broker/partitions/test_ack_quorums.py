@@ -1,4 +1,4 @@
-"""What acks=all waits for, and what a producer is told when too few bookies are there."""
+"""How many copies acks=all waits for, and the error a producer gets when too few bookies are live."""
 
 from __future__ import annotations
 

@@ -96,7 +96,7 @@ async def test_takeovers_that_wait_for_a_place_end_with_the_session(tmp_path: Pa
 
 
 class Counted:
-    """What leaves this process's channels while counting: requests by method, commands and their bytes; bytes of news."""
+    """Counts what this process's channels send: requests by method, commands and their bytes, bytes of watch notifications."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.sent: Counter[int] = Counter()

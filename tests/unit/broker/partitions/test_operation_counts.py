@@ -1,4 +1,4 @@
-"""What a produce and a fetch cost, counted: no clock, no noise. Each bound is what is done today; lower it when less is done.
+"""Counts the operations of a produce and of a fetch: no clock, no noise. Each bound is today's count; lower it when it falls.
 
 Three copies, acknowledged by all three, so that a scenario is over when its answer is there. Sends and receives are those of
 asyncio's own loop; uvloop does as many.

@@ -1,4 +1,4 @@
-"""What catching up costs, counted: requests to bookies and tasks for each MB, not time. Each bound is what is done today."""
+"""Counts what a catch-up read costs: requests to bookies and tasks for each MB, not time. Each bound is today's count."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What was read ahead: served whole and in order, within its bound, gone when nobody needs it."""
+"""Read-ahead: batches are served whole and in order, within the bound, and dropped when no reader needs them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who stays connected: whoever gets on, however slowly, and whoever waits for us; nobody else for ever."""
+"""Clients that make progress, however slowly, and clients that wait for a response stay connected; others are closed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a process answers by path, and how rarely it does the work for it."""
+"""A process's response by path, and how rarely it computes one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a scrape collects from groups and sources, and its bounds."""
+"""A scrape collects from groups and sources, within bounds."""
 
 from __future__ import annotations
 

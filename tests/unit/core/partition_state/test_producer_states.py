@@ -100,7 +100,7 @@ class Sender:
         return self.states.snapshot((self.log[at][0].producer_id, self.displaced[at]) for at in unconfirmed)
 
     def replayed(self) -> tuple[ProducerEntry, ...]:
-        """What a takeover finds if the log ends with what is confirmed."""
+        """Return the state after a takeover of a log that ends with the last confirmed batch."""
         replayed = states()
         for batch, base_offset in self.log[: self.confirmed]:
             replayed.appended(batch, base_offset)

@@ -90,7 +90,7 @@ def history_of(steps: list[tuple[str, int, int]]) -> History:
 
 @dataclass(frozen=True)
 class Model:
-    """What the batches of a log say, each question answered by looking at all of them."""
+    """A model of a log that answers each question by looking at all batches."""
 
     headers: list[BatchHeader]
     markers: dict[int, int]

@@ -360,7 +360,7 @@ async def test_three_nodes_survive_the_leaders_death(tmp_path: Path, transport: 
 
 
 async def keep_proposing(client: QuorumClient, name: str) -> None:
-    """What a caller does: after OutcomeUnknown it looks, and does it again only because that is harmless."""
+    """Act as a caller does: after OutcomeUnknown read the state; repeat the command only because repeating is harmless."""
     while name not in names(client):
         try:
             await client.propose(put(name))

@@ -38,7 +38,7 @@ Applied = list[Entry]
 
 @dataclass
 class Disk:
-    """What survives a crash."""
+    """The state that survives a crash."""
 
     hard_state: HardState = field(default_factory=HardState)
     base: tuple[int, int] = (0, 0)
@@ -47,7 +47,7 @@ class Disk:
     identity: str = "as founded"
 
     def membership(self, founded: Membership) -> Membership:
-        """What was in force where the state stands."""
+        """Return the membership in force at the state's index."""
         known = [entry.payload for entry in self.state if entry.kind is EntryKind.MEMBERS]
         return decode_members(known[-1]) if known else founded
 
@@ -232,7 +232,7 @@ class Cluster:
             assert index <= node.core.log.base_index or node.core.log.matches(index, entry.term), "a leader lacks an entry"
 
     def check_lease(self) -> None:
-        """Who has a lease knows that nobody leads in a later term."""
+        """A leader with a lease knows that no node leads in a later term."""
         latest = max((node.core.term for node in self.live if node.core.is_leader), default=0)
         assert not self.one_clock or all(node.core.term == latest for node in self.live if node.core.has_lease), "a stale lease"
 
@@ -306,7 +306,7 @@ class Cluster:
             pass
 
     def change(self) -> None:
-        """What an operator does: remove, add, replace; now and then a disk is lost."""
+        """Act as an operator: remove, add and replace nodes; sometimes a disk is lost."""
         leaders = [node for node in self.live if node.core.role is Role.LEADER]
         if not leaders:
             return

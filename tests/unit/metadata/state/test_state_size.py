@@ -107,7 +107,7 @@ def held_bytes(directory: Path) -> int:
 
 
 async def cut_log_bytes(raft: Path) -> int:
-    """What the log holds once it is cut, which a busy disk delays while entries go on coming.
+    """Return the size of the log once it is truncated, which a busy disk delays while entries keep arriving.
 
     It is to hold the entries before the cut and the file being written, whatever was before.
     """

@@ -194,7 +194,7 @@ class Life:
         log.close()
         assert hard_state.term >= self.term
         for kept in entries_of(self.promised):
-            # What was being written may be there, too: a reset, or entries of term 2 that overrule.
+            # The interrupted write may be there, too: a reset, or entries of term 2 that replace others.
             assert kept.index <= tail.base_index or tail.term_at(kept.index) in (kept.term, 2), kept
         assert tail.last_index >= self.promised.last_index or tail.last_term > self.promised.last_term
         return tail

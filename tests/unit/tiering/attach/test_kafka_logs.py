@@ -1,4 +1,4 @@
-"""What is read of Kafka's log directories, and what is refused."""
+"""Reading Kafka's log directories: what is accepted and what is refused."""
 
 from __future__ import annotations
 

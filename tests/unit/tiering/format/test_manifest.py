@@ -247,7 +247,7 @@ def test_a_run_inside_a_page_is_replaced_by_a_new_page() -> None:
 @settings(max_examples=60)
 @given(st.lists(st.tuples(st.sampled_from(["append", "drop", "merge", "delete"]), st.integers(1, 9)), max_size=60), st.data())
 def test_every_removed_object_is_deleted_once_and_after_its_time(steps: list[tuple[str, int]], data: st.DataObject) -> None:
-    """Whatever is stored is live, remembered as removed, or deleted: nothing is forgotten, nothing goes early."""
+    """Every stored object is live, listed as removed, or deleted: none is forgotten, none is deleted early."""
     history = History()
     deleted: set[str] = set()
     removed_at: dict[str, int] = {}

@@ -220,7 +220,7 @@ def test_a_section_is_skipped_unless_it_must_be_understood() -> None:
 
 
 def _encoded_unchecked(footer: SegmentFooter) -> bytes:
-    """What a later release may write: it knows more sections and flags."""
+    """Build a segment as a later release may write it: with more sections and flags."""
     body = msgspec.msgpack.encode(footer)
     head = struct.pack(">QIIIIHH", footer.position, len(body), crc32c(body), 0, 0, 2, 0)
     return body + head + crc32c(head).to_bytes(4, "big") + MAGIC

@@ -15,7 +15,7 @@ LIMIT_S = 0.1
 
 
 class Block:
-    """What a read returns."""
+    """The result of a read."""
 
 
 async def test_what_takes_longer_is_ended() -> None:
