@@ -7,19 +7,29 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 from kio.schema.errors import ErrorCode
 
 from stratalog_broker.coordination.replay import CoordinatorRecord
 from stratalog_broker.protocol.errors import KafkaError
 from stratalog_core import errors
+from stratalog_core.batches.batch import TRANSACTIONAL_BIT
 from stratalog_core.batches.records import Record, build_batch
 from stratalog_core.ports import Clock
 
 BATCH_BYTES_MAX: Final = 64 * 1024  # about a thousand offsets; a larger batch would block the event loop
 WAITING_BYTES_MAX: Final = 32 * 1024 * 1024
 Append = Callable[[bytearray], Awaitable[int]]
+
+
+class TransactionalProducer(NamedTuple):
+    """The producer whose transaction a batch belongs to."""
+
+    producer_id: int
+    epoch: int
+
+
 Written = Callable[[ErrorCode], None]
 
 
@@ -68,6 +78,29 @@ class RecordWriter:
         self.write(records, lambda error: None if done.done() else done.set_result(error))
         return await done
 
+    async def written_in_transaction(
+        self, records: Sequence[CoordinatorRecord], producer: TransactionalProducer, check: Callable[[], None]
+    ) -> ErrorCode:
+        """Write records as one batch of a producer's transaction; return the code with which that finished.
+
+        ``check`` is called immediately before the append, with nothing in between; what it raises prevents the append.
+        """
+        size_bytes = sum(record.size_bytes for record in records)
+        if self._waiting_bytes + size_bytes > WAITING_BYTES_MAX:
+            return ErrorCode.coordinator_not_available
+        self._flush()
+        self._waiting_bytes += size_bytes
+        try:
+            check()
+            await self._append(self._batch(records, producer))
+        except errors.StratalogError as failure:
+            return coordinator_error_of(failure)
+        except KafkaError as refused:
+            return refused.code
+        finally:
+            self._waiting_bytes -= size_bytes
+        return ErrorCode.none
+
     def _flush(self) -> None:
         if not self._queue:
             return
@@ -90,11 +123,16 @@ class RecordWriter:
         for _, written in queue:
             written(error)
 
-    def _batch(self, records: Sequence[CoordinatorRecord]) -> bytearray:
+    def _batch(self, records: Sequence[CoordinatorRecord], producer: TransactionalProducer | None = None) -> bytearray:
         now_ms = self._clock.wall_ms()
+        of_transaction: dict[str, int] = {}
+        if producer is not None:
+            producer_id, epoch = producer
+            of_transaction = {"attributes": TRANSACTIONAL_BIT, "producer_id": producer_id, "producer_epoch": epoch}
         return build_batch(
             [
                 Record(offset=offset, timestamp_ms=now_ms, key=record.key, value=record.value, headers=record.headers)
                 for offset, record in enumerate(records)
-            ]
+            ],
+            **of_transaction,
         )

@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
-from stratalog_core.batches.batch import read_header
+from stratalog_core.batches.batch import NO_PRODUCER_ID, BatchHeader, read_header
 from stratalog_core.batches.records import Header, Record, iterate_records
 from stratalog_core.errors import Corrupt
+from stratalog_core.partition_state.transactions import ABORT, COMMIT, read_marker
 from stratalog_core.ports import Buffer
 
 
@@ -35,8 +36,16 @@ ApplyRecord = Callable[[bytes, bytes | None, Sequence[Header]], None]
 class CoordinatorState(Protocol):
     """The durable state of one coordinator partition."""
 
-    def begin_batch(self) -> ApplyRecord:
-        """Return the function that applies the records of one batch. It may cache what records of a batch share."""
+    def begin_batch(self, producer_id: int = NO_PRODUCER_ID) -> ApplyRecord:
+        """Return the function that applies the records of one batch. It may cache what records of a batch share.
+
+        ``producer_id``: the producer of a transactional batch, whose records take effect when its transaction commits;
+        ``NO_PRODUCER_ID`` for any other batch.
+        """
+        ...
+
+    def transaction_ended(self, producer_id: int, *, commit: bool) -> None:
+        """Apply a marker: the producer's transaction has ended in this partition."""
         ...
 
     def snapshot(self) -> bytes:
@@ -56,15 +65,21 @@ class Replay:
     def apply(self, batch: Buffer) -> None:
         """Apply one batch; a record without a key has no meaning and is passed over."""
         header = read_header(batch)
-        if header.is_control:
-            return
-        apply = self._state.begin_batch()
         try:
+            if header.is_control:
+                self._apply_marker(batch, header)
+                return
+            apply = self._state.begin_batch(header.producer_id if header.is_transactional else NO_PRODUCER_ID)
             for record in iterate_records(batch, header):
                 if record.key is not None:
                     self._apply_readable(apply, record.key, record)
         except Corrupt as damaged:
             self._skip(header.base_offset, damaged)
+
+    def _apply_marker(self, batch: Buffer, header: BatchHeader) -> None:
+        kind = read_marker(batch, header).kind
+        if kind in (ABORT, COMMIT):
+            self._state.transaction_ended(header.producer_id, commit=kind == COMMIT)
 
     def _apply_readable(self, apply: ApplyRecord, key: bytes, record: Record) -> None:
         try:

@@ -1,6 +1,7 @@
 """OffsetFetch, versions 1–10 (all topics since v2, several groups since v8, topic ids since v10).
 
-A group, topic or partition without a committed offset returns offset -1 and no error. Difference from Apache Kafka: member
+A group, topic or partition without a committed offset returns offset -1 and no error. A client that requires stable offsets
+(v7) gets UNSTABLE_OFFSET_COMMIT while an undecided transaction may change one. Difference from Apache Kafka: member
 id and epoch of v9 are not checked (they belong to the newer group protocol).
 """
 
@@ -30,6 +31,8 @@ _ACCESS: Final = Access(Operation.DESCRIBE, Resource.GROUP)
 _GROUPS_SINCE: Final = 8
 _TOPIC_IDS_SINCE: Final = 10
 _NOTHING: Final = CommittedOffset(offset=-1, leader_epoch=-1, metadata="", committed_at_ms=-1)
+_UNSTABLE: Final = CommittedOffset(offset=-2, leader_epoch=-1, metadata="", committed_at_ms=-1)
+"""Stands for an offset that an undecided transaction may change."""
 Offsets = Mapping[TopicPartitionName, CommittedOffset]
 Wanted = list[tuple[TopicName, Iterable[int]]]
 
@@ -44,9 +47,10 @@ async def handle(
     permissions: Permissions,
 ) -> bytes:
     if context.api_version >= _GROUPS_SINCE:
-        found = [_group(context, view, partitions, groups, permissions, group) for group in request.groups]
+        is_stable = _requires_stable(request)
+        found = [_group(context, view, partitions, groups, permissions, group, is_stable=is_stable) for group in request.groups]
         return encode_offset_fetch(context.new, context.api_version, found)
-    offsets, error = _offsets(context, groups, permissions, request.group_id)
+    offsets, error = _offsets(context, groups, permissions, request.group_id, is_stable=_requires_stable(request))
     # v1 has no field for the group's error, so each partition carries it.
     topics = _topics(context, view, partitions, permissions, request.topics, offsets, error)
     return encode_offset_fetch(context.new, context.api_version, [FetchedGroup(request.group_id, topics, error)])
@@ -59,8 +63,10 @@ def _group(
     groups: GroupService,
     permissions: Permissions,
     group: Any,
+    *,
+    is_stable: bool,
 ) -> FetchedGroup:
-    offsets, error = _offsets(context, groups, permissions, group.group_id)
+    offsets, error = _offsets(context, groups, permissions, group.group_id, is_stable=is_stable)
     # Kafka returns no topics with a group error; clients check the group's code first.
     if error is not ErrorCode.none:
         return FetchedGroup(group.group_id, [], error)
@@ -68,15 +74,22 @@ def _group(
     return FetchedGroup(group.group_id, topics, error)
 
 
+def _requires_stable(request: Any) -> bool:
+    """Whether the client waits for undecided transactions (v7, KIP-447)."""
+    return bool(getattr(request, "require_stable", False))
+
+
 def _offsets(
-    context: RequestContext, groups: GroupService, permissions: Permissions, group_id: str
+    context: RequestContext, groups: GroupService, permissions: Permissions, group_id: str, *, is_stable: bool
 ) -> tuple[Offsets, ErrorCode]:
     try:
         permissions.check_group(context, _ACCESS, group_id)
-        store = groups.coordinator_of(group_id).coordinator.table.store
+        coordinator = groups.coordinator_of(group_id).coordinator
     except KafkaError as refused:
         return {}, refused.code
-    return store.offsets_of(group_id), ErrorCode.none
+    offsets = coordinator.table.store.offsets_of(group_id)
+    unstable = coordinator.commits.unstable_of(group_id) if is_stable else ()
+    return {**offsets, **dict.fromkeys(unstable, _UNSTABLE)} if unstable else offsets, ErrorCode.none
 
 
 def _topics(
@@ -111,6 +124,9 @@ def _rows(offsets: Offsets, topic: TopicName, indexes: Iterable[int], error: Err
     code = error.value
     for index in indexes:
         found = _committed(offsets, topic, index)
+        if found is _UNSTABLE:
+            yield CommittedRow(index, -1, -1, "", _first(error, ErrorCode.unstable_offset_commit).value)
+            continue
         yield CommittedRow(index, found.offset, found.leader_epoch, found.metadata, code)
 
 

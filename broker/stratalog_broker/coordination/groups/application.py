@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Container, Iterable, Sequence
-from typing import Final, TypeVar
+from typing import Final, NamedTuple, TypeVar
 from uuid import UUID
 
 from kio.schema.errors import ErrorCode
@@ -27,7 +27,7 @@ from stratalog_broker.coordination.groups.core.messages import (
 )
 from stratalog_broker.coordination.groups.core.offset_rows import Commit
 from stratalog_broker.coordination.groups.core.store import GroupStore, TopicPartitionName
-from stratalog_broker.coordination.record_writer import RecordWriter
+from stratalog_broker.coordination.record_writer import RecordWriter, TransactionalProducer
 from stratalog_broker.coordination.replay import CoordinatorRecord
 from stratalog_broker.partitions.internal_topics import CONSUMER_OFFSETS
 from stratalog_broker.protocol.errors import KafkaError
@@ -37,6 +37,14 @@ KEY_TYPE: Final = 0
 """The key type of groups in FindCoordinator."""
 EXPIRY_INTERVAL_S: Final = 600.0
 AnswerType = TypeVar("AnswerType", JoinAnswer, SyncAnswer)
+
+
+class CommittingMember(NamedTuple):
+    """The group member that commits in a transaction, as far as the client says."""
+
+    member_id: str
+    group_instance_id: str | None
+    generation: int
 
 
 class GroupApplication:
@@ -106,6 +114,26 @@ class GroupApplication:
         with coordinator.commits.pending(group_id, commits):
             return await self._write_for(errors, records)
 
+    async def commit_in_transaction(
+        self,
+        group_id: str,
+        member: CommittingMember,
+        producer: TransactionalProducer,
+        commits: Sequence[Commit],
+        check: Callable[[], None],
+    ) -> list[ErrorCode]:
+        """TxnOffsetCommit: return a code for each commit, once the valid ones are in the log as part of the transaction.
+
+        ``check`` raises ``KafkaError`` if the transaction has ended; it is called immediately before the append.
+        """
+        coordinator = self.coordinator
+        errors, records = coordinator.commits.plan(group_id, *member, commits, self.now(), transactional=True)
+        if not records:
+            return errors
+        with coordinator.commits.pending(group_id, commits, transactional=True):
+            written = await self._writer.written_in_transaction(records, producer, check)
+        return errors if written is ErrorCode.none else _with_failure(errors, written)
+
     async def delete_group(self, group_id: str) -> ErrorCode:
         error, records = self.coordinator.removals.plan_delete(group_id, self.now())
         (written,) = await self._write_for([error], records)
@@ -133,9 +161,7 @@ class GroupApplication:
         if not records:
             return errors
         written = await self._writer.written(records)
-        if written is ErrorCode.none:
-            return errors
-        return [written if error is ErrorCode.none else error for error in errors]
+        return errors if written is ErrorCode.none else _with_failure(errors, written)
 
     # -- tickets, work and time
 
@@ -190,6 +216,11 @@ class GroupApplication:
         for _, records in self._coordinator.removals.plan_expiry(self.now()):
             self._writer.write(records, lambda _: None)
         self._plan_wake()
+
+
+def _with_failure(errors: Sequence[ErrorCode], failure: ErrorCode) -> list[ErrorCode]:
+    """Return the codes of commits whose write failed."""
+    return [failure if error is ErrorCode.none else error for error in errors]
 
 
 def group_kind(

@@ -32,8 +32,11 @@ class Counters:
         lines = (snapshot or b"").decode().splitlines()
         self.values = {name: int(value) for name, value in (line.split("=") for line in lines)}
 
-    def begin_batch(self) -> ApplyRecord:
+    def begin_batch(self, producer_id: int = -1) -> ApplyRecord:
         return self._apply
+
+    def transaction_ended(self, producer_id: int, *, commit: bool) -> None:
+        raise AssertionError("no transaction has counters")
 
     def _apply(self, key: bytes, value: bytes | None, headers: Sequence[Header]) -> None:
         if value is None or not value.isdigit():

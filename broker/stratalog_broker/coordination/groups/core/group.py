@@ -166,17 +166,21 @@ class Group:
 
     # -- OffsetCommit
 
-    def check_commit(self, member_id: str, group_instance_id: str | None, generation: int, now: Instant) -> ErrorCode:
+    def check_commit(
+        self, member_id: str, group_instance_id: str | None, generation: int, now: Instant, *, transactional: bool = False
+    ) -> ErrorCode:
         """Return whether a commit is allowed, as a code, and extend the member's session.
 
-        Members of this generation may commit; clients without a generation may commit while the group is empty.
+        Members of this generation may commit; clients without a generation may commit while the group is empty. In a
+        transaction both may commit at any time; a client that says its generation must have the present one (KIP-447).
         """
         if self.state is GroupState.DEAD:
             return ErrorCode.coordinator_not_available
-        if generation < 0 and self.state is GroupState.EMPTY:
+        is_anonymous = generation < 0 and not member_id and group_instance_id is None
+        if (generation < 0 and self.state is GroupState.EMPTY) or (transactional and is_anonymous):
             return ErrorCode.none
         error = self._check_member(member_id, group_instance_id, generation)
-        if error is not ErrorCode.none:
+        if error is not ErrorCode.none or transactional:
             return error
         self._deadlines.expect_heartbeat(self.membership.members[member_id], now)
         return ErrorCode.rebalance_in_progress if self.state is GroupState.COMPLETING_REBALANCE else ErrorCode.none

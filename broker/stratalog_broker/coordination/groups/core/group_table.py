@@ -54,7 +54,13 @@ class GroupTable:
         return sorted({*self.live, *self.store.offsets, *self.store.images})
 
     def exists(self, group_id: str) -> bool:
-        return group_id in self.live or group_id in self.store.offsets or group_id in self.store.images
+        stored = self.store
+        return (
+            group_id in self.live
+            or group_id in stored.offsets
+            or group_id in stored.images
+            or stored.pending.has_group(group_id)
+        )
 
     def is_empty(self, group_id: str) -> bool:
         """Return whether the group has neither members nor pending members."""

@@ -24,6 +24,8 @@ class OffsetCommits:
     def __init__(self, table: GroupTable) -> None:
         self._table = table
         self._pending: dict[str, dict[int, Sequence[Commit]]] = {}
+        self._transactional: set[int] = set()
+        """Keys of those commits in ``_pending`` that belong to transactions."""
 
     def plan(
         self,
@@ -33,9 +35,14 @@ class OffsetCommits:
         generation: int,
         commits: Sequence[Commit],
         now: Instant,
+        *,
+        transactional: bool = False,
     ) -> tuple[list[ErrorCode], list[CoordinatorRecord]]:
-        """Return a code for each commit, and the records of the valid ones, which take effect once they are written."""
-        error = self._check(group_id, member_id, group_instance_id, generation, now)
+        """Return a code for each commit, and the records of the valid ones, which take effect once they are written.
+
+        ``transactional``: they take effect when the transaction commits.
+        """
+        error = self._check(group_id, member_id, group_instance_id, generation, now, transactional=transactional)
         if error is not ErrorCode.none:
             return [error] * len(commits), []
         known = self._table.store.offsets_of(group_id)
@@ -43,12 +50,21 @@ class OffsetCommits:
         encoder = OffsetEncoder(group_id, now.wall_ms)
         return errors, [encoder.record(each) for each, code in zip(commits, errors, strict=True) if code is ErrorCode.none]
 
-    def _check(self, group_id: str, member_id: str, group_instance_id: str | None, generation: int, now: Instant) -> ErrorCode:
+    def _check(
+        self,
+        group_id: str,
+        member_id: str,
+        group_instance_id: str | None,
+        generation: int,
+        now: Instant,
+        *,
+        transactional: bool,
+    ) -> ErrorCode:
         if not self._table.is_name(group_id, empty=True):
             return ErrorCode.invalid_group_id
         group = self._table.find(group_id)
         if group is not None:
-            return group.check_commit(member_id, group_instance_id, generation, now)
+            return group.check_commit(member_id, group_instance_id, generation, now, transactional=transactional)
         if generation > NO_GENERATION:
             return ErrorCode.illegal_generation
         return ErrorCode.none if self._table.exists(group_id) or self._table.has_room() else ErrorCode.coordinator_not_available
@@ -56,23 +72,42 @@ class OffsetCommits:
     def _check_offset(self, known: Container[TopicPartitionName], commit: Commit) -> ErrorCode:
         if commit.metadata and len(commit.metadata.encode()) > self._table.limits.offset_metadata_bytes_max:
             return ErrorCode.offset_metadata_too_large
-        if self._table.store.offset_count >= self._table.limits.offsets_max and (commit.topic, commit.partition) not in known:
+        store = self._table.store
+        if (
+            store.offset_count + len(store.pending) >= self._table.limits.offsets_max
+            and (commit.topic, commit.partition) not in known
+        ):
             return ErrorCode.coordinator_not_available
         return ErrorCode.none
 
     @contextmanager
-    def pending(self, group_id: str, commits: Sequence[Commit]) -> Iterator[None]:
+    def pending(self, group_id: str, commits: Sequence[Commit], *, transactional: bool = False) -> Iterator[None]:
         """Mark commits as pending, from planning until the outcome is known, so that expiry and topic deletion skip them."""
         self._pending.setdefault(group_id, {})[id(commits)] = commits
+        if transactional:
+            self._transactional.add(id(commits))
         try:
             yield
         finally:
+            self._transactional.discard(id(commits))
             of_group = self._pending[group_id]
             del of_group[id(commits)]
             if not of_group:
                 del self._pending[group_id]
 
     def pending_of(self, group_id: str) -> set[TopicPartitionName]:
-        """Return the partitions for which the group has pending commits."""
+        """Return the partitions for which the group has pending commits, those of undecided transactions included."""
         in_flight = self._pending.get(group_id, {})
-        return {(commit.topic, commit.partition) for commits in in_flight.values() for commit in commits}
+        names = {(commit.topic, commit.partition) for commits in in_flight.values() for commit in commits}
+        return names | self._table.store.pending.names_of(group_id)
+
+    def unstable_of(self, group_id: str) -> set[TopicPartitionName]:
+        """Return the partitions whose offset an undecided transaction may change (KIP-447)."""
+        in_flight = self._pending.get(group_id, {})
+        names = {
+            (commit.topic, commit.partition)
+            for key, commits in in_flight.items()
+            if key in self._transactional
+            for commit in commits
+        }
+        return names | self._table.store.pending.names_of(group_id)

@@ -13,8 +13,10 @@ import msgspec
 
 from stratalog_broker.coordination.groups.core.messages import GroupImage
 from stratalog_broker.coordination.groups.core.offset_rows import OffsetDecoder
+from stratalog_broker.coordination.groups.core.pending_offsets import PendingOffsets
 from stratalog_broker.coordination.groups.core.records import CommittedOffset, GroupKey, OffsetKey, decode_group_value
 from stratalog_broker.coordination.replay import ApplyRecord
+from stratalog_core.batches.batch import NO_PRODUCER_ID
 from stratalog_core.batches.records import Header
 from stratalog_core.errors import Corrupt
 from stratalog_core.malformed import MALFORMED
@@ -32,12 +34,22 @@ class _StoredOffset(msgspec.Struct, frozen=True, array_like=True):
     committed: CommittedOffset
 
 
+class _StoredPendingOffset(msgspec.Struct, frozen=True, array_like=True):
+    producer_id: int
+    group_id: str
+    topic: str
+    partition: int
+    committed: CommittedOffset
+
+
 class _Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     """The snapshot format. Fields may be added with defaults; a change of meaning needs a new version."""
 
     version: int
     groups: tuple[GroupImage, ...]
     offsets: tuple[_StoredOffset, ...]
+    pending: tuple[_StoredPendingOffset, ...] = ()
+    """In the order of their records."""
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -51,21 +63,34 @@ class GroupStore:
         self.images: dict[str, GroupImage] = {}
         self.offsets: dict[str, dict[TopicPartitionName, CommittedOffset]] = {}
         self.offset_count = 0
+        self.pending = PendingOffsets()
+        """Offsets of transactions that are not decided yet."""
 
     def offsets_of(self, group_id: str) -> dict[TopicPartitionName, CommittedOffset]:
         return self.offsets.get(group_id, {})
 
-    def begin_batch(self) -> ApplyRecord:
+    def begin_batch(self, producer_id: int = NO_PRODUCER_ID) -> ApplyRecord:
         """Return the function that applies the records of one batch; see ``CoordinatorState``."""
-        return partial(self._apply, OffsetDecoder())
+        return partial(self._apply, OffsetDecoder(), producer_id)
 
-    def _apply(self, decoder: OffsetDecoder, key: bytes, value: bytes | None, headers: Sequence[Header]) -> None:
+    def transaction_ended(self, producer_id: int, *, commit: bool) -> None:
+        for name, committed in self.pending.ended(producer_id, commit=commit):
+            self._put(name.group_id, (name.topic, name.partition), committed)
+
+    def _apply(
+        self, decoder: OffsetDecoder, producer_id: int, key: bytes, value: bytes | None, headers: Sequence[Header]
+    ) -> None:
         match decoder.key(key):
             case OffsetKey() as name:
                 if value is None:
+                    self.pending.replaced(name)
                     self._drop(name)
+                elif producer_id != NO_PRODUCER_ID:
+                    self.pending.add(producer_id, name, decoder.value(value, headers))
                 else:
-                    self._put(name.group_id, (name.topic, name.partition), decoder.value(value, headers))
+                    committed = decoder.value(value, headers)
+                    self.pending.replaced(name)
+                    self._put(name.group_id, (name.topic, name.partition), committed)
             case GroupKey(group_id=group_id):
                 if value is None:
                     self.images.pop(group_id, None)
@@ -90,7 +115,14 @@ class GroupStore:
     def snapshot(self) -> bytes:
         """Return the whole content as msgpack (docs/reference/formats/consumer-offsets.md)."""
         return _encoder.encode(
-            _Snapshot(version=SNAPSHOT_VERSION, groups=tuple(self.images.values()), offsets=tuple(self._all_offsets()))
+            _Snapshot(
+                version=SNAPSHOT_VERSION,
+                groups=tuple(self.images.values()),
+                offsets=tuple(self._all_offsets()),
+                pending=tuple(
+                    _StoredPendingOffset(producer_id, *name, committed) for producer_id, name, committed in self.pending
+                ),
+            )
         )
 
     def _all_offsets(self) -> Iterator[_StoredOffset]:
@@ -113,4 +145,6 @@ class GroupStore:
         store.images = {image.group_id: image for image in snapshot.groups}
         for stored in snapshot.offsets:
             store._put(stored.group_id, (stored.topic, stored.partition), stored.committed)
+        for each in snapshot.pending:
+            store.pending.add(each.producer_id, OffsetKey(each.group_id, each.topic, each.partition), each.committed)
         return store

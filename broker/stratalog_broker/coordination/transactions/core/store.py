@@ -10,6 +10,7 @@ import msgspec
 from stratalog_broker.coordination.replay import ApplyRecord
 from stratalog_broker.coordination.transactions.core.records import decode_key, decode_value
 from stratalog_broker.coordination.transactions.core.transaction import Transaction
+from stratalog_core.batches.batch import NO_PRODUCER_ID
 from stratalog_core.batches.records import Header
 from stratalog_core.errors import Corrupt
 from stratalog_core.malformed import MALFORMED
@@ -34,8 +35,11 @@ class TransactionStore:
     def __init__(self) -> None:
         self.transactions: dict[str, Transaction] = {}
 
-    def begin_batch(self) -> ApplyRecord:
+    def begin_batch(self, producer_id: int = NO_PRODUCER_ID) -> ApplyRecord:
         return self._apply
+
+    def transaction_ended(self, producer_id: int, *, commit: bool) -> None:
+        """No transaction writes to this topic: a marker has no meaning."""
 
     def _apply(self, key: bytes, value: bytes | None, headers: Sequence[Header]) -> None:
         transactional_id = decode_key(key)
