@@ -31,7 +31,7 @@ from stratalog_core.batches.checkpoint import is_checkpoint
 from stratalog_core.errors import NoSuchLedger, StratalogError, Unavailable
 from stratalog_core.ports import Clock
 from stratalog_metadata.client.api import MetadataClient
-from stratalog_metadata.records import Ledger, LedgerState, Partition, Versioned, ledger_key, partition_key
+from stratalog_metadata.records import UNKNOWN_UNDECIDED, Ledger, LedgerState, Partition, Versioned, ledger_key, partition_key
 from stratalog_metadata.state.commands import EpochIs, Requirement
 from stratalog_metadata.state.guarded_update import Superseded
 
@@ -299,7 +299,7 @@ class LedgerRecoveries:
     def _closed_at(self, ledger: Ledger, payload_bytes: int, end_offset: int) -> Ledger:
         return msgspec.structs.replace(
             ledger, state=LedgerState.CLOSED, payload_bytes=payload_bytes, end_offset=end_offset,
-            closed_at_ms=self._clock.wall_ms(),
+            closed_at_ms=self._clock.wall_ms(), undecided_from=UNKNOWN_UNDECIDED,
         )  # fmt: skip
 
     async def _end_offset(self, ledger: Ledger, entries: list[Entry]) -> int:

@@ -17,7 +17,7 @@ from stratalog_bookies.client.ledger_records import LedgerRecordPuts
 from stratalog_bookies.client.replication import HeldBytes, Replication
 from stratalog_core.errors import Conflict, Fenced, Invalid, LedgerFenced, StratalogError
 from stratalog_core.ports import Buffer, Clock
-from stratalog_metadata.records import Ledger, LedgerState
+from stratalog_metadata.records import NONE_UNDECIDED, Ledger, LedgerState
 from stratalog_metadata.state.commands import EpochIs, Requirement, SessionAlive, Update
 from stratalog_metadata.state.guarded_update import Superseded
 
@@ -196,11 +196,17 @@ class LedgerWriter(EntryReplicator):
         replication.directory.count_ledger(proposed.fragments[-1].bookies, 1)
 
     async def seal(
-        self, end_offset: int, updates: tuple[Update, ...] = (), requirements: tuple[Requirement, ...] = ()
+        self,
+        end_offset: int,
+        updates: tuple[Update, ...] = (),
+        requirements: tuple[Requirement, ...] = (),
+        *,
+        undecided_from: int = NONE_UNDECIDED,
     ) -> Ledger:
         """Wait until everything appended is confirmed, then close the ledger permanently; returns the CLOSED record.
 
-        ``end_offset`` is the offset after its last record. ``updates`` take effect in the same command; if their
+        ``end_offset`` is the offset after its last record, ``undecided_from`` as in the record. ``updates`` take effect in
+        the same command; if their
         ``requirements`` do not hold, the ledger is closed without them. Raises what ends the writer: ``LedgerFenced`` if
         another client is recovering or has closed it, ``StaleEpoch``, ``OutcomeUnknown``. Then only recovery can decide where
         it ends.
@@ -219,7 +225,7 @@ class LedgerWriter(EntryReplicator):
             self.deliver()
             raise self._refusal()
         self._end_writing()
-        closed = self._closed_at(end_offset)
+        closed = self._closed_at(end_offset, undecided_from)
         try:
             await self._close(closed, updates, requirements)
         except Superseded:
@@ -234,10 +240,10 @@ class LedgerWriter(EntryReplicator):
             self._all_confirmed = asyncio.get_running_loop().create_future()
             await self._all_confirmed
 
-    def _closed_at(self, end_offset: int) -> Ledger:
+    def _closed_at(self, end_offset: int, undecided_from: int) -> Ledger:
         return msgspec.structs.replace(
             self.ledger, state=LedgerState.CLOSED, last_entry=self.lac, payload_bytes=self._core.appended_bytes,
-            end_offset=end_offset, closed_at_ms=self._clock.wall_ms(),
+            end_offset=end_offset, closed_at_ms=self._clock.wall_ms(), undecided_from=undecided_from,
         )  # fmt: skip
 
     async def _close(self, closed: Ledger, updates: tuple[Update, ...], requirements: tuple[Requirement, ...]) -> None:

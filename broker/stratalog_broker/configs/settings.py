@@ -139,6 +139,13 @@ class BrokerSettings:
         10_000, help="Maximum number of idempotent producers per partition; the least recently active one is dropped",
         minimum=1, maximum=PRODUCERS_MAX,
     )  # fmt: skip
+    producer_id_expiration_ms: int = setting(
+        86_400_000,
+        help="An idempotent producer without an open transaction is forgotten after this time without a batch, counted from"
+        " the partition's last change of owner",
+        minimum=1_000,
+        maximum=365 * 86_400_000,
+    )
     partition_queue_bytes: int = setting(
         32 * _MIB, help="Maximum of queued batches (bytes) while a partition's next ledger opens", minimum=_MIB
     )

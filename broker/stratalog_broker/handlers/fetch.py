@@ -1,20 +1,18 @@
 """Fetch (key 1), versions 4–18: sessions (KIP-227), long poll, leader epochs (KIP-320), topic ids (KIP-516).
 
 Batches in the tail cache are returned immediately and without copying; the others are read from bookies and the object
-store, all partitions of the request in parallel. A partition's first batch is always returned whole, so that every consumer
-makes progress (KIP-74). A read that is not finished at the deadline (the client's ``max_wait_ms``) leaves its partition
-empty, without an error, and continues for the next fetch. Once there are enough bytes to respond, slower partitions get
-only ``_GRACE_S``, so that a replay does not delay a tail read. A fetch parked at the tail is a watcher of its partitions
-and one timer, without a task or a future.
+store (``requests/fetch_reads.py``). A partition's first batch is always returned whole, so that every consumer makes progress
+(KIP-74). A fetch parked at the tail is a watcher of its partitions and one timer, without a task or a future.
 
-The last stable offset is the high watermark, because transactions are not served yet. There are no followers: replica
-fields are ignored and no preferred replica is returned.
+A ``read_committed`` fetch reads below the last stable offset and gets the aborted transactions that overlap its batches, from
+memory or, for older batches, with the reads (``reads/aborted_transactions.py``). There are no followers: replica fields are
+ignored and no preferred replica is returned.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import chain
 from typing import Any, Final
 
@@ -27,9 +25,11 @@ from stratalog_broker.protocol.errors import fetch_error_code_of
 from stratalog_broker.protocol.fetch import TOPIC_ID_VERSION, PartitionFetched, encode_response
 from stratalog_broker.protocol.fetch_request import SESSION_VERSION, FetchRequest, FetchWanted, parse_request
 from stratalog_broker.protocol.frame import response_head
+from stratalog_broker.reads.aborted_transactions import AbortedRun, AbortedTransactions
 from stratalog_broker.reads.pending_reads import NOTHING, Batches, PendingReads
 from stratalog_broker.requests.access import Access, Operation, Resource
 from stratalog_broker.requests.context import RequestContext
+from stratalog_broker.requests.fetch_reads import FetchReads, aborted_at_once
 from stratalog_broker.requests.fetch_sessions import (
     FINAL_EPOCH,
     INITIAL_EPOCH,
@@ -40,15 +40,13 @@ from stratalog_broker.requests.fetch_sessions import (
 from stratalog_broker.requests.handler_info import HandlerInfo, Waiting
 from stratalog_broker.requests.permissions import FindPartition, Permissions, except_denied
 from stratalog_broker.requests.unsent_responses import UnsentResponses
-from stratalog_core.batches.batch_run import BatchRun
-from stratalog_core.errors import StratalogError, Unavailable
+from stratalog_core.errors import StratalogError
 from stratalog_core.memory.retained import retained_bytes
 from stratalog_core.ports import Clock
 from stratalog_metadata.records import TopicPartition
 
 _ACCESS: Final = Access(Operation.READ, Resource.TOPIC)
 _KEY: Final = 1
-_GRACE_S: Final = 0.02
 _READ_COMMITTED: Final = 1
 
 _NOT_LOOKED_AT: Final = PartitionFetched(-1)
@@ -63,6 +61,7 @@ class FetchHandler:
         partitions: Partitions,
         permissions: Permissions,
         pending_reads: PendingReads,
+        aborted: AbortedTransactions,
         sessions: FetchSessions,
         responses: UnsentResponses,
         clock: Clock,
@@ -71,6 +70,7 @@ class FetchHandler:
         self.partitions = partitions
         self.permissions = permissions
         self.pending_reads = pending_reads
+        self.aborted = aborted
         self.sessions = sessions
         self.responses = responses
         self.clock = clock
@@ -94,7 +94,6 @@ class FetchCall:
     """One request with its results so far; a ``Watcher`` of its partitions while it is parked."""
 
     __slots__ = (
-        "_aborted",
         "_by_id",
         "_bytes",
         "_bytes_max",
@@ -106,15 +105,16 @@ class FetchCall:
         "_find",
         "_found_bytes",
         "_has_error",
+        "_is_committed",
         "_is_incremental",
         "_is_watching",
         "_logs",
         "_moved",
         "_reading",
+        "_reads",
         "_results",
         "_saw_releasing",
         "_session",
-        "_slow",
         "_timer",
         "_unread",
         "_wait_s",
@@ -139,10 +139,11 @@ class FetchCall:
         self._bytes_min = min(request.bytes_min, self._bytes_max)
         self._wait_s = max(request.max_wait_ms, 0) / 1000
         self._deadline = fetches.clock.monotonic() + self._wait_s
-        self._aborted: tuple[()] | None = () if request.isolation_level == _READ_COMMITTED else None
+        self._is_committed = request.isolation_level == _READ_COMMITTED
         self._results = [_NOT_LOOKED_AT] * len(self._wanted)
         self._logs: list[PartitionLog | None] = [None] * len(self._wanted)
-        self._slow: list[tuple[int, FetchWanted, PartitionLog, int]] = []
+        self._reads: FetchReads | None = None
+        """The reads that the request has to wait for."""
         self._bytes = 0
         self._found_bytes = 0
         self._has_error = False
@@ -203,23 +204,41 @@ class FetchCall:
         high_watermark = core.high_watermark
         if not core.log_start_offset <= one.offset <= core.next_offset:
             return PartitionFetched(
-                one.index, int(ErrorCode.offset_out_of_range), high_watermark, high_watermark, core.log_start_offset
+                one.index, int(ErrorCode.offset_out_of_range), high_watermark, core.last_stable_offset, core.log_start_offset
             )
-        room = min(one.bytes_max, self._bytes_max - self._bytes) if one.offset < high_watermark else 0
+        unstable = core.first_unstable_offset
+        end_offset = unstable if unstable is not None and self._is_committed else high_watermark
+        room = min(one.bytes_max, self._bytes_max - self._bytes) if one.offset < end_offset else 0
         if room <= 0:
             return self._fetched(one, log, NOTHING)
-        found: Batches | None = log.tail.read(one.offset, high_watermark, room)
+        found: Batches | None = log.tail.read(one.offset, end_offset, room)
         if found is None:
-            found = self._fetches.pending_reads.ready(log, one.offset, high_watermark, room)
+            found = self._fetches.pending_reads.ready(log, one.offset, end_offset, room)
         if found is None:
-            self._slow.append((line, one, log, high_watermark))
-            found = NOTHING
-        return self._fetched(one, log, found)
+            self._reads_to_run().read_later(line, one, log, end_offset)
+            return self._fetched(one, log, NOTHING)
+        aborted = aborted_at_once(self._fetches.aborted, one, log, found) if self._is_committed else ()
+        if aborted is None:
+            self._reads_to_run().explain_later(line, one, log, found)
+            return self._fetched(one, log, NOTHING)
+        return self._fetched(one, log, found, aborted)
 
-    def _fetched(self, one: FetchWanted, log: PartitionLog, found: Batches) -> PartitionFetched:
+    def _reads_to_run(self) -> FetchReads:
+        if self._reads is None:
+            fetches = self._fetches
+            self._reads = FetchReads(
+                fetches.pending_reads, fetches.aborted, fetches.clock, self, is_committed=self._is_committed
+            )
+        return self._reads
+
+    def _fetched(
+        self, one: FetchWanted, log: PartitionLog, found: Batches, aborted: Sequence[AbortedRun] = ()
+    ) -> PartitionFetched:
         core = log.core
-        high_watermark = core.high_watermark
-        return PartitionFetched(one.index, 0, high_watermark, high_watermark, core.log_start_offset, *found, self._aborted)
+        high_watermark, unstable = core.high_watermark, core.first_unstable_offset
+        stable = high_watermark if unstable is None else unstable
+        told = aborted if self._is_committed else None
+        return PartitionFetched(one.index, 0, high_watermark, stable, core.log_start_offset, *found, told)
 
     def _not_here(self, one: FetchWanted) -> PartitionFetched:
         if one.key in self._denied:
@@ -240,8 +259,9 @@ class FetchCall:
 
     def _answer_or_wait(self) -> bool:
         """Respond, read partitions that are not in memory, or wait for a change; return True if it responded."""
-        if self._slow:
-            self._reading = asyncio.get_running_loop().create_task(self._read())
+        if self._reads is not None:
+            reads, self._reads = self._reads, None
+            self._reading = asyncio.get_running_loop().create_task(self._read(reads))
             return False
         if self._is_enough() or self._wait_s == 0 or not self._wanted or self._fetches.partitions.is_stopping:
             self._respond()
@@ -255,7 +275,7 @@ class FetchCall:
         return self._bytes >= self._bytes_min or self._has_error
 
     def _watch_or_respond(self) -> bool:
-        """Wait until a high watermark moves or the deadline, or respond if the batches found take too much memory to keep.
+        """Wait until a readable end moves or the deadline, or respond if the batches found take too much memory to keep.
 
         Return True if it responded.
         """
@@ -294,11 +314,11 @@ class FetchCall:
         except Exception:
             self._fail()
 
-    async def _read(self) -> None:
+    async def _read(self, reads: FetchReads) -> None:
         """Read partitions that are not in memory, then respond or keep waiting."""
         try:
-            lines = [line for line, *_ in self._slow]
-            await self._read_slow()
+            lines = reads.lines
+            await reads.run(self._bytes_max - self._bytes, self._bytes_min, self._deadline)
             self._reading = None
             self._unread = [line for line in lines if not self._results[line].batches_bytes]
             is_late = self._deadline <= self._fetches.clock.monotonic()
@@ -342,49 +362,22 @@ class FetchCall:
         self._end_waiting()
         self._context.fail()
 
-    async def _read_slow(self) -> None:
-        """Read from bookies and the object store until all reads end or the deadline; put the batches into the results."""
-        room = self._bytes_max - self._bytes
-        reads: dict[asyncio.Task[BatchRun], tuple[int, FetchWanted, PartitionLog, int]] = {}
-        for line, one, log, end_offset in self._slow:
-            if room <= 0:
-                break
-            share = min(one.bytes_max, room)
-            try:
-                task = self._fetches.pending_reads.start(log, one.offset, end_offset, share)
-            except StratalogError:
-                continue
-            reads[task] = (line, one, log, share)
-            room -= share
-        self._slow = []
-        waiting = set(reads)
-        deadline = self._deadline
-        while waiting:
-            now = self._fetches.clock.monotonic()
-            if self._bytes >= max(self._bytes_min, 1):
-                deadline = min(deadline, now + _GRACE_S)
-            patience_s = max(deadline - now, 0.0)
-            done, waiting = await asyncio.wait(waiting, timeout=patience_s, return_when=asyncio.FIRST_COMPLETED)
-            if not done:
-                return
-            for task in done:
-                self._take(task, *reads[task])
+    # -- results of reads (FetchSink) -----------------------------------------------------------------------------------
 
-    def _take(self, task: asyncio.Task[BatchRun], line: int, one: FetchWanted, log: PartitionLog, share: int) -> None:
-        if task.cancelled():
-            return
-        failure = task.exception()
-        if failure is None:
-            end_offset = log.core.high_watermark
-            found = self._fetches.pending_reads.taken(log, one.offset, end_offset, share, task.result())
-            self._results[line] = self._fetched(one, log, found)
-            self._bytes += found[1]
-        elif isinstance(failure, StratalogError):
-            if not isinstance(failure, Unavailable):
-                self._has_error = True
-                self._results[line] = PartitionFetched(one.index, int(fetch_error_code_of(failure)))
-        else:
-            raise failure
+    @property
+    def bytes_found(self) -> int:
+        """Bytes of the batches found so far."""
+        return self._bytes
+
+    def found(self, line: int, one: FetchWanted, log: PartitionLog, batches: Batches, aborted: Sequence[AbortedRun]) -> None:
+        """Keep batches that were read."""
+        self._results[line] = self._fetched(one, log, batches, aborted)
+        self._bytes += batches[1]
+
+    def failed(self, line: int, one: FetchWanted, failure: StratalogError) -> None:
+        """Keep an error that the client must hear of."""
+        self._has_error = True
+        self._results[line] = PartitionFetched(one.index, int(fetch_error_code_of(failure)))
 
     # -- responding -----------------------------------------------------------------------------------------------------
 

@@ -3,7 +3,8 @@
 Special times: -1 latest, -2 earliest, -3 the record with the greatest timestamp (KIP-734), -4 earliest on bookies
 (KIP-405), -5 latest in the object store (KIP-1005), -6 earliest not yet in the object store (KIP-1023). A special time that
 the request's version does not have returns UNSUPPORTED_VERSION, as in Kafka. By time: the first record, hot or cold, whose
-timestamp is not earlier; timestamps need not increase. If there is none: offset -1 and no error.
+timestamp is not earlier; timestamps need not increase. If there is none: offset -1 and no error. With isolation level
+``read_committed`` (from version 2) the latest offset is the last stable one, and records from there on are not found.
 """
 
 from __future__ import annotations
@@ -37,6 +38,8 @@ _LOWEST_VERSION: Final[Mapping[int, int]] = {
     NamedOffset.EARLIEST_PENDING_UPLOAD: 11,
 }
 _NEVER: Final = 1 << 15
+_ISOLATION_VERSION: Final = 2
+_READ_COMMITTED: Final = 1
 _AT_ONCE: Final = 32
 
 
@@ -44,18 +47,22 @@ async def handle(
     context: RequestContext, request: Any, *, partitions: Partitions, lookup: OffsetLookup, permissions: Permissions
 ) -> bytes:
     """Return the offsets of all partitions: first those in memory, then, concurrently, those that need reads."""
+    is_committed = context.api_version >= _ISOLATION_VERSION and request.isolation_level == _READ_COMMITTED
     denied = permissions.denied(context, _ACCESS, (topic.name for topic in request.topics))
     answers: list[list[OffsetRow | None]] = [
         [_row(wanted, ErrorCode.topic_authorization_failed) for wanted in topic.partitions]
         if topic.name in denied
-        else [_answer_at_once(context, partitions, lookup, topic.name, wanted) for wanted in topic.partitions]
+        else [
+            _answer_at_once(context, partitions, lookup, topic.name, wanted, is_committed=is_committed)
+            for wanted in topic.partitions
+        ]
         for topic in request.topics
     ]
     slots = asyncio.Semaphore(_AT_ONCE)
 
     async def read(rows: list[OffsetRow | None], position: int, topic: str, wanted: Any) -> None:
         async with slots:
-            rows[position] = await _answer(partitions, lookup, topic, wanted)
+            rows[position] = await _answer(partitions, lookup, topic, wanted, is_committed=is_committed)
 
     await asyncio.gather(
         *(
@@ -72,7 +79,7 @@ async def handle(
 
 
 def _answer_at_once(
-    context: RequestContext, partitions: Partitions, lookup: OffsetLookup, topic: str, wanted: Any
+    context: RequestContext, partitions: Partitions, lookup: OffsetLookup, topic: str, wanted: Any, *, is_committed: bool
 ) -> OffsetRow | None:
     """Return a partition's result if it needs no read, else None."""
     timestamp_ms = wanted.timestamp
@@ -84,7 +91,7 @@ def _answer_at_once(
         return _row(wanted, code)
     if log.is_releasing:
         return _row(wanted, ErrorCode.not_leader_or_follower)
-    found = lookup.at_once(log, timestamp_ms)
+    found = lookup.at_once(log, timestamp_ms, is_committed=is_committed)
     return None if found is None else _row(wanted, ErrorCode.none, found)
 
 
@@ -93,13 +100,13 @@ def _row(wanted: Any, code: ErrorCode, found: Found | None = None) -> OffsetRow:
     return OffsetRow(wanted.partition_index, code.value, timestamp_ms, offset, epoch)
 
 
-async def _answer(partitions: Partitions, lookup: OffsetLookup, topic: str, wanted: Any) -> OffsetRow:
+async def _answer(partitions: Partitions, lookup: OffsetLookup, topic: str, wanted: Any, *, is_committed: bool) -> OffsetRow:
     """Return the result for a time, or for the record with the greatest timestamp."""
     log = partitions.find_by_name(topic.encode(), wanted.partition_index)
     if log is None:
         return _row(wanted, why_not_here(partitions, topic, wanted.partition_index))
     try:
-        return _row(wanted, ErrorCode.none, await lookup.find(log, wanted.timestamp))
+        return _row(wanted, ErrorCode.none, await lookup.find(log, wanted.timestamp, is_committed=is_committed))
     except StratalogError as failure:
         return _row(wanted, fetch_error_code_of(failure))
 

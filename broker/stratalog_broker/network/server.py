@@ -25,6 +25,7 @@ from stratalog_broker.configs.memory import SESSION_PARTITION_BYTES, MemoryShare
 from stratalog_broker.configs.settings import BrokerSettings
 from stratalog_broker.coordination.groups.service import GroupService
 from stratalog_broker.coordination.locator import CoordinatorLocator
+from stratalog_broker.coordination.transaction_verification import TransactionVerifier
 from stratalog_broker.coordination.transactions.service import TransactionService
 from stratalog_broker.handlers import HANDLERS
 from stratalog_broker.metrics import BrokerMetrics, MemoryMetrics
@@ -35,6 +36,7 @@ from stratalog_broker.partitions.handover import leave
 from stratalog_broker.partitions.internal_topics import InternalPartitions
 from stratalog_broker.partitions.ownership import Partitions
 from stratalog_broker.peers.peers import Peers
+from stratalog_broker.reads.aborted_transactions import AbortedTransactions
 from stratalog_broker.reads.log_reader import LogReader
 from stratalog_broker.reads.offset_lookup import OffsetLookup
 from stratalog_broker.reads.pending_reads import PendingReads
@@ -94,6 +96,7 @@ class BrokerServer:
             settings=settings, shares=shares, metadata=metadata, ledgers=ledgers, cold=cold, clock=clock, random=random
         )
         self.reader = LogReader(metadata.view, ledgers, cold, clock, self.partitions.memory.indexes)
+        self.aborted = AbortedTransactions(self.reader, cold)
         self.pending_reads = PendingReads(
             self.reader,
             clock,
@@ -113,6 +116,7 @@ class BrokerServer:
             if internal is None
             else None
         )
+        self.verifier = TransactionVerifier(self.locator, self.peers, clock)
         self._partition_rows = PartitionRows(metadata.view)
         self._deadlines = Deadlines(clock)
         self._responses = UnsentResponses(shares.responses)
@@ -138,6 +142,7 @@ class BrokerServer:
             Clock: self.clock,
             ColdReader: cold,
             Random: random,
+            AbortedTransactions: self.aborted,
             AdvertisedBrokers: self.advertised_brokers,
             ConfigCommands: ConfigCommands(settings, self.topic_commands, metadata),
             CoordinatorLocator: self.locator,
@@ -153,6 +158,7 @@ class BrokerServer:
             PendingReads: self.pending_reads,
             ProducerIds: self._producer_ids,
             TopicCommands: self.topic_commands,
+            TransactionVerifier: self.verifier,
             UnsentResponses: self._responses,
         }
 
@@ -284,6 +290,7 @@ class BrokerServer:
         self.connections.close_all()
         self._partition_rows.close()
         self.advertised_brokers.close()
+        await self.verifier.close()
         self.peers.close()
         await self.partitions.close()
         await self.pending_reads.close()

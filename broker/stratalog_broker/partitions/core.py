@@ -24,6 +24,8 @@ from enum import Enum
 from typing import Final
 
 from stratalog_broker.configs.topic_configs import RollLimits
+from stratalog_broker.partitions.appended_transactions import AppendedTransactions
+from stratalog_broker.partitions.instructions import NOTHING, Instruction, OpenNext, Seal, Write
 from stratalog_broker.partitions.ledger_index import LedgerIndex
 from stratalog_broker.partitions.pending_batch import Acks, OnDone, PendingBatch
 from stratalog_core.batches.batch import TRANSACTIONAL_BIT, BatchHeader
@@ -32,11 +34,15 @@ from stratalog_core.errors import (
     NotLeader,
     Overloaded,
 )
+from stratalog_core.partition_state.producer_states import MarkerVerdict
 from stratalog_core.partition_state.replay_state import ReplayState
 from stratalog_core.partition_state.transactions import AbortedTransaction
+from stratalog_metadata.records import NONE_UNDECIDED
 
 LEDGER_BATCHES_MAX: Final = 100_000
 """Batches in one ledger, so that its index and the headers that a takeover reads stay bounded."""
+GUARDS_MAX: Final = 10_000
+"""Producers of a partition whose first batch of a transaction waits for its coordinator."""
 
 
 class State(Enum):
@@ -50,33 +56,6 @@ class State(Enum):
 _OPEN: Final = State.OPEN
 _DRAINING: Final = State.DRAINING
 """Globals for the hot path: looking up an enum member costs five times as much."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OpenNext:
-    """Open a ledger at the checkpoint's offset, write the checkpoint first, then report ``opened``."""
-
-    checkpoint: Checkpoint
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Seal:
-    """Seal the ledger at ``end_offset``; all of its batches are confirmed. No event reports completion."""
-
-    ledger_id: int
-    end_offset: int
-    index: LedgerIndex
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Write:
-    """Append the queue's first batch to the open ledger, then report ``written``; if the writer is full, ``room`` later."""
-
-    batch: memoryview
-
-
-Instruction = OpenNext | Seal | Write
-NOTHING: Final[Sequence[Instruction]] = ()
 
 
 @dataclass(slots=True, kw_only=True)
@@ -122,6 +101,10 @@ class PartitionCore:
         self._first_copies: deque[PendingBatch] = deque()
         self._undecided: deque[tuple[PendingBatch, BatchHeader]] = deque()
         """Unconfirmed batches of transactions."""
+        self.appended_transactions = AppendedTransactions(state.transactions.first_offsets, GUARDS_MAX)
+        self.first_unstable_offset: int | None = None
+        """First readable offset of an open transaction, as far as the quorum has confirmed it; None if none is open."""
+        self._find_unstable()
         state.forget_below(log_start_offset)
         state.begin_epoch(leader_epoch, state.next_offset)
 
@@ -159,6 +142,7 @@ class PartitionCore:
         if header.producer_id >= 0:
             if header.attributes & TRANSACTIONAL_BIT:
                 self._undecided.append((pending, header))
+                self.appended_transactions.appended(header, base_offset, batch)
             pending.displaced = self.producers.appended(header, base_offset, batch)
         if entry_id is None:
             self.queue.append(pending)
@@ -195,6 +179,20 @@ class PartitionCore:
     def _unconfirmed(self) -> Iterator[PendingBatch]:
         yield from self.pending
         yield from self.queue
+
+    def judge_marker(
+        self, producer_id: int, producer_epoch: int, coordinator_epoch: int, *, raises_epoch: bool
+    ) -> MarkerVerdict:
+        """Return whether a transaction's coordinator may end it with this marker; see ``ProducerStates.judge_marker``."""
+        is_open = producer_id in self.appended_transactions.first_offsets
+        return self.producers.judge_marker(
+            producer_id, producer_epoch, coordinator_epoch, raises_epoch=raises_epoch, is_open=is_open
+        )
+
+    def has_open_transaction(self, header: BatchHeader) -> bool:
+        """Whether the batch continues a transaction of its producer's epoch."""
+        is_open = header.producer_id in self.appended_transactions.first_offsets
+        return is_open and self.producers.epoch_of(header.producer_id) == header.producer_epoch
 
     # -- events of the open ledger -------------------------------------------------------------------------------------
 
@@ -236,6 +234,11 @@ class PartitionCore:
         while self._undecided and self._undecided[0][0].end_offset <= self.high_watermark:
             pending, header = self._undecided.popleft()
             self._replayed.transactions.replay(header, pending.base_offset, pending.batch)
+        self._find_unstable()
+
+    def _find_unstable(self) -> None:
+        first = next(iter(self._replayed.transactions.first_offsets.values()), None)
+        self.first_unstable_offset = None if first is None else max(first, self.log_start_offset)
 
     def opened(self, ledger_id: int, now_ms: int, jitter: float = 0.0) -> Sequence[Instruction]:
         """Append to the new ledger from now on. ``jitter``: share of ``segment.jitter.ms`` (0 to 1) that it is sealed early."""
@@ -257,6 +260,7 @@ class PartitionCore:
     def move_start(self, log_start_offset: int) -> None:
         """Advance the first readable offset (retention, DeleteRecords); never backwards, never beyond the high watermark."""
         self.log_start_offset = max(self.log_start_offset, min(log_start_offset, self.high_watermark))
+        self._find_unstable()
 
     def tick(self, now_ms: int) -> Sequence[Instruction]:
         """Drain the open ledger if it is too old or idle."""
@@ -315,7 +319,15 @@ class PartitionCore:
         if self.state is _DRAINING and not self.pending:
             assert self.open is not None
             self.validate_state()
-            instructions.append(Seal(ledger_id=self.open.ledger_id, end_offset=self.high_watermark, index=self.open.index))
+            self.open.index.transactions = self._replayed.transactions.since(self.open.base_offset)
+            instructions.append(
+                Seal(
+                    ledger_id=self.open.ledger_id,
+                    end_offset=self.high_watermark,
+                    undecided_from=next((one.first_offset for one in self.open.index.transactions.open), NONE_UNDECIDED),
+                    index=self.open.index,
+                )
+            )
             self.open = None
             self.state = State.IDLE
         if self.state is State.IDLE and (self.queue or self._is_awaited) and not self.is_held:
@@ -334,8 +346,19 @@ class PartitionCore:
 
     @property
     def last_stable_offset(self) -> int:
-        """First offset of the oldest open transaction; the high watermark if none is open."""
-        return self._replayed.transactions.last_stable_offset(self.high_watermark)
+        """First readable offset of the oldest open transaction; the high watermark if none is open."""
+        unstable = self.first_unstable_offset
+        return self.high_watermark if unstable is None else unstable
+
+    @property
+    def aborted_from(self) -> int:
+        """Reads at or beyond this offset find all aborted transactions in ``aborted_between``."""
+        return self._replayed.transactions.aborted_from
+
+    def has_no_aborted_from(self, offset: int) -> bool:
+        """Whether it is known at once that no aborted transaction overlaps what follows ``offset``."""
+        transactions = self._replayed.transactions
+        return not transactions.has_aborted and offset >= transactions.aborted_from
 
     def aborted_between(self, start_offset: int, end_offset: int) -> list[AbortedTransaction]:
         """Return the aborted transactions that overlap the offsets from ``start_offset`` to below ``end_offset``."""

@@ -12,9 +12,12 @@ from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
 from stratalog_core.batches.batch_run import BatchRun
+from stratalog_core.partition_state.transactions import NO_TRANSACTIONS, LedgerTransactions
 from stratalog_core.ports import Buffer
 
 BYTES_PER_BATCH: Final = 20
+BYTES_PER_TRANSACTION: Final = 240
+"""A tuple of up to four integers as Python objects."""
 
 
 class EntryRun(NamedTuple):
@@ -27,7 +30,15 @@ class EntryRun(NamedTuple):
 class LedgerIndex:
     """Positions are 0-based over the ledger's batches."""
 
-    __slots__ = ("_base_offsets", "_sizes", "_timestamps", "end_offset", "first_entry", "greatest_timestamp_ms")
+    __slots__ = (
+        "_base_offsets",
+        "_sizes",
+        "_timestamps",
+        "end_offset",
+        "first_entry",
+        "greatest_timestamp_ms",
+        "transactions",
+    )
 
     def __init__(self, base_offset: int) -> None:
         self.end_offset = base_offset
@@ -35,6 +46,8 @@ class LedgerIndex:
         self.first_entry = 0
         """Entry id of the first batch; undefined while there is none."""
         self.greatest_timestamp_ms = -1
+        self.transactions: LedgerTransactions = NO_TRANSACTIONS
+        """Valid once the ledger takes no more batches."""
         self._base_offsets = array("q")
         self._timestamps = array("q")
         self._sizes = array("I")
@@ -44,7 +57,8 @@ class LedgerIndex:
 
     @property
     def memory_bytes(self) -> int:
-        return 200 + BYTES_PER_BATCH * len(self._base_offsets)
+        transactions = len(self.transactions.aborted) + len(self.transactions.open)
+        return 200 + BYTES_PER_BATCH * len(self._base_offsets) + BYTES_PER_TRANSACTION * transactions
 
     def append(self, entry_id: int, base_offset: int, end_offset: int, max_timestamp_ms: int, size_bytes: int) -> int:
         """Add the next batch; return the number of batches."""

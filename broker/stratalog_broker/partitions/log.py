@@ -23,8 +23,9 @@ from stratalog_bookies.client import LedgerClient, LedgerWriter
 from stratalog_broker.cluster.replicas import newest_ledger
 from stratalog_broker.configs.settings import BrokerSettings
 from stratalog_broker.configs.topic_configs import TopicConfigs
-from stratalog_broker.partitions.core import NOTHING, Instruction, PartitionCore, Seal, State, Write
+from stratalog_broker.partitions.core import PartitionCore, State
 from stratalog_broker.partitions.index_cache import IndexCache
+from stratalog_broker.partitions.instructions import NOTHING, Instruction, Seal, Write
 from stratalog_broker.partitions.internal_topics import InternalTopicApplication
 from stratalog_broker.partitions.ledger_index import LedgerIndex
 from stratalog_broker.partitions.ledger_opening import LedgerOpening
@@ -96,9 +97,7 @@ class PartitionLog:
         self.bytes_out_reported = 0
         self._settings, self._view, self._ledgers = settings, metadata.view, ledgers
         self._clock, self._random = clock, random
-        self._indexes = indexes
-        self._on_lost = on_lost
-        self._rolls = rolls
+        self._indexes, self._on_lost, self._rolls = indexes, on_lost, rolls
         self._ledger_opening = LedgerOpening(self._view, ledgers, topic_partition, self.requirement)
         trimming = LedgerTrimming(metadata, ledgers, topic_partition, self.requirement)
         self._trimming = trimming if application is not None else None
@@ -329,7 +328,8 @@ class PartitionLog:
             if release is not None and release.last_entry:
                 with contextlib.suppress(Overloaded):
                     writer.append(release.last_entry)
-            ledger = await writer.seal(instruction.end_offset, *(release[:2] if release is not None else ()))
+            updates = release[:2] if release is not None else ()
+            ledger = await writer.seal(instruction.end_offset, *updates, undecided_from=instruction.undecided_from)
         except StratalogError as failure:
             self._lose(failure)
             return

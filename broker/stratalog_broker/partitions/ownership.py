@@ -25,6 +25,7 @@ from stratalog_broker.partitions.internal_appends import append_and_wait
 from stratalog_broker.partitions.internal_topics import ApplicationFactory, InternalTopicApplication
 from stratalog_broker.partitions.log import PartitionLog
 from stratalog_broker.partitions.memory import PartitionMemory
+from stratalog_broker.partitions.producer_expiry import ProducerExpiry
 from stratalog_broker.partitions.roll_schedule import RollSchedule
 from stratalog_broker.partitions.takeover import TakenOver, Takeover, identity_of
 from stratalog_broker.partitions.tier_requests import answer_tier_request
@@ -74,12 +75,10 @@ class Partitions:
         random: Random,
     ) -> None:
         self._settings = settings
-        self._metadata = metadata
-        self._view = metadata.view
+        self._metadata, self._view = metadata, metadata.view
         self._ledgers = ledgers
         self.cold = cold
-        self._clock = clock
-        self._random = random
+        self._clock, self._random = clock, random
         self.is_stopping = False
         """The broker is stopping: a request must not begin to wait for records."""
         self._applications: dict[str, ApplicationFactory] = {}
@@ -88,14 +87,13 @@ class Partitions:
         self._by_id: dict[tuple[bytes, int], PartitionLog] = {}
         self._directory = PartitionDirectory(metadata.view)
         self._wanted: dict[TopicPartition, Partition] = {}
-        self._wanting_since_s = 0.0
-        self._taken = 0
+        self._wanting_since_s, self._taken = 0.0, 0
         self._taking: set[TopicPartition] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self.memory = PartitionMemory(ledgers, shares)
         self.takeover_metrics = TakeoverMetrics()
         self._wanted_since_s: dict[TopicPartition, float] = {}
-        self._rolls = RollSchedule()
+        self._rolls, self._expiry = RollSchedule(), ProducerExpiry(settings.producer_id_expiration_ms)
         self._takeover = Takeover(self._view, ledgers, cold, self.memory.indexes, settings.producers_max)
         self._handovers = OutgoingHandovers(metadata)
         self._slots = BatchedSemaphore(TAKEOVERS_AT_ONCE)
@@ -394,7 +392,9 @@ class Partitions:
 
     def _tick(self) -> None:
         self._ticker = asyncio.get_running_loop().call_later(_TICK_S, self._tick)
-        self._rolls.run(int(self._clock.monotonic() * 1000))
+        now_ms = int(self._clock.monotonic() * 1000)
+        self._rolls.run(now_ms)
+        self._expiry.run((log.core for log in self._logs.values()), now_ms)
 
     async def seal_all(self, timeout_s: float) -> None:
         """Seal all open ledgers within ``timeout_s``, so that the next owners have nothing to recover."""

@@ -15,7 +15,6 @@ A takeover writes nothing but seals. It does not retry: the caller does.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -24,7 +23,6 @@ from typing import Final, NamedTuple
 from stratalog_bookies.client import EntryHead, LedgerClient, Recovered
 from stratalog_broker.partitions.index_cache import IndexCache, check_end, index_batch
 from stratalog_broker.partitions.ledger_index import LedgerIndex
-from stratalog_core.batches.batch import is_control
 from stratalog_core.batches.checkpoint import (
     Checkpoint,
     EpochStart,
@@ -167,7 +165,7 @@ class Takeover:
             heads = read.heads if read is not None and read.heads else await self._first_heads(ledger)
             ledgers.append(_ReadLedger(ledger, ref, heads))
             payloads = [entry.payload for entry in read.entries] if read is not None else []
-            checkpoint = await self._checkpoint(ledger, heads, payloads)
+            checkpoint = await self._indexes.heads.checkpoint(ledger, heads, payloads)
             if checkpoint is not None:
                 replay.load(checkpoint)
                 break
@@ -184,42 +182,22 @@ class Takeover:
         """
         index = LedgerIndex(ref.base_offset)
         replay.state.skip_to(ref.base_offset)
-        replay.heads(index, heads, await self._control_batches(ledger, heads))
+        control_batches = self._indexes.heads.control_batches
+        replay.heads(index, heads, await control_batches(ledger, heads))
         next_entry = len(heads)
         while next_entry <= ledger.last_entry:
             async with self._indexes.heads.read(ledger, next_entry) as run:
-                replay.heads(index, run, await self._control_batches(ledger, run))
+                replay.heads(index, run, await control_batches(ledger, run))
                 next_entry += len(run)
         check_end(index, ledger)
+        index.transactions = replay.state.transactions.since(ref.base_offset)
         return index
-
-    async def _control_batches(self, ledger: Ledger, heads: Sequence[EntryHead]) -> dict[int, memoryview]:
-        """Read the control batches among ``heads`` whole, because a marker's type is in its record; by entry id."""
-        entry_ids = [head.entry_id for head in heads if is_control(head.head) and not is_checkpoint(head.head)]
-        read = self._ledgers.read_together
-        found = await asyncio.gather(*(read(ledger, entry_id, entry_id) for entry_id in entry_ids))
-        return {entry.entry_id: entry.payload for (entry,) in found}
 
     def _closed(self, ref: LedgerRef) -> Ledger:
         ledger = self._view.find(Ledger, ledger_key(ref.ledger_id))
         if ledger is None or ledger.state is not LedgerState.CLOSED:
             raise Corrupt(f"ledger {ref.ledger_id} is referenced by its log and was not sealed by recovery")
         return ledger
-
-    async def _checkpoint(
-        self, ledger: Ledger, heads: Sequence[EntryHead], payloads: Sequence[memoryview]
-    ) -> Checkpoint | None:
-        """Return the ledger's checkpoint; None if its writer died before writing all parts. ``payloads``: entries in memory."""
-        if not heads or not is_checkpoint(heads[0].head):
-            return None
-        _, parts = part_position(heads[0].head)
-        if parts > ledger.last_entry + 1:
-            return None
-        found = list(payloads[:parts])
-        while len(found) < parts:
-            entries = await self._ledgers.read_together(ledger, len(found), parts - 1)
-            found += [entry.payload for entry in entries]
-        return decode_checkpoint(found)
 
     async def _ending(self, partition: Partition, ledger: Ledger) -> Checkpoint | None:
         """Return the last owner's handover checkpoint, from the partition's record or after the last batch; None if none."""

@@ -92,6 +92,12 @@ def response_factory(api_key: int, api_version: int) -> ResponseFactory:
     return ResponseFactory(load_payload_module(api_key, api_version, EntityType.response))
 
 
+@functools.cache
+def request_factory(api_key: int, api_version: int) -> ResponseFactory:
+    """Return what builds the structs of a request to another broker."""
+    return ResponseFactory(load_payload_module(api_key, api_version, EntityType.request))
+
+
 def load_message(api_key: int, api_version: int) -> None:
     """Load and cache what ``decode_request`` and ``response_factory`` need for this version: some 6 ms the first time."""
     _request_reader(api_key, api_version)

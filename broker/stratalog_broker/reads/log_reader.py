@@ -178,6 +178,11 @@ class LogReader:
             raise Unavailable(f"ledger {ref.ledger_id} is not sealed yet")
         return ledger, await self._indexes.get(ledger)
 
+    def index_at_once(self, log: PartitionLog, ref: LedgerRef) -> LedgerIndex | None:
+        """Return the index of a hot ledger if it is in memory."""
+        unsealed = log.unsealed(ref.ledger_id)
+        return self._indexes.cached(ref.ledger_id) if unsealed is None else unsealed[1]
+
     def _ledger(self, ledger_id: int) -> Ledger | None:
         return self._view.find(Ledger, ledger_key(ledger_id))
 

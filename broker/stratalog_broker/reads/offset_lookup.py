@@ -25,32 +25,38 @@ class NamedOffset(IntEnum):
 
 
 class OffsetLookup:
-    """One instance per broker. ``wanted`` is a ``NamedOffset`` or a time in milliseconds, which is not negative."""
+    """One instance per broker. ``wanted`` is a ``NamedOffset`` or a time in milliseconds, which is not negative.
+
+    ``is_committed``: for readers of committed transactions only, for whom the log ends at the last stable offset.
+    """
 
     def __init__(self, reader: LogReader, searches: TimeSearches) -> None:
         self._reader = reader
         self._searches = searches
 
-    def at_once(self, log: PartitionLog, wanted: int) -> Found | None:
+    def at_once(self, log: PartitionLog, wanted: int, *, is_committed: bool) -> Found | None:
         """Return an offset that needs no read; None if ``wanted`` is a time or the greatest timestamp: see ``find``."""
         if wanted >= 0 or wanted == NamedOffset.GREATEST_TIMESTAMP:
             return None
-        offset = self._named(log, NamedOffset(wanted))
+        offset = self._named(log, NamedOffset(wanted), is_committed=is_committed)
         return Found(offset, -1, log.core.epoch_at(offset))
 
-    async def find(self, log: PartitionLog, wanted: int) -> Found | None:
+    async def find(self, log: PartitionLog, wanted: int, *, is_committed: bool) -> Found | None:
         """Return the first record that is not earlier than a time, or the one with the greatest timestamp; None without one.
 
         Raises what reading raises.
         """
         if wanted == NamedOffset.GREATEST_TIMESTAMP:
-            return await self._searches.find_greatest(log)
-        return await self._searches.find_time(log, wanted)
+            found = await self._searches.find_greatest(log)
+        else:
+            found = await self._searches.find_time(log, wanted)
+        is_hidden = found is not None and is_committed and found.offset >= log.core.last_stable_offset
+        return None if is_hidden else found
 
-    def _named(self, log: PartitionLog, name: NamedOffset) -> int:
+    def _named(self, log: PartitionLog, name: NamedOffset, *, is_committed: bool) -> int:
         core = log.core
         if name is NamedOffset.LATEST:
-            return core.high_watermark
+            return core.last_stable_offset if is_committed else core.high_watermark
         if name is NamedOffset.EARLIEST:
             return core.log_start_offset
         if name is NamedOffset.EARLIEST_LOCAL:

@@ -138,11 +138,12 @@ class PendingReads:
 
     def taken(self, log: PartitionLog, offset: int, end_offset: int, bytes_max: int, read: BatchRun) -> Batches:
         """Return a fetch's batches out of ``read``, which has just finished for it."""
-        if not read.batches:
-            return NOTHING
-        found = self.ready(log, offset, end_offset, bytes_max)
+        found = self.ready(log, offset, end_offset, bytes_max) if read.batches else NOTHING
+        if found is not None:
+            return found
         # Other reads have already evicted the run: return all of it to this fetch.
-        return (read.batches, sum(map(len, read.batches))) if found is None else found
+        batches = read.below(end_offset).batches
+        return batches, sum(map(len, batches))
 
     async def close(self) -> None:
         """Cancel all reads and drop all runs."""

@@ -74,11 +74,18 @@ def _check_fields(header: BatchHeader) -> None:
             f"record count {header.record_count} does not match the last offset delta, {header.last_offset_delta}",
         )
     if header.attributes & (CONTROL_BIT | TRANSACTIONAL_BIT):
-        raise Refused(ErrorCode.invalid_record, "control and transactional batches are not supported")
+        _check_transactional(header)
     if header.attributes & COMPRESSION_MASK > _COMPRESSION_MAX:
         raise Refused(ErrorCode.unsupported_compression_type, f"compression {header.compression} is unknown")
     if header.producer_id >= 0 and (header.base_sequence < 0 or header.producer_epoch < 0):
         raise Refused(ErrorCode.invalid_record, "a batch with a producer id needs an epoch and a sequence")
+
+
+def _check_transactional(header: BatchHeader) -> None:
+    if header.attributes & CONTROL_BIT:
+        raise Refused(ErrorCode.invalid_record, "clients cannot write control records")
+    if header.producer_id < 0:
+        raise Refused(ErrorCode.invalid_record, "a transactional batch needs a producer id")
 
 
 def _check_times(header: BatchHeader, configs: TopicConfigs, now_ms: int) -> None:

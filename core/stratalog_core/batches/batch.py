@@ -119,6 +119,11 @@ def is_control(head: Buffer) -> bool:
     return len(head) >= HEADER_BYTES and bool(head[_ATTRIBUTES_LOW_BYTE] & CONTROL_BIT)
 
 
+def is_transactional(head: Buffer) -> bool:
+    """Whether a batch, or its first bytes, has the transactional bit; False if they are fewer than a header."""
+    return len(head) >= HEADER_BYTES and bool(head[_ATTRIBUTES_LOW_BYTE] & TRANSACTIONAL_BIT)
+
+
 def iterate_headers(buffer: Buffer) -> Iterator[tuple[int, BatchHeader]]:
     """Yield ``(position, header)`` of each batch in a run of whole batches. Raises ``Corrupt`` at a truncated or bad length."""
     position, end = 0, len(buffer)

@@ -5,10 +5,15 @@ each producer id. A batch with the same sequences as one of them is a retry and 
 batch must continue the sequence; a higher epoch begins at sequence 0; a lower epoch is fenced. A transaction marker can raise
 the epoch. An unknown producer may begin at any sequence, as in Kafka, because retention may have removed its state.
 
+A marker of the coordinator must not be older than the last one: neither its coordinator's epoch nor its producer's. Since
+transactions of version 2 (KIP-890) raise the producer's epoch with each marker, one of theirs must even be newer, unless it
+repeats the marker that has already ended the transaction.
+
 An owner adds a batch when it assigns the offset, before the quorum confirms it. A checkpoint must hold the state at its own
 offset, without the unconfirmed batches. So ``appended`` returns what the batch displaced, the owner keeps it with the
 unconfirmed batch, and ``snapshot`` restores it. The number of producers is bounded: the one that has been silent longest is
-forgotten, preferably one without an open transaction.
+forgotten, preferably one without an open transaction. Producers that were silent for a number of the owner's periods are
+forgotten, too (``producer.id.expiration.ms``). Their silence is counted from the takeover on, because a log keeps no time.
 """
 
 from __future__ import annotations
@@ -35,15 +40,27 @@ class Verdict(IntEnum):
     """The producer is unknown; any sequence may be its next."""
 
 
+class MarkerVerdict(IntEnum):
+    APPEND = 0
+    PRODUCER_FENCED = 1
+    COORDINATOR_FENCED = 2
+
+
 class Producer:
-    """One producer's epoch, last batches (oldest first), and the coordinator epoch of its last transaction marker."""
+    """One producer's epoch, last batches (oldest first), and the coordinator epoch of its last transaction marker.
 
-    __slots__ = ("batches", "coordinator_epoch", "epoch")
+    ``period``: the period of its last batch or marker.
+    """
 
-    def __init__(self, epoch: int, batches: list[SequencedBatch], coordinator_epoch: int = NO_COORDINATOR_EPOCH) -> None:
+    __slots__ = ("batches", "coordinator_epoch", "epoch", "period")
+
+    def __init__(
+        self, epoch: int, batches: list[SequencedBatch], coordinator_epoch: int = NO_COORDINATOR_EPOCH, period: int = 0
+    ) -> None:
         self.epoch = epoch
         self.batches = batches
         self.coordinator_epoch = coordinator_epoch
+        self.period = period
 
 
 Displaced = SequencedBatch | Producer | None
@@ -53,12 +70,13 @@ Displaced = SequencedBatch | Producer | None
 class ProducerStates:
     """States by producer id, in order of last use. ``in_transaction``: ids that are forgotten only if no other can be."""
 
-    __slots__ = ("_in_transaction", "_producers", "_producers_max")
+    __slots__ = ("_in_transaction", "_period", "_producers", "_producers_max")
 
     def __init__(self, producers_max: int, in_transaction: Container[int] = ()) -> None:
         self._producers: dict[int, Producer] = {}
         self._producers_max = producers_max
         self._in_transaction = in_transaction
+        self._period = 0
 
     def __len__(self) -> int:
         return len(self._producers)
@@ -80,6 +98,37 @@ class ProducerStates:
                 return Verdict.DUPLICATE, batch
         return Verdict.OUT_OF_ORDER, None
 
+    def judge_marker(
+        self, producer_id: int, producer_epoch: int, coordinator_epoch: int, *, raises_epoch: bool, is_open: bool
+    ) -> MarkerVerdict:
+        """Return the verdict on a marker. ``raises_epoch``: transaction version 2; ``is_open``: there is one to end."""
+        producer = self._producers.get(producer_id)
+        if producer is None:
+            return MarkerVerdict.APPEND
+        is_late = producer_epoch == producer.epoch and raises_epoch and is_open
+        if producer_epoch < producer.epoch or is_late:
+            return MarkerVerdict.PRODUCER_FENCED
+        is_obsolete = coordinator_epoch < producer.coordinator_epoch
+        return MarkerVerdict.COORDINATOR_FENCED if is_obsolete else MarkerVerdict.APPEND
+
+    def epoch_of(self, producer_id: int) -> int:
+        """Return the producer's epoch; -1 if it is unknown."""
+        producer = self._producers.get(producer_id)
+        return -1 if producer is None else producer.epoch
+
+    def end_period(self, periods: int) -> None:
+        """Begin another period; forget producers that were silent during the last ``periods`` and have no transaction."""
+        self._period += 1
+        silent_until = self._period - periods
+        gone = []
+        for producer_id, producer in self._producers.items():
+            if producer.period >= silent_until:
+                break
+            if producer_id not in self._in_transaction:
+                gone.append(producer_id)
+        for producer_id in gone:
+            del self._producers[producer_id]
+
     def appended(self, header: BatchHeader, base_offset: int, batch: Buffer = b"") -> Displaced:
         """Add a batch with a producer id, or a transaction marker, that got ``base_offset``; call in offset order.
 
@@ -94,6 +143,7 @@ class ProducerStates:
         if producer is None or producer.epoch != header.producer_epoch or not producer.batches:
             displaced, producer = producer, Producer(header.producer_epoch, [], _coordinator_epoch(producer))
         self._producers[header.producer_id] = producer
+        producer.period = self._period
         last_sequence = (base_sequence + last_offset_delta) & _SEQUENCE_MASK
         sequenced = SequencedBatch(base_sequence, last_sequence, base_offset + last_offset_delta, header.max_timestamp_ms)
         producer.batches.append(sequenced)
@@ -109,9 +159,10 @@ class ProducerStates:
         found = read_marker(batch, header).coordinator_epoch if header.is_control else NO_COORDINATOR_EPOCH
         coordinator_epoch = max(found, _coordinator_epoch(before))
         if before is None or before.epoch < header.producer_epoch:
-            self._producers[header.producer_id] = Producer(header.producer_epoch, [], coordinator_epoch)
+            marked = Producer(header.producer_epoch, [], coordinator_epoch, self._period)
         else:
-            self._producers[header.producer_id] = Producer(before.epoch, list(before.batches), coordinator_epoch)
+            marked = Producer(before.epoch, list(before.batches), coordinator_epoch, self._period)
+        self._producers[header.producer_id] = marked
         if len(self._producers) > self._producers_max:
             self._forget_one()
         return before

@@ -16,9 +16,9 @@ from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple, Protocol, TypeVar
 
-from stratalog_core.batches.batch import CONTROL_BIT, BatchHeader
+from stratalog_core.batches.batch import CONTROL_BIT, TRANSACTIONAL_BIT, BatchHeader
 from stratalog_core.batches.checkpoint import NO_COORDINATOR_EPOCH, OngoingTransaction
-from stratalog_core.batches.records import iterate_records
+from stratalog_core.batches.records import Record, build_batch, iterate_records
 from stratalog_core.errors import Corrupt
 from stratalog_core.ports import Buffer
 
@@ -90,6 +90,28 @@ def read_marker(batch: Buffer, header: BatchHeader) -> Marker:
     return Marker(kind, coordinator_epoch)
 
 
+def build_marker(kind: int, producer_id: int, producer_epoch: int, coordinator_epoch: int, timestamp_ms: int) -> bytearray:
+    """Return the control batch that ends a producer's transaction in a partition: ``COMMIT`` or ``ABORT``."""
+    key, value = _MARKER_KEY.pack(0, kind), _MARKER_VALUE.pack(0, coordinator_epoch)
+    record = Record(offset=0, timestamp_ms=timestamp_ms, key=key, value=value)
+    attributes = TRANSACTIONAL_BIT | CONTROL_BIT
+    return build_batch([record], attributes=attributes, producer_id=producer_id, producer_epoch=producer_epoch)
+
+
+class LedgerTransactions(NamedTuple):
+    """Transactions that a reader of one ledger must know: those aborted in it, in marker order, and those open at its end."""
+
+    aborted: tuple[AbortedTransaction, ...] = ()
+    open: tuple[OngoingTransaction, ...] = ()
+
+    def reach_beyond(self, end_offset: int) -> bool:
+        """Whether a transaction that begins below ``end_offset`` ends after this ledger."""
+        return bool(self.open) and self.open[0].first_offset < end_offset
+
+
+NO_TRANSACTIONS: Final = LedgerTransactions()
+
+
 class Transactions:
     """See the module's header. Call ``replay`` in offset order, with confirmed batches only."""
 
@@ -102,6 +124,11 @@ class Transactions:
         """Reads at or beyond this offset find all aborted transactions here."""
         self._aborted: list[AbortedTransaction] = []
         self._aborted_max = aborted_max
+
+    @property
+    def has_aborted(self) -> bool:
+        """Whether any aborted transaction is known."""
+        return bool(self._aborted)
 
     @property
     def aborted(self) -> tuple[AbortedTransaction, ...]:
@@ -139,6 +166,16 @@ class Transactions:
     def aborted_between(self, start_offset: int, end_offset: int) -> list[AbortedTransaction]:
         """Return the aborted transactions that overlap ``start_offset`` to below ``end_offset``, in marker order."""
         return aborted_between(self._aborted, start_offset, end_offset)
+
+    def since(self, base_offset: int) -> LedgerTransactions:
+        """Return what a ledger that began at ``base_offset`` and ends here says of transactions.
+
+        All transactions aborted at or beyond ``base_offset`` must be known here.
+        """
+        if not self._aborted and not self.first_offsets:
+            return NO_TRANSACTIONS
+        first = bisect_left(self._aborted, base_offset, key=lambda one: one.last_offset)
+        return LedgerTransactions(tuple(self._aborted[first:]), self.snapshot())
 
     def snapshot(self) -> tuple[OngoingTransaction, ...]:
         """Return the open transactions, oldest first, for a checkpoint."""

@@ -6,7 +6,14 @@ import msgspec
 
 from stratalog_metadata.records.cluster import CLUSTER_KEY, Cluster
 from stratalog_metadata.records.counter import LEDGER_IDS, PRODUCER_IDS, SESSION_IDS, Counter, counter_key
-from stratalog_metadata.records.ledger import Fragment, Ledger, LedgerState, ledger_key
+from stratalog_metadata.records.ledger import (
+    NONE_UNDECIDED,
+    UNKNOWN_UNDECIDED,
+    Fragment,
+    Ledger,
+    LedgerState,
+    ledger_key,
+)
 from stratalog_metadata.records.node import (
     Bookie,
     Broker,
@@ -88,8 +95,8 @@ class Versioned(msgspec.Struct, frozen=True, gc=False):
 
 
 __all__ = [
-    "CLUSTER_KEY", "GROUP_CONFIGS", "KEEP_METADATA", "KEEP_STORE", "LEDGER_IDS", "NO_OWNER", "PRODUCER_IDS", "QUORUM_KEY",
-    "SESSION_IDS", "TOPIC_DEFAULTS_KEY",
+    "CLUSTER_KEY", "GROUP_CONFIGS", "KEEP_METADATA", "KEEP_STORE", "LEDGER_IDS", "NONE_UNDECIDED", "NO_OWNER", "PRODUCER_IDS",
+    "QUORUM_KEY", "SESSION_IDS", "TOPIC_DEFAULTS_KEY", "UNKNOWN_UNDECIDED",
     "Bookie", "Broker", "Cluster", "Counter", "DeletedTopic", "DrainedBroker", "DynamicConfig", "Endpoint", "ForkDecision",
     "Fragment", "Lease",
     "Ledger", "LedgerRef", "LedgerState", "Log", "ManifestPointer", "Partition", "PendingTopic", "Quorum", "Record",

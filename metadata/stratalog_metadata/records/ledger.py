@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import Final
 from uuid import UUID
 
 import msgspec
@@ -29,11 +30,16 @@ class Fragment(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     bookies: tuple[str, ...]
 
 
+NONE_UNDECIDED: Final = -1
+UNKNOWN_UNDECIDED: Final = -2
+
+
 class Ledger(RecordBase, frozen=True, kw_only=True, tag="ledger"):
     """``last_entry`` (-1: empty) and ``payload_bytes`` (sum of entry payloads) are valid once CLOSED.
 
     ``closed_at_ms`` is wall time, for retention of the hot copy. ``base_offset`` and ``leader_epoch`` repeat the log's
-    reference, so that the record is self-contained.
+    reference, so that the record is self-contained. ``undecided_from`` is the first offset of the oldest transaction that was
+    open at the end of a CLOSED ledger: ``NONE_UNDECIDED``, or ``UNKNOWN_UNDECIDED`` if recovery closed it.
     """
 
     ledger_id: int
@@ -49,6 +55,7 @@ class Ledger(RecordBase, frozen=True, kw_only=True, tag="ledger"):
     payload_bytes: int = 0
     end_offset: int = -1
     closed_at_ms: int = 0
+    undecided_from: int = NONE_UNDECIDED
 
     def key(self) -> str:
         return ledger_key(self.ledger_id)

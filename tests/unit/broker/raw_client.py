@@ -98,22 +98,39 @@ def batch(*values: bytes, timestamp_ms: int = 1_000, compression: int = 0, **pro
     return bytes(build_batch(records, compression=compression, **producer))
 
 
-def produce_request(topic: str, partition: int, records: bytes | None, *, version: int = 9, acks: int = -1) -> Any:
+def produce_request(
+    topic: str,
+    partition: int,
+    records: bytes | None,
+    *,
+    version: int = 9,
+    acks: int = -1,
+    transactional_id: str | None = None,
+) -> Any:
     data = request(0, version, "PartitionProduceData", index=partition, records=records)
     return request(
         0,
         version,
         "ProduceRequest",
-        transactional_id=None,
+        transactional_id=transactional_id,
         acks=acks,
         timeout=datetime.timedelta(seconds=10),
         topic_data=(request(0, version, "TopicProduceData", name=topic, partition_data=(data,)),),
     )
 
 
-async def produce(client: RawClient, topic: str, records: bytes | None, *, partition: int = 0, acks: int = -1) -> Any:
+async def produce(
+    client: RawClient,
+    topic: str,
+    records: bytes | None,
+    *,
+    partition: int = 0,
+    acks: int = -1,
+    transactional_id: str | None = None,
+) -> Any:
     """Produce one batch; the partition's line of the answer."""
-    answer = await client.call(0, 9, produce_request(topic, partition, records, acks=acks))
+    sent = produce_request(topic, partition, records, acks=acks, transactional_id=transactional_id)
+    answer = await client.call(0, 9, sent)
     return answer.responses[0].partition_responses[0]
 
 
@@ -128,6 +145,7 @@ def fetch_request(
     max_bytes: int = 1_000_000,
     session: tuple[int, int] = (0, -1),
     leader_epoch: int = -1,
+    isolation_level: int = 0,
 ) -> Any:
     wanted = request(
         1,
@@ -145,7 +163,7 @@ def fetch_request(
         max_wait=datetime.timedelta(milliseconds=max_wait_ms),
         min_bytes=min_bytes,
         max_bytes=max_bytes,
-        isolation_level=0,
+        isolation_level=isolation_level,
         session_id=session[0],
         session_epoch=session[1],
         topics=(request(1, version, "FetchTopic", topic=topic, partitions=(wanted,)),) if offset >= 0 else (),
@@ -159,7 +177,9 @@ async def fetch(client: RawClient, topic: str, offset: int, **options: Any) -> A
     return answer.responses[0].partitions[0]
 
 
-async def list_offset(client: RawClient, topic: str, timestamp: int, partition: int = 0, version: int = 11) -> Any:
+async def list_offset(
+    client: RawClient, topic: str, timestamp: int, partition: int = 0, version: int = 11, isolation_level: int = 0
+) -> Any:
     """ListOffsets of one partition; its line of the answer."""
     wanted = request(2, version, "ListOffsetsPartition", partition_index=partition, timestamp=timestamp)
     answer = await client.call(
@@ -170,7 +190,7 @@ async def list_offset(client: RawClient, topic: str, timestamp: int, partition: 
             version,
             "ListOffsetsRequest",
             replica_id=-1,
-            isolation_level=0,
+            isolation_level=isolation_level,
             topics=(request(2, version, "ListOffsetsTopic", name=topic, partitions=(wanted,)),),
             timeout=datetime.timedelta(seconds=10),
         ),

@@ -42,6 +42,19 @@ _log = logging.getLogger(__name__)
 _Read = TypeVar("_Read")
 
 
+AbortedRange = tuple[int, int, int]
+"""Producer id, first offset and last offset, the marker's, of an aborted transaction."""
+
+
+def _aborted_in(footer: SegmentFooter, from_offset: int, to_offset: int) -> set[AbortedRange]:
+    overlapping = aborted_between(footer.aborted_transactions, from_offset, to_offset)
+    return {(aborted.producer_id, aborted.first_offset, aborted.last_offset) for aborted in overlapping}
+
+
+def _by_first_offset(aborted: AbortedRange) -> int:
+    return aborted[1]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoundRecord:
     """A record found by its timestamp."""
@@ -187,19 +200,34 @@ class ColdReader:
             return ()
         return await self._in_time(self._source.producers(last[0]), self._clock.monotonic() + LOOKUP_TIMEOUT_S)
 
-    async def aborted_transactions(
-        self, pointer: ManifestPointer, from_offset: int, to_offset: int
-    ) -> list[tuple[int, int, int]]:
-        """``(producer id, first offset, last offset)`` of aborted transactions that overlap ``[from_offset, to_offset)``."""
+    async def aborted_transactions(self, pointer: ManifestPointer, from_offset: int, to_offset: int) -> list[AbortedRange]:
+        """Return the aborted transactions that overlap ``[from_offset, to_offset)``, oldest first.
+
+        Each footer has all that overlap its segment, so only the segments of these offsets are looked at.
+        """
         deadline = self._clock.monotonic() + LOOKUP_TIMEOUT_S
-        found: set[tuple[int, int, int]] = set()
+        found: set[AbortedRange] = set()
         offset = max(from_offset, pointer.start_offset)
         while offset < min(to_offset, pointer.end_offset):
             entry, footer = await self._segment(pointer, offset, deadline)
-            overlapping = aborted_between(footer.aborted_transactions, from_offset, to_offset)
-            found.update((aborted.producer_id, aborted.first_offset, aborted.last_offset) for aborted in overlapping)
+            found |= _aborted_in(footer, from_offset, to_offset)
             offset = entry.end_offset
-        return sorted(found, key=lambda aborted: aborted[1])
+        return sorted(found, key=_by_first_offset)
+
+    def cached_aborted_transactions(
+        self, pointer: ManifestPointer, from_offset: int, to_offset: int
+    ) -> list[AbortedRange] | None:
+        """Return what ``aborted_transactions`` returns if that takes no read, else None."""
+        found: set[AbortedRange] = set()
+        offset = max(from_offset, pointer.start_offset)
+        while offset < min(to_offset, pointer.end_offset):
+            cached = self._source.cached(pointer, offset)
+            if cached is None:
+                return None
+            entry, footer = cached
+            found |= _aborted_in(footer, from_offset, to_offset)
+            offset = entry.end_offset
+        return sorted(found, key=_by_first_offset)
 
     async def close(self) -> None:
         """Cancel all loads and read-ahead."""

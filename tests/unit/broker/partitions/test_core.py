@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 import stratalog_broker
 from stratalog_broker.configs.topic_configs import RollLimits
-from stratalog_broker.partitions.core import Instruction, OpenNext, PartitionCore, Seal, State, Write
+from stratalog_broker.partitions.core import PartitionCore, State
+from stratalog_broker.partitions.instructions import Instruction, OpenNext, Seal, Write
 from stratalog_broker.partitions.pending_batch import Acks
 from stratalog_core.batches.batch import CONTROL_BIT, TRANSACTIONAL_BIT, BatchHeader, read_header
 from stratalog_core.batches.checkpoint import Checkpoint, EpochStart, OngoingTransaction

@@ -1,0 +1,99 @@
+"""First batches of transactions are appended only when their coordinator knows the partition; batches keep their order."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from kio.schema.errors import ErrorCode
+from unit.broker.coordination.transactions.test_transaction_requests import END, ID, TOPIC, Producer, create_topic
+from unit.broker.mini_cluster import WAIT_S, MiniCluster, until_served
+from unit.broker.raw_client import RawClient, fetch, produce_request
+from unit.broker.transactional import partition_of, read_committed, transactional
+
+from stratalog_broker.protocol.entities import encode_response as encode_entity
+
+
+def sent(topic: str, producer: Producer, sequence: int, value: bytes, *, version: int = 9) -> Any:
+    batch = transactional(producer.producer_id, sequence, value, epoch=producer.epoch)
+    return produce_request(topic, 0, bytes(batch), version=version, transactional_id=ID)
+
+
+async def produce(client: RawClient, producer: Producer, sequence: int, value: bytes, *, version: int = 9) -> ErrorCode:
+    answer = await client.call(0, version, sent(TOPIC, producer, sequence, value, version=version))
+    code: ErrorCode = answer.responses[0].partition_responses[0].error_code
+    return code
+
+
+async def until_committed(client: RawClient, values: list[bytes]) -> None:
+    """Wait for the markers: EndTxn is answered when the decision is durable, before they are written."""
+    async with asyncio.timeout(WAIT_S):
+        while (row := await fetch(client, TOPIC, 0)).last_stable_offset < row.high_watermark:  # noqa: ASYNC110 - no event tells
+            await asyncio.sleep(0.01)
+    assert await read_committed(client, TOPIC) == values
+
+
+async def begin(cluster: MiniCluster) -> tuple[Producer, RawClient]:
+    await create_topic(cluster)
+    await until_served(cluster.broker, partition_of(cluster, TOPIC).topic_id)
+    producer = Producer(cluster)
+    assert await producer.init() is ErrorCode.none
+    return producer, await cluster.connect()
+
+
+async def test_a_partition_must_have_been_added(mini_cluster: MiniCluster) -> None:
+    producer, client = await begin(mini_cluster)
+    assert await produce(client, producer, 0, b"early") is ErrorCode.invalid_txn_state
+    assert await produce(client, producer, 0, b"early", version=11) is ErrorCode.transaction_abortable
+    assert await producer.add(0) == [ErrorCode.none]
+    assert await produce(client, producer, 0, b"a") is ErrorCode.none
+    assert await produce(client, producer, 0, b"a") is ErrorCode.none, "a retry"
+    assert await produce(client, producer, 1, b"b") is ErrorCode.none
+    assert await read_committed(client, TOPIC) == []
+    assert (await producer.send(END, 3, committed=True)).error_code is ErrorCode.none
+    await until_committed(client, [b"a", b"b"])
+    assert await produce(client, producer, 2, b"late") is ErrorCode.invalid_txn_state
+    assert await producer.add(0) == [ErrorCode.none]
+    assert await produce(client, producer, 2, b"c") is ErrorCode.none
+    assert (await producer.send(END, 3, committed=False)).error_code is ErrorCode.none
+    await until_committed(client, [b"a", b"b"])
+
+
+async def test_batches_in_flight_are_appended_in_their_order(mini_cluster: MiniCluster) -> None:
+    producer, client = await begin(mini_cluster)
+    assert await producer.add(0) == [ErrorCode.none]
+    for sequence in range(5):
+        client.send(0, 9, encode_entity(sent(TOPIC, producer, sequence, b"%d" % sequence)))
+    rows = [(await client.receive()).responses[0].partition_responses[0] for _ in range(5)]
+    assert [(row.error_code, row.base_offset) for row in rows] == [(0, offset) for offset in range(5)]
+    assert (await producer.send(END, 3, committed=True)).error_code is ErrorCode.none
+    await until_committed(client, [b"0", b"1", b"2", b"3", b"4"])
+
+
+async def test_from_version_12_on_the_first_batch_adds_the_partition(mini_cluster: MiniCluster) -> None:
+    producer, client = await begin(mini_cluster)
+    for number in range(3):
+        assert await produce(client, producer, 0, b"%d" % number, version=12) is ErrorCode.none
+        assert await produce(client, producer, 7, b"gap", version=12) in (
+            ErrorCode.out_of_order_sequence_number,
+            ErrorCode.not_leader_or_follower,
+        )
+        ended = await producer.send(END, 5, committed=number != 1)
+        assert ended.error_code is ErrorCode.none
+        await until_committed(client, [b"0", b"2"][: 1 + number // 2])
+        assert await produce(client, producer, 1, b"fenced", version=12) is ErrorCode.invalid_producer_epoch
+        producer.producer_id, producer.epoch = ended.producer_id, ended.producer_epoch
+
+
+async def test_older_producers_and_missing_coordinators_are_refused(mini_cluster: MiniCluster) -> None:
+    await create_topic(mini_cluster)
+    await until_served(mini_cluster.broker, partition_of(mini_cluster, TOPIC).topic_id)
+    client, unknown = await mini_cluster.connect(), Producer(mini_cluster)
+    unknown.producer_id, unknown.epoch = 99, 0
+    assert await produce(client, unknown, 0, b"x") is ErrorCode.not_enough_replicas, "there is no coordinator yet"
+    older, newer = Producer(mini_cluster), Producer(mini_cluster)
+    assert [await older.init(), await newer.init()] == [ErrorCode.none] * 2
+    assert await newer.add(0) == [ErrorCode.none]
+    assert await produce(client, older, 0, b"x") is ErrorCode.invalid_producer_epoch
+    assert await produce(client, unknown, 0, b"x") is ErrorCode.invalid_producer_id_mapping
+    assert await produce(client, newer, 0, b"a") is ErrorCode.none

@@ -1,0 +1,77 @@
+"""Readers of committed records miss nothing and see nothing aborted, whichever ledgers their offsets are in."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from random import Random
+
+import pytest
+from unit.broker.mini_cluster import MiniCluster, in_thread, run_cluster, until_served
+from unit.broker.partitions.test_failover import create_topic
+from unit.broker.transactional import TransactionalHistory, append, mark, partition_of, read_committed, transactional
+
+from stratalog_broker.partitions.log import PartitionLog
+from stratalog_core.partition_state.transactions import ABORT
+
+TOPIC = "flights"
+
+
+def log_of(cluster: MiniCluster) -> PartitionLog:
+    log = cluster.broker.partitions.find(partition_of(cluster, TOPIC))
+    assert log is not None
+    return log
+
+
+@pytest.mark.parametrize("seed", range(2))
+async def test_transactions_across_ledgers_and_owners(tmp_path: Path, seed: int) -> None:
+    random = Random(seed)
+    async with run_cluster(tmp_path) as cluster:
+        await in_thread(lambda: create_topic(cluster, TOPIC, 1))
+        history = TransactionalHistory(TOPIC, random)
+        owners = 1
+        for end in ("roll", "kill", "roll", "stop", "kill", "roll"):
+            await until_served(cluster.broker, partition_of(cluster, TOPIC).topic_id)
+            client = await cluster.connect()
+            for _ in range(12):
+                await history.step(cluster, client)
+                if random.random() < 0.2:
+                    await log_of(cluster).seal_all()
+            await history.check(client, log_of(cluster).core.last_stable_offset)
+            if end != "roll":
+                running = cluster.brokers.pop(owners)
+                await (running.kill() if end == "kill" else running.stop())
+                owners += 1
+                await cluster.start_broker(owners)
+        client = await cluster.connect()
+        await history.end_all(client)
+        await history.check(client, log_of(cluster).core.high_watermark)
+
+
+async def test_a_search_ends_at_the_first_ledger_behind_which_nothing_can_be(tmp_path: Path) -> None:
+    """kafka#17659: a reader far behind must not look through all later ledgers."""
+    async with run_cluster(tmp_path) as cluster:
+        await in_thread(lambda: create_topic(cluster, TOPIC, 1))
+        await until_served(cluster.broker, partition_of(cluster, TOPIC).topic_id)
+        client = await cluster.connect()
+        await append(cluster, TOPIC, transactional(1, 0, b"hidden"))
+        await append(cluster, TOPIC, transactional(2, 0, b"hidden, too"))
+        assert await mark(client, TOPIC, 1, ABORT) == 0
+        await log_of(cluster).seal_all()
+        assert await mark(client, TOPIC, 2, ABORT) == 0
+        for sequence in range(5):
+            await log_of(cluster).seal_all()
+            await append(cluster, TOPIC, transactional(3, sequence, b"later"))
+            assert await mark(client, TOPIC, 3, ABORT) == 0
+        await cluster.brokers.pop(1).stop()
+        successor = (await cluster.start_broker(2)).server
+        await until_served(successor, partition_of(cluster, TOPIC).topic_id)
+        log = log_of(cluster)
+        found = await successor.aborted.find(log, 0, 1)
+        assert found == [(1, 0)]
+        assert await successor.aborted.find(log, 0, 2) == [(1, 0), (2, 1)]
+        refs = successor.reader.hot_ledgers(log)
+        built = [successor.partitions.memory.indexes.cached(ref.ledger_id) is not None for ref in refs]
+        assert built[:2] == [True, True]
+        assert not any(built[2:-1]), "the takeover has read the last one"
+        client = await cluster.connect()
+        assert await read_committed(client, TOPIC) == []

@@ -1,0 +1,82 @@
+"""Batches of transactions: which ones a partition takes, and with which codes it refuses the others."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest_asyncio
+from kio.schema.errors import ErrorCode
+from unit.broker.mini_cluster import MiniCluster, in_thread, run_cluster, until_served
+from unit.broker.partitions.test_failover import create_topic
+from unit.broker.raw_client import RawClient, batch, produce
+from unit.broker.transactional import append, mark, partition_of, read_committed, transactional
+
+from stratalog_core.batches.batch import CONTROL_BIT, TRANSACTIONAL_BIT
+from stratalog_core.partition_state.transactions import ABORT, COMMIT, build_marker
+
+TOPIC = "flights"
+
+
+@pytest_asyncio.fixture
+async def cluster(tmp_path: Path) -> AsyncIterator[MiniCluster]:
+    async with run_cluster(tmp_path) as cluster:
+        await in_thread(lambda: create_topic(cluster, TOPIC, 1))
+        await until_served(cluster.broker, partition_of(cluster, TOPIC).topic_id)
+        yield cluster
+
+
+@pytest_asyncio.fixture
+async def client(cluster: MiniCluster) -> RawClient:
+    return await cluster.connect()
+
+
+async def send(client: RawClient, sequence: int, value: bytes, **producer: int) -> Any:
+    sent = transactional(producer.pop("producer_id", 1), sequence, value, **producer)
+    return await produce(client, TOPIC, bytes(sent), transactional_id="accounts")
+
+
+async def test_a_begun_transaction_goes_on_without_its_coordinator(cluster: MiniCluster, client: RawClient) -> None:
+    await append(cluster, TOPIC, transactional(1, 0, b"a"))
+    assert [(await send(client, 1, b"b")).base_offset, (await send(client, 2, b"c")).base_offset] == [1, 2]
+    assert (await send(client, 1, b"b")).base_offset == 1, "a retry"
+    assert (await send(client, 9, b"later")).error_code is ErrorCode.not_leader_or_follower, "its predecessor may follow"
+    assert await mark(client, TOPIC, 1, COMMIT) == 0
+    assert (await send(client, 2, b"c")).base_offset == 2, "a retry after the end"
+    assert await read_committed(client, TOPIC) == [b"a", b"b", b"c"]
+
+
+async def test_a_producer_whose_epoch_a_marker_has_raised_is_fenced(cluster: MiniCluster, client: RawClient) -> None:
+    await append(cluster, TOPIC, transactional(1, 0, b"a"))
+    assert await mark(client, TOPIC, 1, ABORT, epoch=1) == 0
+    assert (await send(client, 1, b"b")).error_code is ErrorCode.invalid_producer_epoch
+    assert (await send(client, 0, b"a")).error_code is ErrorCode.invalid_producer_epoch, "its batches are not its retries"
+
+
+async def test_what_belongs_to_no_transaction_is_refused_while_one_is_open(cluster: MiniCluster, client: RawClient) -> None:
+    await append(cluster, TOPIC, transactional(1, 0, b"a"))
+    plain = batch(b"x", producer_id=1, producer_epoch=0, base_sequence=1)
+    assert (await produce(client, TOPIC, plain)).error_code is ErrorCode.invalid_txn_state
+    assert (await produce(client, TOPIC, batch(b"y"))).error_code == 0, "another producer's"
+    assert await mark(client, TOPIC, 1, COMMIT) == 0
+    assert (await produce(client, TOPIC, plain)).error_code == 0
+
+
+async def test_a_transactional_batch_needs_a_transactional_id_and_a_producer(client: RawClient) -> None:
+    refused = await produce(client, TOPIC, bytes(transactional(1, 0, b"a")))
+    assert refused.error_code is ErrorCode.transactional_id_authorization_failed
+    refused = await produce(client, TOPIC, batch(b"a", attributes=TRANSACTIONAL_BIT), transactional_id="accounts")
+    assert (refused.error_code, refused.error_message) == (
+        ErrorCode.invalid_record,
+        "a transactional batch needs a producer id",
+    )
+
+
+async def test_clients_cannot_write_control_batches(client: RawClient) -> None:
+    for sent in (bytes(build_marker(COMMIT, 1, 0, 0, 1)), batch(b"a", attributes=CONTROL_BIT)):
+        refused = await produce(client, TOPIC, sent, transactional_id="accounts")
+        assert (refused.error_code, refused.error_message) == (
+            ErrorCode.invalid_record,
+            "clients cannot write control records",
+        )
