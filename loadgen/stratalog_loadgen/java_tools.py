@@ -45,14 +45,22 @@ class ToolFailed(Exception):
 
 def class_path() -> str:
     """Java class path with Kafka and its tools; fetched by Maven at the first call."""
-    root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "stratalog" / "kafka" / KAFKA_VERSION
-    wanted = _POM.format(dependencies="\n".join(_DEPENDENCY.format(*artifact) for artifact in _ARTIFACTS))
+    return f"{jars('kafka', KAFKA_VERSION, _ARTIFACTS)}/*"
+
+
+def jars(name: str, version: str, artifacts: Sequence[tuple[str, str, str]]) -> Path:
+    """Directory with the jars of ``artifacts`` (group, name, version) and of all that they need, named ``name``/``version``.
+
+    Maven fetches them at the first call.
+    """
+    root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "stratalog" / name / version
+    wanted = _POM.format(dependencies="\n".join(_DEPENDENCY.format(*artifact) for artifact in artifacts))
     complete = root / "complete"
     if not complete.exists() or (root / "pom.xml").read_text() != wanted:
         complete.unlink(missing_ok=True)
         _fetch(root, wanted)
         complete.touch()
-    return f"{root / 'lib'}/*"
+    return root / "lib"
 
 
 def _fetch(root: Path, wanted: str) -> None:

@@ -12,13 +12,14 @@ from typing import Any, Final
 from uuid import UUID
 
 from confluent_kafka import Consumer, IsolationLevel, KafkaError, KafkaException, Message, TopicCollection, TopicPartition
-from confluent_kafka.admin import AdminClient, OffsetSpec
+from confluent_kafka.admin import AdminClient, ConfigResource, OffsetSpec
 
 from stratalog_core.errors import Corrupt, Invalid, NotFound, Unavailable
 from stratalog_core.kafka_clients import CHECK_CLUSTER, as_ours, list_offsets, translated
 from stratalog_pipeline.options import ReadOptions, Subscribed, Wanted
 from stratalog_pipeline.planning import BrokerSplit, OffsetRange, PartitionName, is_wanted
 from stratalog_tiering.format.descriptor import TopicDescriptor
+from stratalog_tiering.store.store_url import STORE_URL_CONFIG
 
 REQUEST_S_MAX: Final = 30.0
 MESSAGES_AT_ONCE: Final = 100
@@ -61,6 +62,21 @@ class Brokers:
             )
             for topic in found
         ]
+
+    def store_url(self) -> str:
+        """Return the URL of the object store that these brokers read. Raises ``Invalid`` if they do not tell one."""
+        client = self._admin()
+        with translated():
+            broker = next(iter(client.list_topics(timeout=self._request_s).brokers))
+            resource = ConfigResource(ConfigResource.Type.BROKER, str(broker))
+            described = client.describe_configs([resource], request_timeout=self._request_s)[resource].result(self._request_s)
+        found = described.get(STORE_URL_CONFIG)
+        if found is None or not found.value:
+            raise Invalid(
+                f"broker {broker} has no config {STORE_URL_CONFIG}, so it is not Stratalog's, or older: give option 'store',"
+                " such as file:///dir or s3://bucket/prefix"
+            )
+        return str(found.value)
 
     def limits(self, names: Iterable[PartitionName]) -> dict[PartitionName, OffsetRange]:
         """Return the available offsets of each partition, up to the last stable offset if only committed records are read."""

@@ -1,10 +1,10 @@
 """Options of the data source, parsed and checked: those of Spark's Kafka source, and a few of ours.
 
 Names are case-insensitive, as everywhere in Spark. An unknown name is refused, and the error suggests the nearest known one.
-``kafka.bootstrap.servers`` adds what is not in the bucket yet, read from the brokers; the other ``kafka.*`` options configure
-that client (librdkafka) and have no effect without it. So a job moves from Kafka by changing the format's name and adding the
-bucket's URL. Source for Kafka's options: Spark's "Structured Streaming + Kafka Integration Guide". Pure: options in, a frozen
-value out.
+``kafka.bootstrap.servers`` adds what is not in the bucket yet, read from the brokers, which also tell the bucket's URL; the
+other ``kafka.*`` options configure that client (librdkafka) and have no effect without it. So a job moves from Kafka by
+changing the format's name. Source for Kafka's options: Spark's "Structured Streaming + Kafka Integration Guide". Pure: options
+in, a frozen value out.
 """
 
 from __future__ import annotations
@@ -104,6 +104,8 @@ Wanted: TypeAlias = Assigned | Subscribed | Matching
 class ReadOptions:
     """The parsed options of one read. ``split_bytes`` counts stored bytes; ``records_per_split_max`` 0 means no bound.
 
+    ``store`` is empty if the brokers of ``client`` are to be asked for it.
+
     ``topic_ids`` select a topic if several in the bucket share its name. ``missing_timestamp_is_latest``: a partition without a
     record at or after the start time is read from its end, instead of failing the query. ``fail_on_data_loss``: requested
     offsets that are missing fail the query, instead of being left out.
@@ -158,6 +160,8 @@ IGNORED: Final = ("fetchoffset.", "kafkaconsumer.cache.", "groupidprefix")
 """Options of Spark's Kafka source without a counterpart here: every read has a client of its own and joins no group."""
 BOOTSTRAP: Final = "bootstrap.servers"
 ISOLATION: Final = "kafka.isolation.level"
+REFUSED: Final = ("auto.offset.reset", "enable.auto.commit", "interceptor.classes", "key.deserializer", "value.deserializer")
+"""Options of clients that Spark's Kafka source refuses too: the source itself decides what is read and how."""
 
 
 def parse_options(given: Mapping[str, str], mode: Mode = "batch") -> ReadOptions:
@@ -165,14 +169,18 @@ def parse_options(given: Mapping[str, str], mode: Mode = "batch") -> ReadOptions
     options = {name.lower(): text for name, text in given.items()}
     for name in given:
         check_known(name)
+    _check_refused(options)
     versions = _manifest_versions(options, mode)
+    start, end = _bound(options, "starting", mode), _bound(options, "ending", mode)
+    if mode == "batch":
+        _check_order(start, end)
     return ReadOptions(
         store=_store(options),
         second_store=options.get("secondstore", "").strip(),
         wanted=_wanted(options),
         topic_ids=_topic_ids(options.get("topicids", "")),
-        start=_bound(options, "starting", mode),
-        end=_bound(options, "ending", mode),
+        start=start,
+        end=end,
         missing_timestamp_is_latest=_choice(options, "startingOffsetsByTimestampStrategy", ("error", "latest")) == "latest",
         min_partitions=_integer(options, "minPartitions", 1, 1),
         records_per_split_max=_integer(options, "maxRecordsPerPartition", 0, 1),
@@ -203,12 +211,40 @@ def check_known(name: str, names: Sequence[str] = KNOWN) -> None:
     raise Invalid(f"option {name!r} is unknown{hint}", option=name)
 
 
+def _check_refused(options: Mapping[str, str]) -> None:
+    for name in REFUSED:
+        if CLIENT + name in options:
+            raise Invalid(f"option '{CLIENT}{name}' is not supported: leave it out; startingOffsets says where a read begins")
+    least, most = (_integer(options, name, 0, 1) for name in ("minOffsetsPerTrigger", "maxOffsetsPerTrigger"))
+    if most and least > most:
+        raise Invalid(f"option 'minOffsetsPerTrigger' is {least}; maximum is maxOffsetsPerTrigger, {most}")
+
+
+def _check_order(start: Bound, end: Bound) -> None:
+    """Raise ``Invalid`` if a partition's start is given after its end, by offsets or by times."""
+    if isinstance(start, AtOffsets) and isinstance(end, AtOffsets):
+        firsts, ends = start.offsets, end.offsets
+    elif isinstance(start, AtTimestamps) and isinstance(end, AtTimestamps):
+        firsts, ends = start.timestamps_ms, end.timestamps_ms
+    else:
+        return
+    for topic, partitions in firsts.items():
+        for number, first in partitions.items():
+            last = ends.get(topic, {}).get(number, first)
+            if first > last >= 0:
+                raise Invalid(f"{topic}-{number} starts at {first}, which is after its end, {last}: exchange or correct them")
+
+
 def _store(options: Mapping[str, str]) -> str:
     places = {options[name].strip() for name in ("path", "store") if options.get(name, "").strip()}
-    if len(places) != 1:
-        found = "contradict each other" if places else "are both missing"
-        raise Invalid(f"options 'path' and 'store' {found}: give one of them, such as file:///dir or s3://bucket/prefix")
-    return places.pop()
+    if len(places) > 1:
+        raise Invalid("options 'path' and 'store' contradict each other: give one of them")
+    if not places and not client_options(options):
+        raise Invalid(
+            "options 'path' and 'store' are both missing: give one of them, such as file:///dir or s3://bucket/prefix, or"
+            f" {CLIENT}{BOOTSTRAP}, whose brokers tell the URL"
+        )
+    return places.pop() if places else ""
 
 
 def _table(options: Mapping[str, str], mode: Mode) -> Table:
@@ -249,11 +285,13 @@ def _wanted(options: Mapping[str, str]) -> Wanted:
     given = [name for name in ("assign", "subscribe", "subscribePattern") if name.lower() in options]
     if len(given) != 1:
         raise Invalid(f"give exactly one of the options 'assign', 'subscribe' and 'subscribePattern', not {given or 'none'}")
-    text = options[given[0].lower()]
+    text = options[given[0].lower()].strip()
     if given[0] == "assign":
         return Assigned(partitions=_assignment(text))
     if given[0] == "subscribe":
         return Subscribed(topics=_topics(text))
+    if not text:
+        raise Invalid("option 'subscribePattern' is empty: give a regular expression for whole names, such as flights.*")
     try:
         re.compile(text)
     except re.error as malformed:

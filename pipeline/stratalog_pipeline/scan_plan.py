@@ -178,6 +178,12 @@ class _Bounds:
                 f"{name}: no record is as late as the wanted start; "
                 "set startingOffsetsByTimestampStrategy to latest to read nothing of such partitions"
             )
+        if first is not None and end is not None and first > end and self._is_given(history):
+            raise Invalid(
+                f"{name}: the read starts at offset {first}, which is after its end, {end}: exchange or correct the bounds",
+                topic=name.topic,
+                partition=name.partition,
+            )
         found = OffsetRange(first=available.end if first is None else first, end=available.end if end is None else end)
         is_live = name in self.live
         return within(name, found, available, is_live=is_live, fail_on_data_loss=self.options.fail_on_data_loss)
@@ -186,6 +192,13 @@ class _Bounds:
         bound = self.options.end
         offset = _of(bound.offsets, history.name) if isinstance(bound, AtOffsets) else LATEST
         return offset == LATEST and self.ends[history.name] in (None, history.offsets.end)
+
+    def _is_given(self, history: History) -> bool:
+        """Return whether both bounds are places of their own: only such a start can be after its end by mistake."""
+        return not any(
+            isinstance(bound, AllAt) or (isinstance(bound, AtOffsets) and _of(bound.offsets, history.name) < 0)
+            for bound in (self.options.start, self.options.end)
+        )
 
 
 def _bounds(

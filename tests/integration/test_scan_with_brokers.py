@@ -58,7 +58,7 @@ def produce(cluster: ProcessCluster, topic: str, numbers: range) -> None:
 
 def expected(number: int) -> tuple[object, ...]:
     sent = fields(number)
-    headers = [{"key": key, "value": value} for key, value in sent["headers"]]
+    headers = [{"key": key, "value": value} for key, value in sent["headers"]] or None
     return (number % PARTITIONS, number // PARTITIONS, sent["timestamp"], sent["key"], sent["value"], headers)
 
 

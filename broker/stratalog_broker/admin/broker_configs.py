@@ -13,6 +13,7 @@ from typing import Any, Final
 from stratalog_broker.configs.config_keys import ConfigKind, ConfigSource
 from stratalog_broker.configs.listeners import parse_listeners
 from stratalog_broker.configs.settings import BrokerSettings
+from stratalog_tiering.store.store_url import STORE_URL_CONFIG
 
 OWN_PREFIX: Final = "stratalog."
 """Prefix of settings that Kafka does not have."""
@@ -65,8 +66,8 @@ _KINDS: Final = {"int": ConfigKind.LONG, "float": ConfigKind.DOUBLE, "bool": Con
 _ALWAYS: Final = ("delete.topic.enable", "remote.log.storage.system.enable")
 
 
-def broker_configs(settings: BrokerSettings) -> Iterator[BrokerConfig]:
-    """Yield all settings of a broker, and Kafka's settings that have one fixed value here."""
+def broker_configs(settings: BrokerSettings, store_url: str = "") -> Iterator[BrokerConfig]:
+    """Yield all settings of a broker, Kafka's settings that have one fixed value here, and where the object store is."""
     for field in dataclasses.fields(settings):
         value = getattr(settings, field.name)
         is_set = value != field.default
@@ -82,6 +83,11 @@ def broker_configs(settings: BrokerSettings) -> Iterator[BrokerConfig]:
         yield BrokerConfig(
             name=name, kind=ConfigKind.BOOLEAN, values=(("true", ConfigSource.DEFAULT),), documentation="Always."
         )
+    if store_url:
+        yield BrokerConfig(
+            name=STORE_URL_CONFIG, kind=ConfigKind.STRING, values=((store_url, ConfigSource.STATIC_BROKER),),
+            documentation="Place, endpoint and region of [node] store, for clients that read it themselves; no credentials.",
+        )  # fmt: skip
 
 
 def _kind_of(field: dataclasses.Field[Any], known: _KafkaName) -> ConfigKind:

@@ -85,8 +85,12 @@ class ConfigCommands:
     and failures of the quorum.
     """
 
-    def __init__(self, settings: BrokerSettings, topic_commands: TopicCommands, metadata: MetadataClient) -> None:
+    def __init__(
+        self, settings: BrokerSettings, topic_commands: TopicCommands, metadata: MetadataClient, store_url: str = ""
+    ) -> None:
+        """``store_url``: where clients find the object store; empty: it is not described."""
         self._settings = settings
+        self._store_url = store_url
         self._topic_commands = topic_commands
         self._metadata = metadata
 
@@ -107,7 +111,7 @@ class ConfigCommands:
             return default_config_rows(self._settings, topic_defaults(view))
         if resource.name != str(self._settings.broker_id):
             raise Invalid(f"this is broker {self._settings.broker_id}: ask broker {resource.name[:20]} itself")
-        return broker_config_rows(self._settings, topic_defaults(view))
+        return broker_config_rows(self._settings, topic_defaults(view), self._store_url)
 
     def resources(self, kinds: Collection[int]) -> Iterator[ConfigResource]:
         """Yield the resources that have configs, by kind; all kinds if ``kinds`` is empty. Raises ``Invalid``."""

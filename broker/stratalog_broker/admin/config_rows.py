@@ -57,14 +57,17 @@ def default_config_rows(settings: BrokerSettings, defaults: Mapping[str, str]) -
     return [row for row in _all_default_rows(settings, defaults) if row.source is ConfigSource.DYNAMIC_DEFAULT]
 
 
-def broker_config_rows(settings: BrokerSettings, defaults: Mapping[str, str]) -> list[ConfigRow]:
-    """Return this broker's settings, which are read-only, and the defaults of topic configs, sorted by name."""
+def broker_config_rows(settings: BrokerSettings, defaults: Mapping[str, str], store_url: str = "") -> list[ConfigRow]:
+    """Return this broker's settings, which are read-only, and the defaults of topic configs, sorted by name.
+
+    ``store_url``: where clients find the object store; without credentials.
+    """
     rows = [
         ConfigRow(
             name=config.name, synonyms=tuple(ConfigSynonym(name=config.name, value=v, source=s) for v, s in config.values),
             kind=config.kind, documentation=config.documentation, read_only=True,
         )
-        for config in broker_configs(settings)
+        for config in broker_configs(settings, store_url)
     ]  # fmt: skip
     return sorted([*rows, *_all_default_rows(settings, defaults)], key=lambda row: row.name)
 

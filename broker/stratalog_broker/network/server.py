@@ -85,12 +85,14 @@ class BrokerServer:
         *,
         handlers: Mapping[int, HandlerInfo] = HANDLERS,
         internal: InternalPartitions | None = None,
+        store_url: str = "",
     ) -> None:
-        """``release_memory`` returns free memory to the operating system; it is called after a peak and must not block."""
+        """``release_memory`` returns free memory to the system, at once, after a peak. ``store_url``: for clients to read."""
         self.settings = settings = within_memory(settings)
         self.metadata = metadata
         self.clock = clock
         self.searches = searches
+        self._store_url = store_url
         self._shares = shares = MemoryShares.of(settings.memory_bytes)
         self.partitions = Partitions(
             settings=settings, shares=shares, metadata=metadata, ledgers=ledgers, cold=cold, clock=clock, random=random
@@ -144,7 +146,7 @@ class BrokerServer:
             Random: random,
             AbortedTransactions: self.aborted,
             AdvertisedBrokers: self.advertised_brokers,
-            ConfigCommands: ConfigCommands(settings, self.topic_commands, metadata),
+            ConfigCommands: ConfigCommands(settings, self.topic_commands, metadata, self._store_url),
             CoordinatorLocator: self.locator,
             Deadlines: self._deadlines,
             FetchSessions: FetchSessions(settings.fetch_sessions_max, shares.sessions // SESSION_PARTITION_BYTES, random),

@@ -29,7 +29,7 @@ from stratalog_metadata.client.memory_metadata import MemoryMetadata
 from stratalog_metadata.records import Cluster, Partition, Topic
 from stratalog_metadata.state.commands import Command, Put
 from stratalog_tiering.cold.archive import Archive, read_owner
-from stratalog_tiering.store import ObjectStore
+from stratalog_tiering.store import ObjectStore, location_url
 
 BROKER_ID: Final = 1
 _THREADS: Final = 2
@@ -66,7 +66,7 @@ async def start(node: Node, *, positions: Path, follow_s: float, with_deleted: b
     positions_file = PositionsFile(await node.file(positions), positions.name, background)
     server = BrokerServer(
         settings, metadata, ledgers, cold, searches, node.clock, node.random,
-        release_memory=lambda: background.run(return_free_memory),
+        release_memory=lambda: background.run(return_free_memory), store_url=location_url(node.settings.store),
         handlers=READ_ONLY_HANDLERS, internal=positions_file,
     )  # fmt: skip
     node.metrics.add_source(server.metrics)

@@ -22,7 +22,7 @@ from stratalog_core.search_pool import SearchPool
 from stratalog_core.system import return_free_memory
 from stratalog_tiering.cold.block_source import ColdReaderSettings
 from stratalog_tiering.cold.reader import ColdReader
-from stratalog_tiering.store import ObjectStore
+from stratalog_tiering.store import ObjectStore, location_url
 
 _THREADS = 2
 
@@ -46,7 +46,7 @@ async def start(node: Node) -> str:
     node.metrics.add_source(cold.metrics)
     server = BrokerServer(
         settings, metadata, ledgers, cold, searches, node.clock, node.random,
-        release_memory=lambda: background.run(return_free_memory),
+        release_memory=lambda: background.run(return_free_memory), store_url=location_url(node.settings.store),
     )  # fmt: skip
     node.metrics.add_source(server.metrics)
     await server.start()

@@ -38,7 +38,7 @@ class VariableColumn:
 
 
 class HeaderColumn:
-    """A list of (name, value) pairs per row."""
+    """A list of (name, value) pairs per row; null for a record without headers, as in Spark's Kafka source."""
 
     def __init__(self, rows_max: int, data_bytes_max: int, headers_max: int) -> None:
         self.list_ends = np.empty(rows_max + 1, np.int32)
@@ -59,7 +59,9 @@ class HeaderColumn:
         pairs = pa.StructArray.from_arrays(
             [self._texts(count), self.values.to_arrow(count, pa.binary())], fields=list(HEADER_TYPE)
         )
-        return pa.Array.from_buffers(ARROW_TYPES["headers"], rows, [None, _buffer(self.list_ends, rows + 1)], children=[pairs])
+        valid = np.packbits(self.list_ends[1 : rows + 1] > self.list_ends[:rows], bitorder="little")
+        buffers = [pa.py_buffer(valid), _buffer(self.list_ends, rows + 1)]
+        return pa.Array.from_buffers(ARROW_TYPES["headers"], rows, buffers, children=[pairs])
 
     def _texts(self, count: int) -> pa.Array:
         """Names as UTF-8; malformed bytes become U+FFFD, as they do in Kafka's own client."""

@@ -48,8 +48,8 @@ def _batch(rows: Sequence[KafkaMessage], columns: Sequence[str]) -> pa.RecordBat
     return pa.RecordBatch.from_arrays(made, schema=schema)
 
 
-def _headers(row: KafkaMessage) -> list[dict[str, Any]]:
-    return [{"key": key, "value": value} for key, value in row.headers() or ()]
+def _headers(row: KafkaMessage) -> list[dict[str, Any]] | None:
+    return [{"key": key, "value": value} for key, value in row.headers() or ()] or None
 
 
 _CELLS: Final[dict[str, Callable[[KafkaMessage], Any]]] = {

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from pyspark.sql.datasource import (
@@ -22,6 +23,7 @@ from pyspark.sql.types import StructType
 
 from stratalog_core.errors import Invalid
 from stratalog_pipeline.arrow.schema import COLUMNS, SPARK_DDL, check_columns
+from stratalog_pipeline.brokers import Brokers
 from stratalog_pipeline.metadata_tables import TABLES
 from stratalog_pipeline.options import ReadOptions, parse_options
 from stratalog_pipeline.spark.metadata_reader import MetadataReader
@@ -53,7 +55,7 @@ class StratalogDataSource(DataSource):
         return ", ".join(f"{name} {types[name]}" for name in columns)
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        options, fields = parse_options(self._given, "batch"), _fields(schema)
+        options, fields = _with_store(parse_options(self._given, "batch")), _fields(schema)
         if options.table != "records":
             return MetadataReader(options, check_columns(fields, _table_types(options)))
         return (PushdownReader if _pushdown_is_on() else StratalogReader)(options, check_columns(fields))
@@ -61,7 +63,7 @@ class StratalogDataSource(DataSource):
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
         from stratalog_pipeline.spark.stream_reader import StratalogStreamReader
 
-        return StratalogStreamReader(parse_options(self._given, "stream"), check_columns(_fields(schema)))
+        return StratalogStreamReader(_with_store(parse_options(self._given, "stream")), check_columns(_fields(schema)))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
         if "store" in {name.lower() for name in self._given}:
@@ -99,6 +101,11 @@ class StratalogDataSource(DataSource):
         check_written_columns(_fields(schema), options.topic)
         check_topic(options)
         return options
+
+
+def _with_store(options: ReadOptions) -> ReadOptions:
+    """Ask the brokers for the store's URL if the options have none."""
+    return options if options.store else replace(options, store=Brokers(options).store_url())
 
 
 def _table_types(options: ReadOptions) -> dict[str, str]:

@@ -16,7 +16,7 @@ from stratalog.health.cluster import check_store
 from stratalog.health.finding import Verdict
 from stratalog_core.errors import Invalid
 from stratalog_pipeline.options import parse_options
-from stratalog_tiering.store import check_store_url, s3_location, shown_url
+from stratalog_tiering.store import check_store_url, location_url, s3_location, shown_url
 
 KEY, SECRET = "AKIAEXAMPLEKEY", "wJalrXUtnFEMI/K7MDENG+bPx@RfiCY"
 PLANTED = (
@@ -94,3 +94,18 @@ def test_whatever_stands_before_an_at_sign_is_hidden(secret: str) -> None:
 def test_what_is_accepted_is_shown_as_it_is(url: str) -> None:
     check_store_url(url)
     assert shown_url(url) == url
+
+
+@pytest.mark.parametrize(
+    ("url", "told"),
+    [
+        ("/data/store?keys=/etc/keys", "file:///data/store"),
+        ("file:///data/store", "file:///data/store"),
+        ("s3://b/p/q?region=eu-west-1&sse=AES256&keys=/k&read_engine=aioboto3", "s3://b/p/q/?region=eu-west-1"),
+        ("s3://b?endpoint=http://127.0.0.1:9000&region=r", "s3://b/?endpoint=http://127.0.0.1:9000&region=r"),
+    ],
+)
+def test_clients_are_told_the_place_and_nothing_about_keys(url: str, told: str) -> None:
+    assert location_url(url) == told
+    check_store_url(told)
+    assert location_url(told) == told

@@ -53,6 +53,19 @@ def test_options_of_the_client_mean_nothing_without_servers() -> None:
     assert parsed(**{"kafka.security.protocol": "SSL", "groupIdPrefix": "p", "fetchOffset.numRetries": "3"}) == parsed()
 
 
+def test_brokers_may_tell_the_store() -> None:
+    assert parse_options({"subscribe": "a", "kafka.bootstrap.servers": "x:9092"}).store == ""
+
+
+def test_a_start_beyond_an_end_of_another_kind_is_an_empty_read() -> None:
+    options = parsed(startingOffsets='{"flights": {"0": 6}}', endingOffsets='{"flights": {"0": -1}}', endingTimestamp="5")
+    assert options.end == AtTimestamp(timestamp_ms=5)
+    ends = '{"flights": {"0": -1}}'
+    assert parsed(startingOffsets='{"flights": {"0": 6}}', endingOffsets=ends).end == AtOffsets(
+        offsets={"flights": {0: LATEST}}
+    )
+
+
 def test_isolation_may_be_said_in_kafkas_way() -> None:
     assert not parsed(**{"kafka.isolation.level": "read_uncommitted"}).read_committed
     assert parsed(**{"kafka.isolation.level": "read_uncommitted", "isolationLevel": "read_committed"}).read_committed
@@ -62,7 +75,7 @@ def test_topics_are_wanted_in_one_of_three_ways() -> None:
     assert parse_options({"path": "/b", "assign": '{"a": [2, 0, 2], "b": [1]}'}).wanted == Assigned(
         partitions={"a": (0, 2), "b": (1,)}
     )
-    assert parse_options({"path": "/b", "subscribePattern": "fl.*"}).wanted == Matching(pattern="fl.*")
+    assert parse_options({"path": "/b", "subscribePattern": " fl.* "}).wanted == Matching(pattern="fl.*")
 
 
 def test_the_more_special_bound_counts() -> None:
@@ -91,6 +104,17 @@ def test_the_more_special_bound_counts() -> None:
             "cannot be used with kafka.bootstrap.servers",
         ),
         ({"path": " "}, "both missing"),
+        ({"path": " ", "kafka.acks": "1"}, "or kafka.bootstrap.servers"),
+        ({"kafka.auto.offset.reset": "latest"}, "option 'kafka.auto.offset.reset' is not supported"),
+        ({"minOffsetsPerTrigger": "5", "maxOffsetsPerTrigger": "4"}, "'minOffsetsPerTrigger' is 5; maximum is"),
+        (
+            {"startingOffsets": '{"flights": {"0": 6}}', "endingOffsets": '{"flights": {"0": 5}}'},
+            "flights-0 starts at 6, which is after its end, 5",
+        ),
+        (
+            {"startingOffsetsByTimestamp": '{"a": {"1": 6}}', "endingOffsetsByTimestamp": '{"a": {"1": 5}}'},
+            "a-1 starts at 6, which is after its end, 5",
+        ),
         ({"subscribe": " , "}, "names no topic"),
         ({"startingOffsets": "latest"}, "cannot be 'latest' in a batch read"),
         ({"endingOffsets": "earliest"}, "cannot be 'earliest' in a batch read"),

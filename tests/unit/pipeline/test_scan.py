@@ -136,6 +136,13 @@ def test_a_start_later_than_every_record_fails_or_reads_nothing(cold_bucket: Col
     assert read(cold_bucket, assign='{"flights": [1]}', **options) == []
 
 
+def test_a_start_after_its_end_fails_once_times_are_resolved(cold_bucket: ColdBucket) -> None:
+    two_topics(cold_bucket)
+    with pytest.raises(Invalid, match="flights-0: the read starts at offset 95, which is after its end, 10"):
+        read(cold_bucket, assign='{"flights": [0]}', startingTimestamp="93500", endingOffsets='{"flights": {"0": 10}}')
+    assert read(cold_bucket, assign='{"flights": [0]}', endingTimestamp="0") == []
+
+
 def test_offsets_below_retention_fail_unless_data_loss_is_allowed(cold_bucket: ColdBucket) -> None:
     cold_bucket.add_topic("short", [[batches(0, 20), batches(20, 20), batches(40, 20)]], drop_below=20)
     assert read(cold_bucket, subscribe="short")[0]["offset"] == 20

@@ -27,7 +27,7 @@ from stratalog_tiering.store.base import (
 )
 from stratalog_tiering.store.filesystem import FilesystemStore
 from stratalog_tiering.store.key_ring import FileKeyRing, NoKeys
-from stratalog_tiering.store.store_url import S3Location, check_store_url, keys_directory, parse_s3_url, shown_url
+from stratalog_tiering.store.store_url import S3Location, check_store_url, keys_directory, location_url, parse_s3_url, shown_url
 from stratalog_tiering.store.with_copy import StoreWithCopy, read_verified
 
 STORE_THREADS: Final = 8
@@ -94,6 +94,7 @@ __all__ = [
     "Upload",
     "UploadedPart",
     "check_store_url",
+    "location_url",
     "open_store",
     "read_verified",
     "s3_location",

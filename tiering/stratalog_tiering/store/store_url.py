@@ -11,12 +11,14 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
-from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
+from urllib.parse import SplitResult, parse_qsl, unquote, urlencode, urlsplit
 
 from stratalog_core.errors import Invalid
 from stratalog_tiering.store.base import check_key
 
 OPTIONS: Final = frozenset({"endpoint", "region", "read_engine", "sse", "sse_kms_key_id", "keys"})
+STORE_URL_CONFIG: Final = "stratalog.store.url"
+"""The broker config that tells clients the store, as :func:`location_url` of the broker's own."""
 SSE_MODES: Final = ("AES256", "aws:kms")
 """Server-side encryption with the store's own keys (SSE-S3), or with a key of its key management (SSE-KMS)."""
 _REGION_DEFAULT: Final = "us-east-1"
@@ -124,6 +126,16 @@ def parse_s3_url(url: str) -> tuple[S3Location, dict[str, str]]:
     _check_encryption(location, url)
     keys_directory(url)
     return location, options
+
+
+def location_url(url: str) -> str:
+    """The store at ``url`` as other machines address it: place, endpoint and region, but neither keys nor other options."""
+    parts = _split(url)
+    if parts.scheme != "s3":
+        return f"file://{parts.path}"
+    location, _ = parse_s3_url(url)
+    given = {"endpoint": location.endpoint, "region": location.region}
+    return f"{location.url}?{urlencode({name: text for name, text in given.items() if text}, safe='/:')}"
 
 
 def keys_directory(url: str) -> Path | None:

@@ -198,6 +198,13 @@ def test_broker_rows_show_all_settings_and_the_defaults_in_force() -> None:
     assert (rows["log.retention.ms"].value, rows["log.retention.ms"].source) == ("9", ConfigSource.DYNAMIC_DEFAULT)
     changeable = {row.name for row in rows.values() if not row.read_only}
     assert changeable == {key.default_name for key in TOPIC_CONFIG_KEYS.values() if not key.is_per_topic}
+    assert "stratalog.store.url" not in rows
+
+
+def test_a_broker_tells_clients_where_the_store_is() -> None:
+    rows = {row.name: row for row in broker_config_rows(BrokerSettings(broker_id=7), {}, "s3://bucket/logs/")}
+    row = rows["stratalog.store.url"]
+    assert (row.value, row.source, row.read_only) == ("s3://bucket/logs/", ConfigSource.STATIC_BROKER, True)
     documented = " ".join(row.documentation for row in rows.values())
     assert all(f"[broker] {name}:" in documented for name in BrokerSettings.__dataclass_fields__)
 

@@ -45,7 +45,7 @@ def rows_of(batches: Sequence[pa.RecordBatch]) -> list[Row]:
         times = batch.column("timestamp").cast(pa.int64()).to_pylist()
         for row, time_us in zip(batch.to_pylist(), times, strict=True):
             assert (row["topic"], row["partition"]) == ("topic", 3)
-            headers = tuple((header["key"], header["value"]) for header in row["headers"])
+            headers = tuple((header["key"], header["value"]) for header in row["headers"] or ())
             rows.append((row["offset"], time_us, row["timestampType"], row["key"], row["value"], headers))
     return rows
 
