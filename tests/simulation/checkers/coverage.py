@@ -58,6 +58,8 @@ EXPIRED_HOT_BY_SIZE: Final = "hot ledgers removed by retention.bytes while copyi
 SEGMENT_SIZED: Final = "segment of several ledgers under its topic's size"
 RESUMED: Final = "topic copied again after a pause"
 FORKED: Final = "history of a partition forked"
+COPIED: Final = "objects of a second copy"
+REPAIRED: Final = "objects repaired from the other copy"
 DRAINED: Final = "broker drained"
 CONTROLLED_SHUTDOWN: Final = "controlled shutdown of a broker"
 NEW_LEADER: Final = "new leader of the metadata quorum"
@@ -72,8 +74,8 @@ STATES: Final = (
     ENSEMBLE_CHANGE, CHANGE_AT_SEAL, CHANGE_IN_RECOVERY, COPIES_MOVED, HOT_DROPPED, UNKNOWN_OPENING, UNKNOWN_SEAL,
     UNKNOWN_CHANGE, UNKNOWN_MANIFEST, UNKNOWN_DROP, UNKNOWN_OWNER, UNKNOWN_OBJECT, LATE_OPENING, LATE_INTERNAL_OPENING,
     UNFINISHED_IN_A_ROW, NEW_LEADER, FENCED_WRITER, TOPIC_DELETED, TOPIC_RESTORED, PARTITIONS_ADDED, RECORDS_DELETED,
-    START_MOVED, MERGED, EXPIRED, EXPIRED_HOT, EXPIRED_BY_SIZE, EXPIRED_HOT_BY_SIZE, SEGMENT_SIZED, RESUMED, FORKED, DRAINED,
-    CONTROLLED_SHUTDOWN,
+    START_MOVED, MERGED, EXPIRED, EXPIRED_HOT, EXPIRED_BY_SIZE, EXPIRED_HOT_BY_SIZE, SEGMENT_SIZED, RESUMED, FORKED, COPIED,
+    REPAIRED, DRAINED, CONTROLLED_SHUTDOWN,
 )  # fmt: skip
 PROGRESS: Final[Mapping[str, Mapping[str, int]]] = {
     "ledgers": {ENTRIES: 2, SEALED: 1},

@@ -7,7 +7,8 @@ history has forked until an operator decides, and objects of the rejected histor
 later; no object is deleted within the grace period; no record is written more than three times, or can be read for longer than
 retention allows; each manifest changes something. Then retention by size is set and changed, with hot ledgers and without, and
 a topic sets the size of its segments while its ledgers pile up; checked: retention leaves as many bytes as it must and removes
-what it can, and no segment is larger than its topic allows. At the end the kept history is read back, and nothing else remains.
+what it can, and no segment is larger than its topic allows. Then the history is copied to a second store, damaged and repaired
+(``second_copy.py``). At the end the kept history is read back, and nothing else remains.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from simulation.checkers.final_checks import FinalChecks
 from simulation.checkers.kept_sizes import excess, kept_sizes, too_large
 from simulation.clients.policy_operator import PolicyOperator, set_policy
 from simulation.faults.nemesis import Nemesis, NemesisPlan
+from simulation.scenarios.second_copy import COPY_GRACE_S, SecondCopyStep
 from simulation.world import roles
 from simulation.world.clock import SimulatedClock
 from simulation.world.machine import Machine, Ports, World
@@ -82,6 +84,7 @@ from stratalog_tiering.format.object_frame import object_sha256
 from stratalog_tiering.format.object_keys import manifest_key, manifests_prefix, marker_key
 from stratalog_tiering.maintenance.fork_resolution import read_lines
 from stratalog_tiering.offload.commit_markers import mark_committed
+from stratalog_tiering.store import ObjectStore
 from stratalog_tiering.worker.worker import TieringWorker
 
 GRACE_S: Final = 4.0
@@ -440,6 +443,9 @@ class Scenario:
         self.bucket.on_deleted = self.audit.deleted
         self.ledgers = self.audit.ledgers
         self.owner = Owner(self.ledgers)
+        self.second: Bucket | None = None
+        """The bucket of the second copy, in the last step."""
+        self.on_look: Callable[[], None] = lambda: None
         self._random = world.random("history")
         self.metadata = [Machine(world, f"metadata-{number}", roles.run_metadata_node) for number in range(1, 4)]
         self.tiering = [Machine(world, f"tiering-{number}", self._run_worker) for number in (1, 2)]
@@ -456,16 +462,20 @@ class Scenario:
         settings = TieringSettings(
             worker_id=f"{machine.name}-{machine.starts}", session_lease_ms=2_000, deletion_lag_ms=300, block_bytes=4096,
             grace_ms=int(GRACE_S * 1000), retention_interval_ms=500, sweep_interval_ms=2_000, retry_ms_max=1_000,
+            copy_grace_ms=int(COPY_GRACE_S * 1000),
         )  # fmt: skip
         store = SimulatedStore(self.bucket, ports.loop, ports.random)
         source = LedgersOfProcess(self.ledgers, ports)
-        await TieringWorker(settings, metadata, store, source, ports.clock, ports.random, ports.background).start()
+        second = SimulatedStore(self.second, ports.loop, ports.random) if self.second is not None else None
+        await TieringWorker(
+            settings, metadata, store, source, ports.clock, ports.random, ports.background, second=second
+        ).start()
         await asyncio.Event().wait()
 
     async def _run(self) -> None:
         for machine in self.metadata:
             machine.boot()
-        await self._in_checker(self._create_topics)
+        await self.in_checker(self._create_topics)
         for machine in [*self.tiering, *self.owners]:
             machine.boot()
         self.operator.boot()
@@ -474,28 +484,29 @@ class Scenario:
         await self._set_policies((EXPIRING, {}), (KEPT, {}))
         if self._random.random() < 0.5 and self.world.decides("outage"):
             await self._store_away()
-        await self._pass(CALM_S - LOST_MAX_S)
-        await self._pass(self._random.uniform(0.0, LOST_MAX_S - 1.5), self._check_ages)
+        await self.pass_time(CALM_S - LOST_MAX_S)
+        await self.pass_time(self._random.uniform(0.0, LOST_MAX_S - 1.5), self._check_ages)
         saved = self._copy()
         lines = {key: dict(line) for key, line in self.audit.lines.items()}
-        await self._pass(self._random.uniform(1.5, LOST_MAX_S), self._check_ages)
+        await self.pass_time(self._random.uniform(1.5, LOST_MAX_S), self._check_ages)
         self.world.coverage.meet(MERGED, self.audit.merges)
         self.audit.require(self.audit.drops > 0, "retention removed nothing")
         self.world.coverage.meet(EXPIRED, self.audit.drops)
         self.world.coverage.meet(RESUMED, self.audit.resumed)
         forked = await self._restore(saved, lines)
         self.world.coverage.meet(FORKED, len(forked))
-        await self._pass(REFUSED_S)
+        await self.pass_time(REFUSED_S)
         for topic, index, store_line in forked:
             await self._decide(topic, index, store_line)
-        await self._pass(2 * GRACE_S)
-        await self._pass(GRACE_S, self._check_ages)
+        await self.pass_time(2 * GRACE_S)
+        await self.pass_time(GRACE_S, self._check_ages)
         await self._newer_writer()
         await self._change_sizes()
+        await SecondCopyStep(self, PARTITIONS, self._grow).run()
         self.owner.stop = True
-        await self._pass(1.0)
-        await self._in_checker(FinalChecks(self.audit, self.bucket, [], len(PARTITIONS)).run)
-        await self._in_checker(self._read_everything)
+        await self.pass_time(1.0)
+        await self.in_checker(FinalChecks(self.audit, self.bucket, [], len(PARTITIONS)).run)
+        await self.in_checker(self._read_everything)
         self.world.note(
             f"{len(self.ledgers.batches)} ledgers, {self.audit.merges} merges, {self.audit.drops} times retention,"
             f" {len(forked)} forks, {len(self.bucket.objects)} objects"
@@ -518,7 +529,7 @@ class Scenario:
                         await set_policy(client, topic, policy)
                     await asyncio.sleep(LOOK_S)
 
-        await self._in_checker(set_policies)
+        await self.in_checker(set_policies)
 
     async def _faults(self) -> None:
         plan = NemesisPlan(crash=0.3, stop=0.3, partition=0.1, one_way=0, lossy=0, clock_jump=0, pause_mean_s=1.2)
@@ -529,7 +540,7 @@ class Scenario:
                 unavailable=0.05, answer_lost=0.05, damaged=0.03, truncated=0.03, slow=0.02, happens_later=0.02,
                 listing_lag_s=3.0,
             )  # fmt: skip
-        await self._pass(FAULTS_S)
+        await self.pass_time(FAULTS_S)
         self.bucket.faults = StoreFaults()
         nemesis.stop()
         task.cancel()
@@ -541,11 +552,11 @@ class Scenario:
         self.bucket.faults = StoreFaults(unavailable=1.0)
         for machine in self.tiering:
             machine.crash()
-        await self._pass(0.5)
+        await self.pass_time(0.5)
         for machine in self.tiering:
             machine.boot()
         before = self.audit.expired_hot
-        await self._pass(STORE_AWAY_S)
+        await self.pass_time(STORE_AWAY_S)
         self.audit.require(self.audit.expired_hot > before, "hot ledgers past retention stay while the store is away")
         self.world.coverage.meet(EXPIRED_HOT, self.audit.expired_hot - before)
         self.bucket.faults = StoreFaults()
@@ -562,7 +573,7 @@ class Scenario:
         """Restore metadata to ``saved``. Return the partitions that have forked, with their history in the store."""
         for machine in [*self.tiering, *self.owners]:
             machine.crash()
-        await self._pass(LATE_S)
+        await self.pass_time(LATE_S)
         current = self._copy()
         store_lines = self.audit.lines
         updates: list[Update] = [Put(record=record) for key, record in saved.items() if record != current.get(key)]
@@ -575,7 +586,7 @@ class Scenario:
             unchanged = tuple(VersionIs(key=key, version=version) for key, version in versions.items())
             await client.propose(Command(updates=tuple(updates), requirements=unchanged))
 
-        await self._in_checker(restore)
+        await self.in_checker(restore)
         self.audit.is_restoring = False
         self.audit.lines = lines
         self.audit.restored()
@@ -631,7 +642,7 @@ class Scenario:
             assert not ignored, f"{topic.name}-{index} does not keep the store's line, for which somebody decided"
             self.world.note(f"{topic.name}-{index} keeps {keep}")
 
-        await self._in_checker(person)
+        await self.in_checker(person)
 
     def _is_whole(self, manifest: Manifest | None) -> bool:
         if manifest is None:
@@ -651,8 +662,8 @@ class Scenario:
                 client = await roles.connect_metadata(ports)
                 versions.append(await self._commit_as_newer(client, ports, key, oldest_writer))
 
-            await self._in_checker(commit)
-            await self._pass(NEWER_S)
+            await self.in_checker(commit)
+            await self.pass_time(NEWER_S)
         again = False
         for _ in range(int(EDITED_S)):
             pointer = self.audit.records[key]
@@ -660,7 +671,7 @@ class Scenario:
             again = pointer.manifest_version > versions[-1]
             if again:
                 break
-            await self._pass(1.0)
+            await self.pass_time(1.0)
         self.audit.require(again, f"{key} was not edited again although its manifest allows it")
 
     async def _commit_as_newer(self, client: QuorumClient, ports: Ports, key: str, oldest_writer: int) -> int:
@@ -707,11 +718,11 @@ class Scenario:
             await self._set_policies((EXPIRING, by_size), (KEPT, segments))
             restarted, after_s = chance.choice(self.tiering), chance.uniform(0.0, SIZE_STEP_S)
             self.owner.stop = False
-            await self._pass(after_s)
+            await self.pass_time(after_s)
             if self.world.decides(f"sizes#{number}"):
                 restarted.crash()
                 restarted.boot()
-            await self._pass(SIZE_STEP_S - after_s)
+            await self.pass_time(SIZE_STEP_S - after_s)
             self.owner.stop = True
             await self._settle_sizes(kept_bytes, is_copied=segment_range is not None)
         self.audit.require(self.audit.sized > 0, f"{SEGMENT_BYTES} has no effect: no segment is made of several ledgers")
@@ -725,7 +736,7 @@ class Scenario:
         while problem := self._unsettled(kept_bytes, is_copied=is_copied):
             if self.world.loop.time() >= until:
                 raise AssertionError(problem)
-            await self._pass(LOOK_S)
+            await self.pass_time(LOOK_S)
 
     def _unsettled(self, kept_bytes: int, *, is_copied: bool) -> str:
         log = self.audit.records[log_key(EXPIRING.topic_id, 0)]
@@ -736,6 +747,15 @@ class Scenario:
             if not isinstance(pointer, ManifestPointer) or pointer.end_offset <= end_offset:
                 return f"{KEPT.name}-{index} is not copied up to offset {end_offset}"
         return excess(self.audit.kept_sizes(log), kept_bytes)
+
+    async def _grow(self, seconds: float) -> None:
+        """Let the owner append for so long; return when all of it is cold and retention has nothing more to remove."""
+        self.owner.stop = False
+        await self.pass_time(seconds)
+        self.owner.stop = True
+        log = self.audit.records[log_key(EXPIRING.topic_id, 0)]
+        assert isinstance(log, Log)
+        await self._settle_sizes(int(self.audit.topic(EXPIRING.topic_id).configs["retention.bytes"]), is_copied=True)
 
     # -- checks
 
@@ -755,8 +775,10 @@ class Scenario:
         self._check()
 
     async def _read_everything(self, machine: Machine, ports: Ports) -> None:
+        await self.read_everything(SimulatedStore(self.bucket, ports.loop, ports.random), ports)
+
+    async def read_everything(self, store: ObjectStore, ports: Ports) -> None:
         """Check that cold history equals the log's content in the kept history."""
-        store = SimulatedStore(self.bucket, ports.loop, ports.random)
         reader = ColdReader(store, ColdReaderSettings(), ports.clock)
         for topic, index in PARTITIONS:
             pointer = self.audit.records.get(manifest_pointer_key(topic.topic_id, index))
@@ -772,7 +794,7 @@ class Scenario:
                     offset = batch.end_offset
         await reader.close()
 
-    async def _in_checker(self, work: Callable[[Machine, Ports], Any]) -> None:
+    async def in_checker(self, work: Callable[[Machine, Ports], Any]) -> None:
         machine = Machine(self.world, "checker-0", work)
         machine.boot()
         await self._in_time(machine.ended.wait(), getattr(work, "__qualname__", str(work)))
@@ -785,11 +807,12 @@ class Scenario:
         except TimeoutError:
             raise AssertionError(f"{what} did not come to its end in {FINISH_S:g} s") from None
 
-    async def _pass(self, seconds: float, check: Callable[[], None] = lambda: None) -> None:
+    async def pass_time(self, seconds: float, check: Callable[[], None] = lambda: None) -> None:
         until = self.world.loop.time() + seconds
         while self.world.loop.time() < until:
             await asyncio.sleep(min(LOOK_S, max(0.001, until - self.world.loop.time())))
             check()
+            self.on_look()
             self._check()
 
     def _check(self) -> None:

@@ -1,0 +1,66 @@
+"""Planted faults of the second copy and of repairs, run in ``history``."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from stratalog_core.errors import Corrupt
+from stratalog_tiering.copies import copying, replication
+from stratalog_tiering.copies.replication import sweep_partition
+from stratalog_tiering.format.object_keys import DATA_PREFIXES
+from stratalog_tiering.worker import copying as copy_work
+
+
+def copies_are_not_verified() -> None:
+    """A copy or a repair takes whatever bytes the other store has."""
+    read = copying._read_verified
+
+    async def trusting(store: Any, wanted: Any, limits: Any, upload: Any = None) -> None:
+        try:
+            await read(store, wanted, limits, upload)
+        except Corrupt:
+            return
+
+    copying._read_verified = trusting
+
+
+def the_second_copy_is_swept_of_what_the_first_store_lacks() -> None:
+    """Garbage of the second copy is what a listing of the first store does not show: a loss there becomes one in both."""
+
+    async def sweep(ports: Any, second: Any, state: Any) -> int:
+        deleted = await sweep_partition(ports, second, state)
+        for make_prefix in DATA_PREFIXES:
+            prefix = make_prefix(state.log.topic_id, state.log.index)
+            present = {info.key async for info in ports.store.list(prefix)}
+            gone = [info.key async for info in second.store.list(prefix) if info.key not in present]
+            await second.store.delete(gone)
+            deleted += len(gone)
+        return deleted
+
+    copy_work.sweep_partition = sweep  # type: ignore[attr-defined]
+
+
+def versions_are_marked_although_a_segment_was_not_copied() -> None:
+    """A segment that cannot be copied is only logged."""
+    copy = replication._copy_segment
+
+    async def copy_segment(ports: Any, second: Any, entry: Any) -> int:
+        try:
+            return await copy(ports, second, entry)
+        except Corrupt:
+            return 0
+
+    replication._copy_segment = copy_segment
+
+
+def the_second_copy_has_no_grace_period() -> None:
+    """What the newest version does not need goes at once."""
+    replication.version_at = lambda versions, at_ms: next(iter(versions), None)  # type: ignore[attr-defined]
+
+
+IN_HISTORY: Final = (
+    copies_are_not_verified,
+    the_second_copy_is_swept_of_what_the_first_store_lacks,
+    versions_are_marked_although_a_segment_was_not_copied,
+    the_second_copy_has_no_grace_period,
+)
