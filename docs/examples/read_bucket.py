@@ -149,13 +149,14 @@ def read_footer(tail: bytes) -> dict[str, Any]:
     if version != SEGMENT_VERSION:
         raise Unsupported(f"segment of version {version}")
     require(crc32c(tail[-TRAILER.size : -12]) == trailer_crc, "the trailer does not match its CRC")
-    if flags:
+    if flags & ~1:  # bit 0: the segment is compacted
         raise Unsupported(f"segment with flags {flags:#06x}")
     start = len(tail) - TRAILER.size - signed - length
     require(start >= 0, "the footer is cut")
     body, signatures = tail[start : start + length], tail[start + length : len(tail) - TRAILER.size]
     require(crc32c(body) == crc and crc32c(signatures) == signed_crc, "footer or signatures do not match their CRC")
     footer: dict[str, Any] = unpack(body)
+    require(bool(footer.get("compacted")) == bool(flags), "footer and trailer differ in whether the segment is compacted")
     if (footer["block_compression"], footer["block_encryption"]) not in (("none", "none"), ("zstd", "none")):
         raise Unsupported(f"blocks with {footer['block_compression']} and {footer['block_encryption']}")
     footer["blocks"] = [named(BLOCK_ENTRY, array) for array in footer["blocks"]]
@@ -186,7 +187,8 @@ def read_segment(content: bytes, footer: dict[str, Any]) -> Iterator[bytes]:
         require(sum(map(len, batches)) == block["plain_length"], f"the block at offset {offset} has another plain length")
         for batch in batches:
             base, _, _, _, crc, _, last_delta, *_ = BATCH.unpack_from(batch)
-            require(base == offset, f"a batch begins at offset {base}; expected {offset}")
+            may_skip = footer.get("compacted") and base > offset
+            require(base == offset or may_skip, f"a batch begins at offset {base}; expected {offset}")
             require(crc32c(batch[21:]) == crc, f"the batch at offset {base} does not match its CRC")
             offset = base + last_delta + 1
         leaves = [sha256(b"\x00", batch[:8], batch[12:16], sha256(batch[8:12], batch[16:])) for batch in batches]
@@ -273,8 +275,6 @@ def segments(root: Path, topic_id: str, partition: int) -> Iterator[dict[str, An
 
 def partition_records(root: Path, topic_id: str, partition: int) -> Iterator[dict[str, Any]]:
     for entry in segments(root, topic_id, partition):
-        if "present" in entry["options"]:
-            raise Unsupported(f"{entry['key']} lacks batches that it covers")
         content = (root / entry["key"]).read_bytes()
         require(sha256(content) == entry["object_sha256"], f"{entry['key']} does not match its SHA-256")
         end = entry["footer_position"] + entry["footer_bytes"]

@@ -83,7 +83,7 @@ def _segments(bucket: Bucket, options: ReadOptions, histories: Sequence[History]
         for entry in _segments_of(bucket, history):
             yield (
                 *_place(history), entry.base_offset, entry.end_offset, entry.kind.name.lower(), entry.record_count,
-                entry.leaf_count, entry.data_bytes, entry.stored_bytes, _us(entry.min_timestamp_ms),
+                entry.batch_count, entry.data_bytes, entry.stored_bytes, _us(entry.min_timestamp_ms),
                 _us(entry.max_timestamp_ms), _us(entry.created_at_ms), entry.merge_count, entry.key, entry.object_sha256.hex(),
             )  # fmt: skip
 

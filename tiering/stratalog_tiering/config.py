@@ -51,6 +51,12 @@ class TieringSettings:
         minimum=1,
         maximum=16_384 * _MIB,
     )
+    compaction_map_bytes: int = setting(
+        128 * _MIB,
+        help="memory of the map of keys of a compaction, about 256 bytes for each key; one partition at a time has it",
+        minimum=64 * 1024,
+        maximum=64 * 1024 * _MIB,
+    )
     deletion_lag_ms: int = setting(
         60_000,
         help="time after a segment's commit before its hot copy may be deleted, unless the topic sets local.retention.*",

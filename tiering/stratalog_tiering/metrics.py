@@ -23,6 +23,12 @@ class TieringCounters(MetricGroup):
         "seconds", "Time from the first read of a segment's ledgers to its commit", (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
     )
     segments_merged: int = counter("segments", "Small segments that were merged into larger ones")
+    compaction_passes: int = counter("passes", "Passes over the cold history of partitions of compacted topics")
+    segments_compacted: int = counter("segments", "Segments that compaction replaced")
+    compaction_read_bytes: int = counter("bytes", "Bytes of the segments that compaction replaced")
+    compaction_written_bytes: int = counter("bytes", "Bytes of the segments that compaction wrote")
+    records_compacted: int = counter("records", "Records that compaction removed, tombstones included")
+    tombstones_deleted: int = counter("records", "Tombstones that compaction removed after their delete.retention.ms")
     ledgers_dropped: int = counter("ledgers", "Ledgers deleted because they are cold, empty or past retention")
     failures: int = counter("errors", "Failures of work on a partition; the work is retried")
 

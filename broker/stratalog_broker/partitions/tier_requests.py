@@ -6,6 +6,8 @@ import asyncio
 import logging
 from typing import Final
 
+import msgspec
+
 from stratalog_broker.partitions.log import PartitionLog
 from stratalog_core.errors import OutcomeUnknown, Retriable, StratalogError
 from stratalog_metadata.client.api import MetadataClient
@@ -26,9 +28,7 @@ async def answer_tier_request(metadata: MetadataClient, log: PartitionLog, versi
     for _ in range(_ATTEMPTS_MAX):
         try:
             end_offset = await log.seal_all()
-            answered = TierRequest(
-                topic_id=request.topic_id, index=request.index, end_offset=end_offset, delete_hot=request.delete_hot
-            )
+            answered = msgspec.structs.replace(request, end_offset=end_offset)
             requirements = (log.requirement, VersionIs(key=request.key(), version=versioned.version))
             command = Command(updates=(Put(record=answered),), requirements=requirements)
             await propose_guarded(metadata, command, request.key(), _TIMEOUT_S)

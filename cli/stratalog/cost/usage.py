@@ -164,7 +164,7 @@ def _sweep_listings(partition: PartitionObjects) -> int:
 
 def _blocks(entry: SegmentEntry) -> int:
     """The number of a segment's blocks, if its batches have the same size: blocks hold whole batches."""
-    batches = max(1, entry.leaf_count)
+    batches = max(1, entry.batch_count)
     in_block = max(1, BLOCK_BYTES_TARGET * batches // max(1, entry.data_bytes))
     return -(-batches // in_block)
 

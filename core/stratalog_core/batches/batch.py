@@ -33,6 +33,8 @@ COMPRESSION_MASK: Final = 0x07
 TIMESTAMP_TYPE_BIT: Final = 0x08
 TRANSACTIONAL_BIT: Final = 0x10
 CONTROL_BIT: Final = 0x20
+DELETE_HORIZON_BIT: Final = 0x40
+"""Set by compaction (KIP-534): the base timestamp is the time from which the batch's tombstones may be deleted."""
 
 NO_PRODUCER_ID: Final = -1
 NO_SEQUENCE: Final = -1
@@ -97,6 +99,11 @@ class BatchHeader(NamedTuple):
     @property
     def is_log_append_time(self) -> bool:
         return bool(self.attributes & TIMESTAMP_TYPE_BIT)
+
+    @property
+    def delete_horizon_ms(self) -> int | None:
+        """Wall time from which compaction may delete the batch's tombstones, or its transaction marker; None: not set yet."""
+        return self.base_timestamp_ms if self.attributes & DELETE_HORIZON_BIT else None
 
     @property
     def last_sequence(self) -> int:

@@ -113,20 +113,25 @@ class TierRequest(RecordBase, frozen=True, kw_only=True, tag="tier_request"):
     """A request to make everything below ``end_offset`` cold now (-1: everything up to when the owner sees it).
 
     The owner seals its open ledger and writes the sealed offset. Tiering offloads, deletes hot copies at once if
-    ``delete_hot``, and removes the fulfilled request.
+    ``delete_hot``, compacts the partition if ``compact``, and removes the fulfilled request.
     """
 
     topic_id: UUID
     index: int
     end_offset: int = -1
     delete_hot: bool = False
+    compact: bool = False
 
     def key(self) -> str:
         return tier_request_key(self.topic_id, self.index)
 
 
 class TierStatus(RecordBase, frozen=True, kw_only=True, tag="tier_status"):
-    """The last result of tiering for a partition, for operators; overwritten in place."""
+    """The last result of tiering for a partition, for operators; overwritten in place.
+
+    ``compacting`` is the phase of a compaction in progress (``map`` or ``rewrite``), empty without one: it has done what is
+    below ``compacting_offset`` of ``compacting_end``.
+    """
 
     topic_id: UUID
     index: int
@@ -134,6 +139,10 @@ class TierStatus(RecordBase, frozen=True, kw_only=True, tag="tier_status"):
     offloaded_at_ms: int = 0
     last_error: str = ""
     last_error_at_ms: int = 0
+    compacted_at_ms: int = 0
+    compacting: str = ""
+    compacting_offset: int = 0
+    compacting_end: int = 0
 
     def key(self) -> str:
         return tier_status_key(self.topic_id, self.index)

@@ -5,8 +5,9 @@ size, footer, sections, block CRCs, batch CRCs, contiguous offsets; and return t
 compares with the partition's tree. Damage does not stop the audit: each becomes a problem with its place.
 
 ``digest`` is the head of the partition's Merkle tree (RFC 9162), which every manifest contains. Merging and retention do not
-change it: equal digests of two buckets mean that the same batches were offloaded in the same order. No record is decoded, so
-the audit runs at the speed of the disk or the network.
+change it: equal digests of two buckets mean that the same batches were offloaded in the same order. A compacted segment no longer
+holds all of its leaves: it is checked as far as it goes, and not against the tree. No record is decoded, so the audit runs at the
+speed of the disk or the network.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ class SegmentTask:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SegmentResult:
-    """The result for one segment. ``span`` holds the hashes of its leaves, None if they could not be computed."""
+    """The result for one segment. ``span`` holds the hashes of its leaves, None if they cannot be computed."""
 
     name: PartitionName
     base_offset: int
@@ -182,7 +183,7 @@ def _audit_segment(bucket: Bucket, task: SegmentTask) -> SegmentResult:
     try:
         footer, _ = bucket.run(check_presence(bucket.store, bucket.source, entry))
         problems = list(_audit_blocks(bucket, entry, footer, statistics, leaves))
-        if not problems:
+        if not problems and not entry.is_compacted:
             span = tree_span(entry.first_leaf, list(split_hashes(leaves)))
     except (Corrupt, Invalid) as bad:
         problems = [bad.message if entry.key in bad.message else f"segment {entry.key}: {bad.message}"]
@@ -217,7 +218,9 @@ def _audit_block(
 ) -> Iterator[str]:
     found: list[tuple[BatchHeader, bytes]] = []
     try:
-        audit_block(content, block, lambda header, leaf: found.append((header, leaf)), cipher)
+        audit_block(
+            content, block, lambda header, leaf: found.append((header, leaf)), cipher, is_compacted=entry.is_compacted
+        )
     except Corrupt as bad:
         yield located(entry, block, bad).message
     else:

@@ -102,13 +102,18 @@ def make_segment(
     zstd_level: int | None = None,
     value: Callable[[int], bytes] = lambda offset: b"value",
     encryption: SegmentEncryption | None = None,
+    bases: Sequence[tuple[int, int]] = ((100, 1), (102, 1), (104, 2)),
+    *,
+    is_compacted: bool = False,
 ) -> tuple[bytes, SegmentFooter]:
     identity = SegmentIdentity(
         cluster_id="AAAAAAAAAAAAAAAAAAAAAA", topic_id=TOPIC, topic_name="flights", partition=3, base_offset=100,
         ledger_ids=(7, 9),
     )  # fmt: skip
-    writer = SegmentWriter(identity, block_bytes_target=150, zstd_level=zstd_level, encryption=encryption)
-    for base, epoch in ((100, 1), (102, 1), (104, 2)):
+    writer = SegmentWriter(
+        identity, block_bytes_target=150, zstd_level=zstd_level, encryption=encryption, is_compacted=is_compacted
+    )
+    for base, epoch in bases:
         records = [
             Record(offset=base + n, timestamp_ms=1_700_000_000_000 - n, key=b"k", value=value(base + n)) for n in range(2)
         ]
@@ -164,6 +169,12 @@ def make_optional_page() -> ManifestPage:
             replace(everything, kind=SegmentKind.ERASED, data_position=4096, footer_position=5000, object_bytes=10_000),
         ),
     )
+
+
+def make_compacted_page() -> ManifestPage:
+    present = PresentBatches(base_offset=131, end_offset=135, batch_count=2)
+    compacted = replace(optional(130, present=present, dirty_from=133), kind=SegmentKind.COMPACTED)
+    return ManifestPage(topic_id=TOPIC, partition=3, segments=(compacted,))
 
 
 def make_tree_page() -> TreePage:
@@ -236,6 +247,7 @@ def make_minimal_manifest() -> Manifest:
         ("segment_producers.bin", make_segment(producers=(PRODUCER,))),
         ("segment_aborted.bin", make_segment(aborted=(ABORTED,))),
         ("segment_log_append_time.bin", make_segment(attributes=TIMESTAMP_TYPE_BIT)),
+        ("segment_compacted.bin", make_segment(bases=((101, 1), (109, 2)), is_compacted=True)),
     ],
 )
 def test_segment(name: str, made: tuple[bytes, SegmentFooter]) -> None:
@@ -325,6 +337,12 @@ def test_a_page_with_every_optional_member() -> None:
     stored = golden("page_optional.bin", encode_page(make_optional_page()))
     assert stored == encode_page(make_optional_page())
     assert decode_page(stored, object_sha256(stored)) == make_optional_page()
+
+
+def test_a_page_of_a_segment_that_is_compacted_in_part() -> None:
+    stored = golden("page_compacted.bin", encode_page(make_compacted_page()))
+    assert stored == encode_page(make_compacted_page())
+    assert decode_page(stored, object_sha256(stored)) == make_compacted_page()
 
 
 def test_tree_page() -> None:

@@ -55,11 +55,12 @@ class StoredPartition:
 
     async def _read(self, entry: SegmentEntry, block: BlockEntry, cipher: BlockCipher | None) -> list[Buffer]:
         stored = await self.store.get_range(entry.key, entry.data_position + block.position, block.length)
-        return await self.background.run(partial(_batches, stored, block, cipher))
+        return await self.background.run(partial(_batches, stored, block, cipher, is_compacted=entry.is_compacted))
 
 
-def _batches(stored: memoryview, block: BlockEntry, cipher: BlockCipher | None) -> list[Buffer]:
-    return [batch for batch, _ in iterate_block_batches(audit_block(stored, block, cipher=cipher))]
+def _batches(stored: memoryview, block: BlockEntry, cipher: BlockCipher | None, *, is_compacted: bool) -> list[Buffer]:
+    plain = audit_block(stored, block, cipher=cipher, is_compacted=is_compacted)
+    return [batch for batch, _ in iterate_block_batches(plain)]
 
 
 async def stored_topic(store: ObjectStore, wanted: str | None, background: Background) -> TopicSource:

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Final, TypeVar
 
 from stratalog_core.batches.checkpoint import ProducerEntry
-from stratalog_core.errors import Corrupt, Invalid, NoSuchObject
+from stratalog_core.errors import Corrupt, NoSuchObject
 from stratalog_core.ports import Background, Buffer
 from stratalog_core.single_flight import SingleFlight
 from stratalog_core.stepwise import AT_ONCE_BYTES
@@ -227,9 +227,6 @@ class ManifestSource:
         self, entry: SegmentEntry, position: int, length: int, parse: Callable[[memoryview], _Parsed]
     ) -> _Parsed:
         """The result of ``parse`` for a range of the segment's object. It raises ``Corrupt`` if the bytes are wrong."""
-        if entry.options.present is not None:
-            raise Invalid(f"segment {entry.key} lacks batches that it covers; this release cannot read it: upgrade it")
-
         async def read(store: ObjectStore) -> _Parsed:
             try:
                 content = await store.get_range(entry.key, position, length)

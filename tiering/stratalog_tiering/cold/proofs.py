@@ -56,11 +56,14 @@ async def prove_batch(
 ) -> BatchProof:
     """Proof of the batch that holds ``offset`` against the manifest's tree head. Reads the whole segment of the offset.
 
-    Raises ``NotFound`` outside the manifest, ``Corrupt`` if the segment is damaged or not that of the tree, ``Unavailable``.
+    Raises ``NotFound`` outside the manifest and in a compacted segment, whose leaves cannot be computed, ``Corrupt`` if the
+    segment is damaged or not that of the tree, ``Unavailable``.
     """
     entry = await source.segment_at(manifest, offset)
     if entry is None:
         raise NotFound(f"offset {offset} is not in the history of offsets {manifest.start_offset}..{manifest.end_offset}")
+    if entry.is_compacted:
+        raise NotFound(f"offset {offset} is in a compacted segment, {entry.key}: a batch of it cannot be proved")
     leaves, index = bytearray(), entry.first_leaf
 
     def collect(_: memoryview, blocks: Sequence[memoryview]) -> None:

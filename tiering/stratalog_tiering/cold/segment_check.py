@@ -193,7 +193,7 @@ def _audit_run(
         block = blocks[index]
         try:
             stored = content[block.position - start : block.end_position - start]
-            plain.append(audit_block(stored, block, cipher=cipher))
+            plain.append(audit_block(stored, block, cipher=cipher, is_compacted=entry.is_compacted))
         except Corrupt as bad:
             findings.append(_block_finding(entry, index, block, bad))
     return findings, plain
@@ -208,7 +208,11 @@ def _block_finding(entry: SegmentEntry, index: int, block: BlockEntry, bad: Corr
 
 
 def _compare(entry: SegmentEntry, footer: SegmentFooter) -> None:
-    said = (entry.base_offset, entry.end_offset, entry.record_count, entry.leaf_count, entry.data_bytes)
-    found = (footer.base_offset, footer.end_offset, footer.record_count, footer.batch_count, footer.data_bytes)
+    said = (
+        entry.base_offset, entry.end_offset, entry.record_count, entry.batch_count, entry.data_bytes, entry.is_compacted
+    )  # fmt: skip
+    found = (
+        footer.base_offset, footer.end_offset, footer.record_count, footer.batch_count, footer.data_bytes, footer.is_compacted
+    )  # fmt: skip
     if said != found:
         raise Corrupt(f"segment {entry.key} holds {found}, its manifest says {said}", key=entry.key)

@@ -19,8 +19,23 @@ STANDARD: Final = "STANDARD"
 SEGMENT_BYTES: Final = "stratalog.tier.segment.bytes"
 LOCK_MODE: Final = "stratalog.tier.lock.mode"
 LOCK_MS: Final = "stratalog.tier.lock.ms"
+COMPACT: Final = "compact"
+DELETE: Final = "delete"
+CLEANUP_POLICY: Final = "cleanup.policy"
+DAY_MS: Final = 24 * HOUR_MS
+DIRTY_RATIO: Final = 0.5
 OVERSHOOT: Final = 8
 """A segment spans at most this fraction of the retention, so that expiry of whole segments keeps little more than asked for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompactionPolicy:
+    """When the cold history is compacted, and how long tombstones stay. ``lag_ms_max`` None: no limit."""
+
+    delete_retention_ms: int = DAY_MS
+    lag_ms_min: int = 0
+    lag_ms_max: int | None = None
+    dirty_ratio_min: float = DIRTY_RATIO
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +46,8 @@ class TierPolicy:
     ``is_copied`` False: nothing more becomes cold; hot records stay until ``retention_*`` removes them. ``zstd_level`` None:
     new segments store blocks as their batches are. ``encryption_key`` names the key that protects the data keys of new
     segments; empty: they are not encrypted. ``storage_class`` is that of new segments; empty: the store's default. New
-    segments are locked for ``lock_ms``, unless ``lock_mode`` is None.
+    segments are locked for ``lock_ms``, unless ``lock_mode`` is None. ``compaction`` is None unless the topic is compacted;
+    ``retention_*`` are unlimited unless its records are deleted.
     """
 
     retention_ms: int = SEVEN_DAYS_MS
@@ -46,6 +62,7 @@ class TierPolicy:
     storage_class: str = ""
     lock_mode: LockMode | None = None
     lock_ms: int = 0
+    compaction: CompactionPolicy | None = None
 
     @property
     def segment_span_ms(self) -> int | None:
@@ -72,8 +89,9 @@ class TierPolicy:
 
 def tier_policy(configs: Mapping[str, str]) -> TierPolicy:
     """The policy of a topic whose explicitly set, validated configs are ``configs``; missing keys have Kafka's defaults."""
-    retention_ms = int(configs.get("retention.ms", SEVEN_DAYS_MS))
-    retention_bytes = int(configs.get("retention.bytes", UNLIMITED))
+    cleanup = cleanup_policies(configs)
+    retention_ms = int(configs.get("retention.ms", SEVEN_DAYS_MS)) if DELETE in cleanup else UNLIMITED
+    retention_bytes = int(configs.get("retention.bytes", UNLIMITED)) if DELETE in cleanup else UNLIMITED
     local_bytes = int(configs.get("local.retention.bytes", LIKE_RETENTION))
     return TierPolicy(
         retention_ms=retention_ms,
@@ -88,6 +106,22 @@ def tier_policy(configs: Mapping[str, str]) -> TierPolicy:
         storage_class=_storage_class(configs),
         lock_mode=_lock_mode(configs),
         lock_ms=int(configs.get(LOCK_MS, 0)),
+        compaction=_compaction(configs) if COMPACT in cleanup else None,
+    )
+
+
+def cleanup_policies(configs: Mapping[str, str]) -> frozenset[str]:
+    """The elements of ``cleanup.policy``; without it records are deleted."""
+    return frozenset(part.strip() for part in configs.get(CLEANUP_POLICY, DELETE).split(",") if part.strip())
+
+
+def _compaction(configs: Mapping[str, str]) -> CompactionPolicy:
+    lag_ms_max = configs.get("max.compaction.lag.ms")
+    return CompactionPolicy(
+        delete_retention_ms=int(configs.get("delete.retention.ms", DAY_MS)),
+        lag_ms_min=int(configs.get("min.compaction.lag.ms", 0)),
+        lag_ms_max=None if lag_ms_max is None else int(lag_ms_max),
+        dirty_ratio_min=float(configs.get("min.cleanable.dirty.ratio", DIRTY_RATIO)),
     )
 
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 import hashlib
 import struct
 from collections.abc import Sequence
-from typing import Final, NamedTuple
+from typing import Final, Literal, NamedTuple
 from uuid import UUID
 
 import msgspec
@@ -41,6 +41,8 @@ AES_256_GCM: Final = "aes-256-gcm"
 PLAIN_BYTES_MAX: Final = 128 * 1024 * 1024
 """Maximum plain length of a compressed block. The largest blocks are single batches, which are at most 64 MiB."""
 PRODUCERS: Final = "producers"
+COMPACTED: Final = 0x0001
+"""Flag in the trailer: offsets between and within batches may be missing."""
 MUST_UNDERSTAND: Final = 0x0001
 """Flag of a section: a reader that does not know the section's name must refuse the segment."""
 
@@ -135,7 +137,8 @@ class SegmentFooter(msgspec.Struct, frozen=True, kw_only=True):
     ``aborted_transactions`` lists all that overlap the segment, in the order of their markers; it is complete, because only
     decided transactions are offloaded. ``first_timestamp_min_ms`` is the minimum over the first records of the batches:
     informative, not a lower bound for all records. ``data_key`` is the key of the object with the wrapped data key, empty
-    without encryption.
+    without encryption. ``compacted`` is set if batches may be missing; the blocks still tile the offsets: a block begins where
+    the one before it ends, and ends with its last batch.
     """
 
     format_version: int
@@ -160,6 +163,11 @@ class SegmentFooter(msgspec.Struct, frozen=True, kw_only=True):
     block_compression: str = NONE
     block_encryption: str = NONE
     data_key: str = ""
+    compacted: Literal[True] | msgspec.UnsetType = msgspec.UNSET
+
+    @property
+    def is_compacted(self) -> bool:
+        return self.compacted is True
 
     @property
     def is_encrypted(self) -> bool:
@@ -188,6 +196,7 @@ class Located(NamedTuple):
     crc: int
     signatures_length: int
     signatures_crc: int
+    is_compacted: bool
 
     @property
     def tail_bytes(self) -> int:
@@ -232,8 +241,9 @@ def encode_footer(footer: SegmentFooter, signatures: Sequence[Signature] = ()) -
     check_footer(footer, footer.position)
     body = msgspec.msgpack.encode(footer)
     signed = msgspec.msgpack.encode(list(signatures)) if signatures else b""
-    fields = footer.position, len(body), crc32c(body), len(signed), crc32c(signed), FORMAT_VERSION, 0
-    head = _TRAILER.pack(*fields, 0, MAGIC)[:_TRAILER_CRC_START]
+    fields = footer.position, len(body), crc32c(body), len(signed), crc32c(signed), FORMAT_VERSION
+    flags = COMPACTED if footer.is_compacted else 0
+    head = _TRAILER.pack(*fields, flags, 0, MAGIC)[:_TRAILER_CRC_START]
     return body + signed + head + crc32c(head).to_bytes(4, "big") + MAGIC
 
 
@@ -251,8 +261,8 @@ def locate_footer(tail: Buffer, segment_bytes: int) -> Located:
     _check_version(version)
     if crc32c(trailer[:_TRAILER_CRC_START]) != trailer_crc:
         raise Corrupt("segment trailer does not match its CRC")
-    refuse_flags("segment trailer", flags, 0)
-    located = Located(*fields)
+    refuse_flags("segment trailer", flags, COMPACTED)
+    located = Located._make((*fields, bool(flags & COMPACTED)))
     if located.position + located.tail_bytes != segment_bytes:
         raise Corrupt(
             f"segment trailer locates a footer of {located.length} bytes at {located.position} and signatures of"
@@ -280,6 +290,8 @@ def parse_footer(tail: Buffer, segment_bytes: int) -> SegmentFooter:
     except MALFORMED as bad:
         raise Corrupt(f"segment footer at byte {located.position} cannot be decoded: {bad}") from bad
     check_footer(footer, located.position)
+    if footer.is_compacted != located.is_compacted:
+        raise Corrupt("segment footer and trailer differ in whether the segment is compacted")
     return footer
 
 

@@ -37,11 +37,13 @@ from stratalog_tiering.format.object_keys import parse_segment_key
 from stratalog_tiering.format.partition_tree import EMPTY_TREE, PartitionTree
 from stratalog_tiering.format.segment import WrittenSegment
 
-WRITER_VERSION: Final = 2
+WRITER_VERSION: Final = 3
 """This release's writer version. It rises when a manifest may hold something that earlier writers would drop or misuse."""
 FIRST_WRITER: Final = 1
 LOCKING_WRITER: Final = 2
 """The first writer that knows locks. An earlier one would drop them from the root, and try to delete locked objects."""
+COMPACTING_WRITER: Final = 3
+"""The first writer that knows compacted segments. An earlier one would drop how far they are compacted."""
 MANIFEST_MAGIC: Final = b"SLMANIFS"
 PAGE_MAGIC: Final = b"SLMFPAGE"
 REMOVED_MAGIC: Final = b"SLMFRMVD"
@@ -65,7 +67,7 @@ class SourceSegment(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 
 
 class PresentBatches(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """The batches that a segment holds, if it does not hold all that it covers. Without any, base and end are equal."""
+    """The batches that a compacted segment holds. The last one is always there, so the end is that of the segment."""
 
     base_offset: int
     end_offset: int
@@ -76,8 +78,9 @@ class SegmentOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     """Optional members of a segment entry; an absent one is not stored.
 
     ``version_id`` is the store's id of the object's version, ``lock_until_ms`` (wall time) the end of its Object Lock of
-    ``lock_mode`` (``governance`` or ``compliance``), ``storage_class`` the store's name of its class. ``present`` is absent if
-    every covered batch is in the segment.
+    ``lock_mode`` (``governance`` or ``compliance``), ``storage_class`` the store's name of its class. ``present`` is absent
+    unless the segment is compacted. ``dirty_from`` is the offset from which a compacted segment's keys may occur again in it;
+    absent if each of its keys occurs once.
     """
 
     version_id: str = ""
@@ -85,6 +88,7 @@ class SegmentOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     storage_class: str = ""
     lock_mode: str = ""
     present: PresentBatches | None = None
+    dirty_from: int | None = None
 
 
 NO_OPTIONS: Final = SegmentOptions()
@@ -132,6 +136,16 @@ class SegmentEntry(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
         """The segment's own bytes, from its data to the end of its footer, without other segments in the object."""
         return self.footer_position + self.footer_bytes - self.data_position
 
+    @property
+    def is_compacted(self) -> bool:
+        """Whether batches, and records of batches, may be missing."""
+        return self.options.present is not None
+
+    @property
+    def batch_count(self) -> int:
+        """The batches that the segment holds; ``leaf_count`` counts those that it covers."""
+        return self.leaf_count if self.options.present is None else self.options.present.batch_count
+
 
 class PageRef(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """A reference to an index page. It counts live segments only; ``base_offset`` rises as retention removes segments.
@@ -172,6 +186,7 @@ class Reason:
     RETENTION_BYTES: Final = "retention.bytes"
     LOG_START: Final = "log-start"  # below the log's start, after DeleteRecords or the expiry of hot ledgers
     MERGED: Final = "merged"
+    COMPACTED: Final = "compacted"
     SUPERSEDED: Final = "superseded"
     """A page or a list of removed objects whose content was copied to a newer one."""
     REPAIRED: Final = "repaired"
@@ -395,9 +410,11 @@ def _check_entry(entry: SegmentEntry, leaves: int) -> None:
         raise Invalid(f"{entry.key} has data or footer beyond its {entry.object_bytes} bytes")
     if min(entry.first_leaf, entry.leaf_count) < 0 or entry.first_leaf + entry.leaf_count > leaves:
         raise Invalid(f"{entry.key} has leaves beyond the tree's {leaves}")
-    present = entry.options.present
+    present, dirty_from = entry.options.present, entry.options.dirty_from
     if present and not entry.base_offset <= present.base_offset <= present.end_offset <= entry.end_offset:
         raise Invalid(f"{entry.key} holds offsets {present.base_offset}..{present.end_offset}, which it does not cover")
+    if dirty_from is not None and not (present and entry.base_offset < dirty_from < entry.end_offset):
+        raise Invalid(f"{entry.key} is compacted up to offset {dirty_from}, which it does not cover")
 
 
 def _ends(manifest: Manifest) -> tuple[int, int]:

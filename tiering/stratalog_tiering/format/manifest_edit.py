@@ -1,4 +1,4 @@
-"""Edits of a manifest: append segments, drop a prefix, replace a run by its merged segment, forget deleted objects.
+"""Edits of a manifest: append segments, drop a prefix, replace a run by one segment, forget deleted objects.
 
 A :class:`ManifestEdit` starts from the committed version, refuses every change that would leave a gap or an overlap, and makes
 the next version's bytes and the pages and lists that must be stored before it. The caller loads the pages and lists named by
@@ -20,6 +20,7 @@ from stratalog_core.errors import Invalid
 from stratalog_core.object_lock import ObjectLock, in_force, joined
 from stratalog_tiering.format.locks import entry_lock, manifest_lock
 from stratalog_tiering.format.manifest import (
+    COMPACTING_WRITER,
     FIRST_WRITER,
     LOCKING_WRITER,
     Manifest,
@@ -107,6 +108,7 @@ class ManifestEdit:
         self._version = base.version + 1
         self._settled_version, self._settled_at_ms = base.settled_version, base.settled_at_ms
         self._lock = manifest_lock(base)
+        self._oldest_writer = base.oldest_writer
 
     @property
     def end_offset(self) -> int:
@@ -212,10 +214,10 @@ class ManifestEdit:
         return self._stored([ref for ref in self._refs if ref.base_offset <= base_offset < ref.end_offset])
 
     def replace(self, merged: SegmentEntry, pages: Pages = NO_PAGES, reason: str = Reason.MERGED) -> tuple[SegmentEntry, ...]:
-        """Replace the run of segments that covers exactly the offsets of ``merged``; returns the run.
+        """Replace the run of segments that covers exactly the offsets of ``merged``, merged or compacted; returns the run.
 
-        The tree does not change. Raises ``Invalid`` if no run has exactly these offsets and as many records and leaves, or if
-        the run spans two pages.
+        The tree does not change. Raises ``Invalid`` if no run has exactly these offsets and as many leaves, and as many records
+        unless it is compacted, or if the run spans two pages.
         """
         for position, ref in enumerate(self._refs):
             if ref.base_offset <= merged.base_offset < ref.end_offset:
@@ -227,6 +229,9 @@ class ManifestEdit:
             self._inline, run = _spliced(self._inline, merged)
         self.keep_as_long_as(entry_lock(merged))
         self._cold_bytes += merged.stored_bytes - sum(entry.stored_bytes for entry in run)
+        self._record_count += merged.record_count - sum(entry.record_count for entry in run)
+        if merged.is_compacted:
+            self._oldest_writer = max(self._oldest_writer, COMPACTING_WRITER)
         self._removed.add([self._removed_object(entry, Removal(reason=reason)) for entry in run])
         return run
 
@@ -283,7 +288,7 @@ class ManifestEdit:
         pages = tuple((key, encode_page(page)) for key, page in self._new_pages.items() if self._is_referenced(key))
         successor = Manifest(
             cluster_id=base.cluster_id,
-            oldest_writer=max(base.oldest_writer, LOCKING_WRITER if lock is not None else FIRST_WRITER),
+            oldest_writer=max(self._oldest_writer, LOCKING_WRITER if lock is not None else FIRST_WRITER),
             topic_id=base.topic_id,
             topic_name=base.topic_name,
             partition=base.partition,
@@ -375,7 +380,8 @@ def _spliced(entries: Sequence[SegmentEntry], merged: SegmentEntry) -> tuple[lis
     run = tuple(e for e in entries if e.end_offset > merged.base_offset and e.base_offset < merged.end_offset)
     if not run or run[0].base_offset != merged.base_offset or run[-1].end_offset != merged.end_offset:
         raise Invalid(f"no run of segments covers exactly offsets {merged.base_offset}..{merged.end_offset}")
-    if sum(entry.record_count for entry in run) != merged.record_count:
+    records = sum(entry.record_count for entry in run)
+    if records < merged.record_count or (records != merged.record_count and not merged.is_compacted):
         raise Invalid(
             f"merged segment {merged.key} holds {merged.record_count} records; the run that it replaces holds another number"
         )
@@ -383,6 +389,8 @@ def _spliced(entries: Sequence[SegmentEntry], merged: SegmentEntry) -> tuple[lis
         raise Invalid(
             f"merged segment {merged.key} has {merged.leaf_count} leaves; the run that it replaces has another number"
         )
+    if any(entry.is_compacted for entry in run) and not merged.is_compacted:
+        raise Invalid(f"merged segment {merged.key} would not say that batches of the run that it replaces are missing")
     merged = msgspec.structs.replace(merged, first_leaf=run[0].first_leaf)
     before = [entry for entry in entries if entry.end_offset <= merged.base_offset]
     after = [entry for entry in entries if entry.base_offset >= merged.end_offset]

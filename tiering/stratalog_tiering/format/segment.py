@@ -2,7 +2,8 @@
 
 The first ``data_bytes`` of the object are the blocks back to back and nothing else. A block is a run of whole batches of about
 ``block_bytes_target`` bytes (one larger batch makes a larger block) and the unit of every ranged read: it has a CRC32C, and a
-Merkle root over its batches, each of which is a leaf. Offsets are contiguous from the first batch to the last.
+Merkle root over its batches, each of which is a leaf. Offsets are contiguous from the first batch to the last, unless the
+segment is compacted; then batches and records may be missing, but never the last batch, although it may have lost its records.
 
 A block is stored as its batches are, or as one zstd frame, and is encrypted if the segment has a data key. :func:`plain_block`
 is the only place where stored bytes become batches: everything that reads blocks goes through it.
@@ -92,7 +93,7 @@ class SegmentWriter:
 
     It keeps only the index and the parts that ``take_parts`` has not returned yet. Buffers are passed on, not copied: they must
     not change until the parts are written. With ``zstd_level`` or ``encryption``, a block's batches are kept until the block is
-    full, and compressed and encrypted by the call that closes it.
+    full, and compressed and encrypted by the call that closes it. ``is_compacted``: offsets may be left out before a batch.
     """
 
     def __init__(
@@ -101,6 +102,8 @@ class SegmentWriter:
         block_bytes_target: int = BLOCK_BYTES_TARGET,
         zstd_level: int | None = None,
         encryption: SegmentEncryption | None = None,
+        *,
+        is_compacted: bool = False,
     ) -> None:
         if block_bytes_target <= 0:
             raise Invalid(f"block_bytes_target is {block_bytes_target}; minimum is 1")
@@ -108,6 +111,8 @@ class SegmentWriter:
         self._block_bytes_target = block_bytes_target
         self._compressor = None if zstd_level is None else zstandard.ZstdCompressor(level=zstd_level)
         self._encryption = encryption
+        self._is_compacted = is_compacted
+        self._first_batch_offset = -1
         self._kept: list[Buffer] = []
         self._parts: list[Buffer] = []
         self._blocks: list[BlockEntry] = []
@@ -121,8 +126,13 @@ class SegmentWriter:
 
     @property
     def next_offset(self) -> int:
-        """The base offset that the next batch must have."""
+        """The base offset that the next batch must have, or must not be below in a compacted segment."""
         return self._next_offset
+
+    @property
+    def first_batch_offset(self) -> int:
+        """Base offset of the first batch; -1 without any."""
+        return self._first_batch_offset
 
     @property
     def leader_epochs(self) -> tuple[EpochStart, ...]:
@@ -136,7 +146,8 @@ class SegmentWriter:
             raise Corrupt(
                 f"not exactly one batch of format v2: its header says {header.size_bytes} bytes, the buffer has {len(batch)}"
             )
-        if header.base_offset != self._next_offset or header.last_offset_delta < 0:
+        is_next = header.base_offset == self._next_offset or (self._is_compacted and header.base_offset > self._next_offset)
+        if not is_next or header.last_offset_delta < 0:
             raise Corrupt(
                 f"batch at offsets {header.base_offset}..{header.last_offset} does not continue at {self._next_offset}",
                 expected=self._next_offset,
@@ -152,7 +163,7 @@ class SegmentWriter:
         else:
             self._kept.append(batch)
         self._note_epoch(header)
-        self._note_first_timestamp(header.base_timestamp_ms)
+        self._note_first_timestamp(header)
         self._next_offset = header.next_offset
 
     def take_parts(self) -> list[Buffer]:
@@ -199,6 +210,7 @@ class SegmentWriter:
             block_compression=NONE if self._compressor is None else ZSTD,
             block_encryption=NONE if self._encryption is None else AES_256_GCM,
             data_key="" if self._encryption is None else self._encryption.data_key,
+            compacted=True if self._is_compacted else msgspec.UNSET,
         )
         tail = encode_footer(footer)
         self._write(tail)
@@ -256,8 +268,12 @@ class SegmentWriter:
         if not self._epochs or self._epochs[-1].epoch != header.leader_epoch:
             self._epochs.append(EpochStart(epoch=header.leader_epoch, start_offset=header.base_offset))
 
-    def _note_first_timestamp(self, first_ms: int) -> None:
-        if self._next_offset == self._identity.base_offset or first_ms < self._first_timestamp_min_ms:
+    def _note_first_timestamp(self, header: BatchHeader) -> None:
+        is_first = self._first_batch_offset < 0
+        if is_first:
+            self._first_batch_offset = header.base_offset
+        first_ms = header.base_timestamp_ms if header.delete_horizon_ms is None else header.max_timestamp_ms
+        if is_first or first_ms < self._first_timestamp_min_ms:
             self._first_timestamp_min_ms = first_ms
 
 
@@ -347,20 +363,25 @@ OnBatch = Callable[[BatchHeader, bytes], None]
 
 
 def audit_block(
-    stored: Buffer, entry: BlockEntry, on_batch: OnBatch | None = None, cipher: BlockCipher | None = None
+    stored: Buffer,
+    entry: BlockEntry,
+    on_batch: OnBatch | None = None,
+    cipher: BlockCipher | None = None,
+    *,
+    is_compacted: bool = False,
 ) -> memoryview:
     """The block's batches, from its stored bytes, which are verified completely. Raises ``Corrupt``. ``cipher``: `plain_block`.
 
-    Verified are CRC, Merkle leaves, each batch's own CRC, contiguous offsets, and counts. ``on_batch`` receives each batch that
-    is sound by itself, before the block is known to be sound.
+    Verified are CRC, Merkle leaves, each batch's own CRC, contiguous offsets (in a compacted segment: ascending ones), and
+    counts. ``on_batch`` receives each batch that is sound by itself, before the block is known to be sound.
     """
     block = plain_block(stored, entry, cipher)
     offset, records, leaves = entry.base_offset, 0, TreeFrontier()
     for batch, header in iterate_block_batches(block):
-        if header.base_offset != offset:
+        if header.base_offset != offset and not (is_compacted and header.base_offset > offset):
             raise Corrupt(f"batch begins at offset {header.base_offset}; expected {offset}")
         if not crc_matches(batch, header):
-            raise Corrupt(f"batch of offsets {offset}..{header.last_offset} does not match its CRC")
+            raise Corrupt(f"batch of offsets {header.base_offset}..{header.last_offset} does not match its CRC")
         leaf = batch_leaf(batch)
         leaves.append(leaf)
         if on_batch is not None:
@@ -381,7 +402,10 @@ def iterate_block_batches(block: Buffer) -> Iterator[tuple[memoryview, BatchHead
 
 
 def find_block(blocks: Sequence[BlockEntry], offset: int) -> int:
-    """Index of the block that holds ``offset``. Raises ``IndexError`` outside the segment."""
+    """Index of the block that holds ``offset``, or the first batch after it if it was compacted away.
+
+    Raises ``IndexError`` outside the segment.
+    """
     low, high = 0, len(blocks)
     while low < high:
         middle = (low + high) // 2

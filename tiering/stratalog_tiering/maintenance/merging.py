@@ -20,8 +20,6 @@ from typing import Final
 
 import msgspec
 
-from stratalog_core.batches.checkpoint import EpochStart
-from stratalog_core.partition_state.replay_state import EPOCHS_MAX
 from stratalog_tiering.cold.segment_check import require_sound
 from stratalog_tiering.core.commands import Guards, commit_segment
 from stratalog_tiering.core.locks import merged_lock
@@ -33,7 +31,8 @@ from stratalog_tiering.format.footer import AbortedTransaction, BlockEntry
 from stratalog_tiering.format.manifest import SegmentEntry, SegmentKind, SegmentOptions, segment_entry, source_of
 from stratalog_tiering.format.manifest_edit import ManifestEdit
 from stratalog_tiering.format.object_keys import segment_key
-from stratalog_tiering.format.segment import SegmentFooter, SegmentIdentity, SegmentWriter, audit_block, iterate_block_batches
+from stratalog_tiering.format.segment import SegmentFooter, SegmentWriter, audit_block, iterate_block_batches
+from stratalog_tiering.maintenance.joined_footers import joined_epochs, joined_identity
 from stratalog_tiering.offload.commit import commit_edit, previous_version, refuse_fork
 from stratalog_tiering.offload.data_keys import new_encryption
 from stratalog_tiering.offload.locks import locked_entry
@@ -79,6 +78,8 @@ def _run_from(segments: Sequence[SegmentEntry], merges: int, limits: MergeLimits
         total_bytes += entry.stored_bytes
         oldest, newest = min(oldest, oldest_ms(entry)), max(newest, newest_ms(entry))
         is_small = entry.stored_bytes * FAN_IN <= limits.segment_bytes and entry.merge_count <= merges
+        if entry.is_compacted:  # Compaction makes one segment of several itself.
+            return ()
         is_in_span = limits.span_ms is None or newest - oldest <= limits.span_ms
         if not (is_small and is_in_span and total_bytes <= limits.segment_bytes):
             return ()
@@ -117,7 +118,9 @@ async def _write_merged(
         state.log.topic_id, state.log.index, run[0].base_offset, run[-1].leader_epochs[-1].epoch, ports.random_id()
     )  # fmt: skip
     encryption = await new_encryption(ports.store, state.log.topic_id, state.log.index, key, policy.encryption_key)
-    writer = SegmentWriter(_identity(ports.cluster_id, footers), ports.settings.block_bytes, policy.zstd_level, encryption)
+    writer = SegmentWriter(
+        joined_identity(ports.cluster_id, footers), ports.settings.block_bytes, policy.zstd_level, encryption
+    )
     lock = merged_lock(run, ports.clock.wall_ms())
     upload = StreamedUpload(
         ports.store, key, part_bytes=ports.settings.upload_part_bytes, parts_at_once=ports.settings.upload_parts_at_once,
@@ -132,7 +135,7 @@ async def _write_merged(
                 await ports.background.run(partial(_append_block, writer, content, block, cipher))
                 await upload.write(writer.take_parts())
         finish = partial(
-            writer.finish, created_at_ms=max(footer.created_at_ms for footer in footers), leader_epochs=_epochs(footers),
+            writer.finish, created_at_ms=max(footer.created_at_ms for footer in footers), leader_epochs=joined_epochs(footers),
             aborted_transactions=_aborted(footers), producers=await ports.source.producers(run[-1]),
         )  # fmt: skip
         written = await ports.background.run(finish)
@@ -149,24 +152,6 @@ async def _write_merged(
 def _append_block(writer: SegmentWriter, stored: memoryview, block: BlockEntry, cipher: BlockCipher | None) -> None:
     for batch, header in iterate_block_batches(audit_block(stored, block, cipher=cipher)):
         writer.append(batch, header)
-
-
-def _identity(cluster_id: str, footers: Sequence[SegmentFooter]) -> SegmentIdentity:
-    first = footers[0]
-    ledger_ids = tuple(ledger_id for footer in footers for ledger_id in footer.ledger_ids)
-    return SegmentIdentity(
-        cluster_id=cluster_id, topic_id=first.topic_id, topic_name=footers[-1].topic_name, partition=first.partition,
-        base_offset=first.base_offset, ledger_ids=ledger_ids,
-    )  # fmt: skip
-
-
-def _epochs(footers: Sequence[SegmentFooter]) -> list[EpochStart]:
-    """The union of the footers' leader epochs, each with the first start offset seen."""
-    starts: dict[int, int] = {}
-    for footer in footers:
-        for start in footer.leader_epochs:
-            starts.setdefault(start.epoch, start.start_offset)
-    return [EpochStart(epoch, offset) for epoch, offset in sorted(starts.items())][-EPOCHS_MAX:]
 
 
 def _aborted(footers: Sequence[SegmentFooter]) -> list[AbortedTransaction]:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+import weakref
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
@@ -65,6 +66,24 @@ class HistoryPorts(Protocol):
     def locks(self) -> KnownLocks: ...
 
 
+class MapSlot:
+    """The right to hold a map of keys for compaction, for one holder at a time. It ends with its holder at the latest."""
+
+    def __init__(self) -> None:
+        self._holder: weakref.ref[object] | None = None
+
+    def take(self, holder: object) -> bool:
+        """Whether ``holder`` has the slot now."""
+        current = self._holder() if self._holder is not None else None
+        if current is None:
+            self._holder = weakref.ref(holder)
+        return current is None or current is holder
+
+    def free(self, holder: object) -> None:
+        if self._holder is not None and self._holder() is holder:
+            self._holder = None
+
+
 class Throttle:
     """Limits a rate shared by several tasks: a token bucket on the monotonic clock that holds a quarter of a second."""
 
@@ -106,6 +125,7 @@ class WorkerPorts:
     background: Background
     reading: Throttle
     deleting: Throttle
+    map_slot: MapSlot
     counters: TieringCounters
     second_store: ObjectStore | None = None
     """The store of the second copy."""
@@ -168,6 +188,7 @@ def worker_ports(
         background=background,
         reading=Throttle(settings.read_bytes_per_s, clock),
         deleting=Throttle(settings.deletes_per_s, clock),
+        map_slot=MapSlot(),
         counters=TieringCounters(),
         second_store=second_store,
     )

@@ -21,6 +21,7 @@ from stratalog_tiering.core.maintenance_times import MaintenanceTask, Maintenanc
 from stratalog_tiering.core.partition import PartitionSnapshot, is_cold, low_on_space, partition_snapshot
 from stratalog_tiering.core.planning import DropEmpty, DropHot, Fulfil, Idle, Offload, PlanLimits, ResolveFork, Step, next_step
 from stratalog_tiering.core.policy import UNLIMITED, TierPolicy, tier_policy
+from stratalog_tiering.maintenance.compaction import Compaction
 from stratalog_tiering.maintenance.fork_resolution import resolve_fork
 from stratalog_tiering.maintenance.hot_expiry import HotExpiry
 from stratalog_tiering.maintenance.merging import merge_small
@@ -53,6 +54,7 @@ class PartitionWork:
         self._failures = 0
         self._offloaded_at_ms = 0
         self._hot_expiry = HotExpiry()
+        self._compaction = Compaction()
         self._next_report = 0.0
         self._times = MaintenanceTimes(
             ports.settings,
@@ -127,7 +129,9 @@ class PartitionWork:
             return None
         if policy.retention_bytes != UNLIMITED:
             hot_bytes = sum(stored.ledger.payload_bytes for stored in state.ledgers if not is_cold(state, stored.ledger))
-        return state.pointer_version, state.log.log_start_offset, policy, hot_bytes, uncopied
+        # What has a hot copy is not compacted.
+        hot_start = state.ledgers[0].ledger.base_offset if policy.compaction is not None and state.ledgers else None
+        return state.pointer_version, state.log.log_start_offset, policy, hot_bytes, uncopied, hot_start
 
     def _unresolved(self, state: PartitionSnapshot | None) -> str:
         """The reported error if a maintenance task still fails, else an empty string."""
@@ -168,7 +172,24 @@ class PartitionWork:
         elif isinstance(step, DropEmpty):
             await drop(self._ports, state, step.ledgers, guards)
         elif isinstance(step, Fulfil):
-            await self._ports.metadata.propose(fulfil_request(state, guards))
+            await self._fulfil(state, guards)
+
+    async def _fulfil(self, state: PartitionSnapshot, guards: Guards) -> None:
+        """Delete the request, after a request to compact has been carried out."""
+        if state.request is not None and state.request.compact:
+            if await self._compact(state, self._policy(state), guards, is_asked=True):
+                return
+            if self._compaction.is_waiting:
+                raise Conflict("another partition of the worker is being compacted")
+        await self._ports.metadata.propose(fulfil_request(state, guards))
+
+    async def _compact(self, state: PartitionSnapshot, policy: TierPolicy, guards: Guards, *, is_asked: bool = False) -> bool:
+        was_running = self._compaction.is_running
+        try:
+            return await self._compaction.step(self._ports, state, policy, guards, is_asked=is_asked)
+        finally:
+            if was_running or self._compaction.is_running:
+                await self._report(None, state)
 
     async def _expire_hot(self, topic: Topic) -> None:
         """Remove expired hot ledgers without the store, so that a long outage of the store does not fill the bookies."""
@@ -201,16 +222,18 @@ class PartitionWork:
             raise
 
     async def _retain(self, state: PartitionSnapshot, policy: TierPolicy, guards: Guards) -> None:
-        """Apply retention, else merge one run of small segments, else compute when retention is due next."""
+        """Apply retention, else compact a step or merge one run of small segments, else compute when retention is due next."""
         changed = await apply_retention(self._ports, state, policy, guards)
         if not changed and not policy.is_copied:
             changed = await self._drop_expired_hot(state, policy, guards)
-        if changed or await merge_small(self._ports, state, policy, guards):
+        # Compaction joins small segments itself, and a pass relies on the segments that it has found.
+        if changed or await self._compact(state, policy, guards) or await merge_small(self._ports, state, policy, guards):
             self._times.changed(self._ports.clock.monotonic())
         else:
             cold_ms = await next_expiry_ms(self._ports, state, policy)
             hot_ms = None if policy.is_copied else self._hot_expiry.next_ms(state, policy)
-            expires_at_ms = min((each for each in (cold_ms, hot_ms) if each is not None), default=None)
+            times_ms = (cold_ms, hot_ms, self._compaction.due_at_ms)
+            expires_at_ms = min((each for each in times_ms if each is not None), default=None)
             self._times.nothing_due_before(self._retained(state), expires_at_ms, self._ports.clock.monotonic())
 
     def _until(self, idle: Idle, state: PartitionSnapshot) -> float:
@@ -230,7 +253,9 @@ class PartitionWork:
         now, key = self._ports.clock.monotonic(), tier_status_key(self._topic_id, self._index)
         last = self._ports.metadata.view.find(TierStatus, key)
         text = f"{type(failure).__name__}: {failure.message}" if failure is not None else self._unresolved(state)
-        if last is not None and text == last.last_error and now < self._next_report:
+        compaction = self._compaction.state
+        is_news = last is None or text != last.last_error or bool(last.compacting) != bool(compaction.phase)
+        if not is_news and now < self._next_report:
             return
         self._next_report = now + _STATUS_INTERVAL_S
         status = TierStatus(
@@ -240,6 +265,10 @@ class PartitionWork:
             offloaded_at_ms=self._offloaded_at_ms or (last.offloaded_at_ms if last else 0),
             last_error=text,
             last_error_at_ms=self._ports.clock.wall_ms() if text else 0,
+            compacted_at_ms=self._compaction.last_done_ms or (last.compacted_at_ms if last else 0),
+            compacting=compaction.phase,
+            compacting_offset=compaction.offset,
+            compacting_end=compaction.end_offset,
         )
         log = self._ports.metadata.view.get(log_key(self._topic_id, self._index))
         if log is None:

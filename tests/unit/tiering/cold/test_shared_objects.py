@@ -7,10 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 import msgspec
-import pytest
 from support.archive_writer import ArchiveWriter
 
-from stratalog_core.errors import Invalid
 from stratalog_core.system import SystemClock, ThreadBackground
 from stratalog_metadata.records import ManifestPointer
 from stratalog_tiering.cold.manifest_source import ManifestSource
@@ -83,15 +81,14 @@ async def test_segments_of_one_object_are_told_apart(
     assert proof.holds(batches[1][2])
 
 
-async def test_a_segment_that_lacks_batches_is_refused(writer: ArchiveWriter, store: Store, make_batches: Batches) -> None:
+async def test_an_entry_and_a_segment_agree_in_whether_batches_are_missing(
+    writer: ArchiveWriter, store: Store, background: ThreadBackground, make_batches: Batches
+) -> None:
     pointer, entry = await writer.append(0, make_batches(0, [3, 4]))
-    options = SegmentOptions(present=PresentBatches(base_offset=0, end_offset=3, batch_count=1))
-    holed = msgspec.structs.replace(entry, kind=SegmentKind.COMPACTED, options=options)
-    pointer, _ = await committed(store, pointer, [holed])
-    reader = ColdReader(store, ColdReaderSettings(), SystemClock())
-    with pytest.raises(Invalid, match="lacks batches that it covers; this release cannot read it: upgrade it"):
-        await reader.fetch(pointer, 0, 10**6, 10)
-    await reader.close()
+    options = SegmentOptions(present=PresentBatches(base_offset=0, end_offset=7, batch_count=2))
+    pointer, _ = await committed(store, pointer, [msgspec.structs.replace(entry, kind=SegmentKind.COMPACTED, options=options)])
+    (finding,) = (await Verifier(store, background).partition("flights", pointer)).findings
+    assert "its manifest says" in finding.problem
 
 
 async def test_an_object_that_does_not_match_its_checksum_is_found(

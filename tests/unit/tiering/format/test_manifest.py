@@ -385,6 +385,12 @@ def test_the_minimum_timestamp_of_a_page_is_unknown_if_that_of_a_segment_is() ->
         ("footer_position", -1, "data or footer beyond"),
         ("leaf_count", 6, "leaves beyond"),
         ("options", SegmentOptions(present=PresentBatches(base_offset=9, end_offset=12, batch_count=1)), "does not cover"),
+        ("options", SegmentOptions(dirty_from=2), "compacted up to offset 2, which it does not cover"),
+        (
+            "options",
+            SegmentOptions(present=PresentBatches(base_offset=10, end_offset=15, batch_count=1), dirty_from=15),
+            "compacted up to offset 15",
+        ),
     ],
 )
 def test_an_entry_that_contradicts_itself_is_refused(member: str, value: object, problem: str) -> None:

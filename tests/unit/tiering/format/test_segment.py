@@ -18,6 +18,7 @@ from stratalog_core.batches.checkpoint import ProducerEntry, SequencedBatch
 from stratalog_core.batches.records import Record, build_batch
 from stratalog_core.errors import Corrupt, Invalid, StratalogError
 from stratalog_tiering.format.footer import (
+    COMPACTED,
     MAGIC,
     MUST_UNDERSTAND,
     PRODUCERS,
@@ -179,11 +180,64 @@ def test_other_versions_are_refused(version: int, remedy: str) -> None:
         parse_footer(content, len(content))
 
 
-@given(st.integers(1, 0xFFFF))
+@given(st.integers(2, 0xFFFF))
 def test_every_flag_of_a_trailer_must_be_understood(flags: int) -> None:
     content = with_trailer(write_segment(make_batches(0, [5]))[0], 26, flags.to_bytes(2, "big"))
-    with pytest.raises(Invalid, match=f"segment trailer has flags {flags:#06x}; this release does not know {flags:#06x}"):
+    unknown = flags & ~COMPACTED
+    with pytest.raises(Invalid, match=f"segment trailer has flags {flags:#06x}; this release does not know {unknown:#06x}"):
         parse_footer(content, len(content))
+
+
+def test_footer_and_trailer_agree_in_whether_the_segment_is_compacted() -> None:
+    content = with_trailer(write_segment(make_batches(0, [5]))[0], 26, COMPACTED.to_bytes(2, "big"))
+    with pytest.raises(Corrupt, match="differ in whether the segment is compacted"):
+        parse_footer(content, len(content))
+
+
+@given(
+    gaps=st.lists(st.tuples(st.integers(0, 5), st.integers(1, 4)), min_size=1, max_size=12), zstd=st.booleans(),
+    block_bytes=st.integers(1, 600),
+)  # fmt: skip
+def test_a_compacted_segment_covers_its_gaps(gaps: list[tuple[int, int]], *, zstd: bool, block_bytes: int) -> None:
+    batches, offset = list[bytes](), 40
+    for gap, count in gaps:
+        batches += make_batches(offset + gap, [count])
+        offset += gap + count
+    writer = SegmentWriter(identity(40), block_bytes, 3 if zstd else None, is_compacted=True)
+    for batch in batches:
+        writer.append(batch)
+    written = writer.finish(created_at_ms=5)
+    content = b"".join(writer.take_parts())
+    footer = parse_footer(content, len(content))
+    assert (footer.is_compacted, footer.base_offset, footer.end_offset) == (True, 40, offset)
+    assert writer.first_batch_offset == 40 + gaps[0][0]
+    assert len(written.leaves) == 32 * len(batches)
+    found = list[bytes]()
+    for block in footer.blocks:
+        plain = audit_block(content[block.position : block.end_position], block, is_compacted=True)
+        found += [bytes(batch) for batch, _ in iterate_block_batches(plain)]
+    assert found == batches
+    for wanted in range(40, offset):
+        block = footer.blocks[find_block(footer.blocks, wanted)]
+        assert block.base_offset <= wanted <= block.last_offset
+
+
+def test_batches_of_a_compacted_segment_ascend() -> None:
+    writer = SegmentWriter(identity(0), is_compacted=True)
+    writer.append(make_batches(5, [3])[0])
+    with pytest.raises(Corrupt, match="does not continue at 8"):
+        writer.append(make_batches(7, [3])[0])
+
+
+def test_gaps_are_damage_in_a_segment_that_is_not_compacted() -> None:
+    writer = SegmentWriter(identity(0), is_compacted=True)
+    for base in (5, 20):
+        writer.append(make_batches(base, [3])[0])
+    (block,) = writer.finish(created_at_ms=5).footer.blocks
+    content = b"".join(writer.take_parts())[: block.end_position]
+    audit_block(content, block, is_compacted=True)
+    with pytest.raises(Corrupt, match="batch begins at offset 5; expected 0"):
+        audit_block(content, block)
 
 
 @pytest.mark.parametrize(("member", "value"), [("block_compression", "lz4"), ("block_encryption", "aes-512-gcm")])

@@ -1,0 +1,265 @@
+"""The worker compacts cold history; readers find the next record in a gap, and no failure of a step loses a record."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from stratalog_core.batches.batch import read_header
+from stratalog_core.batches.records import Record, build_batch, iterate_records
+from stratalog_core.errors import Corrupt, NotFound, Unavailable
+from stratalog_core.system import SystemClock, ThreadBackground
+from stratalog_metadata.records import TierRequest, Topic
+from stratalog_metadata.state.commands import Command, Put
+from stratalog_tiering.cold.manifest_source import ManifestSource
+from stratalog_tiering.cold.proofs import prove_batch, prove_growth
+from stratalog_tiering.cold.reader import ColdReader, ColdReaderSettings
+from stratalog_tiering.cold.verifier import Verifier
+from stratalog_tiering.core.compaction import BatchFilter
+from stratalog_tiering.format.manifest import COMPACTING_WRITER, Manifest, Reason, SegmentKind
+
+Cluster = Any
+Rows = Sequence[tuple[str, str | None]]
+LAZY = {"cleanup.policy": "compact", "min.cleanable.dirty.ratio": "1"}
+"""Compacted only when asked to be."""
+
+
+@pytest.fixture
+def topic(topic: Topic) -> Topic:
+    return msgspec.structs.replace(topic, configs=LAZY)
+
+
+def batches_of(base_offset: int, *rows: Rows, epoch: int = 0) -> list[bytes]:
+    """One batch for each list of keys and values."""
+    batches, offset = [], base_offset
+    for each in rows:
+        records = [
+            Record(offset=offset + step, timestamp_ms=offset + step, key=key.encode(), value=None if value is None else value.encode())
+            for step, (key, value) in enumerate(each)
+        ]
+        batches.append(bytes(build_batch(records, leader_epoch=epoch)))
+        offset += len(each)
+    return batches
+
+
+async def cold(cluster: Cluster, *ledgers: Sequence[Rows]) -> None:
+    """Offload one segment for each of ``ledgers``, by a worker that joins nothing."""
+    worker = await cluster.start_worker("offloader", segment_bytes=1, block_bytes=4096)
+    base = cluster.pointer().end_offset if cluster.pointer() else 0
+    for epoch, ledger in enumerate(ledgers):
+        batches = batches_of(base, *ledger, epoch=base + epoch)
+        await cluster.add_ledger(batches, base, leader_epoch=base + epoch)
+        base = read_header(batches[-1]).next_offset
+    await cluster.until(lambda: not cluster.log().ledgers)
+    await worker.close()
+
+
+async def ask(cluster: Cluster, partition: int = 0) -> None:
+    """Request a compaction, as an owner has answered it, and wait until it is done."""
+    pointer = cluster.pointer(partition)
+    request = TierRequest(
+        topic_id=cluster.topic.topic_id, index=partition, end_offset=pointer.end_offset, delete_hot=True, compact=True
+    )
+    await cluster.metadata.propose(Command(updates=(Put(record=request),)))
+    await cluster.until(lambda: cluster.metadata.view.get(request.key()) is None)
+
+
+async def manifest_of(cluster: Cluster) -> Manifest:
+    return await ManifestSource(cluster.store).manifest(cluster.pointer())
+
+
+async def read_all(cluster: Cluster, from_offset: int = 0) -> dict[int, Record]:
+    """All records from an offset on, read as a broker reads them."""
+    reader, pointer = ColdReader(cluster.store, ColdReaderSettings(), SystemClock()), cluster.pointer()
+    offset, found = from_offset, dict[int, Record]()
+    while offset < pointer.end_offset:
+        run = await reader.fetch(pointer, offset, 100, 10)
+        assert read_header(run.batches[0]).last_offset >= offset, "a batch below the offset would stop a consumer"
+        found.update((each.offset, each) for batch in run.batches for each in iterate_records(batch))
+        assert run.end_offset > offset
+        offset = run.end_offset
+    await reader.close()
+    return {offset: each for offset, each in found.items() if offset >= from_offset}
+
+
+def values(records: dict[int, Record]) -> dict[int, tuple[bytes | None, bytes | None]]:
+    return {offset: (each.key, each.value) for offset, each in records.items()}
+
+
+LEDGERS: list[list[Rows]] = [
+    [[("a", "1"), ("b", "1")], [("c", "1"), ("a", "2")]],
+    [[("b", "2")], [("c", None), ("d", "1")]],
+    [[("a", "3")], [("e", "1"), ("a", "4")]],
+]
+KEPT = {4: (b"b", b"2"), 5: (b"c", None), 6: (b"d", b"1"), 8: (b"e", b"1"), 9: (b"a", b"4")}
+
+
+async def test_cold_segments_become_one_that_covers_the_same_offsets(cluster: Cluster, background: ThreadBackground) -> None:
+    await cold(cluster, *LEDGERS)
+    before, worker = await manifest_of(cluster), await cluster.start_worker()
+    await ask(cluster)
+    after = await manifest_of(cluster)
+    (entry,) = after.segments
+    present = entry.options.present
+    assert present is not None
+    assert (entry.kind, entry.base_offset, entry.end_offset) == (SegmentKind.COMPACTED, 0, 10)
+    assert (entry.record_count, entry.leaf_count, entry.batch_count) == (5, 6, 3)
+    assert (present.base_offset, present.end_offset, entry.options.dirty_from) == (4, 10, None)
+    assert [(start.epoch, start.start_offset) for start in entry.leader_epochs] == [(0, 0), (5, 4), (9, 7)]
+    assert (after.record_count, after.start_offset, after.oldest_writer) == (5, 0, COMPACTING_WRITER)
+    assert after.tree == before.tree
+    assert [(removed.key, removed.reason) for removed in after.removed] == [
+        (each.key, Reason.COMPACTED) for each in before.segments
+    ]
+    for offset in range(10):
+        expected = {at: kept for at, kept in KEPT.items() if at >= offset}
+        assert values(await read_all(cluster, offset)) == expected
+    report = await Verifier(cluster.store, background).partition("flights", cluster.pointer())
+    assert (report.findings, report.progress.records) == ((), 5)
+    (counters,) = [group for group in worker.metrics() if group.subsystem == "tiering" and hasattr(group, "compaction_passes")]
+    assert (counters.compaction_passes, counters.segments_compacted, counters.records_compacted) == (1, 3, 5)
+
+
+async def test_what_was_compacted_cannot_be_proved_and_growth_can(cluster: Cluster, background: ThreadBackground) -> None:
+    await cold(cluster, *LEDGERS[:1])
+    older = (await manifest_of(cluster)).tree
+    await cold(cluster, *LEDGERS[1:])
+    await cluster.start_worker()
+    await ask(cluster)
+    manifest, source = await manifest_of(cluster), ManifestSource(cluster.store)
+    with pytest.raises(NotFound, match="compacted segment"):
+        await prove_batch(cluster.store, source, background, manifest, 9)
+    assert (await prove_growth(source, manifest, older.size)).holds(older.head)
+
+
+async def test_the_time_of_a_record_is_found_behind_a_gap(cluster: Cluster) -> None:
+    await cold(cluster, *LEDGERS)
+    await cluster.start_worker()
+    await ask(cluster)
+    reader = ColdReader(cluster.store, ColdReaderSettings(), SystemClock())
+    for timestamp_ms, offset in ((0, 4), (4, 4), (7, 8), (9, 9)):
+        found = await reader.offset_for_timestamp(cluster.pointer(), timestamp_ms)
+        assert found is not None
+        assert (found.offset, found.timestamp_ms) == (offset, offset)
+    assert [start for _, start in await reader.leader_epochs(cluster.pointer())] == [0, 4, 7]
+    await reader.close()
+
+
+async def test_a_map_that_is_too_small_takes_several_passes(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stratalog_tiering.maintenance.compaction.KEY_BYTES", 64 * 1024 // 2)
+    await cold(cluster, *LEDGERS)
+    worker = await cluster.start_worker(compaction_map_bytes=64 * 1024)
+    await ask(cluster)
+    assert values(await read_all(cluster)) == KEPT
+    (counters,) = [group for group in worker.metrics() if hasattr(group, "compaction_passes")]
+    assert counters.compaction_passes > 2
+
+
+async def test_history_in_pages_is_compacted_page_by_page(cluster: Cluster, background: ThreadBackground) -> None:
+    ledgers = [[[("k", str(index)), (f"only-{index}", "1")]] for index in range(140)]
+    await cold(cluster, *ledgers)
+    before = await manifest_of(cluster)
+    assert before.pages
+    await cluster.start_worker()
+    await ask(cluster)
+    found = values(await read_all(cluster))
+    assert len(found) == 141
+    assert found[278] == (b"k", b"139")
+    manifest = await manifest_of(cluster)
+    assert sum(ref.segment_count for ref in manifest.pages) + len(manifest.segments) < 5
+    assert (await Verifier(cluster.store, background).partition("flights", cluster.pointer())).findings == ()
+
+
+async def test_dirty_history_is_compacted_without_being_asked(cluster: Cluster) -> None:
+    await cold(cluster, *LEDGERS)
+    eager = msgspec.structs.replace(cluster.topic, configs={**LAZY, "min.cleanable.dirty.ratio": "0.4"})
+    await cluster.metadata.propose(Command(updates=(Put(record=eager),)))
+    await cluster.start_worker()
+    version = cluster.pointer().manifest_version
+    await cluster.until(lambda: cluster.pointer().manifest_version > version)
+    assert values(await read_all(cluster)) == KEPT
+
+
+async def test_records_with_hot_copies_are_not_compacted(cluster: Cluster) -> None:
+    await cold(cluster, *LEDGERS)
+    await cluster.start_worker(deletion_lag_ms=3_600_000)
+    await cluster.add_ledger(batches_of(10, [("b", "3")]), 10)
+    await cluster.until(lambda: cluster.pointer().end_offset == 11)
+    await ask_with_hot(cluster)
+    found = values(await read_all(cluster))
+    assert found == {**KEPT, 10: (b"b", b"3")}
+
+
+async def ask_with_hot(cluster: Cluster) -> None:
+    request = TierRequest(topic_id=cluster.topic.topic_id, index=0, end_offset=10, compact=True)
+    await cluster.metadata.propose(Command(updates=(Put(record=request),)))
+    await cluster.until(lambda: cluster.metadata.view.get(request.key()) is None)
+
+
+@pytest.mark.parametrize("call", ["put", "get_range", "head"])
+async def test_a_failing_store_costs_a_new_pass_and_no_record(
+    cluster: Cluster, background: ThreadBackground, call: str
+) -> None:
+    await cold(cluster, *LEDGERS)
+    failures, seen = [1, 3, 4, 6, 9, 13], 0
+
+    def fail(name: str, key: str) -> BaseException | None:
+        nonlocal seen
+        if name != call:
+            return None
+        seen += 1
+        return Unavailable("no answer") if seen in failures else None
+
+    cluster.store.before = fail
+    await cluster.start_worker()
+    await ask(cluster)
+    cluster.store.before = lambda name, key: None
+    assert values(await read_all(cluster)) == KEPT
+    assert (await Verifier(cluster.store, background).partition("flights", cluster.pointer())).findings == ()
+
+
+async def test_a_filter_that_loses_a_record_is_noticed_before_the_commit(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, store_directory: Path
+) -> None:
+    await cold(cluster, *LEDGERS)
+    keeps = BatchFilter._keeps
+    monkeypatch.setattr(BatchFilter, "_keeps", lambda self, header, span: span.key != b"e" and keeps(self, header, span))
+    version = cluster.pointer().manifest_version
+    await cluster.start_worker()
+    request = TierRequest(topic_id=cluster.topic.topic_id, index=0, end_offset=10, compact=True)
+    await cluster.metadata.propose(Command(updates=(Put(record=request),)))
+    await cluster.until(lambda: "does not hold exactly the records that it must" in cluster.last_error())
+    assert cluster.pointer().manifest_version == version
+    monkeypatch.undo()
+    await cluster.until(lambda: cluster.metadata.view.get(request.key()) is None)
+    assert values(await read_all(cluster)) == KEPT
+
+
+async def test_a_damaged_segment_stops_the_compaction(cluster: Cluster, store_directory: Path) -> None:
+    await cold(cluster, *LEDGERS)
+    entry = (await manifest_of(cluster)).segments[1]
+    path = store_directory / entry.key
+    content = bytearray(path.read_bytes())
+    content[70] ^= 1
+    path.write_bytes(content)
+    await cluster.start_worker()
+    request = TierRequest(topic_id=cluster.topic.topic_id, index=0, end_offset=10, compact=True)
+    await cluster.metadata.propose(Command(updates=(Put(record=request),)))
+    await cluster.until(lambda: Corrupt.__name__ in cluster.last_error())
+    assert [each.kind for each in (await manifest_of(cluster)).segments] == [SegmentKind.RAW] * 3
+
+
+async def test_a_policy_that_only_compacts_deletes_nothing(cluster: Cluster) -> None:
+    old = msgspec.structs.replace(cluster.topic, configs={**LAZY, "retention.ms": "1", "retention.bytes": "1"})
+    await cluster.metadata.propose(Command(updates=(Put(record=old),)))
+    await cold(cluster, *LEDGERS)
+    await cluster.start_worker()
+    await ask(cluster)
+    assert values(await read_all(cluster)) == KEPT
+    both = msgspec.structs.replace(old, configs={**old.configs, "cleanup.policy": "compact,delete"})
+    await cluster.metadata.propose(Command(updates=(Put(record=both),)))
+    await cluster.until(lambda: cluster.log().log_start_offset == 10)

@@ -1,0 +1,326 @@
+"""Compaction of a topic's cold history: which records stay, by Kafka's rules (its ``Cleaner`` and KIP-534). No I/O.
+
+A pass has a map of the newest offset of each key in the dirty part of the history, and filters every batch up to the map's end
+with it. A record stays if its key has no newer record in the map, and:
+
+- it has a value, or the batch's delete horizon has not come. The horizon is set by the pass that first keeps the tombstone:
+  ``delete.retention.ms`` later;
+- its transaction was committed. Transaction markers stay until their transaction's records are gone, and then until their own
+  delete horizon.
+
+A batch keeps its base and last offset, leader epoch, producer, sequence and codec. The last batch of a segment, and the last
+one of each producer that is still known, stay without records if they lose them all, so that the end of a segment, and the
+sequences of producers, are never lost.
+
+The map is bounded: it ends where it is full, and the next pass continues there (ADR 136). It holds 16 bytes for a key:
+the key itself if it is shorter, else a keyed digest.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+from typing import Final
+
+from crc32c import crc32c
+
+from stratalog_core.batches.batch import (
+    COMPRESSION_MASK,
+    CRC_START,
+    DELETE_HORIZON_BIT,
+    HEADER,
+    HEADER_BYTES,
+    LENGTH_PREFIX_BYTES,
+    BatchHeader,
+)
+from stratalog_core.batches.checkpoint import ProducerEntry
+from stratalog_core.batches.compression import compress
+from stratalog_core.batches.record_spans import RecordSpan, batch_body, record_spans
+from stratalog_core.batches.records import encode_varint
+from stratalog_core.ports import Buffer
+from stratalog_tiering.format.footer import AbortedTransaction
+
+KEY_BYTES: Final = 256
+"""Memory of one key in the map: an object for its digest, one for its offset, and its place in a table that may be growing."""
+_DIGEST_BYTES: Final = 16
+_ABORT: Final = b"\x00\x00\x00\x00"
+"""Key of an abort marker: version 0, type 0. A commit marker's type is 1."""
+
+
+class OffsetMap:
+    """The newest offset of each key, for at most ``keys_max`` keys. ``secret`` makes digests that nobody can collide."""
+
+    def __init__(self, keys_max: int, secret: bytes) -> None:
+        self._keys_max = keys_max
+        self._secret = secret
+        self._offsets: dict[bytes, int] = {}
+
+    def __len__(self) -> int:
+        return len(self._offsets)
+
+    def put(self, key: bytes, offset: int) -> bool:
+        """Note a record; offsets must rise. False if the key is new and the map is full."""
+        digest = key if len(key) < _DIGEST_BYTES else self._digest(key)
+        if len(self._offsets) >= self._keys_max and digest not in self._offsets:
+            return False
+        self._offsets[digest] = offset
+        return True
+
+    def newest(self, key: bytes) -> int:
+        """The newest offset of a key; -1 if the map does not have it."""
+        return self._offsets.get(key if len(key) < _DIGEST_BYTES else self._digest(key), -1)
+
+    def _digest(self, key: bytes) -> bytes:
+        return hashlib.blake2b(key, digest_size=_DIGEST_BYTES, key=self._secret).digest()
+
+
+@dataclass(slots=True)
+class TransactionFilter:
+    """Follows transactions over batches in offset order. Add a segment's aborted transactions before its batches."""
+
+    _coming: list[tuple[int, int, int]] = field(default_factory=list)
+    """Aborted transactions that begin later: first offset, last offset, producer."""
+    _aborting: dict[int, bool] = field(default_factory=dict)
+    """Producers whose open transaction will be aborted, and whether a batch of it was read."""
+    _committing: set[int] = field(default_factory=set)
+
+    def add(self, aborted: Iterable[AbortedTransaction]) -> None:
+        for each in aborted:
+            heappush(self._coming, (each.first_offset, each.last_offset, each.producer_id))
+
+    def is_aborted(self, header: BatchHeader) -> bool:
+        """Whether a batch of records belongs to an aborted transaction."""
+        self._begin(header)
+        if not header.is_transactional:
+            return False
+        if header.producer_id in self._aborting:
+            self._aborting[header.producer_id] = True
+            return True
+        self._committing.add(header.producer_id)
+        return False
+
+    def is_marker_done(self, header: BatchHeader, key: bytes | None) -> bool:
+        """Whether no batch of the transaction that a marker ends is left. ``key`` is None for a marker without its record."""
+        self._begin(header)
+        if key is None:
+            return True
+        if key == _ABORT:
+            return not self._aborting.pop(header.producer_id, False)
+        was_read = header.producer_id in self._committing
+        self._committing.discard(header.producer_id)
+        return not was_read
+
+    def _begin(self, header: BatchHeader) -> None:
+        """Note the aborted transactions that have begun. Each segment that one overlaps lists it; one that ended is skipped."""
+        while self._coming and self._coming[0][0] <= header.last_offset:
+            _, last_offset, producer_id = heappop(self._coming)
+            if last_offset >= header.base_offset:
+                self._aborting.setdefault(producer_id, False)
+
+
+class MapBuilder:
+    """Fills a map from batches in offset order, from ``dirty_from`` on. ``end_offset``: the map is complete below it."""
+
+    def __init__(self, offsets: OffsetMap, dirty_from: int) -> None:
+        self.offsets = offsets
+        self.end_offset = dirty_from
+        self.transactions = TransactionFilter()
+        self._dirty_from = dirty_from
+
+    def add(self, batch: Buffer, header: BatchHeader) -> bool:
+        """Note the batch's keys. False if the map was full before the batch ended; it is complete up to that record."""
+        if header.is_control:
+            spans = record_spans(batch_body(batch, header), header)
+            self.transactions.is_marker_done(header, spans[0].key if spans else None)
+        elif not self.transactions.is_aborted(header) and header.last_offset >= self._dirty_from:
+            for span in record_spans(batch_body(batch, header), header):
+                offset = header.base_offset + span.offset_delta
+                if span.key is None or offset < self._dirty_from:
+                    continue
+                if not self.offsets.put(span.key, offset):
+                    self.end_offset = max(self.end_offset, offset)
+                    return False
+        self.end_offset = max(self.end_offset, header.next_offset)
+        return True
+
+
+@dataclass(slots=True, kw_only=True)
+class CompactionCounts:
+    """What one pass has done so far."""
+
+    records_read: int = 0
+    records_kept: int = 0
+    tombstones_kept: int = 0
+    tombstones_deleted: int = 0
+    keyless_deleted: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Filtered:
+    """A batch after the filter: None if it is gone. ``fingerprint`` is over the records that must be in it."""
+
+    batch: Buffer | None
+    fingerprint: int
+
+
+class BatchFilter:
+    """The filter of one pass. ``now_ms`` is the wall time of its start; ``map_end``: later records stay as they are."""
+
+    def __init__(
+        self,
+        offsets: OffsetMap,
+        map_end: int,
+        now_ms: int,
+        delete_retention_ms: int,
+        producers: Sequence[ProducerEntry] = (),
+    ) -> None:
+        """``producers`` are those at the end of the history: the last batch of each stays."""
+        self._offsets = offsets
+        self._map_end = map_end
+        self._now_ms = now_ms
+        self._horizon_ms = now_ms + delete_retention_ms
+        self._last_of: Mapping[int, tuple[int, int]] = {
+            each.producer_id: (each.batches[-1].last_offset if each.batches else -1, each.producer_epoch) for each in producers
+        }
+        self.transactions = TransactionFilter()
+        self.counts = CompactionCounts()
+
+    def filter(self, batch: Buffer, header: BatchHeader, *, is_last: bool) -> Filtered:
+        """The batch without the records that are to go; ``is_last``: it is the segment's last one. Raises ``Corrupt``."""
+        self.counts.records_read += header.record_count
+        stays = is_last or self._is_last_of_producer(header)
+        if header.is_control:
+            return self._marker(batch, header, stays=stays)
+        if self.transactions.is_aborted(header):
+            return _gone(header, stays=stays)
+        if not header.record_count:
+            return Filtered(batch=batch if stays else None, fingerprint=0)
+        return self._records(batch, header, stays=stays)
+
+    def _is_last_of_producer(self, header: BatchHeader) -> bool:
+        last = self._last_of.get(header.producer_id) if header.producer_id >= 0 else None
+        if last is None:
+            return False
+        offset, epoch = last
+        return header.last_offset == offset if offset >= 0 else header.is_control and header.producer_epoch == epoch
+
+    def _marker(self, batch: Buffer, header: BatchHeader, *, stays: bool) -> Filtered:
+        body = batch_body(batch, header)
+        spans = record_spans(body, header)
+        is_done = self.transactions.is_marker_done(header, spans[0].key if spans else None)
+        horizon_ms = header.delete_horizon_ms
+        if not spans or (is_done and horizon_ms is not None and horizon_ms <= self._now_ms):
+            return _gone(header, stays=stays)
+        self.counts.records_kept += len(spans)
+        fingerprint = _fingerprint(header, body, spans)
+        if is_done and horizon_ms is None:
+            batch = _rebuilt(header, body, spans, self._horizon_ms)
+        return Filtered(batch=batch, fingerprint=fingerprint)
+
+    def _records(self, batch: Buffer, header: BatchHeader, *, stays: bool) -> Filtered:
+        if header.base_offset >= self._map_end:
+            self.counts.records_kept += header.record_count
+            body = batch_body(batch, header)
+            return Filtered(batch=batch, fingerprint=_fingerprint(header, body, record_spans(body, header)))
+        body = batch_body(batch, header)
+        spans = record_spans(body, header)
+        kept = [span for span in spans if self._keeps(header, span)]
+        tombstones = sum(not span.has_value for span in kept)
+        self._count(spans, kept, tombstones)
+        fingerprint = _fingerprint(header, body, survivors(self._offsets, self._map_end, self._now_ms, header, spans))
+        if not kept:
+            return Filtered(batch=_emptied(header) if stays else None, fingerprint=fingerprint)
+        sets_horizon = bool(tombstones) and header.delete_horizon_ms is None
+        if len(kept) == len(spans) and not sets_horizon:
+            return Filtered(batch=batch, fingerprint=fingerprint)
+        rebuilt = _rebuilt(header, body, kept, self._horizon_ms if sets_horizon else None)
+        return Filtered(batch=rebuilt, fingerprint=fingerprint)
+
+    def _keeps(self, header: BatchHeader, span: RecordSpan) -> bool:
+        offset = header.base_offset + span.offset_delta
+        if offset >= self._map_end:
+            return True
+        if span.key is None or offset < self._offsets.newest(span.key):
+            return False
+        horizon_ms = header.delete_horizon_ms
+        return span.has_value or horizon_ms is None or self._now_ms < horizon_ms
+
+    def _count(self, spans: Sequence[RecordSpan], kept: Sequence[RecordSpan], tombstones: int) -> None:
+        counts = self.counts
+        counts.records_kept += len(kept)
+        counts.tombstones_kept += tombstones
+        if len(kept) < len(spans):
+            counts.tombstones_deleted += sum(not span.has_value for span in spans) - tombstones
+            counts.keyless_deleted += sum(span.key is None for span in spans) - sum(span.key is None for span in kept)
+
+
+def survivors(
+    offsets: OffsetMap, map_end: int, now_ms: int, header: BatchHeader, spans: Sequence[RecordSpan]
+) -> list[RecordSpan]:
+    """The records of a committed batch that compaction must not lose, decided apart from the filter, to check it.
+
+    That is the newest record of each key, unless it is a tombstone whose time has come; and whatever the map does not reach.
+    """
+    found: list[RecordSpan] = []
+    is_past_horizon = bool(header.attributes & DELETE_HORIZON_BIT) and header.base_timestamp_ms <= now_ms
+    for span in spans:
+        offset = header.base_offset + span.offset_delta
+        is_newest = span.key is not None and offsets.newest(span.key) in (-1, offset)
+        if offset >= map_end or (is_newest and not (is_past_horizon and not span.has_value)):
+            found.append(span)
+    return found
+
+
+def batch_fingerprint(batch: Buffer, header: BatchHeader) -> int:
+    """Sum of hashes of the batch's records, to compare with those that must be there. Valid in one process only."""
+    body = batch_body(batch, header)
+    return _fingerprint(header, body, record_spans(body, header))
+
+
+def _fingerprint(header: BatchHeader, body: bytes, spans: Sequence[RecordSpan]) -> int:
+    """Over everything of the records but their timestamps, whose deltas change with a delete horizon."""
+    base_offset = header.base_offset
+    return sum(hash((base_offset, body[span.offset_position : span.end])) for span in spans)
+
+
+def _gone(header: BatchHeader, *, stays: bool) -> Filtered:
+    return Filtered(batch=_emptied(header) if stays else None, fingerprint=0)
+
+
+def _emptied(header: BatchHeader) -> bytes:
+    """The batch without records: offsets, epoch, producer and sequence stay, as in Kafka's ``writeEmptyHeader``."""
+    attributes = header.attributes & ~(COMPRESSION_MASK | DELETE_HORIZON_BIT)
+    return _packed(header, attributes, -1, header.max_timestamp_ms, 0, b"")
+
+
+def _rebuilt(header: BatchHeader, body: bytes, kept: Sequence[RecordSpan], horizon_ms: int | None) -> bytes:
+    """The batch with the records ``kept``. ``horizon_ms`` becomes its delete horizon; None: that stays as it is."""
+    base_ms, max_ms = header.base_timestamp_ms, header.max_timestamp_ms
+    if not header.is_log_append_time:
+        max_ms = base_ms + max(span.timestamp_delta for span in kept)
+    if horizon_ms is None:
+        records = b"".join([body[span.start : span.end] for span in kept])
+        attributes = header.attributes
+    else:
+        records = b"".join([_moved(body, span, base_ms - horizon_ms) for span in kept])
+        base_ms, attributes = horizon_ms, header.attributes | DELETE_HORIZON_BIT
+    return _packed(header, attributes, base_ms, max_ms, len(kept), compress(header.compression, records))
+
+
+def _moved(body: bytes, span: RecordSpan, delta_ms: int) -> bytes:
+    """The record with another timestamp delta, so that its timestamp stays when the base timestamp changes."""
+    content = b"\x00" + encode_varint(span.timestamp_delta + delta_ms) + body[span.offset_position : span.end]
+    return encode_varint(len(content)) + content
+
+
+def _packed(header: BatchHeader, attributes: int, base_ms: int, max_ms: int, record_count: int, content: bytes) -> bytes:
+    batch = bytearray(HEADER_BYTES) + content
+    changed = header._replace(
+        batch_length=len(batch) - LENGTH_PREFIX_BYTES, attributes=attributes, base_timestamp_ms=base_ms,
+        max_timestamp_ms=max_ms, record_count=record_count,
+    )  # fmt: skip
+    HEADER.pack_into(batch, 0, *changed)
+    batch[17:21] = crc32c(memoryview(batch)[CRC_START:]).to_bytes(4, "big")
+    return bytes(batch)

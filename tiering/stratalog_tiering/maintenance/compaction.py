@@ -1,0 +1,345 @@
+"""Compacts one partition's cold history, step by step, between the partition's other work.
+
+A pass reads the dirty segments into a map of keys (``core/compaction.py``), one segment a step; then it rewrites the history
+from its start up to the map's end, one group of segments a step: read, filter, upload, read back, verify, compare with the
+records that must have survived, commit. Groups are committed in offset order, so the history is correct after each commit, and
+what a pass has not reached stays dirty. A pass lives in memory: if the worker dies, another one begins a new pass, and the
+groups that were committed are clean. An upload that was not committed is an orphan.
+
+One partition of a worker holds a map at a time (``MapSlot``), so ``compaction_map_bytes`` bounds the memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+
+import msgspec
+
+from stratalog_core.batches.checkpoint import EpochStart
+from stratalog_core.errors import Corrupt
+from stratalog_tiering.cold.segment_check import check_segment
+from stratalog_tiering.core.commands import Guards, commit_segment
+from stratalog_tiering.core.compaction import KEY_BYTES, BatchFilter, MapBuilder, OffsetMap, batch_fingerprint
+from stratalog_tiering.core.compaction_plan import Cleanable, cleanable, next_group
+from stratalog_tiering.core.locks import merged_lock
+from stratalog_tiering.core.partition import PartitionSnapshot
+from stratalog_tiering.core.policy import CompactionPolicy, TierPolicy
+from stratalog_tiering.format.block_cipher import BlockCipher
+from stratalog_tiering.format.footer import BlockEntry
+from stratalog_tiering.format.lookup import live_segments
+from stratalog_tiering.format.manifest import (
+    Manifest,
+    PresentBatches,
+    Reason,
+    SegmentEntry,
+    SegmentKind,
+    SegmentOptions,
+    segment_entry,
+    source_of,
+)
+from stratalog_tiering.format.manifest_edit import ManifestEdit
+from stratalog_tiering.format.object_keys import segment_key
+from stratalog_tiering.format.segment import SegmentWriter, WrittenSegment, audit_block, iterate_block_batches
+from stratalog_tiering.maintenance.joined_footers import joined_epochs, joined_identity
+from stratalog_tiering.offload.commit import commit_edit, previous_version, refuse_fork
+from stratalog_tiering.offload.data_keys import new_encryption
+from stratalog_tiering.offload.locks import locked_entry
+from stratalog_tiering.offload.ports import WorkerPorts
+from stratalog_tiering.offload.upload import StreamedUpload, finishing
+
+_SLOT_RETRY_MS: Final = 5_000
+_SECRET_BITS: Final = 256
+
+
+@dataclass(slots=True, kw_only=True)
+class _Pass:
+    """One pass. ``filter`` is None while the map is being filled; ``position``: everything below it is done."""
+
+    range: Cleanable
+    builder: MapBuilder
+    position: int
+    filter: BatchFilter | None = None
+    now_ms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompactionState:
+    """For the partition's status. Offsets: a pass that is in progress has done what is below ``offset`` of ``end_offset``."""
+
+    phase: str = ""
+    offset: int = 0
+    end_offset: int = 0
+
+
+class Compaction:
+    """The compaction of one partition, for the length of one session. Steps are not called at once."""
+
+    def __init__(self) -> None:
+        self._pass: _Pass | None = None
+        self._due_at_ms: int | None = None
+        self.is_waiting = False
+        """Whether a pass is due and another partition of the worker has the map."""
+        self.last_done_ms = 0
+        """Wall time at which a pass of this session ended, 0 if none has."""
+
+    @property
+    def state(self) -> CompactionState:
+        current = self._pass
+        if current is None:
+            return CompactionState()
+        if current.filter is None:
+            return CompactionState(phase="map", offset=current.position, end_offset=current.range.end_offset)
+        return CompactionState(phase="rewrite", offset=current.position, end_offset=current.builder.end_offset)
+
+    @property
+    def is_running(self) -> bool:
+        return self._pass is not None
+
+    @property
+    def due_at_ms(self) -> int | None:
+        """Wall time from which a pass is due, as found by the last step that did nothing; None: when something changes."""
+        return self._due_at_ms
+
+    async def step(
+        self, ports: WorkerPorts, state: PartitionSnapshot, policy: TierPolicy, guards: Guards, *, is_asked: bool = False
+    ) -> bool:
+        """Do one step; False if there was nothing to do. ``is_asked``: begin a pass however little is dirty.
+
+        Raises ``Corrupt`` if a segment is damaged or records would be lost, ``Forked``, ``Unavailable``, ``OutcomeUnknown``;
+        the pass ends then, and the segments that it has not replaced stay.
+        """
+        self._due_at_ms, self.is_waiting = None, False
+        if policy.compaction is None or state.pointer is None:
+            self._end(ports)
+            return False
+        try:
+            if self._pass is None:
+                return await self._begin(ports, state, policy.compaction, is_asked=is_asked)
+            if self._pass.filter is None:
+                await self._fill(ports, state, self._pass, policy.compaction)
+            else:
+                await self._rewrite(ports, state, self._pass, self._pass.filter, policy, guards)
+        except BaseException:
+            self._end(ports)
+            raise
+        return True
+
+    def _end(self, ports: WorkerPorts) -> None:
+        self._pass = None
+        ports.map_slot.free(self)
+
+    async def _begin(self, ports: WorkerPorts, state: PartitionSnapshot, policy: CompactionPolicy, *, is_asked: bool) -> bool:
+        manifest, now_ms = (await previous_version(ports, state)).manifest, ports.clock.wall_ms()
+        found = cleanable(await _all_segments(ports, manifest), policy, _hot_offset(state), now_ms)
+        is_due = found.due_at_ms is not None and found.due_at_ms <= now_ms
+        if found.dirty_from == found.end_offset or not (is_due or is_asked):
+            self._due_at_ms = found.due_at_ms if found.due_at_ms is not None and not is_due else None
+            return False
+        if not ports.map_slot.take(self):
+            self._due_at_ms, self.is_waiting = now_ms + _SLOT_RETRY_MS, True
+            return False
+        keys_max = max(1, ports.settings.compaction_map_bytes // KEY_BYTES)
+        secret = ports.random.getrandbits(_SECRET_BITS).to_bytes(_SECRET_BITS // 8, "big")
+        builder = MapBuilder(OffsetMap(keys_max, secret), found.dirty_from)
+        self._pass = _Pass(range=found, builder=builder, position=found.dirty_from, now_ms=now_ms)
+        return True
+
+    async def _fill(self, ports: WorkerPorts, state: PartitionSnapshot, current: _Pass, policy: CompactionPolicy) -> None:
+        """Read one dirty segment into the map; at its end, or the range's, begin to rewrite."""
+        manifest, builder = (await previous_version(ports, state)).manifest, current.builder
+        entry = await ports.source.segment_at(manifest, max(current.position, manifest.start_offset))
+        is_full = False
+        if entry is not None and entry.base_offset < current.range.end_offset:
+            builder.transactions.add((await ports.source.footer(entry)).aborted_transactions)
+            async for content, block, cipher in _blocks(ports, entry):
+                if not await ports.background.run(partial(_note_keys, builder, content, block, cipher, entry)):
+                    is_full = True
+                    break
+            current.position = entry.end_offset
+        if is_full or entry is None or current.position >= current.range.end_offset:
+            if not is_full:
+                builder.end_offset = max(builder.end_offset, current.range.end_offset)
+            producers = await ports.source.producers(manifest.segments[-1]) if manifest.segments else ()
+            current.filter = BatchFilter(
+                builder.offsets, builder.end_offset, current.now_ms, policy.delete_retention_ms, producers
+            )
+            current.position = manifest.start_offset
+
+    async def _rewrite(
+        self,
+        ports: WorkerPorts,
+        state: PartitionSnapshot,
+        current: _Pass,
+        batch_filter: BatchFilter,
+        policy: TierPolicy,
+        guards: Guards,
+    ) -> None:
+        """Replace one group of segments; after the last one, end the pass."""
+        previous, end_offset = await previous_version(ports, state), current.builder.end_offset
+        group: tuple[SegmentEntry, ...] = ()
+        async for listed in _places(ports, previous.manifest):
+            group = next_group(
+                listed, current.position, end_offset, policy.segment_bytes_max(ports.settings.segment_bytes),
+                policy.segment_span_ms,
+            )  # fmt: skip
+            if group:
+                break
+        if not group:
+            self._done(ports, batch_filter)
+            return
+        edit = ManifestEdit(previous, writer=ports.settings.worker_id, random_id=ports.random_id)
+        await refuse_fork(ports, state)
+        entry = await _write(ports, state, group, batch_filter, end_offset, policy)
+        pages = await ports.source.pages(edit.pages_for_replace(entry.base_offset))
+        edit.replace(entry, pages, Reason.COMPACTED)
+        if await commit_edit(ports, state, edit, lambda now, pointer: commit_segment(now, pointer, (), guards), [entry.key]):
+            counters = ports.counters
+            counters.segments_compacted += len(group)
+            counters.compaction_read_bytes += sum(each.stored_bytes for each in group)
+            counters.compaction_written_bytes += entry.stored_bytes
+            current.position = entry.end_offset
+        else:
+            self._end(ports)
+
+    def _done(self, ports: WorkerPorts, batch_filter: BatchFilter) -> None:
+        counts, counters = batch_filter.counts, ports.counters
+        counters.compaction_passes += 1
+        counters.records_compacted += counts.records_read - counts.records_kept
+        counters.tombstones_deleted += counts.tombstones_deleted
+        self.last_done_ms = ports.clock.wall_ms()
+        self._end(ports)
+
+
+def _hot_offset(state: PartitionSnapshot) -> int:
+    """The first offset with a hot copy. A compacted segment would contradict a hot copy of its records."""
+    assert state.pointer is not None
+    return min([state.pointer.end_offset, *(stored.ledger.base_offset for stored in state.ledgers)])
+
+
+async def _all_segments(ports: WorkerPorts, manifest: Manifest) -> list[SegmentEntry]:
+    return [entry async for entry in ports.source.segments(manifest)]
+
+
+async def _places(ports: WorkerPorts, manifest: Manifest) -> AsyncIterator[Sequence[SegmentEntry]]:
+    """The live segments of each page, then those of the root."""
+    for ref in manifest.pages:
+        yield live_segments(manifest, await ports.source.page(ref))
+    yield manifest.segments
+
+
+async def _blocks(ports: WorkerPorts, entry: SegmentEntry) -> AsyncIterator[tuple[memoryview, BlockEntry, BlockCipher | None]]:
+    """The stored bytes of a segment's blocks, in order, at the worker's rate."""
+    footer = await ports.source.footer(entry)
+    cipher = await ports.source.cipher(footer)
+    for block in footer.blocks:
+        content = await ports.store.get_range(entry.key, entry.data_position + block.position, block.length)
+        await ports.reading.take(len(content))
+        yield content, block, cipher
+
+
+def _note_keys(
+    builder: MapBuilder, stored: memoryview, block: BlockEntry, cipher: BlockCipher | None, entry: SegmentEntry
+) -> bool:
+    plain = audit_block(stored, block, cipher=cipher, is_compacted=entry.is_compacted)
+    return all(builder.add(batch, header) for batch, header in iterate_block_batches(plain))
+
+
+@dataclass(slots=True)
+class _Output:
+    """The new segment while it is written; ``fingerprint`` is over the records that it must have."""
+
+    writer: SegmentWriter
+    filter: BatchFilter
+    end_offset: int
+    fingerprint: int = 0
+
+    def add(self, stored: memoryview, block: BlockEntry, cipher: BlockCipher | None, entry: SegmentEntry) -> None:
+        plain = audit_block(stored, block, cipher=cipher, is_compacted=entry.is_compacted)
+        for batch, header in iterate_block_batches(plain):
+            filtered = self.filter.filter(batch, header, is_last=header.next_offset == self.end_offset)
+            self.fingerprint += filtered.fingerprint
+            if filtered.batch is not None:
+                self.writer.append(filtered.batch)
+
+
+async def _write(
+    ports: WorkerPorts,
+    state: PartitionSnapshot,
+    group: Sequence[SegmentEntry],
+    batch_filter: BatchFilter,
+    map_end: int,
+    policy: TierPolicy,
+) -> SegmentEntry:
+    """Upload the segment that replaces ``group``, and verify it; returns its entry."""
+    footers = [await ports.source.footer(entry) for entry in group]
+    epoch = group[-1].leader_epochs[-1].epoch
+    key = segment_key(state.log.topic_id, state.log.index, group[0].base_offset, epoch, ports.random_id())
+    encryption = await new_encryption(ports.store, state.log.topic_id, state.log.index, key, policy.encryption_key)
+    identity = joined_identity(ports.cluster_id, footers)
+    writer = SegmentWriter(identity, ports.settings.block_bytes, policy.zstd_level, encryption, is_compacted=True)
+    lock = merged_lock(group, ports.clock.wall_ms())
+    upload = StreamedUpload(
+        ports.store, key, part_bytes=ports.settings.upload_part_bytes, parts_at_once=ports.settings.upload_parts_at_once,
+        storage_class=policy.storage_class, lock=lock,
+    )  # fmt: skip
+    output = _Output(writer, batch_filter, group[-1].end_offset)
+    async with finishing(upload):
+        for entry, footer in zip(group, footers, strict=True):
+            batch_filter.transactions.add(footer.aborted_transactions)
+            async for content, block, cipher in _blocks(ports, entry):
+                await ports.background.run(partial(output.add, content, block, cipher, entry))
+                await upload.write(writer.take_parts())
+        finish = partial(
+            writer.finish, created_at_ms=max(footer.created_at_ms for footer in footers), leader_epochs=joined_epochs(footers),
+            producers=await ports.source.producers(group[-1]),
+        )  # fmt: skip
+        written = await ports.background.run(finish)
+        await upload.write(writer.take_parts())
+    entry = _entry(key, written, group, writer.first_batch_offset, map_end, policy)
+    await _require_survivors(ports, entry, output.fingerprint)
+    return await locked_entry(ports.store, entry, lock)
+
+
+def _entry(
+    key: str, written: WrittenSegment, group: Sequence[SegmentEntry], first_batch: int, map_end: int, policy: TierPolicy
+) -> SegmentEntry:
+    entry = segment_entry(key, written, SegmentKind.COMPACTED)
+    present = PresentBatches(base_offset=first_batch, end_offset=entry.end_offset, batch_count=written.footer.batch_count)
+    dirty_from = map_end if map_end < entry.end_offset else None
+    options = SegmentOptions(storage_class=policy.storage_class, present=present, dirty_from=dirty_from)
+    return msgspec.structs.replace(
+        entry,
+        options=options,
+        leaf_count=sum(each.leaf_count for each in group),
+        leader_epochs=_epochs_in_effect(group),
+        merge_count=max(each.merge_count for each in group),
+        sources=tuple(source_of(each) for each in group),
+    )
+
+
+def _epochs_in_effect(group: Sequence[SegmentEntry]) -> tuple[EpochStart, ...]:
+    """The leader epochs of the group, each from where it begins there, although its first batch may be gone."""
+    starts: dict[int, int] = {}
+    for start in (start for entry in group for start in entry.leader_epochs):
+        starts.setdefault(start.epoch, start.start_offset)
+    return tuple(EpochStart(epoch, offset) for epoch, offset in starts.items())
+
+
+async def _require_survivors(ports: WorkerPorts, entry: SegmentEntry, fingerprint: int) -> None:
+    """Read the new segment back, verify it, and compare its records with those that must have survived. Raises ``Corrupt``."""
+    found = 0
+
+    def add(_: memoryview, blocks: Sequence[memoryview]) -> None:
+        nonlocal found
+        found += sum(batch_fingerprint(batch, header) for block in blocks for batch, header in iterate_block_batches(block))
+
+    check = check_segment(
+        ports.store, ports.source, entry, ports.background, reads_at_once=ports.settings.verify_reads_at_once, on_content=add
+    )
+    async for finding in check:
+        raise Corrupt(f"the copy in {ports.store.url} does not verify: {finding}", key=entry.key)
+    if found != fingerprint:
+        raise Corrupt(f"compacted segment {entry.key} does not hold exactly the records that it must", key=entry.key)

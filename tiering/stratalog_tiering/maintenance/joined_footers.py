@@ -1,0 +1,28 @@
+"""What a segment that replaces several takes over from their footers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from stratalog_core.batches.checkpoint import EpochStart
+from stratalog_core.partition_state.replay_state import EPOCHS_MAX
+from stratalog_tiering.format.segment import SegmentFooter, SegmentIdentity
+
+
+def joined_identity(cluster_id: str, footers: Sequence[SegmentFooter]) -> SegmentIdentity:
+    """The identity of the segment that replaces neighbouring ones."""
+    first = footers[0]
+    ledger_ids = tuple(ledger_id for footer in footers for ledger_id in footer.ledger_ids)
+    return SegmentIdentity(
+        cluster_id=cluster_id, topic_id=first.topic_id, topic_name=footers[-1].topic_name, partition=first.partition,
+        base_offset=first.base_offset, ledger_ids=ledger_ids,
+    )  # fmt: skip
+
+
+def joined_epochs(footers: Sequence[SegmentFooter]) -> list[EpochStart]:
+    """The union of the footers' leader epochs, each with the first start offset seen."""
+    starts: dict[int, int] = {}
+    for footer in footers:
+        for start in footer.leader_epochs:
+            starts.setdefault(start.epoch, start.start_offset)
+    return [EpochStart(epoch, offset) for epoch, offset in sorted(starts.items())][-EPOCHS_MAX:]
