@@ -1,4 +1,4 @@
-"""Runs searches by time inside batches outside the event loop, a few at a time, within one memory budget per process.
+"""Runs searches inside batches outside the event loop, a few at a time, within one memory budget per process.
 
 The queue is bounded. A search whose caller is cancelled ends at its next piece.
 """
@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Final, TypeVar
 
 from stratalog_core.batches.batch import BatchHeader
-from stratalog_core.batches.record_search import FoundInBatch, first_reaching, search_bytes
+from stratalog_core.batches.record_search import FoundInBatch, IsWanted, first_reaching, first_without_key, search_bytes
 from stratalog_core.errors import Overloaded
 from stratalog_core.ports import Background, Buffer
 
@@ -45,16 +45,25 @@ class SearchPool:
         self, batch: Buffer, header: BatchHeader, timestamp_ms: int, from_offset: int
     ) -> FoundInBatch | None:
         """Run ``record_search.first_reaching``. Raises ``Overloaded`` if ``waiting_max`` searches are queued."""
-        size = min(search_bytes(batch, header), self._bytes_max)
+        return await self._run(
+            search_bytes(batch, header),
+            lambda is_wanted: first_reaching(
+                batch, header, timestamp_ms, from_offset, is_wanted=is_wanted, memory_bytes=self._bytes_max
+            ),
+        )
+
+    async def first_without_key(self, batch: Buffer, header: BatchHeader) -> FoundInBatch | None:
+        """Run ``record_search.first_without_key``. Raises as :meth:`first_reaching` does."""
+        return await self._run(
+            search_bytes(batch, header),
+            lambda is_wanted: first_without_key(batch, header, is_wanted=is_wanted, memory_bytes=self._bytes_max),
+        )
+
+    async def _run(self, memory_bytes: int, call: Callable[[IsWanted], FoundInBatch | None]) -> FoundInBatch | None:
+        size = min(memory_bytes, self._bytes_max)
         await self._admitted(size)
         is_wanted = True
-        search = asyncio.ensure_future(
-            self._background.run(
-                lambda: first_reaching(
-                    batch, header, timestamp_ms, from_offset, is_wanted=lambda: is_wanted, memory_bytes=self._bytes_max
-                )
-            )
-        )
+        search = asyncio.ensure_future(self._background.run(lambda: call(lambda: is_wanted)))
         search.add_done_callback(lambda search: self._ended(search, size))
         try:
             return await asyncio.shield(search)
@@ -67,7 +76,7 @@ class SearchPool:
             self.bytes_held += size
             return
         if len(self._waiting) >= self._waiting_max:
-            raise Overloaded(f"{len(self._waiting)} searches by time are waiting, which is the maximum: retry later")
+            raise Overloaded(f"{len(self._waiting)} searches are waiting, which is the maximum: retry later")
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.append((size, turn))
         try:

@@ -1,7 +1,7 @@
 """Which changes of configs shorten retention: those after which ``retention.ms`` or ``retention.bytes`` is lower.
 
-Shorter retention is the one change of a config that deletes records. ``cleanup.policy`` of an ordinary topic has one value,
-so it cannot shorten history. No I/O.
+Both are unlimited unless ``cleanup.policy`` includes ``delete``. A change to ``compact`` removes records, too, but by their
+keys and not by their age, so it is not counted here. No I/O.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Final, NamedTuple
 
 from stratalog_broker.configs.topic_configs import TOPIC_CONFIG_KEYS
 from stratalog_core.errors import Invalid
+from stratalog_tiering.core.policy import DELETE, cleanup_policies
 
 RETENTION: Final = ("retention.ms", "retention.bytes")
 _UNLIMITED: Final = -1
@@ -39,7 +40,7 @@ def _limit(configs: Mapping[str, str], name: str) -> int:
     key = TOPIC_CONFIG_KEYS[name]
     value = configs.get(name, key.default)
     key.check(value)
-    return int(value)
+    return int(value) if DELETE in cleanup_policies(configs) else _UNLIMITED
 
 
 def _is_shorter(change: Shortened) -> bool:

@@ -69,7 +69,7 @@ class ConfigKey:
         """Raise ``Invalid`` if ``text`` is not a valid value of this config."""
         if self.is_fixed:
             self._check_fixed(text)
-        elif self.kind in (ConfigKind.INT, ConfigKind.LONG):
+        elif self.kind in (ConfigKind.INT, ConfigKind.LONG, ConfigKind.DOUBLE):
             self._check_number(text)
         elif self.choices is not None:
             self._check_choices(text)
@@ -86,11 +86,11 @@ class ConfigKey:
 
     def _check_number(self, text: str) -> None:
         try:
-            value = int(text)
+            value = float(text) if self.kind is ConfigKind.DOUBLE else int(text)
         except ValueError:
             raise Invalid(f"{self.name} is {text}; it must be of type {self.kind.name.lower()}") from None
         highest = self.maximum if self.maximum is not None else INT_MAX if self.kind is ConfigKind.INT else LONG_MAX
-        if self.minimum is not None and value < self.minimum:
+        if self.minimum is not None and not value >= self.minimum:
             raise Invalid(f"{self.name} is {text}; minimum is {self.minimum}")
         if value > highest:
             raise Invalid(f"{self.name} is {text}; maximum is {highest}")

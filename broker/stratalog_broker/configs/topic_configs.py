@@ -14,12 +14,14 @@ from dataclasses import dataclass
 from typing import Final
 
 from stratalog_broker.configs.config_keys import LONG_MAX, ConfigKey, ConfigKind, find_key, key_table
+from stratalog_broker.configs.fixed_topic_configs import FIXED_TOPIC_CONFIGS
 from stratalog_core.errors import Invalid
 from stratalog_core.ports import Random
 from stratalog_core.quorum import majority
 from stratalog_metadata.client.api import MetadataView
 from stratalog_metadata.client.topic_defaults import topic_defaults
 from stratalog_metadata.records import Topic, configs_in_force
+from stratalog_tiering.core.policy import CLEANUP_POLICY, COMPACT, DELETE, cleanup_policies
 
 _HOUR_MS: Final = 3_600_000
 _DAY_MS: Final = 24 * _HOUR_MS
@@ -29,6 +31,8 @@ MIN_INSYNC: Final = "min.insync.replicas"
 STORAGE_ENABLE: Final = "remote.storage.enable"
 LOCK_MODE: Final = "stratalog.tier.lock.mode"
 LOCK_MS: Final = "stratalog.tier.lock.ms"
+MAX_COMPACTION_LAG_MS: Final = "max.compaction.lag.ms"
+MIN_COMPACTION_LAG_MS: Final = "min.compaction.lag.ms"
 LOCAL_RETENTION_MS: Final = "local.retention.ms"
 LOCAL_RETENTION_BYTES: Final = "local.retention.bytes"
 _LIKE_RETENTION: Final = -2
@@ -59,13 +63,38 @@ def _long(name: str, default: int, documentation: str, minimum: int = 0, broker_
     )  # fmt: skip
 
 
-def _fixed(name: str, kind: ConfigKind, value: str, documentation: str, reason: str, broker_name: str = "") -> ConfigKey:
+def _double(name: str, default: float, documentation: str, maximum: int, broker_name: str) -> ConfigKey:
     return ConfigKey(
-        name=name, kind=kind, default=value, documentation=documentation, reason=reason, is_fixed=True, broker_name=broker_name
+        name=name, kind=ConfigKind.DOUBLE, default=str(default), documentation=documentation, minimum=0, maximum=maximum,
+        broker_name=broker_name,
     )  # fmt: skip
 
 
 _WITH_EFFECT: Final = (
+    ConfigKey(
+        name=CLEANUP_POLICY, kind=ConfigKind.LIST, default=DELETE, choices=(COMPACT, DELETE),
+        documentation="delete: segments are deleted by retention.ms and retention.bytes. compact: the cold history keeps the"
+        " newest record of each key; records need keys. Both: it keeps it for that time. Empty: everything is kept.",
+        broker_name="log.cleanup.policy",
+    ),
+    _long(
+        "delete.retention.ms", _DAY_MS,
+        "How long a compacted topic keeps a tombstone, from the compaction that first met it on.",
+        broker_name="log.cleaner.delete.retention.ms",
+    ),
+    _long(
+        MAX_COMPACTION_LAG_MS, LONG_MAX,
+        "Age of the oldest record that was not compacted at which a compaction begins however little is dirty. Ledgers are"
+        " sealed at this age, too.", 1, "log.cleaner.max.compaction.lag.ms",
+    ),
+    _double(
+        "min.cleanable.dirty.ratio", 0.5, "Share of bytes that are not compacted yet above which a compaction begins.",
+        1, "log.cleaner.min.cleanable.ratio",
+    ),
+    _long(
+        MIN_COMPACTION_LAG_MS, 0, "Age below which a record is not compacted.",
+        broker_name="log.cleaner.min.compaction.lag.ms",
+    ),
     ConfigKey(
         name="message.timestamp.type", kind=ConfigKind.STRING, default="CreateTime", choices=("CreateTime", "LogAppendTime"),
         documentation="Whether a record's timestamp is the producer's time or the time of its arrival.",
@@ -163,53 +192,13 @@ _WITH_EFFECT: Final = (
     ),
 )  # fmt: skip
 
-_ALWAYS: Final = (
-    _fixed(
-        "cleanup.policy", ConfigKind.LIST, "delete", "Old segments are deleted.", "compaction is not supported yet",
-        "log.cleanup.policy",
-    ),
-    _fixed(
-        "compression.type", ConfigKind.STRING, "producer", "Batches are stored as the producer compressed them.",
-        "brokers do not compress; set compression.type of the producer",
-    ),
-    _fixed(
-        "flush.messages", ConfigKind.LONG, "1", "Every batch is on disk before it is acknowledged.",
-        "every batch is on disk before it is acknowledged", "log.flush.interval.messages",
-    ),
-    _fixed(
-        "flush.ms", ConfigKind.LONG, "0", "Every batch is on disk before it is acknowledged.",
-        "every batch is on disk before it is acknowledged", "log.flush.interval.ms",
-    ),
-    _fixed(
-        "index.interval.bytes", ConfigKind.INT, "0", "Every batch is indexed.", "every batch is indexed",
-        "log.index.interval.bytes",
-    ),
-    _fixed(
-        "preallocate", ConfigKind.BOOLEAN, "false", "Ledgers share a bookie's log files and have no files of their own.",
-        "ledgers have no files of their own; [bookie] spare_files preallocates log files", "log.preallocate",
-    ),
-    _fixed(
-        "remote.log.delete.on.disable", ConfigKind.BOOLEAN, "false", "No config deletes records in the object store.",
-        "no change of a config deletes records; delete them with DeleteRecords",
-    ),
-    _fixed(
-        "unclean.leader.election.enable", ConfigKind.BOOLEAN, "false", "Acknowledged records are never discarded.",
-        "acknowledged records are never discarded",
-    ),
-)  # fmt: skip
+TOPIC_CONFIG_KEYS: Final = key_table((*_WITH_EFFECT, *FIXED_TOPIC_CONFIGS))
 
-TOPIC_CONFIG_KEYS: Final = key_table((*_WITH_EFFECT, *_ALWAYS))
-
-_COMPACTION: Final = "compaction is not supported yet"
 _THROTTLE: Final = "ownership moves without copying, so there is nothing to throttle"
 TOPIC_CONFIGS_NOT_SERVED: Final[Mapping[str, str]] = {
-    "delete.retention.ms": _COMPACTION,
     "file.delete.delay.ms": "[tiering] deletion_lag_ms and grace_ms control when data is deleted",
     "follower.replication.throttled.replicas": _THROTTLE,
     "leader.replication.throttled.replicas": _THROTTLE,
-    "max.compaction.lag.ms": _COMPACTION,
-    "min.cleanable.dirty.ratio": _COMPACTION,
-    "min.compaction.lag.ms": _COMPACTION,
     "segment.index.bytes": "indexes grow with their ledger; [broker] memory_bytes bounds their memory",
 }
 """Kafka's topic configs that do not apply to Stratalog, with the reason."""
@@ -250,7 +239,9 @@ def check_topic_configs(
     if quorum > replication_factor:
         raise Invalid(f"{ACK_QUORUM} is {quorum}; maximum is the replication factor, {replication_factor}")
     _check_local_retention(configs, defaults)
-    check_lock({**defaults, **configs} if not internal else configs)
+    if not internal:
+        check_lock({**defaults, **configs})
+        check_compaction({**defaults, **configs})
 
 
 def check_topic_defaults(configs: Mapping[str, str]) -> None:
@@ -262,6 +253,22 @@ def check_topic_defaults(configs: Mapping[str, str]) -> None:
         key.check(value)
     _check_local_retention(configs, _NO_DEFAULTS)
     check_lock(configs)
+    check_compaction(configs)
+
+
+def check_compaction(configs: Mapping[str, str]) -> None:
+    """Raise ``Invalid`` if the ``configs`` in force contradict each other (as Kafka does), or compact what must not change."""
+    least, most = int(_value(configs, MIN_COMPACTION_LAG_MS)), int(_value(configs, MAX_COMPACTION_LAG_MS))
+    if least > most:
+        raise Invalid(f"{MIN_COMPACTION_LAG_MS} is {least}; maximum is {MAX_COMPACTION_LAG_MS}, {most}")
+    if COMPACT not in cleanup_policies(configs):
+        return
+    if configs.get(STORAGE_ENABLE, "true").lower() == "false":
+        raise Invalid(
+            f"{CLEANUP_POLICY}={COMPACT} needs the object store; set {STORAGE_ENABLE}=true, or {CLEANUP_POLICY}={DELETE}"
+        )
+    if configs.get(LOCK_MODE, _NO_LOCK) != _NO_LOCK:
+        raise Invalid(f"{CLEANUP_POLICY}={COMPACT} removes records, which {LOCK_MODE} forbids; leave one of them out")
 
 
 def check_lock(configs: Mapping[str, str]) -> None:
@@ -348,6 +355,8 @@ class TopicConfigs:
     """Bookies that have a batch before acks=all is answered; at most the number of copies."""
     takes_acks_all: bool
     """False if ``min.insync.replicas`` asks for more copies than there are."""
+    is_compacted: bool
+    """Whether each record needs a key."""
 
     @classmethod
     def of(cls, topic: Topic, defaults: Mapping[str, str]) -> TopicConfigs:
@@ -371,7 +380,7 @@ class TopicConfigs:
         )  # fmt: skip
 
 
-_DERIVED: Final = frozenset({"is_log_append_time", "ack_quorum", "takes_acks_all"})
+_DERIVED: Final = frozenset({"is_log_append_time", "ack_quorum", "takes_acks_all", "is_compacted"})
 _NUMBERS: Final = tuple(
     field for field in TopicConfigs.__dataclass_fields__ if field not in _DERIVED
 )  # field names are Kafka's with "_" for "."
@@ -386,7 +395,11 @@ def _parse(configs: tuple[tuple[str, str], ...], replication_factor: int) -> Top
 
     numbers = {field: int(value(field.replace("_", "."))) for field in _NUMBERS}
     wanted = max(numbers["min_insync_replicas"], int(value(ACK_QUORUM)))
+    is_compacted = COMPACT in cleanup_policies(given)
+    if is_compacted:
+        numbers["segment_ms"] = min(numbers["segment_ms"], int(value(MAX_COMPACTION_LAG_MS)))
     return TopicConfigs(
         **numbers, is_log_append_time=value("message.timestamp.type") == "LogAppendTime",
         ack_quorum=min(wanted, replication_factor), takes_acks_all=wanted <= replication_factor,
+        is_compacted=is_compacted,
     )  # fmt: skip

@@ -45,6 +45,7 @@ from stratalog_broker.requests.access import OPEN, AccessRules
 from stratalog_broker.requests.deadlines import Deadlines
 from stratalog_broker.requests.fetch_sessions import FetchSessions
 from stratalog_broker.requests.handler_info import HandlerInfo, Services
+from stratalog_broker.requests.key_checks import KeyChecks
 from stratalog_broker.requests.permissions import Permissions
 from stratalog_broker.requests.served_apis import ServedApis
 from stratalog_broker.requests.unsent_responses import UnsentResponses
@@ -105,6 +106,8 @@ class BrokerServer:
             hot_reads_max=settings.hot_reads_max,
             cold_reads_max=settings.cold_reads_max,
             bytes_max=shares.reads,
+            # The records of a compacted topic may be compacted before a later fetch.
+            is_kept=lambda log: not log.configs.is_compacted,
         )
         self.topic_commands = TopicCommands(settings, metadata, clock, random)
         ensure = self.topic_commands.ensure_internal
@@ -121,6 +124,7 @@ class BrokerServer:
         self.verifier = TransactionVerifier(self.locator, self.peers, clock)
         self._partition_rows = PartitionRows(metadata.view)
         self._deadlines = Deadlines(clock)
+        self._key_checks = KeyChecks(searches)
         self._responses = UnsentResponses(shares.responses)
         self.apis = ServedApis(handlers.values(), self._services(ledgers, cold, random, rules))
         self.connections = ConnectionRegistry(settings, shares, clock, Admission(self.apis, rules), self._responses)
@@ -151,6 +155,7 @@ class BrokerServer:
             Deadlines: self._deadlines,
             FetchSessions: FetchSessions(settings.fetch_sessions_max, shares.sessions // SESSION_PARTITION_BYTES, random),
             GroupService: self.groups,
+            KeyChecks: self._key_checks,
             OffsetLookup: OffsetLookup(self.reader, TimeSearches(self.reader, ledgers, cold, self.searches)),
             OwnershipOrders: OwnershipOrders(metadata),
             PartitionRows: self._partition_rows,
@@ -294,6 +299,7 @@ class BrokerServer:
         self.advertised_brokers.close()
         await self.verifier.close()
         self.peers.close()
+        await self._key_checks.close()
         await self.partitions.close()
         await self.pending_reads.close()
         self.groups.close()

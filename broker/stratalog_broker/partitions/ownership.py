@@ -240,8 +240,12 @@ class Partitions:
 
     def _log_changed(self, record: Log) -> None:
         log = self._by_id.get((record.topic_id.bytes, record.index))
-        if log is not None:
-            log.core.move_start(record.log_start_offset)
+        if log is None:
+            return
+        log.core.move_start(record.log_start_offset)
+        if log.configs.is_compacted:
+            # What has no hot copy may be compacted: then it must not be read from memory any more.
+            log.tail.drop_below(record.ledgers[0].base_offset if record.ledgers else log.core.next_offset)
 
     def _drop(self, log: PartitionLog) -> None:
         identity = log.topic_partition

@@ -128,6 +128,15 @@ class PartitionTail:
             del self._base_offsets[:head]
             self._head = 0
 
+    def drop_below(self, offset: int) -> None:
+        """Drop the batches that begin below ``offset``."""
+        dropped = 0
+        while self.start_offset < min(offset, self.end_offset):
+            self.evict()
+            dropped += 1
+        if dropped:
+            self._cache.cleared(self, dropped)
+
     def clear(self) -> None:
         """Drop all batches."""
         held = self._batches[self._head :]

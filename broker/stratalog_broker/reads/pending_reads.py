@@ -13,7 +13,7 @@ data. A read that falls back to the store because its bookies fail moves to the 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from stratalog_broker.partitions.log import PartitionLog
@@ -37,13 +37,24 @@ _Key = tuple[PartitionLog, int]
 class PendingReads:
     """One instance per broker."""
 
-    def __init__(self, reader: LogReader, clock: Clock, *, hot_reads_max: int, cold_reads_max: int, bytes_max: int) -> None:
+    def __init__(
+        self,
+        reader: LogReader,
+        clock: Clock,
+        *,
+        hot_reads_max: int,
+        cold_reads_max: int,
+        bytes_max: int,
+        is_kept: Callable[[PartitionLog], bool] = lambda log: True,
+    ) -> None:
+        """``is_kept``: whether what was read of a partition may be kept for a later fetch."""
         self._hot_reads_max = hot_reads_max
         self._cold_reads_max = cold_reads_max
         self._pool_bytes_max = bytes_max // 4
         self._ahead_bytes_max = bytes_max // 2
         self._reader = reader
         self._clock = clock
+        self._is_kept = is_kept
         self._reads: SingleFlight[_Key, BatchRun] = SingleFlight()
         self._sizes: dict[_Key, int] = {}
         """Maximum bytes of each read in ``_reads``."""
@@ -125,7 +136,7 @@ class PendingReads:
         finally:
             self._sizes.pop(key, None)
             self._cold.discard(key)
-        if found.batches:
+        if found.batches and self._is_kept(log):
             self.runs.put(log, found, self._clock.monotonic())
         return found
 

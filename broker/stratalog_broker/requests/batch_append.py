@@ -1,7 +1,8 @@
 """The append of one produced batch: its checks, the verification of its transaction, its result in the response.
 
-Each batch is checked by its header. A retry is not appended again, but gets the outcome of its first attempt. The first batch
-of a transaction waits for the transaction's coordinator; batches that wait for one answer are appended in their order.
+Each batch is checked by its header, and those of compacted topics for keys. A retry is not appended again, but gets the outcome
+of its first attempt. The first batch of a transaction waits for the transaction's coordinator; batches that wait for one answer
+are appended in their order.
 """
 
 from __future__ import annotations
@@ -65,6 +66,43 @@ class BatchAppend:
             raise Refused(ErrorCode.invalid_record, "no record batch was sent for the partition")
         log = self._log
         header = check_produced(batch, log.configs, now_ms)
+        if log.configs.is_compacted and not self._produce.keys.check_at_once(log.topic_partition, batch, header):
+            self._produce.wait()
+            self._context.hold()
+            self._produce.keys.start(log.topic_partition, batch, header, partial(self._keys_checked, batch, header))
+        else:
+            self._admit(batch, header, now_ms)
+
+    def _keys_checked(self, batch: memoryview, header: BatchHeader, failure: Refused | StratalogError | None) -> None:
+        """Append the batch, or refuse it, now that it is known whether its records have keys."""
+        try:
+            if failure is not None:
+                raise failure
+            if not self._log.is_serving:
+                raise NotLeader(f"{self._log.topic_partition} was lost while a batch was checked")
+            if not self._produce.is_answered:
+                self._admit(batch, header, self._produce.now_ms())
+        except (Refused, StratalogError) as refused:
+            self._refuse(refused)
+        except Exception:
+            self._context.fail()
+            return
+        self._produce.done()
+        self._context.release()
+
+    def _refuse(self, failure: Refused | StratalogError) -> None:
+        """Make ``failure``, which came after ``start`` had returned, the batch's result."""
+        if isinstance(failure, Refused):
+            result = PartitionResult(self._index, int(failure.code), error_message=str(failure))
+        else:
+            result = PartitionResult(self._index, int(produce_error_code_of(failure)), error_message=failure.message)
+        self._results[self._position] = result
+        if self._produce.acks == Acks.NONE:
+            self._context.close_connection(f"a batch with acks=0 was refused: {ErrorCode(result.error_code).name}")
+
+    def _admit(self, batch: memoryview, header: BatchHeader, now_ms: int) -> None:
+        """Append a sound batch, now or after the verification of its transaction."""
+        log = self._log
         if header.producer_id >= 0:
             if header.attributes & TRANSACTIONAL_BIT:
                 self._produce.check_transaction(header)
@@ -78,7 +116,7 @@ class BatchAppend:
             if self._is_retry(header):
                 return
         self._append(batch, header, now_ms)
-        if acks != Acks.NONE:
+        if self._produce.acks != Acks.NONE:
             self._produce.wait()
 
     def _append(self, batch: memoryview, header: BatchHeader, now_ms: int) -> None:
@@ -112,22 +150,15 @@ class BatchAppend:
         self, batch: memoryview, header: BatchHeader, guard: VerificationGuard, answer: asyncio.Future[ErrorCode]
     ) -> None:
         """Append the batch, or refuse it, now that the coordinator has answered or the broker stops."""
-        result: PartitionResult | None = None
         is_in_flight = False
         try:
             if not answer.cancelled() and not self._produce.is_answered:
                 is_in_flight = self._append_verified(batch, header, guard, answer.result())
-        except Refused as refused:
-            result = PartitionResult(self._index, int(refused.code), error_message=str(refused))
-        except StratalogError as failure:
-            result = PartitionResult(self._index, int(produce_error_code_of(failure)), error_message=failure.message)
+        except (Refused, StratalogError) as refused:
+            self._refuse(refused)
         except Exception:
             self._context.fail()
             return
-        if result is not None:
-            self._results[self._position] = result
-            if self._produce.acks == Acks.NONE and result.error_code:
-                self._context.close_connection(f"a batch with acks=0 was refused: {ErrorCode(result.error_code).name}")
         if not is_in_flight:
             self._produce.done()
         self._context.release()

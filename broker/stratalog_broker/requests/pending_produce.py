@@ -17,6 +17,7 @@ from stratalog_broker.protocol.produce import TOPIC_ID_VERSION, Leader, Partitio
 from stratalog_broker.requests.access import Access, Operation, Resource
 from stratalog_broker.requests.context import RequestContext
 from stratalog_broker.requests.deadlines import Deadlines
+from stratalog_broker.requests.key_checks import KeyChecks
 from stratalog_broker.requests.permissions import Permissions
 from stratalog_broker.requests.produce_checks import Refused
 from stratalog_core.batches.batch import BatchHeader
@@ -40,6 +41,7 @@ class ProduceServices:
     verifier: TransactionVerifier
     deadlines: Deadlines
     clock: Clock
+    keys: KeyChecks
 
 
 class PendingProduce:
@@ -107,6 +109,11 @@ class PendingProduce:
             raise Refused(
                 ErrorCode.invalid_producer_id_mapping, "the transactional batches of a request have more than one producer"
             )
+
+    @property
+    def keys(self) -> KeyChecks:
+        """The checks of batches of compacted topics."""
+        return self._services.keys
 
     def now_ms(self) -> int:
         """Return the broker's wall time."""

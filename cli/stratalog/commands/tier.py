@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from stratalog.commands.attach import attach, detach
+from stratalog.commands.compact import compact
 from stratalog.deletion import confirm, yes_option
 from stratalog.exit_codes import ExitCode
 from stratalog.moments import format_moment
@@ -61,11 +62,12 @@ _STATUS_COLUMNS = (
 
 @click.group()
 def tier() -> None:
-    """Show, offload and verify history in the object store, attach and detach topics, and collect garbage."""
+    """Show, offload, compact and verify history in the object store, attach and detach topics, and collect garbage."""
 
 
 tier.add_command(attach)
 tier.add_command(detach)
+tier.add_command(compact)
 
 
 def _copy_option(text: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -94,7 +96,7 @@ def status(
         return
     for document in documents:
         document["offloaded_at"] = format_moment(document["offloaded_at_ms"] or -1)
-    print_rows(*_with_locks(documents, columns))
+    print_rows(*_with_compaction(*_with_locks(documents, columns)))
     for row in rows:
         if row.last_error.startswith(Forked.__name__):
             click.echo(row.last_error, err=True)
@@ -168,6 +170,19 @@ def _with_locks(rows: list[dict[str, Any]], columns: tuple[str, ...]) -> tuple[l
         return rows, columns
     shown = [row | {"locked_until": format_moment(row["lock_until_ms"] or -1)} for row in rows]
     return shown, (*columns[:-1], "lock_mode", "locked_until", columns[-1])
+
+
+def _with_compaction(rows: list[dict[str, Any]], columns: tuple[str, ...]) -> tuple[list[dict[str, Any]], tuple[str, ...]]:
+    """Return rows and columns of a table, with the last compactions and those in progress if there are any."""
+    if not any(row["compacted_at_ms"] or row["compacting"] for row in rows):
+        return rows, columns
+    shown = [
+        row
+        | {"compacted_at": format_moment(row["compacted_at_ms"] or -1)}
+        | {"compacting": f"{row['compacting']} {row['compacting_offset']}/{row['compacting_end']}" if row["compacting"] else ""}
+        for row in rows
+    ]
+    return shown, (*columns[:-1], "compacted_at", "compacting", columns[-1])
 
 
 async def _show(addresses: list[str], url: str, topics: tuple[str, ...]) -> list[dict[str, object]]:

@@ -1,13 +1,13 @@
-"""Requests the offload of a whole topic, and waits until it is done."""
+"""Requests the offload or the compaction of a topic, and waits until it is done."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from stratalog.tier.report import open_requests
-from stratalog_core.errors import Invalid, Unavailable
+from stratalog_core.errors import Invalid, NotFound, Unavailable
 from stratalog_metadata.client.api import MetadataClient
 from stratalog_metadata.client.topic_defaults import topic_defaults
 from stratalog_metadata.records import TierRequest, TierStatus, Topic, configs_in_force, is_hot_only, tier_status_key
@@ -40,6 +40,21 @@ async def request_offload(metadata: MetadataClient, topic: Topic, *, delete_hot:
     await metadata.propose(Command(updates=tuple(Put(record=request) for request in requests)))
 
 
+async def request_compaction(metadata: MetadataClient, topic: Topic, partitions: Iterable[int]) -> None:
+    """Request that everything in ``partitions`` moves to the store and is compacted there, however little is dirty.
+
+    Raises ``Invalid`` if the topic is not compacted, ``NotFound`` for a partition that it does not have.
+    """
+    if tier_policy(configs_in_force(topic, topic_defaults(metadata.view))).compaction is None:
+        raise Invalid(f"topic {topic.name} is not compacted; set cleanup.policy=compact or compact,delete")
+    wanted = tuple(partitions)
+    unknown = [index for index in wanted if not 0 <= index < topic.partition_count]
+    if unknown:
+        raise NotFound(f"topic {topic.name} has no partition {unknown[0]}; it has {topic.partition_count}")
+    requests = (TierRequest(topic_id=topic.topic_id, index=index, delete_hot=True, compact=True) for index in wanted)
+    await metadata.propose(Command(updates=tuple(Put(record=request) for request in requests)))
+
+
 async def wait_for_offload(metadata: MetadataClient, topic: Topic, waiting: Waiting) -> None:
     """Return when ``topic`` has no open request. Raises ``Unavailable`` with the last errors after the time-out."""
     changed = asyncio.Event()
@@ -60,7 +75,8 @@ async def wait_for_offload(metadata: MetadataClient, topic: Topic, waiting: Wait
 def _why_not(metadata: MetadataClient, topic: Topic, timeout_s: float) -> str:
     left = open_requests(metadata.view, topic)
     unsealed = sum(request.end_offset < 0 for request in left)
-    text = f"{len(left)} of {topic.partition_count} partitions of {topic.name} are not cold after {timeout_s:.0f} s"
+    wanted = "compacted" if any(request.compact for request in left) else "cold"
+    text = f"{len(left)} of {topic.partition_count} partitions of {topic.name} are not {wanted} after {timeout_s:.0f} s"
     if unsealed:
         text += f"; {unsealed} are not sealed: is every broker running?"
     errors = {status.last_error for request in left if (status := _status(metadata, request)) is not None and status.last_error}

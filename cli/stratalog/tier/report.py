@@ -29,7 +29,9 @@ class PartitionTier:
     """One partition. Start offsets are inclusive, end offsets exclusive. ``hot_bytes`` counts sealed ledgers only.
 
     ``lag_records`` counts records in sealed ledgers that are not yet cold. ``lock_until_ms`` is the wall time until which
-    objects of the cold part are locked, 0 if they are not.
+    objects of the cold part are locked, 0 if they are not. ``compacted_at_ms`` is the end of the last compaction, 0 without
+    any; ``compacting`` is the phase of one in progress (``map`` or ``rewrite``), which has done what is below
+    ``compacting_offset`` of ``compacting_end``.
     """
 
     topic: str
@@ -48,6 +50,10 @@ class PartitionTier:
     last_error: str
     lock_mode: str
     lock_until_ms: int
+    compacted_at_ms: int
+    compacting: str
+    compacting_offset: int
+    compacting_end: int
 
 
 def topics_named(view: MetadataView, names: Iterable[str]) -> list[Topic]:
@@ -92,6 +98,10 @@ def _partition(view: MetadataView, topic: Topic, index: int) -> PartitionTier:
         last_error=status.last_error if status else "",
         lock_mode=pointer.lock_mode if pointer else "",
         lock_until_ms=pointer.lock_until_ms if pointer else 0,
+        compacted_at_ms=status.compacted_at_ms if status else 0,
+        compacting=status.compacting if status else "",
+        compacting_offset=status.compacting_offset if status else 0,
+        compacting_end=status.compacting_end if status else 0,
     )
 
 

@@ -1,4 +1,4 @@
-"""Contiguous record batches returned by one read, with their offsets, so that their headers are not parsed again."""
+"""Neighbouring record batches returned by one read, with their offsets, so that their headers are not parsed again."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from stratalog_core.ports import Buffer
 
 
 class BatchRun(NamedTuple):
-    """Whole batches in order, the base offset of each, and the offset after the last one. May be empty."""
+    """Whole batches in order, the offset from which each is found, and the offset after the last one. May be empty.
+
+    A batch is found from its base offset on, or, behind a gap that compaction left, from the end of the batch before it.
+    """
 
     batches: Sequence[Buffer]
     base_offsets: array[int]

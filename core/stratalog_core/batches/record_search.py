@@ -1,7 +1,8 @@
-"""Searches the records of one batch by time in bounded memory: decompresses piece by piece and keeps no record.
+"""Searches the records of one batch in bounded memory: decompresses piece by piece and keeps no record.
 
 A batch of 4 KB can expand to 128 MiB and to millions of records, so searches run outside the event loop
-(``search_pool.py``). Only the head of each record is read: its length, and the deltas of its timestamp and offset.
+(``search_pool.py``). Only the head of each record is read: its length, the deltas of its timestamp and offset, and the length
+of its key.
 """
 
 from __future__ import annotations
@@ -15,8 +16,10 @@ from stratalog_core.batches.records import decode_varint
 from stratalog_core.errors import Corrupt, Unavailable
 from stratalog_core.ports import Buffer
 
-_HEAD_BYTES_MAX: Final = 31
-"""A record's length, attributes, timestamp delta and offset delta, each number of ten bytes at most."""
+_HEAD_BYTES_MAX: Final = 41
+"""A record's length, attributes, timestamp delta, offset delta and key length, each number of ten bytes at most."""
+IsWanted = Callable[[], bool]
+"""Whether a caller still waits for the search."""
 
 
 class FoundInBatch(NamedTuple):
@@ -35,7 +38,7 @@ def first_reaching(
     timestamp_ms: int,
     from_offset: int,
     *,
-    is_wanted: Callable[[], bool] = lambda: True,
+    is_wanted: IsWanted = lambda: True,
     memory_bytes: int = DECOMPRESSED_BYTES_MAX,
 ) -> FoundInBatch | None:
     """Return the first record at or beyond ``from_offset`` whose timestamp is ``timestamp_ms`` or later; None if none is.
@@ -43,7 +46,19 @@ def first_reaching(
     A batch whose codec claims more memory than ``memory_bytes`` may not expand beyond ``memory_bytes``. Raises ``Corrupt`` for
     malformed records or output beyond the limit, and ``Unavailable`` once ``is_wanted`` returns False.
     """
-    search = _Search(header, timestamp_ms, from_offset)
+    return _searched(_TimeSearch(header, timestamp_ms, from_offset), batch, header, is_wanted, memory_bytes)
+
+
+def first_without_key(
+    batch: Buffer, header: BatchHeader, *, is_wanted: IsWanted = lambda: True, memory_bytes: int = DECOMPRESSED_BYTES_MAX
+) -> FoundInBatch | None:
+    """Return the first record that has no key; None if all have one. Raises as :func:`first_reaching` does."""
+    return _searched(_KeylessSearch(header), batch, header, is_wanted, memory_bytes)
+
+
+def _searched(
+    search: _Search, batch: Buffer, header: BatchHeader, is_wanted: IsWanted, memory_bytes: int
+) -> FoundInBatch | None:
     content = memoryview(batch)[HEADER_BYTES : header.size_bytes]
     limit_bytes = DECOMPRESSED_BYTES_MAX if search_bytes(batch, header) <= memory_bytes else memory_bytes
     for piece in decompress_pieces(header.compression, content, limit_bytes):
@@ -59,10 +74,8 @@ def first_reaching(
 class _Search:
     """Parses the heads of a batch's records from decompressed pieces of any size."""
 
-    def __init__(self, header: BatchHeader, timestamp_ms: int, from_offset: int) -> None:
+    def __init__(self, header: BatchHeader) -> None:
         self._header = header
-        self._timestamp_ms = timestamp_ms
-        self._from_offset = from_offset
         self._rest = b""
         self._skip = 0
         self._earlier = header.base_offset - 1
@@ -92,16 +105,17 @@ class _Search:
                 raise Corrupt(f"record of {length} bytes in the batch at {self._header.base_offset}")
             timestamp_delta, position = decode_varint(content, position + 1)
             offset_delta, position = decode_varint(content, position)
+            key_bytes, position = decode_varint(content, position)
             if position > end:
                 raise Corrupt(f"record at byte {start} is too short for its head in the batch at {self._header.base_offset}")
-            self._see(timestamp_delta, offset_delta)
+            self._see(timestamp_delta, offset_delta, key_bytes)
             if self.found is not None:
                 return
             position = end
         self._skip = max(position - size, 0)
         self._rest = content[position:]
 
-    def _see(self, timestamp_delta: int, offset_delta: int) -> None:
+    def _see(self, timestamp_delta: int, offset_delta: int, key_bytes: int) -> None:
         header = self._header
         offset = header.base_offset + offset_delta
         if not self._earlier < offset <= header.last_offset:
@@ -109,5 +123,23 @@ class _Search:
         self._earlier = offset
         self.records_left -= 1
         timestamp_ms = header.max_timestamp_ms if header.is_log_append_time else header.base_timestamp_ms + timestamp_delta
-        if timestamp_ms >= self._timestamp_ms and offset >= self._from_offset:
+        if self._is_sought(offset, timestamp_ms, key_bytes):
             self.found = FoundInBatch(offset, timestamp_ms)
+
+    def _is_sought(self, offset: int, timestamp_ms: int, key_bytes: int) -> bool:
+        raise NotImplementedError
+
+
+class _TimeSearch(_Search):
+    def __init__(self, header: BatchHeader, timestamp_ms: int, from_offset: int) -> None:
+        super().__init__(header)
+        self._timestamp_ms = timestamp_ms
+        self._from_offset = from_offset
+
+    def _is_sought(self, offset: int, timestamp_ms: int, key_bytes: int) -> bool:
+        return timestamp_ms >= self._timestamp_ms and offset >= self._from_offset
+
+
+class _KeylessSearch(_Search):
+    def _is_sought(self, offset: int, timestamp_ms: int, key_bytes: int) -> bool:
+        return key_bytes < 0

@@ -1,4 +1,4 @@
-"""Locates the records of a batch without decoding them: for compaction, and for topics whose records need a key.
+"""Locates the records of a batch without decoding them, for compaction.
 
 A span says where a record is in the batch's decompressed records. Written as one loop, because it runs for each record of a
 compacted topic: 1.0 us for a record, where :func:`iterate_records` takes 4.
@@ -69,8 +69,3 @@ def record_spans(body: bytes, header: BatchHeader) -> list[RecordSpan]:
     if position != size:
         raise Corrupt(f"{size - position} bytes follow the last record of the batch at {header.base_offset}")
     return spans
-
-
-def lacks_key(batch: Buffer, header: BatchHeader) -> bool:
-    """Whether a record of the batch has no key. Raises ``Corrupt``."""
-    return any(span.key is None for span in record_spans(batch_body(batch, header), header))

@@ -5,9 +5,9 @@ size, footer, sections, block CRCs, batch CRCs, contiguous offsets; and return t
 compares with the partition's tree. Damage does not stop the audit: each becomes a problem with its place.
 
 ``digest`` is the head of the partition's Merkle tree (RFC 9162), which every manifest contains. Merging and retention do not
-change it: equal digests of two buckets mean that the same batches were offloaded in the same order. A compacted segment no longer
-holds all of its leaves: it is checked as far as it goes, and not against the tree. No record is decoded, so the audit runs at the
-speed of the disk or the network.
+change it: equal digests of two buckets mean that the same batches were offloaded in the same order. A compacted segment lacks
+some of its leaves, so its batches are checked by themselves, and not against the tree. No record is decoded, so the audit runs
+at the speed of the disk or the network.
 """
 
 from __future__ import annotations
@@ -218,9 +218,7 @@ def _audit_block(
 ) -> Iterator[str]:
     found: list[tuple[BatchHeader, bytes]] = []
     try:
-        audit_block(
-            content, block, lambda header, leaf: found.append((header, leaf)), cipher, is_compacted=entry.is_compacted
-        )
+        audit_block(content, block, lambda header, leaf: found.append((header, leaf)), cipher, is_compacted=entry.is_compacted)
     except Corrupt as bad:
         yield located(entry, block, bad).message
     else:

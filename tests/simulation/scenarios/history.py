@@ -70,15 +70,8 @@ from stratalog_tiering.cold.manifest_source import ManifestSource
 from stratalog_tiering.cold.reader import ColdReader
 from stratalog_tiering.config import TieringSettings
 from stratalog_tiering.core.policy import SEGMENT_BYTES, tier_policy
-from stratalog_tiering.format.manifest import (
-    WRITER_VERSION,
-    Manifest,
-    SegmentEntry,
-    SegmentKind,
-    decode_manifest,
-    encode_manifest,
-    pointer_to,
-)
+from stratalog_tiering.format.manifest import Manifest, SegmentEntry, SegmentKind, decode_manifest, encode_manifest, pointer_to
+from stratalog_tiering.format.manifest_writers import WRITER_VERSION
 from stratalog_tiering.format.merkle import batch_leaf, root_hash
 from stratalog_tiering.format.object_frame import object_sha256
 from stratalog_tiering.format.object_keys import manifest_key, manifests_prefix, marker_key

@@ -11,7 +11,7 @@ from uuid import UUID
 import msgspec
 import pytest
 
-from stratalog.tier.offload import Waiting, request_offload, wait_for_offload
+from stratalog.tier.offload import Waiting, request_compaction, request_offload, wait_for_offload
 from stratalog.tier.report import open_requests, tier_report, topics_named
 from stratalog_core.errors import Invalid, NotFound, Unavailable
 from stratalog_core.rpc.tcp import TcpTransport
@@ -103,6 +103,21 @@ async def test_waiting_ends_when_every_request_is_fulfilled(metadata: QuorumClie
         await metadata.propose(Command(updates=(Delete(key=tier_request_key(TOPIC.topic_id, index)),)))
     await waiting
     assert done[-1] == 2
+
+
+async def test_a_compaction_is_requested_of_compacted_topics_only(metadata: QuorumClient) -> None:
+    await _put(metadata, TOPIC)
+    with pytest.raises(Invalid, match=r"topic flights is not compacted; set cleanup\.policy=compact"):
+        await request_compaction(metadata, TOPIC, [0])
+    compacted = msgspec.structs.replace(TOPIC, configs={"cleanup.policy": "compact,delete"})
+    with pytest.raises(NotFound, match="topic flights has no partition 2; it has 2"):
+        await request_compaction(metadata, compacted, [2])
+    assert open_requests(metadata.view, TOPIC) == []
+    await request_compaction(metadata, compacted, [1])
+    (request,) = open_requests(metadata.view, TOPIC)
+    assert (request.index, request.delete_hot, request.compact) == (1, True, True)
+    with pytest.raises(Unavailable, match="1 of 2 partitions of flights are not compacted after 0 s"):
+        await wait_for_offload(metadata, TOPIC, Waiting(timeout_s=0.1, on_progress=lambda _: None))
 
 
 @pytest.mark.parametrize("config", ["remote.log.copy.disable=true", "remote.storage.enable=false"])

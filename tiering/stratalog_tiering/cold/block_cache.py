@@ -72,40 +72,35 @@ class LruCache(Generic[Key, Value]):
 class CachedBlock:
     """A block's verified batches and their positions, so that a fetch finds its first batch by bisection.
 
-    ``is_as_stored``: ``content`` is also what the segment stores, so that it matches the block's CRC. ``ends`` are the offsets
-    at which the batches end, only if compaction left gaps between them.
+    ``is_as_stored``: ``content`` is also what the segment stores, so that it matches the block's CRC.
+
+    ``offsets`` are those from which each batch is found: its base offset, or, if compaction left a gap there, the end of the
+    batch before it; the first batch of the block is found from ``base_offset`` on.
     """
 
-    __slots__ = ("content", "end_offset", "ends", "is_as_stored", "offsets", "positions")
+    __slots__ = ("content", "end_offset", "is_as_stored", "offsets", "positions")
 
-    def __init__(self, content: memoryview, *, is_as_stored: bool = True) -> None:
+    def __init__(self, content: memoryview, base_offset: int, *, is_as_stored: bool = True) -> None:
         self.content = content
         self.is_as_stored = is_as_stored
         self.positions = array("I")
         self.offsets = array("q")
-        self.end_offset = -1
-        ends, has_gaps = array("q"), False
+        self.end_offset = base_offset
         for position, header in iterate_headers(content):
-            has_gaps = has_gaps or header.base_offset > self.end_offset >= 0
             self.positions.append(position)
-            self.offsets.append(header.base_offset)
+            self.offsets.append(self.end_offset)
             self.end_offset = header.next_offset
-            ends.append(header.next_offset)
-        self.ends = ends if has_gaps else None
 
     @property
     def memory_bytes(self) -> int:
         """Size in memory, including the index and the buffer's overhead."""
         places = len(self.offsets) * (self.offsets.itemsize + self.positions.itemsize)
-        places += 0 if self.ends is None else len(self.ends) * self.ends.itemsize
         return frame_bytes(self.content) + VIEW_BYTES + places
 
     def batches_from(self, offset: int, bytes_max: int, *, at_least_one: bool) -> BatchRun:
         """Whole batches from the one that holds ``offset`` on, or the next one if it is gone, up to ``bytes_max``."""
         count = len(self.positions)
         first = max(0, bisect_right(self.offsets, offset) - 1)
-        if self.ends is not None and self.ends[first] <= offset and first + 1 < count:
-            first += 1
         start = self.positions[first]
         stop = count
         if start + bytes_max < len(self.content):

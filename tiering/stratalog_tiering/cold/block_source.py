@@ -131,7 +131,7 @@ class BlockSource:
                 content = await self._from_disk(key, block, cipher)
                 if content is None:
                     content = await self._from_store(entry, index, block, cipher)
-            cached = CachedBlock(content, is_as_stored=block.is_plain)
+            cached = CachedBlock(content, block.base_offset, is_as_stored=block.is_plain)
             self._blocks.put(key, cached)
             return cached
 

@@ -31,7 +31,7 @@ from stratalog_tiering.core.damage import (
     unmarked_manifests,
 )
 from stratalog_tiering.core.garbage import live_keys, orphans
-from stratalog_tiering.format.manifest import check_writer
+from stratalog_tiering.format.manifest_writers import check_writer
 from stratalog_tiering.format.object_keys import (
     DATA_PREFIXES,
     OWNERS_PREFIX,

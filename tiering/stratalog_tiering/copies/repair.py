@@ -41,7 +41,8 @@ from stratalog_tiering.format.descriptor import (
     encode_descriptor,
 )
 from stratalog_tiering.format.locks import manifest_lock
-from stratalog_tiering.format.manifest import Manifest, SegmentEntry, check_writer, decode_manifest
+from stratalog_tiering.format.manifest import Manifest, SegmentEntry, decode_manifest
+from stratalog_tiering.format.manifest_writers import check_writer
 from stratalog_tiering.format.object_keys import (
     is_marker,
     manifests_prefix,

@@ -80,23 +80,29 @@ class OffsetMap:
 class TransactionFilter:
     """Follows transactions over batches in offset order. Add a segment's aborted transactions before its batches."""
 
-    _coming: list[tuple[int, int, int]] = field(default_factory=list)
-    """Aborted transactions that begin later: first offset, last offset, producer."""
-    _aborting: dict[int, bool] = field(default_factory=dict)
-    """Producers whose open transaction will be aborted, and whether a batch of it was read."""
+    _coming: list[tuple[int, int, int, AbortedTransaction]] = field(default_factory=list)
+    """Aborted transactions that begin later, after first offset, last offset and producer."""
+    _aborting: dict[int, AbortedTransaction] = field(default_factory=dict)
+    """The open transactions that will be aborted, by producer."""
+    _read: set[int] = field(default_factory=set)
+    """Those of these producers of whose transaction a batch was read."""
+    _removed: set[AbortedTransaction] = field(default_factory=set)
     _committing: set[int] = field(default_factory=set)
 
     def add(self, aborted: Iterable[AbortedTransaction]) -> None:
         for each in aborted:
-            heappush(self._coming, (each.first_offset, each.last_offset, each.producer_id))
+            heappush(self._coming, (each.first_offset, each.last_offset, each.producer_id, each))
 
     def is_aborted(self, header: BatchHeader) -> bool:
         """Whether a batch of records belongs to an aborted transaction."""
         self._begin(header)
         if not header.is_transactional:
             return False
-        if header.producer_id in self._aborting:
-            self._aborting[header.producer_id] = True
+        aborted = self._aborting.get(header.producer_id)
+        if aborted is not None:
+            self._read.add(header.producer_id)
+            if header.record_count:
+                self._removed.add(aborted)
             return True
         self._committing.add(header.producer_id)
         return False
@@ -107,7 +113,9 @@ class TransactionFilter:
         if key is None:
             return True
         if key == _ABORT:
-            return not self._aborting.pop(header.producer_id, False)
+            was_read = self._aborting.pop(header.producer_id, None) is not None and header.producer_id in self._read
+            self._read.discard(header.producer_id)
+            return not was_read
         was_read = header.producer_id in self._committing
         self._committing.discard(header.producer_id)
         return not was_read
@@ -115,9 +123,17 @@ class TransactionFilter:
     def _begin(self, header: BatchHeader) -> None:
         """Note the aborted transactions that have begun. Each segment that one overlaps lists it; one that ended is skipped."""
         while self._coming and self._coming[0][0] <= header.last_offset:
-            _, last_offset, producer_id = heappop(self._coming)
+            _, last_offset, producer_id, aborted = heappop(self._coming)
             if last_offset >= header.base_offset:
-                self._aborting.setdefault(producer_id, False)
+                self._aborting.setdefault(producer_id, aborted)
+
+    def take_removed(self) -> list[AbortedTransaction]:
+        """The aborted transactions that had records in what was read since the last call, in the order of their markers.
+
+        The segment that replaces it lists them once more, for readers that still have the older segment's batches.
+        """
+        removed, self._removed = self._removed, set()
+        return sorted(removed, key=lambda each: (each.last_offset, each.producer_id))
 
 
 class MapBuilder:

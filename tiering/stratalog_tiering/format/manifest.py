@@ -33,17 +33,9 @@ from stratalog_tiering.format.footer import Signature
 from stratalog_tiering.format.manifest_limits import INLINE_REMOVED_MAX, INLINE_SEGMENTS_MAX
 from stratalog_tiering.format.merkle import HASH_BYTES
 from stratalog_tiering.format.object_frame import Body, frame, unframe
-from stratalog_tiering.format.object_keys import parse_segment_key
 from stratalog_tiering.format.partition_tree import EMPTY_TREE, PartitionTree
 from stratalog_tiering.format.segment import WrittenSegment
 
-WRITER_VERSION: Final = 3
-"""This release's writer version. It rises when a manifest may hold something that earlier writers would drop or misuse."""
-FIRST_WRITER: Final = 1
-LOCKING_WRITER: Final = 2
-"""The first writer that knows locks. An earlier one would drop them from the root, and try to delete locked objects."""
-COMPACTING_WRITER: Final = 3
-"""The first writer that knows compacted segments. An earlier one would drop how far they are compacted."""
 MANIFEST_MAGIC: Final = b"SLMANIFS"
 PAGE_MAGIC: Final = b"SLMFPAGE"
 REMOVED_MAGIC: Final = b"SLMFRMVD"
@@ -267,7 +259,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 def empty_manifest(topic_id: UUID, topic_name: str, partition: int, base_offset: int, cluster_id: str = "") -> Manifest:
     """The manifest from which the first edit starts: version 0, which is never stored."""
     return Manifest(
-        cluster_id=cluster_id, oldest_writer=FIRST_WRITER, topic_id=topic_id, topic_name=topic_name, partition=partition,
+        cluster_id=cluster_id, oldest_writer=1, topic_id=topic_id, topic_name=topic_name, partition=partition,
         version=0, previous_key="", previous_sha256=b"",
         created_at_ms=0, writer="", start_offset=base_offset, end_offset=base_offset, record_count=0, cold_bytes=0,
     )  # fmt: skip
@@ -344,23 +336,6 @@ def segment_entry(key: str, written: WrittenSegment, kind: SegmentKind = Segment
         leader_epochs=written.leader_epochs,
         created_at_ms=footer.created_at_ms,
     )
-
-
-def source_of(entry: SegmentEntry) -> SourceSegment:
-    """The source that a segment which replaces ``entry`` names. Raises ``Corrupt`` if the entry's key is not a segment's."""
-    parts = parse_segment_key(entry.key)
-    if parts is None:
-        raise Corrupt(f"{entry.key} is not the key of a segment", key=entry.key)
-    return SourceSegment(base_offset=parts.base_offset, leader_epoch=parts.leader_epoch, random_id=parts.random_id)
-
-
-def check_writer(manifest: Manifest) -> None:
-    """Raise ``Invalid`` if this release is too old to edit ``manifest``, or to judge which objects it refers to."""
-    if manifest.oldest_writer > WRITER_VERSION:
-        raise Invalid(
-            f"manifest version {manifest.version} of {manifest.topic_name}-{manifest.partition} may be edited by writers from"
-            f" version {manifest.oldest_writer} on; this release is writer version {WRITER_VERSION}: upgrade it"
-        )
 
 
 def pointer_to(manifest: Manifest, key: str, sha256: bytes) -> ManifestPointer:

@@ -20,9 +20,6 @@ from stratalog_core.errors import Invalid
 from stratalog_core.object_lock import ObjectLock, in_force, joined
 from stratalog_tiering.format.locks import entry_lock, manifest_lock
 from stratalog_tiering.format.manifest import (
-    COMPACTING_WRITER,
-    FIRST_WRITER,
-    LOCKING_WRITER,
     Manifest,
     ManifestPage,
     PageRef,
@@ -30,11 +27,11 @@ from stratalog_tiering.format.manifest import (
     RemovedListRef,
     RemovedObject,
     SegmentEntry,
-    check_writer,
     encode_manifest,
     encode_page,
 )
 from stratalog_tiering.format.manifest_limits import ManifestLimits
+from stratalog_tiering.format.manifest_writers import COMPACTING_WRITER, FIRST_WRITER, LOCKING_WRITER, check_writer
 from stratalog_tiering.format.merkle import HASH_BYTES
 from stratalog_tiering.format.object_frame import object_sha256
 from stratalog_tiering.format.object_keys import manifest_key, page_key

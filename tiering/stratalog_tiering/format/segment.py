@@ -47,6 +47,7 @@ from stratalog_tiering.format.footer import (
     parse_footer,
 )
 from stratalog_tiering.format.merkle import TreeFrontier, batch_leaf
+from stratalog_tiering.format.open_block import OpenBlock
 
 BLOCK_BYTES_TARGET: Final = 1024 * 1024
 COMPRESSED_SHARE_MAX: Final = 15 / 16
@@ -118,7 +119,7 @@ class SegmentWriter:
         self._blocks: list[BlockEntry] = []
         self._next_offset = identity.base_offset
         self._data_bytes = 0
-        self._open = _OpenBlock(0, identity.base_offset)
+        self._open = OpenBlock(0, identity.base_offset)
         self._epochs: list[EpochStart] = []
         self._first_timestamp_min_ms = -1
         self._sha256 = hashlib.sha256()
@@ -242,7 +243,7 @@ class SegmentWriter:
             block = self._write_kept(block)
         self._blocks.append(block)
         self._data_bytes = block.end_position
-        self._open = _OpenBlock(self._data_bytes, self._next_offset)
+        self._open = OpenBlock(self._data_bytes, self._next_offset)
 
     def _write_kept(self, block: BlockEntry) -> BlockEntry:
         """Write the open block's batches, as one zstd frame if that is worth it, and encrypted; returns the block's entry."""
@@ -275,49 +276,6 @@ class SegmentWriter:
         first_ms = header.base_timestamp_ms if header.delete_horizon_ms is None else header.max_timestamp_ms
         if is_first or first_ms < self._first_timestamp_min_ms:
             self._first_timestamp_min_ms = first_ms
-
-
-class _OpenBlock:
-    """The block that is being filled. Checksums advance with each batch, so no byte is read twice."""
-
-    __slots__ = (
-        "_base_offset", "_crc", "_last_offset", "_leaves", "_max_ms", "_min_ms", "_position", "_records", "length"
-    )  # fmt: skip
-
-    def __init__(self, position: int, base_offset: int) -> None:
-        self._position = position
-        self._base_offset = base_offset
-        self._last_offset = base_offset - 1
-        self._min_ms: int | None = None
-        self._max_ms = -1
-        self._records = 0
-        self._crc = 0
-        self._leaves = TreeFrontier()
-        self.length = 0
-
-    def add(self, batch: Buffer, header: BatchHeader, leaf: bytes) -> None:
-        self._min_ms = header.min_timestamp_ms if not self.length else lowest((self._min_ms, header.min_timestamp_ms))
-        self._max_ms = max(self._max_ms, header.max_timestamp_ms)
-        self._crc = crc32c(batch, self._crc)
-        self._leaves.append(leaf)
-        self._last_offset = header.last_offset
-        self._records += header.record_count
-        self.length += len(batch)
-
-    def entry(self) -> BlockEntry:
-        return BlockEntry(
-            base_offset=self._base_offset,
-            last_offset=self._last_offset,
-            min_timestamp_ms=self._min_ms,
-            max_timestamp_ms=self._max_ms,
-            position=self._position,
-            length=self.length,
-            crc=self._crc,
-            record_count=self._records,
-            batch_count=self._leaves.size,
-            leaves_root=self._leaves.root(),
-            plain_length=self.length,
-        )
 
 
 def _check_stored(stored: Buffer, entry: BlockEntry) -> None:

@@ -38,12 +38,11 @@ from stratalog_tiering.format.manifest import (
     SegmentKind,
     SegmentOptions,
     segment_entry,
-    source_of,
 )
 from stratalog_tiering.format.manifest_edit import ManifestEdit
 from stratalog_tiering.format.object_keys import segment_key
 from stratalog_tiering.format.segment import SegmentWriter, WrittenSegment, audit_block, iterate_block_batches
-from stratalog_tiering.maintenance.joined_footers import joined_epochs, joined_identity
+from stratalog_tiering.maintenance.joined_segments import joined_epochs, joined_identity, source_of
 from stratalog_tiering.offload.commit import commit_edit, previous_version, refuse_fork
 from stratalog_tiering.offload.data_keys import new_encryption
 from stratalog_tiering.offload.locks import locked_entry
@@ -294,6 +293,7 @@ async def _write(
                 await upload.write(writer.take_parts())
         finish = partial(
             writer.finish, created_at_ms=max(footer.created_at_ms for footer in footers), leader_epochs=joined_epochs(footers),
+            aborted_transactions=batch_filter.transactions.take_removed(),
             producers=await ports.source.producers(group[-1]),
         )  # fmt: skip
         written = await ports.background.run(finish)

@@ -28,11 +28,11 @@ from stratalog_tiering.core.policy import TierPolicy
 from stratalog_tiering.core.retention import newest_ms, oldest_ms
 from stratalog_tiering.format.block_cipher import BlockCipher
 from stratalog_tiering.format.footer import AbortedTransaction, BlockEntry
-from stratalog_tiering.format.manifest import SegmentEntry, SegmentKind, SegmentOptions, segment_entry, source_of
+from stratalog_tiering.format.manifest import SegmentEntry, SegmentKind, SegmentOptions, segment_entry
 from stratalog_tiering.format.manifest_edit import ManifestEdit
 from stratalog_tiering.format.object_keys import segment_key
 from stratalog_tiering.format.segment import SegmentFooter, SegmentWriter, audit_block, iterate_block_batches
-from stratalog_tiering.maintenance.joined_footers import joined_epochs, joined_identity
+from stratalog_tiering.maintenance.joined_segments import joined_epochs, joined_identity, source_of
 from stratalog_tiering.offload.commit import commit_edit, previous_version, refuse_fork
 from stratalog_tiering.offload.data_keys import new_encryption
 from stratalog_tiering.offload.locks import locked_entry

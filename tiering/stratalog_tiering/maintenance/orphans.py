@@ -25,7 +25,8 @@ from stratalog_tiering.core.garbage import (
 )
 from stratalog_tiering.core.partition import PartitionSnapshot
 from stratalog_tiering.core.policy import tier_policy
-from stratalog_tiering.format.manifest import Manifest, check_writer, empty_manifest
+from stratalog_tiering.format.manifest import Manifest, empty_manifest
+from stratalog_tiering.format.manifest_writers import check_writer
 from stratalog_tiering.format.object_keys import DATA_PREFIXES, manifests_prefix, marker_key, with_data_keys
 from stratalog_tiering.offload.commit import committed_manifest
 from stratalog_tiering.offload.locks import KnownLocks

@@ -40,8 +40,6 @@ def topic(replication_factor: int = 3, **configs: str) -> Topic:
         ("retention.ms", "-2", "retention.ms is -2; minimum is -1"),
         ("retention.ms", "soon", "it must be of type long"),
         ("max.message.bytes", "99999999999", "maximum is 67108864"),
-        ("cleanup.policy", "compact", "cleanup.policy is compact; only delete is supported: compaction is not supported yet"),
-        ("cleanup.policy", "compact,delete", "compaction is not supported yet"),
         ("remote.log.delete.on.disable", "true", "no change of a config deletes records"),
         ("remote.log.copy.disable", "paused", "remote.log.copy.disable is paused; choose true or false"),
         ("local.retention.ms", "-3", "local.retention.ms is -3; minimum is -2"),
@@ -55,7 +53,13 @@ def topic(replication_factor: int = 3, **configs: str) -> Topic:
         ("message.timestamp.type", "Never", "choose CreateTime or LogAppendTime"),
         ("preallocate", "true", "preallocate is true; only false is supported"),
         ("flush.messages", "1000", "flush.messages is 1000; only 1 is supported: every batch is on disk before it is ackn"),
-        ("min.compaction.lag.ms", "5", "min.compaction.lag.ms is not supported: compaction is not supported yet; leave it out"),
+        ("cleanup.policy", "compacted", "cleanup.policy is compacted; choose compact or delete"),
+        ("min.compaction.lag.ms", "-1", "min.compaction.lag.ms is -1; minimum is 0"),
+        ("max.compaction.lag.ms", "0", "max.compaction.lag.ms is 0; minimum is 1"),
+        ("delete.retention.ms", "-1", "delete.retention.ms is -1; minimum is 0"),
+        ("min.cleanable.dirty.ratio", "1.1", "min.cleanable.dirty.ratio is 1.1; maximum is 1"),
+        ("min.cleanable.dirty.ratio", "nan", "min.cleanable.dirty.ratio is nan; minimum is 0"),
+        ("min.cleanable.dirty.ratio", "half", "min.cleanable.dirty.ratio is half; it must be of type double"),
         ("min.insync.replicas", "0", "min.insync.replicas is 0; minimum is 1"),
         ("stratalog.tier.storage.class", "GLACIER", "stratalog.tier.storage.class is GLACIER; choose STANDARD or STANDARD_IA"),
         ("stratalog.tier.compression", "gzip", "stratalog.tier.compression is gzip; choose none or zstd"),
@@ -117,6 +121,37 @@ def test_what_always_holds_takes_no_other_value(name: str) -> None:
     check_topic_configs({name: key.default}, 3)
     with pytest.raises(Invalid, match=f"{name} is 12345; only {key.default} is supported: {key.reason[:20]}"):
         check_topic_configs({name: "12345"}, 3)
+
+
+@pytest.mark.parametrize(
+    ("configs", "complaint"),
+    [
+        ({"min.compaction.lag.ms": "6", "max.compaction.lag.ms": "5"}, "min.compaction.lag.ms is 6; maximum is max.compaction"),
+        ({"cleanup.policy": "compact", "remote.storage.enable": "false"}, "cleanup.policy=compact needs the object store"),
+        (
+            {
+                "cleanup.policy": "delete,compact",
+                "stratalog.tier.lock.mode": "governance",
+                "stratalog.tier.lock.ms": "86400000",
+            },
+            "cleanup.policy=compact removes records, which stratalog.tier.lock.mode forbids",
+        ),
+    ],
+)
+def test_configs_of_compaction_that_contradict_others_are_refused(configs: dict[str, str], complaint: str) -> None:
+    with pytest.raises(Invalid, match=complaint):
+        check_topic_configs(configs, 3)
+    first = next(iter(configs))
+    with pytest.raises(Invalid, match=complaint):
+        check_topic_configs({first: configs[first]}, 3, defaults={name: configs[name] for name in configs if name != first})
+
+
+def test_a_compacted_topic_needs_keys_and_seals_its_ledgers_in_time() -> None:
+    compacted = TopicConfigs.of(topic(**{"cleanup.policy": "compact,delete", "max.compaction.lag.ms": "1000"}), {})
+    assert (compacted.is_compacted, compacted.segment_ms) == (True, 1_000)
+    assert TopicConfigs.of(topic(), {"cleanup.policy": "compact"}).is_compacted
+    plain = TopicConfigs.of(topic(**{"max.compaction.lag.ms": "1000"}), {})
+    assert (plain.is_compacted, plain.segment_ms) == (False, 3_600_000)
 
 
 def test_the_parsed_form_has_defaults_and_overrides() -> None:

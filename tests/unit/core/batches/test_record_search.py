@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from stratalog_core.batches.batch import HEADER, HEADER_BYTES, LENGTH_PREFIX_BYTES, MAGIC, TIMESTAMP_TYPE_BIT, read_header
 from stratalog_core.batches.compression import LZ4, NAMES, NONE, SNAPPY, ZSTD, compress
-from stratalog_core.batches.record_search import FoundInBatch, first_reaching, search_bytes
+from stratalog_core.batches.record_search import FoundInBatch, first_reaching, first_without_key, search_bytes
 from stratalog_core.batches.records import Record, build_batch, iterate_records
 from stratalog_core.errors import Corrupt, Overloaded, Unavailable
 from stratalog_core.search_pool import SearchPool
@@ -155,3 +155,15 @@ async def test_searches_wait_for_memory_in_order_and_the_queue_is_bounded() -> N
                 await asyncio.sleep(0.001)
     finally:
         held.close()
+
+
+@settings(deadline=None)
+@given(
+    st.lists(st.tuples(st.one_of(st.none(), st.binary(max_size=200)), st.binary(max_size=300)), min_size=1, max_size=30),
+    st.sampled_from(tuple(NAMES.values())),
+)
+def test_the_first_record_without_a_key_is_found(rows: list[tuple[bytes | None, bytes]], codec: int) -> None:
+    written = [Record(offset=at, timestamp_ms=at, key=key, value=value) for at, (key, value) in enumerate(rows)]
+    batch = build_batch(written, compression=codec)
+    expected = next((FoundInBatch(each.offset, each.timestamp_ms) for each in written if each.key is None), None)
+    assert first_without_key(batch, read_header(batch)) == expected

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stratalog_core.batches.batch import read_header
-from stratalog_core.batches.record_spans import batch_body, lacks_key, record_spans
+from stratalog_core.batches.record_spans import batch_body, record_spans
 from stratalog_core.batches.records import Record, build_batch, iterate_records
 from stratalog_core.errors import Corrupt
 
@@ -32,7 +32,6 @@ def test_spans_are_those_of_the_records(rows: list[tuple[int, int, bytes | None,
     ]
     assert found == [(one.offset, one.timestamp_ms, one.key, one.value is not None) for one in iterate_records(batch)]
     assert b"".join(body[each.start : each.end] for each in spans) == body
-    assert lacks_key(batch, header) == any(one.key is None for one in records)
 
 
 @given(cut=st.integers(1, 60), junk=st.binary(min_size=1, max_size=40))

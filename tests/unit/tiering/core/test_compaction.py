@@ -277,6 +277,15 @@ def test_transactions_of_one_producer_are_told_apart() -> None:
     assert log.offsets() == [1, 2, 3, 5]
 
 
+def test_a_segment_lists_the_transactions_whose_records_it_lost() -> None:
+    log = Log()
+    transaction(log, 7, [(b"a", b"1")], ABORT)
+    transaction(log, 8, [(b"a", b"2")], ABORT)
+    found = log.compact(1_000).transactions
+    assert (found.take_removed(), found.take_removed()) == (log.aborted, [])
+    assert log.compact(1_000).transactions.take_removed() == []
+
+
 def test_a_listed_transaction_that_ended_before_is_skipped() -> None:
     found = TransactionFilter()
     found.add([aborted(7, 0, 3)])

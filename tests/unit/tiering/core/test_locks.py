@@ -18,16 +18,9 @@ from stratalog_tiering.core.locks import merged_lock, new_lock, pointer_lock
 from stratalog_tiering.core.policy import TierPolicy, tier_policy
 from stratalog_tiering.core.retention import expired_ledgers, expiry_reason
 from stratalog_tiering.format.locks import entry_lock, manifest_lock
-from stratalog_tiering.format.manifest import (
-    FIRST_WRITER,
-    LOCKING_WRITER,
-    Reason,
-    SegmentEntry,
-    decode_manifest,
-    empty_manifest,
-    pointer_to,
-)
+from stratalog_tiering.format.manifest import Reason, SegmentEntry, decode_manifest, empty_manifest, pointer_to
 from stratalog_tiering.format.manifest_edit import ManifestEdit, Previous, Removal
+from stratalog_tiering.format.manifest_writers import FIRST_WRITER, LOCKING_WRITER
 
 COMPLIANCE, GOVERNANCE = LockMode.COMPLIANCE, LockMode.GOVERNANCE
 LOCKS = st.none() | st.builds(ObjectLock, mode=st.sampled_from(LockMode), until_ms=st.integers(1, 100).map(lambda s: s * 1000))

@@ -27,7 +27,6 @@ from stratalog_tiering.format.lookup import (
 )
 from stratalog_tiering.format.manifest import (
     MANIFEST_MAGIC,
-    WRITER_VERSION,
     ManifestPage,
     PageRef,
     PresentBatches,
@@ -45,6 +44,7 @@ from stratalog_tiering.format.manifest import (
 )
 from stratalog_tiering.format.manifest_edit import ManifestEdit, Previous, Removal
 from stratalog_tiering.format.manifest_limits import ManifestLimits
+from stratalog_tiering.format.manifest_writers import WRITER_VERSION
 from stratalog_tiering.format.merkle import root_hash, split_hashes
 from stratalog_tiering.format.object_frame import FORMAT_VERSION
 from stratalog_tiering.format.partition_tree import TreePage, TreePageRef, decode_tree_page

@@ -20,7 +20,8 @@ from stratalog_tiering.cold.proofs import prove_batch, prove_growth
 from stratalog_tiering.cold.reader import ColdReader, ColdReaderSettings
 from stratalog_tiering.cold.verifier import Verifier
 from stratalog_tiering.core.compaction import BatchFilter
-from stratalog_tiering.format.manifest import COMPACTING_WRITER, Manifest, Reason, SegmentKind
+from stratalog_tiering.format.manifest import Manifest, Reason, SegmentKind
+from stratalog_tiering.format.manifest_writers import COMPACTING_WRITER
 
 Cluster = Any
 Rows = Sequence[tuple[str, str | None]]
@@ -38,7 +39,12 @@ def batches_of(base_offset: int, *rows: Rows, epoch: int = 0) -> list[bytes]:
     batches, offset = [], base_offset
     for each in rows:
         records = [
-            Record(offset=offset + step, timestamp_ms=offset + step, key=key.encode(), value=None if value is None else value.encode())
+            Record(
+                offset=offset + step,
+                timestamp_ms=offset + step,
+                key=key.encode(),
+                value=None if value is None else value.encode(),
+            )
             for step, (key, value) in enumerate(each)
         ]
         batches.append(bytes(build_batch(records, leader_epoch=epoch)))

@@ -10,7 +10,8 @@ import msgspec
 from stratalog_metadata.records import ManifestPointer
 from stratalog_metadata.state.commands import Command, Put
 from stratalog_tiering.cold.manifest_source import ManifestSource
-from stratalog_tiering.format.manifest import WRITER_VERSION, encode_manifest, pointer_to
+from stratalog_tiering.format.manifest import encode_manifest, pointer_to
+from stratalog_tiering.format.manifest_writers import WRITER_VERSION
 from stratalog_tiering.format.object_frame import object_sha256
 from stratalog_tiering.format.object_keys import manifest_key, segment_key
 from stratalog_tiering.offload.commit_markers import mark_committed

@@ -1,11 +1,14 @@
-"""What a segment that replaces several takes over from their footers."""
+"""What a segment that replaces several takes over from them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from stratalog_core.batches.checkpoint import EpochStart
+from stratalog_core.errors import Corrupt
 from stratalog_core.partition_state.replay_state import EPOCHS_MAX
+from stratalog_tiering.format.manifest import SegmentEntry, SourceSegment
+from stratalog_tiering.format.object_keys import parse_segment_key
 from stratalog_tiering.format.segment import SegmentFooter, SegmentIdentity
 
 
@@ -26,3 +29,11 @@ def joined_epochs(footers: Sequence[SegmentFooter]) -> list[EpochStart]:
         for start in footer.leader_epochs:
             starts.setdefault(start.epoch, start.start_offset)
     return [EpochStart(epoch, offset) for epoch, offset in sorted(starts.items())][-EPOCHS_MAX:]
+
+
+def source_of(entry: SegmentEntry) -> SourceSegment:
+    """The source that a segment which replaces ``entry`` names. Raises ``Corrupt`` if the entry's key is not a segment's."""
+    parts = parse_segment_key(entry.key)
+    if parts is None:
+        raise Corrupt(f"{entry.key} is not the key of a segment", key=entry.key)
+    return SourceSegment(base_offset=parts.base_offset, leader_epoch=parts.leader_epoch, random_id=parts.random_id)

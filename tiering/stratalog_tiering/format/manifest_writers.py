@@ -1,0 +1,28 @@
+"""Writer versions of manifests: which release may edit one, because it knows all that the manifest may hold.
+
+A writer drops members that it does not know, so a manifest names the oldest version that may edit it.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from stratalog_core.errors import Invalid
+from stratalog_tiering.format.manifest import Manifest
+
+WRITER_VERSION: Final = 3
+"""This release's writer version. It rises when a manifest may hold something that earlier writers would drop or misuse."""
+FIRST_WRITER: Final = 1
+LOCKING_WRITER: Final = 2
+"""The first writer that knows locks. An earlier one would drop them from the root, and try to delete locked objects."""
+COMPACTING_WRITER: Final = 3
+"""The first writer that knows compacted segments. An earlier one would drop how far they are compacted."""
+
+
+def check_writer(manifest: Manifest) -> None:
+    """Raise ``Invalid`` if this release is too old to edit ``manifest``, or to judge which objects it refers to."""
+    if manifest.oldest_writer > WRITER_VERSION:
+        raise Invalid(
+            f"manifest version {manifest.version} of {manifest.topic_name}-{manifest.partition} may be edited by writers from"
+            f" version {manifest.oldest_writer} on; this release is writer version {WRITER_VERSION}: upgrade it"
+        )
