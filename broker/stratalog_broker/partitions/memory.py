@@ -9,6 +9,7 @@ from stratalog_broker.configs.memory import MemoryShares
 from stratalog_broker.partitions.index_cache import IndexCache
 from stratalog_broker.partitions.log import PartitionLog
 from stratalog_broker.partitions.tail_cache import TailCache
+from stratalog_metadata.records import Log
 
 
 class PartitionMemory:
@@ -48,3 +49,12 @@ class PartitionMemory:
 def _open_index_bytes(partition: PartitionLog) -> int:
     ledger = partition.core.open
     return ledger.index.memory_bytes if ledger is not None else 0
+
+
+def follow_log(log: PartitionLog | None, record: Log) -> None:
+    """Move the partition's start, and drop from memory what a compaction may change: the records without a hot copy."""
+    if log is None:
+        return
+    log.core.move_start(record.log_start_offset)
+    if log.configs.is_compacted:
+        log.tail.drop_below(record.ledgers[0].base_offset if record.ledgers else log.core.next_offset)

@@ -24,7 +24,7 @@ from stratalog_broker.partitions.handover import OutgoingHandovers
 from stratalog_broker.partitions.internal_appends import append_and_wait
 from stratalog_broker.partitions.internal_topics import ApplicationFactory, InternalTopicApplication
 from stratalog_broker.partitions.log import PartitionLog
-from stratalog_broker.partitions.memory import PartitionMemory
+from stratalog_broker.partitions.memory import PartitionMemory, follow_log
 from stratalog_broker.partitions.producer_expiry import ProducerExpiry
 from stratalog_broker.partitions.roll_schedule import RollSchedule
 from stratalog_broker.partitions.takeover import TakenOver, Takeover, identity_of
@@ -192,7 +192,7 @@ class Partitions:
             elif isinstance(record, Topic):
                 self._topic_changed(record)
             elif isinstance(record, Log):
-                self._log_changed(record)
+                follow_log(self._by_id.get((record.topic_id.bytes, record.index)), record)
             elif isinstance(record, TierRequest) and change.after is not None:
                 self._tier_requested(record, change.after)
             elif change.key == TOPIC_DEFAULTS_KEY:
@@ -237,15 +237,6 @@ class Partitions:
             log = self._by_id.get((topic.topic_id.bytes, index))
             if log is not None:
                 log.update_topic(topic)
-
-    def _log_changed(self, record: Log) -> None:
-        log = self._by_id.get((record.topic_id.bytes, record.index))
-        if log is None:
-            return
-        log.core.move_start(record.log_start_offset)
-        if log.configs.is_compacted:
-            # What has no hot copy may be compacted: then it must not be read from memory any more.
-            log.tail.drop_below(record.ledgers[0].base_offset if record.ledgers else log.core.next_offset)
 
     def _drop(self, log: PartitionLog) -> None:
         identity = log.topic_partition

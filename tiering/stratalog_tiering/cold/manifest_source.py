@@ -227,6 +227,7 @@ class ManifestSource:
         self, entry: SegmentEntry, position: int, length: int, parse: Callable[[memoryview], _Parsed]
     ) -> _Parsed:
         """The result of ``parse`` for a range of the segment's object. It raises ``Corrupt`` if the bytes are wrong."""
+
         async def read(store: ObjectStore) -> _Parsed:
             try:
                 content = await store.get_range(entry.key, position, length)

@@ -23,7 +23,8 @@ from stratalog_tiering.core.garbage import live_keys
 from stratalog_tiering.core.partition import PartitionSnapshot
 from stratalog_tiering.core.references import Reference, segment_object, side_objects
 from stratalog_tiering.core.second_copy import CopiedVersion, copied_versions, copy_garbage, version_at
-from stratalog_tiering.format.manifest import Manifest, SegmentEntry, check_writer
+from stratalog_tiering.format.manifest import Manifest, SegmentEntry
+from stratalog_tiering.format.manifest_writers import check_writer
 from stratalog_tiering.format.object_keys import DATA_PREFIXES, manifests_prefix, marker_key, topic_prefix, with_data_keys
 from stratalog_tiering.offload.commit import committed_manifest, refuse_fork
 from stratalog_tiering.offload.commit_markers import mark_committed

@@ -12,7 +12,7 @@ A batch keeps its base and last offset, leader epoch, producer, sequence and cod
 one of each producer that is still known, stay without records if they lose them all, so that the end of a segment, and the
 sequences of producers, are never lost.
 
-The map is bounded: it ends where it is full, and the next pass continues there (ADR 136). It holds 16 bytes for a key:
+The map is bounded: it ends where it is full, and the next pass continues there (ADR 137). It holds 16 bytes for a key:
 the key itself if it is shorter, else a keyed digest.
 """
 
@@ -164,7 +164,7 @@ class MapBuilder:
 
 @dataclass(slots=True, kw_only=True)
 class CompactionCounts:
-    """What one pass has done so far."""
+    """Counts of one pass so far."""
 
     records_read: int = 0
     records_kept: int = 0

@@ -1,6 +1,6 @@
 """When a partition's cold history is compacted, and which segments become one. No I/O.
 
-The segments that are compacted come first: in them, each key occurs once. What follows is dirty, from the first segment that
+The segments that are compacted come first: in them, each key occurs once. The rest is dirty, from the first segment that
 was never compacted, or from where the map of the last pass was full. As in Kafka, a pass begins when the dirty bytes are more
 than ``min.cleanable.dirty.ratio`` of all, or the oldest dirty record is older than ``max.compaction.lag.ms``. So a byte is
 rewritten about 1 / ratio times for each byte that is written.

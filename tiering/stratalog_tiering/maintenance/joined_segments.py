@@ -1,4 +1,4 @@
-"""What a segment that replaces several takes over from them."""
+"""The parts of a segment that it takes over from those that it replaces."""
 
 from __future__ import annotations
 

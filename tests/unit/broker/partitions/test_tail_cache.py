@@ -149,3 +149,20 @@ def test_beyond_its_end_the_index_has_nothing() -> None:
     index.append(1, 5, 6, 0, 10)
     assert index.run_from(6, 10, 100) is None
     assert index.run_from(5, 6, 100) == EntryRun(1, 1)
+
+
+def test_what_is_below_an_offset_is_dropped_with_its_turns() -> None:
+    cache = TailCache(1_000_000)
+    first, second = PartitionTail(cache, 0), PartitionTail(cache, 0)
+    for offset in range(10):
+        for tail in (first, second):
+            tail.append(offset, offset + 1, memoryview(b"x" * 100))
+    held = cache.bytes_held
+    first.drop_below(7)
+    assert (first.start_offset, first.read(6, 10, 1000), second.start_offset) == (7, None, 0)
+    assert cache.bytes_held == held * 13 // 20
+    first.drop_below(99)
+    assert first.start_offset == first.end_offset == 10
+    cache.bytes_max = 0
+    cache.shrink()
+    assert cache.bytes_held == 0
