@@ -459,17 +459,29 @@ KAFKA_TOOLS: tuple[Tool, ...] = (
     Tool(
         script="kafka-transactions.sh",
         main_class=TOOLS + "TransactionsCommand",
-        steps=(_lacks("list transactions", f"{_AT} list", "LIST_TRANSACTIONS"),),
+        steps=(
+            Step(what="list transactions", arguments=f"{_AT} list", prints=r"TransactionalId\s+Coordinator\s+ProducerId"),
+            Step(
+                what="describe the producers of a partition",
+                arguments=f"{_AT} describe-producers --topic {{topic}} --partition 0",
+                prints=r"ProducerId\s+ProducerEpoch\s+LatestCoordinatorEpoch",
+            ),
+            Step(
+                what="find hanging transactions of a topic",
+                arguments=f"{_AT} find-hanging --topic {{topic}}",
+                prints=r"Topic\s+Partition\s+ProducerId",
+            ),
+        ),
     ),
     Tool(
         script="TransactionalMessageCopier",
         main_class=TOOLS + "TransactionalMessageCopier",
         steps=(
-            _refused(
-                "copy in transactions",
-                "--broker-list {bootstrap} --input-topic {topic} --input-partition 0 --output-topic {topic}-copy"
-                " --transactional-id {group} --consumer-group {group} --max-messages 1",
-                "coordinators of key type 1 are not served",
+            Step(
+                what="copy in transactions",
+                arguments="--broker-list {bootstrap} --input-topic {topic} --input-partition 0 --output-topic {topic}-copy"
+                " --transactional-id {group} --consumer-group {group} --max-messages 3",
+                prints='"consumed":3',
             ),
         ),
     ),

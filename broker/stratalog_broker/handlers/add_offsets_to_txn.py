@@ -45,4 +45,4 @@ async def handle(
     return context.new("AddOffsetsToTxnResponse", error_code=known_to(error, context.api_version, _FENCED_SINCE))
 
 
-API: Final = HandlerInfo(key=25, min_version=0, max_version=4, handle=handle, access=_ACCESS, is_advertised=False)
+API: Final = HandlerInfo(key=25, min_version=0, max_version=4, handle=handle, access=_ACCESS)

@@ -151,4 +151,4 @@ def _topic_results(context: RequestContext, codes: Codes) -> tuple[Any, ...]:
     )
 
 
-API: Final = HandlerInfo(key=24, min_version=0, max_version=5, handle=handle, access=_ACCESS, is_advertised=False)
+API: Final = HandlerInfo(key=24, min_version=0, max_version=5, handle=handle, access=_ACCESS)

@@ -59,4 +59,4 @@ def _producers(context: RequestContext, log: PartitionLog) -> tuple[Any, ...]:
     )
 
 
-API: Final = HandlerInfo(key=61, min_version=0, max_version=0, handle=handle, access=_ACCESS, is_advertised=False)
+API: Final = HandlerInfo(key=61, min_version=0, max_version=0, handle=handle, access=_ACCESS)

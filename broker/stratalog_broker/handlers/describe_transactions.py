@@ -67,4 +67,4 @@ def _row(
     )
 
 
-API: Final = HandlerInfo(key=65, min_version=0, max_version=0, handle=handle, access=_ACCESS, is_advertised=False)
+API: Final = HandlerInfo(key=65, min_version=0, max_version=0, handle=handle, access=_ACCESS)

@@ -43,4 +43,4 @@ async def handle(context: RequestContext, request: Any, *, transactions: Transac
     )
 
 
-API: Final = HandlerInfo(key=26, min_version=0, max_version=5, handle=handle, access=_ACCESS, is_advertised=False)
+API: Final = HandlerInfo(key=26, min_version=0, max_version=5, handle=handle, access=_ACCESS)

@@ -57,4 +57,4 @@ def _runs_for(transaction: Transaction, now_ms: int) -> int:
     return now_ms - transaction.started_at_ms if transaction.started_at_ms != NO_TIME_MS else -1
 
 
-API: Final = HandlerInfo(key=66, min_version=0, max_version=1, handle=handle, access=_ACCESS, is_advertised=False)
+API: Final = HandlerInfo(key=66, min_version=0, max_version=1, handle=handle, access=_ACCESS)

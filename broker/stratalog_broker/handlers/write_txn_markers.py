@@ -121,4 +121,4 @@ def _response(context: RequestContext, request: Any, codes: dict[tuple[int, int,
     return context.new("WriteTxnMarkersResponse", markers=tuple(markers))
 
 
-API: Final = HandlerInfo(key=27, min_version=1, max_version=2, handle=handle, access=_ACCESS, is_advertised=False)
+API: Final = HandlerInfo(key=27, min_version=1, max_version=2, handle=handle, access=_ACCESS)

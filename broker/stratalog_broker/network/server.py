@@ -25,6 +25,7 @@ from stratalog_broker.configs.memory import SESSION_PARTITION_BYTES, MemoryShare
 from stratalog_broker.configs.settings import BrokerSettings
 from stratalog_broker.coordination.groups.service import GroupService
 from stratalog_broker.coordination.locator import CoordinatorLocator
+from stratalog_broker.coordination.offset_transactions import OffsetTransactions
 from stratalog_broker.coordination.transaction_verification import TransactionVerifier
 from stratalog_broker.coordination.transactions.service import TransactionService
 from stratalog_broker.handlers import HANDLERS
@@ -156,6 +157,7 @@ class BrokerServer:
             FetchSessions: FetchSessions(settings.fetch_sessions_max, shares.sessions // SESSION_PARTITION_BYTES, random),
             GroupService: self.groups,
             KeyChecks: self._key_checks,
+            OffsetTransactions: OffsetTransactions(self.locator, self.partitions, self.verifier),
             OffsetLookup: OffsetLookup(self.reader, TimeSearches(self.reader, ledgers, cold, self.searches)),
             OwnershipOrders: OwnershipOrders(metadata),
             PartitionRows: self._partition_rows,
