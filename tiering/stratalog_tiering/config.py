@@ -96,5 +96,17 @@ class TieringSettings:
         minimum=0,
         maximum=365 * 24 * _HOUR_MS,
     )
+    scrub_interval_ms: int = setting(
+        0,
+        help="time within which every byte of the history is read and checked once, and damage is repaired; 0: never",
+        minimum=0,
+        maximum=10 * 365 * 24 * _HOUR_MS,
+    )
+    scrub_bytes_per_s: int = setting(
+        10 * _MIB,
+        help="maximum rate at which a worker reads for this scrub, in bytes per second",
+        minimum=64 * 1024,
+        maximum=100_000 * _MIB,
+    )
     deletes_per_s: int = setting(200, help="maximum number of objects deleted per second", minimum=1, maximum=100_000)
     retry_ms_max: int = setting(30_000, help="maximum pause after repeated failures", minimum=10, maximum=_HOUR_MS)

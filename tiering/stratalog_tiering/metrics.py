@@ -58,6 +58,21 @@ class SecondCopyMetrics(MetricGroup):
 
 
 @dataclass(slots=True, kw_only=True)
+class ScrubMetrics(MetricGroup):
+    """The continuous scrub of the partitions that a worker scrubs."""
+
+    subsystem = "scrub"
+
+    segments_checked: int = counter("segments", "Segments whose every byte was read and checked")
+    checked_bytes: int = counter("bytes", "Bytes of these segments")
+    findings: int = counter("findings", "Damage found: missing or altered objects; the worker's log names each")
+    repaired: int = counter("findings", "Findings that were repaired from the second copy, the hot copy or metadata")
+    failures: int = counter("errors", "Failures of scrubbing a partition; it is retried")
+    unrepaired: int = gauge("findings", "Damage that was found when its partition was checked last, and was not repaired")
+    behind_seconds: float = gauge("seconds", "Time by which the scrub is behind its interval")
+
+
+@dataclass(slots=True, kw_only=True)
 class TieringLag(MetricGroup):
     """Sealed data that is not cold yet. All workers report the same, for the whole cluster."""
 

@@ -12,13 +12,20 @@ from stratalog_core.http.settings import DEFAULT_PORTS
 from stratalog_core.metrics.groups import MetricDefinition, MetricGroup, definitions
 from stratalog_core.metrics.registry import ScrapeMetrics
 from stratalog_metadata.node.metrics import QuorumMetrics, RecordMetrics, RequestCounters
-from stratalog_tiering.metrics import ColdReadMetrics, SecondCopyMetrics, TieringCounters, TieringLag, TieringMetrics
+from stratalog_tiering.metrics import (
+    ColdReadMetrics,
+    ScrubMetrics,
+    SecondCopyMetrics,
+    TieringCounters,
+    TieringLag,
+    TieringMetrics,
+)
 
 METRIC_GROUPS: Final[tuple[tuple[str, tuple[type[MetricGroup], ...]], ...]] = (
     ("Metadata nodes", (RequestCounters, QuorumMetrics, RecordMetrics)),
     ("Bookies", (Counters, BookieMetrics, DiskMetrics)),
     ("Brokers", (ApiMetrics, BrokerMetrics, TakeoverMetrics, MemoryMetrics, TopicTraffic, AddMetrics)),
-    ("Tiering workers", (TieringCounters, TieringMetrics, TieringLag, SecondCopyMetrics)),
+    ("Tiering workers", (TieringCounters, TieringMetrics, TieringLag, SecondCopyMetrics, ScrubMetrics)),
     ("Cold reads of brokers", (ColdReadMetrics,)),
     ("Every process", (EventLoopMetrics, ScrapeMetrics)),
 )

@@ -54,7 +54,7 @@ def versions_are_marked_although_a_segment_was_not_copied() -> None:
 
 
 def the_second_copy_has_no_grace_period() -> None:
-    """What the newest version does not need goes at once."""
+    """Objects that the newest version does not need go at once."""
     replication.version_at = lambda versions, at_ms: next(iter(versions), None)  # type: ignore[attr-defined]
 
 

@@ -272,6 +272,10 @@ class Verifier:
                 yield judge_page(content, ref, manifest)
         yield manifest.segments, []
 
+    def segment(self, entry: SegmentEntry, proofs: TreeProofs | None) -> AsyncIterator[Finding]:
+        """Verify one segment, against the partition's tree if it can be read. Raises ``Unavailable``."""
+        return self._segment(entry, Progress(topic="", partition=-1), proofs)
+
     async def _segment(self, entry: SegmentEntry, progress: Progress, proofs: TreeProofs | None) -> AsyncIterator[Finding]:
         leaves, sha256, is_sound = bytearray(), hashlib.sha256(), True
 

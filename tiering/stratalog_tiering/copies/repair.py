@@ -141,6 +141,14 @@ class Repairer:
                 found.update(new)
         return PartitionReport(progress=report.progress, findings=tuple(all_findings)), repairs
 
+    async def repair(self, topic: FoundTopic, index: int, findings: Iterable[Finding]) -> Repairs:
+        """Repair what was found of one partition, without checking it again. Raises ``Unavailable``."""
+        repairs: dict[tuple[Damage, str], Repair] = {}
+        for each in findings:
+            if _name(each) not in repairs:
+                repairs[_name(each)] = await self._repaired(topic, index, each)
+        return repairs
+
     async def bucket(self, findings: Iterable[Finding]) -> Repairs:
         """Repair what was found of topics' descriptors and of the bucket's owners. Raises ``Unavailable``."""
         repairs: dict[tuple[Damage, str], Repair] = {}
@@ -345,7 +353,7 @@ class Repairer:
 
     def _copy_of(self, key: str) -> ObjectStore:
         if self._sources.copy is None:
-            raise NotFound(f"there is no second copy of {key}: name one with --copy")
+            raise NotFound(f"there is no second copy of {key}")
         return self._sources.copy
 
     async def _copy(self, wanted: Reference) -> None:

@@ -36,11 +36,12 @@ from stratalog_tiering.maintenance.deletion import (
     collect_pending_topic,
     show_restored_topic,
 )
-from stratalog_tiering.metrics import TieringMetrics
+from stratalog_tiering.metrics import ScrubMetrics, TieringMetrics
 from stratalog_tiering.offload.ports import WorkerPorts
 from stratalog_tiering.worker.copying import CopyWork
 from stratalog_tiering.worker.leases import UPLOADS_LEASE, WorkerLeases, deletion_lease, partition_lease
 from stratalog_tiering.worker.partition_work import PartitionWork
+from stratalog_tiering.worker.scrubbing import ScrubWork
 
 _UPLOADS_INTERVAL_S: Final = 3600.0
 _FAILED_PAUSE_S: Final = 10.0
@@ -56,10 +57,11 @@ _log = logging.getLogger(__name__)
 class WorkerSession:
     """``run`` works until ``expire`` is called; after that no task of the session runs."""
 
-    def __init__(self, ports: WorkerPorts, second: SecondCopy | None = None) -> None:
+    def __init__(self, ports: WorkerPorts, second: SecondCopy | None, scrubbed: ScrubMetrics) -> None:
         self._ports = ports
         self._leases = WorkerLeases(ports.metadata, ports.settings.worker_id)
         self._copying = CopyWork(ports, second, self._leases) if second is not None else None
+        self._scrubbing = ScrubWork(ports, self._leases, scrubbed) if ports.settings.scrub_interval_ms else None
         self._schedule = Schedule()
         self._pacer = BurstPacer(_SEALED_BURST, _SEALED_PER_S, _SEALED_WAIT_MAX_S)
         self._wake = asyncio.Event()
@@ -83,6 +85,8 @@ class WorkerSession:
         """For a scrape."""
         if self._copying is not None:
             self._copying.count_lag()
+        if self._scrubbing is not None:
+            self._scrubbing.count_lag()
         return TieringMetrics(work_in_progress=self._schedule.at_work_count, work_scheduled=self._schedule.due_count)
 
     async def run(self, session_id: int) -> None:
@@ -90,7 +94,8 @@ class WorkerSession:
         self._session_id = session_id
         self._leases.begin(session_id)
         stop_watching = self._ports.metadata.view.subscribe(self._on_changes)
-        copying = asyncio.ensure_future(self._copying.run()) if self._copying is not None else None
+        beside = [work.run() for work in (self._copying, self._scrubbing) if work is not None]
+        running = [asyncio.ensure_future(each) for each in beside]
         try:
             self._schedule_all()
             while not self._expired:
@@ -99,7 +104,7 @@ class WorkerSession:
                 await self._sleep()
         finally:
             stop_watching()
-            ending = [*self._tasks, *([copying] if copying is not None else [])]
+            ending = [*self._tasks, *running]
             for task in ending:
                 task.cancel()
             await asyncio.gather(*ending, return_exceptions=True)

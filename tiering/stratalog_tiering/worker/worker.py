@@ -21,7 +21,7 @@ from stratalog_metadata.state.commands import Command, Put, SessionAlive
 from stratalog_tiering.config import TieringSettings
 from stratalog_tiering.copies.copying import CopyLimits
 from stratalog_tiering.copies.second import SecondCopy
-from stratalog_tiering.metrics import TieringMetrics, tiering_lag
+from stratalog_tiering.metrics import ScrubMetrics, TieringMetrics, tiering_lag
 from stratalog_tiering.offload.ownership import BucketOwnership
 from stratalog_tiering.offload.ports import LedgerSource, Throttle, WorkerPorts, trusted, worker_ports
 from stratalog_tiering.store import ObjectStore
@@ -59,6 +59,7 @@ class TieringWorker:
             settings, metadata, store, ledgers, clock, random, background, check_store=check_store, second_store=second
         )  # fmt: skip
         self._second = _second_copy(self._ports, second, check_second) if second is not None else None
+        self._scrubbed = ScrubMetrics()
         self._session: WorkerSession | None = None
         self._main: asyncio.Task[None] | None = None
 
@@ -68,6 +69,8 @@ class TieringWorker:
         yield self._session.metrics() if self._session is not None else TieringMetrics()
         if self._second is not None:
             yield self._second.counters
+        if self._settings.scrub_interval_ms:
+            yield self._scrubbed
         yield from tiering_lag(self._metadata.view, self._ports.clock.wall_ms())
 
     async def start(self) -> None:
@@ -99,7 +102,7 @@ class TieringWorker:
             await asyncio.sleep(_PAUSE_S)
 
     async def _serve_session(self) -> None:
-        worker_id, session = self._settings.worker_id, WorkerSession(self._ports, self._second)
+        worker_id, session = self._settings.worker_id, WorkerSession(self._ports, self._second, self._scrubbed)
         session_id = await self._metadata.open_session(
             f"tiering/{worker_id}", self._settings.session_lease_ms, session.expire
         )  # fmt: skip

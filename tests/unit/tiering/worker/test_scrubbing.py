@@ -1,0 +1,114 @@
+"""The continuous scrub finds damage within its interval, repairs it if it can, and says so in metrics and in the log."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from unit.tiering.worker.test_copying import is_copied, objects, segments_of
+from unit.tiering.worker.test_worker import Batches, Cluster
+
+from stratalog_core.system import SystemClock, ThreadBackground
+from stratalog_tiering.metrics import ScrubMetrics
+from stratalog_tiering.store import ObjectStore, open_store
+from stratalog_tiering.worker.worker import TieringWorker
+
+HOUR_MS = 3_600_000
+INTERVAL_MS = 1_000
+
+
+@pytest.fixture
+def second(tmp_path: Path, background: ThreadBackground) -> ObjectStore:
+    return open_store(str(tmp_path / "second"), background=background, clock=SystemClock(), random=random.Random(4))
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(20):
+        while not condition():  # noqa: ASYNC110 - stores tell nobody
+            await asyncio.sleep(0.02)
+
+
+def scrubbed(worker: TieringWorker) -> ScrubMetrics:
+    return next(group for group in worker.metrics() if isinstance(group, ScrubMetrics))
+
+
+async def offloaded(cluster: Cluster, make_batches: Batches, count: int, deletion_lag_ms: int = 0) -> None:
+    for number in range(count):
+        await cluster.add_ledger(make_batches(10 * number, [10]), 10 * number)
+    worker = await cluster.start_worker("writer", segment_bytes=1, deletion_lag_ms=deletion_lag_ms)
+    await cluster.until(lambda: cluster.pointer() is not None and cluster.pointer().end_offset == 10 * count)
+    await worker.close()
+
+
+def alter(path: Path) -> bytes:
+    content = path.read_bytes()
+    path.write_bytes(content[:100] + bytes([content[100] ^ 1]) + content[101:])
+    return content
+
+
+async def test_every_segment_is_checked_in_each_interval(
+    cluster: Cluster, make_batches: Batches, store_directory: Path
+) -> None:
+    await offloaded(cluster, make_batches, 6)
+    worker = await cluster.start_worker(scrub_interval_ms=INTERVAL_MS)
+    await until(lambda: scrubbed(worker).segments_checked >= 18)
+    metrics = scrubbed(worker)
+    stored = sum(path.stat().st_size for path in segments_of(store_directory))
+    assert metrics.checked_bytes == pytest.approx(metrics.segments_checked * stored / 6, rel=0.1)
+    assert (metrics.findings, metrics.unrepaired, metrics.failures) == (0, 0, 0)
+    assert metrics.behind_seconds < 1
+
+
+async def test_damage_is_repaired_from_the_second_copy(
+    cluster: Cluster, make_batches: Batches, store_directory: Path, tmp_path: Path, second: ObjectStore
+) -> None:
+    await offloaded(cluster, make_batches, 6)
+    copier = await cluster.start_worker("copier", second=second)
+    await until(lambda: is_copied(cluster, tmp_path / "second"))
+    await copier.close()
+    before = objects(store_directory)
+    altered, missing, *_ = segments_of(store_directory)
+    alter(altered)
+    missing.unlink()
+    worker = await cluster.start_worker(second=second, scrub_interval_ms=INTERVAL_MS)
+    await until(lambda: scrubbed(worker).repaired == 2)
+    assert objects(store_directory) == before
+    assert (scrubbed(worker).findings, scrubbed(worker).unrepaired) == (2, 0)
+
+
+async def test_damage_is_repaired_from_the_hot_copy(
+    cluster: Cluster, make_batches: Batches, store_directory: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING)
+    await offloaded(cluster, make_batches, 3, deletion_lag_ms=HOUR_MS)
+    alter(segments_of(store_directory)[1])
+    worker = await cluster.start_worker(scrub_interval_ms=INTERVAL_MS, deletion_lag_ms=HOUR_MS)
+    await until(lambda: scrubbed(worker).repaired == 1)
+    assert "segment-data-altered" in caplog.text
+    assert "repaired from the hot-copy" in caplog.text
+
+
+async def test_damage_without_another_copy_is_reported_once_and_until_it_is_gone(
+    cluster: Cluster, make_batches: Batches, store_directory: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    await offloaded(cluster, make_batches, 3)
+    damaged = segments_of(store_directory)[1]
+    content = alter(damaged)
+    worker = await cluster.start_worker(scrub_interval_ms=INTERVAL_MS)
+    await until(lambda: scrubbed(worker).unrepaired == 1)
+    checked = scrubbed(worker).segments_checked
+    await until(lambda: scrubbed(worker).segments_checked > checked + 8)
+    assert (scrubbed(worker).findings, scrubbed(worker).repaired, scrubbed(worker).unrepaired) == (1, 0, 1)
+    assert caplog.text.count("not repaired") == 1
+    damaged.write_bytes(content)
+    await until(lambda: scrubbed(worker).unrepaired == 0)
+
+
+async def test_without_an_interval_nothing_is_scrubbed(cluster: Cluster, make_batches: Batches) -> None:
+    await offloaded(cluster, make_batches, 1)
+    worker = await cluster.start_worker()
+    assert not [group for group in worker.metrics() if isinstance(group, ScrubMetrics)]

@@ -1,0 +1,163 @@
+"""Checks the history of a worker's partitions continuously, and repairs what it finds, for the length of one session.
+
+Every segment is read once in each interval, at a time that its key decides (``core/scrub_times.py``), with its own limit on the
+rate. When one is due, the partition's manifest, pages and lists are checked, too. Each finding is confirmed against the newest
+manifest, logged, counted, and repaired as ``stratalog tier scrub --repair`` does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Final
+from uuid import UUID
+
+from stratalog_core.errors import StratalogError
+from stratalog_metadata.records import ManifestPointer, Topic, manifest_pointer_key
+from stratalog_tiering.cold.bucket_scrub import BucketScrub, FoundTopic
+from stratalog_tiering.cold.verifier import Structure, Verifier
+from stratalog_tiering.copies.copying import CopyLimits
+from stratalog_tiering.copies.hot_repair import HotLedgers
+from stratalog_tiering.copies.repair import Repair, Repairer, RepairSources
+from stratalog_tiering.core.damage import HIDES_REFERENCES, REMEDIES, Damage, Finding
+from stratalog_tiering.core.scrub_times import begin_ms, is_due, pause_s
+from stratalog_tiering.format.manifest import SegmentEntry
+from stratalog_tiering.metrics import ScrubMetrics
+from stratalog_tiering.offload.ports import Throttle, WorkerPorts
+from stratalog_tiering.offload.topic_descriptors import descriptor_of
+from stratalog_tiering.worker.leases import WorkerLeases, partition_lease
+
+_log = logging.getLogger(__name__)
+_FAILED_PAUSE_S: Final = 60.0
+
+
+class ScrubWork:
+    """``run`` works until it is cancelled. One partition is scrubbed at a time."""
+
+    def __init__(self, ports: WorkerPorts, leases: WorkerLeases, counters: ScrubMetrics) -> None:
+        self._ports = ports
+        self._leases = leases
+        self._counters = counters
+        self._interval_ms = ports.settings.scrub_interval_ms
+        self._take = Throttle(ports.settings.scrub_bytes_per_s, ports.clock).take
+        self._done_ms: dict[str, int] = {}
+        """By name of the partition: wall time up to which its segments were scrubbed."""
+        self._unrepaired: dict[str, frozenset[str]] = {}
+        """By name of the partition: keys of damage that was not repaired. It is looked at again each time."""
+
+    def count_lag(self) -> None:
+        """Set the gauges."""
+        now_ms, pause_ms = self._ports.clock.wall_ms(), 1000 * pause_s(self._interval_ms)
+        behind_ms = max((now_ms - done_ms - pause_ms for done_ms in self._done_ms.values()), default=0)
+        self._counters.behind_seconds = max(0.0, behind_ms / 1000)
+        self._counters.unrepaired = sum(map(len, self._unrepaired.values()))
+
+    async def run(self) -> None:
+        """Scrub all partitions of the worker, again and again."""
+        while True:
+            failed = False
+            for topic in list(self._ports.metadata.view.all(Topic)):
+                for index in range(0 if topic.internal else topic.partition_count):
+                    failed = not await self._look_at(topic, index) or failed
+            pause = pause_s(self._interval_ms)
+            await asyncio.sleep(min(_FAILED_PAUSE_S, pause) if failed else pause)
+
+    async def _look_at(self, topic: Topic, index: int) -> bool:
+        """Scrub what is due of one partition, if it is this worker's; False if that failed and is to be repeated."""
+        name = partition_lease(topic.topic_id, index)
+        if not self._leases.is_ours(name):
+            self._done_ms.pop(name, None)
+            self._unrepaired.pop(name, None)
+            return True
+        until_ms = self._ports.clock.wall_ms()
+        after_ms = self._done_ms.setdefault(name, begin_ms(until_ms, self._interval_ms))
+        try:
+            if not await self._scrub(topic, index, name, after_ms, until_ms):
+                return False
+        except StratalogError as failure:
+            self._counters.failures += 1
+            _log.warning("scrub of %s-%d: %s: %s", topic.name, index, type(failure).__name__, failure)
+            return False
+        except Exception:
+            self._counters.failures += 1
+            _log.exception("scrub of %s-%d failed with an unexpected error; it will be retried", topic.name, index)
+            return False
+        self._done_ms[name] = until_ms
+        return True
+
+    async def _scrub(self, topic: Topic, index: int, name: str, after_ms: int, until_ms: int) -> bool:
+        """Scrub what is due. False if a repair may show more of it."""
+        pointer, damaged = self._pointer(topic.topic_id, index), self._unrepaired.get(name, frozenset())
+        if pointer is None or not (damaged or await self._any_due(pointer, after_ms, until_ms)):
+            return True
+        verifier = Verifier(self._ports.store, self._ports.background, take=self._take)
+        structure = await verifier.structure(topic.name, pointer)
+        findings = list(structure.findings)
+        for entry in structure.segments:
+            if entry.key in damaged or is_due(entry.key, after_ms, until_ms, self._interval_ms):
+                findings += await self._check(verifier, structure, entry)
+        if findings:
+            findings = await self._confirmed(topic, index, findings)
+        repairs = await self._repair(topic, index, findings, damaged) if findings else {}
+        self._unrepaired[name] = frozenset(key for (_, key), made in repairs.items() if made.source is None)
+        return not any(kind in HIDES_REFERENCES and made.source is not None for (kind, _), made in repairs.items())
+
+    def _pointer(self, topic_id: UUID, index: int) -> ManifestPointer | None:
+        return self._ports.metadata.view.find(ManifestPointer, manifest_pointer_key(topic_id, index))
+
+    async def _any_due(self, pointer: ManifestPointer, after_ms: int, until_ms: int) -> bool:
+        """Whether a segment is due, by the cached manifest; one that cannot be read is damage, so all of it is due."""
+        try:
+            manifest = await self._ports.source.manifest(pointer)
+            async for entry in self._ports.source.segments(manifest):
+                if is_due(entry.key, after_ms, until_ms, self._interval_ms):
+                    return True
+        except StratalogError:
+            return True
+        return False
+
+    async def _check(self, verifier: Verifier, structure: Structure, entry: SegmentEntry) -> list[Finding]:
+        findings = [found async for found in verifier.segment(entry, structure.proofs)]
+        self._counters.segments_checked += 1
+        self._counters.checked_bytes += entry.stored_bytes
+        return findings
+
+    async def _confirmed(self, topic: Topic, index: int, findings: Sequence[Finding]) -> list[Finding]:
+        """``findings`` without those of objects that left the history while it was scrubbed."""
+        await self._ports.metadata.refresh()
+        pointer = self._pointer(topic.topic_id, index)
+        if pointer is None:
+            return []
+        again = Verifier(self._ports.store, self._ports.background, take=self._take)
+        structure = await again.structure(topic.name, pointer)
+        live = {entry.key for entry in structure.segments}
+        return [*structure.findings, *(found for found in findings if found.key in live)]
+
+    async def _repair(
+        self, topic: Topic, index: int, findings: Sequence[Finding], known: frozenset[str]
+    ) -> Mapping[tuple[Damage, str], Repair]:
+        """Repair the findings, and report them, but for damage at the ``known`` keys that is still there."""
+        ports = self._ports
+        view = ports.metadata.view
+        sources = RepairSources(
+            copy=ports.second_store,
+            hot=HotLedgers(ports),
+            pointers={(each.topic_id, each.index): each for each in view.all(ManifestPointer)},
+            topics={topic.topic_id: descriptor_of(topic)},
+            has_metadata=True,
+        )
+        scrub = BucketScrub(ports.store, ports.background, before_ms=0, take=self._take)
+        limits = CopyLimits(background=ports.background, clock=ports.clock, take=self._take)
+        await ports.bucket.confirm()
+        found = FoundTopic(topic_id=topic.topic_id, name=topic.name, partition_count=topic.partition_count)
+        repairs = await Repairer(scrub, ports.store, sources, limits).repair(found, index, findings)
+        for (kind, key), made in repairs.items():
+            place = f"scrub of {topic.name}-{index}: {kind.value}: {key}"
+            self._counters.findings += key not in known
+            self._counters.repaired += made.source is not None
+            if made.source is not None:
+                _log.warning("%s: repaired from the %s", place, made.source.value)
+            elif key not in known:
+                _log.error("%s: not repaired: %s; %s", place, made.problem, REMEDIES[kind])
+        return repairs
