@@ -97,6 +97,11 @@ reference: .venv/.test  ## write the generated pages of docs/: reference, index 
 	PYTHONPATH=tests $(BIN)/python -m integration.kafka_tools > docs/reference/kafka-tools.md
 	PYTHONPATH=tests $(BIN)/python -m decision_index
 
+.PHONY: compatibility
+compatibility: .venv/.test  ## call all of Java's Admin client on Apache Kafka and on a cluster, and write the table of differences
+	PYTHONPATH=tests:. $(BIN)/python -m integration.admin_calls
+	PYTHONPATH=tests $(BIN)/python -m integration.admin_calls --page > docs/reference/compatibility.md
+
 .PHONY: site
 site: .venv/.test  ## build docs/ as a site into site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet

@@ -71,6 +71,31 @@ class TopicTraffic(MetricGroup):
     out_bytes: int = counter("bytes", "Batches that consumers fetched")
 
 
+@dataclass(slots=True, kw_only=True)
+class TelemetryMetrics(MetricGroup):
+    """Metrics that clients push (KIP-714)."""
+
+    subsystem = "broker_telemetry"
+
+    client_instances: int = gauge("clients", "Client instances that asked for a subscription or pushed lately")
+    pushes: int = counter("pushes", "Pushes whose metrics were taken")
+    refused_pushes: int = counter("pushes", "Pushes that were refused: too early, outdated, too large or malformed")
+    dropped_values: int = gauge("values", "Values that were not taken since the start because the limit of series was reached")
+
+
+@dataclass(slots=True, kw_only=True)
+class PushedMetric(MetricGroup):
+    """One value of one client."""
+
+    subsystem = "client"
+
+    client_id: str = label()
+    client_instance_id: str = label()
+    metric: str = label()
+    attributes: str = label()
+    last_value: float = gauge("of the client's metric", "Value of a client's metric as of its last push to this broker")
+
+
 class RequestMetrics:
     """Requests by API. ``names`` are those of all APIs that are served, by key."""
 

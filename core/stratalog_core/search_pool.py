@@ -45,7 +45,7 @@ class SearchPool:
         self, batch: Buffer, header: BatchHeader, timestamp_ms: int, from_offset: int
     ) -> FoundInBatch | None:
         """Run ``record_search.first_reaching``. Raises ``Overloaded`` if ``waiting_max`` searches are queued."""
-        return await self._run(
+        return await self.run(
             search_bytes(batch, header),
             lambda is_wanted: first_reaching(
                 batch, header, timestamp_ms, from_offset, is_wanted=is_wanted, memory_bytes=self._bytes_max
@@ -54,12 +54,16 @@ class SearchPool:
 
     async def first_without_key(self, batch: Buffer, header: BatchHeader) -> FoundInBatch | None:
         """Run ``record_search.first_without_key``. Raises as :meth:`first_reaching` does."""
-        return await self._run(
+        return await self.run(
             search_bytes(batch, header),
             lambda is_wanted: first_without_key(batch, header, is_wanted=is_wanted, memory_bytes=self._bytes_max),
         )
 
-    async def _run(self, memory_bytes: int, call: Callable[[IsWanted], FoundInBatch | None]) -> FoundInBatch | None:
+    async def run(self, memory_bytes: int, call: Callable[[IsWanted], _Result]) -> _Result:
+        """Run a call that takes up to ``memory_bytes``, and may end early when it is not wanted any more.
+
+        Raises ``Overloaded`` if ``waiting_max`` calls are queued.
+        """
         size = min(memory_bytes, self._bytes_max)
         await self._admitted(size)
         is_wanted = True
@@ -86,7 +90,7 @@ class SearchPool:
                 self._free(size)
             raise
 
-    def _ended(self, search: asyncio.Future[FoundInBatch | None], size: int) -> None:
+    def _ended(self, search: asyncio.Future[_Result], size: int) -> None:
         if not search.cancelled():
             search.exception()
         self._free(size)

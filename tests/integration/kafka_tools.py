@@ -454,7 +454,25 @@ KAFKA_TOOLS: tuple[Tool, ...] = (
     Tool(
         script="kafka-client-metrics.sh",
         main_class=TOOLS + "ClientMetricsCommand",
-        steps=(_refused("list subscriptions", f"{_AT} --list", "UnsupportedVersionException"),),
+        steps=(
+            Step(
+                what="subscribe to metrics of clients",
+                arguments=f"{_AT} --alter --name {{group}} --metrics org.apache.kafka.producer. --interval 60000"
+                " --match client_software_name=nobody",
+                prints="Altered client metrics config for {group}",
+            ),
+            Step(what="list subscriptions", arguments=f"{_AT} --list", prints="{group}"),
+            Step(
+                what="describe a subscription",
+                arguments=f"{_AT} --describe --name {{group}}",
+                prints=r"interval\.ms=60000\s+match=client_software_name=nobody\s+metrics=org\.apache\.kafka\.producer\.",
+            ),
+            Step(
+                what="delete a subscription",
+                arguments=f"{_AT} --delete --name {{group}}",
+                prints="Deleted client metrics config",
+            ),
+        ),
     ),
     Tool(
         script="kafka-transactions.sh",

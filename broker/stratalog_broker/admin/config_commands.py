@@ -1,4 +1,4 @@
-"""Describes and changes configs: of a topic, of this broker, of a group, and the cluster-wide defaults of topic configs."""
+"""Describes and changes configs: of topics, of groups, of client metrics, of this broker, and the cluster-wide defaults."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 
 from stratalog_broker.admin.config_rows import ConfigRow, broker_config_rows, default_config_rows, topic_config_rows
 from stratalog_broker.admin.errors import InvalidConfig
-from stratalog_broker.admin.named_configs import OF_GROUPS, NamedConfigs
+from stratalog_broker.admin.named_configs import OF_CLIENT_METRICS, OF_GROUPS, NamedConfigs
 from stratalog_broker.admin.topic_defaults import configure_defaults
 from stratalog_broker.admin.topic_names import check_topic_name
 from stratalog_broker.admin.topics import EditConfigs, TopicCommands
@@ -28,10 +28,11 @@ class ResourceKind(IntEnum):
 
     TOPIC = 2
     BROKER = 4
+    CLIENT_METRICS = 16
     GROUP = 32
 
 
-_NAMED: Final[Mapping[int, NamedConfigs]] = {ResourceKind.GROUP: OF_GROUPS}
+_NAMED: Final[Mapping[int, NamedConfigs]] = {ResourceKind.CLIENT_METRICS: OF_CLIENT_METRICS, ResourceKind.GROUP: OF_GROUPS}
 
 
 class ConfigOperation(IntEnum):

@@ -17,10 +17,10 @@ class UpgradeType(IntEnum):
 
 
 def check_feature_update(name: str, level: int, upgrade_type: int) -> None:
-    """Raise ``InvalidFeatureLevel`` unless the feature is at ``level`` already; level 0 means that it is not used."""
+    """Raise ``InvalidFeatureLevel`` unless the feature exists and is at ``level`` already."""
     if upgrade_type not in set(UpgradeType):
         raise InvalidFeatureLevel(f"upgrade type is {upgrade_type}; choose 1 (upgrade), 2 or 3 (safe or unsafe downgrade)")
     present = level_of(name)
-    if level != present:
+    if level != present or not present:
         known = f"this version of Stratalog only supports level {present}" if present else "this feature is not supported"
         raise InvalidFeatureLevel(f"invalid update version {level} for feature {name[:60]}: {known}")

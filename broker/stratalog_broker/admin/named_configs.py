@@ -1,4 +1,4 @@
-"""Configs of named resources that have configs without having been created: consumer groups.
+"""Configs of named resources that have configs without having been created: consumer groups, client metrics subscriptions.
 
 Each has one metadata record with the configs that were set, removed with the last of them. Their number is bounded, because
 every node keeps all records in memory.
@@ -13,13 +13,14 @@ from typing import Final
 from stratalog_broker.admin.config_rows import ConfigRow, ConfigSynonym
 from stratalog_broker.admin.errors import InvalidConfig, LimitExceeded
 from stratalog_broker.admin.topics import EditConfigs
+from stratalog_broker.configs.client_metrics_configs import CLIENT_METRICS_KEYS, check_client_metrics_configs, check_match
 from stratalog_broker.configs.config_keys import ConfigKey, ConfigSource
 from stratalog_broker.configs.group_configs import GROUP_CONFIG_KEYS, check_group_configs
 from stratalog_core.errors import Invalid
 from stratalog_metadata.client.api import MetadataClient, MetadataView
 from stratalog_metadata.client.guarded_updates import decide_again, propose_guarded
 from stratalog_metadata.client.named_configs import configs_of, named_configs
-from stratalog_metadata.records import GROUP_CONFIGS, DynamicConfig, dynamic_config_key
+from stratalog_metadata.records import CLIENT_METRICS_CONFIGS, GROUP_CONFIGS, DynamicConfig, dynamic_config_key
 from stratalog_metadata.state.commands import ABSENT, Command, Delete, Put, VersionIs
 
 NAME_CHARACTERS_MAX: Final = 255
@@ -96,4 +97,9 @@ class NamedConfigs:
 OF_GROUPS: Final = NamedConfigs(
     what="group", prefix=GROUP_CONFIGS, keys=GROUP_CONFIG_KEYS, source=ConfigSource.GROUP,
     checks=((check_group_configs, InvalidConfig),), resources_max=10_000,
+)  # fmt: skip
+OF_CLIENT_METRICS: Final = NamedConfigs(
+    what="client metrics subscription", prefix=CLIENT_METRICS_CONFIGS, keys=CLIENT_METRICS_KEYS,
+    source=ConfigSource.CLIENT_METRICS,
+    checks=((check_client_metrics_configs, Invalid), (check_match, InvalidConfig)), resources_max=100,
 )  # fmt: skip

@@ -6,6 +6,7 @@ choose (KIP-511); ``network/admission.py`` does that with ``encode_fallback``. F
 
 from __future__ import annotations
 
+import re
 from typing import Any, Final
 
 from kio.schema.errors import ErrorCode
@@ -17,10 +18,16 @@ from stratalog_broker.requests.handler_info import HandlerInfo
 from stratalog_broker.requests.served_apis import ServedApis
 
 _KEY: Final = 18
+_SOFTWARE: Final = re.compile(r"[a-zA-Z0-9](?:[a-zA-Z0-9\-.]*[a-zA-Z0-9])?\Z")
+"""Kafka's rule for the names and versions of client libraries (KIP-511)."""
+_SOFTWARE_CHARACTERS_MAX: Final = 100
 
 
 async def handle(context: RequestContext, request: Any, *, apis: ServedApis) -> Any:
-    """Return the handler table."""
+    """Return the handler table; remember the client's library."""
+    software = getattr(request, "client_software_name", ""), getattr(request, "client_software_version", "")
+    if all(len(text) <= _SOFTWARE_CHARACTERS_MAX and _SOFTWARE.match(text) for text in software):
+        context.client_software = software
     return _response(apis, context.api_version, ErrorCode.none)
 
 

@@ -22,7 +22,7 @@ from stratalog_broker.configs.memory import DECODED_BYTES_MAX, DECODED_FACTOR, R
 from stratalog_broker.network.dispatch import dispatch_raw, run_handler
 from stratalog_broker.network.registry import ConnectionRegistry
 from stratalog_broker.protocol.frame import LENGTH_BYTES, parse_head
-from stratalog_broker.requests.context import RequestContext
+from stratalog_broker.requests.context import UNKNOWN_SOFTWARE, RequestContext
 from stratalog_broker.requests.handler_info import HandlerInfo, Waiting
 from stratalog_broker.requests.principal import Principal
 from stratalog_core.errors import Corrupt
@@ -64,6 +64,8 @@ class ClientConnection(asyncio.BufferedProtocol):
         self._muted: asyncio.TimerHandle | None = None
         self._is_writing_paused = False
         self.client_host = ""
+        self.client_port = 0
+        self.client_software = UNKNOWN_SOFTWARE
         self._frames = 0
 
     # -- reading ---------------------------------------------------------------------------------------------------------
@@ -72,7 +74,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         self._transport = cast(asyncio.Transport, transport)
         self._transport.set_write_buffer_limits(high=_WRITE_HIGH_BYTES)
         peer = transport.get_extra_info("peername")
-        self.client_host = str(peer[0]) if isinstance(peer, tuple) else ""
+        self.client_host, self.client_port = (str(peer[0]), int(peer[1])) if isinstance(peer, tuple) else ("", 0)
         self.principal = self._admission.principal_of(self.listener, self.client_host)
         if not self._registry.opened(self):
             self._transport.abort()

@@ -50,6 +50,7 @@ from stratalog_broker.requests.key_checks import KeyChecks
 from stratalog_broker.requests.permissions import Permissions
 from stratalog_broker.requests.served_apis import ServedApis
 from stratalog_broker.requests.unsent_responses import UnsentResponses
+from stratalog_broker.telemetry.service import ClientTelemetry
 from stratalog_core.connections.silent_clients import LOOK_S
 from stratalog_core.errors import Invalid
 from stratalog_core.metrics.groups import MetricGroup
@@ -126,6 +127,7 @@ class BrokerServer:
         self._partition_rows = PartitionRows(metadata.view)
         self._deadlines = Deadlines(clock)
         self._key_checks = KeyChecks(searches)
+        self._telemetry = ClientTelemetry(metadata.view, searches, clock, random)
         self._responses = UnsentResponses(shares.responses)
         self.apis = ServedApis(handlers.values(), self._services(ledgers, cold, random, rules))
         self.connections = ConnectionRegistry(settings, shares, clock, Admission(self.apis, rules), self._responses)
@@ -166,6 +168,7 @@ class BrokerServer:
             Permissions: Permissions(rules.authorizer),
             PendingReads: self.pending_reads,
             ProducerIds: self._producer_ids,
+            ClientTelemetry: self._telemetry,
             TopicCommands: self.topic_commands,
             TransactionVerifier: self.verifier,
             UnsentResponses: self._responses,
@@ -201,6 +204,7 @@ class BrokerServer:
         yield self.partitions.takeover_metrics
         yield from connections.requests.metrics()
         yield from self._memory_metrics()
+        yield from self._telemetry.metrics()
         yield from self.load.traffic.metrics(lambda topic: self.metadata.view.get(topic_key(topic)) is not None)
 
     def _memory_metrics(self) -> Iterator[MemoryMetrics]:
@@ -308,3 +312,4 @@ class BrokerServer:
         if self.transactions is not None:
             self.transactions.close()
         self._deadlines.close()
+        self._telemetry.close()

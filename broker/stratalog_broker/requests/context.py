@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from stratalog_broker.protocol.entities import ResponseFactory, response_factory
 from stratalog_broker.requests.principal import Principal
@@ -14,11 +14,20 @@ from stratalog_core.ports import Buffer
 _log = logging.getLogger(__name__)
 
 
+UNKNOWN_SOFTWARE: Final = ("unknown", "unknown")
+
+
 class Connection(Protocol):
     """The connection on which a request arrived."""
 
     @property
     def client_host(self) -> str: ...
+
+    @property
+    def client_port(self) -> int: ...
+
+    client_software: tuple[str, str]
+    """Name and version of the client's library, as its ApiVersions request gives them."""
 
     @property
     def listener(self) -> str: ...
@@ -84,6 +93,23 @@ class RequestContext:
     def client_host(self) -> str:
         """The client's address, without the port."""
         return self._connection.client_host
+
+    @property
+    def client_software(self) -> tuple[str, str]:
+        """Name and version of the client's library (KIP-511); ``unknown`` until its ApiVersions request."""
+        return self._connection.client_software
+
+    @client_software.setter
+    def client_software(self, software: tuple[str, str]) -> None:
+        self._connection.client_software = software
+
+    def client_fields(self) -> dict[str, str]:
+        """Return the client's properties under the names of client metrics subscriptions (KIP-714)."""
+        name, version = self.client_software
+        return {
+            "client_id": self.client_id, "client_software_name": name, "client_software_version": version,
+            "client_source_address": self.client_host, "client_source_port": str(self._connection.client_port),
+        }  # fmt: skip
 
     @property
     def listener(self) -> str:

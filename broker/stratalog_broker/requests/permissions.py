@@ -92,7 +92,8 @@ class Permissions:
     ) -> tuple[ErrorCode, str] | None:
         """Return the code and message for a config resource that the client may not access; None if it may.
 
-        Topics and groups are resources of their own, brokers belong to the cluster. The command refuses other kinds.
+        Topics and groups are resources of their own, brokers and client metrics belong to the cluster. The command refuses
+        other kinds.
         """
         if kind == ResourceKind.TOPIC:
             access = Access(operation, Resource.TOPIC)
@@ -102,7 +103,7 @@ class Permissions:
             access = Access(operation, Resource.GROUP)
             if not self.allows(context, access, name):
                 return ErrorCode.group_authorization_failed, denial(context, access, name)
-        elif kind == ResourceKind.BROKER and not self.allows_cluster(context, operation):
+        elif kind in (ResourceKind.BROKER, ResourceKind.CLIENT_METRICS) and not self.allows_cluster(context, operation):
             access = Access(operation, Resource.CLUSTER)
             return ErrorCode.cluster_authorization_failed, denial(context, access, CLUSTER_NAME)
         return None

@@ -1,10 +1,14 @@
-"""The reference page of group configs, from the table that the broker checks them by."""
+"""The reference page of configs of groups and of client metrics, from the tables that the broker checks them by."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+from stratalog_broker.configs.client_metrics_configs import CLIENT_FIELDS, CLIENT_METRICS_KEYS
+from stratalog_broker.configs.config_keys import ConfigKey
 from stratalog_broker.configs.group_configs import GROUP_CONFIG_KEYS
 
-_HEAD = """# Group configs
+_HEAD = """# Configs of groups and client metrics
 
 ```sh
 kafka-configs.sh --bootstrap-server 127.0.0.1:9092 --alter --entity-type groups --entity-name readers \\
@@ -14,14 +18,32 @@ kafka-configs.sh --bootstrap-server 127.0.0.1:9092 --alter --entity-type groups 
 They apply to members that use the consumer protocol (KIP-848); those that use the classic protocol choose their own time-outs.
 Generated from the code by `make reference`.
 
-| name | default | values | what |
-| --- | --- | --- | --- |
+"""
+_TABLE = "| name | default | values | what |\n| --- | --- | --- | --- |\n"
+_CLIENT_METRICS = f"""
+## Client metrics
+
+```sh
+kafka-client-metrics.sh --bootstrap-server 127.0.0.1:9092 --alter --name all --metrics '*' --interval 60000
+```
+
+Clients with `enable.metrics.push=true` (KIP-714; the default of Java's producers and consumers and of librdkafka) push the
+metrics of the subscriptions that apply to them to a broker. Its `/metrics` page shows them as `stratalog_client_last_value`.
+`match` knows {", ".join(f"`{name}`" for name in CLIENT_FIELDS)}.
+
 """
 
 
 def group_configs_page() -> str:
     """The page's text."""
-    keys = GROUP_CONFIG_KEYS.values()
-    return _HEAD + "".join(
-        f"| `{key.name}` | {key.default} | {key.minimum} … {key.maximum} | {key.documentation} |\n" for key in keys
+    return f"{_HEAD}{_table(GROUP_CONFIG_KEYS)}{_CLIENT_METRICS}{_table(CLIENT_METRICS_KEYS)}"
+
+
+def _table(keys: Mapping[str, ConfigKey]) -> str:
+    return _TABLE + "".join(
+        f"| `{key.name}` | {key.default} | {_values(key)} | {key.documentation} |\n" for key in keys.values()
     )
+
+
+def _values(key: ConfigKey) -> str:
+    return "a list" if key.minimum is None else f"{key.minimum} … {key.maximum}"

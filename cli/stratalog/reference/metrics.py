@@ -6,7 +6,15 @@ from collections.abc import Iterator
 from typing import Final
 
 from stratalog_bookies.metrics import AddMetrics, BookieMetrics, Counters, DiskMetrics
-from stratalog_broker.metrics import ApiMetrics, BrokerMetrics, MemoryMetrics, TakeoverMetrics, TopicTraffic
+from stratalog_broker.metrics import (
+    ApiMetrics,
+    BrokerMetrics,
+    MemoryMetrics,
+    PushedMetric,
+    TakeoverMetrics,
+    TelemetryMetrics,
+    TopicTraffic,
+)
 from stratalog_core.http.loop_lag import EventLoopMetrics
 from stratalog_core.http.settings import DEFAULT_PORTS
 from stratalog_core.metrics.groups import MetricDefinition, MetricGroup, definitions
@@ -24,7 +32,10 @@ from stratalog_tiering.metrics import (
 METRIC_GROUPS: Final[tuple[tuple[str, tuple[type[MetricGroup], ...]], ...]] = (
     ("Metadata nodes", (RequestCounters, QuorumMetrics, RecordMetrics)),
     ("Bookies", (Counters, BookieMetrics, DiskMetrics)),
-    ("Brokers", (ApiMetrics, BrokerMetrics, TakeoverMetrics, MemoryMetrics, TopicTraffic, AddMetrics)),
+    (
+        "Brokers",
+        (ApiMetrics, BrokerMetrics, TakeoverMetrics, MemoryMetrics, TopicTraffic, TelemetryMetrics, PushedMetric, AddMetrics),
+    ),
     ("Tiering workers", (TieringCounters, TieringMetrics, TieringLag, SecondCopyMetrics, ScrubMetrics)),
     ("Cold reads of brokers", (ColdReadMetrics,)),
     ("Every process", (EventLoopMetrics, ScrapeMetrics)),

@@ -46,6 +46,7 @@ from stratalog_metadata.records.partition import (
 from stratalog_metadata.records.quorum import QUORUM_KEY, Quorum
 from stratalog_metadata.records.session import Lease, Session, lease_key, session_key
 from stratalog_metadata.records.topic import (
+    CLIENT_METRICS_CONFIGS,
     GROUP_CONFIGS,
     TOPIC_DEFAULTS_KEY,
     DeletedTopic,
@@ -95,6 +96,7 @@ class Versioned(msgspec.Struct, frozen=True, gc=False):
 
 
 __all__ = [
+    "CLIENT_METRICS_CONFIGS",
     "CLUSTER_KEY", "GROUP_CONFIGS", "KEEP_METADATA", "KEEP_STORE", "LEDGER_IDS", "NONE_UNDECIDED", "NO_OWNER", "PRODUCER_IDS",
     "QUORUM_KEY", "SESSION_IDS", "TOPIC_DEFAULTS_KEY", "UNKNOWN_UNDECIDED",
     "Bookie", "Broker", "Cluster", "Counter", "DeletedTopic", "DrainedBroker", "DynamicConfig", "Endpoint", "ForkDecision",

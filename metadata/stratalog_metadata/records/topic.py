@@ -116,6 +116,8 @@ TOPIC_DEFAULTS_KEY: Final = DynamicConfig(resource="").key()
 """Key of the record that holds the cluster-wide defaults of topic configs."""
 GROUP_CONFIGS: Final = "group/"
 """Prefix of ``DynamicConfig.resource`` for the configs of a consumer group; the group's name follows."""
+CLIENT_METRICS_CONFIGS: Final = "client_metrics/"
+"""Prefix for a client metrics subscription; its name follows."""
 
 
 def is_hot_only(configs: Mapping[str, str]) -> bool:

@@ -18,7 +18,7 @@ from unit.broker.raw_client import batch, fetch_request, produce
 from stratalog_broker.handlers.fetch import FetchCall, FetchHandler
 from stratalog_broker.protocol.entities import encode_response as encode_entity
 from stratalog_broker.protocol.fetch_request import parse_request
-from stratalog_broker.requests.context import RequestContext
+from stratalog_broker.requests.context import UNKNOWN_SOFTWARE, RequestContext
 from stratalog_broker.requests.handler_info import Waiting
 from stratalog_broker.requests.principal import ANONYMOUS, Principal
 from stratalog_core.batches.batch_run import BatchRun
@@ -32,6 +32,8 @@ class Connection:
     """Keeps the only response."""
 
     client_host = "test"
+    client_port = 0
+    client_software = UNKNOWN_SOFTWARE
     listener = ""
 
     def __init__(self) -> None:

@@ -349,7 +349,7 @@ async def test_producer_ids_need_the_cluster_or_any_topic(guarded: Guarded) -> N
 
 
 def test_every_api_asks_for_permissions() -> None:
-    """ApiVersions is open to everybody."""
+    """ApiVersions is open to everybody, and so is telemetry, as in Kafka."""
     handlers = {info.name: info.handle or info.handle_raw for info in HANDLERS.values()}
     without = {name for name, handle in handlers.items() if handle and Permissions not in needs_of(handle).values()}
-    assert without == {"ApiVersions"}
+    assert without == {"ApiVersions", "GetTelemetrySubscriptions", "PushTelemetry"}
