@@ -100,6 +100,11 @@ def status(
     for row in rows:
         if row.last_error.startswith(Forked.__name__):
             click.echo(row.last_error, err=True)
+        if row.undecided_from >= 0:
+            click.echo(
+                f"{row.topic}-{row.partition} waits for the transaction that is open since offset {row.undecided_from}",
+                err=True,
+            )
     cold, hot = sum(row.cold_bytes for row in rows), sum(row.hot_bytes for row in rows)
     click.echo(f"cold {human_bytes(cold)}, hot {human_bytes(hot)} sealed, {sum(row.open_ledgers for row in rows)} open ledgers")
 

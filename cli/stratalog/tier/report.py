@@ -31,7 +31,8 @@ class PartitionTier:
     ``lag_records`` counts records in sealed ledgers that are not yet cold. ``lock_until_ms`` is the wall time until which
     objects of the cold part are locked, 0 if they are not. ``compacted_at_ms`` is the end of the last compaction, 0 without
     any; ``compacting`` is the phase of one in progress (``map`` or ``rewrite``), which has done what is below
-    ``compacting_offset`` of ``compacting_end``.
+    ``compacting_offset`` of ``compacting_end``. ``undecided_from`` is the first offset of the open transaction for which
+    offloading waits, -1 if it waits for none.
     """
 
     topic: str
@@ -45,6 +46,7 @@ class PartitionTier:
     open_ledgers: int
     hot_bytes: int
     lag_records: int
+    undecided_from: int
     requested: bool
     offloaded_at_ms: int
     last_error: str
@@ -93,6 +95,7 @@ def _partition(view: MetadataView, topic: Topic, index: int) -> PartitionTier:
         open_ledgers=len(ledgers) - len(closed),
         hot_bytes=sum(ledger.payload_bytes for ledger in closed),
         lag_records=max(0, sealed_end - cold_end),
+        undecided_from=_undecided_from(closed, cold_end),
         requested=view.get(tier_request_key(topic.topic_id, index)) is not None,
         offloaded_at_ms=status.offloaded_at_ms if status else 0,
         last_error=status.last_error if status else "",
@@ -103,6 +106,12 @@ def _partition(view: MetadataView, topic: Topic, index: int) -> PartitionTier:
         compacting_offset=status.compacting_offset if status else 0,
         compacting_end=status.compacting_end if status else 0,
     )
+
+
+def _undecided_from(closed: list[Ledger], cold_end: int) -> int:
+    """Return the first offset of the transaction that is open at the end of all sealed ledgers that are not cold."""
+    last = closed[-1] if closed and closed[-1].end_offset > cold_end else None
+    return last.undecided_from if last is not None and last.undecided_from >= 0 else -1
 
 
 def open_requests(view: MetadataView, topic: Topic) -> list[TierRequest]:

@@ -135,7 +135,7 @@ async def test_requests_that_change_topics_or_records_are_refused(tmp_path: Path
             18, 3, request(18, 3, "ApiVersionsRequest", client_software_name="t", client_software_version="1")
         )
         listed = {each.api_key for each in answer.api_keys}
-        assert listed == {*range(4), *range(8, 17), 18, 23, 32, 42, 47, 60, 75}
+        assert listed == {*range(4), *range(8, 17), 18, 23, 32, 35, 42, 46, 47, 60, 61, 71, 72, 74, 75}
         refused = await produce(client, "flights", batch(b"value"))
         assert refused.error_code is ErrorCode.policy_violation
         assert refused.error_message == "this is a read-only archive: produce to the cluster"

@@ -21,6 +21,7 @@ from stratalog_tiering.cold.segment_check import require_sound
 from stratalog_tiering.core.commands import Guards, commit_segment
 from stratalog_tiering.core.offload_job import OffloadJob, offloaded_key
 from stratalog_tiering.core.partition import PartitionSnapshot, StoredLedger, is_sealed, partition_snapshot
+from stratalog_tiering.core.planning import following_ledgers
 from stratalog_tiering.core.policy import TierPolicy, tier_policy
 from stratalog_tiering.format.locks import entry_lock
 from stratalog_tiering.format.manifest import Manifest, Reason, SegmentEntry
@@ -115,11 +116,12 @@ async def _write_again(
 ) -> tuple[SegmentEntry, bytes]:
     """Upload the segment; returns its entry and the leaves of its batches. Retention sees the same times as before."""
     sealed = [stored.ledger for stored in ledgers]
+    following = [stored.ledger for stored in following_ledgers(state, sealed[-1])]
     key = offloaded_key(state.topic, sealed, ports.random_id())
     encryption = await new_encryption(ports.store, state.topic.topic_id, state.log.index, key, policy.encryption_key)
     job = OffloadJob(
-        ports.cluster_id, state.topic, sealed, key=key, block_bytes=ports.settings.block_bytes, zstd_level=policy.zstd_level,
-        encryption=encryption,
+        ports.cluster_id, state.topic, sealed, following, key=key, block_bytes=ports.settings.block_bytes,
+        zstd_level=policy.zstd_level, encryption=encryption,
     )  # fmt: skip
     lock = in_force(entry_lock(damaged), ports.clock.wall_ms())
     await upload_job(ports, job, policy.storage_class, lock, damaged.created_at_ms)

@@ -1,7 +1,7 @@
 """Turns a partition's batches from elsewhere into segments: batches in, byte parts out. No I/O.
 
 Every batch must be whole and match its CRC, and must continue the offsets and the leader epochs. Segments end where no
-transaction is open, as those of an offload do. The state of producers is not kept: their ids are from another cluster.
+transaction is open, and say which were aborted. The state of producers is not kept: their ids are from another cluster.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ import msgspec
 
 from stratalog_core.batches.batch import BatchHeader, check_batch
 from stratalog_core.errors import Corrupt, Invalid
-from stratalog_core.partition_state.replay_state import ReplayState
+from stratalog_core.partition_state.replay_state import ABORTED_MAX, ReplayState
 from stratalog_core.ports import Buffer
 from stratalog_metadata.records import Topic
 from stratalog_tiering.core.policy import TierPolicy
 from stratalog_tiering.format.block_cipher import SegmentEncryption
 from stratalog_tiering.format.manifest import SegmentEntry, SegmentOptions, segment_entry
 from stratalog_tiering.format.object_keys import segment_key
-from stratalog_tiering.format.segment import SegmentIdentity, SegmentWriter, WrittenSegment
+from stratalog_tiering.format.segment import AbortedTransaction, SegmentIdentity, SegmentWriter, WrittenSegment
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +54,8 @@ class AttachJob:
         self._policy = policy
         self._sizes = sizes
         self._state = ReplayState(base_offset)
+        self._base_offset = base_offset
+        """Where the segment begins that is being made."""
         self._bytes = 0
         self._oldest_ms = self._newest_ms = 0
         self._key = ""
@@ -78,6 +80,7 @@ class AttachJob:
 
     def begin(self, key: str, encryption: SegmentEncryption | None = None) -> None:
         """Begin a segment, whose object will be at ``key``."""
+        self._base_offset = self.next_offset
         identity = SegmentIdentity(
             cluster_id=self._cluster_id, topic_id=self._topic.topic_id, topic_name=self._topic.name, partition=self._partition,
             base_offset=self.next_offset, ledger_ids=(),
@@ -100,19 +103,23 @@ class AttachJob:
         return self._open.take_parts()
 
     def finish(self, created_at_ms: int) -> tuple[MadeSegment, list[Buffer]]:
-        """Finish the segment; returns it and its last parts. Raises ``Invalid`` if a transaction is open or was aborted."""
+        """Finish the segment; returns it and its last parts. Raises ``Invalid`` if a transaction is open."""
         state = self._state
-        for aborted in state.transactions.aborted:
+        transactions = state.transactions.since(self._base_offset)
+        if state.transactions.aborted_from > self._base_offset:
             raise Invalid(
-                f"partition {self._partition} has a transaction that was aborted at offset {aborted.last_offset}: brokers do"
-                " not hide the records of aborted transactions from consumers yet"
+                f"partition {self._partition} has more than {ABORTED_MAX} aborted transactions from offset {self._base_offset}"
+                f" to {state.next_offset}: choose a smaller stratalog.tier.segment.bytes"
             )
-        for ongoing in state.transactions.snapshot():
+        for ongoing in transactions.open:
             raise Invalid(
                 f"partition {self._partition} ends at offset {state.next_offset} within a transaction of producer"
                 f" {ongoing.producer_id}, open since offset {ongoing.first_offset}: let it end, then attach again"
             )
-        written = self._open.finish(created_at_ms=created_at_ms, leader_epochs=state.leader_epochs)
+        aborted = [AbortedTransaction(**one._asdict()) for one in transactions.aborted]
+        written = self._open.finish(
+            created_at_ms=created_at_ms, leader_epochs=state.leader_epochs, aborted_transactions=aborted
+        )
         return MadeSegment(entry=self._entry(written), leaves=written.leaves), self._open.take_parts()
 
     @property

@@ -1,8 +1,11 @@
 """Turns the entries of sealed ledgers into one segment: entries in, byte parts out. No I/O.
 
 Every entry must arrive, in order and undamaged; every batch must continue the offsets; each ledger must end exactly where its
-record says; no transaction may be open at the segment's end. Checkpoint entries are not copied: the partition's state is
-replayed from them and the batches that follow, and the footer holds the state at the segment's end.
+record says. Checkpoint entries are not copied: the partition's state is replayed from them and the batches that follow, and the
+footer holds the state at the segment's end.
+
+The footer says which transactions that overlap the segment were aborted. Those that are open at its end may be decided in the
+ledgers after it, which are read as far as that takes. If they are not, the segment cannot be made yet.
 """
 
 from __future__ import annotations
@@ -14,8 +17,15 @@ from typing import Protocol
 import msgspec
 
 from stratalog_core.batches.batch import check_batch
-from stratalog_core.batches.checkpoint import decode_checkpoint, is_checkpoint, part_position
-from stratalog_core.errors import Corrupt
+from stratalog_core.batches.checkpoint import (
+    EpochStart,
+    OngoingTransaction,
+    ProducerEntry,
+    decode_checkpoint,
+    is_checkpoint,
+    part_position,
+)
+from stratalog_core.errors import Corrupt, Retriable
 from stratalog_core.partition_state.replay_state import ReplayState
 from stratalog_core.ports import Buffer
 from stratalog_metadata.records import Ledger, Topic
@@ -49,6 +59,14 @@ class ReadRange:
     last: int
 
 
+class Undecided(Retriable):
+    """A transaction that began in the segment or before it is still open; ``open_since`` is its first offset."""
+
+    def __init__(self, message: str, open_since: int) -> None:
+        super().__init__(message, open_since=open_since)
+        self.open_since = open_since
+
+
 def offloaded_key(topic: Topic, ledgers: Sequence[Ledger], random_id: int) -> str:
     """The key of the segment that is made of ``ledgers``."""
     first = ledgers[0]
@@ -63,15 +81,19 @@ class OffloadJob:
         cluster_id: str,
         topic: Topic,
         ledgers: Sequence[Ledger],
+        following: Sequence[Ledger] = (),
         *,
         key: str,
         block_bytes: int,
         zstd_level: int | None = None,
         encryption: SegmentEncryption | None = None,
     ) -> None:
-        """``key`` is that of the segment's object (`offloaded_key`)."""
+        """``key`` is that of the segment's object (`offloaded_key`), ``following`` the sealed ledgers after ``ledgers``."""
         first = ledgers[0]
-        self._ledgers = tuple(ledgers)
+        self._ledgers = (*ledgers, *following)
+        self._segment_ledgers = len(ledgers)
+        self._end_offset = ledgers[-1].end_offset
+        self._end_state: tuple[list[EpochStart], tuple[ProducerEntry, ...]] | None = None
         self._position = 0
         self._next_entry = 0
         self._checkpoint_parts: list[bytes] = []
@@ -87,8 +109,8 @@ class OffloadJob:
 
     @property
     def next_read(self) -> ReadRange | None:
-        """The next entries to read; None after the last."""
-        if self._position == len(self._ledgers):
+        """The next entries to read; None after the last one that is needed."""
+        if self._position == len(self._ledgers) or self._is_decided:
             return None
         ledger = self._ledgers[self._position]
         return ReadRange(ledger=ledger, first=self._next_entry, last=ledger.last_entry)
@@ -96,6 +118,8 @@ class OffloadJob:
     def add_entries(self, entries: Iterable[SourceEntry]) -> None:
         """Add entries of ``next_read``, from its first on. Raises ``Corrupt`` that names ledger and entry."""
         for entry in entries:
+            if self._is_decided:
+                return
             ledger = self._ledgers[self._position]
             if entry.entry_id != self._next_entry:
                 raise Corrupt(f"ledger {ledger.ledger_id}: entry {entry.entry_id} arrived; expected {self._next_entry}")
@@ -112,18 +136,20 @@ class OffloadJob:
         return self._writer.take_parts()
 
     def finish(self, created_at_ms: int) -> list[Buffer]:
-        """Finish the segment; returns its last parts. Raises ``Corrupt`` if a transaction is undecided."""
+        """Finish the segment; returns its last parts. Raises ``Undecided`` if a transaction is."""
         assert self.next_read is None, "all entries are added before a segment is finished"
-        state = self._state
-        for ongoing in state.transactions.snapshot():
-            raise Corrupt(
+        assert self._end_state is not None
+        for ongoing in self._undecided():
+            raise Undecided(
                 f"producer {ongoing.producer_id} has a transaction open since offset {ongoing.first_offset}: only decided"
-                f" transactions are offloaded, and the segment ends at {state.next_offset}"
+                f" transactions are offloaded, and the segment ends at {self._end_offset}",
+                ongoing.first_offset,
             )
         self._keep_aborted()
+        leader_epochs, producers = self._end_state
         self._written = self._writer.finish(
-            created_at_ms=created_at_ms, leader_epochs=state.leader_epochs,
-            aborted_transactions=self._aborted, producers=state.producers.snapshot(),
+            created_at_ms=created_at_ms, leader_epochs=leader_epochs,
+            aborted_transactions=self._aborted, producers=producers,
         )  # fmt: skip
         return self._writer.take_parts()
 
@@ -146,7 +172,8 @@ class OffloadJob:
             self._add_checkpoint_part(payload)
             return
         header = check_batch(payload)
-        self._writer.append(payload, header)
+        if self._end_state is None:
+            self._writer.append(payload, header)
         self._state.replay(header, payload)
 
     def _add_checkpoint_part(self, payload: memoryview) -> None:
@@ -161,14 +188,28 @@ class OffloadJob:
     def _keep_aborted(self) -> None:
         """Collect the aborted transactions of the replayed state, before a checkpoint replaces it."""
         for one in self._state.transactions.aborted:
-            self._aborted.append(AbortedTransaction(**one._asdict()))
+            if one.first_offset < self._end_offset:
+                self._aborted.append(AbortedTransaction(**one._asdict()))
+
+    @property
+    def _is_decided(self) -> bool:
+        """Whether all of the segment was added, and no transaction that began before its end is open."""
+        if self._end_state is None:
+            return False
+        return next(iter(self._state.transactions.first_offsets.values()), self._end_offset) >= self._end_offset
+
+    def _undecided(self) -> list[OngoingTransaction]:
+        """The open transactions that began before the segment's end."""
+        return [one for one in self._state.transactions.snapshot() if one.first_offset < self._end_offset]
 
     def _end_ledger(self, ledger: Ledger) -> None:
         if self._checkpoint_parts:
             raise Corrupt(f"ledger {ledger.ledger_id} ends within its checkpoint")
-        if self._writer.next_offset != ledger.end_offset:
+        if self._state.next_offset != ledger.end_offset:
             raise Corrupt(
-                f"ledger {ledger.ledger_id} holds offsets up to {self._writer.next_offset}, its record says {ledger.end_offset}"
+                f"ledger {ledger.ledger_id} holds offsets up to {self._state.next_offset}, its record says {ledger.end_offset}"
             )
         self._position += 1
         self._next_entry = 0
+        if self._position == self._segment_ledgers:
+            self._end_state = list(self._state.leader_epochs), self._state.producers.snapshot()

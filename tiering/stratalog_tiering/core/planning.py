@@ -2,7 +2,8 @@
 
 Steps in order: drop empty ledgers, offload sealed ones if the topic's policy allows it, drop hot copies whose time has come,
 fulfil a request. A ledger is offloaded only if it begins exactly where the manifest ends, so segments never overlap and never
-leave a gap, however long copying was disabled. A hot copy is dropped only if the committed manifest covers all of it. No I/O;
+leave a gap, however long copying was disabled, and only when every transaction that began in it or before is decided: a segment
+tells which of its records were aborted. A hot copy is dropped only if the committed manifest covers all of it. No I/O;
 ``worker/partition_work.py`` carries the steps out.
 """
 
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from stratalog_core.errors import Corrupt
-from stratalog_metadata.records import Ledger, TierRequest
+from stratalog_metadata.records import NONE_UNDECIDED, UNKNOWN_UNDECIDED, Ledger, TierRequest
 from stratalog_tiering.core.partition import PartitionSnapshot, StoredLedger, is_cold, is_sealed
 from stratalog_tiering.core.policy import TierPolicy
 
@@ -30,9 +31,13 @@ class DropEmpty:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offload:
-    """Make one segment of neighbouring sealed ledgers."""
+    """Make one segment of neighbouring sealed ledgers.
+
+    ``following``: the sealed ledgers after them, where transactions end that are open at the end of the last one.
+    """
 
     ledgers: tuple[StoredLedger, ...]
+    following: tuple[StoredLedger, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,19 +78,25 @@ class PlanLimits:
 
 
 def next_step(
-    state: PartitionSnapshot, policy: TierPolicy, limits: PlanLimits, cold_since_ms: Mapping[int, int], now_ms: int
+    state: PartitionSnapshot,
+    policy: TierPolicy,
+    limits: PlanLimits,
+    cold_since_ms: Mapping[int, int],
+    now_ms: int,
+    open_since: int | None = None,
 ) -> Step:
     """The next step for ``state``.
 
-    ``cold_since_ms`` is the wall time from which each cold ledger has been in the store, by ledger id.
+    ``cold_since_ms`` is the wall time from which each cold ledger has been in the store, by ledger id. ``open_since`` is the
+    first offset of a transaction that an attempt to offload found open after the last sealed ledger.
     Raises ``Corrupt`` if the hot ledgers do not continue the manifest: no step is safe then.
     """
     empty = tuple(_droppable_empty(state))
     if empty:
         return DropEmpty(ledgers=empty[:DROPS_AT_ONCE_MAX])
-    run = _sealed_run(state, policy, limits.segment_bytes)
+    run = _sealed_run(state, policy, limits.segment_bytes, open_since)
     if run and policy.is_copied:
-        return Offload(ledgers=run)
+        return Offload(ledgers=run, following=following_ledgers(state, run[-1].ledger))
     hot, until_ms = _expired_hot(state, policy, limits, cold_since_ms, now_ms)
     if hot:
         return DropHot(ledgers=hot[:DROPS_AT_ONCE_MAX])
@@ -94,12 +105,28 @@ def next_step(
     return Idle(until_ms=until_ms)
 
 
-def decided_end(ledger: Ledger) -> int:
-    """The offset below which every transaction of a sealed ledger is decided: its end, since transactions are not served yet.
+def may_be_decided(state: PartitionSnapshot, ledger: Ledger) -> bool:
+    """Whether no transaction is open that began before the end of a sealed ledger, as far as metadata tells.
 
-    With transactions, the checkpoint at the start of the next ledger gives it; a ledger is offloaded when this is its end.
+    Each owner records with a ledger which transaction is open at its end, and with later ledgers whether that is still so.
+    Recovery does not know; whether a transaction is open then is found out by an attempt.
     """
-    return ledger.end_offset
+    later = (stored.ledger for stored in _from(state, ledger) if is_sealed(stored.ledger))
+    told = [one.undecided_from for one in later]
+    if any(first == NONE_UNDECIDED or first >= ledger.end_offset for first in told):
+        return True
+    return UNKNOWN_UNDECIDED in told
+
+
+def _from(state: PartitionSnapshot, ledger: Ledger) -> Iterator[StoredLedger]:
+    return (stored for stored in state.ledgers if stored.ledger.base_offset >= ledger.base_offset)
+
+
+def following_ledgers(state: PartitionSnapshot, last: Ledger) -> tuple[StoredLedger, ...]:
+    """The sealed ledgers after ``last``; none if it says that no transaction is open at its end."""
+    if last.undecided_from == NONE_UNDECIDED:
+        return ()
+    return tuple(stored for stored in _from(state, last) if stored.ledger is not last and is_sealed(stored.ledger))
 
 
 def _droppable_empty(state: PartitionSnapshot) -> Iterator[StoredLedger]:
@@ -112,7 +139,9 @@ def _droppable_empty(state: PartitionSnapshot) -> Iterator[StoredLedger]:
                 yield stored
 
 
-def _sealed_run(state: PartitionSnapshot, policy: TierPolicy, segment_bytes: int) -> tuple[StoredLedger, ...]:
+def _sealed_run(
+    state: PartitionSnapshot, policy: TierPolicy, segment_bytes: int, open_since: int | None
+) -> tuple[StoredLedger, ...]:
     """Sealed ledgers from the manifest's end on that make one segment: as many as segment size and retention allow."""
     run: list[StoredLedger] = []
     bytes_max, span_ms = policy.segment_bytes_max(segment_bytes), policy.segment_span_ms
@@ -126,7 +155,9 @@ def _sealed_run(state: PartitionSnapshot, policy: TierPolicy, segment_bytes: int
                 f"ledger {ledger.ledger_id} begins at offset {ledger.base_offset}; expected {expected}: "
                 "cold and hot history do not meet"
             )
-        if not is_sealed(ledger) or decided_end(ledger) < ledger.end_offset or ledger.end_offset == ledger.base_offset:
+        if not is_sealed(ledger) or ledger.end_offset == ledger.base_offset:
+            break
+        if (open_since is not None and ledger.end_offset > open_since) or not may_be_decided(state, ledger):
             break
         total_bytes += ledger.payload_bytes
         # The first ledger was open for at most ``segment.ms`` before it was closed.

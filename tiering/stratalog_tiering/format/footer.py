@@ -134,11 +134,11 @@ class SegmentFooter(msgspec.Struct, frozen=True, kw_only=True):
     """The whole footer. Offsets: ``base_offset`` inclusive, ``end_offset`` exclusive. Positions count from the segment's start.
 
     ``leader_epochs`` is the known part of the partition's history up to ``end_offset``, so it may begin below ``base_offset``.
-    ``aborted_transactions`` lists all that overlap the segment, in the order of their markers; it is complete, because only
-    decided transactions are offloaded. ``first_timestamp_min_ms`` is the minimum over the first records of the batches:
-    informative, not a lower bound for all records. ``data_key`` is the key of the object with the wrapped data key, empty
-    without encryption. ``compacted`` is set if batches may be missing; the blocks still tile the offsets: a block begins where
-    the one before it ends, and ends with its last batch.
+    ``aborted_transactions`` lists all that overlap the segment, in the order of their markers, of which one may be in a later
+    segment; it is complete, because only decided transactions are offloaded. ``first_timestamp_min_ms`` is the minimum over the
+    first records of the batches: informative, not a lower bound for all records. ``data_key`` is the key of the object with the
+    wrapped data key, empty without encryption. ``compacted`` is set if batches may be missing; the blocks still tile the
+    offsets: a block begins where the one before it ends, and ends with its last batch.
     """
 
     format_version: int

@@ -17,6 +17,7 @@ from stratalog_tiering.core.commands import Guards, commit_segment, drop_ledgers
 from stratalog_tiering.core.locks import new_lock
 from stratalog_tiering.core.offload_job import OffloadJob, offloaded_key
 from stratalog_tiering.core.partition import PartitionSnapshot, StoredLedger, is_cold
+from stratalog_tiering.core.planning import Offload
 from stratalog_tiering.core.policy import TierPolicy
 from stratalog_tiering.format.manifest import Manifest, Reason, SegmentEntry
 from stratalog_tiering.format.manifest_edit import ManifestEdit, Removal
@@ -34,12 +35,11 @@ from stratalog_tiering.offload.upload import StreamedUpload, finishing
 _log = logging.getLogger(__name__)
 
 
-async def offload(
-    ports: WorkerPorts, state: PartitionSnapshot, ledgers: Sequence[StoredLedger], guards: Guards, policy: TierPolicy
-) -> bool:
-    """Make one segment of ``ledgers`` and commit it. False: another command changed the partition first; plan again.
+async def offload(ports: WorkerPorts, state: PartitionSnapshot, step: Offload, guards: Guards, policy: TierPolicy) -> bool:
+    """Make one segment of a step's ledgers and commit it. False: another command changed the partition first; plan again.
 
-    Raises ``Corrupt`` (a ledger or the uploaded copy is damaged; nothing was committed), ``OutcomeUnknown``, ``Unavailable``.
+    Raises ``Undecided`` (a transaction is open; nothing was committed), ``Corrupt`` (a ledger or the uploaded copy is damaged;
+    nothing was committed), ``OutcomeUnknown``, ``Unavailable``.
     """
     began_at_s = ports.clock.monotonic()
     if state.pointer is None or not ports.commits.is_own(state.pointer):
@@ -47,12 +47,13 @@ async def offload(
     # Before the upload, because it refuses a manifest that requires a newer writer.
     edit = ManifestEdit(await previous_version(ports, state), writer=ports.settings.worker_id, random_id=ports.random_id)
     await ports.topics.ensure(state.topic)
-    sealed = [stored.ledger for stored in ledgers]
+    ledgers = step.ledgers
+    sealed, following = [stored.ledger for stored in ledgers], [stored.ledger for stored in step.following]
     key = offloaded_key(state.topic, sealed, ports.random_id())
     encryption = await new_encryption(ports.store, state.topic.topic_id, state.log.index, key, policy.encryption_key)
     job = OffloadJob(
-        ports.cluster_id, state.topic, sealed, key=key, block_bytes=ports.settings.block_bytes, zstd_level=policy.zstd_level,
-        encryption=encryption,
+        ports.cluster_id, state.topic, sealed, following, key=key, block_bytes=ports.settings.block_bytes,
+        zstd_level=policy.zstd_level, encryption=encryption,
     )  # fmt: skip
     lock = new_lock(policy, ports.clock.wall_ms())
     await upload_job(ports, job, policy.storage_class, lock)

@@ -18,7 +18,8 @@ from stratalog_metadata.records import TierStatus, Topic, configs_in_force, log_
 from stratalog_metadata.state.commands import Command, Put, VersionIs
 from stratalog_tiering.core.commands import Guards, fulfil_request
 from stratalog_tiering.core.maintenance_times import MaintenanceTask, MaintenanceTimes
-from stratalog_tiering.core.partition import PartitionSnapshot, is_cold, low_on_space, partition_snapshot
+from stratalog_tiering.core.offload_job import Undecided
+from stratalog_tiering.core.partition import PartitionSnapshot, is_cold, is_sealed, low_on_space, partition_snapshot
 from stratalog_tiering.core.planning import DropEmpty, DropHot, Fulfil, Idle, Offload, PlanLimits, ResolveFork, Step, next_step
 from stratalog_tiering.core.policy import UNLIMITED, TierPolicy, tier_policy
 from stratalog_tiering.maintenance.compaction import Compaction
@@ -65,6 +66,8 @@ class PartitionWork:
         )
         self._cold_since: tuple[Hashable, Mapping[int, int]] = (None, {})
         """When each cold ledger became cold, and the state that this was computed from."""
+        self._open_since: tuple[tuple[int, ...], int | None] = (), None
+        """The sealed ledgers, and the first offset of a transaction that is open after them, as an attempt to offload found."""
 
     async def run(self, topic: Topic) -> float | None:
         """Work until nothing is left to do; returns the seconds until the next call, None: when metadata changes."""
@@ -155,16 +158,18 @@ class PartitionWork:
         depends_on = (state.pointer_version, cold)
         if depends_on != self._cold_since[0]:
             self._cold_since = depends_on, await cold_since(self._ports, state)
-        return next_step(state, self._policy(state), limits, self._cold_since[1], self._ports.clock.wall_ms())
+        sealed = tuple(stored.ledger.ledger_id for stored in state.ledgers if is_sealed(stored.ledger))
+        if sealed != self._open_since[0]:
+            self._open_since = sealed, None
+        now_ms = self._ports.clock.wall_ms()
+        return next_step(state, self._policy(state), limits, self._cold_since[1], now_ms, self._open_since[1])
 
     def _policy(self, state: PartitionSnapshot) -> TierPolicy:
         return tier_policy(configs_in_force(state.topic, topic_defaults(self._ports.metadata.view)))
 
     async def _do(self, step: Step, state: PartitionSnapshot, guards: Guards) -> None:
         if isinstance(step, Offload):
-            if await offload(self._ports, state, step.ledgers, guards, self._policy(state)):
-                self._offloaded_at_ms = self._ports.clock.wall_ms()
-                await self._report(None, state)
+            await self._offload(step, state, guards)
         elif isinstance(step, ResolveFork):
             await resolve_fork(self._ports, state, guards)
         elif isinstance(step, DropHot):
@@ -190,6 +195,17 @@ class PartitionWork:
         finally:
             if was_running or self._compaction.is_running:
                 await self._report(None, state)
+
+    async def _offload(self, step: Offload, state: PartitionSnapshot, guards: Guards) -> None:
+        try:
+            is_done = await offload(self._ports, state, step, guards, self._policy(state))
+        except Undecided as waits:
+            _log.info("%s: %s", self._lease, waits)
+            self._open_since = self._open_since[0], waits.open_since
+            return
+        if is_done:
+            self._offloaded_at_ms = self._ports.clock.wall_ms()
+            await self._report(None, state)
 
     async def _expire_hot(self, topic: Topic) -> None:
         """Remove expired hot ledgers without the store, so that a long outage of the store does not fill the bookies."""

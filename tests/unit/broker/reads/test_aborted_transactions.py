@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from random import Random
 
 import pytest
-from unit.broker.mini_cluster import MiniCluster, in_thread, run_cluster, until_served
+from unit.broker.mini_cluster import WAIT_S, MiniCluster, in_thread, run_cluster, until_served
 from unit.broker.partitions.test_failover import create_topic
 from unit.broker.transactional import TransactionalHistory, append, mark, partition_of, read_committed, transactional
+from unit.metadata.watching import until
 
 from stratalog_broker.partitions.log import PartitionLog
 from stratalog_core.partition_state.transactions import ABORT
+from stratalog_metadata.records import ManifestPointer, manifest_pointer_key
 
 TOPIC = "flights"
 
@@ -75,3 +78,42 @@ async def test_a_search_ends_at_the_first_ledger_behind_which_nothing_can_be(tmp
         assert not any(built[2:-1]), "the takeover has read the last one"
         client = await cluster.connect()
         assert await read_committed(client, TOPIC) == []
+
+
+def cold_end(cluster: MiniCluster) -> int:
+    identity = partition_of(cluster, TOPIC)
+    pointer = cluster.metadata.view.find(ManifestPointer, manifest_pointer_key(identity.topic_id, identity.partition))
+    return 0 if pointer is None else pointer.end_offset
+
+
+async def test_transactions_in_the_object_store(tmp_path: Path) -> None:
+    """Ledgers move to the store when their transactions are decided, in whichever ledgers those end."""
+    random = Random(7)
+    async with run_cluster(tmp_path) as cluster:
+        await in_thread(lambda: create_topic(cluster, TOPIC, 1, **{"local.retention.ms": "1"}))
+        await until_served(cluster.broker, partition_of(cluster, TOPIC).topic_id)
+        await cluster.start_tiering()
+        history = TransactionalHistory(TOPIC, random)
+        client = await cluster.connect()
+        hanging = await append(cluster, TOPIC, transactional(99, 0, b"hanging"))
+        for _ in range(8):
+            for _ in range(6):
+                await history.step(cluster, client)
+            await log_of(cluster).seal_all()
+        await history.end_all(client)
+        await cluster.brokers.pop(1).kill()
+        await cluster.start_broker(2)
+        await until_served(cluster.broker, partition_of(cluster, TOPIC).topic_id)
+        client = await cluster.connect()
+        await asyncio.sleep(0.5)
+        assert cold_end(cluster) <= hanging, "nothing is offloaded from the open transaction on"
+        await history.check(client, hanging)
+        assert await mark(client, TOPIC, 99, ABORT) == 0
+        end_offset = await log_of(cluster).seal_all()
+        await until(cluster.metadata, lambda: cold_end(cluster) == end_offset, WAIT_S)
+        await until(cluster.metadata, lambda: not cluster.broker.reader.hot_ledgers(log_of(cluster)), WAIT_S)
+        await history.check(client, end_offset)
+        await cluster.brokers.pop(2).stop()
+        await cluster.start_broker(3)
+        await until_served(cluster.broker, partition_of(cluster, TOPIC).topic_id)
+        await history.check(await cluster.connect(), end_offset)

@@ -41,6 +41,7 @@ from stratalog_tiering.attach.kafka_logs import kafka_topic
 from stratalog_tiering.attach.source import TopicSource
 from stratalog_tiering.cold.archive import Archive, live_topics
 from stratalog_tiering.cold.manifest_source import ManifestSource
+from stratalog_tiering.cold.reader import ColdReader, ColdReaderSettings
 from stratalog_tiering.config import TieringSettings
 from stratalog_tiering.format.manifest import SegmentEntry
 from stratalog_tiering.format.object_keys import owner_key
@@ -229,9 +230,30 @@ async def test_no_segment_ends_in_a_transaction(
     assert [(entry.base_offset, entry.end_offset) for entry in segments] == [(0, 4), (4, 6)]
 
 
+async def test_aborted_transactions_are_known_to_the_segments_that_hold_them(
+    cluster: Cluster, ports: MakePorts, log_directory: Path, background: ThreadBackground
+) -> None:
+    batches = [
+        transaction(0, 5), transaction(1, 6), transaction(2, 5, ABORT), transaction(3, 6, COMMIT), transaction(4, 5),
+        transaction(5, 5, ABORT), transaction(6, 7), transaction(7, 7, COMMIT),
+    ]  # fmt: skip
+    write_logs(log_directory, "flights-0", {0: batches})
+    await claim(cluster)
+    source = kafka_topic([log_directory], None, background)
+    topic = new_topic(source, **{"stratalog.tier.segment.bytes": "1"})
+    await attach(ports(), topic, source)
+    pointer = cluster.metadata.view.find(ManifestPointer, manifest_pointer_key(topic.topic_id, 0))
+    reader = ColdReader(cluster.store, ColdReaderSettings(), SystemClock())
+    try:
+        assert await reader.aborted_transactions(pointer, 0, 8) == [(5, 0, 2), (5, 4, 5)]
+        assert await reader.aborted_transactions(pointer, 3, 8) == [(5, 4, 5)]
+        assert await reader.aborted_transactions(pointer, 6, 8) == []
+    finally:
+        await reader.close()
+
+
 REFUSED = {
     "an open transaction": lambda make: [*make(0, [2]), transaction(2, 5)],
-    "an aborted transaction": lambda make: [*make(0, [2]), transaction(2, 5), transaction(3, 5, ABORT)],
     "a gap": lambda make: [*make(0, [2]), *make(3, [1])],
     "an overlap": lambda make: [*make(0, [2]), *make(1, [1])],
     "an earlier epoch": lambda make: [*make(0, [2], epoch=4), *make(2, [1], epoch=3)],

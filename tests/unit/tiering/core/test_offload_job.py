@@ -24,7 +24,7 @@ from stratalog_core.partition_state.producer_states import BATCHES_REMEMBERED
 from stratalog_core.partition_state.replay_state import EPOCHS_MAX
 from stratalog_core.partition_state.transactions import ABORT, COMMIT
 from stratalog_metadata.records import Fragment, Ledger, LedgerState, Topic
-from stratalog_tiering.core.offload_job import OffloadJob, offloaded_key
+from stratalog_tiering.core.offload_job import OffloadJob, Undecided, offloaded_key
 from stratalog_tiering.format.footer import PRODUCERS, parse_producers
 from stratalog_tiering.format.segment import AbortedTransaction, parse_footer
 
@@ -45,8 +45,8 @@ def ledger(number: int, base: int, end: int, entries: int) -> Ledger:
     )  # fmt: skip
 
 
-def job_for(*ledgers: Ledger) -> OffloadJob:
-    return OffloadJob("c", TOPIC, ledgers, key=offloaded_key(TOPIC, ledgers, 7), block_bytes=500)
+def job_for(*ledgers: Ledger, following: Sequence[Ledger] = ()) -> OffloadJob:
+    return OffloadJob("c", TOPIC, ledgers, following, key=offloaded_key(TOPIC, ledgers, 7), block_bytes=500)
 
 
 def numbered(payloads: Sequence[bytes], first: int = 0) -> list[Entry]:
@@ -141,11 +141,49 @@ def test_aborted_transactions_of_all_ledgers_are_in_the_footer() -> None:
     )
 
 
+def test_transactions_that_end_in_later_ledgers_are_decided_by_them() -> None:
+    first = [*checkpoint(0), transactional(0, 1), transactional(1, 2), transactional(2, 1, COMMIT)]
+    second = [*checkpoint(3, transactions=(OngoingTransaction(2, 1),)), transactional(3, 3)]
+    third = [*checkpoint(4, transactions=(OngoingTransaction(2, 1), OngoingTransaction(3, 3)))]
+    third += [transactional(4, 2, ABORT), transactional(5, 3, ABORT)]
+    ledgers = [ledger(1, 0, 3, len(first)), ledger(2, 3, 4, len(second)), ledger(3, 4, 6, len(third))]
+    job = job_for(ledgers[0], following=ledgers[1:])
+    for payloads in (first, second):
+        job.add_entries(numbered(payloads))
+    wanted = job.next_read
+    assert wanted is not None
+    assert (wanted.ledger, wanted.first) == (ledgers[2], 0)
+    job.add_entries(numbered(third[:-1]))
+    assert job.next_read is None, "nothing more is read than the decision takes"
+    job.add_entries(numbered(third[-1:], len(third) - 1))
+    content = b"".join(job.take_parts())
+    *rest, producers, _ = job.finish(1)
+    assert job.footer.aborted_transactions == (
+        AbortedTransaction(producer_id=2, first_offset=1, last_offset=4, last_stable_offset=3),
+    )
+    assert (job.footer.end_offset, job.footer.batch_count) == (3, 3)
+    assert b"".join([content, *rest]) == b"".join(first[-3:])
+    section = job.footer.section(PRODUCERS)
+    assert section is not None
+    assert {one.producer_id for one in parse_producers(producers, section)} == {1, 2}
+
+
+def test_a_transaction_that_the_later_ledgers_leave_open_is_not_offloaded() -> None:
+    first, second = [*checkpoint(0), transactional(0, 7)], [*checkpoint(1, transactions=(OngoingTransaction(7, 0),))]
+    second.append(transactional(1, 7))
+    job = job_for(ledger(1, 0, 1, len(first)), following=[ledger(2, 1, 2, len(second))])
+    job.add_entries(numbered(first))
+    job.add_entries(numbered(second))
+    assert job.next_read is None
+    with pytest.raises(Undecided, match=r"open since offset 0: .* the segment ends at 1"):
+        job.finish(1)
+
+
 def test_an_undecided_transaction_is_not_offloaded() -> None:
     payloads = [*checkpoint(0), transactional(0, 7)]
     job = job_for(ledger(1, 0, 1, len(payloads)))
     job.add_entries(numbered(payloads))
-    with pytest.raises(Corrupt, match="producer 7 has a transaction open since offset 0"):
+    with pytest.raises(Undecided, match="producer 7 has a transaction open since offset 0"):
         job.finish(1)
 
 

@@ -11,7 +11,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stratalog_core.errors import Corrupt, Invalid
-from stratalog_metadata.records import Fragment, Ledger, LedgerRef, LedgerState, Log, ManifestPointer, TierRequest, Topic
+from stratalog_metadata.records import (
+    NONE_UNDECIDED,
+    UNKNOWN_UNDECIDED,
+    Fragment,
+    Ledger,
+    LedgerRef,
+    LedgerState,
+    Log,
+    ManifestPointer,
+    TierRequest,
+    Topic,
+)
 from stratalog_metadata.state.commands import SessionAlive, VersionIs
 from stratalog_tiering.core.commands import commit_segment, drop_ledgers, fulfil_request, move_start
 from stratalog_tiering.core.partition import PartitionSnapshot, StoredLedger
@@ -67,6 +78,46 @@ def test_sealed_neighbours_are_offloaded_together_up_to_the_segment_size() -> No
     step = plan(state(ledger(1, 0, 5, size=40), ledger(2, 5, 9, size=60), ledger(3, 9, 12, size=1)))
     assert isinstance(step, Offload)
     assert ids(step) == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("undecided", "expected", "following"),
+    [
+        ((NONE_UNDECIDED, NONE_UNDECIDED, NONE_UNDECIDED), [1, 2, 3], []),
+        ((3, NONE_UNDECIDED, NONE_UNDECIDED), [1, 2, 3], []),
+        ((3, 3, 10), [1, 2], [3]),
+        ((3, 3, 3), [], []),
+        ((NONE_UNDECIDED, 7, 7), [1], []),
+        ((3, 3, UNKNOWN_UNDECIDED), [1, 2, 3], []),
+        ((UNKNOWN_UNDECIDED, 3, 3), [1], [2, 3]),
+    ],
+)
+def test_a_ledger_waits_for_the_transactions_that_are_open_at_its_end(
+    undecided: tuple[int, ...], expected: list[int], following: list[int]
+) -> None:
+    ledgers = [ledger(1, 0, 5), ledger(2, 5, 9), ledger(3, 9, 12)]
+    told = [
+        replace(stored, ledger=msgspec.structs.replace(stored.ledger, undecided_from=first))
+        for stored, first in zip(ledgers, undecided, strict=True)
+    ]
+    step = plan(state(*told))
+    if not expected:
+        assert isinstance(step, Idle)
+        return
+    assert isinstance(step, Offload)
+    assert ids(step) == expected
+    assert [stored.ledger.ledger_id for stored in step.following] == following
+
+
+def test_ledgers_that_were_found_undecided_are_not_tried_again() -> None:
+    recovered = [
+        replace(stored, ledger=msgspec.structs.replace(stored.ledger, undecided_from=UNKNOWN_UNDECIDED))
+        for stored in (ledger(1, 0, 5), ledger(2, 5, 9))
+    ]
+    since = {1: 0, 2: 0}
+    assert ids(next_step(state(*recovered), TierPolicy(), LIMITS, since, 0)) == [1, 2]
+    assert ids(next_step(state(*recovered), TierPolicy(), LIMITS, since, 0, open_since=5)) == [1]
+    assert isinstance(next_step(state(*recovered), TierPolicy(), LIMITS, since, 0, open_since=4), Idle)
 
 
 @pytest.mark.parametrize(("retention_hours", "expected"), [(-1, [1, 2, 3]), (24, [1, 2, 3]), (23, [1, 2]), (1, [1])])
