@@ -18,8 +18,8 @@ import grimp
 import pytest
 
 from stratalog.reference import METRIC_GROUPS, SECTIONS
-from stratalog_broker.configs.topic_configs import TOPIC_CONFIG_KEYS, TopicConfigs
 from stratalog_core.metrics.groups import MetricGroup, definitions
+from stratalog_metadata.topic_rules.topic_configs import TOPIC_CONFIG_KEYS, TopicConfigs
 
 pytestmark = pytest.mark.computes
 ROOT = Path(__file__).parents[1]

@@ -14,10 +14,10 @@ from stratalog.tier.session import metadata_session
 from stratalog_broker.admin.errors import ObjectsLocked, Protected
 from stratalog_broker.admin.locked_history import require_unlocked
 from stratalog_broker.admin.protection import PROTECTION
-from stratalog_broker.configs.topic_configs import LOCK_MODE
 from stratalog_core.errors import Invalid, NotFound
 from stratalog_core.system import SystemClock
 from stratalog_metadata.records import Topic, topic_key
+from stratalog_metadata.topic_rules.topic_configs import LOCK_MODE
 
 ConfigsOf = Callable[[str], Mapping[str, ConfigEntry]]
 """The configs in force of a topic."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -82,6 +83,10 @@ def test_a_data_frame_becomes_a_topic(spark: SparkSession, frame: DataFrame, tmp
             assert [message.timestamp()[1] for message in mine] == sorted(message.timestamp()[1] for message in mine)
         with pytest.raises(PySparkException, match="the cluster has a topic 'orders': choose another name"):
             backfill(frame, target)
+        with pytest.raises(PySparkException, match="topic name 'a/b': 1 to 249 characters"):
+            backfill(frame, replace(target, topic="a/b"))
+        with pytest.raises(PySparkException, match=r"unknown topic config 'retention'; did you mean 'retention\.ms'"):
+            backfill(frame, replace(target, topic="other", configs={"retention": "1"}))
         stratalog("tier", "verify", "orders", "--data", str(data))
         again = spark.read.format("stratalog").option("store", str(bucket)).option("subscribe", "orders").load()
         assert again.count() == ROWS

@@ -12,12 +12,12 @@ from random import Random
 from typing import Any, Final
 from uuid import UUID
 
-from stratalog_broker.configs.config_keys import ConfigKind
-from stratalog_broker.configs.topic_configs import TOPIC_CONFIG_KEYS
 from stratalog_broker.partitions.internal_topics import INTERNAL_TOPICS
 from stratalog_core.batches.records import Record, build_batch
 from stratalog_metadata.client.api import MetadataView
 from stratalog_metadata.records import Topic
+from stratalog_metadata.topic_rules.config_keys import ConfigKind
+from stratalog_metadata.topic_rules.topic_configs import TOPIC_CONFIG_KEYS
 
 NAMES: Final = ("flights", "trains", "ships", "busses")
 GROUPS: Final = ("readers", "writers", "others")

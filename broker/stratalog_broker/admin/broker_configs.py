@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from stratalog_broker.configs.config_keys import ConfigKind, ConfigSource
 from stratalog_broker.configs.listeners import parse_listeners
 from stratalog_broker.configs.settings import BrokerSettings
+from stratalog_metadata.topic_rules.config_keys import ConfigKind, ConfigSource
 from stratalog_tiering.store.store_url import STORE_URL_CONFIG
 
 OWN_PREFIX: Final = "stratalog."

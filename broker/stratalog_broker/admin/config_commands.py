@@ -12,13 +12,13 @@ from stratalog_broker.admin.named_configs import OF_CLIENT_METRICS, OF_GROUPS, N
 from stratalog_broker.admin.topic_defaults import configure_defaults
 from stratalog_broker.admin.topic_names import check_topic_name
 from stratalog_broker.admin.topics import EditConfigs, TopicCommands
-from stratalog_broker.configs.config_keys import ConfigKey, ConfigKind, elements, find_key
 from stratalog_broker.configs.settings import BrokerSettings
-from stratalog_broker.configs.topic_configs import topic_config_key, topic_config_name
 from stratalog_core.errors import Invalid, NotFound
 from stratalog_metadata.client.api import MetadataClient
 from stratalog_metadata.client.topic_defaults import topic_defaults
 from stratalog_metadata.records import Broker, Topic, topic_key
+from stratalog_metadata.topic_rules.config_keys import ConfigKey, ConfigKind, elements, find_key
+from stratalog_metadata.topic_rules.topic_configs import topic_config_key, topic_config_name
 
 TIMEOUT_S: Final = 10.0
 

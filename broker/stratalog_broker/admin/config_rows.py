@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from stratalog_broker.admin.broker_configs import broker_configs
-from stratalog_broker.configs.config_keys import ConfigKey, ConfigKind, ConfigSource
 from stratalog_broker.configs.settings import BrokerSettings
-from stratalog_broker.configs.topic_configs import TOPIC_CONFIG_KEYS, default_value
 from stratalog_metadata.records import Topic, configs_in_force
+from stratalog_metadata.topic_rules.config_keys import ConfigKey, ConfigKind, ConfigSource
+from stratalog_metadata.topic_rules.topic_configs import TOPIC_CONFIG_KEYS, default_value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

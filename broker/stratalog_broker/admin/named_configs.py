@@ -14,7 +14,6 @@ from stratalog_broker.admin.config_rows import ConfigRow, ConfigSynonym
 from stratalog_broker.admin.errors import InvalidConfig, LimitExceeded
 from stratalog_broker.admin.topics import EditConfigs
 from stratalog_broker.configs.client_metrics_configs import CLIENT_METRICS_KEYS, check_client_metrics_configs, check_match
-from stratalog_broker.configs.config_keys import ConfigKey, ConfigSource
 from stratalog_broker.configs.group_configs import GROUP_CONFIG_KEYS, check_group_configs
 from stratalog_core.errors import Invalid
 from stratalog_metadata.client.api import MetadataClient, MetadataView
@@ -22,6 +21,7 @@ from stratalog_metadata.client.guarded_updates import decide_again, propose_guar
 from stratalog_metadata.client.named_configs import configs_of, named_configs
 from stratalog_metadata.records import CLIENT_METRICS_CONFIGS, GROUP_CONFIGS, DynamicConfig, dynamic_config_key
 from stratalog_metadata.state.commands import ABSENT, Command, Delete, Put, VersionIs
+from stratalog_metadata.topic_rules.config_keys import ConfigKey, ConfigSource
 
 NAME_CHARACTERS_MAX: Final = 255
 VALUE_CHARACTERS_MAX: Final = 4096

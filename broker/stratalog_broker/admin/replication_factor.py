@@ -12,13 +12,13 @@ from typing import Final
 import msgspec
 
 from stratalog_broker.admin.topics import REPLICATION_FACTOR_MAX
-from stratalog_broker.configs.topic_configs import check_topic_configs
 from stratalog_core.errors import Invalid, NotFound
 from stratalog_metadata.client.api import MetadataClient, MetadataView
 from stratalog_metadata.client.guarded_updates import decide_again, propose_guarded
 from stratalog_metadata.client.topic_defaults import topic_defaults
 from stratalog_metadata.records import Bookie, Topic, topic_key
 from stratalog_metadata.state.commands import Command, Put, VersionIs
+from stratalog_metadata.topic_rules.topic_configs import check_topic_configs
 
 _TIMEOUT_S: Final = 10.0
 

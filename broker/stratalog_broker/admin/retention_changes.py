@@ -10,9 +10,9 @@ import logging
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 
-from stratalog_broker.configs.topic_configs import TOPIC_CONFIG_KEYS
 from stratalog_core.errors import Invalid
-from stratalog_tiering.core.policy import DELETE, cleanup_policies
+from stratalog_metadata.topic_rules.cleanup_policy import DELETE, cleanup_policies
+from stratalog_metadata.topic_rules.topic_configs import TOPIC_CONFIG_KEYS
 
 RETENTION: Final = ("retention.ms", "retention.bytes")
 _UNLIMITED: Final = -1

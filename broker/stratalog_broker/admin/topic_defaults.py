@@ -5,12 +5,12 @@ from __future__ import annotations
 from stratalog_broker.admin.errors import InvalidConfig
 from stratalog_broker.admin.retention_changes import log_shortened
 from stratalog_broker.admin.topics import EditConfigs
-from stratalog_broker.configs.topic_configs import check_lock, check_topic_defaults
 from stratalog_core.errors import Invalid
 from stratalog_metadata.client.api import MetadataClient, MetadataView
 from stratalog_metadata.client.guarded_updates import decide_again, propose_guarded
 from stratalog_metadata.records import TOPIC_DEFAULTS_KEY, DynamicConfig, Topic, configs_in_force
 from stratalog_metadata.state.commands import ABSENT, Command, Put, VersionIs
+from stratalog_metadata.topic_rules.topic_configs import check_lock, check_topic_defaults
 
 
 async def configure_defaults(metadata: MetadataClient, edit: EditConfigs, timeout_s: float, *, validate_only: bool) -> None:

@@ -1,19 +1,15 @@
-"""Kafka's rule for the names of topics."""
+"""Refusal of topic names by administrative commands."""
 
 from __future__ import annotations
 
-import re
-from typing import Final
-
 from stratalog_broker.admin.errors import InvalidTopic
-
-NAME_CHARACTERS_MAX: Final = 249
-_NAME: Final = re.compile(r"[a-zA-Z0-9._-]+\Z")
+from stratalog_core.errors import Invalid
+from stratalog_metadata.topic_rules import topic_names
 
 
 def check_topic_name(name: str) -> None:
-    """Raise ``InvalidTopic`` if ``name`` breaks Kafka's rule. Unlike in Kafka, "." and "_" differ."""
-    if not name or len(name) > NAME_CHARACTERS_MAX or name in (".", "..") or not _NAME.match(name):
-        raise InvalidTopic(
-            f"topic name {name[:300]!r}: 1 to {NAME_CHARACTERS_MAX} characters of a-z A-Z 0-9 . _ - and neither '.' nor '..'"
-        )
+    """Raise ``InvalidTopic`` if ``name`` breaks Kafka's rule."""
+    try:
+        topic_names.check_topic_name(name)
+    except Invalid as refused:
+        raise InvalidTopic(refused.message) from refused

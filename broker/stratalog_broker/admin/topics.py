@@ -30,10 +30,9 @@ from stratalog_broker.admin.locked_history import require_unlocked
 from stratalog_broker.admin.protection import is_protected
 from stratalog_broker.admin.retention_changes import log_shortened
 from stratalog_broker.admin.topic_limits import check_cluster, check_request
-from stratalog_broker.admin.topic_names import NAME_CHARACTERS_MAX, check_topic_name
+from stratalog_broker.admin.topic_names import check_topic_name
 from stratalog_broker.admin.view_waiting import wait_until
 from stratalog_broker.configs.settings import BrokerSettings
-from stratalog_broker.configs.topic_configs import STORAGE_ENABLE, check_topic_configs
 from stratalog_broker.partitions.internal_topics import COPIES_SETTINGS, INTERNAL_TOPICS
 from stratalog_core.errors import Conflict, Invalid, NotEnoughBookies, NotFound
 from stratalog_core.ports import Clock, Random
@@ -56,6 +55,8 @@ from stratalog_metadata.records import (
 )
 from stratalog_metadata.state.commands import ABSENT, Command, Put, Update, VersionIs
 from stratalog_metadata.state.guarded_update import Superseded
+from stratalog_metadata.topic_rules.topic_configs import STORAGE_ENABLE, check_topic_configs
+from stratalog_metadata.topic_rules.topic_names import NAME_CHARACTERS_MAX
 
 PARTITIONS_MAX: Final = 10_000
 REPLICATION_FACTOR_MAX: Final = 15

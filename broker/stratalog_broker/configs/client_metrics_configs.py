@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from stratalog_broker.configs.config_keys import ConfigKey, ConfigKind, elements, find_key, key_table
 from stratalog_core.errors import Invalid
+from stratalog_metadata.topic_rules.config_keys import ConfigKey, ConfigKind, elements, find_key, key_table
 
 METRICS: Final = "metrics"
 INTERVAL_MS: Final = "interval.ms"

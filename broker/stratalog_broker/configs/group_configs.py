@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from stratalog_broker.configs.config_keys import ConfigKey, ConfigKind, find_key, key_table
 from stratalog_core.errors import Invalid
+from stratalog_metadata.topic_rules.config_keys import ConfigKey, ConfigKind, find_key, key_table
 
 SESSION_TIMEOUT_MS: Final = "consumer.session.timeout.ms"
 HEARTBEAT_INTERVAL_MS: Final = "consumer.heartbeat.interval.ms"

@@ -23,7 +23,6 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
-from stratalog_broker.configs.topic_configs import RollLimits
 from stratalog_broker.partitions.appended_transactions import AppendedTransactions
 from stratalog_broker.partitions.instructions import NOTHING, Instruction, OpenNext, Seal, Write
 from stratalog_broker.partitions.ledger_index import LedgerIndex
@@ -38,6 +37,7 @@ from stratalog_core.partition_state.producer_states import MarkerVerdict
 from stratalog_core.partition_state.replay_state import ReplayState
 from stratalog_core.partition_state.transactions import AbortedTransaction
 from stratalog_metadata.records import NONE_UNDECIDED
+from stratalog_metadata.topic_rules.topic_configs import RollLimits
 
 LEDGER_BATCHES_MAX: Final = 100_000
 """Batches in one ledger, so that its index and the headers that a takeover reads stay bounded."""

@@ -15,11 +15,11 @@ from typing import Final
 import msgspec
 
 from stratalog_bookies.client import LedgerClient, LedgerListener, LedgerSpec, LedgerWriter
-from stratalog_broker.configs.topic_configs import TopicConfigs
 from stratalog_core.errors import Conflict, NotLeader, Overloaded, Retriable
 from stratalog_metadata.client.api import MetadataView
 from stratalog_metadata.records import Ledger, LedgerRef, LedgerState, Log, Topic, TopicPartition, ledger_key, log_key
 from stratalog_metadata.state.commands import EpochIs, Put, Update, VersionIs
+from stratalog_metadata.topic_rules.topic_configs import TopicConfigs
 
 _log = logging.getLogger(__name__)
 _RETRY_S: Final = 0.1

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from stratalog_bookies.client import LedgerClient
-from stratalog_broker.configs.topic_configs import TopicConfigs
 from stratalog_core.errors import NotEnoughBookies
 from stratalog_metadata.records import Ledger, Topic
+from stratalog_metadata.topic_rules.topic_configs import TopicConfigs
 
 
 def is_roll_due(ledgers: LedgerClient, ledger: Ledger, topic: Topic, configs: TopicConfigs) -> bool:

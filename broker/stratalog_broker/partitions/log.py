@@ -22,7 +22,6 @@ import msgspec
 from stratalog_bookies.client import LedgerClient, LedgerWriter
 from stratalog_broker.cluster.replicas import newest_ledger
 from stratalog_broker.configs.settings import BrokerSettings
-from stratalog_broker.configs.topic_configs import TopicConfigs
 from stratalog_broker.partitions.core import PartitionCore, State
 from stratalog_broker.partitions.index_cache import IndexCache
 from stratalog_broker.partitions.instructions import NOTHING, Instruction, Seal, Write
@@ -44,6 +43,7 @@ from stratalog_core.ports import Clock, Random
 from stratalog_metadata.client.api import MetadataClient
 from stratalog_metadata.records import Ledger, Topic, TopicPartition, partition_key
 from stratalog_metadata.state.commands import EpochIs
+from stratalog_metadata.topic_rules.topic_configs import TopicConfigs
 
 _log = logging.getLogger(__name__)
 _ROOM_RETRY_S: Final = 0.02

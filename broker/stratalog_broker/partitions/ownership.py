@@ -14,7 +14,6 @@ from typing import Any, Final
 from stratalog_bookies.client import LedgerClient
 from stratalog_broker.configs.memory import MemoryShares
 from stratalog_broker.configs.settings import BrokerSettings
-from stratalog_broker.configs.topic_configs import TopicConfigs
 from stratalog_broker.metrics import TakeoverMetrics
 from stratalog_broker.partitions.batched_semaphore import BatchedSemaphore
 from stratalog_broker.partitions.core import PartitionCore
@@ -48,6 +47,7 @@ from stratalog_metadata.records import (
     tier_request_key,
 )
 from stratalog_metadata.state.changes import Change
+from stratalog_metadata.topic_rules.topic_configs import TopicConfigs
 from stratalog_tiering.cold.reader import ColdReader
 
 _log = logging.getLogger(__name__)

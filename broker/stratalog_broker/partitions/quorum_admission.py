@@ -9,10 +9,10 @@ from __future__ import annotations
 from typing import Final
 
 from stratalog_bookies.client import LedgerClient, LedgerWriter
-from stratalog_broker.configs.topic_configs import TopicConfigs
 from stratalog_broker.partitions.pending_batch import Acks
 from stratalog_core.errors import NotEnoughBookies
 from stratalog_core.ports import Clock
+from stratalog_metadata.topic_rules.topic_configs import TopicConfigs
 
 SETTLING_S: Final = 3.0
 

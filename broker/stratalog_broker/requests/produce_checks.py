@@ -13,7 +13,6 @@ from crc32c import crc32c
 from kio.schema.errors import ErrorCode
 
 from stratalog_bookies.client.ledger_writer import ENTRY_BYTES_MAX
-from stratalog_broker.configs.topic_configs import TopicConfigs
 from stratalog_core.batches.batch import (
     COMPRESSION_MASK,
     CONTROL_BIT,
@@ -25,6 +24,7 @@ from stratalog_core.batches.batch import (
     TRANSACTIONAL_BIT,
     BatchHeader,
 )
+from stratalog_metadata.topic_rules.topic_configs import TopicConfigs
 
 _COMPRESSION_MAX: Final = 4
 

@@ -13,11 +13,11 @@ from stratalog_broker.configs.client_metrics_configs import (
     METRICS,
     ClientPattern,
 )
-from stratalog_broker.configs.config_keys import elements
 from stratalog_metadata.client.api import MetadataView
 from stratalog_metadata.client.named_configs import named_configs
 from stratalog_metadata.records import CLIENT_METRICS_CONFIGS, dynamic_config_key
 from stratalog_metadata.state.changes import Change
+from stratalog_metadata.topic_rules.config_keys import elements
 
 _PREFIX: Final = dynamic_config_key(CLIENT_METRICS_CONFIGS)
 INTERVAL_MS_DEFAULT: Final = int(CLIENT_METRICS_KEYS[INTERVAL_MS].default)

@@ -7,9 +7,9 @@ from functools import partial
 
 from stratalog.brokers.report import Row
 from stratalog_broker.admin.topic_defaults import configure_defaults
-from stratalog_broker.configs.topic_configs import TOPIC_CONFIG_KEYS, default_text, topic_config_name
 from stratalog_metadata.client.api import MetadataClient, MetadataView
 from stratalog_metadata.client.topic_defaults import topic_defaults
+from stratalog_metadata.topic_rules.topic_configs import TOPIC_CONFIG_KEYS, default_text, topic_config_name
 
 _TIMEOUT_S = 10.0
 

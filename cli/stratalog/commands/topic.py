@@ -43,10 +43,10 @@ from stratalog.topic_deletion import DELETED_COLUMNS, delete_now, deleted_rows, 
 from stratalog.topic_retention import Expiring, RetentionChange, change_of, confirm_shortening
 from stratalog_broker.admin.replication_factor import change_replication_factor
 from stratalog_broker.admin.retention_changes import RETENTION
-from stratalog_broker.configs.topic_configs import TOPIC_CONFIG_KEYS
 from stratalog_core.errors import NotFound
 from stratalog_core.kafka_clients import translated
 from stratalog_metadata.records import Topic
+from stratalog_metadata.topic_rules.topic_configs import TOPIC_CONFIG_KEYS
 
 _CLUSTERS_DEFAULT = -1
 _SOURCES = {ConfigSource.DYNAMIC_TOPIC_CONFIG: "topic", ConfigSource.DYNAMIC_DEFAULT_BROKER_CONFIG: "cluster"}

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from stratalog_broker.configs.client_metrics_configs import CLIENT_FIELDS, CLIENT_METRICS_KEYS
-from stratalog_broker.configs.config_keys import ConfigKey
 from stratalog_broker.configs.group_configs import GROUP_CONFIG_KEYS
+from stratalog_metadata.topic_rules.config_keys import ConfigKey
 
 _HEAD = """# Configs of groups and client metrics
 

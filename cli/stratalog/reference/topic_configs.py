@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from stratalog_broker.configs.config_keys import ConfigKey, ConfigKind
-from stratalog_broker.configs.topic_configs import TOPIC_CONFIG_KEYS, TOPIC_CONFIGS_NOT_SERVED, default_text
+from stratalog_metadata.topic_rules.config_keys import ConfigKey, ConfigKind
+from stratalog_metadata.topic_rules.topic_configs import TOPIC_CONFIG_KEYS, TOPIC_CONFIGS_NOT_SERVED, default_text
 
 _HEAD = """# Topic configs
 

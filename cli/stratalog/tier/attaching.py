@@ -16,13 +16,9 @@ from stratalog.tier.session import metadata_session, store_session
 from stratalog.topic_deletion import wait_for_owners
 from stratalog_broker.admin.errors import Protected
 from stratalog_broker.admin.protection import is_protected
-from stratalog_broker.admin.topic_names import check_topic_name
-from stratalog_broker.configs.topic_configs import check_topic_configs
 from stratalog_core.errors import Conflict, Invalid
 from stratalog_core.system import SystemClock, ThreadBackground
-from stratalog_metadata.client.api import MetadataView
 from stratalog_metadata.client.guarded_updates import decide_again, propose_guarded
-from stratalog_metadata.client.topic_defaults import topic_defaults
 from stratalog_metadata.records import Topic
 from stratalog_tiering.attach.attachment import AttachPorts, attach, new_topic
 from stratalog_tiering.attach.bucket import stored_topic
@@ -78,7 +74,13 @@ async def attach_source(addresses: Sequence[str], store_url: str, sources: Seque
             store_session(store_url) as store,
             opened_source(sources, options.source_topic) as source,
         ):
-            topic = _new_topic(client.view, source, options)
+            topic = new_topic(
+                client.view,
+                options.name or source.name,
+                source.partition_count,
+                {**source.configs, **options.configs},
+                options.replication_factor,
+            )
             ports = AttachPorts(
                 metadata=client, store=store, clock=SystemClock(), random=random.SystemRandom(), background=background,
                 settings=TieringSettings(worker_id="attach"),
@@ -137,15 +139,6 @@ async def source_rows(sources: Sequence[str], options: AttachOptions) -> list[Ro
             }
             for index, found in ((index, source.partitions.get(index)) for index in range(source.partition_count))
         ]
-
-
-def _new_topic(view: MetadataView, source: TopicSource, options: AttachOptions) -> Topic:
-    """The topic's record. Raises ``Invalid`` for a bad name or config."""
-    name = options.name or source.name
-    check_topic_name(name)
-    topic = new_topic(view, name, source.partition_count, {**source.configs, **options.configs}, options.replication_factor)
-    check_topic_configs(topic.configs, topic.replication_factor, defaults=topic_defaults(view))
-    return topic
 
 
 def _rows(topic: Topic, history: TopicHistory) -> list[Row]:

@@ -17,7 +17,7 @@ from pyspark.sql.types import IntegerType
 
 from stratalog_core.errors import Invalid
 from stratalog_pipeline.arrow.encode import partitions_of
-from stratalog_pipeline.jobs.session import clear_errors
+from stratalog_pipeline.jobs.session import OnProgress, clear_errors, watched
 
 FORMATS: Final = ("parquet", "orc", "json", "csv")
 _COLUMNS: Final = {
@@ -71,7 +71,12 @@ def backfill(frame: DataFrame, target: BulkTarget) -> None:
 
 
 def backfill_files(
-    spark: SparkSession, paths: Sequence[str], file_format: str, expressions: Mapping[str, str], target: BulkTarget
+    spark: SparkSession,
+    paths: Sequence[str],
+    file_format: str,
+    expressions: Mapping[str, str],
+    target: BulkTarget,
+    on_progress: OnProgress = lambda done, total: None,
 ) -> BackfillResult:
     """Write the rows of files as a new topic.
 
@@ -81,7 +86,7 @@ def backfill_files(
     """
     began, counted = time.monotonic(), Observation()
     reader = spark.read.option("header", "true") if file_format == "csv" else spark.read
-    with clear_errors():
+    with clear_errors(), watched(spark, on_progress):
         rows = reader.format(file_format).load(list(paths))
         chosen = [_expression(rows, name, expressions.get(name)) for name in _COLUMNS]
         records = rows.select(*(column for column in chosen if column is not None))

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 from urllib.parse import urlsplit
 
+from pyspark import StatusTracker
 from pyspark.errors import AnalysisException, ParseException, PySparkException
 from pyspark.sql import SparkSession
 
@@ -80,7 +81,7 @@ def run_tasks(
     if not tasks:
         return []
     pickled = spark.sparkContext.parallelize([pickle.dumps(task) for task in tasks], len(tasks))
-    with clear_errors(), _watched(spark, len(tasks), on_progress):
+    with clear_errors(), watched(spark, on_progress, len(tasks)):
         return [pickle.loads(result) for result in pickled.mapPartitions(_on_executor(store, work)).collect()]
 
 
@@ -94,19 +95,24 @@ def _on_executor(store: str, work: Callable[[Bucket, _Task], _Result]) -> Callab
 
 
 @contextmanager
-def _watched(spark: SparkSession, total: int, on_progress: OnProgress) -> Iterator[None]:
-    """Report the number of finished tasks while the job within runs."""
+def watched(spark: SparkSession, on_progress: OnProgress, total: int = 0) -> Iterator[None]:
+    """Report the number of finished tasks while the job within runs.
+
+    ``total`` is the number of all tasks; 0: unknown until Spark has planned them, so what is reported grows by each stage.
+    """
     context = spark.sparkContext
     group = f"stratalog-{threading.get_ident()}"
     ended = threading.Event()
+    stages: dict[int, tuple[int, int]] = {}
+
+    def report(*, is_over: bool = False) -> None:
+        stages.update(_stages(context.statusTracker(), group))
+        whole = total or sum(tasks for _, tasks in stages.values())
+        on_progress(whole if is_over else min(whole, sum(finished for finished, _ in stages.values())), whole)
 
     def watch() -> None:
-        tracker, most = context.statusTracker(), 0
         while not ended.wait(LOOK_S):
-            jobs = [info for job in tracker.getJobIdsForGroup(group) if (info := tracker.getJobInfo(job)) is not None]
-            stages = [tracker.getStageInfo(stage) for job in jobs for stage in job.stageIds]
-            most = max([most, *(stage.numCompletedTasks for stage in stages if stage is not None)])
-            on_progress(min(most, total), total)
+            report()
 
     context.setJobGroup(group, "stratalog", interruptOnCancel=True)
     watcher = threading.Thread(target=watch, name="stratalog-progress", daemon=True)
@@ -114,13 +120,24 @@ def _watched(spark: SparkSession, total: int, on_progress: OnProgress) -> Iterat
     watcher.start()
     try:
         yield
-        on_progress(total, total)
+        report(is_over=True)
     except KeyboardInterrupt:
         context.cancelJobGroup(group)
         raise
     finally:
         ended.set()
         watcher.join()
+
+
+def _stages(tracker: StatusTracker, group: str) -> dict[int, tuple[int, int]]:
+    """Return finished and all tasks of the stages that have begun. One with its output there never begins."""
+    jobs = [info for job in tracker.getJobIdsForGroup(group) if (info := tracker.getJobInfo(job)) is not None]
+    found = {stage: tracker.getStageInfo(stage) for job in jobs for stage in job.stageIds}
+    return {
+        stage: (info.numCompletedTasks, info.numTasks)
+        for stage, info in found.items()
+        if info is not None and info.numActiveTasks + info.numCompletedTasks
+    }
 
 
 def _raised(text: str) -> StratalogError | None:

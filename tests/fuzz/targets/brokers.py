@@ -10,7 +10,6 @@ from fuzz import seals
 from fuzz.kafka_requests import sound_frames
 from fuzz.target import Target
 from fuzz.targets.batches import sound_batches
-from stratalog_broker.configs.topic_configs import TopicConfigs
 from stratalog_broker.coordination.groups.core import records
 from stratalog_broker.coordination.groups.core.messages import GroupImage, MemberImage
 from stratalog_broker.coordination.groups.core.records import CommittedOffset, OffsetKey
@@ -32,6 +31,7 @@ from stratalog_core.batches.checkpoint import (
 )
 from stratalog_core.partition_state.producer_states import ProducerStates
 from stratalog_metadata.records import Topic
+from stratalog_metadata.topic_rules.topic_configs import TopicConfigs
 
 PRODUCE = 0
 _CONFIGS = TopicConfigs.of(Topic(name="t", topic_id=UUID(int=1), partition_count=1, replication_factor=1), {})

@@ -23,9 +23,12 @@ from stratalog_core.errors import Conflict, OutcomeUnknown, StratalogError
 from stratalog_core.ports import Background, Buffer, Clock, Random
 from stratalog_metadata.client.api import MetadataClient, MetadataView
 from stratalog_metadata.client.guarded_updates import propose_guarded
+from stratalog_metadata.client.topic_defaults import topic_defaults
 from stratalog_metadata.records import Bookie, DeletedTopic, PendingTopic, Topic
 from stratalog_metadata.state.commands import ABSENT, Command, Put, VersionIs
 from stratalog_metadata.state.guarded_update import Superseded
+from stratalog_metadata.topic_rules.topic_configs import check_topic_configs
+from stratalog_metadata.topic_rules.topic_names import check_topic_name
 from stratalog_tiering.attach.source import TopicSource
 from stratalog_tiering.cold.manifest_source import ManifestSource
 from stratalog_tiering.cold.segment_check import require_sound
@@ -97,16 +100,19 @@ def new_topic(
     """A topic with a new id, to be attached; by default with three copies of new records, or as many as there are bookies.
 
     Records may be older than the default retention, which would remove them at once: it is unlimited unless ``configs`` say
-    otherwise.
+    otherwise. Raises ``Invalid`` for a name or configs that brokers would refuse.
     """
+    check_topic_name(name)
     bookies = sum(1 for _ in view.all(Bookie))
-    return Topic(
+    topic = Topic(
         name=name,
         topic_id=uuid.uuid4(),
         partition_count=partition_count,
         replication_factor=replication_factor or min(COPIES, max(1, bookies)),
         configs={**_UNLIMITED_RETENTION, **configs},
     )
+    check_topic_configs(topic.configs, topic.replication_factor, defaults=topic_defaults(view))
+    return topic
 
 
 async def attach(ports: AttachPorts, topic: Topic, source: TopicSource, on_bytes: OnBytes = lambda _: None) -> TopicHistory:

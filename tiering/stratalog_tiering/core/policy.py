@@ -8,6 +8,7 @@ from typing import Final
 
 from stratalog_core.object_lock import LockMode
 from stratalog_metadata.records import is_hot_only
+from stratalog_metadata.topic_rules.cleanup_policy import COMPACT, DELETE, cleanup_policies
 from stratalog_tiering.format.footer import NONE, ZSTD
 
 SEVEN_DAYS_MS: Final = 7 * 24 * 3_600_000
@@ -19,9 +20,6 @@ STANDARD: Final = "STANDARD"
 SEGMENT_BYTES: Final = "stratalog.tier.segment.bytes"
 LOCK_MODE: Final = "stratalog.tier.lock.mode"
 LOCK_MS: Final = "stratalog.tier.lock.ms"
-COMPACT: Final = "compact"
-DELETE: Final = "delete"
-CLEANUP_POLICY: Final = "cleanup.policy"
 DAY_MS: Final = 24 * HOUR_MS
 DIRTY_RATIO: Final = 0.5
 OVERSHOOT: Final = 8
@@ -108,11 +106,6 @@ def tier_policy(configs: Mapping[str, str]) -> TierPolicy:
         lock_ms=int(configs.get(LOCK_MS, 0)),
         compaction=_compaction(configs) if COMPACT in cleanup else None,
     )
-
-
-def cleanup_policies(configs: Mapping[str, str]) -> frozenset[str]:
-    """The elements of ``cleanup.policy``; without it records are deleted."""
-    return frozenset(part.strip() for part in configs.get(CLEANUP_POLICY, DELETE).split(",") if part.strip())
 
 
 def _compaction(configs: Mapping[str, str]) -> CompactionPolicy:

@@ -16,11 +16,11 @@ from unit.broker.raw_client import batch, fetch, produce, request
 from stratalog_broker.admin.replication_factor import change_replication_factor
 from stratalog_broker.admin.topics import NewTopic
 from stratalog_broker.cluster.replicas import newest_ledger
-from stratalog_broker.configs.topic_configs import TopicConfigs
 from stratalog_broker.partitions.internal_topics import CONSUMER_OFFSETS
 from stratalog_broker.partitions.ledger_quorums import has_quorums_of
 from stratalog_core.errors import Invalid, NotFound
 from stratalog_metadata.records import Ledger, LedgerState, Topic, topic_key
+from stratalog_metadata.topic_rules.topic_configs import TopicConfigs
 
 
 @pytest.fixture

@@ -12,9 +12,12 @@ from hypothesis import strategies as st
 from stratalog_broker.admin.config_rows import ConfigRow, broker_config_rows, default_config_rows, topic_config_rows
 from stratalog_broker.admin.errors import InvalidTopic
 from stratalog_broker.admin.topic_names import check_topic_name
-from stratalog_broker.configs.config_keys import ConfigKind, ConfigSource
 from stratalog_broker.configs.settings import BrokerSettings
-from stratalog_broker.configs.topic_configs import (
+from stratalog_core.errors import Invalid
+from stratalog_core.quorum import majority
+from stratalog_metadata.records import Topic
+from stratalog_metadata.topic_rules.config_keys import ConfigKind, ConfigSource
+from stratalog_metadata.topic_rules.topic_configs import (
     TOPIC_CONFIG_KEYS,
     TOPIC_CONFIGS_NOT_SERVED,
     TopicConfigs,
@@ -22,9 +25,6 @@ from stratalog_broker.configs.topic_configs import (
     check_topic_defaults,
     topic_config_name,
 )
-from stratalog_core.errors import Invalid
-from stratalog_core.quorum import majority
-from stratalog_metadata.records import Topic
 from stratalog_tiering.config import TieringSettings
 
 
@@ -234,14 +234,14 @@ def test_broker_rows_show_all_settings_and_the_defaults_in_force() -> None:
     changeable = {row.name for row in rows.values() if not row.read_only}
     assert changeable == {key.default_name for key in TOPIC_CONFIG_KEYS.values() if not key.is_per_topic}
     assert "stratalog.store.url" not in rows
+    documented = " ".join(row.documentation for row in rows.values())
+    assert all(f"[broker] {name}:" in documented for name in BrokerSettings.__dataclass_fields__)
 
 
 def test_a_broker_tells_clients_where_the_store_is() -> None:
     rows = {row.name: row for row in broker_config_rows(BrokerSettings(broker_id=7), {}, "s3://bucket/logs/")}
     row = rows["stratalog.store.url"]
     assert (row.value, row.source, row.read_only) == ("s3://bucket/logs/", ConfigSource.STATIC_BROKER, True)
-    documented = " ".join(row.documentation for row in rows.values())
-    assert all(f"[broker] {name}:" in documented for name in BrokerSettings.__dataclass_fields__)
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "a/b", "a b", "é", "a\n", "x" * 250])

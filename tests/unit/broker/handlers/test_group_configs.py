@@ -10,10 +10,10 @@ from unit.broker.handlers.test_every_version import create, described, versions
 from unit.broker.mini_cluster import MiniCluster
 from unit.broker.wire_client import WireClient, connect, part
 
-from stratalog_broker.configs.config_keys import ConfigSource
 from stratalog_broker.configs.group_configs import HEARTBEAT_INTERVAL_MS, SESSION_TIMEOUT_MS, GroupConfigs
 from stratalog_metadata.client.named_configs import configs_of
 from stratalog_metadata.records import GROUP_CONFIGS
+from stratalog_metadata.topic_rules.config_keys import ConfigSource
 
 NONE = ErrorCode.none
 GROUP, TOPIC, BROKER = 32, 2, 4

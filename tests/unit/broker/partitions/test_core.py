@@ -14,7 +14,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import stratalog_broker
-from stratalog_broker.configs.topic_configs import RollLimits
 from stratalog_broker.partitions.core import PartitionCore, State
 from stratalog_broker.partitions.instructions import Instruction, OpenNext, Seal, Write
 from stratalog_broker.partitions.pending_batch import Acks
@@ -24,6 +23,7 @@ from stratalog_core.batches.records import Record, build_batch
 from stratalog_core.errors import NotLeader, Overloaded
 from stratalog_core.partition_state.replay_state import ReplayState
 from stratalog_core.partition_state.transactions import COMMIT
+from stratalog_metadata.topic_rules.topic_configs import RollLimits
 
 LIMITS = RollLimits(segment_bytes=1000, segment_ms=10_000, idle_ms=5_000)
 CHECKPOINT_ENTRIES = 1

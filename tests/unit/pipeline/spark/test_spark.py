@@ -18,6 +18,7 @@ from stratalog_core.batches.records import Record, build_batch
 from stratalog_core.errors import Corrupt, Invalid
 from stratalog_pipeline.jobs.audit import audit
 from stratalog_pipeline.jobs.export import export
+from stratalog_pipeline.jobs.session import watched
 from stratalog_pipeline.jobs.usage import usage
 from stratalog_pipeline.options import parse_options
 
@@ -285,3 +286,11 @@ def test_a_damaged_block_fails_an_export_with_one_clear_line(spark: SparkSession
     assert "\n" not in failed.value.message
     with pytest.raises(Invalid, match="'nothing' is not in this bucket"):
         usage(spark, {"store": bucket.url, "subscribe": "nothing"})
+
+
+def test_progress_grows_by_each_stage(spark: SparkSession) -> None:
+    seen: list[tuple[int, int]] = []
+    with watched(spark, lambda done, total: seen.append((done, total))):
+        spark.range(1000, numPartitions=3).repartition(2).write.format("noop").mode("overwrite").save()
+    assert seen[0] == (0, 0)
+    assert seen[-1] == (5, 5), "three tasks read and two write"

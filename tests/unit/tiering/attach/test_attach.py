@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import re
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -97,6 +98,25 @@ def new_topic(source: TopicSource, name: str = "flights-2024", **configs: str) -
         name=name, topic_id=uuid.uuid4(), partition_count=source.partition_count, replication_factor=1,
         configs={"retention.ms": "-1", **configs},
     )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "configs", "message"),
+    [
+        ("a/b", {}, "topic name 'a/b': 1 to 249 characters"),
+        ("", {}, "topic name ''"),
+        ("a", {"retention": "1"}, "unknown topic config 'retention'; did you mean"),
+        ("a", {"retention.ms": "soon"}, "retention.ms is soon; it must be of type long"),
+        ("a", {"stratalog.ack.quorum": "3"}, "maximum is the replication factor, 1"),
+        ("a", {"retention.ms": "5", "local.retention.ms": "9"}, "local.retention.ms is 9; maximum is retention.ms, 5"),
+    ],
+)
+async def test_names_and_configs_are_checked_as_brokers_do(
+    cluster: Cluster, name: str, configs: dict[str, str], message: str
+) -> None:
+    with pytest.raises(Invalid, match=re.escape(message)):
+        attachment.new_topic(cluster.metadata.view, name, 1, configs, 1)
+    assert attachment.new_topic(cluster.metadata.view, "a", 1, {}, 1).configs == {"retention.ms": "-1"}
 
 
 async def claim(cluster: Cluster) -> None:

@@ -13,15 +13,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from stratalog_broker.configs.config_keys import LONG_MAX, ConfigKey, ConfigKind, find_key, key_table
-from stratalog_broker.configs.fixed_topic_configs import FIXED_TOPIC_CONFIGS
 from stratalog_core.errors import Invalid
 from stratalog_core.ports import Random
 from stratalog_core.quorum import majority
 from stratalog_metadata.client.api import MetadataView
 from stratalog_metadata.client.topic_defaults import topic_defaults
 from stratalog_metadata.records import Topic, configs_in_force
-from stratalog_tiering.core.policy import CLEANUP_POLICY, COMPACT, DELETE, cleanup_policies
+from stratalog_metadata.topic_rules.cleanup_policy import CLEANUP_POLICY, COMPACT, DELETE, cleanup_policies
+from stratalog_metadata.topic_rules.config_keys import LONG_MAX, ConfigKey, ConfigKind, find_key, key_table
+from stratalog_metadata.topic_rules.fixed_topic_configs import FIXED_TOPIC_CONFIGS
 
 _HOUR_MS: Final = 3_600_000
 _DAY_MS: Final = 24 * _HOUR_MS

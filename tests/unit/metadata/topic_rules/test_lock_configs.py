@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stratalog_broker.configs.topic_configs import check_topic_configs, check_topic_defaults
 from stratalog_core.errors import Invalid
+from stratalog_metadata.topic_rules.topic_configs import check_topic_configs, check_topic_defaults
 
 MODE, FOR = "stratalog.tier.lock.mode", "stratalog.tier.lock.ms"
 SEVEN_DAYS_MS = 7 * 24 * 3_600_000

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from stratalog_broker.configs.config_keys import ConfigKey, ConfigKind
+from stratalog_metadata.topic_rules.config_keys import ConfigKey, ConfigKind
 
 
 def _fixed(name: str, kind: ConfigKind, value: str, documentation: str, reason: str, broker_name: str = "") -> ConfigKey:
