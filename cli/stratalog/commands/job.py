@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 _INSTALL = "jobs need Spark and what draws their pages: pip install 'stratalog[jobs]'"
+_INSTALL_ICEBERG = "--iceberg needs pyiceberg: pip install 'stratalog[jobs,iceberg]'"
 _SUBMIT_PORT = "PYSPARK_GATEWAY_PORT"
 """Set by spark-submit, which then decides the master."""
 
@@ -143,10 +144,27 @@ def usage(depth: Literal["blocks", "batches", "records"], heaviest: int, **given
 )
 @click.option("--verify", is_flag=True, help="Read each file back and compare it with the bucket, record by record.")
 @click.option("--allow-gaps", is_flag=True, help="Go on if retention removed records before they were exported.")
+@click.option(
+    "--iceberg", metavar="NAMESPACE.TABLE", help="Publish the files in this table of Apache Iceberg, created if need be."
+)
+@click.option("--catalog", default="default", show_default=True, help="Iceberg's catalog, by the name in pyiceberg's settings.")
+@click.option(
+    "--catalog-property", "properties", multiple=True, metavar="NAME=VALUE",
+    help="Property of the catalog, such as uri=sqlite:////dir/catalog.db or type=rest; repeatable.",
+)  # fmt: skip
 def export(
-    target: str, headers: bool, isolation: str, file_mib: int, verify: bool, allow_gaps: bool, **given: Any
-) -> None:  # fmt: skip
-    """Export history to Parquet, each record exactly once.
+    target: str,
+    headers: bool,
+    isolation: str,
+    file_mib: int,
+    verify: bool,
+    allow_gaps: bool,
+    iceberg: str | None,
+    catalog: str,
+    properties: tuple[str, ...],
+    **given: Any,
+) -> None:
+    """Export history to Parquet, and to Iceberg, each record exactly once.
 
     Run it again to add what was offloaded since, or to finish a run that was interrupted: nothing is written twice. Files lie
     in topic=NAME/partition=N/ below the target.
@@ -157,12 +175,21 @@ def export(
         from stratalog_pipeline.jobs.export import export as run_export
         from stratalog_pipeline.jobs.report import export_report
         from stratalog_pipeline.jobs.session import job_session
+    if iceberg is not None:
+        with _modules(_INSTALL_ICEBERG):
+            from stratalog_pipeline.jobs.iceberg import IcebergTarget, publish
     parsed = _parsed(where.source(**more))
     with job_session("export", _master(where)) as spark, _progress("tasks that write files") as on_progress:
-        result = run_export(spark, parsed, target, verify=verify, allow_gaps=allow_gaps, on_progress=on_progress)
+        result = run_export(
+            spark, parsed, target, verify=verify, allow_gaps=allow_gaps, has_place=iceberg is not None, on_progress=on_progress
+        )
     if not result.files:
         click.echo("nothing to export: the target has all that was offloaded", err=True)
-    _print(where, export_report(result, target), tables=1)
+    published = None
+    if iceberg is not None:
+        table = IcebergTarget(table=iceberg, catalog=catalog, properties=name_values(properties))
+        published = publish(target, table, verify=verify)
+    _print(where, export_report(result, target, published), tables=1)
 
 
 @job.command()
@@ -286,8 +313,8 @@ def backfill_job(
         compression=compression, configs=name_values(configs),
     )  # fmt: skip
     given = {name: text for name, text in expressions.items() if text is not None}
-    with job_session("backfill", _spark_master(master)) as spark:
-        result = backfill_files(spark, paths, file_format, given, target)
+    with job_session("backfill", _spark_master(master)) as spark, _progress("tasks that read and write rows") as on_progress:
+        result = backfill_files(spark, paths, file_format, given, target, on_progress)
     document = {"topic": topic, "partitions": partitions, "records": result.records, "seconds": round(result.seconds, 1)}
     print_done(document, f"{result.records} records are in topic {topic}", as_json=as_json)
 
@@ -327,12 +354,12 @@ def _pairs(given: tuple[str, ...]) -> dict[str, str]:
 
 
 @contextmanager
-def _modules() -> Iterator[None]:
+def _modules(remedy: str = _INSTALL) -> Iterator[None]:
     """Turn a missing package into an error that names the extra."""
     try:
         yield
     except ModuleNotFoundError as missing:
-        raise click.UsageError(f"{_INSTALL} (no module {missing.name})", click.get_current_context()) from None
+        raise click.UsageError(f"{remedy} (no module {missing.name})", click.get_current_context()) from None
 
 
 def _parsed(options: dict[str, str]) -> ReadOptions:
@@ -360,7 +387,7 @@ def _progress(what: str) -> Iterator[Callable[[int, int], None]]:
         task = progress.add_task("starting Spark", total=None)
 
         def update(done: int, total: int) -> None:
-            progress.update(task, description=what, completed=done, total=total)
+            progress.update(task, description=what, completed=done, total=total or None)
 
         yield update
 

@@ -78,22 +78,24 @@ def export(
     *,
     verify: bool = False,
     allow_gaps: bool = False,
+    has_place: bool = False,
     on_progress: OnProgress = lambda done, total: None,
 ) -> ExportResult:
     """Export what is in the bucket and not in ``target`` yet, a URL like the store's.
 
-    Raises ``NotFound`` if retention has removed records before they were exported, unless ``allow_gaps`` leaves them out;
-    ``Invalid`` if the target holds an export with other options or of another topic of the same name; ``Conflict`` if another
-    export runs; ``Corrupt``, ``Unavailable``.
+    ``has_place``: files have topic and partition as columns, too, as a table of Iceberg needs. Raises ``NotFound`` if retention
+    has removed records before they were exported, unless ``allow_gaps`` leaves them out; ``Invalid`` if the target holds an
+    export with other options or of another topic of the same name; ``Conflict`` if another export runs; ``Corrupt``,
+    ``Unavailable``.
     """
     make_directory(target)
     with Bucket(options.store) as bucket, Bucket(target) as out:
         journal = Journal(out)
-        check_same_options(journal, options)
+        check_same_options(journal, options, has_place=has_place)
         plan = journal.unfinished()
         was_resumed = plan is not None
         if plan is None:
-            plan = plan_export(bucket, options, journal, allow_gaps=allow_gaps)
+            plan = plan_export(bucket, options, journal, allow_gaps=allow_gaps, has_place=has_place)
             if not plan.files:
                 return ExportResult(run=journal.last_run)
             journal.begin(plan)
@@ -108,7 +110,7 @@ def export(
         return ExportResult(run=journal.last_run, files=tuple(files), was_resumed=was_resumed)
 
 
-def check_same_options(journal: Journal, options: ReadOptions) -> None:
+def check_same_options(journal: Journal, options: ReadOptions, *, has_place: bool = False) -> None:
     """Raise ``Invalid`` unless the target was begun with the options that decide what is in a file."""
     earlier = journal.first_plan()
     if earlier is None:
@@ -118,6 +120,11 @@ def check_same_options(journal: Journal, options: ReadOptions) -> None:
             f"the target was begun with headers {'in' if earlier.include_headers else 'ex'}cluded and isolation level "
             f"{'read_committed' if earlier.read_committed else 'read_uncommitted'}; use the same, or another target"
         )
+    if earlier.has_place != has_place:
+        raise Invalid(
+            "the target was begun for Iceberg: name its table again" if earlier.has_place else
+            "the target was begun without a table of Iceberg, and its files lack columns for one; use another target"
+        )  # fmt: skip
 
 
 async def _abort_uploads(out: Bucket) -> None:
@@ -127,7 +134,7 @@ async def _abort_uploads(out: Bucket) -> None:
             await out.store.abort_upload(upload)
 
 
-def plan_export(bucket: Bucket, options: ReadOptions, journal: Journal, *, allow_gaps: bool) -> Plan:
+def plan_export(bucket: Bucket, options: ReadOptions, journal: Journal, *, allow_gaps: bool, has_place: bool = False) -> Plan:
     """Plan the next run: what was offloaded after the ranges in the journal. Raises as :func:`export`."""
     names = wanted_partitions(bucket, replace(options, client={}))
     known = journal.topic_ids()
@@ -146,7 +153,17 @@ def plan_export(bucket: Bucket, options: ReadOptions, journal: Journal, *, allow
         include_headers=options.include_headers,
         read_committed=options.read_committed,
         files=tuple(_planned(split) for split in splits),
+        has_place=has_place,
+        manifest_versions=_versions(histories),
     )
+
+
+def _versions(histories: Iterable[History]) -> dict[str, dict[int, int]]:
+    versions: dict[str, dict[int, int]] = {}
+    for history in histories:
+        if history.pointer is not None:
+            versions.setdefault(history.name.topic, {})[history.name.partition] = history.pointer.manifest_version
+    return versions
 
 
 def _next_range(history: History, ends: Mapping[tuple[UUID, int], int], *, allow_gaps: bool) -> OffsetRange:
@@ -195,7 +212,7 @@ def export_tasks(bucket: Bucket, plan: Plan, *, verify: bool, allow_gaps: bool) 
     by_partition: defaultdict[PartitionName, list[PlannedFile]] = defaultdict(list)
     for file in plan.files:
         by_partition[file.name].append(file)
-    columns = tuple(name for name in ARROW_TYPES if name not in ("topic", "partition"))
+    columns = tuple(name for name in ARROW_TYPES if plan.has_place or name not in ("topic", "partition"))
     if not plan.include_headers:
         columns = tuple(name for name in columns if name != "headers")
 

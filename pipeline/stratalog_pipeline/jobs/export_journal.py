@@ -8,7 +8,7 @@ so of two exports that start at once one fails. Names that begin with ``_`` are 
 from __future__ import annotations
 
 import contextlib
-from typing import Final
+from typing import Final, TypeVar
 from uuid import UUID
 
 import msgspec
@@ -22,6 +22,7 @@ PREFIX: Final = "_stratalog/"
 _PLAN: Final = ".plan.json"
 _DONE: Final = ".done.json"
 _DIGITS: Final = 8
+_Content = TypeVar("_Content")
 
 
 class PlannedFile(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,11 +49,17 @@ class PlannedFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """The files of one run, and the options that decide what is in them."""
+    """The files of one run, and the options that decide what is in them.
+
+    ``has_place``: topic and partition are columns. ``manifest_versions``: of the history that was planned, by topic and
+    partition.
+    """
 
     include_headers: bool
     read_committed: bool
     files: tuple[PlannedFile, ...]
+    has_place: bool = False
+    manifest_versions: dict[str, dict[int, int]] = {}
 
 
 class WrittenFile(msgspec.Struct, frozen=True, kw_only=True):
@@ -88,6 +95,17 @@ class Journal:
 
     def first_plan(self) -> Plan | None:
         return self._plans[min(self._plans)] if self._plans else None
+
+    def plan(self, run: int) -> Plan:
+        return self._plans[run]
+
+    def finished_runs(self) -> list[int]:
+        """The numbers of the runs whose files are complete, in order."""
+        return sorted(self._done)
+
+    def written(self, run: int) -> list[WrittenFile]:
+        """The files of a finished run. Raises ``Corrupt``, ``Unavailable``."""
+        return _read(self._target, f"{PREFIX}{run:0{_DIGITS}}{_DONE}", list[WrittenFile])
 
     def ends(self) -> dict[tuple[UUID, int], int]:
         """The offset up to which each partition, by topic id and number, was planned."""
@@ -127,8 +145,8 @@ def _number(key: str) -> int:
     return int(key.removeprefix(PREFIX)[:_DIGITS])
 
 
-def _read(target: Bucket, key: str, kind: type[Plan]) -> Plan:
+def _read(target: Bucket, key: str, kind: type[_Content]) -> _Content:
     try:
         return msgspec.json.decode(target.run(target.store.get(key)), type=kind)
     except MALFORMED as malformed:
-        raise Corrupt(f"{key} in the target is not a plan of an export: {malformed}", key=key) from malformed
+        raise Corrupt(f"{key} in the target is not the journal of an export: {malformed}", key=key) from malformed

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 from stratalog_pipeline.jobs.audit import PartitionAudit
 from stratalog_pipeline.jobs.export import ExportResult
 from stratalog_pipeline.jobs.replay import ReplayResult
 from stratalog_pipeline.jobs.usage import Usage
+
+if TYPE_CHECKING:
+    from stratalog_pipeline.jobs.iceberg import Published
 
 Row: TypeAlias = Mapping[str, Any]
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
@@ -104,8 +107,8 @@ def usage_report(found: Usage) -> Report:
     )
 
 
-def export_report(result: ExportResult, target: str) -> Report:
-    """Report an export: the files of this run and their totals by partition."""
+def export_report(result: ExportResult, target: str, published: Published | None = None) -> Report:
+    """Report an export: the files of this run and their totals by partition; and what was published in a table of Iceberg."""
     partitions: dict[tuple[str, int], dict[str, Any]] = {}
     for file in result.files:
         place = file.topic, file.partition
@@ -121,14 +124,30 @@ def export_report(result: ExportResult, target: str) -> Report:
     files = [{name: getattr(file, name) for name in file.__struct_fields__} for file in result.files]
     return Report(
         title="Export",
-        document={"target": target, "run": result.run, "was_resumed": result.was_resumed, **totals, "files": files},
-        facts={"run": result.run, "resumed": "yes" if result.was_resumed else "no", **totals},
+        document={
+            "target": target, "run": result.run, "was_resumed": result.was_resumed, **totals, "files": files,
+            **({} if published is None else {"iceberg": asdict(published)}),
+        },
+        facts={
+            "run": result.run, "resumed": "yes" if result.was_resumed else "no", **totals,
+            **({} if published is None else {"table": published.table, "records in the table": published.table_records}),
+        },
         tables=[
             Table(title="Partitions", columns=tuple(next(iter(partitions.values()), ())), rows=list(partitions.values())),
             Table(title="Files", columns=("key", "records", "size_bytes", "sha256"), rows=files),
         ],
         charts=[_lying("Records by partition", [(f"{t}-{p}", row["records"]) for (t, p), row in partitions.items()])],
-    )
+        problems=_differences(published),
+    )  # fmt: skip
+
+
+def _differences(published: Published | None) -> list[str]:
+    if published is None or published.table_records == published.exported_records:
+        return []
+    return [
+        f"table {published.table} has {published.table_records} records, and {published.exported_records} were exported to it:"
+        " others write to it or delete from it"
+    ]
 
 
 def replay_report(result: ReplayResult, target: str) -> Report:

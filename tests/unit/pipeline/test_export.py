@@ -205,7 +205,7 @@ def test_other_options_or_another_topic_of_the_name_are_refused(cold_bucket: Col
 def test_a_journal_that_is_not_one_is_corrupt(exporter: Exporter, target: Path) -> None:
     exporter.run()
     (target / "_stratalog" / "00000001.plan.json").write_bytes(b"{}")
-    with pytest.raises(Corrupt, match="not a plan"):
+    with pytest.raises(Corrupt, match="not the journal"):
         Journal(exporter.out)
 
 
