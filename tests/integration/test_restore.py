@@ -52,7 +52,7 @@ def stratalog(*words: str, expect: int = 0) -> subprocess.CompletedProcess[str]:
 
 
 def produce(bootstrap: str, first: int, count: int) -> None:
-    producer = Producer({"bootstrap.servers": bootstrap, "enable.idempotence": True})
+    producer = Producer({"bootstrap.servers": bootstrap, "enable.idempotence": True, "batch.num.messages": 10})
     failed: list[Any] = []
     for number in range(first, first + count):
         producer.produce(
@@ -116,3 +116,33 @@ def test_the_bucket_alone_brings_a_cluster_back(tmp_path: Path) -> None:
     refused = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert refused.returncode != 0
     assert "belongs to cluster" in refused.stderr
+
+
+def test_a_topic_returns_up_to_a_point_and_clients_go_on(tmp_path: Path) -> None:
+    data, new, store = tmp_path / "data", tmp_path / "new", tmp_path / "bucket"
+    with up(data, store) as bootstrap:
+        admin = AdminClient({"bootstrap.servers": bootstrap})
+        (made,) = admin.create_topics([NewTopic("orders", PARTITIONS, 1)]).values()
+        made.result(30)
+        produce(bootstrap, 0, 1000)
+        stratalog("tier", "offload", "orders", "--wait", "--delete-hot", "--data", str(data))
+        offloaded = consume(bootstrap, 1000)
+    point = ("--topic", "orders", "--to-offset", "0=303")
+    planned = json.loads(stratalog("restore", "--store", str(store), "--dry-run", *point, "--json").stdout)["partitions"]
+    assert [(row["end_offset"], row["left_out_end_offset"]) for row in planned] == [(303, 500), (500, None)]
+    command = ("restore", "--store", str(store), "--data", str(new), *point, "--yes", "--json")
+    first, second = json.loads(stratalog(*command).stdout)["partitions"]
+    end = first["end_offset"]
+    assert 303 - 10 < end <= 303
+    assert (first["records"], first["left_out_records"], first["left_out_end_offset"]) == (end, 500 - end, 500)
+    assert (second["records"], second["left_out_records"], second["left_out_end_offset"]) == (500, 0, None)
+    kept = [row for row in offloaded if row[0] == 1 or row[1] < end]
+    with up(new, store) as bootstrap:
+        assert consume(bootstrap, len(kept)) == kept
+        produce(bootstrap, 2000, 10)
+        stratalog("tier", "offload", "orders", "--wait", "--delete-hot", "--data", str(new))
+        again = consume(bootstrap, len(kept) + 10)
+        assert [row for row in again if row[2] < 2000] == kept
+        assert {offset for partition, offset, number in again if partition == 0 and number >= 2000} == set(range(end, end + 5))
+        stratalog("tier", "verify", "orders", "--data", str(new))
+        stratalog("tier", "scrub", "--store", str(store))

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import random
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -12,15 +13,22 @@ import click
 
 from stratalog.deletion import confirm, yes_option
 from stratalog.local.state import load_state, state_path
+from stratalog.moments import parse_moment
 from stratalog.output import human_bytes, json_option, print_json, print_rows, progress_bar
+from stratalog.target import name_values
 from stratalog.tier.session import metadata_session, store_session
 from stratalog_core.errors import Conflict, Invalid, Unavailable
-from stratalog_core.system import SystemClock
+from stratalog_core.system import SystemClock, ThreadBackground
 from stratalog_metadata.client.api import MetadataClient
+from stratalog_metadata.client.topic_defaults import topic_defaults
 from stratalog_tiering.cold.archive import read_owner
 from stratalog_tiering.core.restoring import TopicHistory
+from stratalog_tiering.maintenance.cutting import CutPoint, CutPorts
 from stratalog_tiering.maintenance.restoring import (
+    Points,
+    cut_histories,
     is_known,
+    planned_cuts,
     read_history,
     restore_history,
     skip_producer_ids,
@@ -30,6 +38,7 @@ from stratalog_tiering.offload.ownership import cluster_id_in, take_over
 from stratalog_tiering.store import ObjectStore
 
 _COLUMNS: Final = ("topic", "partition", "start_offset", "end_offset", "records", "bytes", "state")
+_THREADS: Final = 2
 _FOUND_S: Final = 30.0
 _RETRY_S: Final = 0.1
 
@@ -52,6 +61,16 @@ _RETRY_S: Final = 0.1
     type=click.IntRange(min=1),
     help="Copies of new records (default: with --data 1, because `up` has one bookie; else as each topic had).",
 )
+@click.option(
+    "--to-offset",
+    "to_offsets",
+    multiple=True,
+    metavar="PARTITION=OFFSET",
+    help="Restore this partition of the one --topic up to this offset, exclusive; repeatable (default: all of it).",
+)
+@click.option(
+    "--to-time", metavar="TIME", help="Restore each partition up to its first record at this time or later, exclusive."
+)
 @click.option("--dry-run", is_flag=True, help="Show what the bucket holds; change nothing.")
 @yes_option
 @json_option
@@ -62,6 +81,8 @@ def restore(
     topics: tuple[str, ...],
     new_name: str | None,
     factor: int | None,
+    to_offsets: tuple[str, ...],
+    to_time: str | None,
     dry_run: bool,
     yes: bool,
     as_json: bool,
@@ -73,9 +94,14 @@ def restore(
 
     The cluster takes the bucket over: workers of the cluster that had it stop before their next commit or deletion. Nothing is
     deleted from the bucket for one grace period. Run it again if it fails: no topic is restored twice.
+
+    With --to-offset or --to-time topics return without their last records. The cut is at the end of the last record batch
+    before the point that leaves no transaction open. The report names what is left out; it stays in the bucket for the grace
+    period.
     """
     if new_name is not None and len(topics) != 1:
         raise Invalid("--as needs exactly one --topic")
+    points = _points(to_offsets, to_time, topics)
     if not dry_run and (data is None) == (metadata is None):
         raise Invalid("name where to restore to: either --data DIR or --metadata HOST:PORT,…")
     if data is not None and not dry_run:
@@ -83,13 +109,14 @@ def restore(
         factor = factor or 1
     rows = asyncio.run(
         _restore(
-            url, data.absolute() if data is not None else None, metadata, topics, new_name, factor, dry_run=dry_run, yes=yes
+            url, data.absolute() if data is not None else None, metadata, topics, new_name, factor, points, dry_run=dry_run,
+            yes=yes,
         )
-    )
+    )  # fmt: skip
     if as_json:
         print_json({"partitions": rows})
         return
-    print_rows(rows, _COLUMNS)
+    print_rows(rows, _COLUMNS if points is None else (*_COLUMNS[:-1], "left_out_records", "left_out_end_offset", "state"))
     records, size = sum(row["records"] for row in rows), human_bytes(sum(row["bytes"] for row in rows))
     click.echo(f"{records} records ({size}) {'can be restored' if dry_run else 'are back'}; records at or above end offset were"
                " not offloaded", err=True)  # fmt: skip
@@ -107,6 +134,7 @@ async def _restore(
     topics: tuple[str, ...],
     new_name: str | None,
     factor: int | None,
+    points: Points | None,
     *,
     dry_run: bool,
     yes: bool,
@@ -116,20 +144,69 @@ async def _restore(
         with progress_bar() as progress:
             task = progress.add_task("reading manifests", total=sum(topic.partition_count for topic in wanted))
             histories = await read_history(store, wanted, lambda: progress.advance(task))
+        if dry_run and points is not None:
+            return [row for history in histories for row in await _planned_rows(store, history, points, new_name)]
         if dry_run:
             return [row for history in histories for row in _rows(history, new_name, "in the bucket")]
         async with _quorum(data, metadata, url) as client:
             cluster_id = await _cluster_id(client)
-            for history in histories:
-                is_known(client.view, history, new_name or history.descriptor.name)
+            known = [is_known(client.view, history, new_name or history.descriptor.name) for history in histories]
             await _confirm_takeover(store, cluster_id, yes=yes)
             owner = await take_over(store, cluster_id, SystemClock().wall_ms())
             await skip_producer_ids(client, owner.number)
+            if points is not None:
+                new = [history for history, each in zip(histories, known, strict=True) if not each]
+                old = [history for history, each in zip(histories, known, strict=True) if each]
+                histories = [*await _cut(store, new, points, cluster_id, client), *old]
             rows = []
             for history in histories:
-                done = await restore_history(client, history, new_name or history.descriptor.name, factor, owner.number)
+                name = new_name or history.descriptor.name
+                done = await restore_history(client, history, name, factor, owner.number, (store, SystemClock()))
                 rows += _rows(history, new_name, "restored" if done else "known already")
             return rows
+
+
+def _points(to_offsets: Sequence[str], to_time: str | None, topics: Sequence[str]) -> Points | None:
+    """The points up to which to restore; None: everything. Raises ``Invalid``."""
+    if to_time is not None:
+        if to_offsets:
+            raise Invalid("--to-offset and --to-time cannot be combined: choose one")
+        return CutPoint(timestamp_ms=parse_moment(to_time, now_ms=SystemClock().wall_ms()))
+    if not to_offsets:
+        return None
+    if len(topics) != 1:
+        raise Invalid("--to-offset needs exactly one --topic")
+    given = name_values(to_offsets)
+    if not all(text.isdigit() for pair in given.items() for text in pair):
+        raise Invalid(f"--to-offset takes PARTITION=OFFSET, such as 0=1500, not {', '.join(to_offsets)}")
+    return {int(partition): CutPoint(offset=int(offset)) for partition, offset in given.items()}
+
+
+async def _cut(
+    store: ObjectStore, histories: list[TopicHistory], points: Points, cluster_id: str, client: MetadataClient
+) -> list[TopicHistory]:
+    background = ThreadBackground(_THREADS, "cut")
+    try:
+        ports = CutPorts(
+            store=store, clock=SystemClock(), background=background,
+            random_id=lambda: random.SystemRandom().getrandbits(64), cluster_id=cluster_id,
+        )  # fmt: skip
+        return await cut_histories(ports, histories, points, topic_defaults(client.view))
+    finally:
+        background.close()
+
+
+async def _planned_rows(
+    store: ObjectStore, history: TopicHistory, points: Points, new_name: str | None
+) -> list[dict[str, Any]]:
+    """The rows of a dry run: the cut is at the end of the last record batch at or below ``end_offset``."""
+    cuts = await planned_cuts(store, SystemClock(), history, points)
+    rows = _rows(history, new_name, "in the bucket")
+    for row in rows:
+        if row["partition"] in cuts:
+            row["left_out_end_offset"], row["end_offset"] = row["end_offset"], cuts[row["partition"]]
+            row["left_out_records"] = None
+    return rows
 
 
 async def _confirm_takeover(store: ObjectStore, cluster_id: str, *, yes: bool) -> None:
@@ -178,6 +255,8 @@ def _rows(history: TopicHistory, new_name: str | None, state: str) -> list[dict[
             "end_offset": found.pointer.end_offset if found.pointer is not None else 0,
             "records": found.record_count,
             "bytes": found.pointer.cold_bytes if found.pointer is not None else 0,
+            "left_out_records": found.left_out_records,
+            "left_out_end_offset": found.left_out_end_offset or None,
             "state": state,
         }
         for found in history.partitions

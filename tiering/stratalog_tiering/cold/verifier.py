@@ -203,7 +203,9 @@ class Verifier:
                 yield _whole(manifest, kind, key, bad.message)
                 return
             grows = older.end_offset <= manifest.end_offset and older.tree.size <= manifest.tree.size
-            if older.version != manifest.version - 1 or not grows:
+            # An operator decided on a fork, or restored up to a point: versions, or the end of the history, may be left out.
+            is_decided = manifest.settled_at_ms > older.settled_at_ms
+            if not is_decided and (older.version != manifest.version - 1 or not grows):
                 yield _whole(manifest, Damage.CHAIN_BROKEN, key, "the chain of versions is broken here")
             manifest = older
             progress.manifest_versions += 1

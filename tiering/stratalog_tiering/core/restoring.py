@@ -47,6 +47,9 @@ class PartitionHistory:
     record_count: int = 0
     leader_epoch: int = 0
     """The last leader epoch of the cold history."""
+    left_out_records: int = 0
+    left_out_end_offset: int = 0
+    """If records are left out because the topic is restored up to a point: where they end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

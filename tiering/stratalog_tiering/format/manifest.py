@@ -182,6 +182,7 @@ class Reason:
     SUPERSEDED: Final = "superseded"
     """A page or a list of removed objects whose content was copied to a newer one."""
     REPAIRED: Final = "repaired"
+    CUT: Final = "cut"  # beyond the point up to which its topic was restored
     FORK: Final = "fork"
     """It belongs to the line of a forked history that was not kept."""
 

@@ -257,6 +257,11 @@ class ManifestEdit:
         self._settled_version, self._settled_at_ms = newest_version, now_ms
         self._removed.replace(others)
 
+    def settle_cut(self, left_out: Sequence[RemovedObject], now_ms: int) -> None:
+        """Note that an operator had the history cut, which made the base of it; ``left_out`` are the objects beyond the cut."""
+        self._removed.add(left_out)
+        self._settled_version, self._settled_at_ms = self._previous.manifest.version, now_ms
+
     def keep_as_long_as(self, lock: ObjectLock | None) -> None:
         """Lock the next version at least as long as ``lock`` says, which is that of an object that it refers to."""
         self._lock = joined((self._lock, lock))

@@ -1,11 +1,13 @@
 """Restores topics from their bucket into the metadata of a cluster that has lost them, or never had them.
 
-Only metadata is written, besides the bucket's next owner (``offload/ownership.py``): objects stay where they are.
+Only metadata is written, besides the bucket's next owner (``offload/ownership.py``): objects stay where they are. A topic that
+is restored up to a point also gets new manifest versions, which end there (``cutting.py``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Final
 
@@ -13,11 +15,13 @@ import msgspec
 
 from stratalog_core.bounded_map import bounded_map
 from stratalog_core.errors import Conflict, Invalid, NotFound
+from stratalog_core.ports import Clock
 from stratalog_metadata.client.api import MetadataClient, MetadataView
 from stratalog_metadata.client.guarded_updates import decide_again, propose_guarded
 from stratalog_metadata.records import PRODUCER_IDS, Counter, Topic, counter_key, deleted_topic_key
 from stratalog_metadata.state.commands import ABSENT, Command, Put, VersionIs
 from stratalog_tiering.cold.archive import Archive, ambiguous_name
+from stratalog_tiering.core.policy import TierPolicy, tier_policy
 from stratalog_tiering.core.restoring import (
     PRODUCER_IDS_GAP,
     PartitionHistory,
@@ -26,8 +30,12 @@ from stratalog_tiering.core.restoring import (
     restored_topic,
 )
 from stratalog_tiering.format.descriptor import TopicDescriptor
+from stratalog_tiering.maintenance.cutting import CutPoint, CutPorts, cut_history, point_offset
+from stratalog_tiering.offload.commit_markers import mark_committed
 from stratalog_tiering.store import ObjectStore
 
+Points = Mapping[int, CutPoint] | CutPoint
+"""The point up to which each partition is restored, by its number, or one for all."""
 _READS_AT_ONCE: Final = 32
 _TIMEOUT_S: Final = 60.0
 
@@ -71,6 +79,50 @@ async def read_history(
     return histories
 
 
+async def cut_histories(
+    ports: CutPorts, histories: Sequence[TopicHistory], points: Points, defaults: Mapping[str, str]
+) -> list[TopicHistory]:
+    """The histories up to the points; stores the versions that `restore_history` commits. Raises as `cut_history`.
+
+    ``defaults`` are the cluster's configs.
+    """
+    cut: list[TopicHistory] = []
+    for history in histories:
+        policy = tier_policy({**defaults, **history.descriptor.configs})
+        partitions = [await _cut(ports, found, _point_of(points, found.index), policy) for found in history.partitions]
+        cut.append(TopicHistory(descriptor=history.descriptor, partitions=tuple(partitions)))
+    return cut
+
+
+async def _cut(ports: CutPorts, found: PartitionHistory, point: CutPoint | None, policy: TierPolicy) -> PartitionHistory:
+    if point is None or found.pointer is None:
+        return found
+    offset = await point_offset(ports.store, ports.clock, found.pointer, point)
+    if offset == found.pointer.end_offset:
+        return found
+    made = await cut_history(ports, found.pointer, offset, policy)
+    return replace(
+        found, pointer=made.pointer, record_count=made.record_count, left_out_records=made.left_out_records,
+        left_out_end_offset=made.left_out_end_offset,
+    )  # fmt: skip
+
+
+async def planned_cuts(store: ObjectStore, clock: Clock, history: TopicHistory, points: Points) -> dict[int, int]:
+    """The offsets of the points, by partition, without the partitions of which nothing is beyond."""
+    offsets: dict[int, int] = {}
+    for found in history.partitions:
+        point = _point_of(points, found.index)
+        if point is not None and found.pointer is not None:
+            offset = await point_offset(store, clock, found.pointer, point)
+            if offset < found.pointer.end_offset:
+                offsets[found.index] = offset
+    return offsets
+
+
+def _point_of(points: Points, index: int) -> CutPoint | None:
+    return points if isinstance(points, CutPoint) else points.get(index)
+
+
 async def skip_producer_ids(metadata: MetadataClient, owner_number: int) -> None:
     """Have new producers get ids that no earlier owner of the bucket allocated. Raises ``Unavailable``, ``OutcomeUnknown``."""
     key, floor = counter_key(PRODUCER_IDS), owner_number * PRODUCER_IDS_GAP
@@ -102,11 +154,17 @@ def is_known(view: MetadataView, history: TopicHistory, name: str) -> bool:
 
 
 async def restore_history(
-    metadata: MetadataClient, history: TopicHistory, name: str, replication_factor: int | None, owner_number: int
+    metadata: MetadataClient,
+    history: TopicHistory,
+    name: str,
+    replication_factor: int | None,
+    owner_number: int,
+    marked_in: tuple[ObjectStore, Clock] | None = None,
 ) -> bool:
     """Restore one topic under ``name``; False if the cluster has a topic with its id, which is left as it is.
 
-    Call it again after an error: nothing is restored twice. Raises ``Conflict`` if another topic has the name,
+    If the history was cut, the bucket is told that it is committed: ``marked_in`` is the bucket. Call it again after an error:
+    nothing is restored twice. Raises ``Conflict`` if another topic has the name,
     ``Unavailable``, ``OutcomeUnknown``.
     """
     await metadata.refresh(_TIMEOUT_S)
@@ -114,4 +172,9 @@ async def restore_history(
         return False
     topic = restored_topic(history.descriptor, name, replication_factor)
     await propose_guarded(metadata, restore_from_bucket(topic, history, owner_number), topic.key(), _TIMEOUT_S)
+    if marked_in is not None:
+        store, clock = marked_in
+        for found in history.partitions:
+            if found.left_out_end_offset and found.pointer is not None:
+                await mark_committed(store, found.pointer, clock.wall_ms())
     return True

@@ -1,0 +1,216 @@
+"""Cuts the history of a partition that is restored up to a point: the next manifest version ends there.
+
+The cut is at the last record batch that ends at or before the point and leaves no transaction open. The segment in which it is
+is written again up to it; a compacted segment is left out whole. Nothing is deleted: all that is left out becomes a removed
+object, which stays for the grace period, and the earlier versions stay as long. The caller commits the version in metadata and
+writes its marker; until then the bucket shows the whole history.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from functools import partial
+
+import msgspec
+
+from stratalog_core.batches.batch import BatchHeader
+from stratalog_core.batches.checkpoint import Checkpoint
+from stratalog_core.object_lock import in_force
+from stratalog_core.partition_state.replay_state import ReplayState
+from stratalog_core.ports import Background, Clock
+from stratalog_metadata.records import ManifestPointer
+from stratalog_tiering.cold.block_source import ColdReaderSettings
+from stratalog_tiering.cold.manifest_source import ManifestSource
+from stratalog_tiering.cold.reader import ColdReader
+from stratalog_tiering.cold.segment_check import require_sound
+from stratalog_tiering.cold.verifier import READS_AT_ONCE
+from stratalog_tiering.core.policy import TierPolicy
+from stratalog_tiering.format.footer import PRODUCERS
+from stratalog_tiering.format.locks import entry_lock
+from stratalog_tiering.format.manifest import (
+    Manifest,
+    PageRef,
+    Reason,
+    RemovedObject,
+    SegmentEntry,
+    SegmentOptions,
+    segment_entry,
+)
+from stratalog_tiering.format.manifest_cut import CutManifest, cut_manifest, pages_for_cut
+from stratalog_tiering.format.manifest_edit import ManifestEdit, Previous
+from stratalog_tiering.format.object_keys import segment_key
+from stratalog_tiering.format.partition_tree import TreePageRef
+from stratalog_tiering.format.removed_objects import UNFINISHED_MS
+from stratalog_tiering.format.segment import SegmentFooter, SegmentIdentity, SegmentWriter, audit_block, iterate_block_batches
+from stratalog_tiering.offload.commit import store_manifest
+from stratalog_tiering.offload.data_keys import new_encryption
+from stratalog_tiering.offload.locks import locked_entry
+from stratalog_tiering.offload.upload import StreamedUpload, finishing
+from stratalog_tiering.store import ObjectStore
+
+WRITER = "restore"
+_PART_BYTES = 8 * 1024 * 1024
+_BLOCK_BYTES = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CutPoint:
+    """Keep the records below ``offset``, or those before the first one at ``timestamp_ms`` or later."""
+
+    offset: int | None = None
+    timestamp_ms: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CutPorts:
+    store: ObjectStore
+    clock: Clock
+    background: Background
+    random_id: Callable[[], int]
+    cluster_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CutHistory:
+    """``pointer`` names the stored version, which is not committed yet. The counts are of records that are left out."""
+
+    pointer: ManifestPointer
+    record_count: int
+    left_out_records: int
+    left_out_end_offset: int
+
+
+async def point_offset(store: ObjectStore, clock: Clock, pointer: ManifestPointer, point: CutPoint) -> int:
+    """The offset of the first record beyond the point; the end of the history if there is none. Raises ``Corrupt``."""
+    if point.offset is not None:
+        return max(pointer.start_offset, min(point.offset, pointer.end_offset))
+    assert point.timestamp_ms is not None, "a point is an offset or a time"
+    reader = ColdReader(store, ColdReaderSettings(), clock)
+    try:
+        found = await reader.offset_for_timestamp(pointer, point.timestamp_ms)
+    finally:
+        await reader.close()
+    return found.offset if found is not None else pointer.end_offset
+
+
+async def cut_history(ports: CutPorts, pointer: ManifestPointer, offset: int, policy: TierPolicy) -> CutHistory:
+    """Store the version of the history that ends at or before ``offset``, which must be below the end of ``pointer``'s.
+
+    Raises ``Corrupt`` if a segment, a page or the tree cannot be read, ``Invalid`` if this release must not edit the manifest.
+    """
+    source = ManifestSource(ports.store, background=ports.background)
+    manifest = await source.manifest(pointer)
+    entry = await source.segment_at(manifest, offset)
+    assert entry is not None, f"offset {offset} is in the history"
+    pages = await source.pages(pages_for_cut(manifest, entry.base_offset))
+    tree_pages = await source.tree_pages(manifest.tree.pages)
+    cut = cut_manifest(manifest, entry.base_offset, pages, tree_pages)
+    previous = Previous(manifest=cut.kept, key=pointer.object_key, sha256=bytes.fromhex(pointer.sha256))
+    edit = ManifestEdit(previous, writer=WRITER, random_id=ports.random_id)
+    kept_records = 0
+    if offset > entry.base_offset and not entry.is_compacted:
+        kept = await _write_part(ports, source, manifest, entry, offset, policy)
+        if kept is not None:
+            edit.append(*kept)
+            kept_records = kept[0].record_count
+    edit.settle_cut(_left_out(cut), ports.clock.wall_ms())
+    edit.move_to_pages(await source.pages(edit.pages_to_merge()))
+    lists = await source.removed_lists(edit.lists_to_merge())
+    merged = await source.tree_pages(edit.tree_pages_to_merge())
+    new = edit.finish(created_at_ms=ports.clock.wall_ms(), lists=lists, tree_pages=merged)
+    return CutHistory(
+        pointer=await store_manifest(ports.store, source, new),
+        record_count=new.manifest.record_count,
+        left_out_records=cut.record_count - kept_records,
+        left_out_end_offset=manifest.end_offset,
+    )
+
+
+def _left_out(cut: CutManifest) -> list[RemovedObject]:
+    return [_removed(entry, Reason.CUT) for entry in cut.segments] + [_removed(ref, Reason.SUPERSEDED) for ref in cut.pages]
+
+
+def _removed(what: SegmentEntry | PageRef | TreePageRef, reason: str) -> RemovedObject:
+    return RemovedObject(
+        key=what.key, object_bytes=what.object_bytes, reason=reason, removed_at_ms=UNFINISHED_MS,
+        policy="restore up to a point", actor=WRITER,
+    )  # fmt: skip
+
+
+async def _write_part(
+    ports: CutPorts, source: ManifestSource, manifest: Manifest, entry: SegmentEntry, offset: int, policy: TierPolicy
+) -> tuple[SegmentEntry, bytes] | None:
+    """Write the segment up to the last batch that may end the history; returns its entry and leaves, None if there is none."""
+    footer = await source.footer(entry)
+    before = await source.segment_at(manifest, entry.base_offset - 1) if entry.base_offset > manifest.start_offset else None
+    begin = Checkpoint(
+        offset=entry.base_offset,
+        producers=await source.producers(before) if before is not None and footer.section(PRODUCERS) is not None else (),
+    )
+    end = await _last_end(ports, source, entry, footer, begin, offset)
+    if end == entry.base_offset:
+        return None
+    key = segment_key(
+        manifest.topic_id, manifest.partition, entry.base_offset, entry.leader_epochs[-1].epoch, ports.random_id()
+    )
+    encryption = await new_encryption(ports.store, manifest.topic_id, manifest.partition, key, policy.encryption_key)
+    identity = SegmentIdentity(
+        cluster_id=ports.cluster_id, topic_id=footer.topic_id, topic_name=footer.topic_name, partition=footer.partition,
+        base_offset=footer.base_offset, ledger_ids=footer.ledger_ids,
+    )  # fmt: skip
+    writer = SegmentWriter(identity, _BLOCK_BYTES, policy.zstd_level, encryption)
+    lock, state = in_force(entry_lock(entry), ports.clock.wall_ms()), ReplayState(entry.base_offset)
+    state.load(begin)
+    upload = StreamedUpload(
+        ports.store, key, part_bytes=_PART_BYTES, parts_at_once=2, storage_class=policy.storage_class, lock=lock
+    )  # fmt: skip
+    async with finishing(upload):
+        async for batch, header in _batches(ports, source, entry, footer):
+            if header.next_offset > end:
+                break
+            writer.append(batch, header)
+            state.replay(header, batch)
+            await upload.write(writer.take_parts())
+        finish = partial(
+            writer.finish, created_at_ms=footer.created_at_ms,
+            leader_epochs=[start for start in footer.leader_epochs if start.start_offset < end],
+            aborted_transactions=[each for each in footer.aborted_transactions if each.last_offset < end],
+            producers=state.producers.snapshot(),
+        )  # fmt: skip
+        written = await ports.background.run(finish)
+        await upload.write(writer.take_parts())
+    made = msgspec.structs.replace(
+        segment_entry(key, written, entry.kind), options=SegmentOptions(storage_class=policy.storage_class),
+        merge_count=entry.merge_count,
+    )  # fmt: skip
+    made = await locked_entry(ports.store, made, lock)
+    await require_sound(ports.store, source, made, ports.background, reads_at_once=READS_AT_ONCE)
+    return made, written.leaves
+
+
+async def _last_end(
+    ports: CutPorts, source: ManifestSource, entry: SegmentEntry, footer: SegmentFooter, begin: Checkpoint, offset: int
+) -> int:
+    """The end of the last batch at or below ``offset`` after which no transaction is open."""
+    state, end = ReplayState(entry.base_offset), entry.base_offset
+    state.load(begin)
+    async for batch, header in _batches(ports, source, entry, footer):
+        if header.next_offset > offset:
+            break
+        state.replay(header, batch)
+        if not state.transactions.snapshot():
+            end = header.next_offset
+    return end
+
+
+async def _batches(
+    ports: CutPorts, source: ManifestSource, entry: SegmentEntry, footer: SegmentFooter
+) -> AsyncIterator[tuple[memoryview, BatchHeader]]:
+    """The segment's batches, block by block, each verified."""
+    cipher = await source.cipher(footer)
+    for block in footer.blocks:
+        stored = await ports.store.get_range(entry.key, entry.data_position + block.position, block.length)
+        plain = await ports.background.run(partial(audit_block, stored, block, cipher=cipher))
+        for found in iterate_block_batches(plain):
+            yield found
