@@ -24,6 +24,7 @@ from typing import Final
 
 from simulation.checkers.observers import observe_calls
 from simulation.scenarios import (
+    compaction,
     everything,
     fencing_races,
     history,
@@ -89,6 +90,7 @@ SCENARIOS: dict[str, Callable[[World], None]] = {
     "ownership-changes": lambda world: ownership_changes.Scenario(world).simulate(),
     "log": lambda world: log.Scenario(world).simulate(),
     "history": lambda world: history.Scenario(world).simulate(),
+    "compaction": lambda world: compaction.Scenario(world).simulate(),
     "everything": lambda world: everything.Scenario(world).simulate(),
 }
 

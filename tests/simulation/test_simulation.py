@@ -17,8 +17,8 @@ pytestmark = pytest.mark.timeout(3000)
 """Other tests may take most of the processors' time meanwhile."""
 SAMPLE_S = 45
 TESTS = Path(__file__).parents[1]
-SEEDS = 81
-FRESH_SEEDS = 11
+SEEDS = 88
+FRESH_SEEDS = 12
 ONCE_BROKEN = [
     ("quorum", 110),  # removals of old log files became durable out of order and left a gap
     ("leader-churn", 4),  # a log in which an entry of an earlier term overruled one of a later was refused at the restart
@@ -80,7 +80,8 @@ def test_invariants_hold_and_every_interesting_state_is_met(fresh_seed: int) -> 
 
 
 @pytest.mark.parametrize(
-    "scenario", ["quorum", "ledgers", "fencing-races", "lost-disks", "ownership-changes", "log", "history", "everything"]
+    "scenario",
+    ["quorum", "ledgers", "fencing-races", "lost-disks", "ownership-changes", "log", "history", "compaction", "everything"],
 )
 def test_the_same_seed_gives_the_same_trace(scenario: str) -> None:
     first, second = (simulate("--scenario", scenario, "--seed", "3").stdout for _ in range(2))

@@ -23,6 +23,7 @@ from typing import Final
 
 from simulation.mutants import bookies as mutants_of_bookies
 from simulation.mutants import clusters as mutants_of_clusters
+from simulation.mutants import compaction as mutants_of_compaction
 from simulation.mutants import copies as mutants_of_copies
 from simulation.mutants import deletions as mutants_of_deletions
 from simulation.mutants import groups as mutants_of_groups
@@ -79,6 +80,7 @@ def all_mutants() -> list[Mutant]:
         ),
         ("everything", (*mutants_of_handovers.IN_EVERYTHING, *mutants_of_deletions.IN_EVERYTHING)),
         ("history", (*mutants_of_history.IN_HISTORY, *mutants_of_second_copies.IN_HISTORY)),
+        ("compaction", mutants_of_compaction.IN_COMPACTION),
         ("outages", mutants_of_tiers.IN_OUTAGES),
         ("log", (*mutants_of_clusters.MUTANTS, *mutants_of_copies.IN_LOG, *mutants_of_reads.IN_LOG)),
     )

@@ -190,11 +190,10 @@ class PartitionWork:
 
     async def _compact(self, state: PartitionSnapshot, policy: TierPolicy, guards: Guards, *, is_asked: bool = False) -> bool:
         was_running = self._compaction.is_running
-        try:
-            return await self._compaction.step(self._ports, state, policy, guards, is_asked=is_asked)
-        finally:
-            if was_running or self._compaction.is_running:
-                await self._report(None, state)
+        is_done = await self._compaction.step(self._ports, state, policy, guards, is_asked=is_asked)
+        if was_running or self._compaction.is_running:
+            await self._report(None, state)
+        return is_done
 
     async def _offload(self, step: Offload, state: PartitionSnapshot, guards: Guards) -> None:
         try:
