@@ -9,9 +9,11 @@ from pathlib import Path
 from random import Random
 from uuid import UUID
 
+import msgspec
 import pytest
 
 from stratalog_core.batches.batch import read_header
+from stratalog_tiering.core.compaction import BatchFilter, MapBuilder, OffsetMap
 from stratalog_tiering.format.block_cipher import BlockCipher, SegmentEncryption, data_key_context
 from stratalog_tiering.format.descriptor import (
     CommitMarker,
@@ -21,11 +23,25 @@ from stratalog_tiering.format.descriptor import (
     encode_descriptor,
 )
 from stratalog_tiering.format.footer import AbortedTransaction
-from stratalog_tiering.format.manifest import Reason, SegmentEntry, empty_manifest, segment_entry
+from stratalog_tiering.format.manifest import (
+    PresentBatches,
+    Reason,
+    SegmentEntry,
+    SegmentKind,
+    SegmentOptions,
+    empty_manifest,
+    segment_entry,
+)
 from stratalog_tiering.format.manifest_edit import ManifestEdit, NewManifest, Previous, Removal
 from stratalog_tiering.format.manifest_limits import ManifestLimits
 from stratalog_tiering.format.object_keys import data_key_key, deletion_marker_key, marker_key, segment_key, topic_key
-from stratalog_tiering.format.segment import SegmentIdentity, SegmentWriter
+from stratalog_tiering.format.segment import (
+    SegmentIdentity,
+    SegmentWriter,
+    iterate_block_batches,
+    parse_footer,
+    plain_block,
+)
 from stratalog_tiering.store.key_ring import FileKeyRing, create_key
 
 Segment = Sequence[bytes | bytearray]
@@ -94,6 +110,39 @@ class ColdBucket:
         edit.replace(merged)
         self._finish(name, number, edit)
 
+    def compact(self, name: str, number: int, now_ms: int = 0) -> None:
+        """Replace all segments of a partition by a compacted one, as a tiering worker's pass does."""
+        topic_id, previous = self._previous[name, number]
+        sources = previous.manifest.segments
+        batches = [batch for entry in sources for batch in self._batches_of(entry)]
+        builder = MapBuilder(OffsetMap(1_000_000, b"secret"), sources[0].base_offset)
+        assert all(builder.add(batch, read_header(batch)) for batch in batches)
+        keep = BatchFilter(builder.offsets, builder.end_offset, now_ms, 0)
+        writer = SegmentWriter(self._identity(topic_id, name, number, sources[0].base_offset), 400, is_compacted=True)
+        for batch in batches:
+            header = read_header(batch)
+            kept = keep.filter(batch, header, is_last=header.next_offset == sources[-1].end_offset).batch
+            if kept is not None:
+                writer.append(kept)
+        written = writer.finish(created_at_ms=1_000)
+        key = segment_key(topic_id, number, sources[0].base_offset, 0, next(self._ids))
+        self.put(key, b"".join(writer.take_parts()))
+        entry = segment_entry(key, written, SegmentKind.COMPACTED)
+        present = PresentBatches(
+            base_offset=writer.first_batch_offset, end_offset=entry.end_offset, batch_count=entry.leaf_count
+        )
+        leaf_count = sum(each.leaf_count for each in sources)
+        entry = msgspec.structs.replace(entry, leaf_count=leaf_count, options=SegmentOptions(present=present))
+        edit = ManifestEdit(previous, writer="test", random_id=lambda: self._random.getrandbits(64))
+        edit.replace(entry, reason=Reason.COMPACTED)
+        self._finish(name, number, edit)
+
+    def _batches_of(self, entry: SegmentEntry) -> list[memoryview]:
+        content = (self.root / entry.key).read_bytes()
+        blocks = parse_footer(content, len(content)).blocks
+        plain = (plain_block(content[block.position : block.end_position], block) for block in blocks)
+        return [batch for block in plain for batch, _ in iterate_block_batches(block)]
+
     def put(self, key: str, content: bytes) -> None:
         path = self.root / key
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -110,9 +159,7 @@ class ColdBucket:
         zstd_level: int | None,
     ) -> tuple[SegmentEntry, bytes]:
         base_offset = read_header(batches[0]).base_offset
-        identity = SegmentIdentity(
-            cluster_id="c", topic_id=topic_id, topic_name=name, partition=number, base_offset=base_offset, ledger_ids=(1,)
-        )
+        identity = self._identity(topic_id, name, number, base_offset)
         key = segment_key(topic_id, number, base_offset, 0, self._random.getrandbits(64))
         writer = SegmentWriter(identity, block_bytes, zstd_level, self._encryption(topic_id, number, key))
         for batch in batches:
@@ -120,6 +167,11 @@ class ColdBucket:
         written = writer.finish(created_at_ms=1, aborted_transactions=aborted)
         self.put(key, b"".join(writer.take_parts()))
         return segment_entry(key, written), written.leaves
+
+    def _identity(self, topic_id: UUID, name: str, number: int, base_offset: int) -> SegmentIdentity:
+        return SegmentIdentity(
+            cluster_id="c", topic_id=topic_id, topic_name=name, partition=number, base_offset=base_offset, ledger_ids=(1,)
+        )
 
     def _encryption(self, topic_id: UUID, number: int, segment: str) -> SegmentEncryption | None:
         if self._keys is None:

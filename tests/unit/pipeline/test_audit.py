@@ -52,6 +52,26 @@ def test_a_sound_history_is_counted_and_has_its_trees_head_as_digest(cold_bucket
     assert audited(cold_bucket, splitBytes="1") == [whole, empty]
 
 
+def test_a_compacted_history_is_sound_and_keeps_its_digest(cold_bucket: ColdBucket) -> None:
+    cold_bucket.add_topic("flights", [[keyed(0, 40), keyed(40, 30)]])
+    (before,) = audited(cold_bucket)
+    cold_bucket.compact("flights", 0)
+    (after,) = audited(cold_bucket)
+    assert (before.records, after.records, after.batches) == (70, 10, 10)
+    assert (after.start_offset, after.end_offset, after.digest) == (0, 70, before.digest)
+    assert after.problems == ()
+    damage(cold_bucket.root / cold_bucket.segment_keys["flights", 0][0], 70)
+    assert audited(cold_bucket)[0].problems == (), "the segments before it are not its history any more"
+
+
+def keyed(first: int, count: int) -> list[bytes]:
+    """Batches of one record, with ten keys in turn."""
+    return [
+        bytes(build_batch([Record(offset=o, timestamp_ms=o, key=b"%d" % (o % 10), value=b"v")]))
+        for o in range(first, first + count)
+    ]
+
+
 def test_segments_compression_and_encryption_do_not_change_the_digest(cold_bucket: ColdBucket, tmp_path: Path) -> None:
     cold_bucket.add_topic("plain", [[batches(0, 30), batches(30, 20)]], block_bytes=1000)
     cold_bucket.add_topic("compressed", [[batches(0, 30), batches(30, 20)]], block_bytes=1000, zstd_level=3)

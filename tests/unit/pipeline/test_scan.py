@@ -273,3 +273,35 @@ def test_damage_is_read_from_the_second_copy(cold_bucket: ColdBucket, tmp_path: 
     assert read(cold_bucket, subscribe="flights", secondStore=str(second)) == expected
     shutil.rmtree(cold_bucket.root)
     assert read(cold_bucket, subscribe="flights", secondStore=str(second)) == expected
+
+
+def keyed(base: int, rows: Sequence[tuple[str, str | None]], codec: int = 4) -> bytes:
+    records = [
+        Record(offset=base + step, timestamp_ms=base + step, key=key.encode(), value=None if value is None else value.encode())
+        for step, (key, value) in enumerate(rows)
+    ]
+    return bytes(build_batch(records, compression=codec))
+
+
+def test_a_compacted_topic_is_read_across_its_gaps(cold_bucket: ColdBucket) -> None:
+    segments = [
+        [keyed(0, [("a", "1"), ("b", "1"), ("c", "1")]), keyed(3, [("a", "2"), ("b", "2")], codec=0)],
+        [keyed(5, [("c", None), ("d", "1")]), keyed(7, [("a", "3")]), keyed(8, [("b", "3")])],
+    ]
+    cold_bucket.add_topic("table", [segments])
+    cold_bucket.compact("table", 0, now_ms=100)
+    found = [
+        (row["offset"], row["key"], row["value"], row["timestamp"].timestamp() * 1000)
+        for row in read(cold_bucket, subscribe="table")
+    ]
+    assert found == [(5, b"c", None, 5), (6, b"d", b"1", 6), (7, b"a", b"3", 7), (8, b"b", b"3", 8)]
+    assert positions(read(cold_bucket, subscribe="table", startingOffsets='{"table": {"0": 7}}')) == [
+        ("table", 0, 7),
+        ("table", 0, 8),
+    ]
+    assert positions(read(cold_bucket, subscribe="table", endingOffsets='{"table": {"0": 6}}')) == [("table", 0, 5)]
+    assert positions(read(cold_bucket, subscribe="table", endingOffsets='{"table": {"0": 4}}')) == []
+    cold_bucket.compact("table", 0, now_ms=100)
+    assert [row["offset"] for row in read(cold_bucket, subscribe="table", splitBytes="1")] == [6, 7, 8], (
+        "the tombstone's time is over"
+    )
