@@ -1,0 +1,64 @@
+"""Measures compaction on one core, without a store: bytes of batches that are mapped and filtered per second.
+
+Each record is one of ten versions of its key, so a pass reads everything twice and keeps a tenth. Prints a line for each value
+size and codec. Run it with ``python benchmarks/compaction.py``.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Iterator
+
+from stratalog_core.batches.batch import read_header
+from stratalog_core.batches.compression import NAMES
+from stratalog_core.batches.records import Record, build_batch
+from stratalog_tiering.core.compaction import BatchFilter, MapBuilder, OffsetMap, batch_fingerprint
+
+_BATCH_BYTES = 64 * 1024
+_TOTAL_BYTES = 32 * 1024 * 1024
+_VERSIONS = 10
+
+
+def history(value_bytes: int, codec: int) -> Iterator[bytes]:
+    """Batches of ``_TOTAL_BYTES`` before compression, with keys of 20 bytes."""
+    chance = random.Random(1)
+    value = bytes(chance.randbytes(value_bytes // 2)) + bytes(value_bytes - value_bytes // 2)
+    per_batch = max(1, _BATCH_BYTES // (value_bytes + 30))
+    total = _TOTAL_BYTES // (value_bytes + 30)
+    keys = max(1, total // _VERSIONS)
+    for first in range(0, total, per_batch):
+        records = [
+            Record(offset=first + step, timestamp_ms=first, key=b"%020d" % chance.randrange(keys), value=value)
+            for step in range(per_batch)
+        ]
+        yield bytes(build_batch(records, compression=codec))
+
+
+def measure(value_bytes: int, codec: int) -> str:
+    batches = [(batch, read_header(batch)) for batch in history(value_bytes, codec)]
+    records = sum(header.record_count for _, header in batches)
+    plain_bytes, stored_bytes = records * (value_bytes + 30), sum(len(batch) for batch, _ in batches)
+    started = time.process_time()
+    builder = MapBuilder(OffsetMap(10_000_000, b"secret"), 0)
+    for batch, header in batches:
+        builder.add(batch, header)
+    mapped = time.process_time()
+    keep = BatchFilter(builder.offsets, builder.end_offset, 1, 1)
+    kept = [filtered.batch for batch, header in batches if (filtered := keep.filter(batch, header, is_last=False)).batch]
+    filtered_at = time.process_time()
+    for batch in kept:
+        batch_fingerprint(batch, read_header(batch))
+    ended = time.process_time()
+    rate = plain_bytes / (ended - started) / 1e6
+    parts = f"map {mapped - started:.2f} s, filter {filtered_at - mapped:.2f} s, check {ended - filtered_at:.2f} s"
+    codec_name = next(name for name, code in NAMES.items() if code == codec)
+    return f"| {value_bytes} | {codec_name} | {rate:.0f} | {stored_bytes / 1e6:.0f} | {records} | {parts} |"
+
+
+if __name__ == "__main__":
+    print("| value bytes | codec | MB/s of records | MB stored | records | processor time |")
+    print("| --- | --- | --- | --- | --- | --- |")
+    for value_size in (100, 1_000, 10_000):
+        for name in ("none", "lz4", "zstd"):
+            print(measure(value_size, NAMES[name]))
