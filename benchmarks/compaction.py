@@ -47,8 +47,8 @@ def measure(value_bytes: int, codec: int) -> str:
     keep = BatchFilter(builder.offsets, builder.end_offset, 1, 1)
     kept = [filtered.batch for batch, header in batches if (filtered := keep.filter(batch, header, is_last=False)).batch]
     filtered_at = time.process_time()
-    for batch in kept:
-        batch_fingerprint(batch, read_header(batch))
+    for survivor in kept:
+        batch_fingerprint(survivor, read_header(survivor))
     ended = time.process_time()
     rate = plain_bytes / (ended - started) / 1e6
     parts = f"map {mapped - started:.2f} s, filter {filtered_at - mapped:.2f} s, check {ended - filtered_at:.2f} s"

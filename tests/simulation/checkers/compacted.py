@@ -40,7 +40,7 @@ class CompactedHistory:
         self._delete_retention_ms = delete_retention_ms
         self._offered: dict[int, list[Written]] = {}
         self.records: dict[int, Written] = {}
-        """What was appended, by offset."""
+        """The appended records, by offset."""
         self.present: Mapping[int, bytes | None] = _NOTHING
         """The values of the records, by offset, that the last committed version holds."""
         self._compacted_ms: dict[int, int] = {}
@@ -54,7 +54,7 @@ class CompactedHistory:
         return max(self.records, default=-1) + 1
 
     def offer(self, ledger_id: int, written: list[Written]) -> None:
-        """Note what a ledger holds, if it is committed."""
+        """Note the records of a ledger, which may be committed."""
         self._offered[ledger_id] = written
 
     def appended(self, ledger_id: int) -> None:
