@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from stratalog_tiering.cold.verifier import Verifier
 from stratalog_tiering.core.compaction import BatchFilter
 from stratalog_tiering.format.manifest import Manifest, Reason, SegmentKind
 from stratalog_tiering.format.manifest_writers import COMPACTING_WRITER
+from stratalog_tiering.offload.ports import MapSlot
 
 Cluster = Any
 Rows = Sequence[tuple[str, str | None]]
@@ -269,3 +271,41 @@ async def test_a_policy_that_only_compacts_deletes_nothing(cluster: Cluster) -> 
     both = msgspec.structs.replace(old, configs={**old.configs, "cleanup.policy": "compact,delete"})
     await cluster.metadata.propose(Command(updates=(Put(record=both),)))
     await cluster.until(lambda: cluster.log().log_start_offset == 10)
+
+
+async def test_one_partition_has_the_map_and_the_other_waits_for_it(cluster: Cluster) -> None:
+    offloader = await cluster.start_worker("offloader", segment_bytes=1)
+    for partition in range(2):
+        base = 0
+        for ledger in LEDGERS * 3:
+            batches = batches_of(base, *ledger)
+            await cluster.add_ledger(batches, base, partition=partition)
+            base = read_header(batches[-1]).next_offset
+    await cluster.until(lambda: not (cluster.log(0).ledgers or cluster.log(1).ledgers))
+    await offloader.close()
+    worker = await cluster.start_worker(segment_bytes=1, partitions_at_once=2)
+    await asyncio.gather(ask(cluster, 0), ask(cluster, 1))
+    for partition in range(2):
+        manifest = await ManifestSource(cluster.store).manifest(cluster.pointer(partition))
+        assert manifest.record_count == 5
+        assert {each.kind for each in manifest.segments} == {SegmentKind.COMPACTED}
+        status = cluster.status(partition)
+        assert (status.compacting, status.compacted_at_ms > 0, status.last_error) == ("", True, "")
+    (counters,) = [group for group in worker.metrics() if hasattr(group, "compaction_passes")]
+    assert (counters.compaction_passes, counters.failures) == (2, 0)
+
+
+def test_a_slot_ends_with_its_holder() -> None:
+    class Holder:
+        pass
+
+    slot, first, second = MapSlot(), Holder(), Holder()
+    assert slot.take(first)
+    assert slot.take(first)
+    assert not slot.take(second)
+    slot.free(second)
+    assert not slot.take(second), "only its holder frees it"
+    slot.free(first)
+    assert slot.take(second)
+    del second
+    assert slot.take(first)
