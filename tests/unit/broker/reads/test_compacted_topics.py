@@ -42,11 +42,12 @@ def produce(bootstrap: str, topic: str, rows: list[tuple[str, str | None]], **se
     assert failures == []
 
 
-def read(bootstrap: str, topic: str, offset: int) -> list[confluent_kafka.Message]:
+def read(bootstrap: str, topic: str, offset: int, isolation: str = "read_committed") -> list[confluent_kafka.Message]:
     """Everything from ``offset`` to the end, as the client says that it has reached it."""
     consumer = confluent_kafka.Consumer(
         {"bootstrap.servers": bootstrap, "group.id": "readers", "enable.partition.eof": True, "fetch.max.bytes": 10_000,
-         "max.partition.fetch.bytes": 2_000, "message.max.bytes": 2_000, "auto.offset.reset": "error"}
+         "max.partition.fetch.bytes": 2_000, "message.max.bytes": 2_000, "auto.offset.reset": "error",
+         "isolation.level": isolation}
     )  # fmt: skip
     consumer.assign([TopicPartition(topic, 0, offset)])
     found: list[confluent_kafka.Message] = []
@@ -119,6 +120,34 @@ def rows_of(found: list[confluent_kafka.Message]) -> list[tuple[str, int | None,
         assert isinstance(key, bytes)
         rows.append((key.decode(), message.offset(), None if value is None else bytes(value).decode()))
     return rows
+
+
+@pytest.mark.parametrize("isolation", ["read_committed", "read_uncommitted"])
+async def test_only_committed_records_survive_and_later_ones_are_seen(mini_cluster: MiniCluster, isolation: str) -> None:
+    """Markers go after their transaction's records, and no reader takes a later transaction for an aborted one."""
+    bootstrap, name = mini_cluster.bootstrap, f"transactions-{isolation}"
+    await in_thread(lambda: create_topic(bootstrap, name, **CONFIGS))
+    producer = confluent_kafka.Producer({"bootstrap.servers": bootstrap, "transactional.id": name})
+
+    def send(*rounds: tuple[str, bool]) -> None:
+        for value, is_committed in rounds:
+            producer.begin_transaction()
+            for key in ("a", "b", value):
+                producer.produce(name, value, key=key)
+            producer.flush(20)
+            (producer.commit_transaction if is_committed else producer.abort_transaction)(20)
+
+    await in_thread(lambda: producer.init_transactions(20))
+    await in_thread(lambda: send(("1", True), ("2", False), ("3", True), ("4", False)))
+    settled = [("1", 2, "1"), ("a", 8, "3"), ("b", 9, "3"), ("3", 10, "3")]
+    for _ in range(3):
+        await compact(mini_cluster, name)
+        assert rows_of(await in_thread(lambda: read(bootstrap, name, 0, isolation))) == settled
+    await in_thread(lambda: send(("5", False), ("6", True)))
+    await compact(mini_cluster, name)
+    newest = [("1", 2, "1"), ("3", 10, "3"), ("a", 20, "6"), ("b", 21, "6"), ("6", 22, "6")]
+    assert rows_of(await in_thread(lambda: read(bootstrap, name, 0, isolation))) == newest
+    await assert_sound(mini_cluster)
 
 
 async def assert_sound(cluster: MiniCluster) -> None:
