@@ -19,6 +19,7 @@ from typing import Any, Final
 from kio.schema.errors import ErrorCode
 
 from stratalog_broker.configs.settings import BrokerSettings
+from stratalog_broker.partitions.core import PartitionCore
 from stratalog_broker.partitions.log import PartitionLog
 from stratalog_broker.partitions.ownership import Partitions
 from stratalog_broker.protocol.errors import fetch_error_code_of
@@ -190,7 +191,7 @@ class FetchCall:
             self._results[line] = PartitionFetched(one.index, int(ErrorCode.not_leader_or_follower))
             return
         found = self._not_here(one) if log is None else self._look(line, one, log)
-        if found.error_code:
+        if found.error_code or found.diverging is not None:
             self._has_error = True
         self._bytes += found.batches_bytes
         self._results[line] = found
@@ -202,10 +203,14 @@ class FetchCall:
             code = ErrorCode.fenced_leader_epoch if older else ErrorCode.unknown_leader_epoch
             return PartitionFetched(one.index, int(code), leader=self._leader(log.topic_partition) if older else None)
         high_watermark = core.high_watermark
+        if one.last_epoch >= 0 and one.offset >= core.log_start_offset:
+            epoch, epoch_end = core.end_of_epoch(one.last_epoch)
+            if epoch < 0:
+                return _out_of_range(one, core)
+            if epoch != one.last_epoch or one.offset > epoch_end:  # the client has records that this log does not have
+                return self._fetched(one, log, NOTHING)._replace(diverging=(epoch, epoch_end))
         if not core.log_start_offset <= one.offset <= core.next_offset:
-            return PartitionFetched(
-                one.index, int(ErrorCode.offset_out_of_range), high_watermark, core.last_stable_offset, core.log_start_offset
-            )
+            return _out_of_range(one, core)
         unstable = core.first_unstable_offset
         end_offset = unstable if unstable is not None and self._is_committed else high_watermark
         room = min(one.bytes_max, self._bytes_max - self._bytes) if one.offset < end_offset else 0
@@ -406,6 +411,11 @@ class FetchCall:
                 log.bytes_out += found.batches_bytes
             topics.setdefault(one.key, []).append(found)
         return list(topics.items())
+
+
+def _out_of_range(one: FetchWanted, core: PartitionCore) -> PartitionFetched:
+    code = int(ErrorCode.offset_out_of_range)
+    return PartitionFetched(one.index, code, core.high_watermark, core.last_stable_offset, core.log_start_offset)
 
 
 API: Final = HandlerInfo(key=_KEY, min_version=4, max_version=18, handle_raw=FetchHandler, access=_ACCESS)

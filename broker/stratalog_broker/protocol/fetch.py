@@ -1,8 +1,8 @@
 """Fetch responses, versions 4–18, encoded by hand as a list of buffers; batches are included as views, without a copy.
 
 The layout is that of Kafka's FetchResponse.json; a property test compares it with kio. Version 5 adds the log start offset, 7
-the session, 11 the preferred replica; 12 is flexible, with the current leader as a tagged field; 13 names topics by id; 16 adds
-the leaders' endpoints.
+the session, 11 the preferred replica; 12 is flexible, with the diverging epoch and the current leader as tagged fields; 13
+names topics by id; 16 adds the leaders' endpoints.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from stratalog_core.ports import Buffer
 FLEXIBLE_VERSION: Final = 12
 TOPIC_ID_VERSION: Final = 13
 ENDPOINTS_VERSION: Final = 16
+_DIVERGING_TAG: Final = 0
 _LEADER_TAG: Final = 1
 
 _I16 = struct.Struct(">h")
@@ -28,6 +29,7 @@ _PARTITION_5 = struct.Struct(">ihqqq")
 _PARTITION_12 = struct.Struct(">ihqqqBi")
 _EMPTY_12 = struct.Struct(">ihqqqBiBB")
 _ABORTED = struct.Struct(">qq")
+_DIVERGING = struct.Struct(">BBiqB")
 
 
 class PartitionFetched(NamedTuple):
@@ -42,6 +44,8 @@ class PartitionFetched(NamedTuple):
     batches_bytes: int = 0
     aborted: Sequence[tuple[int, int]] | None = None
     leader: Leader | None = None
+    diverging: tuple[int, int] | None = None
+    """The largest epoch not above the client's, and its end offset, if the client has other records (KIP-595)."""
 
 
 TopicFetched = tuple[bytes, Sequence[PartitionFetched]]
@@ -86,7 +90,7 @@ class _Encoder:
         for fetched in partitions:
             if not self.flexible:
                 self._plain(fetched)
-            elif fetched.aborted or fetched.leader is not None:
+            elif fetched.aborted or fetched.leader is not None or fetched.diverging is not None:
                 self._flexible(fetched)
             elif fetched.batches_bytes:
                 self.out += _PARTITION_12.pack(*fetched[:5], 0 if fetched.aborted is None else 1, -1)
@@ -98,7 +102,7 @@ class _Encoder:
         return self.out
 
     def _flexible(self, fetched: PartitionFetched) -> None:
-        """Encode a partition with rare fields: aborted transactions, another leader."""
+        """Encode a partition with rare fields: aborted transactions, a diverging epoch, another leader."""
         self.out += _PARTITION_5.pack(*fetched[:5])
         self.out += b"\x00" if fetched.aborted is None else write_uvarint(len(fetched.aborted) + 1)
         for pair in fetched.aborted or ():
@@ -106,10 +110,11 @@ class _Encoder:
         self.out += b"\xff\xff\xff\xff"
         self.out += write_uvarint(fetched.batches_bytes + 1)
         self._batches(fetched)
-        if fetched.leader is None:
-            self.out.append(0)
-        else:
-            self.out += b"\x01" + encode_leader(_LEADER_TAG, fetched.leader)
+        self.out.append((fetched.diverging is not None) + (fetched.leader is not None))
+        if fetched.diverging is not None:
+            self.out += _DIVERGING.pack(_DIVERGING_TAG, _DIVERGING.size - 2, *fetched.diverging, 0)
+        if fetched.leader is not None:
+            self.out += encode_leader(_LEADER_TAG, fetched.leader)
             self.leaders[fetched.leader.broker_id] = fetched.leader
 
     def _plain(self, fetched: PartitionFetched) -> None:

@@ -30,7 +30,7 @@ _HEAD_15: Final = struct.Struct(">iiibii")
 _PARTITION_4: Final = struct.Struct(">iqi")
 _PARTITION_5: Final = struct.Struct(">iq8xi")
 _PARTITION_9: Final = struct.Struct(">iiq8xi")
-_PARTITION_12: Final = struct.Struct(">iiq12xiB")
+_PARTITION_12: Final = struct.Struct(">iiqi8xiB")
 
 PartitionKey = tuple[bytes, int]
 """Topic key as in the request (name or id) and partition."""
@@ -39,14 +39,16 @@ PartitionKey = tuple[bytes, int]
 class FetchWanted:
     """A consumer's request for one partition, in a session with the last response for it."""
 
-    __slots__ = ("bytes_max", "index", "key", "leader_epoch", "offset", "told")
+    __slots__ = ("bytes_max", "index", "key", "last_epoch", "leader_epoch", "offset", "told")
 
-    def __init__(self, key: bytes, index: int, offset: int, bytes_max: int, leader_epoch: int) -> None:
+    def __init__(self, key: bytes, index: int, offset: int, bytes_max: int, leader_epoch: int, last_epoch: int = -1) -> None:
         self.key = key
         self.index = index
         self.offset = offset
         self.bytes_max = bytes_max
         self.leader_epoch = leader_epoch
+        self.last_epoch = last_epoch
+        """Epoch of the last record that the client has fetched; -1: not given."""
         self.told: tuple[int, int, int] | None = None
         """(error code, high watermark, log start offset) of the last response."""
 
@@ -175,8 +177,9 @@ class _Walk:
         """Parse partitions as an array of fixed size; restart it after each partition that has tagged fields."""
         size = _PARTITION_12.size
         while count:
-            for index, epoch, offset, bytes_max, tagged_fields in _PARTITION_12.iter_unpack(self.records(_PARTITION_12, count)):
-                wanted.append(FetchWanted(key, index, offset, bytes_max, epoch))
+            rows = _PARTITION_12.iter_unpack(self.records(_PARTITION_12, count))
+            for index, epoch, offset, last_epoch, bytes_max, tagged_fields in rows:
+                wanted.append(FetchWanted(key, index, offset, bytes_max, epoch, last_epoch))
                 self.position += size
                 count -= 1
                 if tagged_fields:

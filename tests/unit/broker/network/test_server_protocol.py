@@ -8,6 +8,7 @@ import itertools
 import struct
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import pytest_asyncio
@@ -327,6 +328,40 @@ async def test_leader_epochs_end_where_the_next_began(mini_cluster: MiniCluster,
     answer = await client.call(23, 4, request(23, 4, "OffsetForLeaderEpochRequest", replica_id=-1, topics=topics))
     (line,) = answer.topics[0].partitions
     assert (line.error_code, line.leader_epoch, line.end_offset) == (ErrorCode.none, log.core.leader_epoch, 2)
+
+
+@pytest.mark.parametrize("version", [12, 17])
+async def test_a_client_with_other_records_learns_where_they_diverge(
+    mini_cluster: MiniCluster, client: RawClient, flights: str, version: int
+) -> None:
+    """KIP-595: the response has no records and comes at once, however long the client would wait."""
+    await create(mini_cluster, flights)
+    await produce(client, flights, batch(b"a", b"b"))
+    log = mini_cluster.broker.partitions.find_by_name(flights.encode(), 0)
+    assert log is not None
+    epoch = log.core.leader_epoch
+    key: dict[str, object] = {"topic": flights} if version == 12 else {"topic_id": log.topic.topic_id}
+
+    async def line_of(offset: int, last_epoch: int) -> Any:
+        wanted = request(
+            1, version, "FetchPartition",
+            partition=0, fetch_offset=offset, last_fetched_epoch=last_epoch, current_leader_epoch=-1, partition_max_bytes=1000,
+        )  # fmt: skip
+        topic = request(1, version, "FetchTopic", **key, partitions=(wanted,))
+        entity = request(
+            1, version, "FetchRequest",
+            max_wait=datetime.timedelta(seconds=10), min_bytes=10_000, max_bytes=1000, session_epoch=-1, topics=(topic,),
+            isolation_level=0, session_id=0, forgotten_topics_data=(), rack_id="",
+        )  # fmt: skip
+        return (await client.call(1, version, entity)).responses[0].partitions[0]
+
+    for offset, last_epoch in ((5, epoch), (1, epoch - 1)):
+        line = await line_of(offset, last_epoch)
+        assert (line.error_code, line.records or b"") == (ErrorCode.none, b"")
+        expected = (epoch, 2) if last_epoch == epoch else (last_epoch, 0)
+        assert (line.diverging_epoch.epoch, line.diverging_epoch.end_offset) == expected
+    assert (await line_of(1, epoch + 1)).error_code is ErrorCode.offset_out_of_range
+    assert (await line_of(-1, epoch)).error_code is ErrorCode.offset_out_of_range
 
 
 async def test_producer_ids_are_never_reused(client: RawClient) -> None:

@@ -40,6 +40,7 @@ def partitions(draw: st.DrawFn) -> PartitionFetched:
         sum(map(len, batches)),
         draw(st.none() | st.lists(st.tuples(int64, int64), max_size=3)),
         draw(leaders) if code in (6, 74) else None,
+        draw(st.none() | st.tuples(int32, int64)),
     )
 
 
@@ -54,6 +55,8 @@ def kio_response(version: int, topics: list[tuple[bytes, list[PartitionFetched]]
             values["current_leader"] = new(
                 "LeaderIdAndEpoch", leader_id=one.leader.broker_id, leader_epoch=one.leader.leader_epoch
             )
+        if one.diverging is not None and version >= FLEXIBLE_VERSION:
+            values["diverging_epoch"] = new("EpochEndOffset", epoch=one.diverging[0], end_offset=one.diverging[1])
         aborted = one.aborted
         return new(
             "PartitionData",

@@ -40,7 +40,7 @@ def request_of(version: int, **values: Any) -> bytes:
 
 
 def fields_of(parsed: FetchRequest) -> tuple[Any, ...]:
-    wanted = [(one.key, one.index, one.offset, one.bytes_max, one.leader_epoch) for one in parsed.wanted]
+    wanted = [(one.key, one.index, one.offset, one.bytes_max, one.leader_epoch, one.last_epoch) for one in parsed.wanted]
     return (*parsed[:6], wanted, parsed.forgotten)
 
 
@@ -60,7 +60,14 @@ def fields_by_kio(version: int, body: bytes) -> tuple[Any, ...]:
         getattr(decoded, "session_id", 0),
         getattr(decoded, "session_epoch", -1),
         [
-            (key(topic), one.partition, one.fetch_offset, one.partition_max_bytes, getattr(one, "current_leader_epoch", -1))
+            (
+                key(topic),
+                one.partition,
+                one.fetch_offset,
+                one.partition_max_bytes,
+                getattr(one, "current_leader_epoch", -1),
+                getattr(one, "last_fetched_epoch", -1),
+            )
             for topic in decoded.topics
             for one in topic.partitions
         ],
