@@ -7,6 +7,7 @@ this checks the batch's first and greatest, because records are not decoded on t
 
 from __future__ import annotations
 
+import struct
 from typing import Final
 
 from crc32c import crc32c
@@ -27,6 +28,11 @@ from stratalog_core.batches.batch import (
 from stratalog_metadata.topic_rules.topic_configs import TopicConfigs
 
 _COMPRESSION_MAX: Final = 4
+_LENGTH_AT: Final = 8
+_LENGTH_AND_MAGIC: Final = struct.Struct(">i4xb")
+_MAGIC_END: Final = 17
+_OLDEST_LENGTH_MIN: Final = 14
+"""Of a message of magic 0, which has the shortest header of all formats."""
 
 
 class Refused(Exception):
@@ -41,15 +47,10 @@ def check_produced(batch: memoryview, configs: TopicConfigs, now_ms: int) -> Bat
     """Return the header of a valid batch. Raises ``Refused``."""
     size = len(batch)
     if size < HEADER_BYTES:
-        raise Refused(ErrorCode.corrupt_message, f"a record batch of {size} bytes is shorter than its header")
+        raise _framing_refusal(batch)
     header = tuple.__new__(BatchHeader, HEADER.unpack_from(batch))
-    if header.magic != MAGIC:
-        raise Refused(
-            ErrorCode.unsupported_for_message_format, f"record batch has magic {header.magic}; only magic 2 is supported"
-        )
-    whole = header.batch_length + LENGTH_PREFIX_BYTES
-    if whole != size:
-        _refuse_size(whole, size)
+    if header.magic != MAGIC or header.batch_length + LENGTH_PREFIX_BYTES != size:
+        raise _framing_refusal(batch)
     limit = min(configs.max_message_bytes, ENTRY_BYTES_MAX)
     if size > limit:
         raise Refused(ErrorCode.message_too_large, f"the batch has {size} bytes; maximum is {limit} (max.message.bytes)")
@@ -61,10 +62,24 @@ def check_produced(batch: memoryview, configs: TopicConfigs, now_ms: int) -> Bat
     return header
 
 
-def _refuse_size(whole: int, size: int) -> None:
-    if HEADER_BYTES <= whole < size:
-        raise Refused(ErrorCode.invalid_record, "a Produce request carries exactly one record batch per partition")
-    raise Refused(ErrorCode.corrupt_message, f"the batch claims {whole} bytes and has {size}")
+def _framing_refusal(batch: memoryview) -> Refused:
+    """Return why the bytes are not exactly one batch of magic 2, in the order and with the codes of Kafka."""
+    size = len(batch)
+    if size < _MAGIC_END:
+        return Refused(ErrorCode.invalid_record, f"{size} bytes hold no record batch; a Produce request carries exactly one")
+    length, magic = _LENGTH_AND_MAGIC.unpack_from(batch, _LENGTH_AT)
+    whole = length + LENGTH_PREFIX_BYTES
+    if length < _OLDEST_LENGTH_MIN:
+        return Refused(ErrorCode.corrupt_message, f"the batch claims {whole} bytes; no format is that short")
+    if whole > size:
+        return Refused(ErrorCode.invalid_record, f"the batch claims {whole} bytes and has {size}")
+    if not 0 <= magic <= MAGIC:
+        return Refused(ErrorCode.corrupt_message, f"record batch has magic {magic}, which is unknown")
+    if magic != MAGIC:
+        return Refused(ErrorCode.invalid_record, f"record batch has magic {magic}; only magic 2 is supported")
+    if whole < size:
+        return Refused(ErrorCode.invalid_record, "a Produce request carries exactly one record batch per partition")
+    return Refused(ErrorCode.corrupt_message, f"a record batch of {size} bytes is shorter than its header")
 
 
 def _check_fields(header: BatchHeader) -> None:

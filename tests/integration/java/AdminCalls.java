@@ -138,7 +138,7 @@ public class AdminCalls {
         call("addRaftVoter", () -> get(admin.addRaftVoter(9, Uuid.randomUuid(), Set.of(new RaftVoterEndpoint("CONTROLLER", "127.0.0.1", 1))).all()));
         call("removeRaftVoter", () -> get(admin.removeRaftVoter(9, Uuid.randomUuid()).all()));
         call("unregisterBroker, unknown", () -> get(admin.unregisterBroker(99).all()));
-        TopicPartition first = new TopicPartition(topic, 0);
+        TopicPartition first = new TopicPartition(topic, 0), second = new TopicPartition(topic, 1);
         call("describeLogDirs", () -> {
             var found = get(admin.describeLogDirs(List.of(1, 2)).allDescriptions());
             var sizes = found.values().stream().flatMap(dirs -> dirs.values().stream()).map(LogDirDescription::replicaInfos)
@@ -152,7 +152,8 @@ public class AdminCalls {
         call("listTransactions", () -> get(admin.listTransactions().all()).size());
         call("fenceProducers", () -> get(admin.fenceProducers(List.of("fenced")).all()));
         call("forceTerminateTransaction", () -> get(admin.forceTerminateTransaction("fenced").result()));
-        call("abortTransaction, unknown producer", () -> get(admin.abortTransaction(new AbortTransactionSpec(first, 12345, (short) 0, 0)).all()));
+        call("abortTransaction, unknown producer", () -> get(admin.abortTransaction(new AbortTransactionSpec(second, 12345, (short) 0, 0)).all()));
+        call("listOffsets, after an abort", () -> get(admin.listOffsets(Map.of(second, OffsetSpec.latest())).all()).get(second).offset());
     }
 
     static void owners(String topic) throws Exception {

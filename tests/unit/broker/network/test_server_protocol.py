@@ -150,10 +150,14 @@ async def test_acks_0_gets_no_answer_and_acks_1_does(mini_cluster: MiniCluster, 
 
 BAD_BATCHES: dict[str, tuple[Callable[[bytes], bytes | None], ErrorCode]] = {
     "flipped": (lambda good: good[:70] + bytes([good[70] ^ 1]) + good[71:], ErrorCode.corrupt_message),
-    "cut": (lambda good: good[:-1], ErrorCode.corrupt_message),
-    "short": (lambda good: good[:30], ErrorCode.corrupt_message),
+    "cut": (lambda good: good[:-1], ErrorCode.invalid_record),
+    "short": (lambda good: good[:30], ErrorCode.invalid_record),
+    "nothing": (lambda good: b"", ErrorCode.invalid_record),
+    "negative length": (lambda good: good[:8] + b"\xff\xff\xff\xff" + good[12:], ErrorCode.corrupt_message),
+    "small length": (lambda good: good[:8] + b"\x00\x00\x00\x14" + good[12:32], ErrorCode.corrupt_message),
+    "unknown magic": (lambda good: good[:16] + b"\x03" + good[17:], ErrorCode.corrupt_message),
     "two": (lambda good: good + good, ErrorCode.invalid_record),
-    "magic": (lambda good: good[:16] + b"\x01" + good[17:], ErrorCode.unsupported_for_message_format),
+    "magic": (lambda good: good[:16] + b"\x01" + good[17:], ErrorCode.invalid_record),
     "missing": (lambda good: None, ErrorCode.invalid_record),
 }
 
