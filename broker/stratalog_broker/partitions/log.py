@@ -26,6 +26,7 @@ from stratalog_broker.partitions.core import PartitionCore, State
 from stratalog_broker.partitions.index_cache import IndexCache
 from stratalog_broker.partitions.instructions import NOTHING, Instruction, Seal, Write
 from stratalog_broker.partitions.internal_topics import InternalTopicApplication
+from stratalog_broker.partitions.late_beginnings import LateBeginnings
 from stratalog_broker.partitions.ledger_index import LedgerIndex
 from stratalog_broker.partitions.ledger_opening import LedgerOpening
 from stratalog_broker.partitions.ledger_quorums import is_roll_due
@@ -82,7 +83,7 @@ class PartitionLog:
         self.core = core
         self.tail = PartitionTail(tails, core.next_offset)
         self.application = application
-        self.admission = QuorumAdmission(ledgers, clock)
+        self.admission, self.late_beginnings = QuorumAdmission(ledgers, clock), LateBeginnings()
         self.watchers: dict[Watcher, None] = {}
         """Notified, in the order of registration, after the high watermark has moved and when the partition is resigned."""
         self.is_serving = True
@@ -90,8 +91,7 @@ class PartitionLog:
         """A handover is in progress or queued."""
         self.is_releasing = False
         """The next owner may have begun to acknowledge records: readers wait, because the high watermark might be old."""
-        self.bytes_in = 0
-        self.bytes_out = 0
+        self.bytes_in, self.bytes_out = 0, 0
         self.bytes_in_reported = 0
         """Value last reported to the controller by the load meter; starts at zero with each owner, like the counters."""
         self.bytes_out_reported = 0

@@ -198,8 +198,12 @@ class BatchAppend:
             return False
         begins_late = verdict is Verdict.UNKNOWN and header.base_sequence != 0
         if (verdict is Verdict.OUT_OF_ORDER or begins_late) and self._log.admission.is_settling:
+            if begins_late:
+                self._log.late_beginnings.refused(header)
             raise _overtaken(header)
         if verdict is Verdict.UNKNOWN:
+            if begins_late and not self._log.late_beginnings.may_begin(header):
+                raise _overtaken(header)
             return False
         if verdict is Verdict.FENCED:
             raise _fenced(header)

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import pytest
 import pytest_asyncio
 from kio.schema.errors import ErrorCode
 from unit.broker.mini_cluster import MiniCluster, in_thread, run_cluster, until_served
@@ -13,6 +14,7 @@ from unit.broker.partitions.test_failover import create_topic
 from unit.broker.raw_client import RawClient, batch, produce
 from unit.broker.transactional import append, mark, partition_of, read_committed, transactional
 
+from stratalog_broker.partitions.quorum_admission import QuorumAdmission
 from stratalog_core.batches.batch import CONTROL_BIT, TRANSACTIONAL_BIT
 from stratalog_core.partition_state.transactions import ABORT, COMMIT, build_marker
 
@@ -45,6 +47,22 @@ async def test_a_begun_transaction_goes_on_without_its_coordinator(cluster: Mini
     assert await mark(client, TOPIC, 1, COMMIT) == 0
     assert (await send(client, 2, b"c")).base_offset == 2, "a retry after the end"
     assert await read_committed(client, TOPIC) == [b"a", b"b", b"c"]
+
+
+async def test_an_unknown_producer_begins_with_its_first_batch_also_when_the_partition_has_settled_meanwhile(
+    cluster: MiniCluster, client: RawClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its first two batches are refused because of a takeover; the third, in flight, arrives when that time has ended."""
+
+    def plain(sequence: int) -> bytes:
+        return batch(b"%d" % sequence, producer_id=5, producer_epoch=0, base_sequence=sequence)
+
+    for sequence in (31, 32):
+        assert (await produce(client, TOPIC, plain(sequence))).error_code is ErrorCode.not_leader_or_follower
+    monkeypatch.setattr(QuorumAdmission, "is_settling", False)
+    assert (await produce(client, TOPIC, plain(33))).error_code is ErrorCode.not_leader_or_follower
+    assert [(await produce(client, TOPIC, plain(sequence))).base_offset for sequence in (31, 32, 33)] == [0, 1, 2]
+    assert (await produce(client, TOPIC, batch(b"x", producer_id=6, producer_epoch=0, base_sequence=9))).error_code == 0
 
 
 async def test_a_producer_whose_epoch_a_marker_has_raised_is_fenced(cluster: MiniCluster, client: RawClient) -> None:
