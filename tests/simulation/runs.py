@@ -36,6 +36,7 @@ from simulation.scenarios import (
     ownership_changes,
     quorum,
     raft_scripts,
+    transactions,
 )
 from simulation.world.loop import CURRENT, FailedInBackground
 from simulation.world.machine import World
@@ -91,6 +92,7 @@ SCENARIOS: dict[str, Callable[[World], None]] = {
     "log": lambda world: log.Scenario(world).simulate(),
     "history": lambda world: history.Scenario(world).simulate(),
     "compaction": lambda world: compaction.Scenario(world).simulate(),
+    "transactions": lambda world: transactions.Scenario(world).simulate(),
     "everything": lambda world: everything.Scenario(world).simulate(),
 }
 

@@ -81,7 +81,18 @@ def test_invariants_hold_and_every_interesting_state_is_met(fresh_seed: int) -> 
 
 @pytest.mark.parametrize(
     "scenario",
-    ["quorum", "ledgers", "fencing-races", "lost-disks", "ownership-changes", "log", "history", "compaction", "everything"],
+    [
+        "quorum",
+        "ledgers",
+        "fencing-races",
+        "lost-disks",
+        "ownership-changes",
+        "log",
+        "history",
+        "compaction",
+        "transactions",
+        "everything",
+    ],
 )
 def test_the_same_seed_gives_the_same_trace(scenario: str) -> None:
     first, second = (simulate("--scenario", scenario, "--seed", "3").stdout for _ in range(2))

@@ -65,6 +65,11 @@ REPAIRED: Final = "objects repaired from the other copy"
 DRAINED: Final = "broker drained"
 CONTROLLED_SHUTDOWN: Final = "controlled shutdown of a broker"
 NEW_LEADER: Final = "new leader of the metadata quorum"
+TRANSACTIONS_COMMITTED: Final = "transactions committed"
+TRANSACTIONS_ABORTED: Final = "transactions aborted by their producers"
+TRANSACTIONS_TIMED_OUT: Final = "transactions aborted after their timeout"
+TRANSACTIONS_CONTINUED: Final = "decided transactions continued by the next coordinator"
+ZOMBIES_REFUSED: Final = "requests of fenced producers refused"
 FENCED_WRITER: Final = "writer fenced by a recovery"
 
 ALWAYS: Final = (ACKNOWLEDGED, ENTRIES, SEALED, OFFLOADED, COMMITTED)
@@ -75,7 +80,8 @@ STATES: Final = (
     INSTEAD_OF_BOOKIES,
     ENSEMBLE_CHANGE, CHANGE_AT_SEAL, CHANGE_IN_RECOVERY, COPIES_MOVED, HOT_DROPPED, UNKNOWN_OPENING, UNKNOWN_SEAL,
     UNKNOWN_CHANGE, UNKNOWN_MANIFEST, UNKNOWN_DROP, UNKNOWN_OWNER, UNKNOWN_OBJECT, LATE_OPENING, LATE_INTERNAL_OPENING,
-    UNFINISHED_IN_A_ROW, NEW_LEADER, FENCED_WRITER, TOPIC_DELETED, TOPIC_RESTORED, PARTITIONS_ADDED, RECORDS_DELETED,
+    UNFINISHED_IN_A_ROW, TRANSACTIONS_COMMITTED, TRANSACTIONS_ABORTED, TRANSACTIONS_TIMED_OUT, TRANSACTIONS_CONTINUED,
+    ZOMBIES_REFUSED, NEW_LEADER, FENCED_WRITER, TOPIC_DELETED, TOPIC_RESTORED, PARTITIONS_ADDED, RECORDS_DELETED,
     START_MOVED, MERGED, COMPACTED, TOMBSTONE_DELETED, EXPIRED, EXPIRED_HOT, EXPIRED_BY_SIZE, EXPIRED_HOT_BY_SIZE,
     SEGMENT_SIZED, RESUMED, FORKED, COPIED, REPAIRED, DRAINED, CONTROLLED_SHUTDOWN,
 )  # fmt: skip
@@ -87,6 +93,7 @@ PROGRESS: Final[Mapping[str, Mapping[str, int]]] = {
     "compaction": {COMPACTED: 3},
     "outages": {ACKNOWLEDGED: 150, SEALED: 3, OFFLOADED: 200, COMMITTED: 5},
     "everything": {ACKNOWLEDGED: 20, SEALED: 2, OFFLOADED: 10},
+    "transactions": {TRANSACTIONS_COMMITTED: 5},
     "log": {ACKNOWLEDGED: 30, SEALED: 2, OFFLOADED: 30, COMMITTED: 1},
 }
 """Minimum amounts for each run of a scenario, about a tenth of the minimum that 50 runs reached.

@@ -16,6 +16,9 @@ from simulation.checkers.coverage import Coverage
 from simulation.world.loop import CURRENT
 from stratalog_bookies.client.ledger_recovery import LedgerRecoveries
 from stratalog_bookies.client.ledger_writer import LedgerWriter
+from stratalog_broker.coordination.transactions import application as transaction_application
+from stratalog_broker.coordination.transactions.core.coordinator import TransactionCoordinator
+from stratalog_broker.coordination.transactions.core.transaction import PREPARED
 from stratalog_broker.partitions import log as partition_log
 from stratalog_broker.partitions.tail_cache import PartitionTail
 from stratalog_broker.partitions.writer_reports import WriterReports
@@ -169,9 +172,19 @@ def observe_calls(coverage: Coverage, changes: ChangeObserver) -> Iterator[None]
         wrap(LedgerRecoveries, "_recover_open", lambda inner: _marks_recovering(inner, recovering))
         wrap(partition_work, merge_small.__name__, lambda inner: _counts_merges(inner, coverage))
         wrap(WriterReports, "on_failed", lambda inner: _counts_fenced(inner, coverage))
+        wrap(transaction_application, TransactionCoordinator.__name__, lambda inner: _counts_continued(inner, coverage))
         wrap(partition_log, encode_checkpoint.__name__, lambda inner: _counts_parts(inner, coverage))
         yield
         coverage.meet(states.RECOVERY_INTERRUPTED, sum(not process.alive for process in recovering))
+
+
+def _counts_continued(inner: Callable[..., Any], coverage: Coverage) -> Callable[..., Any]:
+    def start(limits: Any, store: Any, now: Any) -> Any:
+        decided = sum(transaction.state in PREPARED for transaction in store.transactions.values())
+        coverage.meet(states.TRANSACTIONS_CONTINUED, decided)
+        return inner(limits, store, now)
+
+    return start
 
 
 def _counts_parts(inner: Callable[..., Any], coverage: Coverage) -> Callable[..., Any]:

@@ -96,7 +96,7 @@ class Committer:
         """Check the group's offsets at the coordinator. Returns False if they could not be read."""
         asked = {partition: register.acknowledged for (of, partition), register in self._registers.items() if of == group}
         wanted = request_struct(OFFSET_FETCH, "OffsetFetchRequestTopic")(name=self._topic, partition_indexes=tuple(asked))
-        answer = await self._ask(client, group, OFFSET_FETCH, topics=(wanted,))
+        answer = await self._ask(client, group, OFFSET_FETCH, topics=(wanted,), require_stable=False)
         if answer is None or not self._is_served(group, answer.error_code):
             return False
         for row in answer.topics[0].partitions:

@@ -242,7 +242,9 @@ class _Session:
             return {}
         wanted = request_struct(OFFSET_FETCH, "OffsetFetchRequestTopic")(name=self._topic, partition_indexes=tuple(owned))
         before = dict(self._truth.committed)
-        answer = await self.client.request(self._coordinator, OFFSET_FETCH, group_id=self._group, topics=(wanted,))
+        answer = await self.client.request(
+            self._coordinator, OFFSET_FETCH, group_id=self._group, topics=(wanted,), require_stable=False
+        )
         self._require(answer.error_code)
         positions: dict[int, int] = {}
         for row in answer.topics[0].partitions:

@@ -13,7 +13,7 @@ import struct
 import sys
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from kio.index import load_request_schema, load_response_schema
 from kio.schema.types import BrokerId, TopicName
@@ -24,14 +24,16 @@ from simulation.world.streams import End
 from stratalog.kafka_connection import taken_frames
 from stratalog_core.batches.batch import iterate_headers
 from stratalog_core.batches.records import Record, iterate_records
+from stratalog_core.partition_state.transactions import ABORT, read_marker
 
 PRODUCE, FETCH, LIST_OFFSETS, METADATA, CREATE_TOPICS, INIT_PRODUCER_ID = 0, 1, 2, 3, 19, 22
 DELETE_TOPICS, DELETE_RECORDS, CREATE_PARTITIONS = 20, 21, 37
+ADD_PARTITIONS_TO_TXN, ADD_OFFSETS_TO_TXN, END_TXN, TXN_OFFSET_COMMIT = 24, 25, 26, 28
 OFFSET_COMMIT, OFFSET_FETCH, FIND_COORDINATOR, JOIN_GROUP, HEARTBEAT, SYNC_GROUP = 8, 9, 10, 11, 12, 14
 VERSIONS: Final = {
-    PRODUCE: 9, FETCH: 11, LIST_OFFSETS: 5, METADATA: 9, OFFSET_COMMIT: 7, OFFSET_FETCH: 5, FIND_COORDINATOR: 3, JOIN_GROUP: 5,
+    PRODUCE: 9, FETCH: 11, LIST_OFFSETS: 5, METADATA: 9, OFFSET_COMMIT: 7, OFFSET_FETCH: 7, FIND_COORDINATOR: 3, JOIN_GROUP: 5,
     HEARTBEAT: 3, SYNC_GROUP: 3, CREATE_TOPICS: 5, INIT_PRODUCER_ID: 4, DELETE_TOPICS: 4, DELETE_RECORDS: 2,
-    CREATE_PARTITIONS: 2,
+    CREATE_PARTITIONS: 2, ADD_PARTITIONS_TO_TXN: 3, ADD_OFFSETS_TO_TXN: 3, END_TXN: 3, TXN_OFFSET_COMMIT: 3,
 }  # fmt: skip
 REQUEST_TIMEOUT_S: Final = 5.0
 ADMIN_TIMEOUT: Final = datetime.timedelta(seconds=4)
@@ -58,6 +60,16 @@ def request_struct(api: int, name: str) -> type[Any]:
 
 def _no_check() -> None:
     pass
+
+
+class CommittedFetch(NamedTuple):
+    """The answer to a fetch with isolation level ``read_committed``; the next fetch begins at ``next_offset``."""
+
+    error: int
+    high_watermark: int
+    last_stable_offset: int
+    records: list[Record]
+    next_offset: int
 
 
 class NotServed(Exception):
@@ -271,7 +283,13 @@ class KafkaClient:
         return answer.producer_id, answer.producer_epoch
 
     async def produce(
-        self, topic: str, partition: int, batch: bytes, acks: int = -1, before_write: Callable[[], None] = _no_check
+        self,
+        topic: str,
+        partition: int,
+        batch: bytes,
+        acks: int = -1,
+        before_write: Callable[[], None] = _no_check,
+        transactional_id: str | None = None,
     ) -> tuple[int, int]:
         """Return (error code, base offset); acks=0 gets no answer. ``before_write`` and ``NotServed``: see ``request``."""
         address = await self.leader(topic, partition)
@@ -281,7 +299,8 @@ class KafkaClient:
         data = _struct(schema, "PartitionProduceData")(index=partition, records=batch)
         topic_data = _struct(schema, "TopicProduceData")(name=TopicName(topic), partition_data=(data,))
         fields = {
-            "transactional_id": None, "acks": acks, "timeout": datetime.timedelta(seconds=3), "topic_data": (topic_data,),
+            "transactional_id": transactional_id, "acks": acks, "timeout": datetime.timedelta(seconds=3),
+            "topic_data": (topic_data,),
         }  # fmt: skip
         if acks == 0:
             _, end = await self._connect(address)
@@ -295,6 +314,28 @@ class KafkaClient:
         self, topic: str, partition: int, offset: int, bytes_max: int = 1 << 20, wait_ms: int = 500
     ) -> tuple[int, int, list[Record]]:
         """Return (error code, high watermark, records from ``offset`` on). Raises ``NotServed``."""
+        answer = await self._fetch(topic, partition, offset, bytes_max, wait_ms, isolation_level=0)
+        if not answer.responses:
+            return int(answer.error_code), -1, []
+        result = answer.responses[0].partitions[0]
+        records = [record for record in _records(result.records or b"") if record.offset >= offset]
+        return int(result.error_code), int(result.high_watermark), records
+
+    async def fetch_committed(
+        self, topic: str, partition: int, offset: int, bytes_max: int = 1 << 20, wait_ms: int = 500
+    ) -> CommittedFetch:
+        """Fetch with isolation level ``read_committed``, and leave out aborted records as clients do. Raises ``NotServed``."""
+        answer = await self._fetch(topic, partition, offset, bytes_max, wait_ms, isolation_level=1)
+        if not answer.responses:
+            return CommittedFetch(int(answer.error_code), -1, -1, [], offset)
+        result = answer.responses[0].partitions[0]
+        aborted = [(each.first_offset, each.producer_id) for each in result.aborted_transactions or ()]
+        records, next_offset = _committed(result.records or b"", aborted, offset)
+        return CommittedFetch(
+            int(result.error_code), int(result.high_watermark), int(result.last_stable_offset), records, next_offset
+        )
+
+    async def _fetch(self, topic: str, partition: int, offset: int, bytes_max: int, wait_ms: int, isolation_level: int) -> Any:
         address = await self.leader(topic, partition)
         if address is None:
             raise NotServed("no leader is known")
@@ -306,16 +347,30 @@ class KafkaClient:
             log_start_offset=-1,
             partition_max_bytes=bytes_max,
         )
-        answer = await self.request(
+        return await self.request(
             address, FETCH, replica_id=BrokerId(-1), max_wait=datetime.timedelta(milliseconds=wait_ms), min_bytes=1,
-            max_bytes=1 << 20, isolation_level=0, session_id=0, session_epoch=-1, forgotten_topics_data=(), rack_id="",
-            topics=(_struct(schema, "FetchTopic")(topic=TopicName(topic), partitions=(place,)),),
+            max_bytes=1 << 20, isolation_level=isolation_level, session_id=0, session_epoch=-1, forgotten_topics_data=(),
+            rack_id="", topics=(_struct(schema, "FetchTopic")(topic=TopicName(topic), partitions=(place,)),),
         )  # fmt: skip
-        if not answer.responses:
-            return int(answer.error_code), -1, []
-        result = answer.responses[0].partitions[0]
-        records = [record for record in _records(result.records or b"") if record.offset >= offset]
-        return int(result.error_code), int(result.high_watermark), records
+
+
+def _committed(content: bytes, aborted: list[tuple[int, int]], offset: int) -> tuple[list[Record], int]:
+    """Return the committed records from ``offset`` on, and the offset after the last batch."""
+    view = memoryview(content)
+    pending, skipped = sorted(aborted), set[int]()
+    records: list[Record] = []
+    next_offset = offset
+    for position, header in iterate_headers(view):
+        batch = view[position : position + header.size_bytes]
+        while pending and pending[0][0] <= header.last_offset:
+            skipped.add(pending.pop(0)[1])
+        next_offset = max(next_offset, header.last_offset + 1)
+        if header.is_control:
+            if read_marker(batch, header).kind == ABORT:
+                skipped.discard(header.producer_id)
+        elif not (header.is_transactional and header.producer_id in skipped):
+            records += [record for record in iterate_records(batch, header) if record.offset >= offset]
+    return records, next_offset
 
 
 def _records(content: bytes) -> list[Record]:

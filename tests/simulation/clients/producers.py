@@ -36,9 +36,17 @@ IN_FLIGHT: Final = (1, 2, 3, 4, 5)
 NO_ANSWER: Final = -1
 
 
-def make_batch(values: Sequence[bytes], timestamp_ms: int, producer: tuple[int, int] = (-1, -1), sequence: int = -1) -> bytes:
+def make_batch(
+    values: Sequence[bytes],
+    timestamp_ms: int,
+    producer: tuple[int, int] = (-1, -1),
+    sequence: int = -1,
+    attributes: int = 0,
+) -> bytes:
     records = [Record(offset=offset, timestamp_ms=timestamp_ms, key=None, value=value) for offset, value in enumerate(values)]
-    return bytes(build_batch(records, producer_id=producer[0], producer_epoch=producer[1], base_sequence=sequence))
+    return bytes(
+        build_batch(records, producer_id=producer[0], producer_epoch=producer[1], base_sequence=sequence, attributes=attributes)
+    )
 
 
 @dataclass(slots=True)

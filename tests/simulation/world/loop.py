@@ -304,7 +304,9 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         process = CURRENT.get()
         assert process is not None, "a process of a machine connects"
         protocol = factory()
-        return await self.streams.create_connection(protocol, process.name.partition("#")[0], host, port), protocol
+        transport = await self.streams.create_connection(protocol, process.name.partition("#")[0], host, port)
+        await asyncio.sleep(0)  # asyncio calls ``connection_made`` before it returns
+        return transport, protocol
 
     def _process_events(self, event_list: list[Any]) -> None:
         pass

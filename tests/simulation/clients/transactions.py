@@ -1,0 +1,230 @@
+"""Transactional producers: each writes to several partitions and commits a group's offset, in one transaction after the other.
+
+A writer retries what may be retried until its transaction has an outcome. It aborts some transactions, leaves others until they
+exceed their timeout, and sometimes begins again as a new instance with the same transactional id, while the old one, a zombie,
+tries to commit. ``checkers/transaction_outcomes.py`` says what must be readable afterwards.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+from collections.abc import Sequence
+from typing import Any, Final
+
+from kio.schema.types import GroupId, ProducerId, TopicName, TransactionalId
+
+from simulation.checkers.coverage import TRANSACTIONS_ABORTED, TRANSACTIONS_COMMITTED, TRANSACTIONS_TIMED_OUT, ZOMBIES_REFUSED
+from simulation.checkers.transaction_outcomes import Outcome, Outcomes, State
+from simulation.clients.kafka import (
+    ADD_OFFSETS_TO_TXN,
+    ADD_PARTITIONS_TO_TXN,
+    DUPLICATE_SEQUENCE,
+    END_TXN,
+    FIND_COORDINATOR,
+    INIT_PRODUCER_ID,
+    NONE,
+    TXN_OFFSET_COMMIT,
+    KafkaClient,
+    NotServed,
+    request_struct,
+)
+from simulation.clients.producers import RETRIABLE, make_batch
+from simulation.world.machine import Machine, Ports, World
+from stratalog_core.batches.batch import TRANSACTIONAL_BIT
+
+TIMEOUT_S: Final = 4.0
+PAUSE_MEAN_S: Final = 0.05
+RETRY_S: Final = 0.05
+ABORT_CHANCE: Final = 0.25
+OFFSETS_CHANCE: Final = 0.5
+LEAVE_CHANCE: Final = 0.04
+RESTART_CHANCE: Final = 0.06
+DECISION_TRANSACTIONS: Final = 5
+GROUP_KEY, TRANSACTION_KEY = 0, 1
+INVALID_PRODUCER_EPOCH, INVALID_TXN_STATE, CONCURRENT_TRANSACTIONS, PRODUCER_FENCED = 47, 48, 51, 90
+LATER: Final = RETRIABLE | {14, CONCURRENT_TRANSACTIONS}
+FENCED: Final = frozenset({INVALID_PRODUCER_EPOCH, INVALID_TXN_STATE, PRODUCER_FENCED})
+
+
+class Ended(Exception):
+    """The transaction was ended by its coordinator."""
+
+
+class TransactionalWriter:
+    """One transactional id. Its records are named ``ID/TRANSACTION/NUMBER``."""
+
+    def __init__(self, world: World, outcomes: Outcomes, name: str, topic: str, partitions: int, bootstrap: list[str]) -> None:
+        self._world = world
+        self._outcomes = outcomes
+        self._name = name
+        self._topic = topic
+        self._partitions = partitions
+        self._bootstrap = bootstrap
+        self._producer = (-1, -1)
+        self._sequences: dict[int, int] = {}
+        self._coordinators: dict[tuple[int, str], str] = {}
+        self._number = 0
+        self.stop = False
+        self.stopped = asyncio.Event()
+
+    @property
+    def group(self) -> str:
+        return f"group-{self._name}"
+
+    async def run(self, machine: Machine, ports: Ports) -> None:
+        client = KafkaClient(self._world, ports, machine.name, self._bootstrap)
+        await self._begin_epoch(client)
+        turn = 0
+        while not self.stop:
+            turn += 1
+            await asyncio.sleep(ports.random.expovariate(1 / PAUSE_MEAN_S))
+            if not self._world.decides(f"{self._name}/{turn // DECISION_TRANSACTIONS}"):
+                continue
+            self._number += 1
+            outcome = Outcome(self._name, self._number)
+            self._outcomes.add(outcome)
+            try:
+                await self._transact(client, ports, outcome)
+            except Ended:
+                # A commit that was decided cannot be ended by anybody else, so this was an abort.
+                outcome.state = State.ABORTED
+                await self._begin_epoch(client)
+        self.stopped.set()
+
+    async def _transact(self, client: KafkaClient, ports: Ports, outcome: Outcome) -> None:
+        partitions = ports.random.sample(range(self._partitions), 1 + ports.random.randrange(self._partitions))
+        await self._add_partitions(client, partitions)
+        for partition in partitions:
+            await self._produce(client, ports, outcome, partition)
+        if ports.random.random() < OFFSETS_CHANCE:
+            await self._commit_offset(client, outcome)
+        if ports.random.random() < LEAVE_CHANCE:
+            await asyncio.sleep(TIMEOUT_S * 1.5)
+        if ports.random.random() < RESTART_CHANCE:
+            await self._restart(client, outcome)
+        else:
+            await self._end(client, outcome, commit=ports.random.random() >= ABORT_CHANCE)
+            if ports.random.random() < RESTART_CHANCE:
+                await self._begin_epoch(client)
+
+    async def _begin_epoch(self, client: KafkaClient) -> None:
+        answer = await self._ask(
+            client, (TRANSACTION_KEY, self._name), INIT_PRODUCER_ID, transactional_id=TransactionalId(self._name),
+            transaction_timeout=datetime.timedelta(seconds=TIMEOUT_S), producer_id=ProducerId(-1), producer_epoch=-1,
+        )  # fmt: skip
+        assert answer.error_code == NONE, f"{self._name}: InitProducerId answers {answer.error_code}"
+        assert (answer.producer_id, answer.producer_epoch) > self._producer, "every instance gets a higher epoch"
+        self._producer = answer.producer_id, answer.producer_epoch
+        self._sequences = {}
+        self._outcomes.timed_out.discard(self._name)
+
+    async def _restart(self, client: KafkaClient, outcome: Outcome) -> None:
+        """Begin again as a new instance, which aborts the transaction; then the old one tries to commit it."""
+        zombie = self._producer
+        await self._begin_epoch(client)
+        outcome.state = State.ABORTED
+        answer = await self._ask(
+            client, (TRANSACTION_KEY, self._name), END_TXN, **self._identity(zombie), committed=True
+        )  # fmt: skip
+        assert answer.error_code in FENCED, f"{self._name}: a zombie's commit is answered with {answer.error_code}"
+        self._world.coverage.meet(ZOMBIES_REFUSED)
+
+    def _identity(self, producer: tuple[int, int] | None = None) -> dict[str, Any]:
+        producer_id, epoch = producer or self._producer
+        return {
+            "transactional_id": TransactionalId(self._name), "producer_id": ProducerId(producer_id), "producer_epoch": epoch
+        }  # fmt: skip
+
+    async def _add_partitions(self, client: KafkaClient, partitions: Sequence[int]) -> None:
+        topic = request_struct(ADD_PARTITIONS_TO_TXN, "AddPartitionsToTxnTopic")(
+            name=TopicName(self._topic), partitions=tuple(partitions)
+        )
+        fields = {f"v3_and_below_{name}": value for name, value in self._identity().items()}
+
+        def code(answer: Any) -> int:
+            return int(answer.results_by_topic_v3_and_below[0].results_by_partition[0].partition_error_code)
+
+        where = TRANSACTION_KEY, self._name
+        answer = await self._ask(client, where, ADD_PARTITIONS_TO_TXN, code, **fields, v3_and_below_topics=(topic,))
+        self._check(code(answer), "AddPartitionsToTxn")
+
+    async def _produce(self, client: KafkaClient, ports: Ports, outcome: Outcome, partition: int) -> None:
+        """Send one or two batches to a partition, each until it is acknowledged."""
+        for _ in range(1 + ports.random.randrange(2)):
+            values = outcome.more_values(partition, 1 + ports.random.randrange(3))
+            sequence = self._sequences.get(partition, 0)
+            batch = make_batch(values, ports.clock.wall_ms(), self._producer, sequence, TRANSACTIONAL_BIT)
+            while True:
+                try:
+                    error, _ = await client.produce(self._topic, partition, batch, transactional_id=self._name)
+                except NotServed:
+                    error = -1
+                if error in (NONE, DUPLICATE_SEQUENCE):
+                    break
+                if error != -1 and error not in LATER:
+                    self._check(error, "Produce")
+                client.forget(self._topic, partition)
+                await asyncio.sleep(RETRY_S)
+            self._sequences[partition] = sequence + len(values)
+
+    async def _commit_offset(self, client: KafkaClient, outcome: Outcome) -> None:
+        """Commit the transaction's number as the group's offset."""
+        where = TRANSACTION_KEY, self._name
+        added = await self._ask(client, where, ADD_OFFSETS_TO_TXN, **self._identity(), group_id=GroupId(self.group))
+        self._check(added.error_code, "AddOffsetsToTxn")
+        row = request_struct(TXN_OFFSET_COMMIT, "TxnOffsetCommitRequestPartition")(
+            partition_index=0, committed_offset=outcome.number, committed_leader_epoch=-1, committed_metadata=None
+        )
+        topic = request_struct(TXN_OFFSET_COMMIT, "TxnOffsetCommitRequestTopic")(name=TopicName(self._topic), partitions=(row,))
+
+        def code(answer: Any) -> int:
+            return int(answer.topics[0].partitions[0].error_code)
+
+        answer = await self._ask(
+            client, (GROUP_KEY, self.group), TXN_OFFSET_COMMIT, code, **self._identity(), group_id=GroupId(self.group),
+            generation_id=-1, member_id="", group_instance_id=None, topics=(topic,),
+        )  # fmt: skip
+        self._check(code(answer), "TxnOffsetCommit")
+        outcome.has_offset = True
+
+    async def _end(self, client: KafkaClient, outcome: Outcome, *, commit: bool) -> None:
+        outcome.state = State.UNKNOWN if commit else State.ABORTED
+        where = TRANSACTION_KEY, self._name
+        answer = await self._ask(client, where, END_TXN, **self._identity(), committed=commit)
+        self._check(answer.error_code, "EndTxn")
+        outcome.state = State.COMMITTED if commit else State.ABORTED
+        self._world.coverage.meet(TRANSACTIONS_COMMITTED if commit else TRANSACTIONS_ABORTED)
+
+    def _check(self, error: int, api: str) -> None:
+        """Raise ``Ended`` if a coordinator has aborted the transaction, which it may do only after the timeout."""
+        if error == NONE:
+            return
+        is_late = self._name in self._outcomes.timed_out and error in FENCED
+        assert is_late, f"{self._name}/{self._number}: {api} answers {error} although the transaction has time"
+        self._world.coverage.meet(TRANSACTIONS_TIMED_OUT)
+        raise Ended
+
+    async def _ask(
+        self, client: KafkaClient, where: tuple[int, str], api: int, code: Any = lambda answer: answer.error_code, **fields: Any
+    ) -> Any:
+        """Send a request to a coordinator until its answer is not one to retry; return it."""
+        while True:
+            try:
+                address = self._coordinators.get(where) or await self._find(client, where)
+                answer = await client.request(address, api, **fields) if address else None
+            except NotServed:
+                answer = None
+            if answer is not None and code(answer) not in LATER:
+                return answer
+            if answer is None or code(answer) != CONCURRENT_TRANSACTIONS:
+                self._coordinators.pop(where, None)
+            await asyncio.sleep(RETRY_S)
+
+    async def _find(self, client: KafkaClient, where: tuple[int, str]) -> str | None:
+        key_type, key = where
+        found = await client.any_broker(FIND_COORDINATOR, key=key, key_type=key_type)
+        if found.error_code != NONE:
+            return None
+        self._coordinators[where] = f"{found.host}:{found.port}"
+        return self._coordinators[where]

@@ -1,0 +1,96 @@
+"""Planted faults of transaction coordinators: decisions, epochs, markers, offsets in transactions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+from stratalog_broker.coordination.groups.core.pending_offsets import PendingOffsets
+from stratalog_broker.coordination.groups.core.store import GroupStore
+from stratalog_broker.coordination.transactions import application
+from stratalog_broker.coordination.transactions.application import TransactionApplication
+from stratalog_broker.coordination.transactions.core.marker_queue import MarkerQueue
+from stratalog_broker.coordination.transactions.core.transaction import PREPARED, Transaction
+
+
+def _swap(owner: object, name: str, new: object) -> Any:
+    """Replace the attribute with ``new``; return the old value."""
+    old = getattr(owner, name)
+    setattr(owner, name, new)
+    return old
+
+
+def markers_are_sent_before_the_decision_is_durable() -> None:
+    """A coordinator sends the markers when it queues the decision's record."""
+    begin: Callable[..., None] = TransactionApplication._begin
+
+    def early(self: TransactionApplication, planned: Transaction, then: Any) -> None:
+        if planned.state in PREPARED:
+            self._continue(planned)
+        begin(self, planned, then)
+
+    _swap(TransactionApplication, "_begin", early)
+
+
+def producers_keep_their_epoch() -> None:
+    """InitProducerId gives an instance the epoch of the one before it."""
+    initialized: Callable[..., Transaction] = Transaction.initialized
+
+    def same(self: Transaction, epoch: int, last_epoch: int, timeout_ms: int, now_ms: int) -> Transaction:
+        return initialized(self, self.producer_epoch, last_epoch, timeout_ms, now_ms)
+
+    _swap(Transaction, "initialized", same)
+
+
+def failed_markers_are_forgotten() -> None:
+    """A coordinator counts a marker as written whatever the answer."""
+    answered: Callable[..., Any] = MarkerQueue.answered
+
+    def all_written(self: MarkerQueue, broker: int, written: Any) -> Any:
+        return answered(self, broker, self._under_way[broker])
+
+    _swap(MarkerQueue, "answered", all_written)
+
+
+def decided_transactions_are_not_continued() -> None:
+    """A coordinator that takes over does not send the markers of transactions that its predecessor decided."""
+    start: Callable[..., None] = TransactionApplication.__init__
+
+    def without(self: TransactionApplication, *args: Any) -> None:
+        prepared = _swap(application, "PREPARED", frozenset())
+        try:
+            start(self, *args)
+        finally:
+            _swap(application, "PREPARED", prepared)
+
+    _swap(TransactionApplication, "__init__", without)
+
+
+def checkpoints_without_pending_offsets() -> None:
+    """A checkpoint of ``__consumer_offsets`` lacks the offsets of undecided transactions."""
+    snapshot: Callable[..., bytes] = GroupStore.snapshot
+
+    def without(self: GroupStore) -> bytes:
+        pending, self.pending = self.pending, PendingOffsets()
+        try:
+            return snapshot(self)
+        finally:
+            self.pending = pending
+
+    _swap(GroupStore, "snapshot", without)
+
+
+def aborted_offsets_take_effect() -> None:
+    """An abort marker commits the offsets of its transaction."""
+    ended: Callable[..., Any] = PendingOffsets.ended
+    _swap(PendingOffsets, "ended", lambda self, producer_id, *, commit: ended(self, producer_id, commit=True))
+
+
+IN_TRANSACTIONS: Final = (
+    markers_are_sent_before_the_decision_is_durable,
+    producers_keep_their_epoch,
+    failed_markers_are_forgotten,
+    decided_transactions_are_not_continued,
+    checkpoints_without_pending_offsets,
+    aborted_offsets_take_effect,
+)

@@ -1,0 +1,94 @@
+"""Scenario: transactions on several partitions with offsets in them, under the faults of ``log`` and ``ownership-changes``.
+
+Brokers, which coordinate transactions and own partitions, are killed, stopped, cut off and drained at any step. The faults end,
+and then every transaction is complete: nothing is torn, nothing aborted is read, no transaction is left open.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Iterator
+from typing import Final
+
+from simulation.checkers.transaction_outcomes import Outcomes, read_committed, stable_offset
+from simulation.clients.kafka import NONE, KafkaClient, NotServed
+from simulation.clients.transactions import TransactionalWriter
+from simulation.scenarios import everything
+from simulation.scenarios.log import FINISH_S, bootstrap
+from simulation.world import roles
+from simulation.world.machine import Machine, Ports, World
+from stratalog_broker.coordination.groups.core.messages import Instant
+from stratalog_broker.coordination.transactions.core.coordinator import TransactionCoordinator
+from stratalog_broker.coordination.transactions.core.transaction import Transaction
+
+TOPIC: Final = "transactions"
+PARTITIONS: Final = 3
+WRITERS: Final = 3
+
+
+@contextlib.contextmanager
+def observed_timeouts(timed_out: set[str]) -> Iterator[None]:
+    """Collect the transactional ids whose transactions coordinators abort after their timeout, while the context lasts."""
+    inner = TransactionCoordinator.timed_out
+
+    def observed(self: TransactionCoordinator, now: Instant) -> Iterator[Transaction]:
+        for transaction in inner(self, now):
+            timed_out.add(transaction.transactional_id)
+            yield transaction
+
+    setattr(TransactionCoordinator, "timed_out", observed)  # noqa: B010 - it is a method to the type checker
+    try:
+        yield
+    finally:
+        setattr(TransactionCoordinator, "timed_out", inner)  # noqa: B010
+
+
+class Scenario(everything.Scenario):
+    """One run."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__(world)
+        self.outcomes = Outcomes()
+        target = (TOPIC, PARTITIONS, bootstrap())
+        self._writers = [TransactionalWriter(world, self.outcomes, f"t{number}", *target) for number in range(WRITERS)]
+        self._clients += [self._machine("writer", number, one.run) for number, one in enumerate(self._writers)]
+
+    @property
+    def partitions(self) -> int:
+        return super().partitions + PARTITIONS + roles.OFFSETS_PARTITIONS
+
+    def simulate(self) -> None:
+        with observed_timeouts(self.outcomes.timed_out):
+            super().simulate()
+
+    async def _create_topic(self, machine: Machine, ports: Ports) -> None:
+        await super()._create_topic(machine, ports)
+        client = KafkaClient(self.world, ports, machine.name, bootstrap())
+        error = -1
+        while error not in (NONE, 36):
+            try:
+                error = await client.create_topic(TOPIC, PARTITIONS, self.replication_factor, self.configs())
+            except NotServed:
+                await asyncio.sleep(0.5)
+
+    async def _check_everything(self, machine: Machine, ports: Ports) -> None:
+        for writer in self._writers:
+            writer.stop = True
+        for writer in self._writers:
+            try:
+                await asyncio.wait_for(writer.stopped.wait(), FINISH_S / 2)
+            except TimeoutError:
+                raise AssertionError("a transaction has no outcome") from None
+        client = KafkaClient(self.world, ports, machine.name, bootstrap())
+        reads = [read_committed(client, TOPIC, partition) for partition in range(PARTITIONS)]
+        try:
+            partitions = await asyncio.wait_for(asyncio.gather(*reads), FINISH_S / 2)
+        except TimeoutError:
+            raise AssertionError("a transaction is left open") from None
+        self.outcomes.check_final(partitions)
+        for writer in self._writers:
+            offset = await stable_offset(client, writer.group, TOPIC)
+            expected = self.outcomes.expected_offset(writer.group.removeprefix("group-"))
+            assert offset == expected, f"{writer.group} has offset {offset} after transaction {expected} committed it"
+        await super()._check_everything(machine, ports)
