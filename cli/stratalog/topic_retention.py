@@ -24,6 +24,7 @@ from stratalog_core.system import SystemClock
 from stratalog_metadata.client.api import MetadataView
 from stratalog_metadata.client.topic_defaults import topic_defaults
 from stratalog_metadata.records import Topic, configs_in_force
+from stratalog_metadata.topic_rules.cleanup_policy import COMPACT, cleanup_policies
 from stratalog_tiering.cold.manifest_source import ManifestSource
 from stratalog_tiering.core.partition import PartitionSnapshot, is_cold, partition_snapshot
 from stratalog_tiering.core.policy import TierPolicy, tier_policy
@@ -91,6 +92,16 @@ def confirm_shortening(changes: Sequence[RetentionChange], place: Callable[[], P
         click.echo(text, err=True)
     confirm(f"{text} Shorten retention?", yes=yes)
     return counts
+
+
+def confirm_compaction(topic: str, before: Configs, after: Configs, *, yes: bool) -> None:
+    """Ask whether a topic may become a compacted one, if it does. Raises as :func:`confirm` does."""
+    if COMPACT not in cleanup_policies(after) or COMPACT in cleanup_policies(before):
+        return
+    text = f"Compaction of {topic} keeps the newest record of each key only, and deletes all records without a key."
+    if yes:
+        click.echo(text, err=True)
+    confirm(f"{text} Compact it?", yes=yes)
 
 
 async def count_expiring(

@@ -40,15 +40,18 @@ from stratalog.target import (
 )
 from stratalog.tier.session import metadata_session
 from stratalog.topic_deletion import DELETED_COLUMNS, delete_now, deleted_rows, restore
-from stratalog.topic_retention import Expiring, RetentionChange, change_of, confirm_shortening
+from stratalog.topic_retention import Expiring, change_of, confirm_compaction, confirm_shortening
 from stratalog_broker.admin.replication_factor import change_replication_factor
 from stratalog_broker.admin.retention_changes import RETENTION
 from stratalog_core.errors import NotFound
 from stratalog_core.kafka_clients import translated
 from stratalog_metadata.records import Topic
+from stratalog_metadata.topic_rules.cleanup_policy import CLEANUP_POLICY
 from stratalog_metadata.topic_rules.topic_configs import TOPIC_CONFIG_KEYS
 
 _CLUSTERS_DEFAULT = -1
+_DELETING = frozenset({*RETENTION, CLEANUP_POLICY})
+"""The configs that say which records are deleted."""
 _SOURCES = {ConfigSource.DYNAMIC_TOPIC_CONFIG: "topic", ConfigSource.DYNAMIC_DEFAULT_BROKER_CONFIG: "cluster"}
 _RETRY_S = 0.2
 _SHOWN_MAX = 5
@@ -314,14 +317,16 @@ def config(
     """Show or change a topic's configs.
 
     A shorter retention.ms or retention.bytes deletes records: the command says how many, and asks. Give the metadata nodes and
-    the store, or --data, so that it can count them.
+    the store, or --data, so that it can count them. It also asks before cleanup.policy makes the topic a compacted one.
     """
     client = kafka.admin(bootstrap_of(data, bootstrap))
     expiring: list[Expiring] = []
     if changes or unset:
         wanted = name_values(changes)
-        shorter = _shortened(client, name, wanted, unset)
+        before, after = _edited(client, name, wanted, unset)
+        shorter = change_of(name, before, after)
         expiring = confirm_shortening(shorter, lambda: (metadata_of(data, metadata), store_of(data, store)), yes=yes)
+        confirm_compaction(name, before, after, yes=yes)
         _alter(client, name, wanted, unset)
     entries = _configs(client, name)
     rows = [
@@ -334,16 +339,21 @@ def config(
     print_listing("configs", rows, ("name", "value", "source"), as_json=as_json)
 
 
-def _shortened(client: Any, name: str, changes: Mapping[str, str], unset: Sequence[str]) -> list[RetentionChange]:
-    """Return the change if it shortens retention. Asks the brokers for the default of a config that is reset."""
-    if not {*changes, *unset} & set(RETENTION):
-        return []
+def _edited(
+    client: Any, name: str, changes: Mapping[str, str], unset: Sequence[str]
+) -> tuple[Mapping[str, str], Mapping[str, str]]:
+    """Return the configs before and after, both empty unless one changes that says which records are deleted.
+
+    Asks the brokers for the default of a config that is reset.
+    """
+    if not {*changes, *unset} & _DELETING:
+        return {}, {}
     before = _values(_configs(client, name))
     after = {**before, **changes}
-    if set(unset) & set(RETENTION):
+    if set(unset) & _DELETING:
         defaults = _values(_broker_configs(client))
-        after |= {each: defaults[TOPIC_CONFIG_KEYS[each].default_name] for each in unset if each in RETENTION}
-    return change_of(name, before, after)
+        after |= {each: defaults[TOPIC_CONFIG_KEYS[each].default_name] for each in unset if each in _DELETING}
+    return before, after
 
 
 def _values(entries: Mapping[str, ConfigEntry]) -> dict[str, str]:

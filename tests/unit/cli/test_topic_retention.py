@@ -20,6 +20,7 @@ from stratalog.topic_retention import (
     RetentionChange,
     change_of,
     changes_by_defaults,
+    confirm_compaction,
     confirm_shortening,
     expiring_by,
     shortening_text,
@@ -136,3 +137,31 @@ def test_on_a_terminal_the_answer_decides(monkeypatch: pytest.MonkeyPatch, answe
             with pytest.raises(click.Abort):
                 confirm("Sure?", yes=False)
     os.close(person)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "asks"),
+    [
+        ({}, {"cleanup.policy": "compact"}, True),
+        ({"cleanup.policy": "delete"}, {"cleanup.policy": "delete,compact"}, True),
+        ({"cleanup.policy": "compact"}, {"cleanup.policy": "compact,delete"}, False),
+        ({"cleanup.policy": "compact"}, {"cleanup.policy": "delete"}, False),
+        ({}, {}, False),
+    ],
+)
+def test_a_topic_becomes_a_compacted_one_after_a_question_only(
+    before: dict[str, str], after: dict[str, str], asks: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with open(os.devnull) as nothing:
+        monkeypatch.setattr(sys, "stdin", nothing)
+        confirm_compaction("t", before, after, yes=True)
+        if asks:
+            with pytest.raises(Invalid, match=r"keeps the newest record of each key only.*give --yes to confirm"):
+                confirm_compaction("t", before, after, yes=False)
+        else:
+            confirm_compaction("t", before, after, yes=False)
+
+
+def test_the_end_of_compaction_alone_shortens_retention() -> None:
+    (change,) = change_of("t", {"cleanup.policy": "compact"}, {"cleanup.policy": "delete", "retention.ms": "5"})
+    assert [(each.config, each.before, each.after) for each in change.shortened] == [("retention.ms", -1, 5)]
