@@ -19,7 +19,6 @@ from typing import Any, Final
 from kio.schema.errors import ErrorCode
 
 from stratalog_broker.configs.settings import BrokerSettings
-from stratalog_broker.partitions.core import PartitionCore
 from stratalog_broker.partitions.log import PartitionLog
 from stratalog_broker.partitions.ownership import Partitions
 from stratalog_broker.protocol.errors import fetch_error_code_of
@@ -30,6 +29,7 @@ from stratalog_broker.reads.aborted_transactions import AbortedRun, AbortedTrans
 from stratalog_broker.reads.pending_reads import NOTHING, Batches, PendingReads
 from stratalog_broker.requests.access import Access, Operation, Resource
 from stratalog_broker.requests.context import RequestContext
+from stratalog_broker.requests.fetch_positions import refused_position
 from stratalog_broker.requests.fetch_reads import FetchReads, aborted_at_once
 from stratalog_broker.requests.fetch_sessions import (
     FINAL_EPOCH,
@@ -203,14 +203,10 @@ class FetchCall:
             code = ErrorCode.fenced_leader_epoch if older else ErrorCode.unknown_leader_epoch
             return PartitionFetched(one.index, int(code), leader=self._leader(log.topic_partition) if older else None)
         high_watermark = core.high_watermark
-        if one.last_epoch >= 0 and one.offset >= core.log_start_offset:
-            epoch, epoch_end = core.end_of_epoch(one.last_epoch)
-            if epoch < 0:
-                return _out_of_range(one, core)
-            if epoch != one.last_epoch or one.offset > epoch_end:  # the client has records that this log does not have
-                return self._fetched(one, log, NOTHING)._replace(diverging=(epoch, epoch_end))
-        if not core.log_start_offset <= one.offset <= core.next_offset:
-            return _out_of_range(one, core)
+        if one.last_epoch >= 0 or not core.log_start_offset <= one.offset <= core.next_offset:
+            refused = refused_position(one, core)
+            if refused is not None:
+                return refused
         unstable = core.first_unstable_offset
         end_offset = unstable if unstable is not None and self._is_committed else high_watermark
         room = min(one.bytes_max, self._bytes_max - self._bytes) if one.offset < end_offset else 0
@@ -401,7 +397,8 @@ class FetchCall:
         for one, found, log in zip(self._wanted, self._results, self._logs, strict=True):
             if self._session is not None:
                 told = (found.error_code, found.high_watermark, found.log_start_offset)
-                if self._is_incremental and told == one.told and not found.batches_bytes:
+                is_news = told != one.told or found.batches_bytes or found.diverging is not None
+                if self._is_incremental and not is_news:
                     continue
                 one.told = told
                 if found.batches_bytes:
@@ -411,11 +408,6 @@ class FetchCall:
                 log.bytes_out += found.batches_bytes
             topics.setdefault(one.key, []).append(found)
         return list(topics.items())
-
-
-def _out_of_range(one: FetchWanted, core: PartitionCore) -> PartitionFetched:
-    code = int(ErrorCode.offset_out_of_range)
-    return PartitionFetched(one.index, code, core.high_watermark, core.last_stable_offset, core.log_start_offset)
 
 
 API: Final = HandlerInfo(key=_KEY, min_version=4, max_version=18, handle_raw=FetchHandler, access=_ACCESS)

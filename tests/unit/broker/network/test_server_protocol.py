@@ -346,7 +346,7 @@ async def test_a_client_with_other_records_learns_where_they_diverge(
     epoch = log.core.leader_epoch
     key: dict[str, object] = {"topic": flights} if version == 12 else {"topic_id": log.topic.topic_id}
 
-    async def line_of(offset: int, last_epoch: int) -> Any:
+    async def answer_to(offset: int, last_epoch: int, session: tuple[int, int] = (0, -1)) -> Any:
         wanted = request(
             1, version, "FetchPartition",
             partition=0, fetch_offset=offset, last_fetched_epoch=last_epoch, current_leader_epoch=-1, partition_max_bytes=1000,
@@ -354,10 +354,13 @@ async def test_a_client_with_other_records_learns_where_they_diverge(
         topic = request(1, version, "FetchTopic", **key, partitions=(wanted,))
         entity = request(
             1, version, "FetchRequest",
-            max_wait=datetime.timedelta(seconds=10), min_bytes=10_000, max_bytes=1000, session_epoch=-1, topics=(topic,),
-            isolation_level=0, session_id=0, forgotten_topics_data=(), rack_id="",
+            max_wait=datetime.timedelta(seconds=10), min_bytes=10_000, max_bytes=1000, topics=(topic,),
+            isolation_level=0, session_id=session[0], session_epoch=session[1], forgotten_topics_data=(), rack_id="",
         )  # fmt: skip
-        return (await client.call(1, version, entity)).responses[0].partitions[0]
+        return await client.call(1, version, entity)
+
+    async def line_of(offset: int, last_epoch: int) -> Any:
+        return (await answer_to(offset, last_epoch)).responses[0].partitions[0]
 
     for offset, last_epoch in ((5, epoch), (1, epoch - 1)):
         line = await line_of(offset, last_epoch)
@@ -366,6 +369,10 @@ async def test_a_client_with_other_records_learns_where_they_diverge(
         assert (line.diverging_epoch.epoch, line.diverging_epoch.end_offset) == expected
     assert (await line_of(1, epoch + 1)).error_code is ErrorCode.offset_out_of_range
     assert (await line_of(-1, epoch)).error_code is ErrorCode.offset_out_of_range
+    session_id = (await answer_to(5, epoch, (0, 0))).session_id
+    assert session_id > 0
+    again = await answer_to(5, epoch, (session_id, 1))
+    assert again.responses[0].partitions[0].diverging_epoch.end_offset == 2, "an incremental response repeats it"
 
 
 async def test_producer_ids_are_never_reused(client: RawClient) -> None:
