@@ -107,6 +107,28 @@ async def test_a_reassignment_is_listed_until_it_is_over_and_can_be_cancelled(cl
         assert (row.replicas, row.adding_replicas, row.removing_replicas) == ((2, 1), (), (1,))
 
 
+async def test_a_cancellation_and_a_handover_exclude_each_other(cluster: MiniCluster) -> None:
+    """Whichever comes first: either the partition moves, or it keeps its owner and its order of brokers."""
+    outcomes = set()
+    async with connect(cluster.bootstrap) as client:
+        for pause_s in (0.0, 0.0, 0.001, 0.002, 0.004, 0.1):
+            before = partition(cluster)
+            wanted = before.replicas[::-1]
+            assert await alter(client, 1, (0, wanted)) == [(NONE, None)]
+            await asyncio.sleep(pause_s)
+            ((code, _),) = await alter(client, 1, (0, None))
+            after = partition(cluster)
+            assert after.reassigned_from is None
+            if code is NONE:
+                assert (after.owner, after.replicas, after.leader_epoch) == (before.owner, before.replicas, before.leader_epoch)
+            else:
+                assert code is ErrorCode.no_reassignment_in_progress
+                assert (after.owner, after.replicas) == (wanted[0], wanted)
+            outcomes.add(code)
+            await until_owned(cluster, after.replicas[0])
+    assert ErrorCode.no_reassignment_in_progress in outcomes, "the last one had time enough"
+
+
 async def test_a_dead_owner_ends_a_reassignment(cluster: MiniCluster) -> None:
     await stall(cluster, index=1, replicas=(1, 2), reassigned_from=(2, 1))
     await cluster.brokers.pop(2).stop()
