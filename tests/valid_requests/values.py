@@ -167,7 +167,7 @@ class Values:
 
     def _config_value(self) -> str:
         key = TOPIC_CONFIG_KEYS.get(self._config)
-        if key is None or key.is_fixed or key.choices is not None or key.kind is ConfigKind.STRING:
+        if key is None or key.is_fixed or key.choices is not None or key.kind not in (ConfigKind.INT, ConfigKind.LONG):
             return "" if key is None else self._random.choice(key.choices) if key.choices and not key.is_fixed else key.default
         least = key.minimum or 0
         return str(self._random.choice((least, least + 1, int(key.default))))
