@@ -36,6 +36,12 @@ class State(Enum):
     COMMITTED = "committed"
     ABORTED = "aborted"
     UNKNOWN = "unknown"
+    """The producer has asked for a commit and does not know the outcome."""
+
+    @property
+    def may_be_read(self) -> bool:
+        """Whether a reader of committed records may see the transaction's records."""
+        return self in (State.COMMITTED, State.UNKNOWN)
 
 
 @dataclass(slots=True)
@@ -76,6 +82,10 @@ class Outcomes:
         for value in values:
             outcome = self._outcome_of(value)
             assert outcome.state is not State.ABORTED, f"{value!r} of an aborted transaction was read as committed"
+
+    def state_of(self, value: bytes) -> State:
+        """Return the state of the transaction in which a value was sent."""
+        return self._outcome_of(value).state
 
     def _outcome_of(self, value: bytes) -> Outcome:
         writer, number, _ = value.decode().split("/")

@@ -13,10 +13,10 @@ from stratalog_bookies.client.core.placement import Candidate, Spread
 from stratalog_bookies.client.ledger_ids import LedgerIds
 from stratalog_bookies.repair.core import audit_plan
 from stratalog_broker.cluster.replicas import newest_ledger
-from stratalog_broker.configs import topic_configs
 from stratalog_broker.partitions.ledger_opening import LedgerOpening
 from stratalog_broker.partitions.log import PartitionLog
 from stratalog_metadata.records import Topic
+from stratalog_metadata.topic_rules import topic_configs
 
 
 def _swap(owner: object, name: str, new: object) -> Any:

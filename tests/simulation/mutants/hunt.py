@@ -30,6 +30,7 @@ from simulation.mutants import groups as mutants_of_groups
 from simulation.mutants import handovers as mutants_of_handovers
 from simulation.mutants import history as mutants_of_history
 from simulation.mutants import metadata as mutants_of_metadata
+from simulation.mutants import partition_transactions as mutants_of_partition_transactions
 from simulation.mutants import reads as mutants_of_reads
 from simulation.mutants import second_copy as mutants_of_second_copies
 from simulation.mutants import tiers as mutants_of_tiers
@@ -82,7 +83,10 @@ def all_mutants() -> list[Mutant]:
         ("everything", (*mutants_of_handovers.IN_EVERYTHING, *mutants_of_deletions.IN_EVERYTHING)),
         ("history", (*mutants_of_history.IN_HISTORY, *mutants_of_second_copies.IN_HISTORY)),
         ("compaction", mutants_of_compaction.IN_COMPACTION),
-        ("transactions", mutants_of_transactions.IN_TRANSACTIONS),
+        (
+            "transactions",
+            (*mutants_of_transactions.IN_TRANSACTIONS, *mutants_of_partition_transactions.IN_TRANSACTIONS),
+        ),
         ("outages", mutants_of_tiers.IN_OUTAGES),
         ("log", (*mutants_of_clusters.MUTANTS, *mutants_of_copies.IN_LOG, *mutants_of_reads.IN_LOG)),
     )

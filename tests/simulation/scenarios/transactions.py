@@ -11,7 +11,9 @@ import contextlib
 from collections.abc import Iterator
 from typing import Final
 
+from simulation.checkers.committed_reads import CommittedReads
 from simulation.checkers.transaction_outcomes import Outcomes, read_committed, stable_offset
+from simulation.clients.committed_reader import CommittedReader
 from simulation.clients.kafka import NONE, KafkaClient, NotServed
 from simulation.clients.transactions import TransactionalWriter
 from simulation.scenarios import everything
@@ -25,6 +27,7 @@ from stratalog_broker.coordination.transactions.core.transaction import Transact
 TOPIC: Final = "transactions"
 PARTITIONS: Final = 3
 WRITERS: Final = 3
+COMMITTED_READERS: Final = 2
 
 
 @contextlib.contextmanager
@@ -50,9 +53,12 @@ class Scenario(everything.Scenario):
     def __init__(self, world: World) -> None:
         super().__init__(world)
         self.outcomes = Outcomes()
+        self.reads = CommittedReads(self.audit, self.outcomes)
         target = (TOPIC, PARTITIONS, bootstrap())
+        self._committed_readers = [CommittedReader(world, self.reads, *target) for _ in range(COMMITTED_READERS)]
         self._writers = [TransactionalWriter(world, self.outcomes, f"t{number}", *target) for number in range(WRITERS)]
         self._clients += [self._machine("writer", number, one.run) for number, one in enumerate(self._writers)]
+        self._clients += [self._machine("committed", number, one.run) for number, one in enumerate(self._committed_readers)]
 
     @property
     def partitions(self) -> int:
@@ -75,6 +81,8 @@ class Scenario(everything.Scenario):
     async def _check_everything(self, machine: Machine, ports: Ports) -> None:
         for writer in self._writers:
             writer.stop = True
+        for reader in self._committed_readers:
+            reader.stop = True
         for writer in self._writers:
             try:
                 await asyncio.wait_for(writer.stopped.wait(), FINISH_S / 2)
@@ -87,6 +95,7 @@ class Scenario(everything.Scenario):
         except TimeoutError:
             raise AssertionError("a transaction is left open") from None
         self.outcomes.check_final(partitions)
+        self.reads.check_final(partitions)
         for writer in self._writers:
             offset = await stable_offset(client, writer.group, TOPIC)
             expected = self.outcomes.expected_offset(writer.group.removeprefix("group-"))

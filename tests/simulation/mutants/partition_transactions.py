@@ -1,0 +1,84 @@
+"""Planted faults of transactions in partitions: last stable offset, aborted transactions, markers, what is offloaded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, Final
+
+from stratalog_broker.handlers import write_txn_markers
+from stratalog_broker.partitions.core import PartitionCore
+from stratalog_broker.partitions.log import PartitionLog
+from stratalog_broker.partitions.pending_batch import Acks
+from stratalog_core.batches.batch import read_header
+from stratalog_core.partition_state.producer_states import ProducerStates
+from stratalog_core.partition_state.transactions import LedgerTransactions, Transactions
+from stratalog_tiering.core.offload_job import OffloadJob
+
+
+def _swap(owner: object, name: str, new: object) -> Any:
+    """Replace the attribute with ``new``; return the old value."""
+    old = getattr(owner, name)
+    setattr(owner, name, new)
+    return old
+
+
+def last_stable_offset_is_the_high_watermark() -> None:
+    """Readers of committed records read beyond open transactions."""
+    _swap(PartitionCore, "_find_unstable", lambda self: None)
+
+
+def takeovers_forget_open_transactions() -> None:
+    """The open transactions of a checkpoint are not loaded."""
+    load: Callable[..., None] = Transactions.load
+    _swap(Transactions, "load", lambda self, ongoing, offset: load(self, (), offset))
+
+
+def takeovers_forget_producers() -> None:
+    """The producers of a checkpoint are not loaded: a retry is appended again."""
+    _swap(ProducerStates, "load", lambda self, entries: None)
+
+
+def ledger_indexes_forget_an_aborted_transaction() -> None:
+    """The index of a sealed ledger lacks the last transaction that was aborted in it."""
+    since: Callable[..., LedgerTransactions] = Transactions.since
+
+    def without_last(self: Transactions, base_offset: int) -> LedgerTransactions:
+        found = since(self, base_offset)
+        return found._replace(aborted=found.aborted[:-1])
+
+    _swap(Transactions, "since", without_last)
+
+
+def aborted_transactions_are_looked_up_in_one_ledger() -> None:
+    """A transaction that was aborted in a later ledger is not found."""
+    _swap(LedgerTransactions, "reach_beyond", lambda self, end_offset: False)
+
+
+def markers_are_answered_before_the_quorum_has_them() -> None:
+    """A coordinator hears of a marker that its partition's next owner may not find."""
+
+    async def append(log: PartitionLog, batch: bytearray) -> int:
+        return log.append(memoryview(batch), read_header(batch), Acks.ALL, None)
+
+    _swap(write_txn_markers, "append_and_wait", append)
+
+
+def undecided_transactions_are_offloaded() -> None:
+    """A segment is made without knowing how the transactions end that are open at its end."""
+    _swap(OffloadJob, "_is_decided", property(lambda self: self._end_state is not None))
+
+    def none(self: OffloadJob) -> Iterable[Any]:
+        return []
+
+    _swap(OffloadJob, "_undecided", none)
+
+
+IN_TRANSACTIONS: Final = (
+    last_stable_offset_is_the_high_watermark,
+    takeovers_forget_open_transactions,
+    takeovers_forget_producers,
+    ledger_indexes_forget_an_aborted_transaction,
+    aborted_transactions_are_looked_up_in_one_ledger,
+    markers_are_answered_before_the_quorum_has_them,
+    undecided_transactions_are_offloaded,
+)
