@@ -309,3 +309,15 @@ def test_a_slot_ends_with_its_holder() -> None:
     assert slot.take(second)
     del second
     assert slot.take(first)
+
+
+async def test_compacted_segments_are_stored_as_the_topic_asks_for_now(cluster: Cluster, background: ThreadBackground) -> None:
+    await cold(cluster, *LEDGERS)
+    zstd = msgspec.structs.replace(cluster.topic, configs={**LAZY, "stratalog.tier.compression": "zstd"})
+    await cluster.metadata.propose(Command(updates=(Put(record=zstd),)))
+    await cluster.start_worker()
+    await ask(cluster)
+    (entry,) = (await manifest_of(cluster)).segments
+    assert (await ManifestSource(cluster.store).footer(entry)).block_compression == "zstd"
+    assert values(await read_all(cluster)) == KEPT
+    assert (await Verifier(cluster.store, background).partition("flights", cluster.pointer())).findings == ()
