@@ -20,7 +20,8 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from copy import copy, deepcopy
+from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
 from typing import Final
 
@@ -202,6 +203,12 @@ class BatchFilter:
         }
         self.transactions = TransactionFilter()
         self.counts = CompactionCounts()
+
+    def trial(self) -> BatchFilter:
+        """A filter that goes on as this one would, without changing it."""
+        found = copy(self)
+        found.transactions, found.counts = deepcopy(self.transactions), replace(self.counts)
+        return found
 
     def filter(self, batch: Buffer, header: BatchHeader, *, is_last: bool) -> Filtered:
         """The batch without the records that are to go; ``is_last``: it is the segment's last one. Raises ``Corrupt``."""

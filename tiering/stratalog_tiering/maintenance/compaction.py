@@ -2,9 +2,10 @@
 
 A pass reads the dirty segments into a map of keys (``core/compaction.py``), one segment a step; then it rewrites the history
 from its start up to the map's end, one group of segments a step: read, filter, upload, read back, verify, compare with the
-records that must have survived, commit. Groups are committed in offset order, so the history is correct after each commit, and
-what a pass has not reached stays dirty. A pass lives in memory: if the worker dies, another one begins a new pass, and the
-groups that were committed are clean. An upload that was not committed is an orphan.
+records that must have survived, commit. A segment that would be written again as it is, is left. Groups are committed in offset
+order, so the history is correct after each commit, and the part that a pass has not reached stays dirty. A pass lives in
+memory: if the worker dies, another one begins a new pass, and the groups that were committed are clean. An upload that was not
+committed is an orphan.
 
 One partition of a worker holds a map at a time (``MapSlot``), so ``compaction_map_bytes`` bounds the memory.
 """
@@ -189,6 +190,10 @@ class Compaction:
         if not group:
             self._done(ports, batch_filter)
             return
+        unchanged = await _unchanged(ports, group, batch_filter)
+        if unchanged is not None:
+            current.filter, current.position = unchanged, group[-1].end_offset
+            return
         edit = ManifestEdit(previous, writer=ports.settings.worker_id, random_id=ports.random_id)
         await refuse_fork(ports, state)
         entry = await _write(ports, state, group, batch_filter, end_offset, policy)
@@ -244,6 +249,33 @@ def _note_keys(
 ) -> bool:
     plain = audit_block(stored, block, cipher=cipher, is_compacted=entry.is_compacted)
     return all(builder.add(batch, header) for batch, header in iterate_block_batches(plain))
+
+
+async def _unchanged(ports: WorkerPorts, group: Sequence[SegmentEntry], batch_filter: BatchFilter) -> BatchFilter | None:
+    """The filter after a clean segment in which it changes nothing; None if the group must be written.
+
+    A segment that lists aborted transactions is written: they must leave its footer before their markers go.
+    """
+    entry = group[0]
+    footer = await ports.source.footer(entry)
+    is_clean = entry.is_compacted and entry.options.dirty_from is None and not footer.aborted_transactions
+    if len(group) > 1 or not is_clean:
+        return None
+    trial = batch_filter.trial()
+    async for content, block, cipher in _blocks(ports, entry):
+        if not await ports.background.run(partial(_keeps_all, trial, content, block, cipher, entry)):
+            return None
+    return trial
+
+
+def _keeps_all(
+    batch_filter: BatchFilter, stored: memoryview, block: BlockEntry, cipher: BlockCipher | None, entry: SegmentEntry
+) -> bool:
+    plain = audit_block(stored, block, cipher=cipher, is_compacted=entry.is_compacted)
+    return all(
+        batch_filter.filter(batch, header, is_last=header.next_offset == entry.end_offset).batch is batch
+        for batch, header in iterate_block_batches(plain)
+    )
 
 
 @dataclass(slots=True)

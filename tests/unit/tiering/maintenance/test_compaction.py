@@ -321,3 +321,22 @@ async def test_compacted_segments_are_stored_as_the_topic_asks_for_now(cluster: 
     assert (await ManifestSource(cluster.store).footer(entry)).block_compression == "zstd"
     assert values(await read_all(cluster)) == KEPT
     assert (await Verifier(cluster.store, background).partition("flights", cluster.pointer())).findings == ()
+
+
+async def test_a_clean_segment_without_superseded_records_is_not_written_again(cluster: Cluster) -> None:
+    large = "x" * 3_000
+    await cold(cluster, [[(f"old-{index}", large) for index in range(3)]], [[("a", large)]])
+    worker = await cluster.start_worker(segment_bytes=5_000)
+    await ask(cluster)
+    first, _ = before = (await manifest_of(cluster)).segments
+    await worker.close()
+    await cold(cluster, [[("a", "2")]])
+    worker = await cluster.start_worker(segment_bytes=5_000)
+    await ask(cluster)
+    after = (await manifest_of(cluster)).segments
+    assert after[0] == first
+    assert after[1] != before[1]
+    assert [each.is_compacted for each in after] == [True, True]
+    assert sorted(await read_all(cluster)) == [0, 1, 2, 4]
+    (counters,) = [group for group in worker.metrics() if hasattr(group, "compaction_passes")]
+    assert (counters.compaction_passes, counters.segments_compacted) == (1, 2)
