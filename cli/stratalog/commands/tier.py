@@ -51,7 +51,7 @@ _GRACE_MS = next(field.default for field in dataclasses.fields(TieringSettings) 
 _GRACE_MIN_MS = 3_600_000
 """An upload that is in progress is younger than this. Only its commit makes it part of the history."""
 _DUE_COLUMNS = ("topic", "partition", "reason", "bytes", "key")
-_WAITING_COLUMNS = ("topic", "partition", "reason", "objects", "bytes", "first_due_at", "last_due_at")
+_WAITING_COLUMNS = ("topic", "partition", "reason", "objects", "bytes", "first_due_at", "last_due_at", "lease")
 _SEGMENT_COLUMNS = ("topic", "partition", "base_offset", "last_offset", "record_count", "bytes", "key")
 _VERIFIED_COLUMNS = ("topic", "partition", "start_offset", "end_offset", "segments", "records", "bytes", "findings")
 _STATUS_COLUMNS = (
@@ -331,9 +331,9 @@ def gc(
 ) -> None:
     """Delete objects that no history refers to any more, once. With --dry-run, list what would go and why.
 
-    Also lists what waits for the end of a period, and until when. Tiering workers do the same at their intervals. Exits with 1
-    if a partition may not be judged, for example because its history has forked; nothing of it is deleted. Times are compared
-    with this machine's clock.
+    Also lists what waits for the end of a period or of a reader's lease, and until when. Tiering workers do the same at their
+    intervals. Exits with 1 if a partition may not be judged, for example because its history has forked; nothing of it is
+    deleted. Times are compared with this machine's clock.
     """
     if not dry_run:
         confirm("Delete all objects that `stratalog tier gc --dry-run` lists as due?", yes=yes)

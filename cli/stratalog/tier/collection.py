@@ -42,12 +42,13 @@ def waiting_rows(found: Sequence[Found]) -> list[Row]:
     """A row for each partition and reason: how many objects wait, and when the first and the last of them are due."""
     rows: list[Row] = []
     for each in found:
-        for reason in dict.fromkeys(garbage.reason for garbage in each.waiting):
-            group = [garbage for garbage in each.waiting if garbage.reason == reason]
+        for reason, lease in dict.fromkeys((garbage.reason, garbage.lease) for garbage in each.waiting):
+            group = [garbage for garbage in each.waiting if (garbage.reason, garbage.lease) == (reason, lease)]
             times = [garbage.due_ms for garbage in group]
             stored_bytes = sum(garbage.object_bytes for garbage in group)
             first, last = format_moment(min(times)), format_moment(max(times))
             row = {"reason": reason, "objects": len(group), "bytes": stored_bytes, "first_due_at": first, "last_due_at": last}
+            row["lease"] = lease or None
             rows.append({**_place(each), **row})
     return rows
 

@@ -27,6 +27,7 @@ from stratalog_pipeline.brokers import Brokers
 from stratalog_pipeline.bucket import Bucket
 from stratalog_pipeline.catalog import load_history
 from stratalog_pipeline.jobs.batch_statistics import BatchStatistics, repeated_records
+from stratalog_pipeline.jobs.lease import reader_lease
 from stratalog_pipeline.jobs.session import OnProgress, run_tasks
 from stratalog_pipeline.options import ReadOptions
 from stratalog_pipeline.planning import OPEN_BYTES, OffsetRange, PartitionName
@@ -106,10 +107,10 @@ def audit(
     spark: SparkSession, options: ReadOptions, on_progress: OnProgress = lambda done, total: None
 ) -> list[PartitionAudit]:
     """Audit the selected topics' whole history. Bounds of offset and time do not apply. Raises as :func:`plan_audit`."""
-    with Bucket(options.store) as bucket:
+    with Bucket(options.store) as bucket, reader_lease(bucket, options, "audit"):
         plans = plan_audit(bucket, options)
-    tasks = audit_tasks(plans, options.split_bytes)
-    found = run_tasks(spark, options.store, tasks, audit_segments, on_progress)
+        tasks = audit_tasks(plans, options.split_bytes)
+        found = run_tasks(spark, options.store, tasks, audit_segments, on_progress)
     return verdicts(plans, (result for results in found for result in results))
 
 

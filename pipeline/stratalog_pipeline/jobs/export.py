@@ -28,6 +28,7 @@ from stratalog_pipeline.arrow.schema import ARROW_TYPES, arrow_schema
 from stratalog_pipeline.bucket import Bucket
 from stratalog_pipeline.catalog import History, load_history, load_segments
 from stratalog_pipeline.jobs.export_journal import Journal, Plan, PlannedFile, WrittenFile
+from stratalog_pipeline.jobs.lease import reader_lease
 from stratalog_pipeline.jobs.session import OnProgress, make_directory, run_tasks
 from stratalog_pipeline.options import ReadOptions
 from stratalog_pipeline.planning import Cut, OffsetRange, PartitionName, SegmentSlice, Split, plan_splits
@@ -89,7 +90,7 @@ def export(
     ``Unavailable``.
     """
     make_directory(target)
-    with Bucket(options.store) as bucket, Bucket(target) as out:
+    with Bucket(options.store) as bucket, Bucket(target) as out, reader_lease(bucket, options, "export"):
         journal = Journal(out)
         check_same_options(journal, options, has_place=has_place)
         plan = journal.unfinished()

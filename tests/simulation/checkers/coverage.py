@@ -62,6 +62,7 @@ RESUMED: Final = "topic copied again after a pause"
 FORKED: Final = "history of a partition forked"
 COPIED: Final = "objects of a second copy"
 REPAIRED: Final = "objects repaired from the other copy"
+LEASED: Final = "objects that left the history under a reader's lease"
 DRAINED: Final = "broker drained"
 CONTROLLED_SHUTDOWN: Final = "controlled shutdown of a broker"
 NEW_LEADER: Final = "new leader of the metadata quorum"
@@ -83,7 +84,7 @@ STATES: Final = (
     UNFINISHED_IN_A_ROW, TRANSACTIONS_COMMITTED, TRANSACTIONS_ABORTED, TRANSACTIONS_TIMED_OUT, TRANSACTIONS_CONTINUED,
     ZOMBIES_REFUSED, NEW_LEADER, FENCED_WRITER, TOPIC_DELETED, TOPIC_RESTORED, PARTITIONS_ADDED, RECORDS_DELETED,
     START_MOVED, MERGED, COMPACTED, TOMBSTONE_DELETED, EXPIRED, EXPIRED_HOT, EXPIRED_BY_SIZE, EXPIRED_HOT_BY_SIZE,
-    SEGMENT_SIZED, RESUMED, FORKED, COPIED, REPAIRED, DRAINED, CONTROLLED_SHUTDOWN,
+    SEGMENT_SIZED, RESUMED, FORKED, COPIED, REPAIRED, LEASED, DRAINED, CONTROLLED_SHUTDOWN,
 )  # fmt: skip
 PROGRESS: Final[Mapping[str, Mapping[str, int]]] = {
     "ledgers": {ENTRIES: 2, SEALED: 1},

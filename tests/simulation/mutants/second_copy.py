@@ -1,4 +1,4 @@
-"""Planted faults of the second copy and of repairs, run in ``history``."""
+"""Planted faults of the second copy, of repairs and of readers' leases, run in ``history``."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from stratalog_core.errors import Corrupt
 from stratalog_tiering.copies import copying, replication
 from stratalog_tiering.copies.replication import sweep_partition
 from stratalog_tiering.format.object_keys import DATA_PREFIXES
+from stratalog_tiering.maintenance import orphans, retention
 from stratalog_tiering.worker import copying as copy_work
 
 
@@ -58,7 +59,23 @@ def the_second_copy_has_no_grace_period() -> None:
     replication.version_at = lambda versions, at_ms: next(iter(versions), None)  # type: ignore[attr-defined]
 
 
+async def _no_leases(store: Any, now_ms: int) -> list[Any]:
+    return []
+
+
+def retention_ignores_leases() -> None:
+    """Objects that a manifest lists as removed go after the grace period, whoever reads them."""
+    retention.leases_in_force = _no_leases  # type: ignore[attr-defined]
+
+
+def the_sweep_ignores_leases() -> None:
+    """Superseded manifests go after the grace period, whoever reads by them."""
+    orphans.leases_in_force = _no_leases  # type: ignore[attr-defined]
+
+
 IN_HISTORY: Final = (
+    retention_ignores_leases,
+    the_sweep_ignores_leases,
     copies_are_not_verified,
     the_second_copy_is_swept_of_what_the_first_store_lacks,
     versions_are_marked_although_a_segment_was_not_copied,

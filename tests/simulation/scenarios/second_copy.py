@@ -15,11 +15,12 @@ from typing import Any, Final, Protocol
 from uuid import UUID
 
 from simulation.checkers.audit import Audit
-from simulation.checkers.coverage import COPIED, REPAIRED
+from simulation.checkers.coverage import COPIED, LEASED, REPAIRED
 from simulation.world.machine import Machine, Ports, World
 from simulation.world.object_store import Bucket, SimulatedStore, StoreFaults
 from stratalog_metadata.records import ManifestPointer, Topic, manifest_pointer_key
 from stratalog_tiering.cold.bucket_scrub import BucketScrub, FoundTopic
+from stratalog_tiering.cold.lease import HeldLease
 from stratalog_tiering.cold.manifest_source import ManifestSource
 from stratalog_tiering.cold.segment_check import unlimited
 from stratalog_tiering.copies.copying import CopyLimits
@@ -33,6 +34,8 @@ COPIED_S: Final = 60.0
 QUIET_S: Final = 6.0
 """Longer than the grace period of the first store: when nothing was committed for so long, nothing will be."""
 WRITING_S: Final = 4.0
+LEASED_S: Final = 10.0
+"""Longer than the grace period of the first store and its sweep, so that what is not protected is gone."""
 DAMAGED_S: Final = 3 * COPY_GRACE_S
 """Longer than the copy's grace, so that what is wrongly taken for garbage is gone before the repair."""
 LOOK_S: Final = 0.25
@@ -78,7 +81,7 @@ class SecondCopyStep:
             )
         self._history.on_look = self._note_what_left
         self._restart()
-        await self._write(WRITING_S / 2)
+        await self._under_a_lease()
         if self._history.world.decides("second-copy-crash"):
             self._restart()
         await self._write(WRITING_S / 2)
@@ -89,6 +92,34 @@ class SecondCopyStep:
         await self._history.in_checker(self._readers_see_no_damage)
         await self._history.pass_time(DAMAGED_S)
         await self._repair(first, second, both)
+
+    async def _under_a_lease(self) -> None:
+        """Let the history grow and expire while a reader holds a lease: the first store keeps all that leaves it meanwhile."""
+        bucket, audit = self._history.bucket, self._history.audit
+        held: list[HeldLease] = []
+
+        async def acquire(machine: Machine, ports: Ports) -> None:
+            number = self._chance.getrandbits(64)
+            held.append(HeldLease(self._store(bucket, ports), ports.clock, number, "reader", (), 3_600_000))
+            await held[0].acquire()
+
+        async def release(machine: Machine, ports: Ports) -> None:
+            await held[0].release()
+
+        await self._history.in_checker(acquire)
+        leased, check = audit.referenced, bucket.on_deleted
+
+        def deleted(keys: Sequence[str]) -> None:
+            lost = sorted(leased.intersection(keys))
+            audit.require(not lost, f"{lost[:1]} was deleted, and a reader has had a lease since it was part of the history")
+            check(keys)
+
+        bucket.on_deleted = deleted
+        await self._write(WRITING_S / 2)
+        await self._history.pass_time(LEASED_S)
+        bucket.on_deleted = check
+        self._history.world.coverage.meet(LEASED, len(leased - audit.referenced))
+        await self._history.in_checker(release)
 
     def _restart(self) -> None:
         for machine in self._history.tiering:

@@ -33,13 +33,14 @@ PENDING_TOPIC: Final = "pending-topic"
 class Garbage:
     """An object that goes. ``reason`` is one of this module's, or the one for which a manifest removed the object.
 
-    ``due_ms`` is the wall time from which on it may be deleted.
+    ``due_ms`` is the wall time from which on it may be deleted, ``lease`` the holder of the reader's lease that keeps it.
     """
 
     key: str
     object_bytes: int
     reason: str
     due_ms: int
+    lease: str = ""
 
     def is_due(self, now_ms: int) -> bool:
         """Whether the object may be deleted at the wall time ``now_ms``."""

@@ -17,6 +17,8 @@ from stratalog_core.malformed import MALFORMED
 from stratalog_core.ports import Buffer
 
 FORMAT_VERSION: Final = 1
+LEASE_MS_MAX: Final = 24 * 3_600_000
+"""A holder that died keeps nothing for longer."""
 PARTITIONS_MAX: Final = 1_000_000
 """More than a broker creates. Readers visit every partition, so a damaged count must not keep them busy."""
 
@@ -79,7 +81,21 @@ class WrappedDataKey(msgspec.Struct, frozen=True, kw_only=True):
     format_version: int = FORMAT_VERSION
 
 
-Descriptor: TypeAlias = OwnerDescriptor | TopicDescriptor | DeletionMarker | CommitMarker | WrappedDataKey
+class ReaderLease(msgspec.Struct, frozen=True, kw_only=True):
+    """Keeps what a reader reads from being deleted: objects of these topics that left the history at ``began_at_ms`` or later.
+
+    No topics: all of the bucket. It is in force for ``duration_ms`` after it was written last, by the store's clock; its holder
+    writes it again before. ``began_at_ms`` is the holder's wall time.
+    """
+
+    holder: str
+    topic_ids: tuple[UUID, ...] = ()
+    began_at_ms: int
+    duration_ms: Annotated[int, msgspec.Meta(gt=0, le=LEASE_MS_MAX)]
+    format_version: int = FORMAT_VERSION
+
+
+Descriptor: TypeAlias = OwnerDescriptor | TopicDescriptor | DeletionMarker | CommitMarker | WrappedDataKey | ReaderLease
 _Kind = TypeVar("_Kind", bound=Descriptor)
 
 

@@ -29,6 +29,7 @@ from uuid import UUID
 
 OWNERS_PREFIX: Final = "owners/"
 TOPICS_PREFIX: Final = "topics/"
+LEASES_PREFIX: Final = "leases/"
 PROBE_PREFIX: Final = "probe/"
 _VERSION_MAX: Final = 2**64 - 1
 _MANIFEST: Final = ".manifest"
@@ -74,6 +75,10 @@ class ManifestKey:
 
 def probe_key(random_id: int) -> str:
     return f"{PROBE_PREFIX}{random_id:016x}"
+
+
+def lease_key(random_id: int) -> str:
+    return f"{LEASES_PREFIX}{random_id:016x}.json"
 
 
 def owner_key(number: int) -> str:

@@ -8,6 +8,7 @@ behind cannot shorten them. Segments of live topics are not deleted here (``rete
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from typing import Final
 from uuid import UUID
 
@@ -22,9 +23,10 @@ from stratalog_tiering.cold.archive import newest_descriptor_key, read_topic
 from stratalog_tiering.copies.deletions import mark_deletion
 from stratalog_tiering.core.commands import Guards
 from stratalog_tiering.core.garbage import Garbage, deleted_topic_garbage, deletion_due_ms, pending_topic_garbage
+from stratalog_tiering.core.leases import kept_by_leases
 from stratalog_tiering.core.policy import tier_policy
 from stratalog_tiering.core.restoring import expire_pending_topic
-from stratalog_tiering.format.descriptor import DeletionMarker, decode_descriptor, encode_descriptor
+from stratalog_tiering.format.descriptor import LEASE_MS_MAX, DeletionMarker, decode_descriptor, encode_descriptor
 from stratalog_tiering.format.object_keys import (
     deletion_marker_key,
     is_upload_key,
@@ -34,6 +36,7 @@ from stratalog_tiering.format.object_keys import (
 )
 from stratalog_tiering.offload.descriptors import put_once
 from stratalog_tiering.offload.ports import WorkerPorts
+from stratalog_tiering.offload.reader_leases import delete_expired_leases, leases_in_force
 from stratalog_tiering.offload.topic_descriptors import describe_topic
 from stratalog_tiering.store import ObjectInfo, ObjectStore
 
@@ -61,6 +64,10 @@ async def collect_deleted_topic(ports: WorkerPorts, deleted: DeletedTopic, versi
     if not deleted.is_final:
         await ports.metadata.propose(finish_deletion(ports.metadata.view, deleted, version, guards))
         return now_ms
+    leases = await leases_in_force(ports.store, now_ms)
+    leased_ms = max([lease.until_ms for lease in leases if lease.covers(deleted.topic_id)], default=0)
+    if leased_ms:
+        return leased_ms
     # A topic is not deleted before the locks of its history end, but an upload that was never committed may have one.
     asks = await _has_locked(ports, deleted.topic_id)
     until_ms = max([await _delete_below(ports, prefix, asks=asks) for prefix in topic_prefixes(deleted.topic_id)])
@@ -113,7 +120,10 @@ async def find_deleted_garbage(store: ObjectStore, deleted: DeletedTopic, grace_
         hidden_ms = decode_descriptor(await store.get(key), DeletionMarker, key).deleted_at_ms
     except NoSuchObject:
         hidden_ms = now_ms
-    return deleted_topic_garbage(await _all_objects(store, deleted.topic_id), deleted, hidden_ms, grace_ms)
+    garbage = deleted_topic_garbage(await _all_objects(store, deleted.topic_id), deleted, hidden_ms, grace_ms)
+    # Any lease on the topic counts, whenever it began: all of the topic went at once.
+    leases = [replace(lease, from_ms=0) for lease in await leases_in_force(store, now_ms)]
+    return kept_by_leases(garbage, leases, deleted.topic_id, grace_ms)
 
 
 async def find_pending_garbage(store: ObjectStore, pending: PendingTopic, grace_ms: int) -> list[Garbage]:
@@ -184,10 +194,14 @@ async def _delete_below(ports: WorkerPorts, prefix: str, *, asks: bool = False) 
 
 
 async def abort_stale_uploads(ports: WorkerPorts) -> int:
-    """Abort uploads of segments and probes that began before the grace period, and at least an hour ago; returns how many."""
+    """Abort uploads of segments and probes that began before the grace period, and at least an hour ago; returns how many.
+
+    Deletes readers' leases that ended a day ago, too.
+    """
     before_ms = min(ports.deletable_before_ms(), ports.clock.wall_ms() - UPLOAD_AGE_MIN_MS)
     uploads = [upload async for upload in ports.store.list_uploads()]
     stale = [upload for upload in uploads if 0 < upload.initiated_ms < before_ms and is_upload_key(upload.key)]
+    await delete_expired_leases(ports.store, ports.clock.wall_ms(), LEASE_MS_MAX)
     for upload in stale:
         await ports.deleting.take(1)
         await ports.store.abort_upload(upload)

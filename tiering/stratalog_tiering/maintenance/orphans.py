@@ -23,6 +23,7 @@ from stratalog_tiering.core.garbage import (
     orphans,
     removed_garbage,
 )
+from stratalog_tiering.core.leases import kept_by_leases
 from stratalog_tiering.core.partition import PartitionSnapshot
 from stratalog_tiering.core.policy import tier_policy
 from stratalog_tiering.format.manifest import Manifest, empty_manifest
@@ -31,6 +32,7 @@ from stratalog_tiering.format.object_keys import DATA_PREFIXES, manifests_prefix
 from stratalog_tiering.offload.commit import committed_manifest
 from stratalog_tiering.offload.locks import KnownLocks
 from stratalog_tiering.offload.ports import HistoryPorts, WorkerPorts
+from stratalog_tiering.offload.reader_leases import leases_in_force
 from stratalog_tiering.store import ObjectInfo
 
 _QUESTIONS_AT_ONCE: Final = 16
@@ -87,6 +89,10 @@ async def find_garbage(ports: HistoryPorts, state: PartitionSnapshot, grace_ms: 
     found = orphans(data, referenced, grace_ms)
     found += manifest_garbage(manifests, current.version, key, referenced, grace_ms)
     gone = removed_garbage([*data, *manifests], removed, live, grace_ms)
+    if any(each.is_due(now_ms) for each in (*found, *gone)):
+        leases = await leases_in_force(ports.store, now_ms)
+        found = kept_by_leases(found, leases, topic_id, grace_ms)
+        gone = kept_by_leases(gone, leases, topic_id, grace_ms)
     policy = tier_policy(configs_in_force(state.topic, topic_defaults(ports.metadata.view)))
     if policy.lock_mode is None and current.lock_until_ms <= now_ms:
         return PartitionGarbage(orphans=tuple(found), removed=tuple(gone))

@@ -12,6 +12,7 @@ from typing import Final
 
 from stratalog_tiering.cold.manifest_source import ManifestSource
 from stratalog_tiering.core.commands import Guards, move_start
+from stratalog_tiering.core.leases import unprotected_before_ms
 from stratalog_tiering.core.partition import PartitionSnapshot
 from stratalog_tiering.core.policy import UNLIMITED, TierPolicy
 from stratalog_tiering.core.retention import expiry_reason, newest_ms, policy_of, retained_bytes
@@ -20,6 +21,7 @@ from stratalog_tiering.format.manifest_edit import ManifestEdit, Removal
 from stratalog_tiering.format.removed_objects import RemovedLists
 from stratalog_tiering.offload.commit import commit_edit, previous_version, refuse_fork
 from stratalog_tiering.offload.ports import WorkerPorts
+from stratalog_tiering.offload.reader_leases import leases_in_force
 
 DROPS_AT_ONCE_MAX: Final = 10_000
 """Segments that one edit drops. The pages of all of them are in memory at once."""
@@ -48,7 +50,7 @@ async def apply_retention(ports: WorkerPorts, state: PartitionSnapshot, policy: 
         removals = {entry.key: Removal(reason=why, policy=policy_of(why, policy, start)) for entry, why in expired}
         pages = await ports.source.pages(edit.pages_for_drop(below))
         edit.drop_below(below, lambda entry: removals[entry.key], pages)
-    before_ms = ports.deletable_before_ms()
+    before_ms = await _deletable_before_ms(ports, state, previous.manifest)
     lists = await ports.source.removed_lists(edit.lists_due(before_ms, DELETIONS_AT_ONCE_MAX))
     limit = await _unlocked(ports, previous.manifest, lists, before_ms, now_ms)
     gone = [*edit.forget_due(before_ms, limit, lists)]
@@ -59,6 +61,17 @@ async def apply_retention(ports: WorkerPorts, state: PartitionSnapshot, policy: 
         await ports.delete_objects(gone)
     await commit_edit(ports, state, edit, lambda now, pointer: move_start(now, pointer, guards))
     return True
+
+
+async def _deletable_before_ms(ports: WorkerPorts, state: PartitionSnapshot, manifest: Manifest) -> int:
+    """Objects that were removed before this wall time may be deleted. Asks for readers' leases only if there are any."""
+    before_ms = ports.deletable_before_ms()
+    removed_ms = [ref.removed_at_ms for ref in manifest.removed_lists[:1]]
+    removed_ms += [removed.removed_at_ms for removed in manifest.removed[:1]]
+    if not removed_ms or min(removed_ms) > before_ms:
+        return before_ms
+    leases = await leases_in_force(ports.store, ports.clock.wall_ms())
+    return unprotected_before_ms(leases, state.log.topic_id, before_ms)
 
 
 async def expired_segments(
