@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 from unit.broker.mini_cluster import WAIT_S, MiniCluster, in_thread, run_cluster, until_served
@@ -15,6 +16,12 @@ from unit.metadata.watching import until
 from stratalog_broker.partitions.log import PartitionLog
 from stratalog_core.partition_state.transactions import ABORT
 from stratalog_metadata.records import ManifestPointer, manifest_pointer_key
+from stratalog_pipeline.arrow.schema import COLUMNS
+from stratalog_pipeline.bucket import Bucket
+from stratalog_pipeline.options import parse_options
+from stratalog_pipeline.pruning import EVERYTHING
+from stratalog_pipeline.scan import scan_split
+from stratalog_pipeline.scan_plan import plan_scan
 
 TOPIC = "flights"
 
@@ -86,6 +93,18 @@ def cold_end(cluster: MiniCluster) -> int:
     return 0 if pointer is None else pointer.end_offset
 
 
+def scan(url: str, **options: str) -> list[dict[str, Any]]:
+    """The topic's records in the bucket, as Spark's tasks read them, in order."""
+    parsed = parse_options({"path": url, "subscribe": TOPIC, "splitBytes": "1", **options})
+    with Bucket(parsed.store, parsed.second_store) as opened:
+        splits = plan_scan(opened, parsed, EVERYTHING).splits
+        batches = [
+            batch for split in splits for batch in scan_split(opened, split, COLUMNS, read_committed=parsed.read_committed)
+        ]
+    rows = [row for batch in batches for row in batch.to_pylist() if row["partition"] == 0]
+    return sorted(rows, key=lambda row: int(row["offset"]))
+
+
 async def test_transactions_in_the_object_store(tmp_path: Path) -> None:
     """Ledgers move to the store when their transactions are decided, in whichever ledgers those end."""
     random = Random(7)
@@ -113,6 +132,9 @@ async def test_transactions_in_the_object_store(tmp_path: Path) -> None:
         await until(cluster.metadata, lambda: cold_end(cluster) == end_offset, WAIT_S)
         await until(cluster.metadata, lambda: not cluster.broker.reader.hot_ledgers(log_of(cluster)), WAIT_S)
         await history.check(client, end_offset)
+        scanned = await in_thread(lambda: scan(cluster.store.url))
+        assert [(row["offset"], row["value"]) for row in scanned] == history.committed, "Spark sees what consumers see"
+        assert len(await in_thread(lambda: scan(cluster.store.url, isolationLevel="read_uncommitted"))) > len(scanned)
         await cluster.brokers.pop(2).stop()
         await cluster.start_broker(3)
         await until_served(cluster.broker, partition_of(cluster, TOPIC).topic_id)
