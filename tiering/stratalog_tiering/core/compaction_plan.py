@@ -12,7 +12,7 @@ Never compacted are records whose hot copies are still there, locked segments, s
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from stratalog_tiering.core.policy import CompactionPolicy
 from stratalog_tiering.core.retention import newest_ms, oldest_ms
@@ -72,10 +72,7 @@ def _with_due_time(found: Cleanable, policy: CompactionPolicy, oldest_dirty_ms: 
         times.append(now_ms)
     if policy.lag_ms_max is not None:
         times.append(oldest_dirty_ms + policy.lag_ms_max + 1)
-    return Cleanable(
-        dirty_from=found.dirty_from, end_offset=found.end_offset, clean_bytes=found.clean_bytes,
-        dirty_bytes=found.dirty_bytes, due_at_ms=min(times, default=None),
-    )  # fmt: skip
+    return replace(found, due_at_ms=min(times, default=None))
 
 
 def next_group(
