@@ -29,6 +29,7 @@ _COMMANDS: Final = {
     "tier": ("stratalog.commands.tier", "Show, offload and verify history in the object store."),
     "tiering": ("stratalog.commands.role", "Run a tiering worker."),
     "topic": ("stratalog.commands.topic", "Create, list, describe, alter and delete topics and their records."),
+    "txn": ("stratalog.commands.txn", "List, describe and abort transactions."),
     "up": ("stratalog.commands.up", "Run everything in one process."),
 }
 

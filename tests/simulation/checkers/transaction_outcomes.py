@@ -30,7 +30,7 @@ UNSTABLE_OFFSET_COMMIT: Final = 88
 
 
 class State(Enum):
-    """What the producer knows about its transaction."""
+    """The outcome of a transaction, as far as its producer knows it."""
 
     OPEN = "open"
     COMMITTED = "committed"
