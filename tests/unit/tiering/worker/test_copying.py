@@ -37,8 +37,7 @@ def second_directory(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def second(second_directory: Path, background: ThreadBackground) -> Any:
-    # The FaultyStore of conftest.py cannot be imported; the class of the fixture `store` is it.
+def second(second_directory: Path, background: ThreadBackground) -> ObjectStore:
     return open_store(str(second_directory), background=background, clock=SystemClock(), random=random.Random(4))
 
 
