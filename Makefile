@@ -132,6 +132,10 @@ store-faults: .venv/.test $(MINIO)  ## offload, retention and cold reads over a 
 power: .venv/.test  ## all bookies and metadata nodes lose power at once, three times, under load: RECORDS=1000000
 	STRATALOG_POWER_RECORDS=$(or $(RECORDS),1000000) $(BIN)/python -m pytest -q tests/integration/test_power_loss.py
 
+.PHONY: spark-cluster
+spark-cluster: .venv/.test  ## the doctor and a job on a standalone Spark cluster of processes
+	STRATALOG_SPARK_CLUSTER=1 $(BIN)/python -m pytest -q tests/integration/test_spark_cluster.py
+
 .PHONY: fuzz
 fuzz: .venv/.fuzz  ## search by coverage for bytes that break a port, a format or an object: TARGET=name SECONDS=60; keeps what it finds
 	PYTHONPATH=.:tests $(BIN)/python -m fuzz --seconds $(or $(SECONDS),60) $(if $(TARGET),--target $(TARGET))

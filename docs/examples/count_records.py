@@ -13,6 +13,7 @@ from pyspark.sql import SparkSession
 
 def main(topic: str) -> None:
     """Print one row per partition: its records, first and last offset."""
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # Spark's workers run this interpreter, which knows the format.
     spark = SparkSession.builder.appName(f"count {topic}").getOrCreate()
     spark.sparkContext.setLogLevel("ERROR")
     records = spark.read.format("stratalog").option("store", os.environ["STRATALOG_STORE"]).option("subscribe", topic).load()

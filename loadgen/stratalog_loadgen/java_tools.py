@@ -37,6 +37,9 @@ _ARTIFACTS = (
     ("org.apache.kafka", "kafka-storage", KAFKA_VERSION),
     ("org.slf4j", "slf4j-simple", SLF4J_VERSION),
 )
+SPARK_CONNECTOR_VERSION = "4.2.0"
+"""The newest in Maven Central; it runs on Spark 4.3, too."""
+_SPARK_CONNECTOR = (("org.apache.spark", "spark-sql-kafka-0-10_2.13", SPARK_CONNECTOR_VERSION),)
 
 
 class ToolFailed(Exception):
@@ -61,6 +64,17 @@ def jars(name: str, version: str, artifacts: Sequence[tuple[str, str, str]]) -> 
         _fetch(root, wanted)
         complete.touch()
     return root / "lib"
+
+
+def spark_connector(spark_jars: Path) -> list[Path]:
+    """Jars of Spark's Kafka connector, without those that Spark has itself in ``spark_jars``."""
+    own = {_artifact(jar) for jar in spark_jars.glob("*.jar")}
+    found = jars("spark-kafka", SPARK_CONNECTOR_VERSION, _SPARK_CONNECTOR)
+    return [jar for jar in sorted(found.glob("*.jar")) if _artifact(jar) not in own]
+
+
+def _artifact(jar: Path) -> str:
+    return jar.name.rsplit("-", 1)[0]
 
 
 def _fetch(root: Path, wanted: str) -> None:

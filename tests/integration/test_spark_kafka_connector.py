@@ -18,12 +18,9 @@ from integration.process_cluster import KEPT_FOR_EVER, ProcessCluster
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
-from stratalog_loadgen.java_tools import jars
+from stratalog_loadgen.java_tools import spark_connector
 
 pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.usefixtures("java_tools"), pytest.mark.timeout(600)]
-CONNECTOR_VERSION = "4.2.0"
-"""The newest in Maven Central; it runs on Spark 4.3, too."""
-CONNECTOR = (("org.apache.spark", "spark-sql-kafka-0-10_2.13", CONNECTOR_VERSION),)
 PARTITIONS = 3
 COLD, HOT = 90, 60
 FIRST_MS = 1_700_000_000_000
@@ -32,15 +29,9 @@ LAST_MS = FIRST_MS + COLD + HOT - 1
 
 @pytest.fixture(scope="module")
 def kafka_format(spark: SparkSession) -> None:
-    """Add Spark's Kafka connector to the session: those of its jars that Spark does not have."""
-    own = {_name(jar) for jar in (Path(pyspark.__file__).parent / "jars").glob("*.jar")}
-    for jar in sorted(jars("spark-kafka", CONNECTOR_VERSION, CONNECTOR).glob("*.jar")):
-        if _name(jar) not in own:
-            spark.sql(f"ADD JAR '{jar}'")
-
-
-def _name(jar: Path) -> str:
-    return jar.name.rsplit("-", 1)[0]
+    """Add Spark's Kafka connector to the session."""
+    for jar in spark_connector(Path(pyspark.__file__).parent / "jars"):
+        spark.sql(f"ADD JAR '{jar}'")
 
 
 @pytest.fixture(scope="module")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
@@ -21,19 +22,32 @@ from stratalog.target import found_data, metadata_of, metadata_options, store_of
 
 @click.command()
 @metadata_options
+@click.option("--spark", "master", metavar="MASTER", help="Check Spark instead: local[2], spark://HOST:7077, yarn, …")
 @json_option
 @click.pass_context
-def doctor(context: click.Context, data: Path | None, metadata: str | None, store: str | None, as_json: bool) -> None:
+def doctor(
+    context: click.Context, data: Path | None, metadata: str | None, store: str | None, master: str | None, as_json: bool
+) -> None:
     """Check this machine, a cluster (default: the one in ./data) and its store. Exits with 1 if a check fails.
 
-    For a local cluster it also checks the files of stopped metadata nodes, read-only.
+    For a local cluster it also checks the files of stopped metadata nodes, read-only. With --spark it runs a task in every slot
+    of Spark's executors and says what they lack; with --store also whether they can read it.
     """
+    if master is not None:
+        from stratalog.health.spark import check_spark
+
+        _report(context, check_spark(master, store), as_json=as_json)
+        return
     if not (metadata or store):
         data = found_data(data)
     findings = list(check_machine(data or Path()))
     if data:
         findings += check_metadata_files(data, load_state(data) if state_path(data).exists() else None)
     findings += asyncio.run(_check_cluster(data if data and state_path(data).exists() else None, metadata, store))
+    _report(context, findings, as_json=as_json)
+
+
+def _report(context: click.Context, findings: Sequence[Finding], *, as_json: bool) -> None:
     rows = [dataclasses.asdict(finding) for finding in findings]
     if as_json:
         print_json({"findings": rows})

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import re
+import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -38,6 +40,8 @@ def job_session(name: str, master: str | None) -> Iterator[SparkSession]:
     if active is not None:
         yield active
         return
+    # Without it Spark runs the first python3 of the path, which may know nothing of this environment.
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     warnings.filterwarnings("ignore", "PySpark does not yet fully support pandas", FutureWarning)
     builder = SparkSession.builder.appName(f"stratalog-{name}")
     with as_file(files("stratalog_pipeline.jobs") / "log4j2.properties") as log4j:
