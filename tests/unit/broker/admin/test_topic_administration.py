@@ -128,7 +128,7 @@ async def test_creations_that_are_refused(mini_cluster: MiniCluster) -> None:
             (NewTopic("t", 1, 3), "INVALID_REPLICATION_FACTOR", "bookies: 1"),
             (NewTopic("t", 1, 1, config={"retention.mss": "1"}), "INVALID_CONFIG", "did you mean 'retention.ms'"),
             (NewTopic("t", 1, 1, config={"segment.bytes": "1"}), "INVALID_CONFIG", "segment.bytes is 1; minimum is 65536"),
-            (NewTopic("t", 1, 1, config={"cleanup.policy": "compact"}), "INVALID_CONFIG", "compaction is not supported"),
+            (NewTopic("t", 1, 1, config={"cleanup.policy": "shred"}), "INVALID_CONFIG", "choose compact or delete"),
         ):
             error = refused(admin.create_topics([topic]))
             assert code in error.name()
@@ -197,7 +197,7 @@ async def test_configs_are_changed_one_by_one(mini_cluster: MiniCluster) -> None
         assert (found.value, ConfigSource(found.source)) == ("1000", ConfigSource.DYNAMIC_TOPIC_CONFIG)
         only(change("cleanup.policy", "delete", AlterConfigOpType.APPEND))
         assert configs_of(admin, "flights")["cleanup.policy"].value == "delete"
-        assert "compaction is not supported" in refused(change("cleanup.policy", "compact", AlterConfigOpType.APPEND)).str()
+        assert "choose compact or delete" in refused(change("cleanup.policy", "shred", AlterConfigOpType.APPEND)).str()
         throttled = change("leader.replication.throttled.replicas", "0:1", AlterConfigOpType.SET)
         assert "nothing to throttle" in refused(throttled).str()
         only(change("segment.ms", "700", AlterConfigOpType.SET))
