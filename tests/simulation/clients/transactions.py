@@ -40,6 +40,7 @@ ABORT_CHANCE: Final = 0.25
 OFFSETS_CHANCE: Final = 0.5
 LEAVE_CHANCE: Final = 0.04
 RESTART_CHANCE: Final = 0.06
+GIVE_UP_CHANCE: Final = 0.5
 DECISION_TRANSACTIONS: Final = 5
 GROUP_KEY, TRANSACTION_KEY = 0, 1
 INVALID_PRODUCER_EPOCH, INVALID_TXN_STATE, CONCURRENT_TRANSACTIONS, PRODUCER_FENCED = 47, 48, 51, 90
@@ -191,10 +192,28 @@ class TransactionalWriter:
     async def _end(self, client: KafkaClient, outcome: Outcome, *, commit: bool) -> None:
         outcome.state = State.UNKNOWN if commit else State.ABORTED
         where = TRANSACTION_KEY, self._name
+        if commit and self._gives_up(outcome) and await self._is_unanswered(client, where):
+            # A new instance knows nothing of the commit: it took effect as a whole, or it is aborted now.
+            await self._begin_epoch(client)
+            return
         answer = await self._ask(client, where, END_TXN, **self._identity(), committed=commit)
         self._check(answer.error_code, "EndTxn")
         outcome.state = State.COMMITTED if commit else State.ABORTED
         self._world.coverage.meet(TRANSACTIONS_COMMITTED if commit else TRANSACTIONS_ABORTED)
+
+    def _gives_up(self, outcome: Outcome) -> bool:
+        return self._world.random(f"{outcome.writer}/{outcome.number}/gives up").random() < GIVE_UP_CHANCE
+
+    async def _is_unanswered(self, client: KafkaClient, where: tuple[int, str]) -> bool:
+        """Send a commit once; return whether its answer is lost."""
+        address = self._coordinators.get(where)
+        if address is None:
+            return False
+        try:
+            await client.request(address, END_TXN, **self._identity(), committed=True)
+        except NotServed:
+            return True
+        return False
 
     def _check(self, error: int, api: str) -> None:
         """Raise ``Ended`` if a coordinator has aborted the transaction, which it may do only after the timeout."""

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import Any, Final
 
 from stratalog_broker.coordination.groups.core.pending_offsets import PendingOffsets
-from stratalog_broker.coordination.groups.core.store import GroupStore
 from stratalog_broker.coordination.transactions import application
 from stratalog_broker.coordination.transactions.application import TransactionApplication
 from stratalog_broker.coordination.transactions.core.marker_queue import MarkerQueue
 from stratalog_broker.coordination.transactions.core.transaction import PREPARED, Transaction
+
+LATE_S: Final = 0.5
+"""Time for the markers to reach their partitions."""
 
 
 def _swap(owner: object, name: str, new: object) -> Any:
@@ -20,14 +23,16 @@ def _swap(owner: object, name: str, new: object) -> Any:
     return old
 
 
-def markers_are_sent_before_the_decision_is_durable() -> None:
-    """A coordinator sends the markers when it queues the decision's record."""
+def decisions_are_written_after_their_markers() -> None:
+    """A coordinator sends the markers of a transaction, and only then writes the decision."""
     begin: Callable[..., None] = TransactionApplication._begin
 
     def early(self: TransactionApplication, planned: Transaction, then: Any) -> None:
         if planned.state in PREPARED:
             self._continue(planned)
-        begin(self, planned, then)
+            asyncio.get_running_loop().call_later(LATE_S, begin, self, planned, then)
+        else:
+            begin(self, planned, then)
 
     _swap(TransactionApplication, "_begin", early)
 
@@ -66,20 +71,6 @@ def decided_transactions_are_not_continued() -> None:
     _swap(TransactionApplication, "__init__", without)
 
 
-def checkpoints_without_pending_offsets() -> None:
-    """A checkpoint of ``__consumer_offsets`` lacks the offsets of undecided transactions."""
-    snapshot: Callable[..., bytes] = GroupStore.snapshot
-
-    def without(self: GroupStore) -> bytes:
-        pending, self.pending = self.pending, PendingOffsets()
-        try:
-            return snapshot(self)
-        finally:
-            self.pending = pending
-
-    _swap(GroupStore, "snapshot", without)
-
-
 def aborted_offsets_take_effect() -> None:
     """An abort marker commits the offsets of its transaction."""
     ended: Callable[..., Any] = PendingOffsets.ended
@@ -87,10 +78,9 @@ def aborted_offsets_take_effect() -> None:
 
 
 IN_TRANSACTIONS: Final = (
-    markers_are_sent_before_the_decision_is_durable,
+    decisions_are_written_after_their_markers,
     producers_keep_their_epoch,
     failed_markers_are_forgotten,
     decided_transactions_are_not_continued,
-    checkpoints_without_pending_offsets,
     aborted_offsets_take_effect,
 )
