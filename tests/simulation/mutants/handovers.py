@@ -82,6 +82,22 @@ def handover_keeps_the_epoch() -> None:
     _swap(OutgoingHandovers, "_release_of", same_epoch)
 
 
+def handover_does_not_end_a_reassignment() -> None:
+    """A reassignment stays in progress although its partition has changed the owner: it could be cancelled afterwards."""
+    release_of: Callable[..., Release | None] = OutgoingHandovers._release_of
+
+    def going_on(self: OutgoingHandovers, log: PartitionLog) -> Release | None:
+        release = release_of(self, log)
+        if release is None:
+            return None
+        put: Any = release.updates[0]
+        stored: Any = self._view.get(log.requirement.key)
+        record = msgspec.structs.replace(put.record, reassigned_from=stored.record.reassigned_from)
+        return release._replace(updates=(msgspec.structs.replace(put, record=record),))
+
+    _swap(OutgoingHandovers, "_release_of", going_on)
+
+
 def handover_passes_on_no_producers() -> None:
     """A handover checkpoint omits the producers, so that their retries are appended again."""
     handover_checkpoint: Callable[[PartitionLog], bytes] = PartitionLog.handover_checkpoint
@@ -106,6 +122,7 @@ def readers_are_answered_during_a_handover() -> None:
 
 
 IN_OWNERSHIP_CHANGES: Final = (
+    handover_does_not_end_a_reassignment,
     handover_keeps_the_epoch,
     handover_passes_on_no_producers,
     runs_are_served_to_any_partition,

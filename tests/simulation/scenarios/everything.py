@@ -33,6 +33,8 @@ SHUTDOWN_S: Final = 3.0
 class Scenario(ownership_changes.Scenario):
     """One run."""
 
+    reassigns = False
+
     def __init__(self, world: World) -> None:
         super().__init__(world)
         self.segment_ms = world.random("segments").choice([400, log.SEGMENT_MS])

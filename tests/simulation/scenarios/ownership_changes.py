@@ -1,11 +1,11 @@
 """Scenario: partitions change owners all the time, and old owners do not learn of it.
 
-The cluster of ``log`` with ledgers that are full after less than half a second, and with faults of owners and workers: commands
-to the quorum that arrive seconds late, when their sender is dead and another owner's epoch has begun, or whose answer never
-reaches the sender; a broker that dies during a recovery; owners of internal topics that die between opening a ledger and making
-its checkpoint durable; partitions that are ordered to another owner at any moment; a broker that is cut off from the quorum and
-the producers for about as long as its lease, with its wall clock set back; answers that do not reach producers, retries that
-arrive when owner and ledger have changed. Disks, store and bookies have no faults.
+The cluster of ``log`` with ledgers that are full after less than half a second, and with faults of owners and workers:
+commands to the quorum that arrive seconds late, when their sender is dead and another owner's epoch has begun, or whose
+answer never reaches the sender; a broker that dies during a recovery; owners of internal topics that die between opening a
+ledger and making its checkpoint durable; partitions that are ordered to another owner, or reassigned, at any moment; a broker
+that is cut off from the quorum and the producers for about as long as its lease, with its wall clock set back; answers that
+do not reach producers, retries that arrive when owner and ledger have changed. Disks, store and bookies have no faults.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -27,6 +27,7 @@ from simulation.world.machine import Machine, Ports, World
 from simulation.world.network import BROKEN, Message
 from stratalog_bookies.client import LedgerClient, LedgerSpec
 from stratalog_bookies.protocol import messages as bookie_messages
+from stratalog_broker.admin.ownership_orders import NamedPartition, OwnershipOrders
 from stratalog_core.errors import StratalogError
 from stratalog_metadata.protocol import messages
 from stratalog_metadata.records import (
@@ -41,6 +42,7 @@ from stratalog_metadata.records import (
     ledger_key,
     log_key,
 )
+from stratalog_metadata.state.changes import Change
 from stratalog_metadata.state.commands import Command, EpochIs, Put, Update, VersionIs
 
 READERS: Final = 4
@@ -62,6 +64,12 @@ TWIN_LOOK_S: Final = 0.05
 TWIN_CHANCE: Final = 0.3
 ORDER_MEAN_S: Final = 0.3
 REVOKE_CHANCE: Final = 0.15
+REASSIGN_MEAN_S: Final = 0.5
+ELECT_CHANCE: Final = 0.2
+CANCEL_CHANCE: Final = 0.3
+REASSIGN_S: Final = 2.0
+ELECT_S: Final = 1.0
+"""Longest waits for the quorum, and for an elected leader."""
 DEATHS: Final = (1.0, 0.1)
 """How often brokers die, in one run or another: handovers need two that live, and deaths leave little time for them."""
 SLOW_CHANCE: Final = 0.5
@@ -88,6 +96,8 @@ class Scenario(log.Scenario):
 
     operators = 0
     segment_ms = 400
+    reassigns = True
+    """Whether somebody reassigns partitions, cancels that, and elects preferred leaders."""
 
     def __init__(self, world: World) -> None:
         super().__init__(world)
@@ -126,6 +136,8 @@ class Scenario(log.Scenario):
             Machine(self.world, "twin-0", self._open_again),
             Machine(self.world, "mover-0", self._order_moves),
         ]
+        if self.reassigns:
+            outsiders.append(Machine(self.world, "reassigner-0", self._reassign))
         for outsider in outsiders:
             outsider.boot()
         nemesis = Nemesis(self.world, self.brokers, plan, name="ownership-changes", everyone=self.servers)
@@ -183,6 +195,34 @@ class Scenario(log.Scenario):
             as_it_is = VersionIs(key=chosen.key(), version=stored.version)
             with contextlib.suppress(StratalogError):
                 await client.propose(Command(updates=(order,), requirements=(as_it_is,)))
+
+    async def _reassign(self, machine: Machine, ports: Ports) -> None:
+        """Reassign partitions, cancel that and elect preferred leaders, as Kafka's tools do, during the other faults."""
+        client = await roles.connect_metadata(ports)
+        client.view.subscribe(self._check_reassignments)
+        orders = OwnershipOrders(client)
+        while True:
+            await asyncio.sleep(ports.random.expovariate(1 / REASSIGN_MEAN_S))
+            live = [each.broker_id for each in client.view.all(Broker)]
+            topics = list(client.view.all(Topic))
+            if len(live) < 2 or not topics:
+                continue
+            topic = ports.random.choice(topics)
+            name = NamedPartition(topic.name, ports.random.randrange(topic.partition_count))
+            replicas = tuple(ports.random.sample(live, min(len(live), topic.replication_factor)))
+            chance = ports.random.random()
+            if chance < ELECT_CHANCE:
+                await orders.elect_preferred([name], ELECT_S)
+            else:
+                wanted = None if chance < ELECT_CHANCE + CANCEL_CHANCE else replicas
+                await orders.reassign({name: wanted}, REASSIGN_S, may_change_factor=False)
+
+    def _check_reassignments(self, changes: Sequence[Change]) -> None:
+        """A reassignment ends with the change of owner that it asked for, and with any other."""
+        for change in changes:
+            record = change.after.record if change.after is not None else None
+            if isinstance(record, Partition) and record.reassigned_from is not None and record.owner == record.replicas[0]:
+                self.audit.broken.append(f"{record} has the owner of its reassignment, which has not ended")
 
     async def _open_again(self, machine: Machine, ports: Ports) -> None:
         """Now and then let an owner's abandoned attempt to open its next ledger take effect after all.
