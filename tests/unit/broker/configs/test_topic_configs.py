@@ -147,10 +147,10 @@ def test_configs_of_compaction_that_contradict_others_are_refused(configs: dict[
 
 
 def test_a_compacted_topic_needs_keys_and_seals_its_ledgers_in_time() -> None:
-    compacted = TopicConfigs.of(topic(**{"cleanup.policy": "compact,delete", "max.compaction.lag.ms": "1000"}), {})
+    compacted = TopicConfigs.of(topic(cleanup_policy="compact,delete", max_compaction_lag_ms="1000"), {})
     assert (compacted.is_compacted, compacted.segment_ms) == (True, 1_000)
     assert TopicConfigs.of(topic(), {"cleanup.policy": "compact"}).is_compacted
-    plain = TopicConfigs.of(topic(**{"max.compaction.lag.ms": "1000"}), {})
+    plain = TopicConfigs.of(topic(max_compaction_lag_ms="1000"), {})
     assert (plain.is_compacted, plain.segment_ms) == (False, 3_600_000)
 
 
