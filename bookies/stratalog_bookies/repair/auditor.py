@@ -170,13 +170,14 @@ class Auditor:
         if found is None or not isinstance(found.record, Ledger) or found.record.state is not LedgerState.CLOSED:
             return
         ledger, version = found.record, found.version
+        present = self._directory.candidates()
         candidates = with_loads(self._directory.candidates(ledger_id), self._copies_by_bookie)
         moves = plan_moves(ledger, self._lost_now().of(ledger_id), self._draining(), candidates, self._random)
         for move in moves:
             if await self._fill(ledger, move.fragment, move.position, move.target):
                 ledger, version = await self._commit(ledger, version, move, guards)
         if not moves:
-            self._progress.placed(ledger)
+            self._progress.placed(ledger, present)
         await self._fill_gaps(ledger)
 
     async def _fill_gaps(self, ledger: Ledger) -> None:
@@ -205,7 +206,7 @@ class Auditor:
         )  # fmt: skip
         self._counters.audit_moves += 1
         self._copies_by_bookie.update({move.target: 1, left: -1})
-        self._progress.completed(moved, move.fragment, move.position)
+        self._progress.moved(moved, move.fragment, move.position)
         _log.info(
             "ledger %d, fragment %d: %s replaces %s (%s)", ledger.ledger_id, move.fragment, move.target, left, move.cause
         )  # fmt: skip

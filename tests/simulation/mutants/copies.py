@@ -12,6 +12,7 @@ from stratalog_bookies.client.core import placement
 from stratalog_bookies.client.core.placement import Candidate, Spread
 from stratalog_bookies.client.ledger_ids import LedgerIds
 from stratalog_bookies.repair.core import audit_plan
+from stratalog_bookies.repair.core.audit_progress import Progress
 from stratalog_broker.cluster.replicas import newest_ledger
 from stratalog_broker.partitions.ledger_opening import LedgerOpening
 from stratalog_broker.partitions.log import PartitionLog
@@ -48,6 +49,11 @@ def auditor_ignores_hosts() -> None:
     spread_of: Callable[..., Spread] = placement.spread_of
     _swap(audit_plan, "best_spread", lambda candidates, size: dataclasses.replace(best(candidates, size), hosts=0))
     _swap(audit_plan, "spread_of", lambda members: dataclasses.replace(spread_of(members), hosts=0))
+
+
+def placements_are_not_checked_after_a_move() -> None:
+    """The auditor never checks the placement of a ledger again that was placed well before one of its copies moved."""
+    _swap(Progress, "moved", Progress.completed)
 
 
 def acks_all_is_min_insync_replicas() -> None:
@@ -100,4 +106,9 @@ def one_block_of_ids_is_enough_for_all_who_wait() -> None:
     LedgerIds.take = take  # type: ignore[method-assign]
 
 
-IN_LOST_DISKS: Final = (placement_ignores_hosts, auditor_ignores_hosts, one_block_of_ids_is_enough_for_all_who_wait)
+IN_LOST_DISKS: Final = (
+    placement_ignores_hosts,
+    auditor_ignores_hosts,
+    placements_are_not_checked_after_a_move,
+    one_block_of_ids_is_enough_for_all_who_wait,
+)

@@ -280,7 +280,7 @@ def test_a_ledger_is_looked_at_until_placed_and_complete() -> None:
     ledger = closed((0, ("b0", "b1", "b2")))
     progress = Progress()
     progress.begin([ledger], [live("b0")])
-    progress.placed(ledger)
+    progress.placed(ledger, [live("b0")])
     assert progress.unchecked(ledger, {"b1"}) == [(0, 0), (0, 2)]
     for position in range(3):
         assert progress.unsettled([ledger]) == [ledger]
@@ -296,7 +296,7 @@ def test_placement_is_looked_at_again_when_bookies_change() -> None:
     ledger = closed((0, ("b0",)), write_quorum=1)
     progress = Progress()
     progress.begin([ledger], [live("b0", "r0")])
-    progress.placed(ledger)
+    progress.placed(ledger, [live("b0", "r0")])
     progress.completed(ledger, 0, 0)
     progress.begin([ledger], [live("b0", "r0", load=5.0)])
     assert progress.unsettled([ledger]) == []
@@ -308,7 +308,34 @@ def test_what_is_gone_is_forgotten() -> None:
     ledger = closed((0, ("b0",)), write_quorum=1)
     progress = Progress()
     progress.begin([ledger], [])
-    progress.placed(ledger)
+    progress.placed(ledger, [])
     progress.completed(ledger, 0, 0)
     progress.begin([], [])
     assert progress.unsettled([ledger]) == [ledger]
+
+
+def test_a_placement_without_a_bookie_that_failed_for_a_moment_is_checked_again() -> None:
+    ledger = closed((0, ("b0",)), write_quorum=1)
+    progress = Progress()
+    everybody = [live("b0", "r0"), live("b1", "r1")]
+    progress.begin([ledger], everybody)
+    progress.completed(ledger, 0, 0)
+    progress.placed(ledger, [live("b0", "r0"), down("b1", "r1")])
+    progress.begin([ledger], everybody)
+    assert progress.unsettled([ledger]) == [ledger]
+    progress.placed(ledger, everybody)
+    assert progress.unsettled([ledger]) == []
+
+
+def test_a_placement_is_checked_again_after_a_move() -> None:
+    """Simulation, scenario lost-disks, seed 72000736: the only candidate for a lost copy left two copies on one host."""
+    ledger = closed((0, ("b0", "b1")), write_quorum=2)
+    present = [live("b0"), live("b2"), live("b3")]
+    progress = Progress()
+    progress.begin([ledger], present)
+    progress.placed(ledger, present)
+    progress.completed(ledger, 0, 0)
+    moved = with_moved(ledger, 0, 1, "b2")
+    progress.moved(moved, 0, 1)
+    progress.begin([moved], present)
+    assert progress.unsettled([moved]) == [moved]
