@@ -31,6 +31,9 @@ async def handle(
 
     try:
         permissions.check_group(context, _ACCESS, request.group_id)
+    except KafkaError as denied:
+        return _response(context, JoinAnswer(error=denied.code))
+    try:
         coordinator = groups.coordinator_of(request.group_id)
         answer = await coordinator.join(request.group_id, make_request)
     except KafkaError as refused:

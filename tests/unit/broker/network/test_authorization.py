@@ -304,7 +304,8 @@ async def test_members_of_groups(guarded: Guarded) -> None:
     protocol = part(11, 9, "JoinGroupRequestProtocol", name="range", metadata=b"")
     times = {"session_timeout": SECONDS, "rebalance_timeout": SECONDS}
     joining = {"protocol_type": "consumer", "protocols": (protocol,), "reason": None}
-    assert (await send(11, 9, **member, **times, **joining)).error_code is GROUP
+    joined = await send(11, 9, **member, **times, **joining)
+    assert (joined.error_code, joined.member_id) == (GROUP, ""), "as Kafka: a denied member has no id"
     syncing = {"protocol_type": "consumer", "protocol_name": "range", "assignments": ()}
     assert (await send(14, 5, **member, **syncing)).error_code is GROUP
     assert (await send(12, 4, **member)).error_code is GROUP
