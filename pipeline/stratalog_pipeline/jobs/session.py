@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import pickle
 import re
@@ -24,6 +25,8 @@ from stratalog_core.errors import Invalid, StratalogError, Unavailable
 from stratalog_pipeline.bucket import Bucket
 
 LOOK_S: Final = 0.3
+_groups = itertools.count(1)
+"""Numbers of job groups. Spark keeps the finished jobs of a group, so each watched job needs a group of its own."""
 _Task = TypeVar("_Task")
 _Result = TypeVar("_Result")
 OnProgress = Callable[[int, int], None]
@@ -105,7 +108,7 @@ def watched(spark: SparkSession, on_progress: OnProgress, total: int = 0) -> Ite
     ``total`` is the number of all tasks; 0: unknown until Spark has planned them, so what is reported grows by each stage.
     """
     context = spark.sparkContext
-    group = f"stratalog-{threading.get_ident()}"
+    group = f"stratalog-{next(_groups)}"
     ended = threading.Event()
     stages: dict[int, tuple[int, int]] = {}
 

@@ -289,8 +289,13 @@ def test_a_damaged_block_fails_an_export_with_one_clear_line(spark: SparkSession
 
 
 def test_progress_grows_by_each_stage(spark: SparkSession) -> None:
+    assert _progress(spark) == ((0, 0), (5, 5)), "three tasks read and two write"
+    assert _progress(spark) == ((0, 0), (5, 5)), "the tasks of an earlier job are not counted"
+
+
+def _progress(spark: SparkSession) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Run a job of two stages; return its first and its last report."""
     seen: list[tuple[int, int]] = []
     with watched(spark, lambda done, total: seen.append((done, total))):
         spark.range(1000, numPartitions=3).repartition(2).write.format("noop").mode("overwrite").save()
-    assert seen[0] == (0, 0)
-    assert seen[-1] == (5, 5), "three tasks read and two write"
+    return seen[0], seen[-1]
