@@ -29,6 +29,7 @@ from stratalog_broker.coordination.groups.core.offset_rows import Commit
 from stratalog_broker.coordination.groups.core.store import GroupStore, TopicPartitionName
 from stratalog_broker.coordination.record_writer import RecordWriter, TransactionalProducer
 from stratalog_broker.coordination.replay import CoordinatorRecord
+from stratalog_broker.coordination.wake_timer import WakeTimer
 from stratalog_broker.partitions.internal_topics import CONSUMER_OFFSETS
 from stratalog_broker.protocol.errors import KafkaError
 from stratalog_core.ports import Clock
@@ -56,17 +57,15 @@ class GroupApplication:
         self._writer = writer
         self._tickets: dict[int, asyncio.Future[JoinAnswer | SyncAnswer]] = {}
         self._next_ticket = 0
-        self._wake: asyncio.TimerHandle | None = None
-        self._wake_at_ms = 0
+        self._wake = WakeTimer(self._tick)
         self._coordinator: GroupCoordinator | None = GroupCoordinator(limits, store, self.now())
         self._plan_wake()
         self._expiry = asyncio.get_running_loop().call_later(EXPIRY_INTERVAL_S, self._expire)
 
     def resigned(self) -> None:
         self._coordinator = None
-        for timer in (self._wake, self._expiry):
-            if timer is not None:
-                timer.cancel()
+        self._wake.cancel()
+        self._expiry.cancel()
         tickets, self._tickets = self._tickets, {}
         for future in tickets.values():
             if not future.done():
@@ -195,17 +194,10 @@ class GroupApplication:
         return written
 
     def _plan_wake(self) -> None:
-        at_ms = self._coordinator.wake_at_ms if self._coordinator is not None else None
-        if at_ms is None or (self._wake is not None and self._wake_at_ms <= at_ms):
-            return
-        if self._wake is not None:
-            self._wake.cancel()
-        delay_s = max(at_ms - self.now().monotonic_ms, 0) / 1000
-        self._wake_at_ms = at_ms
-        self._wake = asyncio.get_running_loop().call_later(delay_s, self._tick)
+        if self._coordinator is not None:
+            self._wake.plan(self._coordinator.wake_at_ms, self.now().monotonic_ms)
 
     def _tick(self) -> None:
-        self._wake = None
         if self._coordinator is not None:
             self._do(self._coordinator.tick(self.now()))
 

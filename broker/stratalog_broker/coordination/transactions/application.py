@@ -33,6 +33,7 @@ from stratalog_broker.coordination.transactions.core.transaction import (
     Transaction,
 )
 from stratalog_broker.coordination.transactions.marker_sender import MarkerSender
+from stratalog_broker.coordination.wake_timer import WakeTimer
 from stratalog_broker.partitions.internal_topics import TRANSACTION_STATE
 from stratalog_broker.protocol.errors import KafkaError
 from stratalog_core.ports import Clock
@@ -71,8 +72,7 @@ class TransactionApplication:
         self._markers = markers
         self._coordinator: TransactionCoordinator | None = TransactionCoordinator(limits, store, self._now())
         self._tasks: set[asyncio.Task[None]] = set()
-        self._wake: asyncio.TimerHandle | None = None
-        self._wake_at_ms = 0
+        self._wake = WakeTimer(self._tick)
         for transaction in store.transactions.values():
             if transaction.state in PREPARED:
                 self._continue(transaction)
@@ -81,8 +81,7 @@ class TransactionApplication:
     def resigned(self) -> None:
         self._coordinator = None
         self._markers.forget(self.number)
-        if self._wake is not None:
-            self._wake.cancel()
+        self._wake.cancel()
         for task in self._tasks:
             task.cancel()
 
@@ -192,17 +191,10 @@ class TransactionApplication:
         return Instant(monotonic_ms=int(self._clock.monotonic() * 1000), wall_ms=self._clock.wall_ms())
 
     def _plan_wake(self) -> None:
-        at_ms = self._coordinator.wake_at_ms if self._coordinator is not None else None
-        if at_ms is None or (self._wake is not None and self._wake_at_ms <= at_ms):
-            return
-        if self._wake is not None:
-            self._wake.cancel()
-        delay_s = max(at_ms - self._now().monotonic_ms, 0) / 1000
-        self._wake_at_ms = at_ms
-        self._wake = asyncio.get_running_loop().call_later(delay_s, self._tick)
+        if self._coordinator is not None:
+            self._wake.plan(self._coordinator.wake_at_ms, self._now().monotonic_ms)
 
     def _tick(self) -> None:
-        self._wake = None
         if self._coordinator is not None:
             for planned in self._coordinator.timed_out(self._now()):
                 _log.info("aborting the transaction of %s: it exceeds its timeout", planned.transactional_id)
