@@ -238,8 +238,8 @@ class FetchCall:
         core = log.core
         high_watermark, unstable = core.high_watermark, core.first_unstable_offset
         stable = high_watermark if unstable is None else unstable
-        told = aborted if self._is_committed else None
-        return PartitionFetched(one.index, 0, high_watermark, stable, core.log_start_offset, *found, told)
+        reported = aborted if self._is_committed else None
+        return PartitionFetched(one.index, 0, high_watermark, stable, core.log_start_offset, *found, reported)
 
     def _not_here(self, one: FetchWanted) -> PartitionFetched:
         if one.key in self._denied:
@@ -376,7 +376,7 @@ class FetchCall:
         self._bytes += batches[1]
 
     def failed(self, line: int, one: FetchWanted, failure: StratalogError) -> None:
-        """Keep an error that the client must hear of."""
+        """Keep an error for the response."""
         self._has_error = True
         self._results[line] = PartitionFetched(one.index, int(fetch_error_code_of(failure)))
 

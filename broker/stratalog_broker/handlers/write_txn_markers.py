@@ -1,11 +1,11 @@
 """WriteTxnMarkers (key 27), versions 1–2: a transaction's coordinator ends it in the partitions that this broker owns.
 
 Each marker becomes a control batch in each of its partitions, and is answered when the ack quorum has it. A marker that was
-already written is written again, which changes nothing: its coordinator did not hear of the first one. A marker of an older
+already written is written again, which changes nothing: its coordinator never got the first response. A marker of an older
 coordinator or an older producer epoch is refused, with Kafka's rules for each transaction version. Internal partitions take
 markers, too: those of __consumer_offsets end the offsets that a transaction has committed.
 
-Version 2 tells the transaction version (KIP-1228); markers of version 1 belong to transactions of the versions 0 and 1.
+Version 2 carries the transaction version (KIP-1228); markers of version 1 belong to transactions of the versions 0 and 1.
 """
 
 from __future__ import annotations

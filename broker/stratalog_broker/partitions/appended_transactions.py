@@ -1,9 +1,9 @@
 """Transactions of one partition after its last appended batch, confirmed or not: the next batch is checked against them.
 
 The first batch of a transaction in a partition is appended only after the transaction's coordinator has verified (or, from
-transaction version 2 on, noted) that the partition belongs to it: KIP-890. Until its response arrives, a guard stands for the
-producer. A marker removes the guard, and so does the first batch: a response that arrives after either is stale, because the
-transaction that it speaks of may have ended. Later batches of the transaction need no response. Sans-IO.
+transaction version 2 on, noted) that the partition belongs to it: KIP-890. Until its response arrives, the
+producer has a guard. A marker removes the guard, and so does the first batch: a response that arrives after either is stale,
+because the transaction that it is about may have ended. Later batches of the transaction need no response. Sans-IO.
 
 Batches that wait for their coordinators may overtake each other. The guard remembers the lowest sequence of those that asked:
 only that one may be the transaction's first, as in Kafka.

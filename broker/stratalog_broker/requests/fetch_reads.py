@@ -37,7 +37,7 @@ class FetchSink(Protocol):
     ) -> None: ...
 
     def failed(self, line: int, one: FetchWanted, failure: StratalogError) -> None:
-        """Note an error that the client must hear of."""
+        """Note an error for the response."""
         ...
 
 

@@ -55,7 +55,7 @@ def aborted_transactions_are_looked_up_in_one_ledger() -> None:
 
 
 def markers_are_answered_before_the_quorum_has_them() -> None:
-    """A coordinator hears of a marker that its partition's next owner may not find."""
+    """A marker is acknowledged to its coordinator although the partition's next owner may not find it."""
 
     async def append(log: PartitionLog, batch: bytearray) -> int:
         return log.append(memoryview(batch), read_header(batch), Acks.ALL, None)

@@ -64,12 +64,12 @@ async def _no_leases(store: Any, now_ms: int) -> list[Any]:
 
 
 def retention_ignores_leases() -> None:
-    """Objects that a manifest lists as removed go after the grace period, whoever reads them."""
+    """Objects that a manifest lists as removed are deleted after the grace period, even if a lease holder reads them."""
     retention.leases_in_force = _no_leases  # type: ignore[attr-defined]
 
 
 def the_sweep_ignores_leases() -> None:
-    """Superseded manifests go after the grace period, whoever reads by them."""
+    """Superseded manifests are deleted after the grace period, even if a lease holder uses them."""
     orphans.leases_in_force = _no_leases  # type: ignore[attr-defined]
 
 

@@ -38,7 +38,7 @@ async def test_a_committed_transaction_becomes_readable_and_an_aborted_one_never
     await append(cluster, TOPIC, transactional(2, 0, b"x"))
     assert await read_committed(client, TOPIC) == []
     row = await fetch(client, TOPIC, 0)
-    assert (row.high_watermark, row.last_stable_offset) == (3, 0), "readers of uncommitted records hear of it, too"
+    assert (row.high_watermark, row.last_stable_offset) == (3, 0), "readers of uncommitted records get it, too"
     assert await mark(client, TOPIC, 1, COMMIT) == 0
     assert await read_committed(client, TOPIC) == [b"a", b"b"]
     assert await mark(client, TOPIC, 2, ABORT) == 0
@@ -80,7 +80,7 @@ async def test_older_coordinators_and_producers_are_fenced(cluster: MiniCluster,
     assert await mark(client, TOPIC, 1, COMMIT, epoch=2) is ErrorCode.invalid_producer_epoch
     assert await mark(client, TOPIC, 1, ABORT, epoch=4, coordinator_epoch=7) == 0, "a time-out raises the epoch"
     assert await mark(client, TOPIC, 1, COMMIT, epoch=4, coordinator_epoch=6) is ErrorCode.transaction_coordinator_fenced
-    assert await mark(client, TOPIC, 1, ABORT, epoch=4, coordinator_epoch=7) == 0, "the coordinator did not hear of the first"
+    assert await mark(client, TOPIC, 1, ABORT, epoch=4, coordinator_epoch=7) == 0, "the first response was lost"
     assert await read_committed(client, TOPIC) == []
 
 

@@ -1,4 +1,4 @@
-"""Requests to one peer: each gets exactly one outcome, and certain failures are told from unknown ones."""
+"""Requests to one peer: each gets exactly one outcome, and certain failures are distinguished from unknown outcomes."""
 
 from __future__ import annotations
 

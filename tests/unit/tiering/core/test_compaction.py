@@ -80,7 +80,7 @@ class Log:
 
 
 def places(header: BatchHeader) -> tuple[int, ...]:
-    """What compaction never changes."""
+    """The properties that compaction never changes."""
     return (
         header.base_offset, header.last_offset, header.leader_epoch, header.producer_id, header.producer_epoch,
         header.base_sequence, header.last_sequence, header.is_transactional, header.is_control, header.is_log_append_time,

@@ -1,4 +1,4 @@
-"""A reader's lease keeps what left the history since it began, and nothing else, and not for ever."""
+"""A reader's lease keeps what left the history since it began, nothing else, and only until it expires."""
 
 from __future__ import annotations
 

@@ -107,7 +107,7 @@ class Transaction(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def fenced(self) -> Transaction:
-        """The producer was fenced: raise the epoch, which nobody is told. An exhausted epoch stays."""
+        """The producer was fenced: raise the epoch without giving it to any client. An exhausted epoch stays."""
         return self._replace(producer_epoch=min(self.producer_epoch + 1, EPOCH_MAX), last_producer_epoch=NO_EPOCH)
 
     def prepared(self, *, commit: bool, client_version: int, next_producer_id: int, now_ms: int) -> Transaction:

@@ -26,7 +26,7 @@ TIMEOUT_MS = 60_000
 
 
 class Shell:
-    """Writes what is planned at once, unless told otherwise."""
+    """Writes what is planned at once, unless a test asks otherwise."""
 
     def __init__(self, store: TransactionStore | None = None, now_ms: int = 1_000, **limits: Any) -> None:
         self.limits = TransactionLimits(**limits)

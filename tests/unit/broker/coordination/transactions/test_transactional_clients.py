@@ -148,7 +148,7 @@ async def test_aiokafka_and_kafka_python_produce_in_transactions(mini_cluster: M
 
 
 class Copier:
-    """Copies ``SOURCE`` to ``TARGET`` exactly once, until it is told to stop; starts again after a fatal error."""
+    """Copies ``SOURCE`` to ``TARGET`` exactly once, until it is stopped; starts again after a fatal error."""
 
     def __init__(self, cluster: MiniCluster) -> None:
         self._cluster = cluster
