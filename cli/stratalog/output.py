@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
 Command = TypeVar("Command", bound=Callable[..., Any])
-_PIPE_WIDTH = 250
+_PIPE_WIDTH = 100_000
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 _HEADINGS = {
     "damaged": "corrupt",
@@ -47,20 +47,29 @@ def print_json(document: object) -> None:
 
 
 def print_rows(rows: Sequence[Mapping[str, Any]], columns: Sequence[str], *, title: str = "") -> None:
-    """Print a table of the named columns. A heading is the column's name with spaces, or its term in ``_HEADINGS``."""
+    """Print a table of the named columns. A heading is the column's name with spaces, or its term in ``_HEADINGS``.
+
+    A column that is empty in every row is left out.
+    """
     from rich.console import Console
     from rich.table import Table
 
     table = Table(title=title or None, title_justify="left", box=None, pad_edge=False, header_style="bold")
-    for column in columns:
+    shown = [column for column in columns if not rows or any(row.get(column) != "" for row in rows)]
+    for column in shown:
         numeric = all(isinstance(row.get(column), int | float) for row in rows) and bool(rows)
         heading = _HEADINGS.get(column, column.replace("_", " "))
         table.add_column(heading, justify="right" if numeric else "left", overflow="fold")
     for row in rows:
-        table.add_row(*(_cell(column, row.get(column)) for column in columns))
-    # Lines to a file or a pipe are not wrapped at a terminal's width.
-    width = None if sys.stdout.isatty() else _PIPE_WIDTH
-    Console(file=sys.stdout, highlight=False, width=width).print(table)
+        table.add_row(*(_cell(column, row.get(column)) for column in shown))
+    if sys.stdout.isatty():
+        Console(file=sys.stdout, highlight=False).print(table)
+        return
+    # Lines to a file or a pipe are neither wrapped at a terminal's width nor padded to the longest.
+    console = Console(highlight=False, width=_PIPE_WIDTH)
+    with console.capture() as captured:
+        console.print(table)
+    click.echo("\n".join(line.rstrip() for line in captured.get().splitlines()))
 
 
 def print_listing(

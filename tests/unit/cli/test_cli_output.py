@@ -35,6 +35,12 @@ def test_a_listing_is_a_table_for_people_and_one_line_each_in_a_pipe(capsys: pyt
     assert second.split() == ["b", "0", "B", "x" * 100]
 
 
+def test_a_line_in_a_pipe_is_not_padded_and_an_empty_column_is_left_out(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [{"check": "store", "detail": "x" * 400, "remedy": ""}, {"check": "disk", "detail": "ok", "remedy": ""}]
+    print_listing("rows", rows, ("check", "detail", "remedy"), as_json=False)
+    assert capsys.readouterr().out.splitlines() == ["check  detail", "store  " + "x" * 400, "disk   ok"]
+
+
 @pytest.mark.parametrize(
     ("code", "kind"),
     [
