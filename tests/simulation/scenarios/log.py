@@ -14,7 +14,7 @@ from functools import partial
 from typing import Final
 
 from simulation.checkers.audit import Audit
-from simulation.checkers.coverage import COMMITTED, UNKNOWN_OBJECT
+from simulation.checkers.coverage import COMMITTED, OFFLOADED, PROGRESS, UNKNOWN_OBJECT
 from simulation.checkers.final_checks import FinalChecks
 from simulation.checkers.log_truth import Truth, read_all
 from simulation.clients.consumers import Groups
@@ -85,6 +85,7 @@ class Scenario:
     segment_ms = SEGMENT_MS
     operators = 1
     replication_factor = 3
+    offloaded_min = PROGRESS["log"][OFFLOADED]
 
     def configs(self) -> dict[str, str]:
         """Return the topic's configs."""
@@ -156,6 +157,7 @@ class Scenario:
         for producer in self._producers:
             await _in_time(producer.stopped.wait(), "a producer still waits for an answer")
         await self._group_has_polled_all()
+        await self._has_offloaded()
         await self._in_checker(self._check_everything)
         bookies = [f"{machine.name}:{roles.BOOKIE_PORT}" for machine in self.bookies if not machine.is_excused]
         await self._in_checker(FinalChecks(self.audit, self.bucket, bookies, self.partitions).run)
@@ -182,6 +184,15 @@ class Scenario:
             await asyncio.sleep(LOOK_S)
             self._check_processes()
         raise AssertionError(f"a group has not polled {len(unseen)} acknowledged records: {unseen[:3]}")
+
+    async def _has_offloaded(self) -> None:
+        """Wait until records are offloaded: a worker whose message was lost may wait longer for an answer than a run takes."""
+        for _ in range(int(FINISH_S / LOOK_S)):
+            if self.world.coverage.met[OFFLOADED] >= self.offloaded_min:
+                return
+            await asyncio.sleep(LOOK_S)
+            self._check_processes()
+        raise AssertionError(f"{self.world.coverage.met[OFFLOADED]} offsets were offloaded {FINISH_S:g} s after all faults")
 
     async def _pass(self, seconds: float) -> None:
         for _ in range(int(seconds)):

@@ -18,7 +18,7 @@ from typing import Any, Final
 
 import msgspec
 
-from simulation.checkers.coverage import LATE_INTERNAL_OPENING, LATE_OPENING, UNFINISHED_IN_A_ROW
+from simulation.checkers.coverage import LATE_INTERNAL_OPENING, LATE_OPENING, OFFLOADED, PROGRESS, UNFINISHED_IN_A_ROW
 from simulation.faults.nemesis import Nemesis, NemesisPlan
 from simulation.scenarios import log
 from simulation.scenarios.log import PRODUCERS, Reader
@@ -96,6 +96,7 @@ class Scenario(log.Scenario):
 
     operators = 0
     segment_ms = 400
+    offloaded_min = PROGRESS["ownership-changes"][OFFLOADED]
     reassigns = True
     """Whether somebody reassigns partitions, cancels that, and elects preferred leaders."""
 
