@@ -27,7 +27,7 @@ class Step:
     """One run. ``{bootstrap}``, ``{topic}``, ``{group}`` and ``{dir}`` are replaced by the cluster's and the test's own.
 
     ``prints`` is the expected output: a regular expression if the tool works, a text for people if it is refused. A tool that
-    ``is_endless`` is killed once it has printed that.
+    ``is_endless`` is killed once it has printed that. ``main_class``: that of another tool, which shows the result of this one.
     """
 
     arguments: str
@@ -37,6 +37,7 @@ class Step:
     exit_code: int = 0
     stdin: str = ""
     is_endless: bool = False
+    main_class: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -267,7 +268,26 @@ KAFKA_TOOLS: tuple[Tool, ...] = (
         script="kafka-features.sh",
         main_class=TOOLS + "FeatureCommand",
         steps=(
-            Step(what="describe features: there are none", arguments=f"{_AT} describe", prints=r"\A\s*\Z"),
+            Step(
+                what="describe features",
+                arguments=f"{_AT} describe",
+                prints=r"transaction\.version\s+SupportedMinVersion: 0\s+SupportedMaxVersion: 2\s+FinalizedVersionLevel: 2",
+            ),
+            Step(
+                what="downgrade transactions",
+                arguments=f"{_AT} downgrade --feature transaction.version=1",
+                prints=r"transaction\.version was downgraded to 1\.",
+            ),
+            Step(
+                what="upgrade transactions",
+                arguments=f"{_AT} upgrade --feature transaction.version=2",
+                prints=r"transaction\.version was upgraded to 2\.",
+            ),
+            _refused(
+                "upgrade to an unknown level",
+                f"{_AT} upgrade --feature transaction.version=3",
+                "this version of Stratalog only supports levels 0-2",
+            ),
             _refused("upgrade an unknown feature", f"{_AT} upgrade --feature share.version=1", "this feature is not supported"),
         ),
     ),
@@ -498,8 +518,14 @@ KAFKA_TOOLS: tuple[Tool, ...] = (
             Step(
                 what="copy in transactions",
                 arguments="--broker-list {bootstrap} --input-topic {topic} --input-partition 0 --output-topic {topic}-copy"
-                " --transactional-id {group} --consumer-group {group} --max-messages 3",
+                " --transactional-id {group} --consumer-group {group} --max-messages 3 --transaction-size 1",
                 prints='"consumed":3',
+            ),
+            Step(
+                what="each of its transactions has an epoch (`transaction.version` 2)",
+                arguments=f"{_AT} describe-producers --topic {{topic}}-copy --partition 0",
+                prints=r"ProducerEpoch[^\n]*\n\d+\s+3\s",
+                main_class=TOOLS + "TransactionsCommand",
             ),
         ),
     ),

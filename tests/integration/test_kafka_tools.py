@@ -44,7 +44,7 @@ def test_the_tool_works_or_is_refused_by_name(
     for name, content in FILES.items():
         (tmp_path / name).write_text(content.format(**places))
     for step in tool.steps:
-        output, exit_code = run(tool.main_class, step, places, shared_classes)
+        output, exit_code = run(step.main_class or tool.main_class, step, places, shared_classes)
         assert "NullPointerException" not in output, f"{step.what}:\n{output}"
         expected = step.prints.format(**places) if step.result is Result.WORKS else re.escape(step.prints)
         assert re.search(expected, output), f"{step.what} does not print {expected!r}:\n{output}"

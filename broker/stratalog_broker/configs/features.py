@@ -1,30 +1,57 @@
 """Kafka's features (KIP-584) that this cluster has: the one list from which ApiVersions and UpdateFeatures answer.
 
-A feature's level belongs to the software, not to the cluster's state: every broker serves the same levels, so the supported
-range is that one level, it is always finalized, and nothing can be upgraded or downgraded. A feature that is not listed is at
-level 0.
+The finalized level of a feature is one level of the whole cluster. ``admin/feature_updates.py`` changes it; a level that was
+never changed is the highest that the software supports, as in a newly formatted Kafka cluster. Clients choose protocols by the
+finalized levels. A feature that is not listed is at level 0.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
+
+from stratalog_metadata.client.api import MetadataView
+from stratalog_metadata.records import FEATURES_KEY, DynamicConfig
+
+TRANSACTION_VERSION: Final = "transaction.version"
+"""Level 2: every transaction has a producer epoch of its own, and a batch adds its partition to its transaction (KIP-890)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Feature:
-    """A feature under Kafka's name. ``level`` is the lowest and highest supported level, and the finalized one."""
+    """A feature under Kafka's name, supported from level 0, which disables it, to ``max_level``."""
 
     name: str
-    level: int
+    max_level: int
 
 
-FEATURES: Final[tuple[Feature, ...]] = ()
+FEATURES: Final[tuple[Feature, ...]] = (Feature(name=TRANSACTION_VERSION, max_level=2),)
 """Add a feature together with the APIs that it promises: clients change their protocol when they see it."""
-EPOCH: Final = 0
-"""Epoch of the finalized features. It is constant because the levels are."""
 
 
-def level_of(name: str) -> int:
-    """Return the level of a feature; 0 if the cluster does not have it."""
-    return next((feature.level for feature in FEATURES if feature.name == name), 0)
+def find_feature(name: str) -> Feature | None:
+    """Return the feature with the name, if the cluster has it."""
+    return next((feature for feature in FEATURES if feature.name == name), None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FinalizedFeatures:
+    """The levels in force, by name. ``epoch`` rises with every change."""
+
+    epoch: int
+    levels: Mapping[str, int]
+
+    def level_of(self, name: str) -> int:
+        """Return the level of a feature; 0 if it is disabled or the cluster does not have it."""
+        return self.levels.get(name, 0)
+
+
+def finalized_features(view: MetadataView) -> FinalizedFeatures:
+    """Return the finalized levels of all features of the cluster."""
+    stored = view.get(FEATURES_KEY)
+    changed = stored.record.configs if stored is not None and isinstance(stored.record, DynamicConfig) else {}
+    return FinalizedFeatures(
+        epoch=0 if stored is None else stored.version,
+        levels={one.name: min(int(changed.get(one.name, one.max_level)), one.max_level) for one in FEATURES},
+    )

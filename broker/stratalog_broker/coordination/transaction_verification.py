@@ -4,6 +4,9 @@ A partition's owner asks before it appends the first batch of a transaction. Pro
 partition before, so the question is whether they have (``verify_only``); for version 2 the question itself adds it. One request
 per producer and epoch is under way at a time; partitions that are asked for meanwhile share the next one, and batches of one
 partition share one answer. A question without an answer gets a code that the producer retries.
+
+The transaction before is often about to end when the next one begins. While it has markers to write, the answer is
+CONCURRENT_TRANSACTIONS, and a marker outdates what was asked before it. ``is_outdated`` says when to ask again.
 """
 
 from __future__ import annotations
@@ -15,11 +18,13 @@ from typing import Any, Final, NamedTuple
 from kio.schema.errors import ErrorCode
 
 from stratalog_broker.coordination.locator import CoordinatorLocator
+from stratalog_broker.partitions.appended_transactions import VerificationGuard
+from stratalog_broker.partitions.log import PartitionLog
 from stratalog_broker.peers.peers import Peers
 from stratalog_broker.protocol.entities import request_factory
 from stratalog_broker.protocol.errors import KafkaError
+from stratalog_core.batches.batch import BatchHeader
 from stratalog_core.errors import StratalogError
-from stratalog_core.ports import Clock
 
 TRANSACTION_KEY_TYPE: Final = 1
 """FindCoordinator's key type of transactional ids."""
@@ -27,7 +32,7 @@ ANSWER_TIMEOUT_S: Final = 5.0
 CONCURRENT_RETRY_S: Final = 0.02
 """Kafka's ``add.partitions.to.txn.retry.backoff.ms``."""
 CONCURRENT_PATIENCE_S: Final = 0.1
-"""Kafka's ``add.partitions.to.txn.retry.backoff.max.ms``."""
+"""For how long to ask again: Kafka's ``add.partitions.to.txn.retry.backoff.max.ms``."""
 _API_KEY: Final = 24
 _API_VERSION: Final = 5
 
@@ -42,6 +47,14 @@ class Transaction(NamedTuple):
 
 
 _Place = tuple[str, int]
+
+
+def is_outdated(code: ErrorCode, *, adds: bool, log: PartitionLog, header: BatchHeader, guard: VerificationGuard) -> bool:
+    """Whether the answer about a transaction's first batch says nothing of the present: ask again, with a new guard."""
+    if code is ErrorCode.concurrent_transactions:
+        return adds
+    is_stale = not log.core.appended_transactions.is_standing(header.producer_id, guard)
+    return code is ErrorCode.none and log.is_serving and is_stale and not log.core.has_open_transaction(header)
 
 
 class _Question(NamedTuple):
@@ -60,10 +73,9 @@ class _Questions:
 class TransactionVerifier:
     """One instance per broker. The number of questions is bounded by the memory of the requests that wait for them."""
 
-    def __init__(self, locator: CoordinatorLocator, peers: Peers, clock: Clock) -> None:
+    def __init__(self, locator: CoordinatorLocator, peers: Peers) -> None:
         self._locator = locator
         self._peers = peers
-        self._clock = clock
         self._questions: dict[Transaction, _Questions] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -94,25 +106,18 @@ class TransactionVerifier:
         try:
             while questions.next:
                 questions.asked, questions.next = questions.next, {}
-                codes = await self._answers(transaction, list(questions.asked))
+                codes = await self._ask_once(transaction, list(questions.asked))
                 for place, question in questions.asked.items():
                     if not question.answer.done():
                         question.answer.set_result(codes.get(place, ErrorCode.network_exception))
                 questions.asked = {}
+                if transaction.adds and ErrorCode.concurrent_transactions in codes.values():
+                    # Those who ask again share the next request.
+                    await asyncio.sleep(CONCURRENT_RETRY_S)
         finally:
             del self._questions[transaction]
             for question in (*questions.asked.values(), *questions.next.values()):
                 question.answer.cancel()
-
-    async def _answers(self, transaction: Transaction, places: Sequence[_Place]) -> dict[_Place, ErrorCode]:
-        """Ask until no answer is CONCURRENT_TRANSACTIONS, for a short time: the last transaction is often about to end."""
-        deadline = self._clock.monotonic() + CONCURRENT_PATIENCE_S
-        while True:
-            codes = await self._ask_once(transaction, places)
-            is_busy = transaction.adds and ErrorCode.concurrent_transactions in codes.values()
-            if not is_busy or self._clock.monotonic() >= deadline:
-                return codes
-            await asyncio.sleep(CONCURRENT_RETRY_S)
 
     async def _ask_once(self, transaction: Transaction, places: Sequence[_Place]) -> dict[_Place, ErrorCode]:
         try:

@@ -123,7 +123,7 @@ class BrokerServer:
             if internal is None
             else None
         )
-        self.verifier = TransactionVerifier(self.locator, self.peers, clock)
+        self.verifier = TransactionVerifier(self.locator, self.peers)
         self._partition_rows = PartitionRows(metadata.view)
         self._deadlines = Deadlines(clock)
         self._key_checks = KeyChecks(searches)
@@ -159,7 +159,7 @@ class BrokerServer:
             FetchSessions: FetchSessions(settings.fetch_sessions_max, shares.sessions // SESSION_PARTITION_BYTES, random),
             GroupService: self.groups,
             KeyChecks: self._key_checks,
-            OffsetTransactions: OffsetTransactions(self.locator, self.partitions, self.verifier),
+            OffsetTransactions: OffsetTransactions(self.locator, self.partitions, self.verifier, self.clock),
             OffsetLookup: OffsetLookup(self.reader, TimeSearches(self.reader, ledgers, cold, self.searches)),
             OwnershipOrders: OwnershipOrders(metadata),
             PartitionRows: self._partition_rows,

@@ -14,6 +14,7 @@ from typing import Final
 
 from kio.schema.errors import ErrorCode
 
+from stratalog_broker.coordination.transaction_verification import CONCURRENT_PATIENCE_S, is_outdated
 from stratalog_broker.partitions.appended_transactions import VerificationGuard
 from stratalog_broker.partitions.log import PartitionLog
 from stratalog_broker.partitions.pending_batch import Acks, OnDone, Outcome
@@ -140,19 +141,32 @@ class BatchAppend:
             return
         if verdict is Verdict.FENCED:
             raise _fenced(header)
-        guard = core.appended_transactions.guard(header)
         self._produce.wait()
         self._context.hold()
+        self._verify(batch, header, self._produce.monotonic_s() + CONCURRENT_PATIENCE_S)
+
+    def _verify(self, batch: memoryview, header: BatchHeader, until_s: float) -> None:
+        guard = self._log.core.appended_transactions.guard(header)
         answer = self._produce.verify(self._log, header, guard)
-        answer.add_done_callback(partial(self._verified, batch, header, guard))
+        answer.add_done_callback(partial(self._verified, batch, header, guard, until_s))
 
     def _verified(
-        self, batch: memoryview, header: BatchHeader, guard: VerificationGuard, answer: asyncio.Future[ErrorCode]
+        self,
+        batch: memoryview,
+        header: BatchHeader,
+        guard: VerificationGuard,
+        until_s: float,
+        answer: asyncio.Future[ErrorCode],
     ) -> None:
         """Append the batch, or refuse it, now that the coordinator has answered or the broker stops."""
         is_in_flight = False
         try:
             if not answer.cancelled() and not self._produce.is_answered:
+                adds = self._context.api_version >= ADDING_VERSION
+                is_asked_again = is_outdated(answer.result(), adds=adds, log=self._log, header=header, guard=guard)
+                if is_asked_again and self._produce.monotonic_s() < until_s:
+                    self._verify(batch, header, until_s)
+                    return
                 is_in_flight = self._append_verified(batch, header, guard, answer.result())
         except (Refused, StratalogError) as refused:
             self._refuse(refused)

@@ -119,6 +119,10 @@ class PendingProduce:
         """Return the broker's wall time."""
         return self._services.clock.wall_ms()
 
+    def monotonic_s(self) -> float:
+        """Return the broker's monotonic time in seconds."""
+        return self._services.clock.monotonic()
+
     def leader_of(self, topic_partition: TopicPartition) -> Leader | None:
         """Return the partition's owner, with its address for the client's listener."""
         return self._services.partitions.leader_of(topic_partition, self._context.listener)

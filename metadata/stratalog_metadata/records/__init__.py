@@ -47,6 +47,8 @@ from stratalog_metadata.records.quorum import QUORUM_KEY, Quorum
 from stratalog_metadata.records.session import Lease, Session, lease_key, session_key
 from stratalog_metadata.records.topic import (
     CLIENT_METRICS_CONFIGS,
+    FEATURES,
+    FEATURES_KEY,
     GROUP_CONFIGS,
     TOPIC_DEFAULTS_KEY,
     DeletedTopic,
@@ -97,8 +99,8 @@ class Versioned(msgspec.Struct, frozen=True, gc=False):
 
 __all__ = [
     "CLIENT_METRICS_CONFIGS",
-    "CLUSTER_KEY", "GROUP_CONFIGS", "KEEP_METADATA", "KEEP_STORE", "LEDGER_IDS", "NONE_UNDECIDED", "NO_OWNER", "PRODUCER_IDS",
-    "QUORUM_KEY", "SESSION_IDS", "TOPIC_DEFAULTS_KEY", "UNKNOWN_UNDECIDED",
+    "CLUSTER_KEY", "FEATURES", "FEATURES_KEY", "GROUP_CONFIGS", "KEEP_METADATA", "KEEP_STORE", "LEDGER_IDS", "NONE_UNDECIDED",
+    "NO_OWNER", "PRODUCER_IDS", "QUORUM_KEY", "SESSION_IDS", "TOPIC_DEFAULTS_KEY", "UNKNOWN_UNDECIDED",
     "Bookie", "Broker", "Cluster", "Counter", "DeletedTopic", "DrainedBroker", "DynamicConfig", "Endpoint", "ForkDecision",
     "Fragment", "Lease",
     "Ledger", "LedgerRef", "LedgerState", "Log", "ManifestPointer", "Partition", "PendingTopic", "Quorum", "Record",

@@ -82,7 +82,7 @@ class PendingTopic(RecordBase, frozen=True, kw_only=True, tag="pending_topic"):
 class DynamicConfig(RecordBase, frozen=True, kw_only=True, tag="dynamic_config"):
     """Configuration that was changed at run time, under Kafka's names.
 
-    ``resource`` is empty for the defaults of all topics, or a prefix below and a name.
+    ``resource`` is empty for the defaults of all topics, ``FEATURES``, or a prefix below and a name.
     """
 
     resource: str
@@ -116,6 +116,9 @@ TOPIC_DEFAULTS_KEY: Final = DynamicConfig(resource="").key()
 """Key of the record that holds the cluster-wide defaults of topic configs."""
 GROUP_CONFIGS: Final = "group/"
 """Prefix of ``DynamicConfig.resource`` for the configs of a consumer group; the group's name follows."""
+FEATURES: Final = "features"
+"""``DynamicConfig.resource`` of the finalized levels of Kafka's features, by name."""
+FEATURES_KEY: Final = DynamicConfig(resource=FEATURES).key()
 CLIENT_METRICS_CONFIGS: Final = "client_metrics/"
 """Prefix for a client metrics subscription; its name follows."""
 

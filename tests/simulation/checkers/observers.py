@@ -179,10 +179,10 @@ def observe_calls(coverage: Coverage, changes: ChangeObserver) -> Iterator[None]
 
 
 def _counts_continued(inner: Callable[..., Any], coverage: Coverage) -> Callable[..., Any]:
-    def start(limits: Any, store: Any, now: Any) -> Any:
+    def start(limits: Any, store: Any, *others: Any) -> Any:
         decided = sum(transaction.state in PREPARED for transaction in store.transactions.values())
         coverage.meet(states.TRANSACTIONS_CONTINUED, decided)
-        return inner(limits, store, now)
+        return inner(limits, store, *others)
 
     return start
 

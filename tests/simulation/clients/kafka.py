@@ -12,7 +12,7 @@ import io
 import struct
 import sys
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 
 from kio.index import load_request_schema, load_response_schema
@@ -43,14 +43,18 @@ DUPLICATE_SEQUENCE: Final = 46
 
 
 @functools.cache
-def request_schema(api: int) -> type[Any]:
-    """Return the request schema of the version in ``VERSIONS``."""
-    return load_request_schema(api, VERSIONS[api])
+def _request_schema(api: int, version: int) -> type[Any]:
+    return load_request_schema(api, version)
 
 
 @functools.cache
-def _response_schema(api: int) -> type[Any]:
-    return load_response_schema(api, VERSIONS[api])
+def _response_schema(api: int, version: int) -> type[Any]:
+    return load_response_schema(api, version)
+
+
+def request_schema(api: int) -> type[Any]:
+    """Return the request schema of the version in ``VERSIONS``."""
+    return _request_schema(api, VERSIONS[api])
 
 
 def request_struct(api: int, name: str) -> type[Any]:
@@ -105,9 +109,12 @@ class _Connection(asyncio.Protocol):
 
 
 class KafkaClient:
-    """Sends requests to brokers by address, and remembers partition leaders."""
+    """Sends requests to brokers by address, and remembers partition leaders. ``versions``: those of ``VERSIONS`` or others."""
 
-    def __init__(self, world: World, ports: Ports, machine: str, bootstrap: list[str]) -> None:
+    def __init__(
+        self, world: World, ports: Ports, machine: str, bootstrap: list[str], versions: Mapping[int, int] = VERSIONS
+    ) -> None:
+        self._versions = versions
         self._world = world
         self._ports = ports
         self._machine = machine
@@ -118,8 +125,15 @@ class KafkaClient:
         self._correlation = 0
         self._leaders: dict[tuple[str, int], str] = {}
 
+    def struct(self, api: int, name: str) -> type[Any]:
+        """Return a nested struct of this client's version of a request by kio's name for it."""
+        return _struct(self._schema(api), name)
+
+    def _schema(self, api: int) -> type[Any]:
+        return _request_schema(api, self._versions[api])
+
     async def request(self, address: str, api: int, *, before_write: Callable[[], None] = _no_check, **fields: Any) -> Any:
-        """Send one request of the version in ``VERSIONS`` and return its answer. Raises ``NotServed``.
+        """Send one request of this client's version and return its answer. Raises ``NotServed``.
 
         ``before_write`` is called once there is a connection; the request is not written if it raises.
         """
@@ -134,7 +148,7 @@ class KafkaClient:
         except TimeoutError:
             self._drop(address)
             raise NotServed(f"{address} did not answer in time") from None
-        response = _response_schema(api)
+        response = _response_schema(api, self._versions[api])
         header_read, at = entity_reader(response.__header_schema__)(memoryview(content).toreadonly(), 0)
         assert header_read.correlation_id == correlation, "answers come in order"
         return entity_reader(response)(memoryview(content).toreadonly(), at)[0]
@@ -142,12 +156,12 @@ class KafkaClient:
     def _frame(self, api: int, fields: dict[str, Any]) -> tuple[int, bytes]:
         """Return the correlation id and the bytes of a request."""
         self._correlation += 1
-        schema = request_schema(api)
+        schema = self._schema(api)
         with io.BytesIO() as body:
             header_kind: Any = schema.__header_schema__
             header = header_kind(
                 request_api_key=api,
-                request_api_version=VERSIONS[api],
+                request_api_version=self._versions[api],
                 correlation_id=self._correlation,
                 client_id=self._machine,
             )
@@ -202,7 +216,7 @@ class KafkaClient:
         self._leaders.pop((topic, partition), None)
 
     async def _refresh(self, topic: str) -> None:
-        schema = request_schema(METADATA)
+        schema = self._schema(METADATA)
         wanted = _struct(schema, "MetadataRequestTopic")(name=TopicName(topic))
         metadata = await self.any_broker(
             METADATA,
@@ -221,7 +235,7 @@ class KafkaClient:
         self, topic: str, partitions: int, replication: int, configs: dict[str, str], address: str = ""
     ) -> int:
         """Create a topic; return the error code. ``address``: the only broker to ask, once."""
-        schema = request_schema(CREATE_TOPICS)
+        schema = self._schema(CREATE_TOPICS)
         items = tuple(_struct(schema, "CreatableTopicConfig")(name=k, value=v) for k, v in configs.items())
         wanted = _struct(schema, "CreatableTopic")(
             name=TopicName(topic), num_partitions=partitions, replication_factor=replication, assignments=(), configs=items
@@ -295,9 +309,8 @@ class KafkaClient:
         address = await self.leader(topic, partition)
         if address is None:
             raise NotServed("no leader is known")
-        schema = request_schema(PRODUCE)
-        data = _struct(schema, "PartitionProduceData")(index=partition, records=batch)
-        topic_data = _struct(schema, "TopicProduceData")(name=TopicName(topic), partition_data=(data,))
+        data = self.struct(PRODUCE, "PartitionProduceData")(index=partition, records=batch)
+        topic_data = self.struct(PRODUCE, "TopicProduceData")(name=TopicName(topic), partition_data=(data,))
         fields = {
             "transactional_id": transactional_id, "acks": acks, "timeout": datetime.timedelta(seconds=3),
             "topic_data": (topic_data,),
@@ -339,7 +352,7 @@ class KafkaClient:
         address = await self.leader(topic, partition)
         if address is None:
             raise NotServed("no leader is known")
-        schema = request_schema(FETCH)
+        schema = self._schema(FETCH)
         place = _struct(schema, "FetchPartition")(
             partition=partition,
             current_leader_epoch=-1,

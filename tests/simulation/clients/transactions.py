@@ -3,6 +3,9 @@
 A writer retries what may be retried until its transaction has an outcome. It aborts some transactions, leaves others until they
 exceed their timeout, and sometimes begins again as a new instance with the same transactional id, while the old one, a zombie,
 tries to commit. ``checkers/transaction_outcomes.py`` says what must be readable afterwards.
+
+A writer of transaction version 2 (KIP-890) adds no partitions, because its batches and offsets do, and each of its transactions
+has an epoch of its own. It sometimes sends a batch of the last transaction's epoch within the next one, which must be refused.
 """
 
 from __future__ import annotations
@@ -14,7 +17,13 @@ from typing import Any, Final
 
 from kio.schema.types import GroupId, ProducerId, TopicName, TransactionalId
 
-from simulation.checkers.coverage import TRANSACTIONS_ABORTED, TRANSACTIONS_COMMITTED, TRANSACTIONS_TIMED_OUT, ZOMBIES_REFUSED
+from simulation.checkers.coverage import (
+    LATE_BATCHES_REFUSED,
+    TRANSACTIONS_ABORTED,
+    TRANSACTIONS_COMMITTED,
+    TRANSACTIONS_TIMED_OUT,
+    ZOMBIES_REFUSED,
+)
 from simulation.checkers.transaction_outcomes import Outcome, Outcomes, State
 from simulation.clients.kafka import (
     ADD_OFFSETS_TO_TXN,
@@ -24,10 +33,11 @@ from simulation.clients.kafka import (
     FIND_COORDINATOR,
     INIT_PRODUCER_ID,
     NONE,
+    PRODUCE,
     TXN_OFFSET_COMMIT,
+    VERSIONS,
     KafkaClient,
     NotServed,
-    request_struct,
 )
 from simulation.clients.producers import RETRIABLE, make_batch
 from simulation.world.machine import Machine, Ports, World
@@ -41,10 +51,13 @@ OFFSETS_CHANCE: Final = 0.5
 LEAVE_CHANCE: Final = 0.04
 RESTART_CHANCE: Final = 0.06
 GIVE_UP_CHANCE: Final = 0.5
+LATE_CHANCE: Final = 0.3
 DECISION_TRANSACTIONS: Final = 5
 GROUP_KEY, TRANSACTION_KEY = 0, 1
 INVALID_PRODUCER_EPOCH, INVALID_TXN_STATE, CONCURRENT_TRANSACTIONS, PRODUCER_FENCED = 47, 48, 51, 90
 LATER: Final = RETRIABLE | {14, CONCURRENT_TRANSACTIONS}
+VERSIONS_2: Final = {**VERSIONS, PRODUCE: 12, TXN_OFFSET_COMMIT: 5, END_TXN: 5}
+"""The requests of transaction version 2."""
 FENCED: Final = frozenset({INVALID_PRODUCER_EPOCH, INVALID_TXN_STATE, PRODUCER_FENCED})
 
 
@@ -53,9 +66,20 @@ class Ended(Exception):
 
 
 class TransactionalWriter:
-    """One transactional id. Its records are named ``ID/TRANSACTION/NUMBER``."""
+    """One transactional id. Its records are named ``ID/TRANSACTION/NUMBER``. ``is_v2``: of transaction version 2."""
 
-    def __init__(self, world: World, outcomes: Outcomes, name: str, topic: str, partitions: int, bootstrap: list[str]) -> None:
+    def __init__(
+        self,
+        world: World,
+        outcomes: Outcomes,
+        name: str,
+        topic: str,
+        partitions: int,
+        bootstrap: list[str],
+        *,
+        is_v2: bool = False,
+    ) -> None:
+        self._is_v2 = is_v2
         self._world = world
         self._outcomes = outcomes
         self._name = name
@@ -64,6 +88,8 @@ class TransactionalWriter:
         self._bootstrap = bootstrap
         self._producer = (-1, -1)
         self._sequences: dict[int, int] = {}
+        self._before: tuple[tuple[int, int], dict[int, int]] | None = None
+        """Producer and sequences of the last transaction, if the present one has another epoch."""
         self._coordinators: dict[tuple[int, str], str] = {}
         self._number = 0
         self.stop = False
@@ -74,7 +100,8 @@ class TransactionalWriter:
         return f"group-{self._name}"
 
     async def run(self, machine: Machine, ports: Ports) -> None:
-        client = KafkaClient(self._world, ports, machine.name, self._bootstrap)
+        versions = VERSIONS_2 if self._is_v2 else VERSIONS
+        client = KafkaClient(self._world, ports, machine.name, self._bootstrap, versions)
         await self._begin_epoch(client)
         turn = 0
         while not self.stop:
@@ -95,9 +122,12 @@ class TransactionalWriter:
 
     async def _transact(self, client: KafkaClient, ports: Ports, outcome: Outcome) -> None:
         partitions = ports.random.sample(range(self._partitions), 1 + ports.random.randrange(self._partitions))
-        await self._add_partitions(client, partitions)
+        if not self._is_v2:
+            await self._add_partitions(client, partitions)
         for partition in partitions:
             await self._produce(client, ports, outcome, partition)
+        if self._before is not None and ports.random.random() < LATE_CHANCE:
+            await self._produce_late(client, ports, ports.random.choice(partitions))
         if ports.random.random() < OFFSETS_CHANCE:
             await self._commit_offset(client, outcome)
         if ports.random.random() < LEAVE_CHANCE:
@@ -115,10 +145,15 @@ class TransactionalWriter:
             transaction_timeout=datetime.timedelta(seconds=TIMEOUT_S), producer_id=ProducerId(-1), producer_epoch=-1,
         )  # fmt: skip
         assert answer.error_code == NONE, f"{self._name}: InitProducerId answers {answer.error_code}"
-        assert (answer.producer_id, answer.producer_epoch) > self._producer, "every instance gets a higher epoch"
-        self._producer = answer.producer_id, answer.producer_epoch
-        self._sequences = {}
+        self._next_producer(answer)
+        self._before = None
         self._outcomes.timed_out.discard(self._name)
+
+    def _next_producer(self, answer: Any) -> None:
+        producer = answer.producer_id, answer.producer_epoch
+        assert producer > self._producer, f"{self._name}: the producer after {self._producer} is {producer}"
+        self._before = self._producer, self._sequences
+        self._producer, self._sequences = producer, {}
 
     async def _restart(self, client: KafkaClient, outcome: Outcome) -> None:
         """Begin again as a new instance, which aborts the transaction; then the old one tries to commit it."""
@@ -138,7 +173,7 @@ class TransactionalWriter:
         }  # fmt: skip
 
     async def _add_partitions(self, client: KafkaClient, partitions: Sequence[int]) -> None:
-        topic = request_struct(ADD_PARTITIONS_TO_TXN, "AddPartitionsToTxnTopic")(
+        topic = client.struct(ADD_PARTITIONS_TO_TXN, "AddPartitionsToTxnTopic")(
             name=TopicName(self._topic), partitions=tuple(partitions)
         )
         fields = {f"v3_and_below_{name}": value for name, value in self._identity().items()}
@@ -156,28 +191,45 @@ class TransactionalWriter:
             values = outcome.more_values(partition, 1 + ports.random.randrange(3))
             sequence = self._sequences.get(partition, 0)
             batch = make_batch(values, ports.clock.wall_ms(), self._producer, sequence, TRANSACTIONAL_BIT)
-            while True:
-                try:
-                    error, _ = await client.produce(self._topic, partition, batch, transactional_id=self._name)
-                except NotServed:
-                    error = -1
-                if error in (NONE, DUPLICATE_SEQUENCE):
-                    break
-                if error != -1 and error not in LATER:
-                    self._check(error, "Produce")
-                client.forget(self._topic, partition)
-                await asyncio.sleep(RETRY_S)
+            error = await self._send(client, partition, batch)
+            if error != DUPLICATE_SEQUENCE:
+                self._check(error, "Produce")
             self._sequences[partition] = sequence + len(values)
+
+    async def _send(self, client: KafkaClient, partition: int, batch: bytes) -> int:
+        """Send a batch until its answer is not one to retry; return that."""
+        while True:
+            try:
+                error, _ = await client.produce(self._topic, partition, batch, transactional_id=self._name)
+            except NotServed:
+                error = -1
+            if error != -1 and error not in LATER:
+                return error
+            client.forget(self._topic, partition)
+            await asyncio.sleep(RETRY_S)
+
+    async def _produce_late(self, client: KafkaClient, ports: Ports, partition: int) -> None:
+        """Send another batch of the last transaction to a partition that has a batch of the present one."""
+        assert self._before is not None
+        producer, sequences = self._before
+        late = Outcome(f"late-{self._name}", self._number, State.ABORTED)
+        self._outcomes.add(late)
+        values, sequence = late.more_values(partition, 1), sequences.get(partition, 0)
+        batch = make_batch(values, ports.clock.wall_ms(), producer, sequence, TRANSACTIONAL_BIT)
+        error = await self._send(client, partition, batch)
+        assert error in FENCED, f"{self._name}/{self._number}: a batch of the last epoch is answered with {error}"
+        self._world.coverage.meet(LATE_BATCHES_REFUSED)
 
     async def _commit_offset(self, client: KafkaClient, outcome: Outcome) -> None:
         """Commit the transaction's number as the group's offset."""
-        where = TRANSACTION_KEY, self._name
-        added = await self._ask(client, where, ADD_OFFSETS_TO_TXN, **self._identity(), group_id=GroupId(self.group))
-        self._check(added.error_code, "AddOffsetsToTxn")
-        row = request_struct(TXN_OFFSET_COMMIT, "TxnOffsetCommitRequestPartition")(
+        if not self._is_v2:
+            where = TRANSACTION_KEY, self._name
+            added = await self._ask(client, where, ADD_OFFSETS_TO_TXN, **self._identity(), group_id=GroupId(self.group))
+            self._check(added.error_code, "AddOffsetsToTxn")
+        row = client.struct(TXN_OFFSET_COMMIT, "TxnOffsetCommitRequestPartition")(
             partition_index=0, committed_offset=outcome.number, committed_leader_epoch=-1, committed_metadata=None
         )
-        topic = request_struct(TXN_OFFSET_COMMIT, "TxnOffsetCommitRequestTopic")(name=TopicName(self._topic), partitions=(row,))
+        topic = client.struct(TXN_OFFSET_COMMIT, "TxnOffsetCommitRequestTopic")(name=TopicName(self._topic), partitions=(row,))
 
         def code(answer: Any) -> int:
             return int(answer.topics[0].partitions[0].error_code)
@@ -199,6 +251,8 @@ class TransactionalWriter:
         answer = await self._ask(client, where, END_TXN, **self._identity(), committed=commit)
         self._check(answer.error_code, "EndTxn")
         outcome.state = State.COMMITTED if commit else State.ABORTED
+        if self._is_v2:
+            self._next_producer(answer)
         self._world.coverage.meet(TRANSACTIONS_COMMITTED if commit else TRANSACTIONS_ABORTED)
 
     def _gives_up(self, outcome: Outcome) -> bool:

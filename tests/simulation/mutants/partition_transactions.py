@@ -9,8 +9,8 @@ from stratalog_broker.handlers import write_txn_markers
 from stratalog_broker.partitions.core import PartitionCore
 from stratalog_broker.partitions.log import PartitionLog
 from stratalog_broker.partitions.pending_batch import Acks
-from stratalog_core.batches.batch import read_header
-from stratalog_core.partition_state.producer_states import ProducerStates
+from stratalog_core.batches.batch import BatchHeader, read_header
+from stratalog_core.partition_state.producer_states import ProducerStates, Verdict
 from stratalog_core.partition_state.transactions import LedgerTransactions, Transactions
 from stratalog_tiering.core.offload_job import OffloadJob
 
@@ -36,6 +36,21 @@ def takeovers_forget_open_transactions() -> None:
 def takeovers_forget_producers() -> None:
     """The producers of a checkpoint are not loaded: a retry is appended again."""
     _swap(ProducerStates, "load", lambda self, entries: None)
+
+
+def late_batches_are_appended() -> None:
+    """A batch of an earlier epoch is taken for one of the present epoch."""
+    judge: Callable[..., Any] = ProducerStates.judge
+
+    def lenient(self: ProducerStates, header: BatchHeader) -> Any:
+        verdict, earlier = judge(self, header)
+        return (Verdict.APPEND, None) if verdict is Verdict.FENCED else (verdict, earlier)
+
+    def is_open(self: PartitionCore, header: BatchHeader) -> bool:
+        return header.producer_id in self.appended_transactions.first_offsets
+
+    _swap(ProducerStates, "judge", lenient)
+    _swap(PartitionCore, "has_open_transaction", is_open)
 
 
 def ledger_indexes_forget_an_aborted_transaction() -> None:
@@ -77,6 +92,7 @@ IN_TRANSACTIONS: Final = (
     last_stable_offset_is_the_high_watermark,
     takeovers_forget_open_transactions,
     takeovers_forget_producers,
+    late_batches_are_appended,
     ledger_indexes_forget_an_aborted_transaction,
     aborted_transactions_are_looked_up_in_one_ledger,
     markers_are_answered_before_the_quorum_has_them,

@@ -6,7 +6,12 @@ import asyncio
 from collections.abc import Callable
 from typing import Any, Final
 
+from kio.schema.errors import ErrorCode
+from msgspec.structs import replace
+
 from stratalog_broker.coordination.groups.core.pending_offsets import PendingOffsets
+from stratalog_broker.coordination.transaction_verification import Transaction as AskedTransaction
+from stratalog_broker.coordination.transaction_verification import TransactionVerifier
 from stratalog_broker.coordination.transactions import application
 from stratalog_broker.coordination.transactions.application import TransactionApplication
 from stratalog_broker.coordination.transactions.core.marker_queue import MarkerQueue
@@ -77,10 +82,37 @@ def aborted_offsets_take_effect() -> None:
     _swap(PendingOffsets, "ended", lambda self, producer_id, *, commit: ended(self, producer_id, commit=True))
 
 
+def transactions_keep_their_epoch() -> None:
+    """The end of a transaction of version 2 does not raise its producer's epoch."""
+    prepared: Callable[..., Transaction] = Transaction.prepared
+
+    def same(self: Transaction, **fields: Any) -> Transaction:
+        after = prepared(self, **fields)
+        return replace(after, producer_epoch=self.producer_epoch, last_producer_epoch=self.last_producer_epoch)
+
+    _swap(Transaction, "prepared", same)
+
+
+def implicit_partitions_are_not_added() -> None:
+    """A batch of transaction version 2 is appended without its coordinator's confirmation."""
+    ask: Callable[..., asyncio.Future[ErrorCode]] = TransactionVerifier.ask
+
+    def confirmed(self: TransactionVerifier, transaction: AskedTransaction, *place: Any) -> asyncio.Future[ErrorCode]:
+        if not transaction.adds:
+            return ask(self, transaction, *place)
+        answer: asyncio.Future[ErrorCode] = asyncio.get_running_loop().create_future()
+        answer.set_result(ErrorCode.none)
+        return answer
+
+    _swap(TransactionVerifier, "ask", confirmed)
+
+
 IN_TRANSACTIONS: Final = (
     decisions_are_written_after_their_markers,
     producers_keep_their_epoch,
     failed_markers_are_forgotten,
     decided_transactions_are_not_continued,
     aborted_offsets_take_effect,
+    transactions_keep_their_epoch,
+    implicit_partitions_are_not_added,
 )

@@ -27,6 +27,8 @@ from stratalog_broker.coordination.transactions.core.transaction import Transact
 TOPIC: Final = "transactions"
 PARTITIONS: Final = 3
 WRITERS: Final = 3
+WRITERS_V2: Final = (1, 2)
+"""Writers of transaction version 2; the others are of version 1."""
 COMMITTED_READERS: Final = 2
 
 
@@ -56,7 +58,10 @@ class Scenario(everything.Scenario):
         self.reads = CommittedReads(self.audit, self.outcomes)
         target = (TOPIC, PARTITIONS, bootstrap())
         self._committed_readers = [CommittedReader(world, self.reads, *target) for _ in range(COMMITTED_READERS)]
-        self._writers = [TransactionalWriter(world, self.outcomes, f"t{number}", *target) for number in range(WRITERS)]
+        self._writers = [
+            TransactionalWriter(world, self.outcomes, f"t{number}", *target, is_v2=number in WRITERS_V2)
+            for number in range(WRITERS)
+        ]
         self._clients += [self._machine("writer", number, one.run) for number, one in enumerate(self._writers)]
         self._clients += [self._machine("committed", number, one.run) for number, one in enumerate(self._committed_readers)]
 
@@ -87,7 +92,8 @@ class Scenario(everything.Scenario):
             try:
                 await asyncio.wait_for(writer.stopped.wait(), FINISH_S / 2)
             except TimeoutError:
-                raise AssertionError("a transaction has no outcome") from None
+                failures = (client.failure for client in self._clients if client.failure is not None)
+                raise next(failures, AssertionError("a transaction has no outcome")) from None
         client = KafkaClient(self.world, ports, machine.name, bootstrap())
         reads = [read_committed(client, TOPIC, partition) for partition in range(PARTITIONS)]
         try:

@@ -63,6 +63,7 @@ class TransactionApplication:
         writer: RecordWriter,
         coordinator_epoch: int,
         markers: MarkerSender,
+        version: Callable[[], int],
     ) -> None:
         self.number = next(_numbers)
         self._clock = clock
@@ -70,7 +71,7 @@ class TransactionApplication:
         self._writer = writer
         self._coordinator_epoch = coordinator_epoch
         self._markers = markers
-        self._coordinator: TransactionCoordinator | None = TransactionCoordinator(limits, store, self._now())
+        self._coordinator: TransactionCoordinator | None = TransactionCoordinator(limits, store, self._now(), version)
         self._tasks: set[asyncio.Task[None]] = set()
         self._wake = WakeTimer(self._tick)
         for transaction in store.transactions.values():
@@ -203,12 +204,21 @@ class TransactionApplication:
 
 
 def transaction_kind(
-    limits: TransactionLimits, clock: Clock, markers: MarkerSender, *, partition_count: int, copies: int
+    limits: TransactionLimits,
+    clock: Clock,
+    markers: MarkerSender,
+    version: Callable[[], int],
+    *,
+    partition_count: int,
+    copies: int,
 ) -> CoordinatorKind[TransactionStore, TransactionApplication]:
-    """Return transactions as a kind of coordinator; the numbers are those of ``__transaction_state`` when it is created."""
+    """Return transactions as a kind of coordinator; the numbers are those of ``__transaction_state`` when it is created.
+
+    ``version`` returns the cluster's ``transaction.version``.
+    """
 
     def start(store: TransactionStore, writer: RecordWriter, leader_epoch: int) -> TransactionApplication:
-        return TransactionApplication(limits, clock, store, writer, leader_epoch, markers)
+        return TransactionApplication(limits, clock, store, writer, leader_epoch, markers, version)
 
     return CoordinatorKind(
         key_type=KEY_TYPE,

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from kio.schema.errors import ErrorCode
 
 from stratalog_broker.cluster.producer_ids import ProducerIds
+from stratalog_broker.configs.features import TRANSACTION_VERSION, finalized_features
 from stratalog_broker.configs.settings import BrokerSettings
 from stratalog_broker.coordination.locator import CoordinatorLocator
 from stratalog_broker.coordination.transactions.application import (
@@ -54,6 +55,7 @@ class TransactionService:
             limits_of(settings),
             clock,
             self._markers,
+            lambda: finalized_features(metadata.view).level_of(TRANSACTION_VERSION),
             partition_count=settings.transaction_state_log_num_partitions,
             copies=settings.transaction_state_log_replication_factor,
         )

@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import pytest
 from kio.schema.errors import ErrorCode
 from unit.broker.coordination.transactions.test_transaction_requests import END, ID, TOPIC, Producer, create_topic
 from unit.broker.mini_cluster import WAIT_S, MiniCluster, until_served
-from unit.broker.raw_client import RawClient, fetch, produce_request
+from unit.broker.raw_client import RawClient, produce_request
 from unit.broker.transactional import partition_of, read_committed, transactional
 
+from stratalog_broker.coordination.transaction_verification import CONCURRENT_RETRY_S
+from stratalog_broker.coordination.transactions.marker_sender import MarkerSender
 from stratalog_broker.protocol.entities import encode_response as encode_entity
 
 
@@ -25,10 +28,10 @@ async def produce(client: RawClient, producer: Producer, sequence: int, value: b
     return code
 
 
-async def until_committed(client: RawClient, values: list[bytes]) -> None:
-    """Wait for the markers: EndTxn is answered when the decision is durable, before they are written."""
+async def until_committed(client: RawClient, producer: Producer, values: list[bytes]) -> None:
+    """Wait until the transaction is complete: EndTxn is answered before the markers are written."""
     async with asyncio.timeout(WAIT_S):
-        while (row := await fetch(client, TOPIC, 0)).last_stable_offset < row.high_watermark:  # noqa: ASYNC110 - no event tells
+        while not (await producer.describe()).transaction_state.startswith("Complete"):  # noqa: ASYNC110 - no event tells
             await asyncio.sleep(0.01)
     assert await read_committed(client, TOPIC) == values
 
@@ -51,12 +54,12 @@ async def test_a_partition_must_have_been_added(mini_cluster: MiniCluster) -> No
     assert await produce(client, producer, 1, b"b") is ErrorCode.none
     assert await read_committed(client, TOPIC) == []
     assert (await producer.send(END, 3, committed=True)).error_code is ErrorCode.none
-    await until_committed(client, [b"a", b"b"])
+    await until_committed(client, producer, [b"a", b"b"])
     assert await produce(client, producer, 2, b"late") is ErrorCode.invalid_txn_state
     assert await producer.add(0) == [ErrorCode.none]
     assert await produce(client, producer, 2, b"c") is ErrorCode.none
     assert (await producer.send(END, 3, committed=False)).error_code is ErrorCode.none
-    await until_committed(client, [b"a", b"b"])
+    await until_committed(client, producer, [b"a", b"b"])
 
 
 async def test_batches_in_flight_are_appended_in_their_order(mini_cluster: MiniCluster) -> None:
@@ -67,7 +70,7 @@ async def test_batches_in_flight_are_appended_in_their_order(mini_cluster: MiniC
     rows = [(await client.receive()).responses[0].partition_responses[0] for _ in range(5)]
     assert [(row.error_code, row.base_offset) for row in rows] == [(0, offset) for offset in range(5)]
     assert (await producer.send(END, 3, committed=True)).error_code is ErrorCode.none
-    await until_committed(client, [b"0", b"1", b"2", b"3", b"4"])
+    await until_committed(client, producer, [b"0", b"1", b"2", b"3", b"4"])
 
 
 async def test_from_version_12_on_the_first_batch_adds_the_partition(mini_cluster: MiniCluster) -> None:
@@ -80,7 +83,7 @@ async def test_from_version_12_on_the_first_batch_adds_the_partition(mini_cluste
         )
         ended = await producer.send(END, 5, committed=number != 1)
         assert ended.error_code is ErrorCode.none
-        await until_committed(client, [b"0", b"2"][: 1 + number // 2])
+        await until_committed(client, producer, [b"0", b"2"][: 1 + number // 2])
         assert await produce(client, producer, 1, b"fenced", version=12) is ErrorCode.invalid_producer_epoch
         producer.producer_id, producer.epoch = ended.producer_id, ended.producer_epoch
 
@@ -97,3 +100,19 @@ async def test_older_producers_and_missing_coordinators_are_refused(mini_cluster
     assert await produce(client, older, 0, b"x") is ErrorCode.invalid_producer_epoch
     assert await produce(client, unknown, 0, b"x") is ErrorCode.invalid_producer_id_mapping
     assert await produce(client, newer, 0, b"a") is ErrorCode.none
+
+
+async def test_the_first_batch_waits_for_the_markers_of_the_transaction_before(
+    mini_cluster: MiniCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The markers outdate the coordinator's answer, so the partition's owner asks again."""
+    producer, client = await begin(mini_cluster)
+    add = MarkerSender.add
+    monkeypatch.setattr(
+        MarkerSender, "add", lambda *given: asyncio.get_running_loop().call_later(CONCURRENT_RETRY_S * 1.5, add, *given)
+    )
+    for number in range(3):
+        assert await produce(client, producer, 0, b"%d" % number, version=12) is ErrorCode.none
+        ended = await producer.send(END, 5, committed=True)
+        producer.producer_id, producer.epoch = ended.producer_id, ended.producer_epoch
+    await until_committed(client, producer, [b"0", b"1", b"2"])

@@ -10,7 +10,7 @@ transaction raises the epoch).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -46,12 +46,11 @@ _IDLE: Final = frozenset({TransactionState.EMPTY, TransactionState.COMPLETE_COMM
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransactionLimits:
-    """``version`` is the cluster's ``transaction.version``; ids that are not used for ``expiration_ms`` are removed."""
+    """Ids that are not used for ``expiration_ms`` are removed."""
 
     timeout_ms_max: int = 900_000
     expiration_ms: int = 7 * 86_400_000
     transactional_ids_max: int = 100_000
-    version: int = 0
 
 
 class ProducerEpoch(NamedTuple):
@@ -68,8 +67,10 @@ Planned = Transaction | ErrorCode
 class TransactionCoordinator:
     """See the module's header. ``store`` changes only by what has been written."""
 
-    def __init__(self, limits: TransactionLimits, store: TransactionStore, now: Instant) -> None:
+    def __init__(self, limits: TransactionLimits, store: TransactionStore, now: Instant, version: Callable[[], int]) -> None:
+        """``version`` returns the cluster's ``transaction.version``, for what the coordinator does on its own."""
         self._limits = limits
+        self._version = version
         self._store = store
         self._pending: dict[str, Transaction] = {}
         self._deadlines: dict[str, int] = {}
@@ -247,9 +248,8 @@ class TransactionCoordinator:
 
     def _fenced_abort(self, transaction: Transaction, now: Instant) -> Transaction:
         """Return the abort of an ongoing transaction whose producer is fenced, with an epoch that nobody is given."""
-        version = self._limits.version
         return transaction.fenced().prepared(
-            commit=False, client_version=version, next_producer_id=NO_PRODUCER_ID, now_ms=now.wall_ms
+            commit=False, client_version=self._version(), next_producer_id=NO_PRODUCER_ID, now_ms=now.wall_ms
         )
 
     # -- time

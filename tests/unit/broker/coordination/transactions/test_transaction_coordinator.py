@@ -28,11 +28,11 @@ TIMEOUT_MS = 60_000
 class Shell:
     """Writes what is planned at once, unless a test asks otherwise."""
 
-    def __init__(self, store: TransactionStore | None = None, now_ms: int = 1_000, **limits: Any) -> None:
+    def __init__(self, store: TransactionStore | None = None, now_ms: int = 1_000, version: int = 0, **limits: Any) -> None:
         self.limits = TransactionLimits(**limits)
         self.store = store or TransactionStore()
         self.now_ms = now_ms
-        self.core = TransactionCoordinator(self.limits, self.store, self.now)
+        self.core = TransactionCoordinator(self.limits, self.store, self.now, lambda: version)
         self.unused_id = 100
 
     @property

@@ -136,10 +136,19 @@ async def list_all(producer: Producer) -> None:
                 LIST, version, state_filters=states, producer_id_filters=producer_ids, duration_filter=duration
             )
             assert [row.transactional_id for row in answer.transaction_states] == expected
+    for pattern, expected in (("cop.*", [ID]), ("co", []), ("x|copier", [ID]), ("", [ID]), (None, [ID])):
+        answer = await list_matching(producer, pattern)
+        assert [row.transactional_id for row in answer.transaction_states] == expected
+    assert (await list_matching(producer, "(")).error_code is E.invalid_regular_expression
     answer = await producer.send(LIST, 1, state_filters=("Nonsense",), producer_id_filters=(), duration_filter=-1)
     assert (answer.unknown_state_filters, answer.transaction_states) == (("Nonsense",), ())
     answer = await producer.send(LIST, 1, state_filters=(), producer_id_filters=(), duration_filter=3_600_000)
     assert answer.transaction_states == ()
+
+
+async def list_matching(producer: Producer, pattern: str | None) -> Any:
+    fields = {"state_filters": (), "producer_id_filters": (), "duration_filter": -1}
+    return await producer.send(LIST, 2, **fields, transactional_id_pattern=pattern)
 
 
 async def test_what_a_wrong_producer_is_told(mini_cluster: MiniCluster) -> None:
