@@ -121,6 +121,12 @@ KAFKA_TOOLS: tuple[Tool, ...] = (
                 prints="Processed a total of 3 messages",
             ),
             Step(
+                what="read in a group of the consumer protocol",
+                arguments=f"{_AT} --topic {{topic}} --from-beginning --max-messages 3 --group {{group}}-848"
+                " --command-property group.protocol=consumer",
+                prints="Processed a total of 3 messages",
+            ),
+            Step(
                 what="read committed offsets from __consumer_offsets",
                 arguments=f"{_AT} --topic __consumer_offsets --from-beginning"
                 " --formatter org.apache.kafka.tools.consumer.OffsetsMessageFormatter",
@@ -231,15 +237,10 @@ KAFKA_TOOLS: tuple[Tool, ...] = (
                 f"{_AT} --alter --entity-type brokers --entity-name 1 --add-config num.io.threads=9",
                 "settings of broker 1 are fixed when it starts",
             ),
-            Step(
-                what="let brokers compress a topic",
-                arguments=f"{_AT} --alter --entity-type topics --entity-name {{topic}} --add-config compression.type=zstd",
-                prints="Completed updating config for topic",
-            ),
             _refused(
-                "preallocate files",
-                f"{_AT} --alter --entity-type topics --entity-name {{topic}} --add-config preallocate=true",
-                "preallocate is true; only false is supported",
+                "compress on brokers",
+                f"{_AT} --alter --entity-type topics --entity-name {{topic}} --add-config compression.type=zstd",
+                "compression.type is zstd; only producer is supported",
             ),
             Step(
                 what="change a group's configs",

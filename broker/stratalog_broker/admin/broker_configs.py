@@ -61,6 +61,15 @@ _KAFKA_NAMES: Final[Mapping[str, tuple[_KafkaName, ...]]] = {
     "group_session_timeout_max_ms": (_KafkaName(name="group.max.session.timeout.ms"),),
     "group_initial_rebalance_delay_ms": (_KafkaName(name="group.initial.rebalance.delay.ms"),),
     "group_members_max": (_KafkaName(name="group.max.size"),),
+    "group_consumer_session_timeout_ms": (_KafkaName(name="group.consumer.session.timeout.ms"),),
+    "group_consumer_heartbeat_interval_ms": (_KafkaName(name="group.consumer.heartbeat.interval.ms"),),
+    "group_consumer_members_max": (_KafkaName(name="group.consumer.max.size"),),
+    "group_consumer_assignors": (
+        _KafkaName(
+            name="group.consumer.assignors",
+        ),
+    ),
+    "group_consumer_assignment_interval_ms": (_KafkaName(name="group.consumer.assignment.interval.ms"),),
 }
 _KINDS: Final = {"int": ConfigKind.LONG, "float": ConfigKind.DOUBLE, "bool": ConfigKind.BOOLEAN, "str": ConfigKind.STRING}
 _ALWAYS: Final = ("delete.topic.enable", "remote.log.storage.system.enable")

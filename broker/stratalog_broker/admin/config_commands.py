@@ -12,6 +12,7 @@ from stratalog_broker.admin.named_configs import OF_CLIENT_METRICS, OF_GROUPS, N
 from stratalog_broker.admin.topic_defaults import configure_defaults
 from stratalog_broker.admin.topic_names import check_topic_name
 from stratalog_broker.admin.topics import EditConfigs, TopicCommands
+from stratalog_broker.configs.group_configs import group_config_defaults
 from stratalog_broker.configs.settings import BrokerSettings
 from stratalog_core.errors import Invalid, NotFound
 from stratalog_metadata.client.api import MetadataClient
@@ -105,7 +106,8 @@ class ConfigCommands:
                 raise NotFound(f"topic {resource.name!r} does not exist")
             return topic_config_rows(topic, topic_defaults(view))
         if (named := _NAMED.get(resource.kind)) is not None:
-            return named.describe(view, resource.name)
+            defaults = group_config_defaults(self._settings) if resource.kind == ResourceKind.GROUP else {}
+            return named.describe(view, resource.name, defaults)
         if resource.kind != ResourceKind.BROKER:
             raise resource.not_served()
         if not resource.name:

@@ -38,15 +38,15 @@ class NamedConfigs:
     checks: tuple[tuple[Callable[[Mapping[str, str]], None], type[Invalid]], ...]
     resources_max: int
 
-    def describe(self, view: MetadataView, name: str) -> list[ConfigRow]:
-        """Return all configs of a resource, sorted by name; those that are not set have their defaults."""
+    def describe(self, view: MetadataView, name: str, defaults: Mapping[str, str]) -> list[ConfigRow]:
+        """Return all configs of a resource, sorted by name. ``defaults`` replace the defaults of keys."""
         self._check_name(name)
         given = configs_of(view, self.prefix, name)
-        return [self._row(key, given.get(key.name)) for key in self.keys.values()]
+        return [self._row(key, given.get(key.name), defaults.get(key.name, key.default)) for key in self.keys.values()]
 
-    def _row(self, key: ConfigKey, given: str | None) -> ConfigRow:
+    def _row(self, key: ConfigKey, given: str | None, default_value: str) -> ConfigRow:
         own = () if given is None else (ConfigSynonym(name=key.name, value=given, source=self.source),)
-        default = ConfigSynonym(name=key.name, value=key.default, source=ConfigSource.DEFAULT)
+        default = ConfigSynonym(name=key.name, value=default_value, source=ConfigSource.DEFAULT)
         return ConfigRow(name=key.name, synonyms=(*own, default), kind=key.kind, documentation=key.documentation)
 
     def names(self, view: MetadataView) -> Iterator[str]:

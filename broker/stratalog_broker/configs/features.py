@@ -16,6 +16,8 @@ from stratalog_metadata.records import FEATURES_KEY, DynamicConfig
 
 TRANSACTION_VERSION: Final = "transaction.version"
 """Level 2: every transaction has a producer epoch of its own, and a batch adds its partition to its transaction (KIP-890)."""
+GROUP_VERSION: Final = "group.version"
+"""Level 1: the consumer protocol of groups (KIP-848)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,7 +28,10 @@ class Feature:
     max_level: int
 
 
-FEATURES: Final[tuple[Feature, ...]] = (Feature(name=TRANSACTION_VERSION, max_level=2),)
+FEATURES: Final[tuple[Feature, ...]] = (
+    Feature(name=TRANSACTION_VERSION, max_level=2),
+    Feature(name=GROUP_VERSION, max_level=1),
+)
 """Add a feature together with the APIs that it promises: clients change their protocol when they see it."""
 
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from stratalog_broker.configs.settings import BrokerSettings
 from stratalog_core.errors import Invalid
 from stratalog_metadata.topic_rules.config_keys import ConfigKey, ConfigKind, find_key, key_table
 
@@ -44,6 +45,14 @@ class GroupConfigs:
             session_timeout_ms=int(configs.get(SESSION_TIMEOUT_MS, keys[SESSION_TIMEOUT_MS].default)),
             heartbeat_interval_ms=int(configs.get(HEARTBEAT_INTERVAL_MS, keys[HEARTBEAT_INTERVAL_MS].default)),
         )
+
+
+def group_config_defaults(settings: BrokerSettings) -> dict[str, str]:
+    """Return the configs of groups for which none are set, by name."""
+    return {
+        SESSION_TIMEOUT_MS: str(settings.group_consumer_session_timeout_ms),
+        HEARTBEAT_INTERVAL_MS: str(settings.group_consumer_heartbeat_interval_ms),
+    }
 
 
 def check_group_configs(configs: Mapping[str, str]) -> None:

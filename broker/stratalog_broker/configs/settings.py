@@ -168,6 +168,23 @@ class BrokerSettings:
         500, help="Wait for more members before a new group's first rebalance", minimum=0, maximum=60_000
     )
     group_members_max: int = setting(10_000, help="Maximum number of members of one group", minimum=1, maximum=1_000_000)
+    group_consumer_session_timeout_ms: int = setting(
+        45_000, help="A consumer-protocol member is removed after this time without a heartbeat; groups may set their own",
+        minimum=100, maximum=1_800_000,
+    )  # fmt: skip
+    group_consumer_heartbeat_interval_ms: int = setting(
+        5_000, help="How often members of the consumer protocol send heartbeats; groups may set their own",
+        minimum=10, maximum=600_000,
+    )  # fmt: skip
+    group_consumer_members_max: int = setting(
+        10_000, help="Maximum number of members of one group of the consumer protocol", minimum=1, maximum=1_000_000
+    )
+    group_consumer_assignors: tuple[str, ...] = setting(
+        ("uniform", "range"), help="Assignors that members of the consumer protocol may choose; the first one is the default"
+    )
+    group_consumer_assignment_interval_ms: int = setting(
+        1_000, help="Minimum time between two assignments of a group of the consumer protocol", minimum=0, maximum=60_000
+    )
     groups_max: int = setting(
         100_000, help="Maximum number of groups per partition of __consumer_offsets", minimum=1, maximum=10_000_000
     )

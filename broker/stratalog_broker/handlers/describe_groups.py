@@ -1,4 +1,7 @@
-"""DescribeGroups, versions 0–6. An unknown group is described as Dead (since v6 with GROUP_ID_NOT_FOUND)."""
+"""DescribeGroups, versions 0–6, of classic groups.
+
+An unknown group, or one of the consumer protocol, is described as Dead (since v6 with GROUP_ID_NOT_FOUND).
+"""
 
 from __future__ import annotations
 
@@ -36,21 +39,22 @@ def _describe(
         coordinator = groups.coordinator_of(group_id).coordinator
     except KafkaError as refused:
         return _row(context, group_id, error=refused.code)
+    if group_id in coordinator.table.consumers:
+        return _absent(context, group_id, f"group {group_id} is not a classic group")
     state = coordinator.table.state_of(group_id)
     if state is GroupState.DEAD:
-        return _absent(context, group_id)
+        return _absent(context, group_id, f"group {group_id} not found")
     operations = permissions.operations(context, Resource.GROUP, group_id, wanted=wants_operations)
     return _present(context, coordinator, group_id, state, operations)
 
 
-def _absent(context: RequestContext, group_id: str) -> Any:
+def _absent(context: RequestContext, group_id: str, message: str) -> Any:
     if context.api_version < _NOT_FOUND_SINCE:
         return _row(context, group_id, state=GroupState.DEAD)
-    message = f"group {group_id} not found"
     return _row(context, group_id, error=ErrorCode.group_id_not_found, message=message, state=GroupState.DEAD)
 
 
-def _present(context: RequestContext, coordinator: GroupCoordinator, group_id: str, state: GroupState, operations: int) -> Any:
+def _present(context: RequestContext, coordinator: GroupCoordinator, group_id: str, state: str, operations: int) -> Any:
     group = coordinator.table.find(group_id)
     if group is None:
         return _row(context, group_id, state=state, operations=operations)

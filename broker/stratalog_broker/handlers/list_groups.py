@@ -1,7 +1,7 @@
 """ListGroups, versions 0–5: the groups that this broker coordinates. Clients query every broker.
 
-Filters by state (v4) and type (v5) ignore case, as in Kafka. All groups are of type ``classic``. A client that may not describe
-the cluster gets the groups that it may describe.
+Filters by state (v4) and type (v5) ignore case, as in Kafka. A client that may not describe the cluster gets the groups that it
+may describe.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ from stratalog_broker.requests.context import RequestContext
 from stratalog_broker.requests.handler_info import HandlerInfo
 from stratalog_broker.requests.permissions import Permissions
 
-CLASSIC: Final = "classic"
+_CLASSIC: Final = "classic"
+_CONSUMER: Final = "consumer"
+"""Both the type of a group and the protocol type of its members."""
 _DESCRIBE_GROUP: Final = Access(Operation.DESCRIBE, Resource.GROUP)
 
 
@@ -25,9 +27,8 @@ async def handle(context: RequestContext, request: Any, *, groups: GroupService,
     states = {state.lower() for state in getattr(request, "states_filter", ())}
     types = {kind.lower() for kind in getattr(request, "types_filter", ())}
     rows: list[Any] = []
-    if not types or CLASSIC in types:
-        for application in groups.coordinators():
-            rows += _rows(context, application.coordinator, states)
+    for application in groups.coordinators():
+        rows += _rows(context, application.coordinator, states, types)
     if not permissions.allows_cluster(context, Operation.DESCRIBE):
         denied = permissions.denied(context, _DESCRIBE_GROUP, (row.group_id for row in rows))
         rows = [row for row in rows if row.group_id not in denied]
@@ -35,16 +36,15 @@ async def handle(context: RequestContext, request: Any, *, groups: GroupService,
     return context.new("ListGroupsResponse", error_code=error, groups=tuple(rows))
 
 
-def _rows(context: RequestContext, coordinator: GroupCoordinator, states: set[str]) -> list[Any]:
+def _rows(context: RequestContext, coordinator: GroupCoordinator, states: set[str], types: set[str]) -> list[Any]:
     rows = []
     for group_id in coordinator.table.group_ids():
         group, state = coordinator.table.find(group_id), str(coordinator.table.state_of(group_id))
-        if not states or state.lower() in states:
-            protocol_type = group.protocol_type if group is not None else ""
+        kind = _CONSUMER if group_id in coordinator.table.consumers else _CLASSIC
+        if (not states or state.lower() in states) and (not types or kind in types):
+            protocol_type = _CONSUMER if kind == _CONSUMER else group.protocol_type if group is not None else ""
             rows.append(
-                context.new(
-                    "ListedGroup", group_id=group_id, protocol_type=protocol_type, group_state=state, group_type=CLASSIC
-                )
+                context.new("ListedGroup", group_id=group_id, protocol_type=protocol_type, group_state=state, group_type=kind)
             )
     return rows
 

@@ -24,6 +24,7 @@ from stratalog_broker.requests.permissions import READ_TOPIC, Permissions
 from stratalog_metadata.client.api import MetadataView
 
 _ACCESS: Final = Access(Operation.READ, Resource.GROUP)
+_MEMBER_EPOCHS_SINCE: Final = 9
 _TOPIC_IDS_SINCE: Final = 10
 
 
@@ -47,6 +48,9 @@ async def handle(
     commits = list(_commits(request, topics))
     try:
         coordinator = groups.coordinator_of(request.group_id)
+        is_old = context.api_version < _MEMBER_EPOCHS_SINCE
+        if is_old and coordinator.coordinator.table.consumers.has_member(request.group_id, request.member_id):
+            raise KafkaError(ErrorCode.unsupported_version)
         errors = await coordinator.commit(
             request.group_id, request.member_id, getattr(request, "group_instance_id", None), _generation(request), commits
         )

@@ -1,8 +1,8 @@
 """OffsetFetch, versions 1–10 (all topics since v2, several groups since v8, topic ids since v10).
 
 A group, topic or partition without a committed offset returns offset -1 and no error. A client that requires stable offsets
-(v7) gets UNSTABLE_OFFSET_COMMIT while an undecided transaction may change one. Difference from Apache Kafka: member
-id and epoch of v9 are not checked (they belong to the newer group protocol).
+(v7) gets UNSTABLE_OFFSET_COMMIT while an undecided transaction may change one. Member id and epoch (v9) are checked in groups
+of the consumer protocol.
 """
 
 from __future__ import annotations
@@ -66,7 +66,8 @@ def _group(
     *,
     is_stable: bool,
 ) -> FetchedGroup:
-    offsets, error = _offsets(context, groups, permissions, group.group_id, is_stable=is_stable)
+    member_id, epoch = getattr(group, "member_id", None), getattr(group, "member_epoch", -1)
+    offsets, error = _offsets(context, groups, permissions, group.group_id, member_id, epoch, is_stable=is_stable)
     # Kafka returns no topics with a group error; clients check the group's code first.
     if error is not ErrorCode.none:
         return FetchedGroup(group.group_id, [], error)
@@ -80,16 +81,24 @@ def _requires_stable(request: Any) -> bool:
 
 
 def _offsets(
-    context: RequestContext, groups: GroupService, permissions: Permissions, group_id: str, *, is_stable: bool
+    context: RequestContext,
+    groups: GroupService,
+    permissions: Permissions,
+    group_id: str,
+    member_id: str | None = None,
+    member_epoch: int = -1,
+    *,
+    is_stable: bool,
 ) -> tuple[Offsets, ErrorCode]:
     try:
         permissions.check_group(context, _ACCESS, group_id)
         coordinator = groups.coordinator_of(group_id).coordinator
     except KafkaError as refused:
         return {}, refused.code
+    error = coordinator.table.consumers.check_fetch(group_id, member_id, member_epoch)
     offsets = coordinator.table.store.offsets_of(group_id)
     unstable = coordinator.commits.unstable_of(group_id) if is_stable else ()
-    return {**offsets, **dict.fromkeys(unstable, _UNSTABLE)} if unstable else offsets, ErrorCode.none
+    return {**offsets, **dict.fromkeys(unstable, _UNSTABLE)} if unstable else offsets, error
 
 
 def _topics(

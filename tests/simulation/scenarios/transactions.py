@@ -20,9 +20,9 @@ from simulation.scenarios import everything
 from simulation.scenarios.log import FINISH_S, bootstrap
 from simulation.world import roles
 from simulation.world.machine import Machine, Ports, World
-from stratalog_broker.coordination.groups.core.messages import Instant
 from stratalog_broker.coordination.transactions.core.coordinator import TransactionCoordinator
 from stratalog_broker.coordination.transactions.core.transaction import Transaction
+from stratalog_broker.coordination.wake_times import Instant
 
 TOPIC: Final = "transactions"
 PARTITIONS: Final = 3

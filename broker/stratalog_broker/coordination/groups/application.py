@@ -14,11 +14,12 @@ from uuid import UUID
 from kio.schema.errors import ErrorCode
 
 from stratalog_broker.coordination.coordinator_partition import CoordinatorKind
+from stratalog_broker.coordination.groups.core.consumer.model import Topics
+from stratalog_broker.coordination.groups.core.consumer.requests import HeartbeatAnswer, HeartbeatRequest
 from stratalog_broker.coordination.groups.core.coordinator import GroupCoordinator, Work
 from stratalog_broker.coordination.groups.core.group_table import CoordinatorLimits
 from stratalog_broker.coordination.groups.core.messages import (
     Answer,
-    Instant,
     JoinAnswer,
     JoinRequest,
     LeavingMember,
@@ -30,6 +31,7 @@ from stratalog_broker.coordination.groups.core.store import GroupStore, TopicPar
 from stratalog_broker.coordination.record_writer import RecordWriter, TransactionalProducer
 from stratalog_broker.coordination.replay import CoordinatorRecord
 from stratalog_broker.coordination.wake_timer import WakeTimer
+from stratalog_broker.coordination.wake_times import Instant
 from stratalog_broker.partitions.internal_topics import CONSUMER_OFFSETS
 from stratalog_broker.protocol.errors import KafkaError
 from stratalog_core.ports import Clock
@@ -37,7 +39,7 @@ from stratalog_core.ports import Clock
 KEY_TYPE: Final = 0
 """The key type of groups in FindCoordinator."""
 EXPIRY_INTERVAL_S: Final = 600.0
-AnswerType = TypeVar("AnswerType", JoinAnswer, SyncAnswer)
+AnswerType = TypeVar("AnswerType", JoinAnswer, SyncAnswer, HeartbeatAnswer)
 
 
 class CommittingMember(NamedTuple):
@@ -51,14 +53,16 @@ class CommittingMember(NamedTuple):
 class GroupApplication:
     """Serves the groups of one partition of ``__consumer_offsets`` from their loaded state."""
 
-    def __init__(self, limits: CoordinatorLimits, clock: Clock, store: GroupStore, writer: RecordWriter) -> None:
+    def __init__(
+        self, limits: CoordinatorLimits, topics: Topics, clock: Clock, store: GroupStore, writer: RecordWriter
+    ) -> None:
         self._clock = clock
         self._store = store
         self._writer = writer
-        self._tickets: dict[int, asyncio.Future[JoinAnswer | SyncAnswer]] = {}
+        self._tickets: dict[int, asyncio.Future[JoinAnswer | SyncAnswer | HeartbeatAnswer]] = {}
         self._next_ticket = 0
         self._wake = WakeTimer(self._tick)
-        self._coordinator: GroupCoordinator | None = GroupCoordinator(limits, store, self.now())
+        self._coordinator: GroupCoordinator | None = GroupCoordinator(limits, store, topics, self.now())
         self._plan_wake()
         self._expiry = asyncio.get_running_loop().call_later(EXPIRY_INTERVAL_S, self._expire)
 
@@ -97,6 +101,15 @@ class GroupApplication:
 
     def heartbeat(self, group_id: str, member_id: str, group_instance_id: str | None, generation: int) -> ErrorCode:
         return self.coordinator.heartbeat(group_id, member_id, group_instance_id, generation, self.now())
+
+    async def consumer_heartbeat(
+        self, group_id: str, make_request: Callable[[int], HeartbeatRequest], *, needs_member_id: bool
+    ) -> HeartbeatAnswer:
+        """ConsumerGroupHeartbeat: return the answer once what it says is in the log. ``make_request`` gets the ticket."""
+        ticket, answer = self._open_ticket(HeartbeatAnswer)
+        request = make_request(ticket)
+        self._do(self.coordinator.consumer_heartbeat(group_id, request, self.now(), needs_member_id=needs_member_id))
+        return await self._answer(ticket, answer)
 
     def leave(self, group_id: str, members: Sequence[LeavingMember]) -> list[ErrorCode]:
         """LeaveGroup: return a code for each member."""
@@ -216,12 +229,12 @@ def _with_failure(errors: Sequence[ErrorCode], failure: ErrorCode) -> list[Error
 
 
 def group_kind(
-    limits: CoordinatorLimits, clock: Clock, *, partition_count: int, copies: int
+    limits: CoordinatorLimits, topics: Topics, clock: Clock, *, partition_count: int, copies: int
 ) -> CoordinatorKind[GroupStore, GroupApplication]:
     """Return groups as a kind of coordinator; the numbers are those of ``__consumer_offsets`` when it is created."""
 
     def start(store: GroupStore, writer: RecordWriter, leader_epoch: int) -> GroupApplication:
-        return GroupApplication(limits, clock, store, writer)
+        return GroupApplication(limits, topics, clock, store, writer)
 
     return CoordinatorKind(
         key_type=KEY_TYPE,

@@ -8,24 +8,44 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 from uuid import UUID
 
+from kio.schema.errors import ErrorCode
+
+from stratalog_broker.configs.features import GROUP_VERSION, finalized_features
+from stratalog_broker.configs.group_configs import GroupConfigs, group_config_defaults
 from stratalog_broker.configs.settings import BrokerSettings
 from stratalog_broker.coordination.groups.application import GroupApplication, group_kind
+from stratalog_broker.coordination.groups.core.consumer.assignors import ASSIGNORS
+from stratalog_broker.coordination.groups.core.consumer.settings import ConsumerLimits, Timeouts
 from stratalog_broker.coordination.groups.core.group_table import CoordinatorLimits
 from stratalog_broker.coordination.groups.core.messages import GroupLimits
+from stratalog_broker.coordination.groups.topics import ClusterTopics
 from stratalog_broker.coordination.locator import CoordinatorLocator
-from stratalog_core.errors import StratalogError
+from stratalog_broker.protocol.errors import KafkaError
+from stratalog_core.errors import Invalid, StratalogError
 from stratalog_core.ports import Clock
-from stratalog_metadata.client.api import MetadataClient
+from stratalog_metadata.client.api import MetadataClient, MetadataView
+from stratalog_metadata.client.named_configs import configs_of
 from stratalog_metadata.client.topic_deletion import restorable_topics
-from stratalog_metadata.records import DeletedTopic, Topic, deleted_topic_key, topic_key
+from stratalog_metadata.records import GROUP_CONFIGS, DeletedTopic, Topic, deleted_topic_key, topic_key
 from stratalog_metadata.state.changes import Change
 
 SWEEP_INTERVAL_S: Final = 600.0
 _log = logging.getLogger(__name__)
 
 
-def limits_of(settings: BrokerSettings) -> CoordinatorLimits:
-    """Return the bounds of groups from the broker's settings."""
+def limits_of(settings: BrokerSettings, view: MetadataView) -> CoordinatorLimits:
+    """Return the bounds of groups from the broker's settings, and from the configs of groups in the view."""
+    defaults = group_config_defaults(settings)
+    for name in settings.group_consumer_assignors:
+        if name not in ASSIGNORS:
+            raise Invalid(f"group_consumer_assignors names {name!r}; choose {' or '.join(ASSIGNORS)}")
+    if not settings.group_consumer_assignors:
+        raise Invalid("group_consumer_assignors is empty; name at least one assignor")
+
+    def timeouts_of(group_id: str) -> Timeouts:
+        configs = GroupConfigs.of({**defaults, **configs_of(view, GROUP_CONFIGS, group_id)})
+        return Timeouts(configs.session_timeout_ms, configs.heartbeat_interval_ms)
+
     return CoordinatorLimits(
         group=GroupLimits(
             members_max=settings.group_members_max,
@@ -33,10 +53,22 @@ def limits_of(settings: BrokerSettings) -> CoordinatorLimits:
             session_timeout_ms_max=settings.group_session_timeout_max_ms,
             initial_rebalance_delay_ms=settings.group_initial_rebalance_delay_ms,
         ),
+        consumer=ConsumerLimits(
+            members_max=settings.group_consumer_members_max,
+            assignors=settings.group_consumer_assignors,
+            assignment_interval_ms=settings.group_consumer_assignment_interval_ms,
+            timeouts_of=timeouts_of,
+        ),
         groups_max=settings.groups_max,
         offsets_max=settings.group_offsets_max,
         offsets_retention_ms=settings.offsets_retention_ms,
     )
+
+
+def check_group_version(view: MetadataView) -> None:
+    """Raise ``KafkaError`` UNSUPPORTED_VERSION if the consumer protocol is disabled by the feature ``group.version``."""
+    if finalized_features(view).level_of(GROUP_VERSION) < 1:
+        raise KafkaError(ErrorCode.unsupported_version)
 
 
 class GroupService:
@@ -44,8 +76,10 @@ class GroupService:
 
     def __init__(self, settings: BrokerSettings, metadata: MetadataClient, clock: Clock, locator: CoordinatorLocator) -> None:
         self._metadata = metadata
+        self._topics = ClusterTopics(metadata.view)
         kind = group_kind(
-            limits_of(settings),
+            limits_of(settings, metadata.view),
+            self._topics,
             clock,
             partition_count=settings.offsets_topic_partitions,
             copies=settings.offsets_topic_replication_factor,
@@ -60,6 +94,7 @@ class GroupService:
 
     def close(self) -> None:
         self._unsubscribe()
+        self._topics.close()
         if self._sweeping is not None:
             self._sweeping.cancel()
 

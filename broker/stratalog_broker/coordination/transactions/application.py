@@ -15,7 +15,6 @@ from typing import Final, NamedTuple
 from kio.schema.errors import ErrorCode
 
 from stratalog_broker.coordination.coordinator_partition import CoordinatorKind
-from stratalog_broker.coordination.groups.core.messages import Instant
 from stratalog_broker.coordination.record_writer import RecordWriter
 from stratalog_broker.coordination.transactions.core.coordinator import (
     Planned,
@@ -34,6 +33,7 @@ from stratalog_broker.coordination.transactions.core.transaction import (
 )
 from stratalog_broker.coordination.transactions.marker_sender import MarkerSender
 from stratalog_broker.coordination.wake_timer import WakeTimer
+from stratalog_broker.coordination.wake_times import Instant
 from stratalog_broker.partitions.internal_topics import TRANSACTION_STATE
 from stratalog_broker.protocol.errors import KafkaError
 from stratalog_core.ports import Clock

@@ -9,14 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from kio.schema.errors import ErrorCode
 
+from stratalog_broker.coordination.groups.core.consumer.model import Topics
+from stratalog_broker.coordination.groups.core.consumer.requests import HeartbeatRefused, HeartbeatRequest, check_heartbeat
+from stratalog_broker.coordination.groups.core.consumer.turns import Step
 from stratalog_broker.coordination.groups.core.group import Group
 from stratalog_broker.coordination.groups.core.group_table import CoordinatorLimits, GroupTable
 from stratalog_broker.coordination.groups.core.messages import (
     Answer,
-    Instant,
     Instruction,
     JoinAnswer,
     JoinRequest,
@@ -28,8 +31,8 @@ from stratalog_broker.coordination.groups.core.offset_commits import OffsetCommi
 from stratalog_broker.coordination.groups.core.records import encode_group_key, encode_group_value
 from stratalog_broker.coordination.groups.core.removal import Removals
 from stratalog_broker.coordination.groups.core.store import GroupStore
-from stratalog_broker.coordination.groups.core.wake_times import WakeTimes
 from stratalog_broker.coordination.replay import CoordinatorRecord
+from stratalog_broker.coordination.wake_times import Instant, WakeTimes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +45,8 @@ class Write:
 
 
 Work = Answer | Write
+CONSUMER_TOKEN: Final = 0
+"""The token of all writes of consumer groups, of which a group has one at a time; those of classic groups are positive."""
 
 
 class GroupCoordinator:
@@ -50,20 +55,63 @@ class GroupCoordinator:
     Its parts handle the rest: ``table`` finds groups, ``commits`` plans commits, ``removals`` deletes groups and offsets.
     """
 
-    def __init__(self, limits: CoordinatorLimits, store: GroupStore, now: Instant) -> None:
-        self.table = GroupTable(limits, store, now)
+    def __init__(self, limits: CoordinatorLimits, store: GroupStore, topics: Topics, now: Instant) -> None:
+        self.table = GroupTable(limits, store, topics, now)
         self.commits = OffsetCommits(self.table)
         self.removals = Removals(self.table, self.commits)
         self._wakes = WakeTimes()
         for group_id, group in self.table.live.items():
             self._wakes.plan(group_id, group.wake_at_ms)
+        for group_id, at_ms in self.table.consumers.wake_times():
+            self._wakes.plan(group_id, at_ms)
 
-    # -- membership
+    # -- membership of consumer groups
+
+    def consumer_heartbeat(
+        self, group_id: str, request: HeartbeatRequest, now: Instant, *, needs_member_id: bool = True
+    ) -> list[Work]:
+        """ConsumerGroupHeartbeat: join, leave, or report owned partitions; the answer has the member's assignment."""
+        try:
+            self._check_consumer_heartbeat(group_id, request, needs_member_id=needs_member_id)
+        except HeartbeatRefused as refused:
+            return [Answer(ticket=request.ticket, value=refused.answer)]
+        self.table.live.pop(group_id, None)
+        return self._consumer_work(group_id, self.table.consumers.heartbeat(group_id, request, now))
+
+    def _check_consumer_heartbeat(self, group_id: str, request: HeartbeatRequest, *, needs_member_id: bool) -> None:
+        """Raise ``HeartbeatRefused`` unless the group is a consumer group, or may become one."""
+        if not group_id.strip() or not self.table.is_name(group_id):
+            text = f"GroupId can't be empty or longer than {self.table.limits.name_bytes_max} bytes."
+            raise HeartbeatRefused(ErrorCode.invalid_request, text)
+        consumers = self.table.consumers
+        check_heartbeat(request, consumers.limits, consumers.topics, needs_member_id=needs_member_id)
+        if group_id in consumers:
+            return
+        if not request.is_joining or not self.table.is_empty(group_id):
+            raise HeartbeatRefused(ErrorCode.group_id_not_found, f"Group {group_id} is not a consumer group.")
+        if not self.table.exists(group_id) and not self.table.has_room():
+            raise HeartbeatRefused(ErrorCode.coordinator_not_available, "There are too many groups.")
+
+    def _consumer_work(self, group_id: str, step: Step) -> list[Work]:
+        turns = self.table.consumers.turns_of(group_id)
+        if turns is not None:
+            self._wakes.plan(group_id, turns.wake_at_ms)
+        work: list[Work] = list(step.answers)
+        if step.records:
+            # A group that was empty under the classic protocol is replaced with the first record of the new one.
+            is_classic = group_id in self.table.store.images
+            before = [CoordinatorRecord(encode_group_key(group_id), None)] if is_classic else []
+            work.append(Write(group_id=group_id, token=CONSUMER_TOKEN, records=(*before, *step.records)))
+        self.table.consumers.forget_if_unused(group_id)
+        return work
+
+    # -- membership of classic groups
 
     def join(self, group_id: str, request: JoinRequest, now: Instant) -> list[Work]:
         error = self._check_join(group_id, request)
         if error is not ErrorCode.none:
             return [Answer(ticket=request.ticket, value=JoinAnswer(error=error, member_id=request.member_id))]
+        self.table.consumers.forget(group_id)
         group = self.table.find_or_create(group_id, now)
         return self._done(group_id, group, group.join(request, now))
 
@@ -73,6 +121,8 @@ class GroupCoordinator:
         names = (request.protocol_type, request.client_id, request.group_instance_id or "", *(n for n, _ in request.protocols))
         if not all(len(name.encode()) <= self.table.limits.name_bytes_max for name in names):
             return ErrorCode.invalid_request
+        if not self.table.consumers.is_empty(group_id):
+            return ErrorCode.inconsistent_group_protocol
         if self.table.exists(group_id):
             return ErrorCode.none
         if request.member_id:
@@ -105,6 +155,9 @@ class GroupCoordinator:
 
     def on_written(self, group_id: str, token: int, error: ErrorCode, now: Instant) -> list[Work]:
         """Report the outcome of a :class:`Write`: ``none`` if the records are in the log, else failed or unknown."""
+        if token == CONSUMER_TOKEN:
+            turns = self.table.consumers.turns_of(group_id)
+            return [] if turns is None else self._consumer_work(group_id, turns.on_written(error, now))
         group = self.table.find(group_id)
         return [] if group is None else self._done(group_id, group, group.on_persisted(token, error, now))
 
@@ -119,10 +172,12 @@ class GroupCoordinator:
         """Process all groups with a deadline in the past."""
         work: list[Work] = []
         for group_id in self._wakes.due(now.monotonic_ms):
-            group = self.table.find(group_id)
+            group, turns = self.table.find(group_id), self.table.consumers.turns_of(group_id)
             if group is not None:
                 work += self._done(group_id, group, group.tick(now))
                 self.table.forget_if_unused(group_id)
+            if turns is not None:
+                work += self._consumer_work(group_id, turns.tick(now))
         return work
 
     # -- work
@@ -135,4 +190,5 @@ class GroupCoordinator:
         if isinstance(instruction, Answer):
             return instruction
         record = CoordinatorRecord(encode_group_key(group_id), encode_group_value(instruction.image))
-        return Write(group_id=group_id, token=instruction.token, records=(record,))
+        # A group that was empty under the consumer protocol is replaced with the first generation.
+        return Write(group_id=group_id, token=instruction.token, records=(*self.table.consumers.tombstones(group_id), record))

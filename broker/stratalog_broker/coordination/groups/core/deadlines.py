@@ -6,12 +6,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Final
 
 from stratalog_broker.coordination.groups.core.membership import Member
-from stratalog_broker.coordination.groups.core.messages import Instant
-
-NEVER_MS: Final = 2**62
+from stratalog_broker.coordination.wake_times import NEVER_MS, Instant
 
 
 class Deadlines:

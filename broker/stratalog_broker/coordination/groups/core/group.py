@@ -21,7 +21,6 @@ from stratalog_broker.coordination.groups.core.membership import Membership
 from stratalog_broker.coordination.groups.core.messages import (
     GroupImage,
     GroupLimits,
-    Instant,
     Instructions,
     JoinRequest,
     LeavingMember,
@@ -29,6 +28,7 @@ from stratalog_broker.coordination.groups.core.messages import (
     SyncRequest,
 )
 from stratalog_broker.coordination.groups.core.rebalance import GroupState, Rebalance
+from stratalog_broker.coordination.wake_times import Instant
 
 
 class Group:

@@ -7,10 +7,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from stratalog_broker.coordination.groups.core.consumer.group import ConsumerGroupPhase
+from stratalog_broker.coordination.groups.core.consumer.groups import ConsumerGroups
+from stratalog_broker.coordination.groups.core.consumer.model import Topics
+from stratalog_broker.coordination.groups.core.consumer.settings import ConsumerLimits
 from stratalog_broker.coordination.groups.core.group import Group
-from stratalog_broker.coordination.groups.core.messages import GroupLimits, Instant
+from stratalog_broker.coordination.groups.core.messages import GroupLimits
 from stratalog_broker.coordination.groups.core.rebalance import GroupState
 from stratalog_broker.coordination.groups.core.store import GroupStore
+from stratalog_broker.coordination.wake_times import Instant
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,6 +23,7 @@ class CoordinatorLimits:
     """Bounds of one coordinator partition. Names longer than ``name_bytes_max`` are refused."""
 
     group: GroupLimits = field(default_factory=GroupLimits)
+    consumer: ConsumerLimits = field(default_factory=ConsumerLimits)
     groups_max: int = 100_000
     offsets_max: int = 1_000_000
     offset_metadata_bytes_max: int = 4_096
@@ -26,11 +32,15 @@ class CoordinatorLimits:
 
 
 class GroupTable:
-    """Groups by id. A group that never had members and has only offsets has no state machine."""
+    """Groups by id. A group that never had members and has only offsets has no state machine.
 
-    def __init__(self, limits: CoordinatorLimits, store: GroupStore, now: Instant) -> None:
+    ``live`` are the groups of the classic protocol; a group is never both there and in ``consumers``.
+    """
+
+    def __init__(self, limits: CoordinatorLimits, store: GroupStore, topics: Topics, now: Instant) -> None:
         self.limits = limits
         self.store = store
+        self.consumers = ConsumerGroups(limits.consumer, topics, store, now)
         self.live = {group_id: Group.from_image(image, limits.group, now) for group_id, image in store.images.items()}
 
     def find(self, group_id: str) -> Group | None:
@@ -40,10 +50,12 @@ class GroupTable:
     def group_ids(self) -> list[str]:
         """Return the sorted ids of all groups, live or only stored, except groups that have only pending members."""
         live = {name for name, group in self.live.items() if len(group.membership) or group.generation}
-        return sorted({*live, *self.store.offsets, *self.store.images})
+        return sorted({*live, *self.store.offsets, *self.store.images, *self.consumers.ids()})
 
-    def state_of(self, group_id: str) -> GroupState:
+    def state_of(self, group_id: str) -> GroupState | ConsumerGroupPhase:
         """Return the group's state; ``DEAD`` if it does not exist."""
+        if group_id in self.consumers:
+            return self.consumers.phase_of(group_id)
         group = self.find(group_id)
         if group is not None:
             return group.state
@@ -51,7 +63,7 @@ class GroupTable:
 
     def all_ids(self) -> list[str]:
         """Return the sorted ids of all groups, those with only pending members included."""
-        return sorted({*self.live, *self.store.offsets, *self.store.images})
+        return sorted({*self.live, *self.store.offsets, *self.store.images, *self.consumers.ids()})
 
     def exists(self, group_id: str) -> bool:
         stored = self.store
@@ -59,17 +71,19 @@ class GroupTable:
             group_id in self.live
             or group_id in stored.offsets
             or group_id in stored.images
+            or group_id in self.consumers
             or stored.pending.has_group(group_id)
         )
 
     def is_empty(self, group_id: str) -> bool:
         """Return whether the group has neither members nor pending members."""
         group = self.find(group_id)
-        return group is None or (group.state is GroupState.EMPTY and not group.pending_members)
+        is_empty = group is None or (group.state is GroupState.EMPTY and not group.pending_members)
+        return is_empty and self.consumers.is_empty(group_id)
 
     def has_room(self) -> bool:
         """Return whether one more group may be created."""
-        return len(self.live) + len(self.store.offsets) < self.limits.groups_max
+        return len(self.live) + len(self.consumers) + len(self.store.offsets) < self.limits.groups_max
 
     def is_name(self, group_id: str, *, empty: bool = False) -> bool:
         """Return whether a group may have this id; ``empty`` allows the empty id."""
@@ -92,3 +106,4 @@ class GroupTable:
     def forget(self, group_id: str) -> None:
         """Remove the group's state machine, if there is one; what is stored remains until its removal is in the log."""
         self.live.pop(group_id, None)
+        self.consumers.forget(group_id)

@@ -17,12 +17,12 @@ from stratalog_broker.coordination.groups.core.membership import Member, Members
 from stratalog_broker.coordination.groups.core.messages import (
     NO_MEMBER,
     GroupLimits,
-    Instant,
     JoinAnswer,
     JoinRequest,
     SyncAnswer,
 )
 from stratalog_broker.coordination.groups.core.rebalance import GroupState, Rebalance
+from stratalog_broker.coordination.wake_times import Instant
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

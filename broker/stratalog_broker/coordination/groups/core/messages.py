@@ -7,22 +7,16 @@ A ticket is a number that the shell assigns to a request that may be answered la
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import msgspec
 from kio.schema.errors import ErrorCode
+
+from stratalog_broker.coordination.groups.core.consumer.requests import HeartbeatAnswer
 
 NO_MEMBER = ""
 NO_GENERATION = -1
 Protocols = tuple[tuple[str, bytes], ...]
 """Name and metadata of each assignment protocol that a member supports, in order of preference."""
-
-
-class Instant(NamedTuple):
-    """The current time on both clocks."""
-
-    monotonic_ms: int
-    wall_ms: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,7 +96,7 @@ class Answer:
     """Instructs the shell to answer the request with ``ticket``."""
 
     ticket: int
-    value: JoinAnswer | SyncAnswer
+    value: JoinAnswer | SyncAnswer | HeartbeatAnswer
 
 
 class MemberImage(msgspec.Struct, frozen=True, kw_only=True):

@@ -12,10 +12,11 @@ from contextlib import contextmanager
 from kio.schema.errors import ErrorCode
 
 from stratalog_broker.coordination.groups.core.group_table import GroupTable
-from stratalog_broker.coordination.groups.core.messages import NO_GENERATION, Instant
+from stratalog_broker.coordination.groups.core.messages import NO_GENERATION
 from stratalog_broker.coordination.groups.core.offset_rows import Commit, OffsetEncoder
 from stratalog_broker.coordination.groups.core.store import TopicPartitionName
 from stratalog_broker.coordination.replay import CoordinatorRecord
+from stratalog_broker.coordination.wake_times import Instant
 
 
 class OffsetCommits:
@@ -42,7 +43,7 @@ class OffsetCommits:
 
         ``transactional``: they take effect when the transaction commits.
         """
-        error = self._check(group_id, member_id, group_instance_id, generation, now, transactional=transactional)
+        error = self._check(group_id, member_id, group_instance_id, generation, commits, now, transactional=transactional)
         if error is not ErrorCode.none:
             return [error] * len(commits), []
         known = self._table.store.offsets_of(group_id)
@@ -56,12 +57,17 @@ class OffsetCommits:
         member_id: str,
         group_instance_id: str | None,
         generation: int,
+        commits: Sequence[Commit],
         now: Instant,
         *,
         transactional: bool,
     ) -> ErrorCode:
         if not self._table.is_name(group_id, empty=True):
             return ErrorCode.invalid_group_id
+        if group_id in self._table.consumers:
+            error = self._table.consumers.check_commit(group_id, member_id, generation, commits)
+            is_stale = error is ErrorCode.stale_member_epoch
+            return ErrorCode.illegal_generation if transactional and is_stale else error  # as producers expect it
         group = self._table.find(group_id)
         if group is not None:
             return group.check_commit(member_id, group_instance_id, generation, now, transactional=transactional)

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple
 from uuid import UUID
 
+from stratalog_broker.coordination.groups.core.consumer.records import ConsumerKey
 from stratalog_broker.coordination.groups.core.records import (
     VALUE_VERSION,
     CommittedOffset,
@@ -77,7 +78,7 @@ class OffsetDecoder:
         self._names: dict[bytes, tuple[str, str]] = {}
         self._topic_ids: dict[tuple[Header, ...], UUID | None] = {}
 
-    def key(self, key: bytes) -> OffsetKey | GroupKey | None:
+    def key(self, key: bytes) -> OffsetKey | GroupKey | ConsumerKey | None:
         """Return the same as :func:`.records.decode_key`."""
         names = self._names.get(key[: -_PARTITION.size])
         if names is not None:

@@ -25,11 +25,11 @@ from stratalog_broker.coordination.groups.core.membership import Member, Members
 from stratalog_broker.coordination.groups.core.messages import (
     GroupImage,
     GroupLimits,
-    Instant,
     JoinAnswer,
     JoinedMember,
     SyncAnswer,
 )
+from stratalog_broker.coordination.wake_times import Instant
 
 
 class GroupState(StrEnum):

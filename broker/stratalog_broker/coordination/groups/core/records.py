@@ -3,7 +3,7 @@
 Big-endian; a string is an i16 length and UTF-8 (null: -1), bytes have an i32 length, an array an i32 count. Each key and
 value begins with an i16 version. Written: ``OffsetCommitKey`` v1, ``OffsetCommitValue`` v3, ``GroupMetadataKey`` v2,
 ``GroupMetadataValue`` v3. Also read: OffsetCommit values v0–v3 and group values v0–v3, as written by older Kafka versions.
-A null value deletes the key. Keys of other versions (newer group protocols) are skipped.
+A null value deletes the key. Keys of consumer groups are in ``consumer/records.py``; other ones are skipped.
 
 The only extension is a record header of offset commits, which Kafka's tools ignore: ``stratalog.topic_id``, the topic's id in
 sixteen bytes, so that a topic recreated under the same name does not inherit offsets.
@@ -19,7 +19,9 @@ from uuid import UUID
 
 import msgspec
 
+from stratalog_broker.coordination.groups.core.consumer.records import TYPES, ConsumerKey, decode_consumer_key
 from stratalog_broker.coordination.groups.core.messages import GroupImage, MemberImage
+from stratalog_broker.coordination.groups.core.record_reader import Reader, encode_string
 from stratalog_core.batches.records import Header
 from stratalog_core.errors import Corrupt
 
@@ -67,16 +69,18 @@ class GroupKey:
 
 
 def encode_offset_key(key: OffsetKey) -> bytes:
-    return b"".join((_I16.pack(OFFSET_KEY_VERSION), _string(key.group_id), _string(key.topic), _I32.pack(key.partition)))
+    return b"".join(
+        (_I16.pack(OFFSET_KEY_VERSION), encode_string(key.group_id), encode_string(key.topic), _I32.pack(key.partition))
+    )
 
 
 def encode_group_key(group_id: str) -> bytes:
-    return _I16.pack(GROUP_KEY_VERSION) + _string(group_id)
+    return _I16.pack(GROUP_KEY_VERSION) + encode_string(group_id)
 
 
 def encode_offset_value(offset: CommittedOffset) -> bytes:
     head = _I16.pack(VALUE_VERSION) + _I64.pack(offset.offset) + _I32.pack(offset.leader_epoch)
-    return head + _string(offset.metadata) + _I64.pack(offset.committed_at_ms)
+    return head + encode_string(offset.metadata) + _I64.pack(offset.committed_at_ms)
 
 
 def topic_id_headers(topic_id: UUID | None) -> tuple[Header, ...]:
@@ -95,8 +99,9 @@ def topic_id_in(headers: Sequence[Header]) -> UUID | None:
 
 def encode_group_value(image: GroupImage) -> bytes:
     head = (
-        _I16.pack(VALUE_VERSION), _string(image.protocol_type), _I32.pack(image.generation), _string(image.protocol_name),
-        _string(image.leader), _I64.pack(image.state_since_ms), _I32.pack(len(image.members)),
+        _I16.pack(VALUE_VERSION), encode_string(image.protocol_type), _I32.pack(image.generation),
+        encode_string(image.protocol_name), encode_string(image.leader), _I64.pack(image.state_since_ms),
+        _I32.pack(len(image.members)),
     )  # fmt: skip
     return b"".join((*head, *map(_encode_member, image.members)))
 
@@ -104,24 +109,24 @@ def encode_group_value(image: GroupImage) -> bytes:
 def _encode_member(member: MemberImage) -> bytes:
     names = (member.member_id, member.group_instance_id, member.client_id, member.client_host)
     timeouts = _I32.pack(member.rebalance_timeout_ms) + _I32.pack(member.session_timeout_ms)
-    return b"".join((*map(_string, names), timeouts, _bytes(member.subscription), _bytes(member.assignment)))
+    return b"".join((*map(encode_string, names), timeouts, _bytes(member.subscription), _bytes(member.assignment)))
 
 
-def decode_key(key: bytes) -> OffsetKey | GroupKey | None:
+def decode_key(key: bytes) -> OffsetKey | GroupKey | ConsumerKey | None:
     """Return the key, or None for a key version that is not read here. Raises ``Corrupt``."""
-    reader = _Reader(key)
+    reader = Reader(key)
     version = reader.i16()
     if version in (0, OFFSET_KEY_VERSION):
         return OffsetKey(reader.string(), reader.string(), reader.i32())
     if version == GROUP_KEY_VERSION:
         return GroupKey(reader.string())
-    return None
+    return decode_consumer_key(version, reader) if version in TYPES else None
 
 
 def decode_offset_value(value: bytes, topic_id: UUID | None = None) -> CommittedOffset:
     """Return the committed offset. Raises ``Corrupt``, also for unknown versions."""
-    reader = _Reader(value)
-    version = reader.version()
+    reader = Reader(value)
+    version = reader.version(VALUE_VERSION)
     offset = reader.i64()
     leader_epoch = reader.i32() if version == 3 else -1
     return CommittedOffset(
@@ -131,8 +136,8 @@ def decode_offset_value(value: bytes, topic_id: UUID | None = None) -> Committed
 
 def decode_group_value(group_id: str, value: bytes) -> GroupImage:
     """Return the stored group. Raises ``Corrupt``, also for unknown versions."""
-    reader = _Reader(value)
-    version = reader.version()
+    reader = Reader(value)
+    version = reader.version(VALUE_VERSION)
     protocol_type, generation = reader.string(), reader.i32()
     protocol_name, leader = reader.nullable_string(), reader.nullable_string()
     state_since_ms = reader.i64() if version >= 2 else -1
@@ -143,7 +148,7 @@ def decode_group_value(group_id: str, value: bytes) -> GroupImage:
     )  # fmt: skip
 
 
-def _decode_member(reader: _Reader, version: int) -> MemberImage:
+def _decode_member(reader: Reader, version: int) -> MemberImage:
     member_id = reader.string()
     group_instance_id = reader.nullable_string() if version >= 3 else None
     client_id, client_host = reader.string(), reader.string()
@@ -158,7 +163,7 @@ def _decode_member(reader: _Reader, version: int) -> MemberImage:
 
 def subscribed_topics(subscription: bytes) -> frozenset[str] | None:
     """Return the topics in a ``ConsumerProtocolSubscription`` (all versions begin with them), or None for other content."""
-    reader = _Reader(subscription)
+    reader = Reader(subscription)
     try:
         reader.i16()
         return frozenset(reader.string() for _ in range(reader.count()))
@@ -166,68 +171,5 @@ def subscribed_topics(subscription: bytes) -> frozenset[str] | None:
         return None
 
 
-def _string(text: str | None) -> bytes:
-    if text is None:
-        return _I16.pack(-1)
-    encoded = text.encode()
-    return _I16.pack(len(encoded)) + encoded
-
-
 def _bytes(content: bytes) -> bytes:
     return _I32.pack(len(content)) + content
-
-
-class _Reader:
-    """Reads one key or value from its beginning. Truncated content raises ``Corrupt``."""
-
-    def __init__(self, content: bytes) -> None:
-        self._content = content
-        self._position = 0
-
-    def i16(self) -> int:
-        return self._unpack(_I16)
-
-    def i32(self) -> int:
-        return self._unpack(_I32)
-
-    def i64(self) -> int:
-        return self._unpack(_I64)
-
-    def version(self) -> int:
-        version = self.i16()
-        if not 0 <= version <= VALUE_VERSION:
-            raise Corrupt(f"value has version {version}; versions 0 to {VALUE_VERSION} are read")
-        return version
-
-    def count(self) -> int:
-        count = self.i32()
-        if not 0 <= count <= len(self._content) - self._position:
-            raise Corrupt(f"array claims {count} elements in {len(self._content) - self._position} bytes")
-        return count
-
-    def string(self) -> str:
-        return self.nullable_string() or ""
-
-    def nullable_string(self) -> str | None:
-        length = self.i16()
-        if length < 0:
-            return None
-        try:
-            return self._take(length).decode()
-        except UnicodeDecodeError as malformed:
-            raise Corrupt(f"string before byte {self._position} is not UTF-8") from malformed
-
-    def blob(self) -> bytes:
-        length = self.i32()
-        return b"" if length < 0 else self._take(length)
-
-    def _unpack(self, field: struct.Struct) -> int:
-        (value,) = field.unpack(self._take(field.size))
-        return int(value)
-
-    def _take(self, length: int) -> bytes:
-        piece = self._content[self._position : self._position + length]
-        if len(piece) != length:
-            raise Corrupt(f"field of {length} bytes at byte {self._position} exceeds its {len(self._content)} bytes")
-        self._position += length
-        return piece

@@ -14,12 +14,12 @@ from kio.schema.errors import ErrorCode
 
 from stratalog_broker.coordination.groups.core.expiry import CONSUMER_PROTOCOL, expired_offsets, topics_wanted_by
 from stratalog_broker.coordination.groups.core.group_table import GroupTable
-from stratalog_broker.coordination.groups.core.messages import Instant
 from stratalog_broker.coordination.groups.core.offset_commits import OffsetCommits
 from stratalog_broker.coordination.groups.core.rebalance import GroupState
 from stratalog_broker.coordination.groups.core.records import OffsetKey, encode_group_key, encode_offset_key
 from stratalog_broker.coordination.groups.core.store import TopicPartitionName
 from stratalog_broker.coordination.replay import CoordinatorRecord
+from stratalog_broker.coordination.wake_times import Instant
 
 
 class Removals:
@@ -33,6 +33,8 @@ class Removals:
         """DeleteGroups: return the records that delete a group without members and all its offsets."""
         if not self._table.exists(group_id):
             return ErrorCode.group_id_not_found, []
+        if not self._table.consumers.is_empty(group_id):
+            return ErrorCode.non_empty_group, []
         group = self._table.find(group_id)
         error = ErrorCode.none if group is None else group.delete(now)
         if error is not ErrorCode.none:
@@ -50,7 +52,10 @@ class Removals:
             return ErrorCode.group_id_not_found, [], []
         group = self._table.find(group_id)
         subscribed: frozenset[str] = frozenset()
-        if group is not None and group.state is not GroupState.EMPTY:
+        consumers = self._table.consumers.find(group_id)
+        if consumers is not None:
+            subscribed = frozenset(topic for topic, _ in partitions if consumers.is_subscribed_to(topic))
+        elif group is not None and group.state is not GroupState.EMPTY:
             if group.protocol_type != CONSUMER_PROTOCOL:
                 return ErrorCode.non_empty_group, [], []
             subscribed = topics_wanted_by(group) or frozenset(topic for topic, _ in partitions)
@@ -66,6 +71,9 @@ class Removals:
         for group_id in self._table.all_ids():
             stored, pending = self._table.store.offsets_of(group_id), self._commits.pending_of(group_id)
             expired = expired_offsets(self._table.find(group_id), stored, horizon_ms)
+            consumers = self._table.consumers.find(group_id)
+            if consumers is not None:
+                expired = [name for name in expired if not consumers.is_subscribed_to(name[0])]
             expired = [name for name in expired if name not in pending]
             if len(expired) == len(stored) and not pending and self._table.is_empty(group_id):
                 records = self._tombstones(group_id, expired)
@@ -93,7 +101,7 @@ class Removals:
         records = self._offset_tombstones(group_id, names)
         if group_id in self._table.store.images:
             records.append(CoordinatorRecord(encode_group_key(group_id), None))
-        return records
+        return records + self._table.consumers.tombstones(group_id)
 
     def _offset_tombstones(self, group_id: str, names: Iterable[TopicPartitionName]) -> list[CoordinatorRecord]:
         keys = (encode_offset_key(OffsetKey(group_id, topic, partition)) for topic, partition in names)

@@ -11,6 +11,16 @@ from typing import Final
 
 import msgspec
 
+from stratalog_broker.coordination.groups.core.consumer.model import ConsumerGroupState
+from stratalog_broker.coordination.groups.core.consumer.records import (
+    ConsumerKey,
+    ConsumerRecord,
+    apply_value,
+    drop_value,
+    encode_key,
+    encode_value,
+    keys_of,
+)
 from stratalog_broker.coordination.groups.core.messages import GroupImage
 from stratalog_broker.coordination.groups.core.offset_rows import OffsetDecoder
 from stratalog_broker.coordination.groups.core.pending_offsets import PendingOffsets
@@ -50,6 +60,8 @@ class _Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     offsets: tuple[_StoredOffset, ...]
     pending: tuple[_StoredPendingOffset, ...] = ()
     """In the order of their records."""
+    consumer_groups: tuple[tuple[bytes, bytes], ...] = ()
+    """Keys and values of their records."""
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -62,6 +74,7 @@ class GroupStore:
     def __init__(self) -> None:
         self.images: dict[str, GroupImage] = {}
         self.offsets: dict[str, dict[TopicPartitionName, CommittedOffset]] = {}
+        self.consumer_groups: dict[str, ConsumerGroupState] = {}
         self.offset_count = 0
         self.pending = PendingOffsets()
         """Offsets of transactions that are not decided yet."""
@@ -96,8 +109,21 @@ class GroupStore:
                     self.images.pop(group_id, None)
                 else:
                     self.images[group_id] = decode_group_value(group_id, value)
+            case ConsumerKey() as consumer_key:
+                self._apply_to_consumer_group(consumer_key, value)
             case None:
                 pass
+
+    def _apply_to_consumer_group(self, key: ConsumerKey, value: bytes | None) -> None:
+        state = self.consumer_groups.get(key.group_id)
+        if value is not None:
+            found = ConsumerGroupState() if state is None else state
+            apply_value(key, value, found)
+            self.consumer_groups[key.group_id] = found
+        elif key.kind is ConsumerRecord.GROUP:
+            self.consumer_groups.pop(key.group_id, None)
+        elif state is not None:
+            drop_value(key, state)
 
     def _drop(self, key: OffsetKey) -> None:
         committed = self.offsets.get(key.group_id)
@@ -122,8 +148,16 @@ class GroupStore:
                 pending=tuple(
                     _StoredPendingOffset(producer_id, *name, committed) for producer_id, name, committed in self.pending
                 ),
+                consumer_groups=tuple(self._consumer_records()),
             )
         )
+
+    def _consumer_records(self) -> Iterator[tuple[bytes, bytes]]:
+        for group_id, state in self.consumer_groups.items():
+            for key in keys_of(group_id, state):
+                value = encode_value(key, state)
+                assert value is not None, "the state has all that its keys name"
+                yield encode_key(key), value
 
     def _all_offsets(self) -> Iterator[_StoredOffset]:
         for group_id, table in self.offsets.items():
@@ -147,4 +181,7 @@ class GroupStore:
             store._put(stored.group_id, (stored.topic, stored.partition), stored.committed)
         for each in snapshot.pending:
             store.pending.add(each.producer_id, OffsetKey(each.group_id, each.topic, each.partition), each.committed)
+        apply = store.begin_batch()
+        for key, value in snapshot.consumer_groups:
+            apply(key, value, ())
         return store

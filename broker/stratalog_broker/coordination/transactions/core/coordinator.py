@@ -16,8 +16,6 @@ from typing import Final, NamedTuple
 
 from kio.schema.errors import ErrorCode
 
-from stratalog_broker.coordination.groups.core.messages import Instant
-from stratalog_broker.coordination.groups.core.wake_times import WakeTimes
 from stratalog_broker.coordination.transactions.core.store import TransactionStore
 from stratalog_broker.coordination.transactions.core.transaction import (
     EPOCH_BUMP_VERSION,
@@ -29,6 +27,7 @@ from stratalog_broker.coordination.transactions.core.transaction import (
     Transaction,
     TransactionState,
 )
+from stratalog_broker.coordination.wake_times import Instant, WakeTimes
 
 RETRY_MS: Final = 100
 """Pause before an abort after a time-out is tried again."""

@@ -6,11 +6,11 @@ from collections.abc import Iterable
 
 from kio.schema.errors import ErrorCode
 
+from stratalog_broker.coordination.groups.core.consumer.requests import HeartbeatAnswer
 from stratalog_broker.coordination.groups.core.group import Group
 from stratalog_broker.coordination.groups.core.messages import (
     Answer,
     GroupLimits,
-    Instant,
     Instruction,
     JoinAnswer,
     JoinRequest,
@@ -21,6 +21,7 @@ from stratalog_broker.coordination.groups.core.messages import (
     SyncRequest,
 )
 from stratalog_broker.coordination.groups.core.rebalance import GroupState
+from stratalog_broker.coordination.wake_times import Instant
 
 LIMITS = GroupLimits(initial_rebalance_delay_ms=1_000, members_max=3)
 RANGE: Protocols = (("range", b"topics"),)
@@ -43,6 +44,7 @@ class Conversation:
         for instruction in instructions:
             if isinstance(instruction, Answer):
                 assert instruction.ticket not in self.answers
+                assert not isinstance(instruction.value, HeartbeatAnswer)
                 self.answers[instruction.ticket] = instruction.value
             else:
                 self.persists.append(instruction)

@@ -59,10 +59,16 @@ class Members:
         self.assigned: list[int] = []
 
     def add(self, **settings: Any) -> confluent_kafka.Consumer:
-        added = consumer(self.bootstrap, **{**self.settings, **settings})
+        return self.add_to([TOPIC], **settings)
+
+    def add_to(self, topics: list[str], **settings: Any) -> confluent_kafka.Consumer:
+        added = self.make(**{**self.settings, **settings})
         self.consumers.append(added)
-        added.subscribe([TOPIC], on_assign=self._on_assign, on_revoke=self._on_revoke)
+        added.subscribe(topics, on_assign=self._on_assign, on_revoke=self._on_revoke)
         return added
+
+    def make(self, **settings: Any) -> confluent_kafka.Consumer:
+        return consumer(self.bootstrap, **settings)
 
     def _on_assign(self, _: confluent_kafka.Consumer, partitions: list[TopicPartition]) -> None:
         self.assigned += [partition.partition for partition in partitions]

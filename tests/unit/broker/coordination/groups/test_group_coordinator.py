@@ -9,15 +9,16 @@ from uuid import UUID
 
 import pytest
 from kio.schema.errors import ErrorCode
+from unit.broker.coordination.groups.known_topics import NO_TOPICS
 
 from stratalog_broker.coordination.coordinator_partition import CoordinatorPartition
 from stratalog_broker.coordination.groups.application import GroupApplication, group_kind
+from stratalog_broker.coordination.groups.core.consumer.requests import HeartbeatAnswer
 from stratalog_broker.coordination.groups.core.coordinator import GroupCoordinator, Work, Write
 from stratalog_broker.coordination.groups.core.group_table import CoordinatorLimits
 from stratalog_broker.coordination.groups.core.messages import (
     Answer,
     GroupLimits,
-    Instant,
     JoinAnswer,
     JoinRequest,
     LeavingMember,
@@ -29,6 +30,7 @@ from stratalog_broker.coordination.groups.core.rebalance import GroupState
 from stratalog_broker.coordination.groups.core.store import GroupStore
 from stratalog_broker.coordination.record_writer import WAITING_BYTES_MAX, Append, RecordWriter
 from stratalog_broker.coordination.replay import CoordinatorRecord
+from stratalog_broker.coordination.wake_times import Instant
 from stratalog_broker.protocol.errors import KafkaError
 from stratalog_core.errors import NotLeader, StratalogError, Unavailable
 from stratalog_core.system import SystemClock
@@ -53,7 +55,7 @@ class Log:
     def __init__(self, limits: CoordinatorLimits = LIMITS) -> None:
         self.store = GroupStore()
         self.limits = limits
-        self.core = GroupCoordinator(limits, self.store, NOW)
+        self.core = GroupCoordinator(limits, self.store, NO_TOPICS, NOW)
         self.answers: list[JoinAnswer | SyncAnswer] = []
 
     def write(self, records: Iterable[CoordinatorRecord]) -> None:
@@ -66,6 +68,7 @@ class Log:
                 self.write(item.records)
                 self.do(self.core.on_written(item.group_id, item.token, ErrorCode.none, now), now)
             else:
+                assert not isinstance(item.value, HeartbeatAnswer)
                 self.answers.append(item.value)
 
     def commit(self, group_id: str, *commits: Commit, now: Instant = NOW) -> list[ErrorCode]:
@@ -84,7 +87,7 @@ class Log:
             self.write(records)
 
     def reload(self) -> None:
-        self.core = GroupCoordinator(self.limits, GroupStore.from_snapshot(self.store.snapshot()), NOW)
+        self.core = GroupCoordinator(self.limits, GroupStore.from_snapshot(self.store.snapshot()), NO_TOPICS, NOW)
         self.store = self.core.table.store
 
 
@@ -245,7 +248,7 @@ def test_time_reaches_every_group_and_unused_ones_are_forgotten() -> None:
 
 
 def partition_of_groups(append: Append, limits: CoordinatorLimits) -> CoordinatorPartition[GroupStore, GroupApplication]:
-    kind = group_kind(limits, SystemClock(), partition_count=1, copies=1)
+    kind = group_kind(limits, NO_TOPICS, SystemClock(), partition_count=1, copies=1)
     return CoordinatorPartition(kind, append, SystemClock(), "groups")
 
 

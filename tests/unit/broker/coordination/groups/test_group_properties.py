@@ -15,7 +15,6 @@ from stratalog_broker.coordination.groups.core.messages import (
     Answer,
     GroupImage,
     GroupLimits,
-    Instant,
     Instruction,
     JoinAnswer,
     JoinRequest,
@@ -25,6 +24,7 @@ from stratalog_broker.coordination.groups.core.messages import (
     SyncRequest,
 )
 from stratalog_broker.coordination.groups.core.rebalance import GroupState
+from stratalog_broker.coordination.wake_times import Instant
 
 LIMITS = GroupLimits(members_max=5, session_timeout_ms_min=1, initial_rebalance_delay_ms=100, new_member_timeout_ms=5_000)
 PROTOCOLS = st.lists(st.sampled_from(["range", "roundrobin", "sticky"]), min_size=1, unique=True).map(
@@ -64,6 +64,7 @@ class GroupMachine(RuleBasedStateMachine):
             if isinstance(instruction.value, JoinAnswer):
                 known += self.joined(instruction.value, instance_id)
             else:
+                assert isinstance(instruction.value, SyncAnswer)
                 self.synced(instruction, instruction.value)
         return multiple(*known)
 

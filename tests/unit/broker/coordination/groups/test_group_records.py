@@ -88,7 +88,7 @@ def test_values_of_older_kafkas_are_read() -> None:
 
 
 def test_keys_of_other_kinds_are_skipped() -> None:
-    assert decode_key(b"\x00\x03\x00\x01g") is None
+    assert decode_key(b"\x00\x0b\x00\x01g") is None
 
 
 @given(st.binary(max_size=40))

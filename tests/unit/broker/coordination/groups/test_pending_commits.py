@@ -14,15 +14,16 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from kio.schema.errors import ErrorCode
+from unit.broker.coordination.groups.known_topics import NO_TOPICS
 from unit.broker.coordination.groups.test_group_coordinator import LIMITS, partition_of_groups
 
 from stratalog_broker.coordination.groups.application import GroupApplication
 from stratalog_broker.coordination.groups.core.coordinator import GroupCoordinator
-from stratalog_broker.coordination.groups.core.messages import Instant
 from stratalog_broker.coordination.groups.core.offset_rows import Commit
 from stratalog_broker.coordination.groups.core.records import is_of
 from stratalog_broker.coordination.groups.core.store import GroupStore
 from stratalog_broker.coordination.replay import CoordinatorRecord
+from stratalog_broker.coordination.wake_times import Instant
 
 RETENTION_MS = 1_000
 AT_ONCE = replace(LIMITS, offsets_retention_ms=0)
@@ -38,7 +39,7 @@ class Coordinating(RuleBasedStateMachine):
         super().__init__()
         self.store = GroupStore()
         self.now = Instant(0, 100 * RETENTION_MS)
-        self.core = GroupCoordinator(replace(LIMITS, offsets_retention_ms=RETENTION_MS), self.store, self.now)
+        self.core = GroupCoordinator(replace(LIMITS, offsets_retention_ms=RETENTION_MS), self.store, NO_TOPICS, self.now)
         self.log: deque[tuple[Sequence[CoordinatorRecord], Callable[[], None]]] = deque()
         self.ids = {topic: UUID(int=number) for number, topic in enumerate(TOPICS)}
         self.acknowledged: dict[tuple[str, str, int], tuple[int, UUID, int]] = {}

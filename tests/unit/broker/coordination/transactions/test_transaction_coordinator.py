@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 from kio.schema.errors import ErrorCode as E
 
-from stratalog_broker.coordination.groups.core.messages import Instant
 from stratalog_broker.coordination.transactions.core.coordinator import (
     PARTITIONS_MAX,
     Planned,
@@ -18,6 +17,7 @@ from stratalog_broker.coordination.transactions.core.coordinator import (
 from stratalog_broker.coordination.transactions.core.records import record_of
 from stratalog_broker.coordination.transactions.core.store import TransactionStore
 from stratalog_broker.coordination.transactions.core.transaction import EPOCH_MAX, Transaction, TransactionState
+from stratalog_broker.coordination.wake_times import Instant
 
 S = TransactionState
 ID = "copier"

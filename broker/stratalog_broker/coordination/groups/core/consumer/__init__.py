@@ -1,0 +1,1 @@
+"""Groups of the consumer protocol (KIP-848), in which the coordinator computes the assignment. Does no I/O."""

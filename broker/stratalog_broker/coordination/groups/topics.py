@@ -1,0 +1,69 @@
+"""The cluster's topics as consumer groups see them, from this broker's view of the metadata."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Final
+
+from stratalog_broker.coordination.groups.core.consumer.model import TopicInfo
+from stratalog_broker.coordination.groups.core.consumer.topic_pattern import TopicPattern
+from stratalog_metadata.client.api import MetadataView
+from stratalog_metadata.records import Topic, topic_key
+from stratalog_metadata.state.changes import Change
+
+PATTERNS_MAX: Final = 1_000
+"""Patterns whose topics are remembered; another one costs a look at every topic's name."""
+
+
+class ClusterTopics:
+    """Follows the view. The topics that match a pattern are kept up to date, so that they are searched for once."""
+
+    def __init__(self, view: MetadataView) -> None:
+        self._view = view
+        self._version = 0
+        self._matching: OrderedDict[str, tuple[TopicPattern, set[str]]] = OrderedDict()
+        self._unsubscribe = view.subscribe(self._on_changes)
+
+    def close(self) -> None:
+        self._unsubscribe()
+
+    @property
+    def version(self) -> int:
+        return self._version
+
+    def find(self, name: str) -> TopicInfo | None:
+        topic = self._view.find(Topic, topic_key(name))
+        return None if topic is None else TopicInfo(topic.name, topic.topic_id, topic.partition_count)
+
+    def matching(self, pattern: str) -> frozenset[str]:
+        known = self._matching.get(pattern)
+        if known is None:
+            compiled = TopicPattern(pattern)
+            names = {topic.name for topic in self._view.all(Topic) if compiled.matches(topic.name)}
+            known = self._matching[pattern] = compiled, names
+            if len(self._matching) > PATTERNS_MAX:
+                self._matching.popitem(last=False)
+        else:
+            self._matching.move_to_end(pattern)
+        return frozenset(known[1])
+
+    def _on_changes(self, changes: Sequence[Change]) -> None:
+        for change in changes:
+            before = change.before.record if change.before is not None else None
+            after = change.after.record if change.after is not None else None
+            if isinstance(before, Topic):
+                self._version += 1
+                self._forget(before.name)
+            if isinstance(after, Topic):
+                self._version += 1
+                self._remember(after.name)
+
+    def _forget(self, name: str) -> None:
+        for _, names in self._matching.values():
+            names.discard(name)
+
+    def _remember(self, name: str) -> None:
+        for compiled, names in self._matching.values():
+            if compiled.matches(name):
+                names.add(name)

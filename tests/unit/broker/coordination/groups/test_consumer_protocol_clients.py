@@ -1,0 +1,171 @@
+"""Unmodified clients with ``group.protocol=consumer``: assignors, static members, patterns, transactions, takeovers."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import confluent_kafka
+import pytest
+from confluent_kafka import ConsumerGroupState, ConsumerGroupType, TopicPartition
+from confluent_kafka.admin import AdminClient, NewTopic
+from unit.broker.coordination.groups.test_group_clients import (
+    PARTITIONS,
+    TOPIC,
+    Members,
+    coordinator_id,
+    make_topic,
+    produce,
+)
+from unit.broker.mini_cluster import MiniCluster, in_thread, run_cluster
+
+SETTINGS: dict[str, Any] = {"group_consumer_heartbeat_interval_ms": 100, "group_consumer_assignment_interval_ms": 0}
+
+
+class ConsumerMembers(Members):
+    """Consumers of the consumer protocol, whose time-outs and assignors are the coordinator's."""
+
+    def make(self, **settings: Any) -> confluent_kafka.Consumer:
+        return confluent_kafka.Consumer(
+            {
+                "bootstrap.servers": self.bootstrap, "group.id": "readers", "group.protocol": "consumer",
+                "auto.offset.reset": "earliest", "enable.auto.commit": False, "topic.metadata.refresh.interval.ms": 1_000,
+                **settings,
+            }
+        )  # fmt: skip
+
+
+@pytest.fixture
+async def cluster(tmp_path: Path) -> AsyncIterator[MiniCluster]:
+    async with run_cluster(tmp_path, bookies=1, brokers=1, **SETTINGS) as running:
+        yield running
+
+
+@pytest.mark.parametrize("assignor", ["range", "uniform"])
+async def test_three_join_and_leave(cluster: MiniCluster, assignor: str) -> None:
+    bootstrap = cluster.bootstrap
+
+    def scenario() -> None:
+        make_topic(bootstrap, 60)
+        members = ConsumerMembers(bootstrap, **{"group.remote.assignor": assignor})
+        for _ in range(3):
+            members.add()
+            members.poll_until(members.balanced)
+        members.poll_until(lambda: len(set(members.messages)) == 60)
+        for one in members.consumers:
+            one.commit(asynchronous=False)
+        offsets = members.consumers[0].committed([TopicPartition(TOPIC, index) for index in range(PARTITIONS)], 10)
+        assert {row.offset for row in offsets} == {10}
+        admin = AdminClient({"bootstrap.servers": bootstrap})
+        (row,) = admin.list_consumer_groups().result(10).valid
+        assert (row.group_id, row.state, row.type) == ("readers", ConsumerGroupState.STABLE, ConsumerGroupType.CONSUMER)
+        described = admin.describe_consumer_groups(["readers"])["readers"].result(10)
+        assert (described.state, described.partition_assignor) == (ConsumerGroupState.STABLE, assignor)
+        assert [len(member.assignment.topic_partitions) for member in described.members] == [2, 2, 2]
+        while len(members.consumers) > 1:
+            members.consumers.pop(0).close()
+            members.poll_until(members.balanced)
+        members.close()
+        admin.delete_consumer_groups(["readers"])["readers"].result(10)
+
+    await in_thread(scenario)
+
+
+async def test_a_static_member_restarts_without_a_rebalance(cluster: MiniCluster) -> None:
+    bootstrap = cluster.bootstrap
+
+    def scenario() -> None:
+        make_topic(bootstrap)
+        members = ConsumerMembers(bootstrap)
+        for name in ("one", "two"):
+            members.add(**{"group.instance.id": name})
+        members.poll_until(members.balanced)
+        before = sorted(partition.partition for partition in members.consumers[1].assignment())
+        members.consumers.pop(1).close()
+        members.revoked.clear()
+        members.add(**{"group.instance.id": "two"})
+        members.poll_until(members.balanced)
+        assert sorted(partition.partition for partition in members.consumers[1].assignment()) == before
+        assert members.revoked == [], "the one that stayed was not called back"
+        members.close()
+
+    await in_thread(scenario)
+
+
+async def test_a_pattern_is_resolved_by_the_coordinator(cluster: MiniCluster) -> None:
+    bootstrap = cluster.bootstrap
+
+    def scenario() -> None:
+        make_topic(bootstrap, 6)
+        members = ConsumerMembers(bootstrap)
+        members.add_to(["^fli.*"])
+        members.poll_until(members.balanced)
+        admin = AdminClient({"bootstrap.servers": bootstrap})
+        (created,) = admin.create_topics([NewTopic("flies", 2, 1)]).values()
+        created.result(20)
+        members.poll_until(lambda: members.sizes() == [PARTITIONS + 2])
+        members.close()
+
+    await in_thread(scenario)
+
+
+async def test_offsets_of_a_member_are_committed_in_a_transaction(cluster: MiniCluster) -> None:
+    bootstrap = cluster.bootstrap
+
+    def scenario() -> None:
+        make_topic(bootstrap, 6)
+        members = ConsumerMembers(bootstrap)
+        (one,) = [members.add()]
+        members.poll_until(lambda: len(members.messages) == 6)
+        producer = confluent_kafka.Producer({"bootstrap.servers": bootstrap, "transactional.id": "copier"})
+        producer.init_transactions(20)
+        producer.begin_transaction()
+        member = one.consumer_group_metadata()
+        producer.send_offsets_to_transaction([TopicPartition(TOPIC, 0, 1)], member, 20)
+        producer.commit_transaction(20)
+        (found,) = one.committed([TopicPartition(TOPIC, 0)], 10)
+        assert found.offset == 1
+        members.close()  # the member's epoch has ended
+        producer.begin_transaction()
+        other = ConsumerMembers(bootstrap)
+        other.add()
+        other.poll_until(lambda: other.sizes() == [PARTITIONS])
+        with pytest.raises(confluent_kafka.KafkaException) as refused:
+            producer.send_offsets_to_transaction([TopicPartition(TOPIC, 0, 2)], member, 20)
+        assert refused.value.args[0].code() == confluent_kafka.KafkaError.UNKNOWN_MEMBER_ID
+        producer.abort_transaction(20)
+        other.close()
+
+    await in_thread(scenario)
+
+
+async def test_a_group_survives_its_coordinator(tmp_path: Path) -> None:
+    async with run_cluster(tmp_path, bookies=1, brokers=2, offsets_topic_partitions=1, **SETTINGS) as cluster:
+        bootstrap = cluster.bootstrap
+        members = ConsumerMembers(bootstrap)
+
+        def before() -> None:
+            make_topic(bootstrap)
+            members.add()
+            members.add()
+            members.poll_until(members.balanced)
+            produce(bootstrap, range(60))
+            members.poll_until(lambda: len(members.messages) == 60)
+            for one in members.consumers:
+                one.commit(asynchronous=False)
+            members.revoked.clear()
+
+        await in_thread(before)
+        await cluster.brokers.pop(coordinator_id(cluster)).kill()
+
+        def scenario() -> None:
+            produce(bootstrap, range(60, 120))
+            members.poll_until(lambda: len(set(members.messages)) == 120)
+            assert members.revoked == [], "members, epochs and assignments came over with the partition"
+            assert len(members.messages) == 120
+            for one in members.consumers:
+                one.commit(asynchronous=False)
+            members.close()
+
+        await in_thread(scenario)

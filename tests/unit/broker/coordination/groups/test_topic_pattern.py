@@ -1,0 +1,96 @@
+"""Patterns of topic names: RE2's syntax, the same answers as Python's ``re``, in linear time."""
+
+from __future__ import annotations
+
+import re
+import warnings
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from stratalog_broker.coordination.groups.core.consumer.topic_pattern import NAME_CHARACTERS, TopicPattern
+from stratalog_core.errors import Invalid
+
+PIECES = [
+    "a",
+    "b",
+    "1",
+    "_",
+    "-",
+    ".",
+    "|",
+    "*",
+    "+",
+    "?",
+    "(",
+    ")",
+    "[",
+    "]",
+    "^",
+    "$",
+    "{",
+    "}",
+    "2",
+    ",",
+    "\\d",
+    "\\w",
+    "\\b",
+]
+NAMES = st.text("ab12_-.", max_size=6)
+
+
+@given(st.lists(st.sampled_from(PIECES), max_size=8).map("".join), st.lists(NAMES, max_size=5))
+def test_patterns_match_what_python_matches(pattern: str, names: list[str]) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        try:
+            expected = re.compile(pattern, re.ASCII)
+        except re.error:
+            assume(False)
+    try:
+        compiled = TopicPattern(pattern)
+    except Invalid:
+        assert re.search(r"[*+?}][+*]|[*+?}]\??\{", pattern), "only repeated repetitions and possessive ones are refused"
+        return
+    assert [compiled.matches(name) for name in names] == [bool(expected.fullmatch(name)) for name in names]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "name"),
+    [
+        ("foo.*", "foobar"), ("^foo$", "foo"), ("(a|b){2,3}c?", "abbc"), ("(?i)FOO-x", "foo-X"), ("(?i:A)b", "ab"),
+        ("(?i:a)|b", "A"), ("\\Qa.b\\E", "a.b"), ("\\Qa.b", "a.b"), ("(?P<n>a)(?<m>b)", "ab"), ("[[:alpha:]]+\\d", "abc7"),
+        ("[^[:digit:]]", "a"), ("[[:^alpha:]]", "7"), ("\\Aab\\z", "ab"), ("a\\Bb", "ab"), ("\\x61\\x{62}", "ab"),
+        ("\\141|\\061", "1"), ("a{,3}", "a{,3}"), ("x{0}", ""), ("a*?b", "aab"), ("(?s-i)a", "a"), ("\\S\\D\\W", "aa-"),
+        ("a{2}", "aa"), ("(?P<n>a){2}", "aa"), ("[a-]", "-"), ("[]a]", "a"), ("[\\w.]+", "a.b_c"), ("[\\-]", "-"), ("\\.", "."),
+    ],
+)  # fmt: skip
+def test_syntax_of_re2(pattern: str, name: str) -> None:
+    compiled = TopicPattern(pattern)
+    assert compiled.matches(name)
+    assert not compiled.matches(name + "\N{SNOWMAN}")
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    ["(", ")", "*a", "a**", "a++", "(?=a)", "(?!a)", "(?<=a)", "(?<!a)", "\\1", "\\p{L}", "\\C", "a{1001}", "a{2,1}", "[a",
+     "[z-a]", "[[:nothing:]]", "[[:alpha", "(?P<n>a)(?P<n>b)", "(?P<>a)", "(?P<n", "(?x)a", "(?", "\\", "[\\", "\\x{zz}", "\\x",
+     "(" * 200 + ")" * 200, "((a{1000}){1000})", "\\x{110000}"],
+)  # fmt: skip
+def test_what_re2_does_not_know_is_refused(pattern: str) -> None:
+    with pytest.raises(Invalid, match="regular expression"):
+        TopicPattern(pattern)
+
+
+def test_matching_does_not_backtrack() -> None:
+    assert not TopicPattern("(a*)*b").matches("a" * 249)
+    assert not TopicPattern("(a|a)*(a|aa)+$x").matches("a" * 249)
+    assert TopicPattern("(a?){200}a{200}").matches("a" * 249)
+
+
+def test_sets_of_states_are_bounded_and_forgotten_ones_come_back() -> None:
+    pattern = TopicPattern(".*a.{12}")
+    names = [format(number, "013b").replace("0", "a").replace("1", "b") for number in range(2_000)]
+    assert [pattern.matches(name) for name in names] == [name.startswith("a") for name in names]
+    assert len(NAME_CHARACTERS) == 26 * 2 + 10 + 3
