@@ -17,7 +17,7 @@ from stratalog_broker.admin.protection import PROTECTION
 from stratalog_core.errors import Invalid, NotFound
 from stratalog_core.system import SystemClock
 from stratalog_metadata.records import Topic, topic_key
-from stratalog_metadata.topic_rules.topic_configs import LOCK_MODE
+from stratalog_metadata.topic_rules.tier_topic_configs import LOCK_MODE
 
 ConfigsOf = Callable[[str], Mapping[str, ConfigEntry]]
 """The configs in force of a topic."""

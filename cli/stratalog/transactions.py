@@ -30,31 +30,33 @@ _LATER: Final = {
     ErrorCode.coordinator_load_in_progress,
     ErrorCode.not_coordinator,
     ErrorCode.request_timed_out,
+    ErrorCode.not_leader_or_follower,
+    ErrorCode.leader_not_available,
 }
 
 
-async def list_transactions(bootstrap: str, states: Sequence[str]) -> list[dict[str, Any]]:
-    """Return a row for each transactional id, sorted; ``states``: only those, by Kafka's names; empty: all.
+async def list_transactions(bootstrap: str, states: Sequence[str], producer_ids: Sequence[int] = ()) -> list[dict[str, Any]]:
+    """Return a row for each transactional id, sorted; ``states``, by Kafka's names, and ``producer_ids``: only those.
 
     Raises ``Invalid`` for a name that is no state, ``Unavailable`` after a time.
     """
-    return await _until_available(lambda: _list_once(bootstrap, states))
+    return await until_available(lambda: _list_once(bootstrap, states, producer_ids))
 
 
-async def _list_once(bootstrap: str, states: Sequence[str]) -> list[dict[str, Any]]:
+async def _list_once(bootstrap: str, states: Sequence[str], producer_ids: Sequence[int]) -> list[dict[str, Any]]:
     rows = []
-    metadata = await _ask_any(
+    metadata = await ask_any(
         bootstrap, METADATA, topics=(), allow_auto_topic_creation=False, include_cluster_authorized_operations=False,
         include_topic_authorized_operations=False,
     )  # fmt: skip
     for broker in metadata.brokers:
-        answer = await _ask(
+        answer = await ask(
             await connect(f"{broker.host}:{broker.port}"),
             LIST_TRANSACTIONS,
             state_filters=tuple(states),
-            producer_id_filters=(),
+            producer_id_filters=tuple(producer_ids),
         )
-        _check(answer.error_code, f"broker {broker.node_id}")
+        check(answer.error_code, f"broker {broker.node_id}")
         if answer.unknown_state_filters:
             raise Invalid(f"no state {answer.unknown_state_filters[0]!r}: names are Kafka's, such as Ongoing or CompleteCommit")
         rows += [
@@ -74,20 +76,20 @@ async def describe_transaction(bootstrap: str, transactional_id: str) -> dict[st
 
     Raises ``NotFound``, and ``Unavailable`` after a time.
     """
-    return await _until_available(lambda: _describe_once(bootstrap, transactional_id))
+    return await until_available(lambda: _describe_once(bootstrap, transactional_id))
 
 
 async def _describe_once(bootstrap: str, transactional_id: str) -> dict[str, Any]:
-    found = await _ask_any(bootstrap, FIND_COORDINATOR, key=transactional_id, key_type=_KEY_TYPE)
-    _check(found.error_code, transactional_id)
+    found = await ask_any(bootstrap, FIND_COORDINATOR, key=transactional_id, key_type=_KEY_TYPE)
+    check(found.error_code, transactional_id)
     connection = await connect(f"{found.host}:{found.port}")
     try:
-        answer = await _ask(connection, DESCRIBE_TRANSACTIONS, transactional_ids=(transactional_id,))
+        answer = await ask(connection, DESCRIBE_TRANSACTIONS, transactional_ids=(transactional_id,))
     except SerialError:
         # kio does not read a time before 1970: ids that have had no transaction have none, which is -1 in the response.
         return {"transactional_id": transactional_id, "state": "Empty", "coordinator": found.node_id, "partitions": []}
     (row,) = answer.transaction_states
-    _check(row.error_code, transactional_id)
+    check(row.error_code, transactional_id)
     return {
         "transactional_id": transactional_id,
         "state": row.transaction_state,
@@ -100,7 +102,8 @@ async def _describe_once(bootstrap: str, transactional_id: str) -> dict[str, Any
     }
 
 
-async def _until_available(call: Callable[[], Awaitable[Result]]) -> Result:
+async def until_available(call: Callable[[], Awaitable[Result]]) -> Result:
+    """Return the result of ``call``, which is repeated for a time while it raises ``Unavailable`` or ``NotAnswered``."""
     deadline = time.monotonic() + TIMEOUT_S
     while True:
         try:
@@ -111,29 +114,33 @@ async def _until_available(call: Callable[[], Awaitable[Result]]) -> Result:
         await asyncio.sleep(_RETRY_S)
 
 
-async def _ask_any(bootstrap: str, api: int, **fields: Any) -> Any:
+async def ask_any(bootstrap: str, api: int, **fields: Any) -> Any:
     """Ask the first broker that can be reached."""
     *others, last = bootstrap.split(",")
     for address in others:
         try:
-            return await _ask(await connect(address), api, **fields)
+            return await ask(await connect(address), api, **fields)
         except NotAnswered:
             continue
-    return await _ask(await connect(last), api, **fields)
+    return await ask(await connect(last), api, **fields)
 
 
-async def _ask(connection: Connection, api: int, **fields: Any) -> Any:
+async def ask(connection: Connection, api: int, **fields: Any) -> Any:
+    """Ask one broker, and close the connection."""
     try:
         return await connection.ask(api, **fields)
     finally:
         connection.close()
 
 
-def _check(code: ErrorCode, what: str) -> None:
+def check(code: ErrorCode, what: str) -> None:
+    """Raise ``Unavailable`` for a code that is worth a retry, and another error for every other one but NONE."""
     if code is ErrorCode.none:
         return
     if code in _LATER:
         raise Unavailable(f"{what}: {code.name}")
+    if code is ErrorCode.unknown_topic_or_partition:
+        raise NotFound(f"no such topic or partition: {what}")
     if code is ErrorCode.transactional_id_not_found:
         raise NotFound(f"no transactional id {what!r}: see `stratalog txn list`")
     raise Invalid(f"{what}: {code.name}")

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Final, TypeVar
 
 from stratalog_core.batches.batch import BatchHeader
-from stratalog_core.batches.record_search import FoundInBatch, IsWanted, first_reaching, first_without_key, search_bytes
+from stratalog_core.batches.record_search import FoundInBatch, IsWanted, first_reaching, search_bytes
 from stratalog_core.errors import Overloaded
 from stratalog_core.ports import Background, Buffer
 
@@ -52,12 +52,10 @@ class SearchPool:
             ),
         )
 
-    async def first_without_key(self, batch: Buffer, header: BatchHeader) -> FoundInBatch | None:
-        """Run ``record_search.first_without_key``. Raises as :meth:`first_reaching` does."""
-        return await self.run(
-            search_bytes(batch, header),
-            lambda is_wanted: first_without_key(batch, header, is_wanted=is_wanted, memory_bytes=self._bytes_max),
-        )
+    @property
+    def bytes_max(self) -> int:
+        """Memory of all searches that run at once."""
+        return self._bytes_max
 
     async def run(self, memory_bytes: int, call: Callable[[IsWanted], _Result]) -> _Result:
         """Run a call that takes up to ``memory_bytes``, and may end early when it is not wanted any more.

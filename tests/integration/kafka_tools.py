@@ -237,10 +237,15 @@ KAFKA_TOOLS: tuple[Tool, ...] = (
                 f"{_AT} --alter --entity-type brokers --entity-name 1 --add-config num.io.threads=9",
                 "settings of broker 1 are fixed when it starts",
             ),
+            Step(
+                what="let brokers compress a topic",
+                arguments=f"{_AT} --alter --entity-type topics --entity-name {{topic}} --add-config compression.type=zstd",
+                prints="Completed updating config for topic",
+            ),
             _refused(
-                "compress on brokers",
-                f"{_AT} --alter --entity-type topics --entity-name {{topic}} --add-config compression.type=zstd",
-                "compression.type is zstd; only producer is supported",
+                "preallocate files",
+                f"{_AT} --alter --entity-type topics --entity-name {{topic}} --add-config preallocate=true",
+                "preallocate is true; only false is supported",
             ),
             Step(
                 what="change a group's configs",

@@ -39,10 +39,10 @@ from stratalog_broker.requests.batch_append import BatchAppend
 from stratalog_broker.requests.context import RequestContext
 from stratalog_broker.requests.deadlines import Deadlines
 from stratalog_broker.requests.handler_info import HandlerInfo
-from stratalog_broker.requests.key_checks import KeyChecks
 from stratalog_broker.requests.pending_produce import TIMED_OUT, PendingProduce, ProduceServices
 from stratalog_broker.requests.permissions import FindPartition, Permissions, except_denied
 from stratalog_broker.requests.produce_checks import Refused
+from stratalog_broker.requests.produced_records import ProducedRecords
 from stratalog_core.errors import StratalogError
 from stratalog_core.ports import Clock
 from stratalog_metadata.records import TopicPartition
@@ -68,13 +68,13 @@ class ProduceHandler:
         deadlines: Deadlines,
         clock: Clock,
         settings: BrokerSettings,
-        keys: KeyChecks,
+        records: ProducedRecords,
     ) -> None:
         self._partitions = partitions
         self._permissions = permissions
         self._clock = clock
         self._services = ProduceServices(
-            partitions=partitions, permissions=permissions, verifier=verifier, deadlines=deadlines, clock=clock, keys=keys
+            partitions=partitions, permissions=permissions, verifier=verifier, deadlines=deadlines, clock=clock, records=records
         )
         self._append_timeout_ms = settings.append_timeout_ms
 

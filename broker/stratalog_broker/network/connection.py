@@ -254,6 +254,10 @@ class ClientConnection(asyncio.BufferedProtocol):
         """Bytes of responses that the client has not read."""
         return self._transport.get_write_buffer_size() if self._transport is not None else 0
 
+    def charge(self, more_bytes: int) -> bool:
+        """Charge more bytes for a request that is held; False if there is no room for them."""
+        return self._registry.charge(more_bytes)
+
     def released(self, request_bytes: int) -> None:
         """Discharge a request's bytes; nothing holds them any longer."""
         self._registry.discharge(request_bytes)

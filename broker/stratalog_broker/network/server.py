@@ -46,8 +46,8 @@ from stratalog_broker.requests.access import OPEN, AccessRules
 from stratalog_broker.requests.deadlines import Deadlines
 from stratalog_broker.requests.fetch_sessions import FetchSessions
 from stratalog_broker.requests.handler_info import HandlerInfo, Services
-from stratalog_broker.requests.key_checks import KeyChecks
 from stratalog_broker.requests.permissions import Permissions
+from stratalog_broker.requests.produced_records import ProducedRecords
 from stratalog_broker.requests.served_apis import ServedApis
 from stratalog_broker.requests.unsent_responses import UnsentResponses
 from stratalog_broker.telemetry.service import ClientTelemetry
@@ -126,7 +126,7 @@ class BrokerServer:
         self.verifier = TransactionVerifier(self.locator, self.peers)
         self._partition_rows = PartitionRows(metadata.view)
         self._deadlines = Deadlines(clock)
-        self._key_checks = KeyChecks(searches)
+        self._produced_records = ProducedRecords(searches)
         self._telemetry = ClientTelemetry(metadata.view, searches, clock, random)
         self._responses = UnsentResponses(shares.responses)
         self.apis = ServedApis(handlers.values(), self._services(ledgers, cold, random, rules))
@@ -158,7 +158,7 @@ class BrokerServer:
             Deadlines: self._deadlines,
             FetchSessions: FetchSessions(settings.fetch_sessions_max, shares.sessions // SESSION_PARTITION_BYTES, random),
             GroupService: self.groups,
-            KeyChecks: self._key_checks,
+            ProducedRecords: self._produced_records,
             OffsetTransactions: OffsetTransactions(self.locator, self.partitions, self.verifier, self.clock),
             OffsetLookup: OffsetLookup(self.reader, TimeSearches(self.reader, ledgers, cold, self.searches)),
             OwnershipOrders: OwnershipOrders(metadata),
@@ -305,7 +305,7 @@ class BrokerServer:
         self.advertised_brokers.close()
         await self.verifier.close()
         self.peers.close()
-        await self._key_checks.close()
+        await self._produced_records.close()
         await self.partitions.close()
         await self.pending_reads.close()
         self.groups.close()

@@ -1,8 +1,8 @@
 """The append of one produced batch: its checks, the verification of its transaction, its result in the response.
 
-Each batch is checked by its header, and those of compacted topics for keys. A retry is not appended again, but gets the outcome
-of its first attempt. The first batch of a transaction waits for the transaction's coordinator; batches that wait for one answer
-are appended in their order.
+Each batch is checked by its header; for some topics its records are examined, too (``produced_records.py``). A retry is not
+appended again, but gets the outcome of its first attempt. The first batch of a transaction waits for the transaction's
+coordinator; batches that wait for one answer are appended in their order.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from stratalog_broker.protocol.produce import PartitionResult
 from stratalog_broker.requests.context import RequestContext
 from stratalog_broker.requests.pending_produce import ADDING_VERSION, PendingProduce
 from stratalog_broker.requests.produce_checks import Refused, check_produced
+from stratalog_broker.requests.produced_records import Examined, Produced
 from stratalog_core.batches.batch import TRANSACTIONAL_BIT, BatchHeader, assign_log_append_time
 from stratalog_core.batches.checkpoint import SequencedBatch
 from stratalog_core.errors import NotLeader, StratalogError
@@ -67,22 +68,24 @@ class BatchAppend:
             raise Refused(ErrorCode.invalid_record, "no record batch was sent for the partition")
         log = self._log
         header = check_produced(batch, log.configs, now_ms)
-        if log.configs.is_compacted and not self._produce.keys.check_at_once(log.topic_partition, batch, header):
-            self._produce.wait()
-            self._context.hold()
-            self._produce.keys.start(log.topic_partition, batch, header, partial(self._keys_checked, batch, header))
-        else:
-            self._admit(batch, header, now_ms)
+        if log.configs.examines_records:
+            produced = Produced(batch, header, log.configs, now_ms, self._context.charge)
+            if not self._produce.records.check_at_once(log.topic_partition, produced):
+                self._produce.wait()
+                self._context.hold()
+                self._produce.records.start(log.topic_partition, produced, self._records_examined)
+                return
+        self._admit(batch, header, now_ms)
 
-    def _keys_checked(self, batch: memoryview, header: BatchHeader, failure: Refused | StratalogError | None) -> None:
-        """Append the batch, or refuse it, now that it is known whether its records have keys."""
+    def _records_examined(self, outcome: Examined | Refused | StratalogError) -> None:
+        """Append the batch as it is to be stored, or refuse it, now that its records are known."""
         try:
-            if failure is not None:
-                raise failure
+            if not isinstance(outcome, Examined):
+                raise outcome
             if not self._log.is_serving:
-                raise NotLeader(f"{self._log.topic_partition} was lost while a batch was checked")
+                raise NotLeader(f"{self._log.topic_partition} was lost while a batch was examined")
             if not self._produce.is_answered:
-                self._admit(batch, header, self._produce.now_ms())
+                self._admit(outcome.batch, outcome.header, self._produce.now_ms())
         except (Refused, StratalogError) as refused:
             self._refuse(refused)
         except Exception:

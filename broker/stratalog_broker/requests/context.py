@@ -39,6 +39,10 @@ class Connection(Protocol):
         """Send a whole response (length and header included) after those of earlier requests; empty for acks=0."""
         ...
 
+    def charge(self, more_bytes: int) -> bool:
+        """Charge more bytes for a request that is held; False if there is no room for them."""
+        ...
+
     def released(self, request_bytes: int) -> None:
         """Discharge ``request_bytes`` of a request that are no longer held."""
         ...
@@ -137,6 +141,13 @@ class RequestContext:
         self.response = parts
         self._connection.respond(self, parts)
         self.release()
+
+    def charge(self, more_bytes: int) -> bool:
+        """Count ``more_bytes`` as bytes of this request; False if the broker has no room for them."""
+        if not self._connection.charge(more_bytes):
+            return False
+        self.request_bytes += more_bytes
+        return True
 
     def hold(self) -> None:
         """Add a holder of the request's bytes."""

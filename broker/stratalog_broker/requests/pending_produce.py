@@ -17,9 +17,9 @@ from stratalog_broker.protocol.produce import TOPIC_ID_VERSION, Leader, Partitio
 from stratalog_broker.requests.access import Access, Operation, Resource
 from stratalog_broker.requests.context import RequestContext
 from stratalog_broker.requests.deadlines import Deadlines
-from stratalog_broker.requests.key_checks import KeyChecks
 from stratalog_broker.requests.permissions import Permissions
 from stratalog_broker.requests.produce_checks import Refused
+from stratalog_broker.requests.produced_records import ProducedRecords
 from stratalog_core.batches.batch import BatchHeader
 from stratalog_core.ports import Clock
 from stratalog_metadata.records import TopicPartition
@@ -41,7 +41,7 @@ class ProduceServices:
     verifier: TransactionVerifier
     deadlines: Deadlines
     clock: Clock
-    keys: KeyChecks
+    records: ProducedRecords
 
 
 class PendingProduce:
@@ -111,9 +111,9 @@ class PendingProduce:
             )
 
     @property
-    def keys(self) -> KeyChecks:
-        """The checks of batches of compacted topics."""
-        return self._services.keys
+    def records(self) -> ProducedRecords:
+        """Examines the records of batches."""
+        return self._services.records
 
     def now_ms(self) -> int:
         """Return the broker's wall time."""

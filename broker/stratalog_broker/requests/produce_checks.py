@@ -1,8 +1,9 @@
 """Validation of a produced batch before it gets an offset. Only the header and the CRC are checked.
 
 The rules are Kafka's (LogValidator): exactly one batch of magic 2 per partition, offset deltas that match the record count, no
-control batch, a sequence if there is a producer id, timestamps within the topic's limits. Kafka checks each record's timestamp;
-this checks the batch's first and greatest, because records are not decoded on the hot path.
+control batch, a sequence if there is a producer id, timestamps within the topic's limits. Here these are the batch's first and
+greatest timestamp, because records are not decoded on the hot path; each record's is checked where
+``message.timestamp.before.max.ms`` is set, or records are read anyway (``produced_records.py``).
 """
 
 from __future__ import annotations

@@ -8,16 +8,18 @@ from pathlib import Path
 import click
 
 from stratalog import kafka
+from stratalog.hanging_transactions import OpenTransaction, abort_hanging, find_hanging
 from stratalog.output import json_option, print_done, print_json, print_listing, print_rows
 from stratalog.target import bootstrap_of, kafka_options
 from stratalog.transactions import describe_transaction, list_transactions
 from stratalog_core.errors import Conflict
 from stratalog_core.kafka_clients import translated
+from stratalog_core.moments import utc_text
 
 
 @click.group()
 def txn() -> None:
-    """List, describe and abort transactions."""
+    """List, describe and abort transactions, and find hanging ones."""
 
 
 @txn.command("list")
@@ -59,3 +61,45 @@ def abort(transactional_id: str, data: Path | None, bootstrap: str | None, as_js
     with translated():
         producer.init_transactions(kafka.TIMEOUT_S)
     print_done({"transactional_id": transactional_id, "partitions": found["partitions"]}, "aborted", as_json=as_json)
+
+
+@txn.command("find-hanging")
+@click.option("--topic", help="Only partitions of this topic; otherwise those of all topics.")
+@click.option(
+    "--max-transaction-timeout",
+    "timeout_minutes",
+    type=click.IntRange(0),
+    default=15,
+    show_default=True,
+    help="Leave producers alone that were silent for fewer minutes than this.",
+)
+@click.option("--abort", "aborts", is_flag=True, help="Abort what is found, so that readers of committed records continue.")
+@kafka_options
+@json_option
+def find_hanging_ones(
+    topic: str | None, timeout_minutes: int, aborts: bool, data: Path | None, bootstrap: str | None, as_json: bool
+) -> None:
+    """List the transactions that are open in a partition although no coordinator will end them."""
+    found = asyncio.run(_find_hanging(bootstrap_of(data, bootstrap), topic, timeout_minutes * 60_000, aborts=aborts))
+    rows = [
+        {
+            "topic": each.topic,
+            "partition": each.partition,
+            "producer_id": each.producer_id,
+            "producer_epoch": each.producer_epoch,
+            "start_offset": each.start_offset,
+            "silent_since": utc_text(each.last_timestamp_ms),
+            "aborted": aborts,
+        }
+        for each in found
+    ]
+    columns = ("topic", "partition", "producer_id", "producer_epoch", "start_offset", "silent_since", "aborted")
+    print_listing("transactions", rows, columns, as_json=as_json)
+
+
+async def _find_hanging(bootstrap: str, topic: str | None, timeout_ms: int, *, aborts: bool) -> list[OpenTransaction]:
+    found = await find_hanging(bootstrap, topic, timeout_ms)
+    if aborts:
+        for each in found:
+            await abort_hanging(each)
+    return found

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 import cramjam
@@ -36,23 +36,62 @@ _SNAPPY_RATIO_MAX: Final = 22
 _ZSTD_WINDOW_BYTES: Final = 8 * 1024 * 1024
 """Minimum window to allow: a later frame of a batch may have a larger window than the first."""
 _LENGTH = struct.Struct(">i")
+_GZIP_LEVEL: Final = -1
+"""zlib's own default."""
+_ZSTD_LEVEL: Final = 3
 
 
 def compress(codec: int, content: Buffer) -> bytes:
     """Compress ``content`` with ``codec``. Raises ``Invalid`` for an unknown codec."""
-    if codec == NONE:
-        return bytes(content)
-    if codec == GZIP:
-        packer = zlib.compressobj(wbits=31)
-        return packer.compress(content) + packer.flush()
-    if codec == SNAPPY:
-        block = bytes(cramjam.snappy.compress_raw(content))
-        return _XERIAL_MAGIC + struct.pack(">ii", 1, 1) + _LENGTH.pack(len(block)) + block
-    if codec == LZ4:
+    if codec == LZ4:  # In one call, these two write the content's size, too.
         return bytes(lz4.frame.compress(content))
     if codec == ZSTD:
-        return zstandard.ZstdCompressor(level=3).compress(content)
+        return zstandard.ZstdCompressor(level=_ZSTD_LEVEL).compress(content)
+    return b"".join(compress_pieces(codec, (content,)))
+
+
+def compress_pieces(codec: int, pieces: Iterable[Buffer], level: int | None = None) -> Iterator[bytes]:
+    """Compress lazily what ``pieces`` are together. ``level`` is the codec's; None: its default. Raises as :func:`compress`."""
+    if codec == NONE:
+        return map(bytes, pieces)
+    if codec == GZIP:
+        return _gzip_packed(pieces, _GZIP_LEVEL if level is None else level)
+    if codec == SNAPPY:
+        return _snappy_packed(pieces)
+    if codec == LZ4:
+        return _lz4_packed(pieces, 0 if level is None else level)
+    if codec == ZSTD:
+        return _zstd_packed(pieces, _ZSTD_LEVEL if level is None else level)
     raise Invalid(f"compression codec {codec} is unknown; 0 to 4 are supported")
+
+
+def _gzip_packed(pieces: Iterable[Buffer], level: int) -> Iterator[bytes]:
+    packer = zlib.compressobj(level, wbits=31)
+    for piece in pieces:
+        yield packer.compress(piece)
+    yield packer.flush()
+
+
+def _snappy_packed(pieces: Iterable[Buffer]) -> Iterator[bytes]:
+    yield _XERIAL_MAGIC + struct.pack(">ii", 1, 1)
+    for piece in pieces:
+        block = bytes(cramjam.snappy.compress_raw(piece))
+        yield _LENGTH.pack(len(block)) + block
+
+
+def _lz4_packed(pieces: Iterable[Buffer], level: int) -> Iterator[bytes]:
+    packer = lz4.frame.LZ4FrameCompressor(compression_level=level, block_linked=False)  # Java reads no linked blocks.
+    yield packer.begin()
+    for piece in pieces:
+        yield packer.compress(piece)
+    yield packer.flush()
+
+
+def _zstd_packed(pieces: Iterable[Buffer], level: int) -> Iterator[bytes]:
+    packer = zstandard.ZstdCompressor(level=level).compressobj()
+    for piece in pieces:
+        yield packer.compress(piece)
+    yield packer.flush()
 
 
 def decompress(codec: int, content: Buffer, limit_bytes: int = DECOMPRESSED_BYTES_MAX) -> bytes:

@@ -18,6 +18,7 @@ from stratalog_core.ports import Buffer
 
 _HEAD_BYTES_MAX: Final = 41
 """A record's length, attributes, timestamp delta, offset delta and key length, each number of ten bytes at most."""
+_NO_TIMESTAMP: Final = -1
 IsWanted = Callable[[], bool]
 """Whether a caller still waits for the search."""
 
@@ -25,6 +26,22 @@ IsWanted = Callable[[], bool]
 class FoundInBatch(NamedTuple):
     offset: int
     timestamp_ms: int
+
+
+class RecordRules(NamedTuple):
+    """Rules for each record of a produced batch. Times are wall times in ms; None: any time."""
+
+    needs_key: bool
+    earliest_ms: int | None = None
+    latest_ms: int | None = None
+
+    def allows_time(self, timestamp_ms: int) -> bool:
+        """Whether a record may have this timestamp. A record without one (-1) may be in any batch, as in Kafka."""
+        if timestamp_ms == _NO_TIMESTAMP:
+            return True
+        if self.earliest_ms is not None and timestamp_ms < self.earliest_ms:
+            return False
+        return self.latest_ms is None or timestamp_ms <= self.latest_ms
 
 
 def search_bytes(batch: Buffer, header: BatchHeader) -> int:
@@ -49,11 +66,16 @@ def first_reaching(
     return _searched(_TimeSearch(header, timestamp_ms, from_offset), batch, header, is_wanted, memory_bytes)
 
 
-def first_without_key(
-    batch: Buffer, header: BatchHeader, *, is_wanted: IsWanted = lambda: True, memory_bytes: int = DECOMPRESSED_BYTES_MAX
+def first_refused(
+    batch: Buffer,
+    header: BatchHeader,
+    rules: RecordRules,
+    *,
+    is_wanted: IsWanted = lambda: True,
+    memory_bytes: int = DECOMPRESSED_BYTES_MAX,
 ) -> FoundInBatch | None:
-    """Return the first record that has no key; None if all have one. Raises as :func:`first_reaching` does."""
-    return _searched(_KeylessSearch(header), batch, header, is_wanted, memory_bytes)
+    """Return the first record that ``rules`` do not allow; None if all are allowed. Raises as :func:`first_reaching` does."""
+    return _searched(_RuleSearch(header, rules), batch, header, is_wanted, memory_bytes)
 
 
 def _searched(
@@ -140,6 +162,10 @@ class _TimeSearch(_Search):
         return timestamp_ms >= self._timestamp_ms and offset >= self._from_offset
 
 
-class _KeylessSearch(_Search):
+class _RuleSearch(_Search):
+    def __init__(self, header: BatchHeader, rules: RecordRules) -> None:
+        super().__init__(header)
+        self._rules = rules
+
     def _is_sought(self, offset: int, timestamp_ms: int, key_bytes: int) -> bool:
-        return key_bytes < 0
+        return (key_bytes < 0 and self._rules.needs_key) or not self._rules.allows_time(timestamp_ms)

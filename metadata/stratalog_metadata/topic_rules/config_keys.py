@@ -42,7 +42,7 @@ LONG_MAX = 2**63 - 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConfigKey:
-    """One config. ``choices`` are the values of a STRING, or the elements of a LIST.
+    """One config. ``choices`` are the values of a STRING or an INT, or the elements of a LIST.
 
     ``is_fixed``: only the default is served; ``reason`` says why. ``broker_name`` is Kafka's name for the cluster-wide
     default of a topic config; empty: the same name. ``is_per_topic``: it has no cluster-wide default.
@@ -89,6 +89,8 @@ class ConfigKey:
             value = float(text) if self.kind is ConfigKind.DOUBLE else int(text)
         except ValueError:
             raise Invalid(f"{self.name} is {text}; it must be of type {self.kind.name.lower()}") from None
+        if self.choices is not None and str(value) not in self.choices:
+            raise Invalid(f"{self.name} is {text}; choose {' or '.join(self.choices)}")
         highest = self.maximum if self.maximum is not None else INT_MAX if self.kind is ConfigKind.INT else LONG_MAX
         if self.minimum is not None and not value >= self.minimum:
             raise Invalid(f"{self.name} is {text}; minimum is {self.minimum}")

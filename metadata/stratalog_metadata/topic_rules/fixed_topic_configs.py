@@ -15,10 +15,6 @@ def _fixed(name: str, kind: ConfigKind, value: str, documentation: str, reason: 
 
 FIXED_TOPIC_CONFIGS: Final = (
     _fixed(
-        "compression.type", ConfigKind.STRING, "producer", "Batches are stored as the producer compressed them.",
-        "brokers do not compress; set compression.type of the producer",
-    ),
-    _fixed(
         "flush.messages", ConfigKind.LONG, "1", "Every batch is on disk before it is acknowledged.",
         "every batch is on disk before it is acknowledged", "log.flush.interval.messages",
     ),

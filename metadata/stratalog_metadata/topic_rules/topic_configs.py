@@ -13,6 +13,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from stratalog_core.batches.compression import NAMES
+from stratalog_core.batches.recompression import Codec
+from stratalog_core.batches.record_search import RecordRules
 from stratalog_core.errors import Invalid
 from stratalog_core.ports import Random
 from stratalog_core.quorum import majority
@@ -22,6 +25,7 @@ from stratalog_metadata.records import Topic, configs_in_force
 from stratalog_metadata.topic_rules.cleanup_policy import CLEANUP_POLICY, COMPACT, DELETE, cleanup_policies
 from stratalog_metadata.topic_rules.config_keys import LONG_MAX, ConfigKey, ConfigKind, find_key, key_table
 from stratalog_metadata.topic_rules.fixed_topic_configs import FIXED_TOPIC_CONFIGS
+from stratalog_metadata.topic_rules.tier_topic_configs import LOCK_MODE, LOCK_MS, NO_LOCK, TIER_TOPIC_CONFIGS
 
 _HOUR_MS: Final = 3_600_000
 _DAY_MS: Final = 24 * _HOUR_MS
@@ -29,19 +33,14 @@ _MIB: Final = 1024 * 1024
 ACK_QUORUM: Final = "stratalog.ack.quorum"
 MIN_INSYNC: Final = "min.insync.replicas"
 STORAGE_ENABLE: Final = "remote.storage.enable"
-LOCK_MODE: Final = "stratalog.tier.lock.mode"
-LOCK_MS: Final = "stratalog.tier.lock.ms"
 MAX_COMPACTION_LAG_MS: Final = "max.compaction.lag.ms"
 MIN_COMPACTION_LAG_MS: Final = "min.compaction.lag.ms"
 LOCAL_RETENTION_MS: Final = "local.retention.ms"
 LOCAL_RETENTION_BYTES: Final = "local.retention.bytes"
+COMPRESSION_TYPE: Final = "compression.type"
+_PRODUCER: Final = "producer"
 _LIKE_RETENTION: Final = -2
 _UNLIMITED: Final = -1
-_STORAGE_CLASSES: Final = (
-    "STANDARD", "STANDARD_IA", "ONEZONE_IA", "INTELLIGENT_TIERING", "GLACIER_IR", "REDUCED_REDUNDANCY"
-)  # fmt: skip
-"""Those of S3 from which an object is read at once. Stores that lack one refuse the upload."""
-_NO_LOCK: Final = "none"
 _LOCK_MS_MIN: Final = 10_000
 """An upload, and the commit of what it made, should end before its lock."""
 _NO_DEFAULTS: Final[Mapping[str, str]] = {}
@@ -77,6 +76,18 @@ _WITH_EFFECT: Final = (
         " newest record of each key; records need keys. Both: it keeps it for that time. Empty: everything is kept.",
         broker_name="log.cleanup.policy",
     ),
+    ConfigKey(
+        name=COMPRESSION_TYPE, kind=ConfigKind.STRING, default=_PRODUCER,
+        choices=("uncompressed", "zstd", "lz4", "snappy", "gzip", _PRODUCER),
+        documentation="Codec of stored batches. producer: they are stored as they come. Else the broker rewrites those"
+        " that have another codec, at a cost in processor time and latency.",
+    ),
+    ConfigKey(
+        name="compression.gzip.level", kind=ConfigKind.INT, default="-1", choices=("-1", *map(str, range(1, 10))),
+        documentation="Level of gzip if compression.type is gzip, 1 to 9; -1: zlib's default.",
+    ),
+    _int("compression.lz4.level", 9, "Level of lz4 if compression.type is lz4. Not set: lz4's fast mode.", 1, 17),
+    _int("compression.zstd.level", 3, "Level of zstd if compression.type is zstd.", -131_072, 22),
     _long(
         "delete.retention.ms", _DAY_MS,
         "How long a compacted topic keeps a tombstone, from the compaction that first met it on.",
@@ -159,40 +170,9 @@ _WITH_EFFECT: Final = (
         name="stratalog.deletion.protection", kind=ConfigKind.BOOLEAN, default="false", choices=("true", "false"),
         documentation="true: DeleteTopics and DeleteRecords are refused with POLICY_VIOLATION. Retention goes on.",
     ),
-    ConfigKey(
-        name="stratalog.tier.segment.bytes", kind=ConfigKind.LONG, default=str(256 * _MIB), minimum=64 * 1024,
-        maximum=16_384 * _MIB,
-        documentation="Size up to which neighbouring ledgers become one segment and small segments are merged. Not set:"
-        " [tiering] segment_bytes.",
-    ),
-    ConfigKey(
-        name="stratalog.tier.compression", kind=ConfigKind.STRING, default="none", choices=("none", "zstd"),
-        documentation="Compression of new and merged segments in the object store, block by block. Clients read the batches as"
-        " they were produced.",
-    ),
-    _int("stratalog.tier.compression.zstd.level", 3, "Level of zstd: higher compresses better and slower.", 1, 19),
-    ConfigKey(
-        name="stratalog.tier.storage.class", kind=ConfigKind.STRING, default="STANDARD", choices=_STORAGE_CLASSES,
-        documentation="S3's storage class of new and merged segments. A store without classes has STANDARD only.",
-    ),
-    ConfigKey(
-        name=LOCK_MODE, kind=ConfigKind.STRING, default=_NO_LOCK, choices=(_NO_LOCK, "governance", "compliance"),
-        documentation="Object Lock of new segments and of the manifests that refer to them, in a bucket that has it. While"
-        " objects are locked, retention keeps them, and DeleteTopics and DeleteRecords answer POLICY_VIOLATION.",
-    ),
-    ConfigKey(
-        name=LOCK_MS, kind=ConfigKind.LONG, default="0", minimum=0, maximum=100 * 365 * _DAY_MS,
-        documentation="How long a segment is locked, from its upload on; at most retention.ms. It needs a"
-        f" {LOCK_MODE}. A merged segment is locked until the latest date of what it replaces.",
-    ),
-    ConfigKey(
-        name="stratalog.tier.encryption.key", kind=ConfigKind.STRING, default="",
-        documentation="Name of the key in the key ring of the store's URL that protects new and merged segments; empty: they"
-        " are not encrypted.",
-    ),
 )  # fmt: skip
 
-TOPIC_CONFIG_KEYS: Final = key_table((*_WITH_EFFECT, *FIXED_TOPIC_CONFIGS))
+TOPIC_CONFIG_KEYS: Final = key_table((*_WITH_EFFECT, *TIER_TOPIC_CONFIGS, *FIXED_TOPIC_CONFIGS))
 
 _THROTTLE: Final = "ownership moves without copying, so there is nothing to throttle"
 TOPIC_CONFIGS_NOT_SERVED: Final[Mapping[str, str]] = {
@@ -267,13 +247,13 @@ def check_compaction(configs: Mapping[str, str]) -> None:
         raise Invalid(
             f"{CLEANUP_POLICY}={COMPACT} needs the object store; set {STORAGE_ENABLE}=true, or {CLEANUP_POLICY}={DELETE}"
         )
-    if configs.get(LOCK_MODE, _NO_LOCK) != _NO_LOCK:
+    if configs.get(LOCK_MODE, NO_LOCK) != NO_LOCK:
         raise Invalid(f"{CLEANUP_POLICY}={COMPACT} removes records, which {LOCK_MODE} forbids; leave one of them out")
 
 
 def check_lock(configs: Mapping[str, str]) -> None:
     """Raise ``Invalid`` if the ``configs`` in force lock segments for no time, or longer than they are to be kept."""
-    if configs.get(LOCK_MODE, _NO_LOCK) == _NO_LOCK:
+    if configs.get(LOCK_MODE, NO_LOCK) == NO_LOCK:
         return
     lock_ms, retention_ms = int(configs.get(LOCK_MS, "0")), int(_value(configs, "retention.ms"))
     if lock_ms < _LOCK_MS_MIN:
@@ -284,7 +264,7 @@ def check_lock(configs: Mapping[str, str]) -> None:
             " higher retention.ms"
         )
     if configs.get(STORAGE_ENABLE, "true").lower() == "false":
-        raise Invalid(f"{LOCK_MODE} needs the object store; set {STORAGE_ENABLE}=true, or {LOCK_MODE}={_NO_LOCK}")
+        raise Invalid(f"{LOCK_MODE} needs the object store; set {STORAGE_ENABLE}=true, or {LOCK_MODE}={NO_LOCK}")
 
 
 def _value(configs: Mapping[str, str], name: str) -> str:
@@ -357,6 +337,19 @@ class TopicConfigs:
     """False if ``min.insync.replicas`` asks for more copies than there are."""
     is_compacted: bool
     """Whether each record needs a key."""
+    codec: Codec | None
+    """The codec of stored batches; None: that of the producer."""
+    checks_records: bool
+    """Whether each record of a batch is checked: records need keys, or have an earliest time."""
+    examines_records: bool
+    """Whether more than a batch's header is looked at: its records are checked, or may be compressed again."""
+
+    def record_rules(self, now_ms: int) -> RecordRules:
+        """Return what each record that is produced now must be."""
+        if self.is_log_append_time:
+            return RecordRules(self.is_compacted)
+        earliest_ms, latest_ms = now_ms - self.message_timestamp_before_max_ms, now_ms + self.message_timestamp_after_max_ms
+        return RecordRules(self.is_compacted, earliest_ms, latest_ms)
 
     @classmethod
     def of(cls, topic: Topic, defaults: Mapping[str, str]) -> TopicConfigs:
@@ -380,7 +373,9 @@ class TopicConfigs:
         )  # fmt: skip
 
 
-_DERIVED: Final = frozenset({"is_log_append_time", "ack_quorum", "takes_acks_all", "is_compacted"})
+_DERIVED: Final = frozenset(
+    {"is_log_append_time", "ack_quorum", "takes_acks_all", "is_compacted", "codec", "checks_records", "examines_records"}
+)
 _NUMBERS: Final = tuple(
     field for field in TopicConfigs.__dataclass_fields__ if field not in _DERIVED
 )  # field names are Kafka's with "_" for "."
@@ -396,10 +391,23 @@ def _parse(configs: tuple[tuple[str, str], ...], replication_factor: int) -> Top
     numbers = {field: int(value(field.replace("_", "."))) for field in _NUMBERS}
     wanted = max(numbers["min_insync_replicas"], int(value(ACK_QUORUM)))
     is_compacted = COMPACT in cleanup_policies(given)
+    codec = _codec(given)
+    is_append_time = value("message.timestamp.type") == "LogAppendTime"
+    checks_records = is_compacted or (numbers["message_timestamp_before_max_ms"] < LONG_MAX and not is_append_time)
     if is_compacted:
         numbers["segment_ms"] = min(numbers["segment_ms"], int(value(MAX_COMPACTION_LAG_MS)))
     return TopicConfigs(
-        **numbers, is_log_append_time=value("message.timestamp.type") == "LogAppendTime",
+        **numbers, is_log_append_time=is_append_time,
         ack_quorum=min(wanted, replication_factor), takes_acks_all=wanted <= replication_factor,
-        is_compacted=is_compacted,
+        is_compacted=is_compacted, codec=codec,
+        checks_records=checks_records, examines_records=checks_records or codec is not None,
     )  # fmt: skip
+
+
+def _codec(configs: Mapping[str, str]) -> Codec | None:
+    """Return the codec of ``compression.type``, with its level if that is set; gzip's -1 is its default."""
+    name = configs.get(COMPRESSION_TYPE) or _PRODUCER
+    if name == _PRODUCER:
+        return None
+    level = configs.get(f"compression.{name}.level")
+    return Codec(NAMES["none" if name == "uncompressed" else name], None if level is None else int(level))

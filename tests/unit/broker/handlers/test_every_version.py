@@ -258,7 +258,7 @@ async def test_defaults_of_the_cluster_reach_running_partitions(mini_cluster: Mi
         for name, value, complaint in (
             ("log.roll.ms", "1", "segment.ms is 1; minimum is 100"),
             ("log.cleaner.threads", "1", "unknown topic config 'log.cleaner.threads'"),
-            ("compression.type", "zstd", "only producer is supported"),
+            ("preallocate", "true", "only false is supported"),
         ):
             row = await alter_defaults(client, 1, (name, 0, value))
             assert row.error_code is ErrorCode.invalid_config

@@ -48,6 +48,9 @@ class Connection:
         self.answer = b"".join(parts)
         self.is_over.set()
 
+    def charge(self, more_bytes: int) -> bool:
+        return more_bytes >= 0
+
     def released(self, request_bytes: int) -> None:
         self.released_bytes += request_bytes
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from stratalog_core.batches.batch import HEADER, HEADER_BYTES, LENGTH_PREFIX_BYTES, MAGIC, TIMESTAMP_TYPE_BIT, read_header
 from stratalog_core.batches.compression import LZ4, NAMES, NONE, SNAPPY, ZSTD, compress
-from stratalog_core.batches.record_search import FoundInBatch, first_reaching, first_without_key, search_bytes
+from stratalog_core.batches.record_search import FoundInBatch, RecordRules, first_reaching, first_refused, search_bytes
 from stratalog_core.batches.records import Record, build_batch, iterate_records
 from stratalog_core.errors import Corrupt, Overloaded, Unavailable
 from stratalog_core.search_pool import SearchPool
@@ -159,11 +159,25 @@ async def test_searches_wait_for_memory_in_order_and_the_queue_is_bounded() -> N
 
 @settings(deadline=None)
 @given(
-    st.lists(st.tuples(st.one_of(st.none(), st.binary(max_size=200)), st.binary(max_size=300)), min_size=1, max_size=30),
+    st.lists(
+        st.tuples(st.integers(-1, 9), st.one_of(st.none(), st.binary(max_size=200)), st.binary(max_size=300)),
+        min_size=1,
+        max_size=30,
+    ),
     st.sampled_from(tuple(NAMES.values())),
+    st.builds(RecordRules, st.booleans(), st.none() | st.integers(0, 5), st.none() | st.integers(4, 9)),
 )
-def test_the_first_record_without_a_key_is_found(rows: list[tuple[bytes | None, bytes]], codec: int) -> None:
-    written = [Record(offset=at, timestamp_ms=at, key=key, value=value) for at, (key, value) in enumerate(rows)]
+def test_the_first_record_that_the_rules_refuse_is_found(
+    rows: list[tuple[int, bytes | None, bytes]], codec: int, rules: RecordRules
+) -> None:
+    written = [Record(offset=at, timestamp_ms=ms, key=key, value=value) for at, (ms, key, value) in enumerate(rows)]
     batch = build_batch(written, compression=codec)
-    expected = next((FoundInBatch(each.offset, each.timestamp_ms) for each in written if each.key is None), None)
-    assert first_without_key(batch, read_header(batch)) == expected
+
+    def is_refused(record: Record) -> bool:
+        ms = record.timestamp_ms
+        is_early = rules.earliest_ms is not None and ms < rules.earliest_ms
+        is_late = rules.latest_ms is not None and ms > rules.latest_ms
+        return (rules.needs_key and record.key is None) or (ms != -1 and (is_early or is_late))
+
+    expected = next((FoundInBatch(each.offset, each.timestamp_ms) for each in written if is_refused(each)), None)
+    assert first_refused(batch, read_header(batch), rules) == expected
