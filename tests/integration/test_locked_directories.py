@@ -17,8 +17,6 @@ pytestmark = pytest.mark.integration
 TIMEOUT_S = 90
 COPIES = 1
 
-_NO_HTTP = {**os.environ, "STRATALOG_HTTP_LISTEN": "off"}
-
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProcessCluster]:
@@ -29,12 +27,9 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProcessCluster
 
 
 def _start_again(cluster: ProcessCluster, name: str, listen: str | None) -> subprocess.CompletedProcess[str]:
-    """Start a process of ``cluster`` a second time, with its own configuration or another port, and wait for its end.
-
-    Without its HTTP server, which binds its port before the role locks its directory.
-    """
+    """Start a process of ``cluster`` a second time, with its own configuration or another port, and wait for its end."""
     role, config = name.partition("-")[0], cluster.data / "config" / f"{name}.toml"
-    environ = {**_NO_HTTP, **({f"STRATALOG_{role.upper()}_LISTEN": listen} if listen else {})}
+    environ = {**os.environ, **({f"STRATALOG_{role.upper()}_LISTEN": listen} if listen else {})}
     command = [sys.executable, "-m", "stratalog", role, "--config", str(config)]
     return subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False, env=environ)
 
@@ -64,7 +59,8 @@ def test_a_taken_port_ends_a_start_before_it_reads_its_disk(cluster: ProcessClus
     text = (cluster.data / "config" / "bookie-1.toml").read_text()
     config.write_text(text.replace(str(cluster.data / "bookie-1"), str(tmp_path / "disk")).replace('"bookie-1"', '"bookie-2"'))
     command = [sys.executable, "-m", "stratalog", "bookie", "--config", str(config)]
-    second = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False, env=_NO_HTTP)
+    environ = {**os.environ, "STRATALOG_HTTP_LISTEN": "off"}
+    second = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False, env=environ)
     assert second.returncode == ExitCode.CONFLICT, second.stderr
     assert f"{bookie['address']} is in use by another process" in second.stderr
     assert [path.name for path in (tmp_path / "disk").iterdir()] == ["lock"]

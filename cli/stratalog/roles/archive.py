@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 from uuid import UUID
 
-from stratalog.roles.broker import cold_reader, load_messages_in_background
+from stratalog.roles.broker import cache_files, cold_reader, load_messages_in_background
 from stratalog.roles.open_files import connections_within, open_files_max
 from stratalog.roles.readiness import check_broker
 from stratalog.roles.runtime import Node
@@ -53,6 +53,8 @@ async def start(node: Node, *, positions: Path, follow_s: float, with_deleted: b
     """
     settings = node.configuration.section(BrokerSettings, "broker")
     settings = replace(settings, connections_max=connections_within(settings.connections_max, open_files_max()))
+    position_files, cache = await node.file(positions), await cache_files(node)
+    await node.serve_http()
     shares = MemoryShares.of(settings.memory_bytes)
     background = node.background(_THREADS, "archive")
     searches = SearchPool(node.background(_THREADS, "searches"), shares.searches)
@@ -60,10 +62,10 @@ async def start(node: Node, *, positions: Path, follow_s: float, with_deleted: b
     ledgers = LedgerClient(metadata, node.transport, node.clock, node.random, LedgerClientSettings())
     node.closing(ledgers.close)
     store = node.store()
-    cold = await cold_reader(node, store, shares.cold, background, searches)
+    cold = await cold_reader(node, store, cache, shares.cold, background, searches)
     node.closing(cold.close)
     node.metrics.add_source(cold.metrics)
-    positions_file = PositionsFile(await node.file(positions), positions.name, background)
+    positions_file = PositionsFile(position_files, positions.name, background)
     server = BrokerServer(
         settings, metadata, ledgers, cold, searches, node.clock, node.random,
         release_memory=lambda: background.run(return_free_memory), store_url=location_url(node.settings.store),

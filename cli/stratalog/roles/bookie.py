@@ -18,11 +18,13 @@ async def start(node: Node) -> str:
     """Start the bookie and register it. Returns the address it listens on."""
     take_turns(node.settings.turn_us)
     settings = node.configuration.section(BookieSettings, "bookie")
+    disks = [await _files(node, directory) for directory in settings.data_dirs]
+    await node.serve_http()
     server = BookieServer(
         settings,
         await node.metadata(),
         node.transport,
-        [await _files(node, directory) for directory in settings.data_dirs],
+        disks,
         node.clock,
         node.random,
         node.background(settings.threads, "bookie"),

@@ -17,7 +17,7 @@ from stratalog_broker.configs.memory import MemoryShares
 from stratalog_broker.configs.settings import BrokerSettings
 from stratalog_broker.network.message_loading import load_messages
 from stratalog_broker.network.server import BrokerServer
-from stratalog_core.ports import Background
+from stratalog_core.ports import Background, Files
 from stratalog_core.search_pool import SearchPool
 from stratalog_core.system import return_free_memory
 from stratalog_tiering.cold.block_source import ColdReaderSettings
@@ -32,6 +32,8 @@ async def start(node: Node) -> str:
     take_turns(node.settings.turn_us)
     settings = node.configuration.section(BrokerSettings, "broker")
     settings = replace(settings, connections_max=connections_within(settings.connections_max, open_files_max()))
+    cache = await cache_files(node)
+    await node.serve_http()
     metadata = await node.metadata()
     ledgers = LedgerClient(
         metadata, node.transport, node.clock, node.random, node.configuration.section(LedgerClientSettings, "ledgers")
@@ -41,7 +43,7 @@ async def start(node: Node) -> str:
     background = node.background(_THREADS, "broker")
     shares = MemoryShares.of(settings.memory_bytes)
     searches = SearchPool(node.background(_THREADS, "searches"), shares.searches)
-    cold = await cold_reader(node, node.store_for_reads(), shares.cold, background, searches)
+    cold = await cold_reader(node, node.store_for_reads(), cache, shares.cold, background, searches)
     node.closing(cold.close)
     node.metrics.add_source(cold.metrics)
     server = BrokerServer(
@@ -74,13 +76,18 @@ def load_messages_in_background(node: Node) -> None:
     node.closing(stop)
 
 
-async def cold_reader(
-    node: Node, store: ObjectStore, memory_bytes: int, background: Background, searches: SearchPool
-) -> ColdReader:
-    """Return a reader of ``store``, with the disk cache of the settings."""
+async def cache_files(node: Node) -> Files | None:
+    """Lock the directory of the disk cache; None if the settings want none. Raises as ``Node.files`` does."""
     settings = node.configuration.section(ColdReaderSettings, "cold")
-    files = await node.files(Path(node.settings.cache_dir)) if settings.disk_bytes and node.settings.cache_dir else None
+    return await node.files(Path(node.settings.cache_dir)) if settings.disk_bytes and node.settings.cache_dir else None
+
+
+async def cold_reader(
+    node: Node, store: ObjectStore, cache: Files | None, memory_bytes: int, background: Background, searches: SearchPool
+) -> ColdReader:
+    """Return a reader of ``store``, with blocks on the disk in ``cache``."""
+    settings = node.configuration.section(ColdReaderSettings, "cold")
     return ColdReader(
         store, settings, node.clock,
-        memory_bytes=memory_bytes, files=files, background=background, searches=searches,
+        memory_bytes=memory_bytes, files=cache, background=background, searches=searches,
     )  # fmt: skip

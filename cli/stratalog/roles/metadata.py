@@ -16,10 +16,12 @@ async def start(node: Node) -> str:
     """Start the node. Returns the address it listens on."""
     take_turns(node.settings.turn_us)
     settings = node.configuration.section(MetadataSettings, SECTION)
+    files = await node.files(Path(settings.data_dir))
+    await node.serve_http()
     server = MetadataServer(
         settings,
         node.transport,
-        await node.files(Path(settings.data_dir)),
+        files,
         node.clock,
         node.random,
         # One thread for its log, one for its state.

@@ -75,7 +75,9 @@ class Phase(Enum):
 class Node:
     """The real ports of one process, and the components on it, closed in reverse order."""
 
-    def __init__(self, configuration: Configuration, stack: AsyncExitStack, borders: Borders = SYSTEM_BORDERS) -> None:
+    def __init__(
+        self, configuration: Configuration, stack: AsyncExitStack, borders: Borders = SYSTEM_BORDERS, role: str = "node"
+    ) -> None:
         self.configuration = configuration
         self.settings = configuration.section(NodeSettings, "node")
         for url in (self.settings.store, self.settings.second_store):
@@ -92,7 +94,8 @@ class Node:
         self._failures: list[Callable[[], StratalogError | None]] = []
         self._http_settings = configuration.section(HttpSettings, HTTP_SECTION)
         self.metrics = Registry(self._http_settings.label_sets_max)
-        self.http_address = ""
+        self._http = HttpService(self._http_settings, role, self.metrics, self.check_serving, self.clock)
+        self._is_http_started = False
         self.phase = Phase.STARTING
         self._checks: list[Ready] = []
         self.closing(self.transport.close)
@@ -105,12 +108,22 @@ class Node:
         """Return the first failure of the watched components, or None."""
         return next((found for failure in self._failures if (found := failure()) is not None), None)
 
-    async def serve_http(self, role: str) -> None:
-        """Serve metrics and health until the node stops. Raises ``Conflict``, ``Invalid`` or ``OSError``."""
-        service = HttpService(self._http_settings, role, self.metrics, self.check_serving, self.clock)
-        self.closing(service.close)
-        await service.start()
-        self.http_address = service.address
+    @property
+    def http_address(self) -> str:
+        """``host:port`` of metrics and health; empty if they are not served."""
+        return self._http.address
+
+    async def serve_http(self) -> None:
+        """Serve metrics and health until the node stops. Does nothing if they are served already.
+
+        A role calls it when it has locked its directories: a second start is refused with the holder of the directory, not with
+        a port in use. Raises ``Conflict``, ``Invalid`` or ``OSError``.
+        """
+        if self._is_http_started:
+            return
+        self._is_http_started = True
+        self.closing(self._http.close)
+        await self._http.start()
 
     def serving_when(self, check: Ready) -> None:
         """Add a check. The process is ready only while all checks pass."""
@@ -226,8 +239,7 @@ async def _serve(configuration: Configuration, name: str, start: Start, borders:
         loop.add_signal_handler(number, stopped.set)
     stack = AsyncExitStack()
     try:
-        node = Node(configuration, stack, borders)
-        await node.serve_http(name)
+        node = Node(configuration, stack, borders, name)
         address = await _unless_stopped(start(node), stopped)
         if address is not None:
             node.phase = Phase.SERVING

@@ -19,6 +19,7 @@ async def start(node: Node) -> str:
     """Start the worker. Returns its name, since it has no address."""
     settings = node.configuration.section(TieringSettings, "tiering")
     give_way(settings.niceness)
+    await node.serve_http()
     metadata = await node.metadata()
     ledgers = LedgerClient(
         metadata, node.transport, node.clock, node.random, node.configuration.section(LedgerClientSettings, "ledgers")
