@@ -3,7 +3,7 @@
 The store is tiering's, with its retries and errors. Its event loop runs in its own thread because the caller may pause for
 minutes between two rows (Spark takes none while it spills or shuffles): meanwhile, running fetches must continue and their
 timeouts must see the replies. ``get_ranges`` fetches a bounded number of bytes ahead of the caller, so that decoding and
-fetching overlap. Always: reads only, nothing is written.
+fetching overlap. Nothing is written but the leases of readers.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ import asyncio
 import random
 import threading
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, TypeVar
@@ -101,6 +102,15 @@ class Bucket:
 
     def _begin(self, awaited: Coroutine[Any, Any, Result]) -> Future[Result]:
         return asyncio.run_coroutine_threadsafe(awaited, self._loop)
+
+    @contextmanager
+    def beside(self, work: Coroutine[Any, Any, None]) -> Iterator[None]:
+        """Run ``work``, which uses this store, while the block runs; cancel it at the end."""
+        future = self._begin(work)
+        try:
+            yield
+        finally:
+            future.cancel()
 
     def topics(self) -> list[TopicDescriptor]:
         """Return the topics that are not deleted, sorted by name. Several topics may share a name."""

@@ -126,7 +126,7 @@ def write_rows(batches: Iterable[pa.RecordBatch], options: BulkOptions, reserved
 async def _write(runs: _Runs, options: BulkOptions, reserved: Reserved) -> Written:
     written: Written = {}
     async with _bucket(options) as ports:
-        writer = SegmentsWriter(ports, reserved.topic, reserved.cluster_id)
+        writer = SegmentsWriter(ports, reserved)
         while (partition := await runs.next_partition()) is not None:
             if partition in written:
                 raise Invalid(
@@ -206,7 +206,7 @@ def commit(options: BulkOptions, reserved: Reserved, tasks: Sequence[Written]) -
 
     async def attached() -> list[PartitionHistory]:
         async with _cluster(options) as ports:
-            writer = SegmentsWriter(ports, reserved.topic, reserved.cluster_id)
+            writer = SegmentsWriter(ports, reserved)
             made = [await writer.finish(index, 0, owners.get(index, ())) for index in range(options.partitions)]
             await finish(ports, reserved, made)
             return made

@@ -121,6 +121,8 @@ class ReadOptions:
     ``client`` configures the client that reads from the brokers (librdkafka's names); empty: only the bucket is read, and
     ``missing_tail`` says how a read up to the latest record reports that newer records may exist. ``poll_timeout_s`` bounds the
     wait for the brokers' next record.
+
+    ``takes_lease``: a batch read keeps what it reads of the bucket from being deleted while it runs.
     """
 
     store: str
@@ -145,6 +147,7 @@ class ReadOptions:
     rows_per_trigger_max: int = 0
     rows_per_trigger_min: int = 0
     trigger_delay_max_s: float = TRIGGER_DELAY_S
+    takes_lease: bool = True
 
 
 KNOWN: Final = (
@@ -153,7 +156,7 @@ KNOWN: Final = (
     "startingOffsetsByTimestampStrategy", "minPartitions", "maxRecordsPerPartition", "splitBytes", "failOnDataLoss",
     "includeHeaders", "isolationLevel", "missingTail", "kafkaConsumer.pollTimeoutMs", "table", "maxOffsetsPerTrigger",
     "minOffsetsPerTrigger", "maxTriggerDelay", "columns", "manifestVersion",
-    "secondStore",
+    "secondStore", "lease",
 )  # fmt: skip
 CLIENT: Final = "kafka."
 IGNORED: Final = ("fetchoffset.", "kafkaconsumer.cache.", "groupidprefix")
@@ -197,6 +200,7 @@ def parse_options(given: Mapping[str, str], mode: Mode = "batch") -> ReadOptions
         rows_per_trigger_max=_integer(options, "maxOffsetsPerTrigger", 0, 1),
         rows_per_trigger_min=_integer(options, "minOffsetsPerTrigger", 0, 1),
         trigger_delay_max_s=_duration_s(options, "maxTriggerDelay", TRIGGER_DELAY_S),
+        takes_lease=_flag(options, "lease", True),
     )
 
 

@@ -8,13 +8,13 @@ from pathlib import Path
 import click
 
 from stratalog.output import json_option, print_done, print_json, print_rows, progress_bar
-from stratalog.target import store_of, store_options
+from stratalog.target import second_store_of, store_of, store_options
 from stratalog.tier.history import ColdPartition, cold_partitions
 from stratalog.tier.session import store_session
 from stratalog_core.errors import Invalid
 from stratalog_tiering.cold.archive import Archive
 from stratalog_tiering.cold.manifest_source import ManifestSource
-from stratalog_tiering.offload.data_keys import rewrap
+from stratalog_tiering.offload.data_keys import rewrap, rewrap_topic
 from stratalog_tiering.store import ObjectStore
 from stratalog_tiering.store.key_ring import KEY_NAME, create_key, key_names
 
@@ -63,25 +63,36 @@ def list_keys(directory: Path, as_json: bool) -> None:
 @key.command()
 @click.argument("topics", nargs=-1, required=True)
 @click.option("--to", "name", required=True, metavar="NAME", help="The key that shall protect the history from now on.")
+@click.option("--copy", metavar="URL", help="Store of a second copy, in which they are rotated, too (default: that of --data).")
 @store_options
 @json_option
-def rotate(topics: tuple[str, ...], name: str, data: Path | None, store: str | None, as_json: bool) -> None:
+def rotate(
+    topics: tuple[str, ...], name: str, copy: str | None, data: Path | None, store: str | None, as_json: bool
+) -> None:  # fmt: skip
     """Let another key protect the history of TOPICS. Rewrites the small objects with data keys, and no segment.
 
-    The key ring needs both keys. Set stratalog.tier.encryption.key of the topics first, so that new segments have the new key,
-    too. The old key is no longer needed once a rotation that began after that has ended. Repeat the command if it fails.
+    The key rings of the stores need both keys. Set stratalog.tier.encryption.key of the topics first, so that new segments have
+    the new key, too. The old key is no longer needed once a rotation that began after that has ended. Repeat the command if it
+    fails.
     """
     if KEY_NAME.fullmatch(name) is None:
         raise Invalid(f"key name {name!r} is invalid; use 1 to 64 letters, digits and ._-")
-    rewrapped, unencrypted = asyncio.run(_rotate(store_of(data, store), topics, name))
-    counts = {"topics": list(topics), "key": name, "rewrapped": rewrapped, "unencrypted_segments": unencrypted}
+    second = copy or second_store_of(data, store)
+    rewrapped, unencrypted, in_copy = asyncio.run(_rotate(store_of(data, store), second, topics, name))
+    counts: dict[str, object] = {
+        "topics": list(topics), "key": name, "rewrapped": rewrapped, "unencrypted_segments": unencrypted
+    }  # fmt: skip
     sentence = f"{rewrapped} data keys are now protected by {name}"
+    if second is not None:
+        counts["rewrapped_in_copy"] = in_copy
+        sentence += f", and {in_copy} of the second copy"
     if unencrypted:
         sentence += f"; {unencrypted} segments are not encrypted"
     print_done(counts, sentence, as_json=as_json)
 
 
-async def _rotate(url: str, topics: tuple[str, ...], name: str) -> tuple[int, int]:
+async def _rotate(url: str, second_url: str | None, topics: tuple[str, ...], name: str) -> tuple[int, int, int]:
+    """Return how many data keys were wrapped anew, how many segments are not encrypted, and the former in the second copy."""
     async with store_session(url) as store:
         partitions = await cold_partitions(store, (), topics)
         counts = [0, 0]
@@ -91,7 +102,13 @@ async def _rotate(url: str, topics: tuple[str, ...], name: str) -> tuple[int, in
                 found = await _rotate_partition(store, partition, name)
                 counts = [counts[0] + found[0], counts[1] + found[1]]
                 progress.advance(task)
-        return counts[0], counts[1]
+        topic_ids = {partition.pointer.topic_id for partition in partitions}
+    in_copy = 0
+    if second_url is not None:
+        # After the first store, so that a copy that is being made has the new key, or is found here.
+        async with store_session(second_url) as second:
+            in_copy = sum([await rewrap_topic(second, topic_id, name) for topic_id in sorted(topic_ids)])
+    return counts[0], counts[1], in_copy
 
 
 async def _rotate_partition(store: ObjectStore, partition: ColdPartition, name: str) -> tuple[int, int]:

@@ -16,7 +16,7 @@ from stratalog.local.state import load_state, state_path
 from stratalog.moments import parse_moment
 from stratalog.output import human_bytes, json_option, print_json, print_rows, progress_bar
 from stratalog.target import name_values
-from stratalog.tier.session import metadata_session, store_session
+from stratalog.tier.session import metadata_session, reader_lease, store_session
 from stratalog_core.errors import Conflict, Invalid, Unavailable
 from stratalog_core.system import SystemClock, ThreadBackground
 from stratalog_metadata.client.api import MetadataClient
@@ -139,8 +139,12 @@ async def _restore(
     dry_run: bool,
     yes: bool,
 ) -> list[dict[str, Any]]:
-    async with store_session(url) as store:
+    async with AsyncExitStack() as stack:
+        store = await stack.enter_async_context(store_session(url))
         wanted = await wanted_topics(store, topics)
+        if not dry_run:
+            # The former owner of the bucket may still delete from it.
+            await stack.enter_async_context(reader_lease(store, "restore", [topic.topic_id for topic in wanted]))
         with progress_bar() as progress:
             task = progress.add_task("reading manifests", total=sum(topic.partition_count for topic in wanted))
             histories = await read_history(store, wanted, lambda: progress.advance(task))

@@ -36,20 +36,27 @@ from stratalog_core.errors import NotFound
     metavar="SECONDS",
     help="Look for more history at this interval; 0: serve what is there at the start.",
 )
+@click.option(
+    "--lease/--no-lease",
+    default=True,
+    show_default=True,
+    help="Keep what is served from being deleted, by a small object in STORE that is renewed.",
+)
 @click.option("--deleted", "with_deleted", is_flag=True, help="Serve deleted topics, too, as NAME-ID.")
 @click.option("--config", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="TOML file for everything else.")
 def serve_archive(
-    store: str, listen: str, positions: Path, follow_s: float, with_deleted: bool, config: Path | None
+    store: str, listen: str, positions: Path, follow_s: float, lease: bool, with_deleted: bool, config: Path | None
 ) -> None:  # fmt: skip
-    """Serve the committed history in STORE to Kafka consumers until Ctrl-C. Writes nothing to STORE.
+    """Serve the committed history in STORE to Kafka consumers until Ctrl-C. Writes nothing to STORE but its lease.
 
-    Needs no cluster. Requests that change topics or records are not served.
+    Needs no cluster. With credentials that may only read there is no lease. Requests that change topics or records are
+    refused.
     """
     overrides = archive.archive_overrides(store=_url(store), listen=listen)
     file = positions.absolute()
 
     async def start(node: Node) -> str:
-        address = await archive.start(node, positions=file, follow_s=follow_s, with_deleted=with_deleted)
+        address = await archive.start(node, positions=file, follow_s=follow_s, with_deleted=with_deleted, leased=lease)
         click.echo(f"Kafka consumers find the archive at {address}; positions in {file}; Ctrl-C stops it.")
         return address
 

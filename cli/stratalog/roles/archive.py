@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -22,13 +23,16 @@ from stratalog_broker.coordination.positions_file import PositionsFile
 from stratalog_broker.handlers import READ_ONLY_HANDLERS
 from stratalog_broker.network.server import BrokerServer
 from stratalog_broker.partitions.internal_topics import CONSUMER_OFFSETS, INTERNAL_TOPICS
-from stratalog_core.errors import StratalogError
+from stratalog_core.errors import Invalid, StorageFailed, StratalogError
 from stratalog_core.search_pool import SearchPool
 from stratalog_core.system import return_free_memory
 from stratalog_metadata.client.memory_metadata import MemoryMetadata
 from stratalog_metadata.records import Cluster, Partition, Topic
 from stratalog_metadata.state.commands import Command, Put
 from stratalog_tiering.cold.archive import Archive, read_owner
+from stratalog_tiering.cold.lease import DURATION_MS, SharedLease, holder_name
+from stratalog_tiering.format.descriptor import ReaderLease
+from stratalog_tiering.format.object_keys import lease_key
 from stratalog_tiering.store import ObjectStore, location_url
 
 BROKER_ID: Final = 1
@@ -46,10 +50,11 @@ def archive_overrides(*, store: str, listen: str) -> dict[str, dict[str, Any]]:
     }
 
 
-async def start(node: Node, *, positions: Path, follow_s: float, with_deleted: bool) -> str:
+async def start(node: Node, *, positions: Path, follow_s: float, with_deleted: bool, leased: bool = True) -> str:
     """Serve the bucket of ``[node] store``; return the address of the Kafka listener.
 
-    ``follow_s``: seconds between two looks for more history; 0: what is there at the start is served until the end.
+    ``follow_s``: seconds between two looks for more history; 0: what is there at the start is served until the end. ``leased``:
+    a lease in the bucket keeps what is served from being deleted.
     """
     settings = node.configuration.section(BrokerSettings, "broker")
     settings = replace(settings, connections_max=connections_within(settings.connections_max, open_files_max()))
@@ -81,13 +86,14 @@ async def start(node: Node, *, positions: Path, follow_s: float, with_deleted: b
     topics = ArchivedTopics(
         Archive(store), metadata, BROKER_ID, hidden=INTERNAL_TOPICS, with_deleted=with_deleted
     )  # fmt: skip
-    partitions = await topics.load()
+    lease = _Lease(node, store) if leased else None
+    partitions = await _load(topics, lease)
     await server.start()
     while server.partitions.takeovers_waiting:  # noqa: ASYNC110 - no event tells
         await asyncio.sleep(_TAKEOVER_CHECK_S)
     _log.info("serving %d partitions of %s, read-only", partitions, store.url)
     if follow_s:
-        _follow(node, topics, follow_s)
+        _follow(node, topics, lease, follow_s)
 
     async def read_record(key: str, _: float) -> object:
         found = metadata.get(key)
@@ -107,14 +113,75 @@ async def _put_own_records(metadata: MemoryMetadata, store: ObjectStore) -> None
     await metadata.propose(Command(updates=tuple(Put(record=record) for record in records)))
 
 
-def _follow(node: Node, topics: ArchivedTopics, interval_s: float) -> None:
+class _Lease:
+    """The lease under which the archive is served, until the node stops."""
+
+    def __init__(self, node: Node, store: ObjectStore) -> None:
+        self._clock = node.clock
+        self._random = node.random
+        self._store = store
+        self._held: list[tuple[SharedLease, asyncio.Task[None]]] = []
+        self._is_refused = False
+        node.closing(self._close)
+
+    async def begin(self) -> bool:
+        """Acquire a lease, besides the one in force. A failure is logged, once if the store refuses it; False then."""
+        now_ms = self._clock.wall_ms()
+        document = ReaderLease(holder=holder_name("serve-archive"), began_at_ms=now_ms, duration_ms=DURATION_MS)
+        lease = SharedLease(key=lease_key(self._random.getrandbits(64)), lease=document, begun_ms=now_ms)
+        try:
+            await lease.write(self._store)
+        except StratalogError as failure:
+            if not self._is_refused:
+                _log.warning("serving without a lease, so objects may be deleted while they are served: %s", failure.message)
+            self._is_refused = isinstance(failure, Invalid | StorageFailed)
+            return False
+        keeping = asyncio.get_running_loop().create_task(lease.keep(self._store, self._clock))
+        self._held.append((lease, keeping))
+        return True
+
+    async def end(self, *, newest: bool) -> None:
+        """Release the newest lease, or the others."""
+        await self._release(self._held[-1:] if newest else self._held[:-1])
+
+    async def _release(self, ending: Sequence[tuple[SharedLease, asyncio.Task[None]]]) -> None:
+        for lease, keeping in ending:
+            keeping.cancel()
+            await asyncio.wait((keeping,))
+            self._held.remove((lease, keeping))
+            try:
+                await self._store.delete([lease.key])
+            except StratalogError as failure:
+                _log.info("a lease was not deleted and will expire: %s", failure.message)
+
+    async def _close(self) -> None:
+        await self._release([*self._held])
+
+
+async def _load(topics: ArchivedTopics, lease: _Lease | None) -> int:
+    """Load the topics under a lease that began before, and release what kept the topics as they were."""
+    if lease is None:
+        return await topics.load()
+    has_begun = await lease.begin()
+    try:
+        partitions = await topics.load()
+    except StratalogError:
+        if has_begun:
+            await lease.end(newest=True)
+        raise
+    if has_begun:
+        await lease.end(newest=False)
+    return partitions
+
+
+def _follow(node: Node, topics: ArchivedTopics, lease: _Lease | None, interval_s: float) -> None:
     """Look for more history every ``interval_s``, until the node stops."""
 
     async def follow() -> None:
         while True:
             await asyncio.sleep(interval_s)
             try:
-                await topics.load()
+                await _load(topics, lease)
             except StratalogError as failure:
                 _log.warning("the bucket could not be read again: %s", failure.message)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -12,25 +12,22 @@ from typing import Final
 from stratalog.output import progress_bar
 from stratalog.tier.offload import OnProgress, Waiting, request_offload, wait_for_offload
 from stratalog.tier.report import topics_named
-from stratalog.tier.session import metadata_session, store_session
+from stratalog.tier.session import metadata_session, reader_lease, store_session
 from stratalog.topic_deletion import wait_for_owners
 from stratalog_broker.admin.errors import Protected
 from stratalog_broker.admin.protection import is_protected
-from stratalog_core.errors import Conflict, Invalid
+from stratalog_core.errors import Invalid
 from stratalog_core.system import SystemClock, ThreadBackground
-from stratalog_metadata.client.guarded_updates import decide_again, propose_guarded
+from stratalog_metadata.client.guarded_updates import decide_again
 from stratalog_metadata.records import Topic
+from stratalog_tiering.attach import detachment
 from stratalog_tiering.attach.attachment import AttachPorts, attach, new_topic
 from stratalog_tiering.attach.bucket import stored_topic
 from stratalog_tiering.attach.kafka_logs import is_kafka_directory, kafka_topic
 from stratalog_tiering.attach.source import TopicSource
 from stratalog_tiering.config import TieringSettings
-from stratalog_tiering.core.detaching import committed_pointers, detach_topic
-from stratalog_tiering.core.partition import partition_snapshot
 from stratalog_tiering.core.restoring import TopicHistory
-from stratalog_tiering.offload.commit_markers import mark_committed
 from stratalog_tiering.offload.ownership import check_claim, cluster_id_in
-from stratalog_tiering.offload.topic_descriptors import describe_topic
 
 _THREADS: Final = 4
 Row = dict[str, object]
@@ -47,8 +44,11 @@ class AttachOptions:
 
 
 @asynccontextmanager
-async def opened_source(sources: Sequence[str], topic: str | None) -> AsyncIterator[TopicSource]:
-    """The topic in ``sources``: one bucket, or directories of Kafka's brokers. Raises ``Invalid``, ``NotFound``."""
+async def opened_source(sources: Sequence[str], topic: str | None, *, leased: bool) -> AsyncIterator[TopicSource]:
+    """The topic in ``sources``: one bucket, or directories of Kafka's brokers. Raises ``Invalid``, ``NotFound``.
+
+    ``leased``: the bucket's owner deletes nothing of it meanwhile.
+    """
     background = ThreadBackground(_THREADS, "source")
     try:
         directories = [Path(source) for source in sources if "://" not in source]
@@ -59,7 +59,7 @@ async def opened_source(sources: Sequence[str], topic: str | None) -> AsyncItera
             raise Invalid("several sources must all be log directories of Kafka, with subdirectories TOPIC-PARTITION")
         if directories and not directories[0].is_dir():
             raise Invalid(f"{directories[0]} is no directory")
-        async with store_session(sources[0]) as store:
+        async with store_session(sources[0]) as store, reader_lease(store, "attach") if leased else nullcontext():
             yield await stored_topic(store, topic, background)
     finally:
         background.close()
@@ -72,7 +72,7 @@ async def attach_source(addresses: Sequence[str], store_url: str, sources: Seque
         async with (
             metadata_session(addresses) as client,
             store_session(store_url) as store,
-            opened_source(sources, options.source_topic) as source,
+            opened_source(sources, options.source_topic, leased=True) as source,
         ):
             topic = new_topic(
                 client.view,
@@ -112,24 +112,14 @@ async def detach(addresses: Sequence[str], store_url: str, name: str, timeout_s:
                 task = progress.add_task(f"offloading {name}", total=topic.partition_count)
                 on_progress: OnProgress = lambda done: progress.update(task, completed=done)  # noqa: E731
                 await wait_for_offload(client, topic, Waiting(timeout_s=timeout_s, on_progress=on_progress))
-            await client.refresh(timeout_s)
-            states = [
-                state for index in range(topic.partition_count) if (state := partition_snapshot(client.view, topic, index))
-            ]
-            if len(states) != topic.partition_count:
-                raise Conflict(f"topic {name!r} is changing")
-            command = detach_topic(topic, states)
-            await describe_topic(store, topic)
-            for pointer in committed_pointers(states):
-                await mark_committed(store, pointer, SystemClock().wall_ms())
-            await propose_guarded(client, command, topic.key(), timeout_s)
+            await detachment.detach(client, store, SystemClock(), topic, timeout_s)
 
         await decide_again(f"topic {name!r}, which somebody writes to,", attempt)
 
 
 async def source_rows(sources: Sequence[str], options: AttachOptions) -> list[Row]:
     """A row for each partition that would be attached; only its first records are read."""
-    async with opened_source(sources, options.source_topic) as source:
+    async with opened_source(sources, options.source_topic, leased=False) as source:
         return [
             {
                 "topic": options.name or source.name,

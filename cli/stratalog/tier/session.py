@@ -1,14 +1,16 @@
-"""One command's connection to the metadata quorum, and to the object store."""
+"""One command's connection to the metadata quorum, and to the object store, and its lease on what it reads there."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from uuid import UUID
 
 from stratalog_core.rpc.tcp import TcpTransport
 from stratalog_core.system import SystemClock, ThreadBackground
 from stratalog_metadata.client.quorum_client import QuorumClient
+from stratalog_tiering.cold.lease import DURATION_MS, HeldLease, held, holder_name
 from stratalog_tiering.store import STORE_THREADS, ObjectStore, open_store
 
 
@@ -37,3 +39,12 @@ async def store_session(url: str) -> AsyncIterator[ObjectStore]:
             await store.close()
     finally:
         background.close()
+
+
+@asynccontextmanager
+async def reader_lease(store: ObjectStore, what: str, topic_ids: Sequence[UUID] = ()) -> AsyncIterator[None]:
+    """Keep what of these topics, or of the whole bucket, a command reads from being deleted. Raises as ``held`` does."""
+    clock = SystemClock()
+    number = random.SystemRandom().getrandbits(64)
+    async with held(HeldLease(store, clock, number, holder_name(what), topic_ids, DURATION_MS)):
+        yield

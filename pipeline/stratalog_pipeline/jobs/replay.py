@@ -19,9 +19,10 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's convention
 from stratalog_core.errors import Conflict, Corrupt, Invalid
 from stratalog_core.malformed import MALFORMED
 from stratalog_pipeline.bucket import Bucket
+from stratalog_pipeline.jobs.lease import reader_lease
 from stratalog_pipeline.jobs.session import clear_errors, make_directory
 from stratalog_pipeline.kafka_sink import WriteOptions, check_topic
-from stratalog_pipeline.options import parse_options
+from stratalog_pipeline.options import ReadOptions, parse_options
 from stratalog_pipeline.planning import OffsetRange
 from stratalog_pipeline.stream_plan import Available, Offsets, batch_bounds, new_offsets, next_end, wanted_ranges
 
@@ -90,6 +91,19 @@ def replay(
     the source and the sink.
     """
     options = parse_options(source)
+    with Bucket(options.store, options.second_store) as bucket, reader_lease(bucket, options, "replay"):
+        return _replay(spark, source, options, target, checkpoint, window_offsets, on_progress)
+
+
+def _replay(
+    spark: SparkSession,
+    source: Mapping[str, str],
+    options: ReadOptions,
+    target: ReplayTarget,
+    checkpoint: str | None,
+    window_offsets: int,
+    on_progress: Callable[[int, int], None],
+) -> ReplayResult:
     if checkpoint is None:
         return _run(spark, source, target, wanted_ranges(options), None, window_offsets, on_progress)
     make_directory(checkpoint)
@@ -154,6 +168,8 @@ def _send_window(spark: SparkSession, source: Mapping[str, str], target: ReplayT
             "startingOffsets": json.dumps(firsts),
             "endingOffsets": json.dumps(ends),
             "includeHeaders": "true",
+            # The replay itself has one.
+            "lease": "false",
         }
     )
     partitions = sum(map(len, ends.values()))

@@ -15,13 +15,16 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 
 from stratalog_core.errors import Invalid
+from stratalog_core.system import SystemClock
 from stratalog_pipeline.brokers import Brokers
 from stratalog_pipeline.bucket import Bucket
 from stratalog_pipeline.options import ReadOptions
 from stratalog_pipeline.planning import BrokerSplit, ColdEnd, Split, describe_missing_tail
 from stratalog_pipeline.pruning import ANY_TIME, EVERYTHING, TimeRange
+from stratalog_pipeline.read_lease import kept, write_lease
 from stratalog_pipeline.scan_plan import plan_scan
 from stratalog_pipeline.spark.filters import pruning_of
+from stratalog_tiering.cold.lease import SharedLease
 
 _LOGGER: Final = logging.getLogger(__name__)
 
@@ -31,6 +34,7 @@ class TaskPartition(InputPartition):
     """The splits of one task, in order. Empty if there is nothing to read: Spark requires at least one partition."""
 
     splits: tuple[Split | BrokerSplit, ...]
+    lease: SharedLease | None = None
 
 
 class StratalogReader(DataSourceReader):
@@ -43,9 +47,12 @@ class StratalogReader(DataSourceReader):
 
     def partitions(self) -> list[InputPartition]:
         with Bucket(self._options.store, self._options.second_store) as bucket:
+            begun_ms = SystemClock().wall_ms()
             plan = plan_scan(bucket, self._options, self._pruning)
+            topic_ids = {split.name.topic_id for split in plan.splits}
+            lease = write_lease(bucket, self._options, topic_ids, begun_ms)
         self._report(plan.cold_ends)
-        return [TaskPartition(splits) for splits in plan.tasks] or [TaskPartition(())]
+        return [TaskPartition(splits, lease) for splits in plan.tasks] or [TaskPartition(())]
 
     def _report(self, cold_ends: Sequence[ColdEnd]) -> None:
         """Tell the user that newer records may exist. Raises ``Invalid`` instead if the options ask for it."""
@@ -55,23 +62,23 @@ class StratalogReader(DataSourceReader):
             _LOGGER.warning(describe_missing_tail(cold_ends))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        yield from read_task(self._options, cast(TaskPartition, partition).splits, self._columns, self._pruning.times)
+        yield from read_task(self._options, cast(TaskPartition, partition), self._columns, self._pruning.times)
 
 
 def read_task(
-    options: ReadOptions, splits: Sequence[Split | BrokerSplit], columns: tuple[str, ...], times: TimeRange = ANY_TIME
+    options: ReadOptions, task: TaskPartition, columns: tuple[str, ...], times: TimeRange = ANY_TIME
 ) -> Iterator[pa.RecordBatch]:
     """Yield the rows of a task's splits: those in the bucket, then those at the brokers."""
     # Imported in tasks only: numba costs a second, and Spark starts several processes before the first task.
     from stratalog_pipeline.arrow.messages import to_arrow
     from stratalog_pipeline.scan import scan_split
 
-    cold = [split for split in splits if isinstance(split, Split)]
+    cold = [split for split in task.splits if isinstance(split, Split)]
     if cold:
-        with Bucket(options.store, options.second_store) as bucket:
+        with Bucket(options.store, options.second_store) as bucket, kept(bucket, task.lease):
             for split in cold:
                 yield from scan_split(bucket, split, columns, read_committed=options.read_committed, times=times)
-    for hot in splits:
+    for hot in task.splits:
         if isinstance(hot, BrokerSplit):
             yield from to_arrow(Brokers(options).read(hot), columns)
 

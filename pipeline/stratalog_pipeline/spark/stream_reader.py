@@ -92,4 +92,4 @@ class StratalogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         return [TaskPartition(splits) for splits in plan_batch(self._options, start, end).tasks]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        yield from read_task(self._options, cast(TaskPartition, partition).splits, self._columns)
+        yield from read_task(self._options, cast(TaskPartition, partition), self._columns)

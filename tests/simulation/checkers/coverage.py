@@ -63,6 +63,10 @@ FORKED: Final = "history of a partition forked"
 COPIED: Final = "objects of a second copy"
 REPAIRED: Final = "objects repaired from the other copy"
 LEASED: Final = "objects that left the history under a reader's lease"
+ATTACHED: Final = "topic attached"
+ATTACHMENT_DIED: Final = "attachment given up"
+DETACHED: Final = "topic detached"
+LOCKED_DELETED: Final = "objects deleted after their lock"
 DRAINED: Final = "broker drained"
 CONTROLLED_SHUTDOWN: Final = "controlled shutdown of a broker"
 NEW_LEADER: Final = "new leader of the metadata quorum"
@@ -85,7 +89,8 @@ STATES: Final = (
     UNFINISHED_IN_A_ROW, TRANSACTIONS_COMMITTED, TRANSACTIONS_ABORTED, TRANSACTIONS_TIMED_OUT, TRANSACTIONS_CONTINUED,
     ZOMBIES_REFUSED, LATE_BATCHES_REFUSED, NEW_LEADER, FENCED_WRITER, TOPIC_DELETED, TOPIC_RESTORED, PARTITIONS_ADDED,
     RECORDS_DELETED, START_MOVED, MERGED, COMPACTED, TOMBSTONE_DELETED, EXPIRED, EXPIRED_HOT, EXPIRED_BY_SIZE,
-    EXPIRED_HOT_BY_SIZE, SEGMENT_SIZED, RESUMED, FORKED, COPIED, REPAIRED, LEASED, DRAINED, CONTROLLED_SHUTDOWN,
+    EXPIRED_HOT_BY_SIZE, SEGMENT_SIZED, RESUMED, FORKED, COPIED, REPAIRED, LEASED, ATTACHED,
+    ATTACHMENT_DIED, DETACHED, LOCKED_DELETED, DRAINED, CONTROLLED_SHUTDOWN,
 )  # fmt: skip
 PROGRESS: Final[Mapping[str, Mapping[str, int]]] = {
     "ledgers": {ENTRIES: 2, SEALED: 1},

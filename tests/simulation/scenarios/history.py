@@ -8,7 +8,8 @@ later; no object is deleted within the grace period; no record is written more t
 retention allows; each manifest changes something. Then retention by size is set and changed, with hot ledgers and without, and
 a topic sets the size of its segments while its ledgers pile up; checked: retention leaves as many bytes as it must and removes
 what it can, and no segment is larger than its topic allows. Then the history is copied to a second store, damaged and repaired
-(``second_copy.py``). At the end the kept history is read back, and nothing else remains.
+(``second_copy.py``), the kept history is read back, and nothing else remains. At the end topics are attached, detached,
+deleted and locked (``attachments.py``).
 """
 
 from __future__ import annotations
@@ -36,11 +37,13 @@ from simulation.checkers.final_checks import FinalChecks
 from simulation.checkers.kept_sizes import excess, kept_sizes, too_large
 from simulation.clients.policy_operator import PolicyOperator, set_policy
 from simulation.faults.nemesis import Nemesis, NemesisPlan
+from simulation.scenarios.attachments import AttachmentStep
 from simulation.scenarios.second_copy import COPY_GRACE_S, SecondCopyStep
 from simulation.world import roles
 from simulation.world.clock import SimulatedClock
 from simulation.world.machine import Machine, Ports, World
 from simulation.world.object_store import Bucket, SimulatedStore, StoreFaults
+from stratalog_core.batches.batch import read_header
 from stratalog_core.batches.checkpoint import Checkpoint, encode_checkpoint
 from stratalog_core.batches.records import Record, build_batch
 from stratalog_core.errors import Conflict, OutcomeUnknown, StratalogError, Unavailable
@@ -354,6 +357,10 @@ class HistoryAudit(Audit):
     def objects_of(self, topic: Topic, index: int) -> frozenset[str]:
         return frozenset(key for key in self._stored.objects if f"/{topic.topic_id.hex}/{index}/" in key)
 
+    def referenced_by(self, pointer: ManifestPointer) -> frozenset[str]:
+        """Return the keys that the committed manifest of this pointer refers to."""
+        return self._referenced.get(pointer.key(), frozenset())
+
     def fork(self, topic: Topic, index: int) -> None:
         """Note that this partition's history has forked: nothing of it may be deleted or changed until an operator decides."""
         self.forked[manifest_pointer_key(topic.topic_id, index)] = self.objects_of(topic, index)
@@ -392,9 +399,10 @@ class Owner:
             await asyncio.sleep(ports.random.uniform(0.2, 0.5))
             if not self.stop:
                 for topic, index in PARTITIONS:
-                    await self._append(client, ports, topic, index)
+                    await self.append(client, ports, topic, index)
 
-    async def _append(self, client: QuorumClient, ports: Ports, topic: Topic, index: int) -> None:
+    async def append(self, client: QuorumClient, ports: Ports, topic: Topic, index: int) -> None:
+        """Append a sealed ledger to a partition, if it exists."""
         found = client.view.get(log_key(topic.topic_id, index))
         if found is None or not isinstance(found.record, Log):
             return
@@ -500,6 +508,7 @@ class Scenario:
         await self.pass_time(1.0)
         await self.in_checker(FinalChecks(self.audit, self.bucket, [], len(PARTITIONS)).run)
         await self.in_checker(self._read_everything)
+        await AttachmentStep(self).run()
         self.world.note(
             f"{len(self.ledgers.batches)} ledgers, {self.audit.merges} merges, {self.audit.drops} times retention,"
             f" {len(forked)} forks, {len(self.bucket.objects)} objects"
@@ -775,17 +784,25 @@ class Scenario:
         reader = ColdReader(store, ColdReaderSettings(), ports.clock)
         for topic, index in PARTITIONS:
             pointer = self.audit.records.get(manifest_pointer_key(topic.topic_id, index))
-            line = self.audit.lines[log_key(topic.topic_id, index)]
             assert isinstance(pointer, ManifestPointer)
-            offset = pointer.start_offset
-            while offset < pointer.end_offset:
-                content = b"".join((await reader.fetch(pointer, offset, 2**20, 10.0)).batches)
-                while content:
-                    batch = self.ledgers.batches[line[offset]]
-                    found, content = content[: len(batch.content)], content[len(batch.content) :]
-                    assert found == batch.content, f"{topic.name}-{index}@{offset} is not what the log held"
-                    offset = batch.end_offset
+            await self.read_partition(reader, topic.name, pointer)
         await reader.close()
+
+    async def read_partition(self, reader: ColdReader, name: str, pointer: ManifestPointer) -> None:
+        line = self.audit.lines[log_key(pointer.topic_id, pointer.index)]
+        offset = pointer.start_offset
+        while offset < pointer.end_offset:
+            content = b"".join((await reader.fetch(pointer, offset, 2**20, 10.0)).batches)
+            while content:
+                batch = self.ledgers.batches[line[offset]]
+                found, content = content[: len(batch.content)], content[len(batch.content) :]
+                assert found == batch.content, f"{name}-{pointer.index}@{offset} is not what the log held"
+                offset = batch.end_offset
+
+    def note_batch(self, base_offset: int, content: bytes, timestamp_ms: int) -> tuple[int, int]:
+        """Add a batch that never was in a ledger; return its number, as that of a ledger, and its end offset."""
+        end_offset = base_offset + read_header(content).record_count
+        return self.ledgers.add(Batch(base_offset, end_offset, timestamp_ms, content)), end_offset
 
     async def in_checker(self, work: Callable[[Machine, Ports], Any]) -> None:
         machine = Machine(self.world, "checker-0", work)

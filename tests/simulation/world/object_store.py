@@ -2,6 +2,9 @@
 
 An unanswered write has taken effect, or takes effect later, when its caller no longer waits for it. A listing may lag: it does
 not show new objects yet, and still shows deleted ones.
+
+A bucket may keep versions and lock them, as S3 does: a lock belongs to a version, and a deletion, which names all versions of
+its keys, leaves those that are locked.
 """
 
 from __future__ import annotations
@@ -10,16 +13,25 @@ import asyncio
 import contextlib
 import random
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from simulation.world.clock import EPOCH_MS
 from simulation.world.loop import SimulatedLoop
-from stratalog_core.errors import Conflict, Corrupt, NoSuchObject, OutcomeUnknown, StratalogError, Unavailable
+from stratalog_core.errors import Conflict, Corrupt, Invalid, NoSuchObject, OutcomeUnknown, StratalogError, Unavailable
 from stratalog_core.object_lock import ObjectLock
 from stratalog_core.ports import Buffer
 from stratalog_tiering.format.object_keys import parse_segment_key
-from stratalog_tiering.store.base import DATA_KEY_BYTES, ObjectInfo, StoreFeatures, Upload, UploadedPart, check_key, check_range
+from stratalog_tiering.store.base import (
+    DATA_KEY_BYTES,
+    Locked,
+    ObjectInfo,
+    StoreFeatures,
+    Upload,
+    UploadedPart,
+    check_key,
+    check_range,
+)
 
 LATER_S: Final = 4.0
 SLOW_S: Final = 5.0
@@ -55,12 +67,29 @@ class Bucket:
     uploads: dict[str, tuple[Upload, dict[int, bytes]]] = field(default_factory=dict)
     faults: StoreFaults = field(default_factory=StoreFaults)
     written: int = 0
+    has_locks: bool = False
+    """Whether the bucket was created with Object Lock: it keeps versions and can lock them."""
+    locks: dict[int, ObjectLock] = field(default_factory=dict)
+    """By the number of a version: the second member of ``objects``."""
+    earlier: dict[str, list[int]] = field(default_factory=dict)
+    """By key: the numbers of the versions that a later one has replaced."""
+    upload_locks: dict[str, ObjectLock] = field(default_factory=dict)
     on_deleted: Callable[[Sequence[str]], None] = lambda keys: None
     on_unknown: Callable[[], None] = lambda: None
     """Called when a writer does not learn the outcome of its write."""
     listed: dict[str, ObjectInfo] = field(default_factory=dict)
     """The objects that listings show; ``unlisted`` holds later changes, each with the time from which listings show it."""
     unlisted: list[tuple[float, str, ObjectInfo | None]] = field(default_factory=list)
+
+    def lock_of(self, key: str) -> ObjectLock | None:
+        """The lock of the current version, whether it has ended or not."""
+        return self.locks.get(self.objects[key][1]) if key in self.objects else None
+
+    def locked_until_ms(self, key: str, now_ms: int) -> int:
+        """The end of the last lock of any version of ``key``; 0 if no version is locked at the wall time ``now_ms``."""
+        versions = [*self.earlier.get(key, ()), *([self.objects[key][1]] if key in self.objects else [])]
+        ends = [self.locks[number].until_ms for number in versions if number in self.locks]
+        return max([end_ms for end_ms in ends if end_ms > now_ms], default=0)
 
     def changed(self, key: str, info: ObjectInfo | None, now: float, randomness: random.Random) -> None:
         self.unlisted.append((now + self.faults.listing_lag_s * randomness.random(), key, info))
@@ -149,17 +178,33 @@ class SimulatedStore:
             raise OutcomeUnknown("the simulated store's answer was lost")
         await asyncio.sleep(self._random.expovariate(1 / self._bucket.faults.delay_mean_s))
 
+    def _now_ms(self) -> int:
+        return EPOCH_MS + int(self._loop.time() * 1000)
+
     def _info(self, key: str) -> ObjectInfo:
         content, written, when = self._bucket.objects[key]
         return ObjectInfo(key=key, size_bytes=len(content), etag=str(written), last_modified_ms=when)
 
-    def _store(self, key: str, content: bytes, *, if_absent: bool) -> None:
+    def _check_lock(self, lock: ObjectLock | None) -> None:
+        if lock is None:
+            return
+        if not self._bucket.has_locks:
+            raise Invalid("the simulated bucket cannot lock objects")
+        if lock.until_ms <= self._now_ms():
+            raise Invalid(f"the lock ends in the past, at {lock.until_ms}")
+
+    def _store(self, key: str, content: bytes, *, if_absent: bool, lock: ObjectLock | None = None) -> None:
         if if_absent and key in self._bucket.objects:
             raise Conflict(f"object {key} exists", key=key)
+        self._check_lock(lock)
+        if self._bucket.has_locks and key in self._bucket.objects:
+            self._bucket.earlier.setdefault(key, []).append(self._bucket.objects[key][1])
         self._bucket.written += 1
+        if lock is not None:
+            self._bucket.locks[self._bucket.written] = lock
         if parse_segment_key(key) is not None and self._random.random() < self._bucket.faults.damaged:
             content = content[: self._random.randrange(len(content))]
-        self._bucket.objects[key] = (content, self._bucket.written, EPOCH_MS + int(self._loop.time() * 1000))
+        self._bucket.objects[key] = (content, self._bucket.written, self._now_ms())
         self._bucket.changed(key, self._info(key), self._loop.time(), self._random)
 
     async def put(
@@ -172,8 +217,8 @@ class SimulatedStore:
         lock: ObjectLock | None = None,
     ) -> None:
         content = b"".join(parts)
-        await self._reach_to_write(lambda: self._store(check_key(key), content, if_absent=if_absent))
-        self._store(check_key(key), content, if_absent=if_absent)
+        await self._reach_to_write(lambda: self._store(check_key(key), content, if_absent=if_absent, lock=lock))
+        self._store(check_key(key), content, if_absent=if_absent, lock=lock)
         await self._answer_write()
 
     def _existing(self, key: str) -> bytes:
@@ -199,7 +244,10 @@ class SimulatedStore:
     async def head(self, key: str) -> ObjectInfo:
         await self._reach()
         self._existing(key)
-        return self._info(key)
+        info, lock = self._info(key), self._bucket.lock_of(key)
+        if not self._bucket.has_locks:
+            return info
+        return replace(info, version_id=info.etag, locked_until_ms=lock.until_ms if lock is not None else 0)
 
     async def list(self, prefix: str) -> AsyncIterator[ObjectInfo]:
         await self._reach()
@@ -217,19 +265,23 @@ class SimulatedStore:
 
     def _delete(self, keys: Sequence[str]) -> None:
         self._bucket.on_deleted(keys)
+        ends_ms = {key: self._bucket.locked_until_ms(key, self._now_ms()) for key in keys}
         for key in keys:
-            if self._bucket.objects.pop(key, None) is not None:
+            if not ends_ms[key] and self._bucket.objects.pop(key, None) is not None:
+                self._bucket.earlier.pop(key, None)
                 self._bucket.changed(key, None, self._loop.time(), self._random)
+        if until_ms := max(ends_ms.values(), default=0):
+            raise Locked(f"the simulated store keeps locked objects until {until_ms}", until_ms=until_ms)
 
     async def create_upload(self, key: str, part_bytes: int, storage_class: str = "", lock: ObjectLock | None = None) -> Upload:
         await self._reach()
+        self._check_lock(lock)
         self._bucket.written += 1
         upload = Upload(
-            key=check_key(key),
-            upload_id=str(self._bucket.written),
-            initiated_ms=EPOCH_MS + int(self._loop.time() * 1000),
-            part_bytes=part_bytes,
+            key=check_key(key), upload_id=str(self._bucket.written), initiated_ms=self._now_ms(), part_bytes=part_bytes
         )
+        if lock is not None:
+            self._bucket.upload_locks[upload.upload_id] = lock
         self._bucket.uploads[upload.upload_id] = (upload, {})
         await self._answer_write()
         return upload
@@ -252,8 +304,8 @@ class SimulatedStore:
         await self._answer_write()
 
     def _complete(self, upload: Upload, parts: Sequence[UploadedPart], if_absent: bool) -> None:
-        stored = self._parts(upload)
-        self._store(upload.key, b"".join(stored[part.number] for part in parts), if_absent=if_absent)
+        stored, lock = self._parts(upload), self._bucket.upload_locks.get(upload.upload_id)
+        self._store(upload.key, b"".join(stored[part.number] for part in parts), if_absent=if_absent, lock=lock)
         del self._bucket.uploads[upload.upload_id]
 
     async def abort_upload(self, upload: Upload) -> None:
@@ -268,7 +320,8 @@ class SimulatedStore:
 
     async def features(self, key: str) -> StoreFeatures:
         await self._reach()
-        return StoreFeatures(conditional_replace=False, checksums_at_rest=False, versioning=False, object_lock=False)
+        has_locks = self._bucket.has_locks
+        return StoreFeatures(conditional_replace=False, checksums_at_rest=False, versioning=has_locks, object_lock=has_locks)
 
     async def close(self) -> None:
         pass

@@ -168,3 +168,39 @@ async def test_the_start_reads_nothing_of_most_segments(tmp_path: Path, store: O
         footers = {key for name, key in node.counted.calls if key.endswith(".segment")}
         assert len(footers) == partitions, "the last one of each partition"
         assert sum(requests.values()) <= 3 + 6 * partitions
+
+
+def leases(directory: Path) -> list[str]:
+    return [path.name for path in (directory / "store").glob("leases/*.json")]
+
+
+async def test_what_is_served_is_under_a_lease_that_ends_with_the_server(tmp_path: Path, store: ObjectStore) -> None:
+    await fill(store, "flights")
+    async with served(tmp_path):
+        assert len(leases(tmp_path)) == 1
+    assert leases(tmp_path) == []
+    async with served(tmp_path, leased=False):
+        assert leases(tmp_path) == []
+
+
+async def test_a_look_for_more_history_begins_another_lease(tmp_path: Path, store: ObjectStore) -> None:
+    await fill(store, "flights")
+    async with served(tmp_path, follow_s=0.05), asyncio.timeout(WAIT_S):
+        first = leases(tmp_path)
+        while first[0] in leases(tmp_path):  # noqa: ASYNC110 - stores tell nobody
+            await asyncio.sleep(0.02)
+        assert len(leases(tmp_path)) in (1, 2)
+
+
+async def test_an_archive_that_cannot_be_written_to_is_served_without_a_lease(
+    tmp_path: Path, store: ObjectStore, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await fill(store, "flights")
+
+    async def refuse(*_: Any, **__: Any) -> None:
+        raise Invalid("access denied")
+
+    monkeypatch.setattr(FaultyStore, "put", refuse)
+    async with served(tmp_path) as (client, _):
+        assert await position(client, "flights") == -1
+    assert "serving without a lease" in caplog.text

@@ -83,4 +83,4 @@ def test_credentials_that_may_not_write_are_enough(
         monkeypatch.setattr(bucket.store, "put", failing(Invalid("access denied")))
         with reader_lease(bucket, wanted, "audit"):
             assert leases(cold_bucket.root) == []
-    assert "the job runs without a lease" in caplog.text
+    assert "is read without a lease" in caplog.text

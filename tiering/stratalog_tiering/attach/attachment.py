@@ -24,7 +24,7 @@ from stratalog_core.ports import Background, Buffer, Clock, Random
 from stratalog_metadata.client.api import MetadataClient, MetadataView
 from stratalog_metadata.client.guarded_updates import propose_guarded
 from stratalog_metadata.client.topic_defaults import topic_defaults
-from stratalog_metadata.records import Bookie, DeletedTopic, PendingTopic, Topic
+from stratalog_metadata.records import Bookie, DeletedTopic, PendingTopic, Topic, configs_in_force
 from stratalog_metadata.state.commands import ABSENT, Command, Put, VersionIs
 from stratalog_metadata.state.guarded_update import Superseded
 from stratalog_metadata.topic_rules.topic_configs import check_topic_configs
@@ -51,8 +51,8 @@ from stratalog_tiering.store import ObjectStore
 
 EXPIRY_MS: Final = 24 * 3_600_000
 """Time without a sign of life after which an attachment is given up."""
-RENEWAL_MS: Final = 3_600_000
-"""Time between two signs of life, at least."""
+RENEWAL_SHARE: Final = 1 / 24
+"""Share of the expiry that is between two signs of life, at least."""
 COPIES: Final = 3
 _UNLIMITED_RETENTION: Final = {"retention.ms": "-1"}
 _TIMEOUT_S: Final = 60.0
@@ -85,9 +85,13 @@ class AttachPorts(SegmentPorts):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reserved:
-    """A topic that is being attached; plain values, for several processes that write it. ``version`` is that of ``pending``."""
+    """A topic that is being attached; plain values, for several processes that write it.
+
+    ``configs`` are those in force, of the topic and of the cluster. ``version`` is that of ``pending``.
+    """
 
     topic: Topic
+    configs: dict[str, str]
     cluster_id: str
     owner_number: int
     pending: PendingTopic
@@ -115,15 +119,23 @@ def new_topic(
     return topic
 
 
-async def attach(ports: AttachPorts, topic: Topic, source: TopicSource, on_bytes: OnBytes = lambda _: None) -> TopicHistory:
+async def attach(
+    ports: AttachPorts,
+    topic: Topic,
+    source: TopicSource,
+    on_bytes: OnBytes = lambda _: None,
+    *,
+    expiry_ms: int = EXPIRY_MS,
+) -> TopicHistory:
     """Write the history of ``source`` to the bucket and create ``topic``, which has a new id; returns what was attached.
 
-    ``on_bytes`` receives the number of bytes of batches read. Raises ``Conflict`` if the name is taken, ``Invalid`` or
-    ``Corrupt`` if the source cannot be attached as a whole, and what the store and metadata raise. After ``OutcomeUnknown`` the
-    topic may exist; after any other error it does not, and a worker deletes what was written.
+    ``on_bytes`` receives the number of bytes of batches read. Without a sign of life for ``expiry_ms`` the attachment is given
+    up. Raises ``Conflict`` if the name is taken, ``Invalid`` or ``Corrupt`` if the source cannot be attached as a whole, and
+    what the store and metadata raise. After ``OutcomeUnknown`` the topic may exist; after any other error it does not, and a
+    worker deletes what was written.
     """
-    reservation = _Reservation(ports, await reserve(ports, topic))
-    writer = SegmentsWriter(ports, topic, reservation.reserved.cluster_id)
+    reservation = _Reservation(ports, await reserve(ports, topic, expiry_ms), expiry_ms)
+    writer = SegmentsWriter(ports, reservation.reserved)
 
     async def partition(index: int) -> PartitionHistory:
         found = source.partitions.get(index)
@@ -149,8 +161,8 @@ async def _counted(chunks: AsyncIterator[Sequence[Buffer]], on_bytes: OnBytes) -
         on_bytes(sum(map(len, chunk)))
 
 
-async def reserve(ports: AttachPorts, topic: Topic, expiry_ms: int | None = None) -> Reserved:
-    """Reserve the topic's id, and hide what will be written under it.
+async def reserve(ports: AttachPorts, topic: Topic, expiry_ms: int) -> Reserved:
+    """Reserve the topic's id for ``expiry_ms``, and hide what will be written under it.
 
     Raises ``Conflict`` if the name is taken, which ``finish`` checks again, and ``Invalid`` if the bucket is not the cluster's.
     """
@@ -160,13 +172,18 @@ async def reserve(ports: AttachPorts, topic: Topic, expiry_ms: int | None = None
     if ports.metadata.view.get(topic.key()) is not None:
         raise Conflict(f"the cluster has a topic {topic.name!r}: choose another name")
     now_ms = ports.clock.wall_ms()
-    pending = PendingTopic(topic_id=topic.topic_id, name=topic.name, expires_at_ms=now_ms + (expiry_ms or EXPIRY_MS))
+    pending = PendingTopic(topic_id=topic.topic_id, name=topic.name, expires_at_ms=now_ms + expiry_ms)
     command = Command(updates=(Put(record=pending),), requirements=(VersionIs(key=pending.key(), version=ABSENT),))
     version = await propose_guarded(ports.metadata, command, pending.key(), _TIMEOUT_S)
-    reserved = Reserved(topic=topic, cluster_id=cluster_id, owner_number=owner.number, pending=pending, version=version)
+    configs = dict(configs_in_force(topic, topic_defaults(ports.metadata.view)))
+    reserved = Reserved(
+        topic=topic, configs=configs, cluster_id=cluster_id, owner_number=owner.number, pending=pending, version=version
+    )
     try:
         await mark_deleted(ports.store, DeletedTopic(topic_id=topic.topic_id, name=topic.name, deleted_at_ms=now_ms), now_ms)
-        await describe_topic(ports.store, topic)
+        # With the configs in force: if this is given up, they say whether the store is to be asked for locks.
+        described: Topic = msgspec.structs.replace(topic, configs=configs)
+        await describe_topic(ports.store, described)
     except BaseException:
         await give_up(ports, reserved)
         raise
@@ -200,8 +217,9 @@ async def give_up(ports: AttachPorts, reserved: Reserved) -> None:
 class _Reservation:
     """A reservation that is renewed by the process that writes everything."""
 
-    def __init__(self, ports: AttachPorts, reserved: Reserved) -> None:
+    def __init__(self, ports: AttachPorts, reserved: Reserved, expiry_ms: int) -> None:
         self._ports = ports
+        self._expiry_ms = expiry_ms
         self._turn = asyncio.Lock()
         self.reserved = reserved
 
@@ -213,10 +231,10 @@ class _Reservation:
             yield made
 
     async def _renew(self) -> None:
-        """Postpone the expiry if it is not almost a day away."""
+        """Postpone the expiry if it is not almost as far away as it can be."""
         before = self.reserved
-        expires_at_ms = self._ports.clock.wall_ms() + EXPIRY_MS
-        if expires_at_ms - before.pending.expires_at_ms < RENEWAL_MS:
+        expires_at_ms = self._ports.clock.wall_ms() + self._expiry_ms
+        if expires_at_ms - before.pending.expires_at_ms < RENEWAL_SHARE * self._expiry_ms:
             return
         renewed = msgspec.structs.replace(before.pending, expires_at_ms=expires_at_ms)
         unchanged = VersionIs(key=renewed.key(), version=before.version)
@@ -224,18 +242,18 @@ class _Reservation:
         try:
             version = await propose_guarded(self._ports.metadata, command, renewed.key(), _TIMEOUT_S)
         except Superseded as gone:
-            raise Conflict(f"the attachment of {renewed.name!r} was given up after {EXPIRY_MS // 3_600_000} h") from gone
+            raise Conflict(f"the attachment of {renewed.name!r} was given up after {self._expiry_ms / 3_600_000:g} h") from gone
         self.reserved = replace(before, pending=renewed, version=version)
 
 
 class SegmentsWriter:
     """Writes the segments and the first manifests of a topic that is being attached."""
 
-    def __init__(self, ports: SegmentPorts, topic: Topic, cluster_id: str) -> None:
+    def __init__(self, ports: SegmentPorts, reserved: Reserved) -> None:
         self._ports = ports
-        self._topic = topic
-        self._cluster_id = cluster_id
-        self._policy = tier_policy(topic.configs)
+        self._topic = reserved.topic
+        self._cluster_id = reserved.cluster_id
+        self._policy = tier_policy(reserved.configs)
         self._source = ManifestSource(ports.store, background=ports.background)
 
     async def segments(

@@ -1,21 +1,38 @@
 """A reader's lease: while it is in force, the bucket's collector deletes nothing that the reader may still read.
 
-Acquire it before reading a manifest, renew it in time, and release it. ``check`` says whether it was in force all the time.
+Acquire it before reading a manifest, renew it in time, and release it. ``check`` says whether it was in force all the time;
+:func:`held` does all of that. A :class:`SharedLease` is for readers that go on whether it was in force or not: reads by several
+processes, none of which lives as long as the read, and servers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+import getpass
+import hashlib
+import logging
+import os
+import socket
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import Final
 from uuid import UUID
 
-from stratalog_core.errors import Fenced
+from stratalog_core.errors import Fenced, Invalid, StorageFailed, StratalogError
 from stratalog_core.ports import Clock
 from stratalog_tiering.format.descriptor import ReaderLease, encode_descriptor
 from stratalog_tiering.format.object_keys import lease_key
 from stratalog_tiering.store import ObjectStore
 
 DURATION_MS: Final = 3_600_000
+RETRY_S: Final = 5.0
+_log = logging.getLogger(__name__)
+
+
+def holder_name(what: str) -> str:
+    """The name of a lease's holder: this process, which does ``what``."""
+    return f"{what} by {getpass.getuser()}@{socket.gethostname()}, process {os.getpid()}"
 
 
 class LeaseExpired(Fenced):
@@ -67,3 +84,98 @@ class HeldLease:
     async def release(self) -> None:
         """Delete the lease."""
         await self._store.delete([self._key])
+
+
+@asynccontextmanager
+async def held(lease: HeldLease) -> AsyncIterator[None]:
+    """Hold ``lease``, and renew it, while a reader within reads.
+
+    Raises ``LeaseExpired`` instead of the reader's own error, or at its end, if the lease could not be renewed in time. With
+    credentials that may not write, the reader goes on without a lease, and a warning says so. Raises ``Unavailable`` or
+    ``OutcomeUnknown`` if the lease cannot be acquired.
+    """
+    try:
+        await lease.acquire()
+    except (Invalid, StorageFailed) as refused:
+        _log.warning("the history is read without a lease, so it may be deleted after the grace period: %s", refused.message)
+        yield
+        return
+    renewing = asyncio.get_running_loop().create_task(_renew(lease))
+    try:
+        yield
+    except StratalogError as failure:
+        _raise_expired(lease, failure)
+        raise
+    else:
+        lease.check()
+    finally:
+        renewing.cancel()
+        await _release(lease)
+
+
+async def _renew(lease: HeldLease) -> None:
+    pause_s = lease.renew_after_s
+    while True:
+        await asyncio.sleep(pause_s)
+        try:
+            await lease.renew()
+            pause_s = lease.renew_after_s
+        except LeaseExpired:
+            return
+        except StratalogError as failure:
+            _log.warning("a reader's lease was not renewed, and will be again: %s", failure.message)
+            pause_s = min(RETRY_S, lease.renew_after_s)
+
+
+def _raise_expired(lease: HeldLease, failure: StratalogError) -> None:
+    try:
+        lease.check()
+    except LeaseExpired as expired:
+        raise expired from failure
+
+
+async def _release(lease: HeldLease) -> None:
+    try:
+        await lease.release()
+    except StratalogError as failure:
+        _log.info("a reader's lease was not deleted and will expire: %s", failure.message)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharedLease:
+    """A lease that all processes of a read renew, and all reads of the same topics that one holder begins within an hour.
+
+    ``begun_ms`` is the wall time at which the reader began that writes it first.
+    """
+
+    key: str
+    lease: ReaderLease
+    begun_ms: int
+
+    @classmethod
+    def of(cls, holder: str, topic_ids: Sequence[UUID], begun_ms: int) -> SharedLease:
+        hour_ms = begun_ms // DURATION_MS * DURATION_MS
+        topics = tuple(sorted(topic_ids))
+        digest = hashlib.sha256(repr((holder, topics, hour_ms)).encode()).digest()
+        return cls(
+            key=lease_key(int.from_bytes(digest[:8], "big")),
+            lease=ReaderLease(holder=holder, topic_ids=topics, began_at_ms=hour_ms, duration_ms=DURATION_MS),
+            begun_ms=begun_ms,
+        )
+
+    async def write(self, store: ObjectStore) -> None:
+        """Write the lease, perhaps again. Raises what the store raises."""
+        await store.put(self.key, [encode_descriptor(self.lease)], if_absent=False)
+
+    async def keep(self, store: ObjectStore, clock: Clock) -> None:
+        """Renew the lease, whenever it is due, until cancelled. A failure is logged: what is read may be there all the same."""
+        written_at_ms = self.begun_ms
+        while True:
+            due_ms = written_at_ms + self.lease.duration_ms // 4
+            await asyncio.sleep(max(0, due_ms - clock.wall_ms()) / 1000)
+            try:
+                await self.write(store)
+                written_at_ms = clock.wall_ms()
+            except StratalogError as failure:
+                _log.warning("the lease of a read was not renewed: %s", failure.message)
+                await asyncio.sleep(RETRY_S)

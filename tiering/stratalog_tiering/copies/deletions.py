@@ -6,12 +6,13 @@ state, is never deleted here, and neither is one without a marker.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Final
 from uuid import UUID
 
 from stratalog_core.errors import NoSuchObject
 from stratalog_metadata.client.api import MetadataView
+from stratalog_metadata.client.topic_defaults import topic_defaults
 from stratalog_metadata.records import DeletedTopic, PendingTopic, RestoredTopic, Topic
 from stratalog_tiering.copies.second import SecondCopy, put_if_absent
 from stratalog_tiering.format.descriptor import DeletionMarker, decode_descriptor, encode_descriptor
@@ -22,6 +23,7 @@ from stratalog_tiering.format.object_keys import (
     topic_prefix,
     topic_prefixes,
 )
+from stratalog_tiering.offload.locks import may_have_locked, unlocked
 from stratalog_tiering.offload.ports import WorkerPorts
 from stratalog_tiering.store import ObjectStore
 
@@ -74,21 +76,39 @@ async def _marked_before(second: SecondCopy, topic_id: UUID, before_ms: int) -> 
 
 
 async def _delete_topic(ports: WorkerPorts, second: SecondCopy, topic_id: UUID) -> None:
-    """Delete all objects of a topic; its descriptors and its marker go last, because they say that it is deleted."""
-    for prefix in (*topic_prefixes(topic_id), topic_prefix(topic_id)):
-        batch: list[str] = []
-        async for key in second.store.list_keys(prefix):
-            batch.append(key)
-            if len(batch) == _BATCH:
-                await _delete(ports, second, batch)
-        await _delete(ports, second, batch)
-    await _delete(ports, second, [deletion_marker_key(topic_id)])
+    """Delete all objects of a topic; its descriptors and its marker go last, because they say that it is deleted.
+
+    They stay while others are locked.
+    """
+    asks = await may_have_locked(second.store, topic_id, topic_defaults(ports.metadata.view))
+    if all([await _delete_below(ports, second, prefix, asks=asks) for prefix in topic_prefixes(topic_id)]):
+        await _delete_below(ports, second, topic_prefix(topic_id))
+        await _delete(ports, second, [deletion_marker_key(topic_id)])
 
 
-async def _delete(ports: WorkerPorts, second: SecondCopy, batch: list[str]) -> None:
-    if batch:
-        await ports.deleting.take(len(batch))
-        await second.confirm(ports)
-        await second.store.delete(batch)
-        second.counters.objects_deleted += len(batch)
+async def _delete_below(ports: WorkerPorts, second: SecondCopy, prefix: str, *, asks: bool = False) -> bool:
+    """Delete the objects below ``prefix``, but none that is locked, if it ``asks``. Whether all have gone."""
+    batch: list[str] = []
+    kept = 0
+
+    async def delete() -> None:
+        nonlocal kept
+        free = await unlocked(second.locks, batch, ports.clock.wall_ms()) if asks else batch
+        kept += len(batch) - len(free)
+        await _delete(ports, second, free)
         batch.clear()
+
+    async for key in second.store.list_keys(prefix):
+        batch.append(key)
+        if len(batch) == _BATCH:
+            await delete()
+    await delete()
+    return not kept
+
+
+async def _delete(ports: WorkerPorts, second: SecondCopy, keys: Sequence[str]) -> None:
+    if keys:
+        await ports.deleting.take(len(keys))
+        await second.confirm(ports)
+        await second.store.delete(keys)
+        second.counters.objects_deleted += len(keys)

@@ -3,7 +3,7 @@
 A version's segments and data keys go first, then its pages and lists, then the manifest, and its marker at last. So the newest
 marker in the second copy names a version that is whole there, and only what a new version adds to it must be copied: there is
 no other state. Versions that follow each other quickly are not all copied. A segment that is damaged in the first store is not
-copied; the others are.
+copied; the others are. Copies are locked as their originals are: a store that cannot lock objects gets none of a locked topic.
 """
 
 from __future__ import annotations
@@ -11,8 +11,6 @@ from __future__ import annotations
 import logging
 from dataclasses import replace
 from typing import Final
-
-import msgspec
 
 from stratalog_core.errors import Conflict, Corrupt, NoSuchObject, StratalogError
 from stratalog_metadata.records import ManifestPointer, Topic, manifest_pointer_key, topic_key
@@ -23,11 +21,13 @@ from stratalog_tiering.core.garbage import live_keys
 from stratalog_tiering.core.partition import PartitionSnapshot
 from stratalog_tiering.core.references import Reference, segment_object, side_objects
 from stratalog_tiering.core.second_copy import CopiedVersion, copied_versions, copy_garbage, version_at
+from stratalog_tiering.format.locks import manifest_lock
 from stratalog_tiering.format.manifest import Manifest, SegmentEntry
 from stratalog_tiering.format.manifest_writers import check_writer
 from stratalog_tiering.format.object_keys import DATA_PREFIXES, manifests_prefix, marker_key, topic_prefix, with_data_keys
 from stratalog_tiering.offload.commit import committed_manifest, refuse_fork
 from stratalog_tiering.offload.commit_markers import mark_committed
+from stratalog_tiering.offload.locks import unlocked
 from stratalog_tiering.offload.ports import WorkerPorts
 from stratalog_tiering.store import ObjectInfo, ObjectStore
 
@@ -83,11 +83,12 @@ async def _copy_version(
     if failures:
         raise Corrupt(f"{len(failures)} segments cannot be copied, first: {failures[0].message}") from failures[0]
     size = (await ports.store.head(pointer.object_key)).size_bytes
-    sha256 = bytes.fromhex(pointer.sha256)
-    await _copy(ports.store, second, Reference(key=pointer.object_key, sha256=sha256, object_bytes=size))
+    whole = Reference(
+        key=pointer.object_key, sha256=bytes.fromhex(pointer.sha256), object_bytes=size, lock=manifest_lock(manifest)
+    )
+    await _copy(ports.store, second, whole)
     await second.confirm(ports)
-    unlocked: ManifestPointer = msgspec.structs.replace(pointer, lock_until_ms=0, lock_mode="")
-    await mark_committed(second.store, unlocked, ports.clock.wall_ms())
+    await mark_committed(second.store, pointer, ports.clock.wall_ms())
     return copied + 2
 
 
@@ -111,7 +112,7 @@ async def _copy_segment(ports: WorkerPorts, second: SecondCopy, entry: SegmentEn
 
 async def _copy(first: ObjectStore, second: SecondCopy, wanted: Reference) -> None:
     """Copy one object, unless a copy that was interrupted has left it there whole."""
-    wanted = replace(wanted, lock=None, storage_class="")
+    wanted = replace(wanted, storage_class="")
     try:
         await copy_object(first, second.store, wanted, second.limits)
     except Conflict:
@@ -154,6 +155,8 @@ async def sweep_partition(ports: WorkerPorts, second: SecondCopy, state: Partiti
     removed = [each.key async for each in ports.source.removed(manifest)]
     needed = with_data_keys(live_keys(manifest, live).union(removed, await _keys_of(second, oldest_kept)))
     garbage = copy_garbage(listed, manifests, needed, oldest_kept)
+    if pointer.lock_until_ms > ports.clock.wall_ms():
+        garbage = await unlocked(second.locks, garbage, ports.clock.wall_ms())
     for first in range(0, len(garbage), _DELETES_AT_ONCE):
         await ports.deleting.take(len(garbage[first : first + _DELETES_AT_ONCE]))
         await second.confirm(ports)

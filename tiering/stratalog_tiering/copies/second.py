@@ -16,6 +16,7 @@ from stratalog_tiering.copies.copying import CopyLimits
 from stratalog_tiering.format.descriptor import OwnerDescriptor, decode_descriptor
 from stratalog_tiering.format.object_keys import OWNERS_PREFIX, owner_key
 from stratalog_tiering.metrics import SecondCopyMetrics
+from stratalog_tiering.offload.locks import KnownLocks
 from stratalog_tiering.offload.ownership import BucketOwnership
 from stratalog_tiering.offload.ports import WorkerPorts
 from stratalog_tiering.store import ObjectStore
@@ -33,6 +34,7 @@ class SecondCopy:
         self.source = ManifestSource(store, background=limits.background)
         self.limits = limits
         self.grace_ms = grace_ms
+        self.locks = KnownLocks(store)
         self.counters = SecondCopyMetrics()
         self.known: LruCache[str, str] = LruCache(PARTITIONS_MAX)
         self._bucket = bucket

@@ -25,7 +25,7 @@ from stratalog_tiering.format.segment import AbortedTransaction, SegmentIdentity
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SegmentSizes:
-    """Target sizes of a block and of a segment, in bytes."""
+    """The target size of a block and the maximum of a segment of several batches, in bytes."""
 
     block_bytes: int
     segment_bytes: int
@@ -92,7 +92,7 @@ class AttachJob:
         """Add batches until the segment is complete; returns how many were added. Raises ``Corrupt``, ``Invalid``."""
         for count, batch in enumerate(batches):
             header = check_batch(batch)
-            self.is_complete = self._ends_before(header)
+            self.is_complete = self._ends_before(header, len(batch))
             if self.is_complete:
                 return count
             self._add(batch, header)
@@ -127,13 +127,13 @@ class AttachJob:
         assert self._writer is not None, "a segment is begun"
         return self._writer
 
-    def _ends_before(self, header: BatchHeader) -> bool:
-        """Whether the segment has its target size, or would span more time than retention wants; never in a transaction."""
+    def _ends_before(self, header: BatchHeader, batch_bytes: int) -> bool:
+        """Whether the segment would exceed its size, or span more time than retention wants; never in a transaction."""
         if not self._bytes or self._state.transactions.first_offsets:
             return False
         span_ms = self._policy.segment_span_ms
         oldest, newest = min(self._oldest_ms, header.base_timestamp_ms), max(self._newest_ms, header.max_timestamp_ms)
-        return self._bytes >= self._sizes.segment_bytes or (span_ms is not None and newest - oldest > span_ms)
+        return self._bytes + batch_bytes > self._sizes.segment_bytes or (span_ms is not None and newest - oldest > span_ms)
 
     def _add(self, batch: Buffer, header: BatchHeader) -> None:
         expected = self.next_offset

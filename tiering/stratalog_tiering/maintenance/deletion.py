@@ -13,28 +13,27 @@ from typing import Final
 from uuid import UUID
 
 from stratalog_core.bounded_map import bounded_map
-from stratalog_core.errors import Corrupt, NoSuchObject
+from stratalog_core.errors import NoSuchObject
 from stratalog_core.moments import utc_text
 from stratalog_metadata.client.topic_defaults import topic_defaults
 from stratalog_metadata.client.topic_deletion import finish_deletion
 from stratalog_metadata.records import DeletedTopic, PendingTopic, RestoredTopic, Topic, restored_topic_key
 from stratalog_metadata.state.commands import Command, Delete, VersionIs
-from stratalog_tiering.cold.archive import newest_descriptor_key, read_topic
+from stratalog_tiering.cold.archive import newest_descriptor_key
 from stratalog_tiering.copies.deletions import mark_deletion
 from stratalog_tiering.core.commands import Guards
 from stratalog_tiering.core.garbage import Garbage, deleted_topic_garbage, deletion_due_ms, pending_topic_garbage
 from stratalog_tiering.core.leases import kept_by_leases
-from stratalog_tiering.core.policy import tier_policy
 from stratalog_tiering.core.restoring import expire_pending_topic
 from stratalog_tiering.format.descriptor import LEASE_MS_MAX, DeletionMarker, decode_descriptor, encode_descriptor
 from stratalog_tiering.format.object_keys import (
     deletion_marker_key,
     is_upload_key,
-    parse_topic_key,
     topic_prefix,
     topic_prefixes,
 )
 from stratalog_tiering.offload.descriptors import put_once
+from stratalog_tiering.offload.locks import may_have_locked
 from stratalog_tiering.offload.ports import WorkerPorts
 from stratalog_tiering.offload.reader_leases import delete_expired_leases, leases_in_force
 from stratalog_tiering.offload.topic_descriptors import describe_topic
@@ -69,7 +68,7 @@ async def collect_deleted_topic(ports: WorkerPorts, deleted: DeletedTopic, versi
     if leased_ms:
         return leased_ms
     # A topic is not deleted before the locks of its history end, but an upload that was never committed may have one.
-    asks = await _has_locked(ports, deleted.topic_id)
+    asks = await may_have_locked(ports.store, deleted.topic_id, topic_defaults(ports.metadata.view))
     until_ms = max([await _delete_below(ports, prefix, asks=asks) for prefix in topic_prefixes(deleted.topic_id)])
     if until_ms:
         _log.warning("objects of deleted topic %s are locked and stay until %s", deleted.name, utc_text(until_ms))
@@ -159,17 +158,6 @@ async def _replace_earlier_marker(ports: WorkerPorts, deleted: DeletedTopic, gua
 
 def _marker(deleted: DeletedTopic, now_ms: int) -> DeletionMarker:
     return DeletionMarker(topic_id=deleted.topic_id, deleted_at_ms=max(deleted.deleted_at_ms, now_ms))
-
-
-async def _has_locked(ports: WorkerPorts, topic_id: UUID) -> bool:
-    """Whether any version of the topic's descriptor, or the cluster's defaults, ask for locks."""
-    defaults = topic_defaults(ports.metadata.view)
-    keys = [info.key async for info in ports.store.list(topic_prefix(topic_id)) if parse_topic_key(info.key) is not None]
-    try:
-        policies = [tier_policy({**defaults, **(await read_topic(ports.store, key)).configs}) for key in keys]
-    except (Corrupt, NoSuchObject):
-        return True
-    return any(policy.lock_mode is not None for policy in policies)
 
 
 async def _delete_below(ports: WorkerPorts, prefix: str, *, asks: bool = False) -> int:

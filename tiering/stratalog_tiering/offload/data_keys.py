@@ -5,14 +5,18 @@ Each is an object beside its segment. The sweep of orphans deletes it once the s
 
 from __future__ import annotations
 
+from typing import Final
 from uuid import UUID
 
 import msgspec
 
+from stratalog_core.bounded_map import bounded_map
 from stratalog_tiering.format.block_cipher import BlockCipher, SegmentEncryption, data_key_context
 from stratalog_tiering.format.descriptor import WrappedDataKey, decode_descriptor, encode_descriptor
-from stratalog_tiering.format.object_keys import data_key_key
+from stratalog_tiering.format.object_keys import data_key_key, is_data_key, topic_prefixes
 from stratalog_tiering.store import ObjectStore
+
+_REWRAPPED_AT_ONCE: Final = 8
 
 
 async def new_encryption(
@@ -29,6 +33,20 @@ async def new_encryption(
     key = data_key_key(segment)
     await store.put(key, [encode_descriptor(stored)])
     return SegmentEncryption(data_key=key, cipher=BlockCipher(data_key))
+
+
+async def rewrap_topic(store: ObjectStore, topic_id: UUID, key_name: str) -> int:
+    """Wrap all data keys of a topic that ``store`` lists, until a listing shows none to wrap; returns how many were.
+
+    For a second copy, which may have data keys of segments that no version there refers to yet.
+    """
+    total = 0
+    while True:
+        keys = [info.key async for info in store.list(topic_prefixes(topic_id)[0]) if is_data_key(info.key)]
+        rewrapped = sum(await bounded_map(lambda key: rewrap(store, key, key_name), keys, _REWRAPPED_AT_ONCE))
+        if not rewrapped:
+            return total
+        total += rewrapped
 
 
 async def rewrap(store: ObjectStore, data_key: str, key_name: str) -> bool:

@@ -5,18 +5,25 @@ Garbage is asked for one by one, and only where locks are in use; the answers ar
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Final
+from uuid import UUID
 
 import msgspec
 
-from stratalog_core.errors import NoSuchObject, StorageFailed
+from stratalog_core.bounded_map import bounded_map
+from stratalog_core.errors import Corrupt, NoSuchObject, StorageFailed
 from stratalog_core.moments import utc_text
 from stratalog_core.object_lock import ObjectLock
+from stratalog_tiering.cold.archive import read_topic
 from stratalog_tiering.cold.block_cache import LruCache
+from stratalog_tiering.core.policy import tier_policy
 from stratalog_tiering.format.manifest import SegmentEntry
+from stratalog_tiering.format.object_keys import parse_topic_key, topic_prefix
 from stratalog_tiering.store import ObjectStore
 
 _KNOWN_MAX: Final = 20_000
+_QUESTIONS_AT_ONCE: Final = 16
 
 
 async def locked_entry(store: ObjectStore, entry: SegmentEntry, lock: ObjectLock | None) -> SegmentEntry:
@@ -59,3 +66,19 @@ class KnownLocks:
             return (await self._store.head(key)).locked_until_ms
         except NoSuchObject:
             return 0
+
+
+async def unlocked(locks: KnownLocks, keys: Sequence[str], now_ms: int) -> list[str]:
+    """Those of ``keys`` whose objects are not locked at the wall time ``now_ms``, in order. Raises ``Unavailable``."""
+    ends_ms = await bounded_map(locks.until_ms, keys, _QUESTIONS_AT_ONCE)
+    return [key for key, end_ms in zip(keys, ends_ms, strict=True) if end_ms <= now_ms]
+
+
+async def may_have_locked(store: ObjectStore, topic_id: UUID, defaults: Mapping[str, str]) -> bool:
+    """Whether any version of the topic's descriptor in ``store``, or the cluster's ``defaults``, ask for locks."""
+    keys = [info.key async for info in store.list(topic_prefix(topic_id)) if parse_topic_key(info.key) is not None]
+    try:
+        policies = [tier_policy({**defaults, **(await read_topic(store, key)).configs}) for key in keys]
+    except (Corrupt, NoSuchObject):
+        return True
+    return any(policy.lock_mode is not None for policy in policies)

@@ -23,6 +23,7 @@ from stratalog_core.ports import Buffer
 from stratalog_core.system import SystemClock, ThreadBackground
 from stratalog_metadata.records import (
     DeletedTopic,
+    DynamicConfig,
     Log,
     ManifestPointer,
     Partition,
@@ -346,8 +347,6 @@ async def test_an_attachment_that_died_is_collected_and_cannot_be_finished(
     cluster: Cluster, ports: MakePorts, log_directory: Path, make_batches: Batches, background: ThreadBackground,
     monkeypatch: pytest.MonkeyPatch, store_directory: Path,
 ) -> None:  # fmt: skip
-    monkeypatch.setattr(attachment, "EXPIRY_MS", 300)
-    monkeypatch.setattr(attachment, "RENEWAL_MS", 0)
     write_logs(log_directory, "flights-0", {0: make_batches(0, [2, 2])})
     await claim(cluster)
     source = kafka_topic([log_directory], None, background)
@@ -359,7 +358,7 @@ async def test_an_attachment_that_died_is_collected_and_cannot_be_finished(
         return await store_manifest(*arguments)
 
     monkeypatch.setattr(attachment, "store_manifest", pause_and_store)
-    attaching = asyncio.ensure_future(attach(ports(), topic, source))
+    attaching = asyncio.ensure_future(attach(ports(), topic, source, expiry_ms=300))
     await stopped.wait()
     assert [found.topic_id for found in pending(cluster)] == [topic.topic_id]
     await cluster.start_worker(grace_ms=0)
@@ -375,7 +374,7 @@ async def test_a_long_attachment_renews_its_reservation(
     cluster: Cluster, ports: MakePorts, log_directory: Path, make_batches: Batches, background: ThreadBackground,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    monkeypatch.setattr(attachment, "RENEWAL_MS", 0)
+    monkeypatch.setattr(attachment, "RENEWAL_SHARE", 0)
     batches = make_batches(0, [1] * 5)
     write_logs(log_directory, "flights-0", {0: batches})
     await claim(cluster)
@@ -386,6 +385,22 @@ async def test_a_long_attachment_renews_its_reservation(
     stop()
     assert len(set(seen)) >= 3
     assert seen == sorted(seen)
+
+
+async def test_the_clusters_defaults_apply_to_attached_history(
+    cluster: Cluster, ports: MakePorts, log_directory: Path, make_batches: Batches, background: ThreadBackground
+) -> None:
+    write_logs(log_directory, "flights-0", {0: make_batches(0, [2, 2])})
+    await claim(cluster)
+    defaults = DynamicConfig(resource="", configs={"stratalog.tier.compression": "zstd"})
+    await cluster.metadata.propose(Command(updates=(Put(record=defaults),)))
+    source = kafka_topic([log_directory], None, background)
+    topic = new_topic(source)
+    await attach(ports(), topic, source)
+    (entry,) = await segments_of(cluster, topic)
+    (block,) = (await ManifestSource(cluster.store).footer(entry)).blocks
+    assert block.length != block.plain_length
+    assert topic.configs == {"retention.ms": "-1"}
 
 
 async def test_a_bucket_of_another_cluster_is_not_written_to(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +12,9 @@ from typing import Any
 import msgspec
 import pytest
 import pytest_asyncio
+from click.testing import CliRunner
 
+from stratalog.commands.key import key
 from stratalog_core.errors import Conflict, Corrupt, Invalid, StorageFailed
 from stratalog_core.system import SystemClock, SystemFiles, ThreadBackground
 from stratalog_metadata.state.commands import Command, Put
@@ -21,7 +24,7 @@ from stratalog_tiering.cold.reader import ColdReader, ColdReaderSettings
 from stratalog_tiering.cold.segment_check import require_sound
 from stratalog_tiering.cold.verifier import Verifier
 from stratalog_tiering.core.damage import Damage
-from stratalog_tiering.format.object_keys import data_key_key
+from stratalog_tiering.format.object_keys import data_key_key, marker_key
 from stratalog_tiering.format.segment import plain_block
 from stratalog_tiering.maintenance.merging import FAN_IN
 from stratalog_tiering.offload.data_keys import rewrap
@@ -194,6 +197,30 @@ async def test_after_a_rotation_the_old_key_is_not_needed(
     store = open_store(url, background=background, clock=SystemClock(), random=random.Random(4))
     assert await read_all(store, cluster.pointer()) == b"".join(written)
     assert {key: (store_directory / key).read_bytes() for key in segments} == segments
+
+
+async def test_a_rotation_reaches_the_second_copy(
+    cluster: Cluster, make_batches: Batches, store_directory: Path, tmp_path: Path, keys: Path, background: ThreadBackground
+) -> None:
+    directory = tmp_path / "second"
+    url = f"{directory}?keys={keys}"
+    second = open_store(url, background=background, clock=SystemClock(), random=random.Random(4))
+    written: list[bytes] = []
+    await configure(cluster, **{"stratalog.tier.encryption.key": "k1"})
+    await cluster.start_worker(segment_bytes=1, block_bytes=600, second=second)
+    await write(cluster, make_batches, written, 3)
+    pointer = cluster.pointer()
+    async with asyncio.timeout(20):
+        while not (directory / marker_key(pointer.object_key)).exists():  # noqa: ASYNC110 - stores tell nobody
+            await asyncio.sleep(0.02)
+    create_key(keys, "k2")
+    words = ("rotate", "flights", "--to", "k2", "--store", f"{store_directory}?keys={keys}", "--copy", url, "--json")
+    done = await asyncio.to_thread(CliRunner().invoke, key, words, catch_exceptions=False)
+    counts = json.loads(done.stdout)
+    assert (counts["rewrapped"], counts["rewrapped_in_copy"]) == (3, 3)
+    (keys / "k1.key").unlink()
+    alone = open_store(url, background=background, clock=SystemClock(), random=random.Random(5))
+    assert await read_all(alone, pointer) == b"".join(written)
 
 
 async def test_segments_follow_the_policy_and_merges_too(

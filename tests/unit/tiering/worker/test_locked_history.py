@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import AsyncIterator, Callable, Sequence
+from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
@@ -20,13 +21,28 @@ from stratalog_core.object_lock import LockMode, ObjectLock
 from stratalog_core.ports import Buffer
 from stratalog_core.system import SystemClock, ThreadBackground
 from stratalog_metadata.client.topic_deletion import delete_topic
-from stratalog_metadata.records import ManifestPointer, Topic, deleted_topic_key, topic_key
-from stratalog_metadata.state.commands import Command, Put
+from stratalog_metadata.records import (
+    DeletedTopic,
+    DynamicConfig,
+    ManifestPointer,
+    PendingTopic,
+    RestoredTopic,
+    Topic,
+    deleted_topic_key,
+    topic_key,
+)
+from stratalog_metadata.state.commands import Command, Delete, Put
+from stratalog_tiering.attach import attachment
+from stratalog_tiering.attach.attachment import AttachPorts, attach
+from stratalog_tiering.attach.source import TopicSource
 from stratalog_tiering.cold.manifest_source import ManifestSource
+from stratalog_tiering.config import TieringSettings
 from stratalog_tiering.core.partition import partition_snapshot
+from stratalog_tiering.format.object_keys import marker_key
 from stratalog_tiering.maintenance.merging import FAN_IN
 from stratalog_tiering.maintenance.orphans import find_garbage
 from stratalog_tiering.offload.locks import KnownLocks
+from stratalog_tiering.offload.ownership import claim_bucket, cluster_id_in
 from stratalog_tiering.store import ObjectStore, Upload, open_store
 from stratalog_tiering.worker.collection import CollectorPorts
 
@@ -276,3 +292,132 @@ async def test_a_store_that_ignores_a_lock_is_noticed(
     await cluster.add_ledger(make_batches(0, [3]), 0)
     await cluster.until(lambda: "says that it is locked not at all" in cluster.last_error())
     assert (len(cluster.log().ledgers), cluster.pointer()) == (1, None)
+
+
+class Death(BaseException):
+    """The process has died: no request of it reaches the store any more."""
+
+
+class MadePartition:
+    """A partition elsewhere."""
+
+    base_offset = log_start_offset = 0
+    stored_bytes = 0
+
+    def __init__(self, made: Sequence[bytes]) -> None:
+        self._made = made
+
+    async def batches(self) -> AsyncIterator[Sequence[Buffer]]:
+        yield self._made
+
+
+async def test_an_attachment_that_dies_at_any_request_leaves_nothing_after_its_locks(
+    cluster: Cluster, store: WatchedStore, bucket: Bucket, make_batches: Batches, background: ThreadBackground,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    await claim_bucket(store, cluster_id_in(cluster.metadata), SystemClock().wall_ms())
+    ports = AttachPorts(
+        metadata=cluster.metadata, store=store, clock=SystemClock(), random=random.Random(4), background=background,
+        settings=TieringSettings(worker_id="attach"),
+    )  # fmt: skip
+    source = TopicSource(name="source", partition_count=1, partitions={0: MadePartition(make_batches(0, [3, 3]))})
+    defaults = DynamicConfig(resource="", configs={"stratalog.tier.lock.mode": "compliance", "stratalog.tier.lock.ms": "4000"})
+    await cluster.metadata.propose(Command(updates=(Put(record=defaults),)))
+    gave_up = attachment.give_up
+
+    async def die(*_: Any) -> None:
+        pass
+
+    async def attach_new(name: str) -> Topic:
+        topic = Topic(name=name, topic_id=uuid4(), partition_count=1, replication_factor=1, configs={"retention.ms": "-1"})
+        await attach(ports, topic, source, expiry_ms=100)
+        return topic
+
+    monkeypatch.setattr(attachment, "give_up", die)
+    deaths = 0
+    while True:
+        left = deaths
+
+        def dies(name: str, key: str) -> BaseException | None:
+            nonlocal left
+            left -= 1
+            return Death() if left < 0 else None
+
+        store.before = dies
+        try:
+            await attach_new(f"dead-{deaths}")
+            break
+        except Death:
+            deaths += 1
+    assert deaths > 12
+    store.before = lambda name, key: None
+    monkeypatch.setattr(attachment, "give_up", gave_up)
+    attached = cluster.metadata.view.find(Topic, topic_key(f"dead-{deaths}"))
+    assert attached is not None
+    # What was locked stays locked, whatever the defaults are when it is deleted.
+    await cluster.metadata.propose(Command(updates=(Delete(key=defaults.key()),)))
+    await cluster.start_worker(grace_ms=0)
+    kinds = (PendingTopic, DeletedTopic, RestoredTopic)
+    await cluster.until(lambda: not [record for kind in kinds for record in cluster.metadata.view.all(kind)], 60)
+    assert {key.split("/")[1].removesuffix(".deleted") for key in bucket.stored() if not key.startswith("owners/")} == {
+        attached.topic_id.hex
+    }
+    assert len({lock.until_ms for lock in store.locks.values()}) >= 1
+    assert store.early == []
+    (segment,) = [key for key in bucket.stored() if key.startswith("segments/")]
+    assert (await store.head(segment)).locked_until_ms == store.locks[segment].until_ms
+
+
+@pytest_asyncio.fixture
+async def second_bucket(minio_server: S3Server) -> AsyncIterator[Bucket]:
+    client = boto3.client("s3", endpoint_url=minio_server.endpoint, region_name="us-east-1")
+    name = f"second-{uuid4().hex[:12]}"
+    client.create_bucket(Bucket=name, ObjectLockEnabledForBucket=True)
+    yield Bucket(name, client)
+    client.close()
+
+
+@pytest_asyncio.fixture
+async def second(second_bucket: Bucket, minio_server: S3Server, background: ThreadBackground) -> AsyncIterator[WatchedStore]:
+    url = f"s3://{second_bucket.name}?endpoint={minio_server.endpoint}&region=us-east-1"
+    inner = open_store(url, background=background, clock=SystemClock(), random=random.Random(2))
+    yield WatchedStore(inner)
+    await inner.close()
+
+
+async def test_the_second_copy_is_locked_as_the_first_and_goes_after_its_locks(
+    cluster: Cluster, store: WatchedStore, make_batches: Batches, second: WatchedStore, second_bucket: Bucket
+) -> None:
+    await set_configs(cluster, {**LONG, "stratalog.tier.lock.ms": "8000"})
+    await cluster.start_worker(grace_ms=0, copy_grace_ms=0, sweep_interval_ms=300, second=second)
+    await offload(cluster, make_batches, 0, 2)
+    pointer = cluster.pointer()
+    async with asyncio.timeout(20):
+        while marker_key(pointer.object_key) not in second_bucket.stored():  # noqa: ASYNC110 - stores tell nobody
+            await asyncio.sleep(0.05)
+    segments = [key for key in second_bucket.stored() if key.startswith("segments/")]
+    assert len(segments) == 2
+    for key in (*segments, pointer.object_key, marker_key(pointer.object_key)):
+        locked = await store.head(key)
+        assert (await second.head(key)).locked_until_ms == locked.locked_until_ms > SystemClock().wall_ms()
+    stored = cluster.metadata.view.get(topic_key(cluster.topic.name))
+    await cluster.metadata.propose(delete_topic(cluster.metadata.view, stored.record, stored.version, 0, 0))
+    async with asyncio.timeout(60):
+        while {key.split("/")[0] for key in second_bucket.stored()} != {"owners"}:  # noqa: ASYNC110
+            await asyncio.sleep(0.1)
+    assert SystemClock().wall_ms() > pointer.lock_until_ms
+    assert (store.early, second.early) == ([], [])
+
+
+async def test_a_second_store_without_locks_gets_nothing_of_a_locked_topic(
+    cluster: Cluster, make_batches: Batches, tmp_path: Path, background: ThreadBackground, caplog: pytest.LogCaptureFixture
+) -> None:
+    directory = tmp_path / "second"
+    unlocked = open_store(str(directory), background=background, clock=SystemClock(), random=random.Random(2))
+    await set_configs(cluster, LONG)
+    await cluster.start_worker(second=unlocked)
+    await offload(cluster, make_batches, 0, 1)
+    async with asyncio.timeout(20):
+        while "which cannot lock objects" not in caplog.text:  # noqa: ASYNC110 - the log tells nobody
+            await asyncio.sleep(0.05)
+    assert not [*directory.rglob("*.segment"), *directory.rglob("*.manifest"), *directory.rglob("*.committed")]

@@ -1,0 +1,91 @@
+"""A batch read by Spark holds a lease that its planner writes and its tasks renew; without one it reads all the same."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from unit.pipeline.test_scan import batches
+
+from stratalog_core.errors import Invalid
+from stratalog_core.system import SystemClock
+from stratalog_pipeline.bucket import Bucket
+from stratalog_pipeline.options import parse_options
+from stratalog_pipeline.read_lease import kept
+from stratalog_pipeline.spark.reader import StratalogReader, TaskPartition
+from stratalog_tiering.cold.lease import SharedLease
+from stratalog_tiering.format.descriptor import ReaderLease
+from stratalog_tiering.store.filesystem import FilesystemStore
+
+if TYPE_CHECKING:
+    from unit.pipeline.conftest import ColdBucket
+
+
+def reader(cold_bucket: ColdBucket, **options: str) -> StratalogReader:
+    return StratalogReader(parse_options({"path": cold_bucket.url, "subscribe": "flights", **options}), ("offset",))
+
+
+def planned(cold_bucket: ColdBucket, **options: str) -> list[TaskPartition]:
+    return [task for task in reader(cold_bucket, **options).partitions() if isinstance(task, TaskPartition)]
+
+
+def leases(root: Path) -> list[Path]:
+    return list(root.glob("leases/*.json"))
+
+
+def count(cold_bucket: ColdBucket, task: TaskPartition) -> int:
+    return sum(rows.num_rows for rows in reader(cold_bucket).read(task))
+
+
+def test_reads_of_one_holder_and_hour_share_a_lease_on_their_topics(cold_bucket: ColdBucket) -> None:
+    flights = cold_bucket.add_topic("flights", [[batches(0, 10)]])
+    cold_bucket.add_topic("weather", [[batches(0, 10)]])
+    (task,) = planned(cold_bucket)
+    (path,) = leases(cold_bucket.root)
+    document = json.loads(path.read_bytes())
+    assert document["topic_ids"] == [str(flights)]
+    assert 0 <= time.time() * 1000 - document["began_at_ms"] < 2 * 3_600_000
+    planned(cold_bucket)
+    # Two if the hour has ended in between.
+    assert len(leases(cold_bucket.root)) <= 2
+    written = {each: each.stat().st_mtime_ns for each in leases(cold_bucket.root)}
+    assert count(cold_bucket, task) == 10
+    assert {each: each.stat().st_mtime_ns for each in leases(cold_bucket.root)} == written
+
+
+def test_a_task_renews_the_lease_when_it_is_due(cold_bucket: ColdBucket) -> None:
+    now_ms = SystemClock().wall_ms()
+    document = ReaderLease(holder="Spark by me", began_at_ms=now_ms, duration_ms=400)
+    lease = SharedLease(key="leases/00.json", lease=document, begun_ms=now_ms)
+    path = cold_bucket.root / "leases" / "00.json"
+    with Bucket(cold_bucket.url) as bucket, kept(bucket, lease):
+        deadline = time.monotonic() + 20
+        while not path.exists():
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        first = path.stat().st_mtime_ns
+        while path.stat().st_mtime_ns == first:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+
+
+def test_nothing_is_written_if_it_is_not_wanted_or_nothing_is_read(cold_bucket: ColdBucket) -> None:
+    cold_bucket.add_topic("flights", [[batches(0, 10)]])
+    assert [count(cold_bucket, task) for task in planned(cold_bucket, lease="false")] == [10]
+    planned(cold_bucket, startingOffsets='{"flights": {"0": 10}}')
+    assert leases(cold_bucket.root) == []
+
+
+def test_credentials_that_may_not_write_are_enough(cold_bucket: ColdBucket, monkeypatch: pytest.MonkeyPatch) -> None:
+    cold_bucket.add_topic("flights", [[batches(0, 10)]])
+
+    async def refuse(*_: Any, **__: Any) -> None:
+        raise Invalid("access denied")
+
+    monkeypatch.setattr(FilesystemStore, "put", refuse)
+    (task,) = planned(cold_bucket)
+    assert task.lease is None
+    assert count(cold_bucket, task) == 10

@@ -1,0 +1,30 @@
+"""Detaches a topic whose records are all in the bucket, by one command; nothing deletes its objects from then on."""
+
+from __future__ import annotations
+
+from stratalog_core.errors import Conflict
+from stratalog_core.ports import Clock
+from stratalog_metadata.client.api import MetadataClient
+from stratalog_metadata.client.guarded_updates import propose_guarded
+from stratalog_metadata.records import Topic
+from stratalog_tiering.core.detaching import committed_pointers, detach_topic
+from stratalog_tiering.core.partition import partition_snapshot
+from stratalog_tiering.offload.commit_markers import mark_committed
+from stratalog_tiering.offload.topic_descriptors import describe_topic
+from stratalog_tiering.store import ObjectStore
+
+
+async def detach(metadata: MetadataClient, store: ObjectStore, clock: Clock, topic: Topic, timeout_s: float) -> None:
+    """Remove ``topic`` from metadata, and leave its history in the bucket so that readers of the bucket find all of it.
+
+    Raises ``Conflict`` if a record is not in the bucket, or was written meanwhile, ``Unavailable``, ``OutcomeUnknown``.
+    """
+    await metadata.refresh(timeout_s)
+    states = [state for index in range(topic.partition_count) if (state := partition_snapshot(metadata.view, topic, index))]
+    if len(states) != topic.partition_count:
+        raise Conflict(f"topic {topic.name!r} is changing")
+    command = detach_topic(topic, states)
+    await describe_topic(store, topic)
+    for pointer in committed_pointers(states):
+        await mark_committed(store, pointer, clock.wall_ms())
+    await propose_guarded(metadata, command, topic.key(), timeout_s)
