@@ -114,7 +114,6 @@ class ReadOptions:
     minimum wait for up to ``trigger_delay_max_s``. They mean nothing in a batch read.
 
     ``second_store`` is the store of a second copy, read where the first fails or is damaged; empty: none.
-
     ``columns`` are the wanted ones, empty for all. ``manifest_versions`` are the versions of history to read, empty for the
     newest; such a read has no tail.
 
@@ -155,8 +154,7 @@ KNOWN: Final = (
     "startingOffsetsByTimestamp", "endingOffsetsByTimestamp", "startingTimestamp", "endingTimestamp",
     "startingOffsetsByTimestampStrategy", "minPartitions", "maxRecordsPerPartition", "splitBytes", "failOnDataLoss",
     "includeHeaders", "isolationLevel", "missingTail", "kafkaConsumer.pollTimeoutMs", "table", "maxOffsetsPerTrigger",
-    "minOffsetsPerTrigger", "maxTriggerDelay", "columns", "manifestVersion",
-    "secondStore", "lease",
+    "minOffsetsPerTrigger", "maxTriggerDelay", "columns", "manifestVersion", "secondStore", "lease",
 )  # fmt: skip
 CLIENT: Final = "kafka."
 IGNORED: Final = ("fetchoffset.", "kafkaconsumer.cache.", "groupidprefix")

@@ -99,7 +99,7 @@ class AttachmentStep:
         self._turns = 0
         self._stop = False
         self._sources: dict[UUID, TopicSource] = {}
-        """What each topic was to be attached from."""
+        """The source of each topic, whether it was attached or not."""
         self._detached: dict[UUID, tuple[Topic, list[ManifestPointer], frozenset[str]]] = {}
         """The topics that the bucket keeps by itself, with all objects that they need."""
         self._manifests: dict[str, Manifest] = {}
