@@ -30,6 +30,7 @@ ONCE_BROKEN = [
     ("ledgers", 179),  # a failed bookie was taken back between the decision to replace it and the change that did
     ("log", 9),  # four copies were asked for while one of four bookies had refused to start with a corrupt log
     ("log", 5013),  # a producer sent a sixth batch while the first was unacknowledged, and its retry was not recognised
+    ("compaction", 91000231),  # a tombstone went at its horizon, which counts from the start of a pass that took two seconds
     ("history", 1516595452),  # retention lost its race against an owner that kept opening ledgers
 ]
 

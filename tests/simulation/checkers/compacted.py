@@ -43,8 +43,10 @@ class CompactedHistory:
         """The appended records, by offset."""
         self.present: Mapping[int, bytes | None] = _NOTHING
         """The values of the records, by offset, that the last committed version holds."""
-        self._compacted_ms: dict[int, int] = {}
-        """When each tombstone was in a compacted segment for the first time."""
+        self.passes_ms: set[int] = set()
+        """When passes began: delete horizons count from there, however long a pass takes, as in Apache Kafka."""
+        self._horizons_ms: dict[int, int] = {}
+        """The delete horizon with which each tombstone was in a compacted segment for the first time."""
         self._known: set[str] = set()
         self._clean_end = 0
         self.compacted_segments = self.deleted_tombstones = 0
@@ -74,7 +76,7 @@ class CompactedHistory:
             if is_clean:
                 clean_end = entry.end_offset if entry.options.dirty_from is None else entry.options.dirty_from
                 is_clean = entry.options.dirty_from is None
-            self._note_compacted(entry, found)
+            self._note_compacted(entry)
         self._check_survivors(present, pointer.end_offset)
         self._check_clean(present, clean_end)
         self.present, self._clean_end = present, clean_end
@@ -98,11 +100,14 @@ class CompactedHistory:
         pages = [decode_page(self._bucket.objects[ref.key][0], ref.sha256) for ref in manifest.pages]
         return [*(entry for page in pages for entry in live_segments(manifest, page)), *manifest.segments]
 
-    def _content(self, entry: SegmentEntry) -> dict[int, bytes | None]:
+    def _batches(self, entry: SegmentEntry) -> list[Buffer]:
         content = self._bucket.objects[entry.key][0]
         footer = parse_footer(content, len(content))
         blocks = (plain_block(content[block.position : block.end_position], block) for block in footer.blocks)
-        batches = [batch for block in blocks for batch, _ in iterate_block_batches(block)]
+        return [batch for block in blocks for batch, _ in iterate_block_batches(block)]
+
+    def _content(self, entry: SegmentEntry) -> dict[int, bytes | None]:
+        batches = self._batches(entry)
         last = check_batch(batches[-1])
         self._require(last.next_offset == entry.end_offset, f"{entry.key} does not end with a batch")
         return self.read(batches, 0)
@@ -115,14 +120,23 @@ class CompactedHistory:
             is_kept = written is not None and (written.is_committed or not entry.is_compacted)
             self._require(is_kept, f"compacted segment {entry.key} holds offset {offset} of an aborted transaction")
 
-    def _note_compacted(self, entry: SegmentEntry, found: Mapping[int, bytes | None]) -> None:
-        if not entry.is_compacted:
+    def _note_compacted(self, entry: SegmentEntry) -> None:
+        if not entry.is_compacted or entry.key in self._known:
             return
-        self.compacted_segments += entry.key not in self._known
+        self.compacted_segments += 1
         self._known.add(entry.key)
-        for offset, value in found.items():
-            if value is None:
-                self._compacted_ms.setdefault(offset, self._now_ms())
+        for batch in self._batches(entry):
+            horizon_ms = check_batch(batch).delete_horizon_ms
+            if horizon_ms is not None:
+                for offset, value in self.read([batch], 0).items():
+                    if value is None:
+                        self._check_horizon(offset, horizon_ms)
+
+    def _check_horizon(self, offset: int, horizon_ms: int) -> None:
+        first_ms = self._horizons_ms.setdefault(offset, horizon_ms)
+        self._require(horizon_ms == first_ms, f"the delete horizon of offset {offset} moved from {first_ms} to {horizon_ms}")
+        is_of_a_pass = horizon_ms - self._delete_retention_ms in self.passes_ms
+        self._require(is_of_a_pass, f"the delete horizon of offset {offset}, {horizon_ms}, counts from the start of no pass")
 
     def _check_survivors(self, present: Mapping[int, bytes | None], end_offset: int) -> None:
         newest: dict[bytes, Written] = {}
@@ -138,15 +152,14 @@ class CompactedHistory:
                 self._check_deleted(key, written.offset)
 
     def _check_deleted(self, key: bytes, offset: int) -> None:
-        """A tombstone may go when it was compacted so long ago; the horizon counts from a pass that began before its commit."""
-        since_ms = self._compacted_ms.get(offset)
-        self._require(since_ms is not None, f"the tombstone of {key!r} at offset {offset} went in its first compaction")
-        if since_ms is None or offset not in self.present:
+        """A tombstone may go when the delete horizon that an earlier commit gave it is over."""
+        horizon_ms = self._horizons_ms.get(offset)
+        self._require(horizon_ms is not None, f"the tombstone of {key!r} at offset {offset} went in its first compaction")
+        if horizon_ms is None or offset not in self.present:
             return
         self.deleted_tombstones += 1
-        stayed_ms = self._now_ms() - since_ms
-        allowed = stayed_ms >= self._delete_retention_ms - PASS_MS
-        self._require(allowed, f"the tombstone of {key!r} at offset {offset} was deleted after {stayed_ms} ms")
+        early_ms = horizon_ms - self._now_ms()
+        self._require(early_ms <= 0, f"the tombstone of {key!r} at offset {offset} was deleted {early_ms} ms too early")
 
     def _check_clean(self, present: Mapping[int, bytes | None], clean_end: int) -> None:
         seen: dict[bytes, int] = {}
@@ -155,7 +168,3 @@ class CompactedHistory:
             if offset < clean_end and key is not None:
                 self._require(key not in seen, f"{key!r} is at offsets {seen.get(key)} and {offset} of what is compacted")
                 seen[key] = offset
-
-
-PASS_MS: Final = 1_000
-"""How long a pass may take from its start, from which delete horizons count, to the commit of a segment."""

@@ -2,15 +2,16 @@
 
 An owner appends ledgers of keyed records, some in transactions that commit or abort. Workers offload and compact them, with a
 map of four keys, so that a pass needs several rounds; they crash, stop and lose answers. Checked at every commit: the newest
-committed record of each key is there and unchanged, a tombstone at least until ``delete.retention.ms`` after it was first in a
-compacted segment; no offset holds another record than was written; in what is compacted, each key occurs once and no record of
+committed record of each key is there and unchanged, a tombstone until ``delete.retention.ms`` after the start of the pass that
+compacted it first; no offset holds another record than was written; in what is compacted, each key occurs once and no record of
 an aborted transaction is left. At the end everything is compacted and read back as a broker reads it.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, NamedTuple
 from uuid import UUID
 
@@ -51,6 +52,10 @@ from stratalog_tiering.cold.block_source import ColdReaderSettings
 from stratalog_tiering.cold.reader import ColdReader
 from stratalog_tiering.config import TieringSettings
 from stratalog_tiering.core.compaction import KEY_BYTES
+from stratalog_tiering.core.compaction_plan import Cleanable, cleanable
+from stratalog_tiering.core.policy import CompactionPolicy
+from stratalog_tiering.format.manifest import SegmentEntry
+from stratalog_tiering.maintenance import compaction as maintenance
 from stratalog_tiering.worker.worker import TieringWorker
 
 RETENTION_MS: Final = 4_000
@@ -214,6 +219,21 @@ class CompactionAudit(Audit):
         self.require(after.log_start_offset == before.log_start_offset, f"the start of {after.key()} moved")
 
 
+@contextlib.contextmanager
+def observed_passes(passes_ms: set[int]) -> Iterator[None]:
+    """Collect the times at which workers look for something to compact, from which a pass counts, while the context lasts."""
+
+    def observed(segments: Sequence[SegmentEntry], policy: CompactionPolicy, hot_offset: int, now_ms: int) -> Cleanable:
+        passes_ms.add(now_ms)
+        return cleanable(segments, policy, hot_offset, now_ms)
+
+    setattr(maintenance, "cleanable", observed)  # noqa: B010 - it is a function to the type checker
+    try:
+        yield
+    finally:
+        setattr(maintenance, "cleanable", cleanable)  # noqa: B010
+
+
 class Scenario:
     """One run."""
 
@@ -233,7 +253,8 @@ class Scenario:
             machine.clock = SimulatedClock(world.loop)  # delete horizons are compared
 
     def simulate(self) -> None:
-        self.world.loop.run_until_complete(self._run())
+        with observed_passes(self.history.passes_ms):
+            self.world.loop.run_until_complete(self._run())
 
     async def _run_worker(self, machine: Machine, ports: Ports) -> None:
         metadata = await roles.connect_metadata(ports)
