@@ -20,6 +20,7 @@ from stratalog_loadgen.results.result import Result, result
 from stratalog_loadgen.runs import java
 from stratalog_loadgen.runs.connections import measure_connections
 from stratalog_loadgen.runs.consume import measure_catch_up, measure_tail
+from stratalog_loadgen.runs.copy import measure_copy
 from stratalog_loadgen.runs.failover import measure_failover
 from stratalog_loadgen.runs.latency import measure_latency
 from stratalog_loadgen.runs.produce import measure_produce
@@ -151,12 +152,29 @@ def _produce(bench: Bench) -> Result:
 
 
 def _produce_java(bench: Bench) -> Result:
-    return java.measure_produce(bench.bootstrap, bench.topics, bench.traffic, records=bench.settings["records"])
+    return java.measure_produce(
+        bench.bootstrap,
+        bench.topics,
+        bench.traffic,
+        records=bench.settings["records"],
+        transaction_ms=bench.settings.get("transaction_ms", 0),
+    )
 
 
 def _latency(bench: Bench) -> Result:
     rate = bench.rate(beside_a_consumer=True)
     return measure_latency(bench.bootstrap, bench.topics, bench.traffic, bench.window, records_per_s=rate)
+
+
+def _copy(bench: Bench) -> Result:
+    return measure_copy(
+        bench.bootstrap,
+        bench.topics,
+        bench.traffic,
+        bench.window,
+        records_per_s=bench.rate(),
+        commit_ms=bench.settings["commit_ms"],
+    )
 
 
 def _tail(bench: Bench) -> Result:
@@ -295,6 +313,7 @@ KINDS: dict[str, Callable[[Bench], Result | None]] = {
     "produce": _produce,
     "produce_java": _produce_java,
     "latency": _latency,
+    "copy": _copy,
     "tail": _tail,
     "workload_file": _workload_file,
     "catch_up": _catch_up,

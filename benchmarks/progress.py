@@ -42,6 +42,7 @@ _WORK_S: dict[str, Callable[[Mapping[str, Any], float], float]] = {
     "produce": _windows(1),
     "produce_java": lambda settings, _: 5 + settings["records"] / _JAVA_RECORDS_PER_S,
     "latency": _windows(1.2),
+    "copy": _windows(1.5),
     "tail": _windows(1.2),
     "workload_file": _windows(1.2),
     "catch_up": lambda settings, window: window + 2 * settings["history_bytes"] / _BYTES_PER_S,

@@ -151,13 +151,18 @@ def produce(
     record_bytes: int,
     records_per_s: int = -1,
     warmup_records: int = 0,
+    transaction_ms: int = 0,
     properties: Mapping[str, str | int],
 ) -> ProducerResult:
-    """Run ``ProducerPerformance``; ``records_per_s`` -1 is as fast as it goes; ``warmup_records`` of all do not count."""
+    """Run ``ProducerPerformance``; ``records_per_s`` -1 is as fast as it goes; ``warmup_records`` of all do not count.
+
+    With ``transaction_ms`` the records are sent in transactions, each committed after that time.
+    """
     command = java(
         "org.apache.kafka.tools.ProducerPerformance",
         *("--topic", topic, "--num-records", str(records), "--record-size", str(record_bytes)),
         *("--throughput", str(records_per_s), "--bootstrap-server", bootstrap, "--warmup-records", str(warmup_records)),
+        *(("--transaction-duration-ms", str(transaction_ms)) if transaction_ms else ()),
         *_properties(properties),
     )
     output, ended_at = _followed(command)

@@ -11,8 +11,9 @@ import pytest
 from integration.process_cluster import ProcessCluster
 
 from stratalog_loadgen.processes.crew import Crew
-from stratalog_loadgen.processes.loads import ConsumerLoad
-from stratalog_loadgen.settings import Readers, consumer_options
+from stratalog_loadgen.processes.loads import ConsumerLoad, Payload
+from stratalog_loadgen.runs.copy import measure_copy
+from stratalog_loadgen.settings import Readers, Topics, Traffic, Window, consumer_options
 
 pytestmark = pytest.mark.integration
 _SHORT = ("--warmup", "0.2", "--duration", "1")
@@ -46,6 +47,22 @@ def test_latency_at_a_rate_to_the_acknowledgement_and_to_the_consumer(cluster: P
     assert 190 <= measured["records"] <= 210
     assert 0 < measured["latency_p50_ms"] <= measured["latency_p99_ms"] <= measured["latency_max_ms"]
     assert 0 < measured["end_to_end_p50_ms"] <= measured["end_to_end_max_ms"]
+
+
+def test_a_copier_passes_on_each_record_in_a_transaction(cluster: ProcessCluster) -> None:
+    found = measure_copy(
+        cluster.bootstrap,
+        Topics(partitions=3, replication_factor=3),
+        Traffic(payload=Payload(record_bytes=100), batch_bytes=131_072, linger_ms=0),
+        Window(warmup_s=0.2, duration_s=1),
+        records_per_s=200,
+        commit_ms=50,
+    )
+    assert 190 <= found.measured["records"] <= 210
+    assert found.measured["failed"] == 0
+    assert found.measured["copied_records"] >= 150
+    assert found.measured["transactions_per_s"] > 1
+    assert 0 < found.measured["end_to_end_p50_ms"] <= found.measured["end_to_end_p99_ms"]
 
 
 @pytest.mark.parametrize("light", [(), ("--light",)])

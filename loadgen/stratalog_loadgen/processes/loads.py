@@ -78,7 +78,23 @@ class ConnectionLoad(msgspec.Struct, frozen=True, kw_only=True, tag="connections
     duration_s: float = 10.0
 
 
-Load = ProducerLoad | ConsumerLoad | ConnectionLoad
+class CopierLoad(msgspec.Struct, frozen=True, kw_only=True, tag="copier"):
+    """Copies records of ``source`` to ``target`` in transactions, each committed ``commit_ms`` after its first record.
+
+    ``client`` is the producer's; ``group`` is also the transactional id. Ends when told. ``Counted.sent`` is the number of its
+    transactions.
+    """
+
+    client: Options
+    consumer: Options
+    source: str
+    target: str
+    group: str
+    commit_ms: float = 100.0
+    duration_s: float = 3600.0
+
+
+Load = ProducerLoad | ConsumerLoad | ConnectionLoad | CopierLoad
 
 
 class Gap(msgspec.Struct, frozen=True, kw_only=True):

@@ -12,13 +12,14 @@ from confluent_kafka import KafkaError, KafkaException
 from stratalog_core.errors import Invalid, StratalogError
 from stratalog_loadgen.clients.connecting import run_connections
 from stratalog_loadgen.clients.consuming import run_consumers
+from stratalog_loadgen.clients.copying import run_copier
 from stratalog_loadgen.clients.due_batches import DueBatches
 from stratalog_loadgen.clients.due_records import DueRecords
 from stratalog_loadgen.clients.group_members import run_members
 from stratalog_loadgen.clients.producing import Work
 from stratalog_loadgen.clients.whole_batches import WholeBatches
 from stratalog_loadgen.processes.control import Control, standard_control
-from stratalog_loadgen.processes.loads import ConnectionLoad, Counted, Failed, Load, ProducerLoad
+from stratalog_loadgen.processes.loads import ConnectionLoad, CopierLoad, Counted, Failed, Load, ProducerLoad
 
 _METADATA_TIMEOUT_S = 60
 
@@ -43,6 +44,8 @@ def _run(load: Load, control: Control) -> Counted:
         return _run_producers(load, control)
     if isinstance(load, ConnectionLoad):
         return run_connections(load, control)
+    if isinstance(load, CopierLoad):
+        return run_copier(load, control)
     return (run_members if load.light else run_consumers)(load, control)
 
 

@@ -14,8 +14,12 @@ _RECORDS = 500_000
 _WARMUP_SHARE = 10
 
 
-def measure_produce(bootstrap: str, topics: Topics, traffic: Traffic, *, records: int = 0, records_per_s: int = -1) -> Result:
+def measure_produce(
+    bootstrap: str, topics: Topics, traffic: Traffic, *, records: int = 0, records_per_s: int = -1, transaction_ms: int = 0
+) -> Result:
     """``ProducerPerformance``: one producer, ``records``, of which the first tenth is a warm-up. Raises ``Invalid``.
+
+    With ``transaction_ms`` it commits a transaction after each such time.
 
     Its payloads are random letters; its latencies count from the moment of sending.
     """
@@ -30,6 +34,7 @@ def measure_produce(bootstrap: str, topics: Topics, traffic: Traffic, *, records
             record_bytes=traffic.payload.record_bytes,
             records_per_s=records_per_s,
             warmup_records=records // _WARMUP_SHARE,
+            transaction_ms=transaction_ms,
             properties=java_properties(traffic),
         )
         cpu_s = _children_cpu_s() - before
@@ -46,7 +51,7 @@ def measure_produce(bootstrap: str, topics: Topics, traffic: Traffic, *, records
         "latency_max_ms": sent.max_ms,
         "client_cpu_s_per_gb": cpu_s / whole_gb,
     }
-    settings = as_document(topics, traffic, records=records)
+    settings = as_document(topics, traffic, records=records, transaction_ms=transaction_ms or None)
     return result("produce", settings, measured, client=_client("ProducerPerformance"), window=sent.window)
 
 
