@@ -19,6 +19,7 @@ from typing import Any, Final
 
 from confluent_kafka.admin import AdminClient, NewTopic
 
+from chaos import transactions
 from chaos.java_producer import PARTITIONS as JAVA_PARTITIONS
 from chaos.java_producer import TOPIC as JAVA_TOPIC
 from chaos.links import CLIENTS, links_of
@@ -125,6 +126,9 @@ class ChaosCluster:
         ]
         new.append(
             NewTopic(JAVA_TOPIC, num_partitions=JAVA_PARTITIONS, replication_factor=3, config={"min.insync.replicas": "2"})
+        )
+        new.append(
+            NewTopic(transactions.TOPIC, transactions.PARTITIONS, replication_factor=3, config=dict(transactions.CONFIGS))
         )
         for future in admin.create_topics(new).values():
             future.result(60)

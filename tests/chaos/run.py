@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any, Final
 
 import msgspec
 
+from chaos import transactions
 from chaos.administrator import Administrator
 from chaos.checker import Verdict, check, offending
 from chaos.client import Client
@@ -27,6 +29,7 @@ from chaos.producers import LibrdkafkaProducer, PythonProducer
 from chaos.progress import Progress, Unavailability, Window
 from chaos.schedule import Fault, Schedule, Step
 from chaos.stalls import Stalls
+from chaos.transactions import TransactionChecks
 from chaos.workload import KEYS, TOPICS, Values
 
 LIVENESS_S: Final = 240.0
@@ -85,6 +88,7 @@ class ChaosRun:
         self._bounds: list[float] = []
         """For each window, the maximum time in seconds for which a partition may confirm nothing."""
         self._stalls = Stalls()
+        self._transactions: TransactionChecks | None = None
 
     def run(self) -> Result:
         """Run everything. Nothing is left running, whatever happens."""
@@ -112,6 +116,7 @@ class ChaosRun:
 
     def _clients(self, bootstrap: str) -> list[Client]:
         recorder, values, seed = self._recorder, Values(), self._options.seed
+        self._transactions = TransactionChecks(recorder, bootstrap, seed=seed + 20)
         share = self._options.sends_per_s / 4
 
         def producer(name: str, number: int, *, idempotent: bool, timeout_ms: int) -> LibrdkafkaProducer:
@@ -132,6 +137,7 @@ class ChaosRun:
             AsyncGroupMember("member-3", recorder, bootstrap, seed=seed + 8),
             JavaProducer("java", recorder, bootstrap, self._options.results, per_s=round(share)),
             Administrator("administrator", recorder, bootstrap, seed=seed + 9),
+            *self._transactions.clients,
         ]
 
     # -- faults
@@ -194,7 +200,7 @@ class ChaosRun:
         self._ask(clients, cluster)
         self._read("final-hot-and-cold", cluster)
         self.phase = "moving everything to the store"
-        self._command(cluster, "tier", "offload", *TOPICS, "--wait", "--delete-hot")
+        self._command(cluster, "tier", "offload", *TOPICS, transactions.TOPIC, "--wait", "--delete-hot")
         self._read("final-cold", cluster)
         self.phase = "verifying"
         verified = json.loads(self._command(cluster, "tier", "verify", "--json") or "{}")
@@ -227,6 +233,11 @@ class ChaosRun:
         if len(ends) < len(KEYS):
             self._problem(f"{name}: of {sorted(set(KEYS) - set(ends))} the end was not read within {_FINAL_READ_S:.0f} s")
         self._result.numbers[f"records in {name}"] = sum(ends.values())
+        assert self._transactions is not None
+        problems, committed = self._transactions.problems()
+        for problem in problems:
+            self._problem(f"{name}: {problem}")
+        self._result.numbers[f"records of committed transactions in {name}"] = committed
 
     def _command(self, cluster: ChaosCluster, *words: str) -> str:
         """Run one ``stratalog`` command; a failure is a problem."""
@@ -253,6 +264,8 @@ class ChaosRun:
         result.verdict = check(read_history(self._history))
         result.unavailability = self.progress.unavailability(self._windows)
         self._judge_unavailability()
+        states = Counter(self._transactions.outcomes.states().values()) if self._transactions is not None else {}
+        result.numbers |= {f"transactions {state.value}": count for state, count in states.items()}
         result.numbers |= {"seed": self._options.seed, "seconds": self._options.seconds, "faults": len(self._windows)}
         result.numbers |= {f"sends {type}": count for type, count in sorted(self.progress.counts.items())}
         stalls = self._stalls

@@ -1,0 +1,51 @@
+"""The checks of committed records notice each kind of fault."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from chaos.history import Recorder
+from chaos.transactions import CommittedReader, State, record_name, wrong_reads, wrong_records
+
+STATES = {"p-1": State.COMMITTED, "p-2": State.ABORTED, "p-3": State.UNKNOWN}
+
+
+def records(*names: str) -> list[list[tuple[int, str]]]:
+    """The transactions in every partition, in this order."""
+    return [[(offset, f"{name}/{partition}") for offset, name in enumerate(names)] for partition in range(3)]
+
+
+@pytest.mark.parametrize("names", [("p-1",), ("p-1", "p-3")])
+def test_whole_transactions_in_order_are_right(names: tuple[str, ...]) -> None:
+    assert wrong_records(STATES, records(*names)) == []
+
+
+@pytest.mark.parametrize(
+    ("found", "problem"),
+    [
+        (records("p-1", "p-2"), "aborted p-2 is readable in [0, 1, 2]"),
+        (records(), "committed p-1 lacks [0, 1, 2]"),
+        ([*records("p-1")[:2], []], "committed p-1 lacks [2]"),
+        ([*records("p-1", "p-3")[:1], *records("p-1")[1:]], "p-3 is torn: only in [0]"),
+        (records("p-1", "p-1"), "p-1/0 at 0@1 comes after p-1"),
+        (records("p-3", "p-1"), "p-1/0 at 0@1 comes after p-3"),
+        (records("p-1", "q-1"), "'q-1/0' at 0@1 was never sent there"),
+        (records("p-1")[::-1], "'p-1/2' at 0@0 was never sent there"),
+    ],
+)
+def test_each_fault_is_named(found: list[list[tuple[int, str]]], problem: str) -> None:
+    assert problem in wrong_records(STATES, found)
+
+
+def test_what_was_read_must_be_there_at_the_end(tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path / "history", [])
+    reader = CommittedReader("reader", recorder, "nowhere", seed=1)
+    recorder.close()
+    reader.seen = {(0, 0): "p-1/0", (1, 0): "p-2/1"}
+    assert wrong_reads(reader, records("p-1")) == ["p-2/1 at (1, 0) was read as committed and is not"]
+
+
+def test_the_filler_is_not_part_of_the_name() -> None:
+    assert record_name(b"p-1/0" + bytes(20)) == "p-1/0"
