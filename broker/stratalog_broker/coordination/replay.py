@@ -7,11 +7,14 @@ checkpoints' ``application_state``, so a handover, a new ledger and a takeover a
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeVar
+
+import msgspec
 
 from stratalog_core.batches.batch import NO_PRODUCER_ID, BatchHeader, read_header
 from stratalog_core.batches.records import Header, Record, iterate_records
 from stratalog_core.errors import Corrupt
+from stratalog_core.malformed import MALFORMED
 from stratalog_core.partition_state.transactions import ABORT, COMMIT, read_marker
 from stratalog_core.ports import Buffer
 
@@ -51,6 +54,27 @@ class CoordinatorState(Protocol):
     def snapshot(self) -> bytes:
         """Return the whole state."""
         ...
+
+
+class Snapshot(Protocol):
+    """The snapshot format of a kind of coordinator."""
+
+    @property
+    def version(self) -> int: ...
+
+
+SnapshotT = TypeVar("SnapshotT", bound=Snapshot)
+
+
+def decode_snapshot(decoder: msgspec.msgpack.Decoder[SnapshotT], content: bytes, version: int, what: str) -> SnapshotT:
+    """Return the decoded snapshot. Raises ``Corrupt`` for malformed content and for versions other than ``version``."""
+    try:
+        snapshot = decoder.decode(content)
+    except MALFORMED as malformed:
+        raise Corrupt(f"snapshot of {what} is malformed: {malformed}") from malformed
+    if snapshot.version != version:
+        raise Corrupt(f"snapshot of {what} has version {snapshot.version}; this release reads {version}")
+    return snapshot
 
 
 class Replay:

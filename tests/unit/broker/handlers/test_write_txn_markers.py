@@ -3,46 +3,29 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from pathlib import Path
 
-import pytest_asyncio
 from kio.schema.errors import ErrorCode
-from unit.broker.mini_cluster import MiniCluster, in_thread, run_cluster, until_served
-from unit.broker.partitions.test_failover import create_topic
+from unit.broker.mini_cluster import MiniCluster
 from unit.broker.raw_client import RawClient, fetch, fetch_request, list_offset, request
-from unit.broker.transactional import COMMITTED, append, mark, marker_request, partition_of, read_committed, transactional
+from unit.broker.transactional import COMMITTED, append, mark, marker_request, read_committed, transactional
 
 from stratalog_core.partition_state.transactions import ABORT, COMMIT
 
 TOPIC = "flights"
 
 
-@pytest_asyncio.fixture
-async def cluster(tmp_path: Path) -> AsyncIterator[MiniCluster]:
-    async with run_cluster(tmp_path) as cluster:
-        await in_thread(lambda: create_topic(cluster, TOPIC, 1))
-        await until_served(cluster.broker, partition_of(cluster, TOPIC).topic_id)
-        yield cluster
-
-
-@pytest_asyncio.fixture
-async def client(cluster: MiniCluster) -> RawClient:
-    return await cluster.connect()
-
-
 async def test_a_committed_transaction_becomes_readable_and_an_aborted_one_never(
-    cluster: MiniCluster, client: RawClient
+    flights: MiniCluster, client: RawClient
 ) -> None:
-    await append(cluster, TOPIC, transactional(1, 0, b"a", b"b"))
-    await append(cluster, TOPIC, transactional(2, 0, b"x"))
+    await append(flights, TOPIC, transactional(1, 0, b"a", b"b"))
+    await append(flights, TOPIC, transactional(2, 0, b"x"))
     assert await read_committed(client, TOPIC) == []
     row = await fetch(client, TOPIC, 0)
     assert (row.high_watermark, row.last_stable_offset) == (3, 0), "readers of uncommitted records get it, too"
     assert await mark(client, TOPIC, 1, COMMIT) == 0
     assert await read_committed(client, TOPIC) == [b"a", b"b"]
     assert await mark(client, TOPIC, 2, ABORT) == 0
-    await append(cluster, TOPIC, transactional(2, 1, b"y"))
+    await append(flights, TOPIC, transactional(2, 1, b"y"))
     assert await mark(client, TOPIC, 2, COMMIT) == 0
     assert await read_committed(client, TOPIC) == [b"a", b"b", b"y"]
     assert await read_committed(client, TOPIC, 1) == [b"b", b"y"]
@@ -52,10 +35,10 @@ async def test_a_committed_transaction_becomes_readable_and_an_aborted_one_never
     assert (await fetch(client, TOPIC, 0)).aborted_transactions is None
 
 
-async def test_the_latest_offset_of_committed_records_is_the_last_stable_one(cluster: MiniCluster, client: RawClient) -> None:
-    await append(cluster, TOPIC, transactional(1, 0, b"a"))
+async def test_the_latest_offset_of_committed_records_is_the_last_stable_one(flights: MiniCluster, client: RawClient) -> None:
+    await append(flights, TOPIC, transactional(1, 0, b"a"))
     await mark(client, TOPIC, 1, COMMIT)
-    await append(cluster, TOPIC, transactional(1, 1, b"b"))
+    await append(flights, TOPIC, transactional(1, 1, b"b"))
     assert (await list_offset(client, TOPIC, -1, isolation_level=COMMITTED)).offset == 2
     assert (await list_offset(client, TOPIC, -1)).offset == 3
     assert (await list_offset(client, TOPIC, 1000, isolation_level=COMMITTED)).offset == 0
@@ -63,11 +46,11 @@ async def test_the_latest_offset_of_committed_records_is_the_last_stable_one(clu
     assert (await list_offset(client, TOPIC, -1, isolation_level=COMMITTED)).offset == 4
 
 
-async def test_a_waiting_reader_is_answered_when_the_transaction_ends(cluster: MiniCluster, client: RawClient) -> None:
-    await append(cluster, TOPIC, transactional(1, 0, b"a"))
-    reader = await cluster.connect()
+async def test_a_waiting_reader_is_answered_when_the_transaction_ends(flights: MiniCluster, client: RawClient) -> None:
+    await append(flights, TOPIC, transactional(1, 0, b"a"))
+    reader = await flights.connect()
     waiting = asyncio.ensure_future(reader.call(1, 11, fetch_request(TOPIC, 0, isolation_level=COMMITTED, max_wait_ms=14_000)))
-    await append(cluster, TOPIC, transactional(1, 1, b"b"))
+    await append(flights, TOPIC, transactional(1, 1, b"b"))
     await asyncio.sleep(0.05)
     assert not waiting.done(), "the high watermark has moved, the last stable offset has not"
     assert await mark(client, TOPIC, 1, COMMIT) == 0
@@ -75,8 +58,8 @@ async def test_a_waiting_reader_is_answered_when_the_transaction_ends(cluster: M
     assert (row.last_stable_offset, row.high_watermark) == (3, 3)
 
 
-async def test_older_coordinators_and_producers_are_fenced(cluster: MiniCluster, client: RawClient) -> None:
-    await append(cluster, TOPIC, transactional(1, 0, b"a", epoch=3))
+async def test_older_coordinators_and_producers_are_fenced(flights: MiniCluster, client: RawClient) -> None:
+    await append(flights, TOPIC, transactional(1, 0, b"a", epoch=3))
     assert await mark(client, TOPIC, 1, COMMIT, epoch=2) is ErrorCode.invalid_producer_epoch
     assert await mark(client, TOPIC, 1, ABORT, epoch=4, coordinator_epoch=7) == 0, "a time-out raises the epoch"
     assert await mark(client, TOPIC, 1, COMMIT, epoch=4, coordinator_epoch=6) is ErrorCode.transaction_coordinator_fenced
@@ -85,21 +68,21 @@ async def test_older_coordinators_and_producers_are_fenced(cluster: MiniCluster,
 
 
 async def test_a_marker_of_version_2_must_raise_the_epoch_unless_it_is_repeated(
-    cluster: MiniCluster, client: RawClient
+    flights: MiniCluster, client: RawClient
 ) -> None:
-    await append(cluster, TOPIC, transactional(1, 0, b"a", epoch=3))
+    await append(flights, TOPIC, transactional(1, 0, b"a", epoch=3))
     assert await mark(client, TOPIC, 1, COMMIT, epoch=3, version=2) is ErrorCode.invalid_producer_epoch
     assert await mark(client, TOPIC, 1, COMMIT, epoch=4, version=2) == 0
     assert await mark(client, TOPIC, 1, COMMIT, epoch=4, version=2) == 0
-    await append(cluster, TOPIC, transactional(1, 0, b"b", epoch=4))
+    await append(flights, TOPIC, transactional(1, 0, b"b", epoch=4))
     assert await mark(client, TOPIC, 1, COMMIT, epoch=4, version=2) is ErrorCode.invalid_producer_epoch, (
         "a late copy of the last transaction's marker does not end this one"
     )
     assert await read_committed(client, TOPIC) == [b"a"]
 
 
-async def test_partitions_that_are_not_here_are_refused_one_by_one(cluster: MiniCluster, client: RawClient) -> None:
-    await append(cluster, TOPIC, transactional(1, 0, b"a"))
+async def test_partitions_that_are_not_here_are_refused_one_by_one(flights: MiniCluster, client: RawClient) -> None:
+    await append(flights, TOPIC, transactional(1, 0, b"a"))
     answer = await client.call(27, 1, marker_request(TOPIC, 1, COMMIT, partitions=(0, 99)))
     rows = answer.markers[0].topics[0].partitions
     assert [(row.partition_index, row.error_code) for row in rows] == [(0, 0), (99, ErrorCode.unknown_topic_or_partition)]

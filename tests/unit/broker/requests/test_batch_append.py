@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import pytest
-import pytest_asyncio
 from kio.schema.errors import ErrorCode
-from unit.broker.mini_cluster import MiniCluster, in_thread, run_cluster, until_served
-from unit.broker.partitions.test_failover import create_topic
+from unit.broker.mini_cluster import MiniCluster
 from unit.broker.raw_client import RawClient, batch, produce
-from unit.broker.transactional import append, mark, partition_of, read_committed, transactional
+from unit.broker.transactional import append, mark, read_committed, transactional
 
 from stratalog_broker.partitions.quorum_admission import QuorumAdmission
 from stratalog_core.batches.batch import CONTROL_BIT, TRANSACTIONAL_BIT
@@ -21,26 +17,13 @@ from stratalog_core.partition_state.transactions import ABORT, COMMIT, build_mar
 TOPIC = "flights"
 
 
-@pytest_asyncio.fixture
-async def cluster(tmp_path: Path) -> AsyncIterator[MiniCluster]:
-    async with run_cluster(tmp_path) as cluster:
-        await in_thread(lambda: create_topic(cluster, TOPIC, 1))
-        await until_served(cluster.broker, partition_of(cluster, TOPIC).topic_id)
-        yield cluster
-
-
-@pytest_asyncio.fixture
-async def client(cluster: MiniCluster) -> RawClient:
-    return await cluster.connect()
-
-
 async def send(client: RawClient, sequence: int, value: bytes, **producer: int) -> Any:
     sent = transactional(producer.pop("producer_id", 1), sequence, value, **producer)
     return await produce(client, TOPIC, bytes(sent), transactional_id="accounts")
 
 
-async def test_a_begun_transaction_goes_on_without_its_coordinator(cluster: MiniCluster, client: RawClient) -> None:
-    await append(cluster, TOPIC, transactional(1, 0, b"a"))
+async def test_a_begun_transaction_goes_on_without_its_coordinator(flights: MiniCluster, client: RawClient) -> None:
+    await append(flights, TOPIC, transactional(1, 0, b"a"))
     assert [(await send(client, 1, b"b")).base_offset, (await send(client, 2, b"c")).base_offset] == [1, 2]
     assert (await send(client, 1, b"b")).base_offset == 1, "a retry"
     assert (await send(client, 9, b"later")).error_code is ErrorCode.not_leader_or_follower, "its predecessor may follow"
@@ -50,7 +33,7 @@ async def test_a_begun_transaction_goes_on_without_its_coordinator(cluster: Mini
 
 
 async def test_an_unknown_producer_begins_with_its_first_batch_also_when_the_partition_has_settled_meanwhile(
-    cluster: MiniCluster, client: RawClient, monkeypatch: pytest.MonkeyPatch
+    flights: MiniCluster, client: RawClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its first two batches are refused because of a takeover; the third, in flight, arrives when that time has ended."""
 
@@ -65,15 +48,15 @@ async def test_an_unknown_producer_begins_with_its_first_batch_also_when_the_par
     assert (await produce(client, TOPIC, batch(b"x", producer_id=6, producer_epoch=0, base_sequence=9))).error_code == 0
 
 
-async def test_a_producer_whose_epoch_a_marker_has_raised_is_fenced(cluster: MiniCluster, client: RawClient) -> None:
-    await append(cluster, TOPIC, transactional(1, 0, b"a"))
+async def test_a_producer_whose_epoch_a_marker_has_raised_is_fenced(flights: MiniCluster, client: RawClient) -> None:
+    await append(flights, TOPIC, transactional(1, 0, b"a"))
     assert await mark(client, TOPIC, 1, ABORT, epoch=1) == 0
     assert (await send(client, 1, b"b")).error_code is ErrorCode.invalid_producer_epoch
     assert (await send(client, 0, b"a")).error_code is ErrorCode.invalid_producer_epoch, "its batches are not its retries"
 
 
-async def test_what_belongs_to_no_transaction_is_refused_while_one_is_open(cluster: MiniCluster, client: RawClient) -> None:
-    await append(cluster, TOPIC, transactional(1, 0, b"a"))
+async def test_what_belongs_to_no_transaction_is_refused_while_one_is_open(flights: MiniCluster, client: RawClient) -> None:
+    await append(flights, TOPIC, transactional(1, 0, b"a"))
     plain = batch(b"x", producer_id=1, producer_epoch=0, base_sequence=1)
     assert (await produce(client, TOPIC, plain)).error_code is ErrorCode.invalid_txn_state
     assert (await produce(client, TOPIC, batch(b"y"))).error_code == 0, "another producer's"

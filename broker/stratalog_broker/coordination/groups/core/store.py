@@ -25,11 +25,9 @@ from stratalog_broker.coordination.groups.core.messages import GroupImage
 from stratalog_broker.coordination.groups.core.offset_rows import OffsetDecoder
 from stratalog_broker.coordination.groups.core.pending_offsets import PendingOffsets
 from stratalog_broker.coordination.groups.core.records import CommittedOffset, GroupKey, OffsetKey, decode_group_value
-from stratalog_broker.coordination.replay import ApplyRecord
+from stratalog_broker.coordination.replay import ApplyRecord, decode_snapshot
 from stratalog_core.batches.batch import NO_PRODUCER_ID
 from stratalog_core.batches.records import Header
-from stratalog_core.errors import Corrupt
-from stratalog_core.malformed import MALFORMED
 
 SNAPSHOT_VERSION: Final = 1
 
@@ -170,12 +168,7 @@ class GroupStore:
         store = cls()
         if content is None:
             return store
-        try:
-            snapshot = _decoder.decode(content)
-        except MALFORMED as malformed:
-            raise Corrupt(f"snapshot of consumer groups is malformed: {malformed}") from malformed
-        if snapshot.version != SNAPSHOT_VERSION:
-            raise Corrupt(f"snapshot of consumer groups has version {snapshot.version}; this release reads {SNAPSHOT_VERSION}")
+        snapshot = decode_snapshot(_decoder, content, SNAPSHOT_VERSION, "consumer groups")
         store.images = {image.group_id: image for image in snapshot.groups}
         for stored in snapshot.offsets:
             store._put(stored.group_id, (stored.topic, stored.partition), stored.committed)

@@ -7,13 +7,11 @@ from typing import Final
 
 import msgspec
 
-from stratalog_broker.coordination.replay import ApplyRecord
+from stratalog_broker.coordination.replay import ApplyRecord, decode_snapshot
 from stratalog_broker.coordination.transactions.core.records import decode_key, decode_value
 from stratalog_broker.coordination.transactions.core.transaction import Transaction
 from stratalog_core.batches.batch import NO_PRODUCER_ID
 from stratalog_core.batches.records import Header
-from stratalog_core.errors import Corrupt
-from stratalog_core.malformed import MALFORMED
 
 SNAPSHOT_VERSION: Final = 1
 
@@ -60,11 +58,6 @@ class TransactionStore:
         store = cls()
         if content is None:
             return store
-        try:
-            snapshot = _decoder.decode(content)
-        except MALFORMED as malformed:
-            raise Corrupt(f"snapshot of transactions is malformed: {malformed}") from malformed
-        if snapshot.version != SNAPSHOT_VERSION:
-            raise Corrupt(f"snapshot of transactions has version {snapshot.version}; this release reads {SNAPSHOT_VERSION}")
+        snapshot = decode_snapshot(_decoder, content, SNAPSHOT_VERSION, "transactions")
         store.transactions = {each.transactional_id: each for each in snapshot.transactions}
         return store
