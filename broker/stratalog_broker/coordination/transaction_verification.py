@@ -29,8 +29,8 @@ from stratalog_core.errors import StratalogError
 TRANSACTION_KEY_TYPE: Final = 1
 """FindCoordinator's key type of transactional ids."""
 ANSWER_TIMEOUT_S: Final = 5.0
-CONCURRENT_RETRY_S: Final = 0.02
-"""Kafka's ``add.partitions.to.txn.retry.backoff.ms``."""
+CONCURRENT_RETRY_S: Final = 0.005
+"""About the time that markers take. Kafka's ``add.partitions.to.txn.retry.backoff.ms`` is 20: long for a short transaction."""
 CONCURRENT_PATIENCE_S: Final = 0.1
 """For how long to ask again: Kafka's ``add.partitions.to.txn.retry.backoff.max.ms``."""
 _API_KEY: Final = 24
