@@ -30,6 +30,7 @@ def test_a_minute_of_faults_without_an_anomaly(tmp_path: Path) -> None:
     assert summary["numbers"]["faults"] >= 3
     assert summary["numbers"]["sends ok"] > 1000
     assert summary["numbers"]["cold records verified"] > 1000
+    assert summary["numbers"]["records of committed transactions in final-cold"] > 100
     assert _processes_of(results) == []
 
 
