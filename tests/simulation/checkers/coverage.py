@@ -100,7 +100,7 @@ PROGRESS: Final[Mapping[str, Mapping[str, int]]] = {
     "compaction": {COMPACTED: 3},
     "outages": {ACKNOWLEDGED: 150, SEALED: 3, OFFLOADED: 200, COMMITTED: 5},
     "everything": {ACKNOWLEDGED: 20, SEALED: 2, OFFLOADED: 10},
-    "transactions": {TRANSACTIONS_COMMITTED: 5},
+    "transactions": {TRANSACTIONS_COMMITTED: 1},
     "log": {ACKNOWLEDGED: 30, SEALED: 2, OFFLOADED: 30, COMMITTED: 1},
 }
 """Minimum amounts for each run of a scenario, about a tenth of the minimum that 50 runs reached.
