@@ -102,6 +102,10 @@ compatibility: .venv/.test  ## run Java's Admin client and bad batches against A
 	PYTHONPATH=tests:. $(BIN)/python -m integration.compatibility
 	PYTHONPATH=tests $(BIN)/python -m integration.compatibility --page > docs/reference/compatibility.md
 
+.PHONY: ecosystem
+ecosystem: .venv/.test  ## run clients and services of others against Apache Kafka and against a cluster, and write the page of outcomes: ONLY=kafkajs,sarama
+	PYTHONPATH=tests:. $(BIN)/python -m ecosystem $(if $(ONLY),--only $(ONLY))
+
 .PHONY: site
 site: .venv/.test  ## build docs/ as a site into site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet

@@ -1,0 +1,68 @@
+"""The suites: each is unmodified software of others that runs on a cluster and reports the outcome of each step."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from ecosystem import kcat, programs
+
+_PROGRAM_TIMEOUT_S: Final = 600
+Outcomes = dict[str, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Suite:
+    """``run`` takes a bootstrap address, a prefix of all names and an empty directory; it returns the outcomes by step.
+
+    ``reasons`` has the steps whose outcome differs from Apache Kafka's on purpose.
+    """
+
+    software: str
+    version: str
+    run: Callable[[str, str, Path], Outcomes]
+    reasons: Mapping[str, str] = field(default_factory=dict)
+
+
+def _program(build: Callable[[], list[str]]) -> Callable[[str, str, Path], Outcomes]:
+    def run(bootstrap: str, prefix: str, _: Path) -> Outcomes:
+        done = subprocess.run(
+            [*build(), bootstrap, prefix],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=_PROGRAM_TIMEOUT_S,
+            check=False,
+        )
+        assert done.returncode == 0, f"ended with {done.returncode}: {done.stderr[-3000:]}"
+        return dict(line.split("\t", 1) for line in done.stdout.splitlines() if "\t" in line)
+
+    return run
+
+
+SUITES: Final = {
+    "franz-go": Suite(
+        software="franz-go (Go)",
+        version=programs.GO_MODULES["github.com/twmb/franz-go"],
+        run=_program(lambda: programs.go_program("franz")),
+    ),
+    "sarama": Suite(
+        software="sarama (Go)",
+        version=programs.GO_MODULES["github.com/IBM/sarama"],
+        run=_program(lambda: programs.go_program("sarama")),
+    ),
+    "kafka-go": Suite(
+        software="kafka-go (Go)",
+        version=programs.GO_MODULES["github.com/segmentio/kafka-go"],
+        run=_program(lambda: programs.go_program("kafkago")),
+    ),
+    "kafkajs": Suite(
+        software="KafkaJS (JavaScript)",
+        version=programs.NODE_PACKAGES["kafkajs"]["kafkajs"],
+        run=_program(lambda: programs.node_program("kafkajs")),
+    ),
+    "kcat": Suite(software="kcat", version="1.7.1 (Debian)", run=kcat.run),
+}
