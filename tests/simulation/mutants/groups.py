@@ -9,6 +9,8 @@ from typing import Any, Final
 from kio.schema.errors import ErrorCode
 
 from stratalog_broker.coordination.coordinator_partition import CoordinatorPartition
+from stratalog_broker.coordination.groups.core.consumer import reconciliation
+from stratalog_broker.coordination.groups.core.consumer.groups import ConsumerGroups
 from stratalog_broker.coordination.groups.core.store import GroupStore
 from stratalog_broker.coordination.locator import Coordinators
 from stratalog_broker.coordination.record_writer import RecordWriter
@@ -134,6 +136,19 @@ def coordinators_serve_on_after_their_partition_is_lost() -> None:
     _swap(Coordinators, "_at", at)
 
 
+# -- the consumer protocol
+
+
+def member_epochs_are_not_checked_in_commits() -> None:
+    """A member may commit offsets whatever its epoch, also when it has been removed."""
+    _swap(ConsumerGroups, "check_commit", lambda self, group_id, member_id, epoch, commits: ErrorCode.none)
+
+
+def partitions_are_handed_over_before_they_are_revoked() -> None:
+    """A partition is free for others as soon as it has left its owner's target."""
+    _swap(reconciliation, "_still_owns", lambda revoking, reported: False)
+
+
 # -- producers
 
 
@@ -143,6 +158,7 @@ def checkpoints_hold_unconfirmed_batches() -> None:
     _swap(ProducerStates, "snapshot", lambda self, unconfirmed=(): snapshot(self))
 
 
+IN_TRANSACTIONS: Final = (member_epochs_are_not_checked_in_commits, partitions_are_handed_over_before_they_are_revoked)
 IN_OWNERSHIP_CHANGES: Final = (
     checkpoints_hold_unconfirmed_batches,
     internal_ledgers_go_at_the_opening,

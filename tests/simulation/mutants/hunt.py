@@ -85,7 +85,11 @@ def all_mutants() -> list[Mutant]:
         ("compaction", mutants_of_compaction.IN_COMPACTION),
         (
             "transactions",
-            (*mutants_of_transactions.IN_TRANSACTIONS, *mutants_of_partition_transactions.IN_TRANSACTIONS),
+            (
+                *mutants_of_transactions.IN_TRANSACTIONS,
+                *mutants_of_partition_transactions.IN_TRANSACTIONS,
+                *mutants_of_groups.IN_TRANSACTIONS,
+            ),
         ),
         ("outages", mutants_of_tiers.IN_OUTAGES),
         ("log", (*mutants_of_clusters.MUTANTS, *mutants_of_copies.IN_LOG, *mutants_of_reads.IN_LOG)),

@@ -1,7 +1,8 @@
 """Scenario: transactions on several partitions with offsets in them, under the faults of ``log`` and ``ownership-changes``.
 
 Brokers, which coordinate transactions and own partitions, are killed, stopped, cut off and drained at any step. The faults end,
-and then every transaction is complete: nothing is torn, nothing aborted is read, no transaction is left open.
+and then every transaction is complete: nothing is torn, nothing aborted is read, no transaction is left open. A group of the
+consumer protocol polls the other topic meanwhile.
 """
 
 from __future__ import annotations
@@ -14,10 +15,11 @@ from typing import Final
 from simulation.checkers.committed_reads import CommittedReads
 from simulation.checkers.transaction_outcomes import Outcomes, read_committed, stable_offset
 from simulation.clients.committed_reader import CommittedReader
+from simulation.clients.consumer_protocol import GROUP, MEMBERS, ConsumerMember, Ownership
 from simulation.clients.kafka import NONE, KafkaClient, NotServed
 from simulation.clients.transactions import TransactionalWriter
-from simulation.scenarios import everything
-from simulation.scenarios.log import FINISH_S, bootstrap
+from simulation.scenarios import everything, log
+from simulation.scenarios.log import FINISH_S, LOOK_S, bootstrap
 from simulation.world import roles
 from simulation.world.machine import Machine, Ports, World
 from stratalog_broker.coordination.transactions.core.coordinator import TransactionCoordinator
@@ -63,6 +65,12 @@ class Scenario(everything.Scenario):
             for number in range(WRITERS)
         ]
         self._clients += [self._machine("writer", number, one.run) for number, one in enumerate(self._writers)]
+        self.ownership = Ownership(self.audit, world.loop.time)
+        members = [
+            ConsumerMember(world, self.ownership, f"balanced-{number}", log.TOPIC, bootstrap(), self.truth.see)
+            for number in range(MEMBERS)
+        ]
+        self._clients += [self._machine("balanced", number, member.run) for number, member in enumerate(members)]
         self._clients += [self._machine("committed", number, one.run) for number, one in enumerate(self._committed_readers)]
 
     @property
@@ -82,6 +90,18 @@ class Scenario(everything.Scenario):
                 error = await client.create_topic(TOPIC, PARTITIONS, self.replication_factor, self.configs())
             except NotServed:
                 await asyncio.sleep(0.5)
+
+    async def _group_has_polled_all(self) -> None:
+        await super()._group_has_polled_all()
+        for _ in range(int(FINISH_S / LOOK_S)):
+            unseen = self.ownership.unseen(self.truth.acknowledged)
+            if not unseen:
+                break
+            await asyncio.sleep(LOOK_S)
+            self._check_processes()
+        self.audit.require(not unseen, f"group {GROUP} has not polled {len(unseen)} acknowledged records: {unseen[:3]}")
+        commits, handovers = self.ownership.commits, self.ownership.handovers
+        self.world.note(f"{commits} commits of group {GROUP}, {handovers} partitions handed over")
 
     async def _check_everything(self, machine: Machine, ports: Ports) -> None:
         for writer in self._writers:

@@ -166,6 +166,9 @@ def broker(bucket: Bucket) -> Main:
             transaction_state_log_num_partitions=OFFSETS_PARTITIONS,
             group_session_timeout_min_ms=1_000,
             group_initial_rebalance_delay_ms=200,
+            group_consumer_session_timeout_ms=3_000,
+            group_consumer_heartbeat_interval_ms=300,
+            group_consumer_assignment_interval_ms=200,
         )
         server = BrokerServer(settings, metadata, ledger_client(metadata, ports), cold, searches, ports.clock, ports.random)
         await server.start()
