@@ -20,7 +20,6 @@ OTHER_ISSUES: Final = ("Acl", "Quota", "Scram", "DelegationToken", "Share", "Str
 REASONS: Final[Mapping[str, str]] = {
     "alterReplicaLogDirs": "brokers hold no data, so there is no directory to move a partition to",
     "clientInstanceId": "telemetry needs no plugin here; Kafka without one gives clients no id",
-    "describeFeatures": "features are finalized as soon as their protocols are served",
 }
 """Why a call differs from Apache Kafka, by its name."""
 
