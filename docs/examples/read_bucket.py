@@ -3,7 +3,7 @@
 Written from docs/reference/formats alone: object-keys.md, manifest.md and segment.md say what is read here. It needs Python
 and, for blocks and batches compressed with zstd, the package zstandard. DIRECTORY is a local store, or a copy of a bucket.
 
-Everything is verified before it is used: digests from the commit marker down to the footers, every CRC, every Merkle root. It
+Everything is verified before it is used: digests from the root down to the footers, every CRC, every Merkle root. It
 raises ``Damaged`` for bytes that do not match, and ``Unsupported`` for what a reader must understand and this one does not.
 """
 
@@ -258,11 +258,11 @@ def topics(root: Path) -> Iterator[dict[str, Any]]:
 
 def segments(root: Path, topic_id: str, partition: int) -> Iterator[dict[str, Any]]:
     """The live segments of a partition in offset order, from the newest committed root."""
-    markers = sorted((root / "manifests" / topic_id / str(partition)).glob("*.committed"))
-    if not markers:
+    if not (committed := sorted((root / "manifests" / topic_id / str(partition)).glob("*.[cv]*"))):
         return
-    marker = json.loads(markers[0].read_bytes())
-    manifest = read_framed((root / marker["manifest_key"]).read_bytes(), bytes.fromhex(marker["sha256"]))
+    marker = json.loads(committed[0].read_bytes()) if committed[0].suffix == ".committed" else None  # .version: the root itself
+    root_object = root / marker["manifest_key"] if marker else committed[0]
+    manifest = read_framed(root_object.read_bytes(), bytes.fromhex(marker["sha256"]) if marker else None)
     pages = [read_framed((root / page["key"]).read_bytes(), page["sha256"]) for page in manifest.get("pages", [])]
     listed = [entry for page in pages for entry in page["segments"]] + manifest.get("segments", [])
     offset = manifest["start_offset"]

@@ -1,7 +1,7 @@
 """Writes history into a bucket that no cluster owns, for benchmarks, tests and tools that make archives.
 
-There is one writer and no metadata quorum, so the commit marker is the commit. A cluster's own history is written by the
-tiering worker only.
+There is one writer and no metadata quorum, so the commit marker, or the version object, is the commit. A cluster's own history
+is written by the tiering worker only.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from stratalog_core.ports import Buffer, Clock, Random
 from stratalog_metadata.records import ManifestPointer, Topic
 from stratalog_tiering.cold.manifest_source import ManifestSource
 from stratalog_tiering.format.footer import AbortedTransaction
-from stratalog_tiering.format.manifest import SegmentEntry, empty_manifest, segment_entry
-from stratalog_tiering.format.manifest_edit import ManifestEdit, Previous
+from stratalog_tiering.format.manifest import SegmentEntry, empty_manifest, pointer_to, segment_entry
+from stratalog_tiering.format.manifest_edit import ManifestEdit, NewManifest, Previous
 from stratalog_tiering.format.manifest_limits import ManifestLimits
-from stratalog_tiering.format.object_keys import segment_key
+from stratalog_tiering.format.object_keys import segment_key, version_key
 from stratalog_tiering.format.segment import BLOCK_BYTES_TARGET, SegmentIdentity, SegmentWriter
 from stratalog_tiering.offload.commit import store_manifest
 from stratalog_tiering.offload.commit_markers import mark_committed
@@ -38,7 +38,9 @@ class ArchiveWriter:
         block_bytes_target: int = BLOCK_BYTES_TARGET,
         limits: ManifestLimits | None = None,
         zstd_level: int | None = None,
+        version_objects: bool = False,
     ) -> None:
+        """``version_objects``: manifests have the form that workers give them, and no markers."""
         self._store = store
         self._topic = topic
         self._clock = clock
@@ -46,6 +48,7 @@ class ArchiveWriter:
         self._block_bytes_target = block_bytes_target
         self._limits = limits
         self._zstd_level = zstd_level
+        self._version_objects = version_objects
         self._source = ManifestSource(store)
         self._previous: dict[int, Previous] = {}
 
@@ -76,10 +79,19 @@ class ArchiveWriter:
         lists = await self._source.removed_lists(edit.lists_to_merge())
         tree_pages = await self._source.tree_pages(edit.tree_pages_to_merge())
         new = edit.finish(created_at_ms=self._clock.wall_ms(), lists=lists, tree_pages=tree_pages)
-        pointer = await store_manifest(self._store, self._source, new)
-        await mark_committed(self._store, pointer, self._clock.wall_ms())
-        self._previous[partition] = Previous(manifest=new.manifest, key=new.key, sha256=new.sha256)
+        pointer = await self._commit(new)
+        self._previous[partition] = Previous(manifest=new.manifest, key=pointer.object_key, sha256=new.sha256)
         return pointer, entry
+
+    async def _commit(self, new: NewManifest) -> ManifestPointer:
+        if not self._version_objects:
+            pointer = await store_manifest(self._store, self._source, new)
+            await mark_committed(self._store, pointer, self._clock.wall_ms())
+            return pointer
+        key = version_key(new.manifest.topic_id, new.manifest.partition, new.manifest.version)
+        for part_key, content in (*new.parts, (key, new.content)):
+            await self._store.put(part_key, [content])
+        return pointer_to(new.manifest, key, new.sha256)
 
     def _first(self, partition: int, base_offset: int) -> Previous:
         return Previous(manifest=empty_manifest(self._topic.topic_id, self._topic.name, partition, base_offset))

@@ -76,7 +76,7 @@ class TieringSettings:
         maximum=24 * _HOUR_MS,
     )
     sweep_interval_ms: int = setting(
-        24 * _HOUR_MS,
+        7 * 24 * _HOUR_MS,
         help="interval at which a partition's orphaned objects are deleted",
         minimum=10,
         maximum=365 * 24 * _HOUR_MS,

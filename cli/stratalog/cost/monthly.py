@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from stratalog.cost.prices import GB, ObjectPrices, Prices
-from stratalog.cost.usage import Departure, Requests, Sizes, TopicUsage, total_bytes
+from stratalog.cost.usage import SWEEP_DAYS, Departure, Requests, Sizes, TopicUsage, total_bytes
 
 MONTH_S: Final = 730 * 3600
 DAY_S: Final = 86_400
@@ -123,7 +123,7 @@ def _requests(usage: TopicUsage, prices: Prices, scale: float, replays: float) -
     monthly = Requests(
         segment_puts=round(seen.segment_puts * scale),
         segment_gets=round(seen.segment_gets * scale + replay.segment_gets * replays),
-        other_puts=round(seen.other_puts * scale + usage.sweep_listings * MONTH_DAYS),
+        other_puts=round(seen.other_puts * scale + usage.sweep_listings * MONTH_DAYS / SWEEP_DAYS),
         other_gets=round(seen.other_gets * scale + replay.other_gets * replays),
     )
     in_segments, in_others = prices.segments, prices.others

@@ -16,9 +16,9 @@ from typing import Final
 
 from stratalog_tiering.cold.segment_check import WHOLE_BYTES_MAX
 from stratalog_tiering.format.manifest import Reason, RemovedObject, SegmentEntry
-from stratalog_tiering.format.object_keys import data_key_key, is_marker, parse_manifest_key, parse_segment_key
+from stratalog_tiering.format.object_keys import data_key_key, is_version_object, parse_manifest_key, parse_segment_key
 from stratalog_tiering.format.segment import BLOCK_BYTES_TARGET
-from stratalog_tiering.maintenance.merging import FAN_IN
+from stratalog_tiering.maintenance.merging import FAN_IN, READ_WHOLE_BYTES_MAX
 from stratalog_tiering.store.base import ObjectInfo
 
 DAY_MS: Final = 86_400_000
@@ -29,6 +29,8 @@ PART_BYTES: Final = 8 * 2**20
 LISTED_AT_ONCE: Final = 1000
 PREFIXES: Final = 5
 """Prefixes of a partition that a sweep lists: segments, pages, lists of removed objects, tree, manifests."""
+SWEEP_DAYS: Final = 7
+"""The default of ``[tiering] sweep_interval_ms``."""
 _READ_BACK_BYTES: Final = 4 * BLOCK_BYTES_TARGET
 _PARTS: Final = re.compile(r"[0-9a-f]{32}-(\d{1,5})")
 Sizes = Counter[int]
@@ -63,13 +65,17 @@ class Departure:
 
 @dataclass(slots=True, kw_only=True)
 class Activity:
-    """The work of tiering workers on one topic in the ``seconds`` before the count. Sweeps are not in ``requests``."""
+    """The work of tiering workers on one topic in the ``seconds`` before the count. Sweeps are not in ``requests``.
+
+    ``commit_seconds`` are the seconds in which something was committed: commits of one second share a look for another owner.
+    """
 
     seconds: float
     offloads: int = 0
     offloaded_bytes: int = 0
     merges: int = 0
     commits: int = 0
+    commit_seconds: set[int] = field(default_factory=set)
     requests: Requests = field(default_factory=Requests)
     merged_away: Counter[Departure] = field(default_factory=Counter)
     expired: Counter[Departure] = field(default_factory=Counter)
@@ -84,7 +90,7 @@ class TopicUsage:
     """One topic. ``hot_bytes`` counts all copies of sealed ledgers; None: unknown without metadata.
 
     ``live`` are segments of the history, ``removed`` segments that wait for their deletion, ``others`` all other objects.
-    ``replay_requests`` are those of one replay of the whole history, ``sweep_listings`` the listings of a day's sweep.
+    ``replay_requests`` are those of one replay of the whole history, ``sweep_listings`` the listings of one sweep.
     """
 
     topic: str
@@ -177,29 +183,31 @@ def _add_commits(activity: Activity, partition: PartitionObjects, since_ms: int)
     offloaded, merged = _offloaded_and_merged(partition.segments, since_ms)
     for info in (*offloaded, *merged):
         written.segment_puts += put_requests(info)
-        # Size and content at the read-back.
-        written.segment_gets += 1 + _read_back_gets(info, partition.live.get(info.key))
-    # A hot copy is dropped after a listing, and after its cold copy's size and footer were read once more.
-    written.segment_gets += 2 * len(offloaded)
-    written.other_puts += len(offloaded)
+        written.segment_gets += _read_back_gets(info, partition.live.get(info.key))
+    # A hot copy is dropped after a look for a newer version, and after its cold copy's end was read once more.
+    written.segment_gets += len(offloaded)
+    written.other_gets += len(offloaded)
     for info in merged:
-        written.other_puts += 1
         sources = _source_count(info, partition)
-        # The footer and each block of all sources, and the producers at the end of the last.
-        written.segment_gets += sources + max(sources, -(-info.size_bytes // BLOCK_BYTES_TARGET)) + 1
+        written.segment_gets += _merge_gets(info, sources)
         written.other_gets += sources if is_encrypted else 0
     written.other_puts += sum(map(put_requests, recent))
     written.other_gets += sum(info.key.endswith(".key") for info in recent)
-    commits = sum(parse_manifest_key(info.key) is not None and not is_marker(info.key) for info in recent)
-    # Each commit asks for another owner, lists the newest versions and reads its manifest back.
-    # One that neither offloads nor merges deletes objects: it lists once more.
-    written.other_gets += 2 * commits
-    written.other_puts += commits + max(0, commits - len(offloaded) - len(merged))
+    commits = [info for info in recent if is_version_object(info.key)]
+    # Each manifest is read back. A commit that neither offloads nor merges deletes objects: it looks for a newer version and
+    # for another owner.
+    written.other_gets += len(commits) + 2 * max(0, len(commits) - len(offloaded) - len(merged))
+    # The versions are listed before the first upload and before its commit.
+    first = sum(parsed.version == 1 for info in commits if (parsed := parse_manifest_key(info.key)) is not None)
+    written.other_puts += 2 * first
+    seconds = {info.last_modified_ms // 1000 for info in commits} - activity.commit_seconds
+    activity.commit_seconds |= seconds
+    written.other_gets += len(seconds)
     _add(activity.requests, written)
     activity.offloads += len(offloaded)
     activity.offloaded_bytes += sum(info.size_bytes for info in offloaded)
     activity.merges += len(merged)
-    activity.commits += commits
+    activity.commits += len(commits)
 
 
 def _offloaded_and_merged(segments: Iterable[ObjectInfo], since_ms: int) -> tuple[list[ObjectInfo], list[ObjectInfo]]:
@@ -224,6 +232,13 @@ def _read_back_gets(info: ObjectInfo, entry: SegmentEntry | None) -> int:
     if info.size_bytes <= WHOLE_BYTES_MAX:
         return 1
     return 1 + (-(-_blocks(entry) // 4) if entry is not None else -(-info.size_bytes // _READ_BACK_BYTES))
+
+
+def _merge_gets(merged: ObjectInfo, sources: int) -> int:
+    """Reads of a merge: each small source at once, else the footer and each block, and the producers at the end of the last."""
+    if merged.size_bytes <= sources * READ_WHOLE_BYTES_MAX:
+        return sources
+    return sources + max(sources, -(-merged.size_bytes // BLOCK_BYTES_TARGET)) + 1
 
 
 def _source_count(merged: ObjectInfo, partition: PartitionObjects) -> int:

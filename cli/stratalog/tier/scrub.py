@@ -21,8 +21,8 @@ from stratalog_tiering.copies.repair import Repairer, Repairs
 from stratalog_tiering.core.damage import REMEDIES, Finding
 from stratalog_tiering.offload.ports import Throttle
 
-MIN_AGE_S: Final = 2 * 24 * 3600
-"""Workers delete orphans once a day, one day after they were written: by default an older one is unexpected."""
+MIN_AGE_S: Final = 9 * 24 * 3600
+"""Workers delete orphans once a week, a day after they were written or later: by default an older one is unexpected."""
 _CHECKSUM_THREADS: Final = 2
 
 

@@ -91,6 +91,8 @@ class ManifestPointer(RecordBase, frozen=True, kw_only=True, tag="manifest_point
     manifest object, which names its predecessor's digest. ``newest_ms`` is the greatest timestamp of a cold record (wall time;
     -1: unknown), so that retention works without the store. ``lock_until_ms`` is the wall time until which objects of the
     history may be locked, and ``lock_mode`` the strictest of their modes, ``governance`` or ``compliance``; 0 and empty: none.
+    ``content`` is the whole manifest, as long as its object is not known to be in the store; a worker stores it right after the
+    commit and then empties this member.
     """
 
     topic_id: UUID
@@ -104,6 +106,7 @@ class ManifestPointer(RecordBase, frozen=True, kw_only=True, tag="manifest_point
     newest_ms: int = -1
     lock_until_ms: int = 0
     lock_mode: str = ""
+    content: bytes = b""
 
     def key(self) -> str:
         return manifest_pointer_key(self.topic_id, self.index)

@@ -179,6 +179,7 @@ def keys() -> list[bytes]:
         object_keys.segment_key(TOPIC, 3, 7, 1, 9),
         manifest,
         object_keys.marker_key(manifest),
+        object_keys.version_key(TOPIC, 3, 7),
         object_keys.topic_key(TOPIC, 3),
     )
     return [key.encode() for key in made]

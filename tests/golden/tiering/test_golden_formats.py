@@ -63,6 +63,7 @@ from stratalog_tiering.format.object_keys import (
     segment_key,
     topic_key,
     tree_page_key,
+    version_key,
 )
 from stratalog_tiering.format.partition_tree import (
     PartitionTree,
@@ -422,3 +423,5 @@ def test_keys() -> None:
     manifest = manifest_key(TOPIC, 3, 12, 0x66)
     assert manifest == f"manifests/{topic}/3/fffffffffffffff3-12-0000000000000066.manifest"
     assert marker_key(manifest) == f"manifests/{topic}/3/fffffffffffffff3-12-0000000000000066.committed"
+    version = version_key(TOPIC, 3, 12)
+    assert version == marker_key(version) == f"manifests/{topic}/3/fffffffffffffff3-12.version"

@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 from uuid import UUID
 
+import msgspec
+
 from simulation.checkers.copies import Copies
 from simulation.checkers.promise_checker import PromiseChecker
 from stratalog_core.errors import StratalogError
@@ -152,6 +154,8 @@ class Audit:
                 self._log_changed(before, after)
             case ManifestPointer(), None:
                 self._referenced.pop(before.key(), None)
+            case ManifestPointer(), ManifestPointer() if before.manifest_version == after.manifest_version:
+                self._manifest_stored(before, after)
             case _, ManifestPointer():
                 self._pointer_changed(before if isinstance(before, ManifestPointer) else None, after)
             case _:
@@ -245,7 +249,8 @@ class Audit:
         self.require(ledger.state is LedgerState.CLOSED, f"{what} was removed before it was sealed")
         empty = ledger.end_offset == ledger.base_offset
         pointer = self.records.get(manifest_pointer_key(ledger.topic_id, ledger.partition))
-        cold_end = pointer.end_offset if isinstance(pointer, ManifestPointer) else 0
+        # A manifest that is in metadata alone would be lost with it, and so would its segments.
+        cold_end = pointer.end_offset if isinstance(pointer, ManifestPointer) and not pointer.content else 0
         kept = empty or cold_end >= ledger.end_offset or log.log_start_offset >= ledger.end_offset
         self.require(kept, f"{what} was removed, its records end at {ledger.end_offset} and cold history at {cold_end}")
 
@@ -264,6 +269,19 @@ class Audit:
         if self._bucket is not None:
             self._check_manifest(key, after, self._bucket)
 
+    def _manifest_stored(self, before: ManifestPointer, after: ManifestPointer) -> None:
+        """Require that a manifest leaves metadata only when its object holds the same bytes, and that nothing else changes."""
+        key = after.key()
+        same = msgspec.structs.replace(before, content=b"", object_key="") == msgspec.structs.replace(
+            after, content=b"", object_key=""
+        )
+        self.require(same, f"{key} changed without a new version")
+        self.require(after.content in (b"", before.content), f"the manifest of {key} changed without a new version")
+        if before.content and not after.content and self._bucket is not None:
+            stored = self._bucket.objects.get(after.object_key, (b"",))[0]
+            self.require(stored == before.content, f"the manifest of {key} left metadata before it was stored")
+            self._referenced[key] = self._referenced.get(key, frozenset()) | {after.object_key}
+
     def _check_manifest(self, key: str, pointer: ManifestPointer, bucket: Bucket) -> None:
         try:
             keys = dict(self._references(pointer, bucket))
@@ -279,8 +297,9 @@ class Audit:
 
     def _references(self, pointer: ManifestPointer, bucket: Bucket) -> Iterable[tuple[str, int]]:
         """Yield every object that a committed manifest refers to, with its size (-1: unknown)."""
-        yield pointer.object_key, -1
-        manifest: Manifest = decode_manifest(bucket.objects[pointer.object_key][0], bytes.fromhex(pointer.sha256))
+        if not pointer.content:
+            yield pointer.object_key, -1
+        manifest: Manifest = decode_manifest(bucket.manifest_content(pointer), bytes.fromhex(pointer.sha256))
         same = (manifest.start_offset, manifest.end_offset) == (pointer.start_offset, pointer.end_offset)
         self.require(same, f"{pointer.key()} ends at {pointer.end_offset}, its manifest at {manifest.end_offset}")
         for segment in manifest.segments:

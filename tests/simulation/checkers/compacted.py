@@ -64,7 +64,7 @@ class CompactedHistory:
 
     def check(self, pointer: ManifestPointer) -> None:
         """Check the version that was just committed."""
-        manifest = decode_manifest(self._bucket.objects[pointer.object_key][0])
+        manifest = decode_manifest(self._bucket.manifest_content(pointer))
         segments = self._segments(manifest)
         present, clean_end = dict[int, bytes | None](), manifest.start_offset
         is_clean = True

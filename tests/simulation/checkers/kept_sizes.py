@@ -19,7 +19,7 @@ def kept_sizes(log: Log, records: Mapping[str, Record], bucket: Bucket) -> list[
     sizes: list[int] = []
     hot_from = log.log_start_offset
     if isinstance(pointer, ManifestPointer):
-        manifest = decode_manifest(bucket.objects[pointer.object_key][0])
+        manifest = decode_manifest(bucket.manifest_content(pointer))
         assert not manifest.pages, f"the segments of {log.key()} are no longer all in its manifest"
         sizes = [entry.stored_bytes for entry in manifest.segments if entry.end_offset > log.log_start_offset]
         hot_from = max(hot_from, pointer.end_offset)

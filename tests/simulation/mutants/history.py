@@ -11,9 +11,9 @@ from typing import Any, Final
 import msgspec
 
 from stratalog_core.errors import Unavailable
-from stratalog_metadata.records import ForkDecision, Topic
+from stratalog_metadata.records import ForkDecision, ManifestPointer, Topic
 from stratalog_tiering.cold import block_source
-from stratalog_tiering.core import forks
+from stratalog_tiering.core import commands, forks
 from stratalog_tiering.core.forks import Fork
 from stratalog_tiering.core.partition import PartitionSnapshot, StoredLedger, is_sealed
 from stratalog_tiering.core.policy import UNLIMITED, TierPolicy
@@ -26,8 +26,10 @@ from stratalog_tiering.format.removed_objects import RemovedObjects
 from stratalog_tiering.format.tree_edit import TreeEdit
 from stratalog_tiering.maintenance import hot_expiry, merging, orphans, retention
 from stratalog_tiering.maintenance.merging import FAN_IN, MergeLimits
-from stratalog_tiering.offload import commit, offloading
+from stratalog_tiering.offload import commit, version_objects
+from stratalog_tiering.offload.ports import WorkerPorts
 from stratalog_tiering.worker import partition_work
+from stratalog_tiering.worker.partition_work import PartitionWork
 from stratalog_tiering.worker.worker import TieringWorker
 
 
@@ -36,8 +38,7 @@ async def _refuse_nothing(ports: Any, state: Any) -> None:
 
 
 def _only_the_sweep_looks() -> None:
-    for module in (commit, offloading, merging, retention):
-        module.refuse_fork = _refuse_nothing  # type: ignore[attr-defined]
+    commit.refuse_fork = _refuse_nothing
 
 
 def forks_are_looked_for_by_the_sweep_at_the_newest_version_only() -> None:
@@ -246,7 +247,32 @@ def the_sweep_forgets_data_keys() -> None:
     orphans.with_data_keys = lambda keys: frozenset(keys)  # type: ignore[attr-defined]
 
 
+def manifests_leave_metadata_before_they_are_stored() -> None:
+    """A worker removes a manifest from metadata and does not store it."""
+
+    async def forget(ports: WorkerPorts, pointer: ManifestPointer) -> None:
+        await version_objects._update(ports, pointer, msgspec.structs.replace(pointer, content=b""))
+
+    version_objects._store = forget
+
+
+def hot_copies_go_while_their_manifest_is_in_metadata_alone() -> None:
+    """Nobody stores committed manifests, and nothing waits for it."""
+
+    async def is_stored(self: PartitionWork, pointer: ManifestPointer) -> bool:
+        return False
+
+    async def ensure_in_store(ports: WorkerPorts, pointer: ManifestPointer) -> None:
+        """Leave it where it is."""
+
+    PartitionWork._stored = is_stored  # type: ignore[method-assign]
+    commit.ensure_in_store = ensure_in_store  # type: ignore[attr-defined]
+    commands._assert_droppable = lambda *args: None
+
+
 IN_HISTORY: Final = (
+    manifests_leave_metadata_before_they_are_stored,
+    hot_copies_go_while_their_manifest_is_in_metadata_alone,
     compressed_blocks_are_taken_as_they_are_stored,
     readers_take_compressed_blocks_as_they_are_stored,
     the_sweep_forgets_data_keys,

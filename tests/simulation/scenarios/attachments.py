@@ -305,10 +305,9 @@ class AttachmentStep:
 
     def _check_locks(self, pointer: ManifestPointer, records: Mapping[str, MetadataRecord]) -> None:
         """Require that each object of the history is locked as the topic wants it."""
-        stored = self._bucket.objects.get(pointer.object_key)
-        if stored is None:
+        if not pointer.content and pointer.object_key not in self._bucket.objects:
             return  # the audit says so
-        manifest, former = decode_manifest(stored[0]), self._manifests.get(pointer.key())
+        manifest, former = decode_manifest(self._bucket.manifest_content(pointer)), self._manifests.get(pointer.key())
         self._manifests[pointer.key()] = manifest
         topic = next(each for each in records.values() if isinstance(each, Topic) and each.topic_id == pointer.topic_id)
         policy = tier_policy(topic.configs)
@@ -331,7 +330,8 @@ class AttachmentStep:
         lasts_ms = max((entry.options.lock_until_ms for entry in manifest.segments), default=0)
         if lasts_ms < self._operator.clock.wall_ms() + LOCK_MS_MIN:
             return
-        own = [pointer.object_key, *(ref.key for ref in manifest.pages), *(ref.key for ref in manifest.tree.pages)]
+        stored = [] if pointer.content else [pointer.object_key]
+        own = [*stored, *(ref.key for ref in manifest.pages), *(ref.key for ref in manifest.tree.pages)]
         for key in own:
             held = self._bucket.lock_of(key)
             self._audit.require(held is not None and held.until_ms >= lasts_ms, f"{key} is locked by {held}, not {lasts_ms}")

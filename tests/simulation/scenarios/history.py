@@ -342,8 +342,9 @@ class HistoryAudit(Audit):
             self.require(writes <= WRITES_MAX, f"offset {offset} of {key} was written {writes} times")
 
     def _manifest(self, pointer: ManifestPointer | None) -> Manifest | None:
-        stored = self._stored.objects.get(pointer.object_key) if pointer is not None else None
-        return decode_manifest(stored[0]) if stored is not None else None
+        if pointer is None or not (pointer.content or pointer.object_key in self._stored.objects):
+            return None
+        return decode_manifest(self._stored.manifest_content(pointer))
 
     def deleted(self, keys: Iterable[str]) -> None:
         gone = list(keys)

@@ -11,7 +11,7 @@ import pytest
 from stratalog.commands.cost import duration_s
 from stratalog.cost.monthly import DAY_S, MONTH_DAYS, MONTH_S, Replays, monthly_cost
 from stratalog.cost.prices import GB, Prices, load_prices, parse_prices, shipped_names, shipped_text
-from stratalog.cost.usage import Activity, Departure, Requests, TopicUsage
+from stratalog.cost.usage import SWEEP_DAYS, Activity, Departure, Requests, TopicUsage
 from stratalog_core.errors import Invalid, NotFound
 
 STANDARD = load_prices("s3-standard")
@@ -106,7 +106,7 @@ def test_a_segment_deleted_early_is_billed_for_the_rest_of_the_minimum_duration(
 
 
 def test_requests_are_projected_to_a_month_and_priced_by_their_class() -> None:
-    usage = usage_of(sweep_listings=5)
+    usage = usage_of(sweep_listings=5 * SWEEP_DAYS)
     usage.activity.requests = Requests(segment_puts=10, segment_gets=20, other_puts=30, other_gets=40)
     cost = monthly_cost(usage, load_prices("s3-standard-ia"))
     assert cost.put_requests == round(10 * MONTH_DAYS) + round(35 * MONTH_DAYS)

@@ -27,7 +27,8 @@ from stratalog_metadata.client.memory_metadata import MemoryMetadata
 from stratalog_metadata.records import Fragment, Ledger, LedgerState
 from stratalog_metadata.state.commands import Command, Put
 from stratalog_tiering.format.manifest import Reason, RemovedObject
-from stratalog_tiering.format.object_keys import manifest_key, marker_key, segment_key
+from stratalog_tiering.format.object_keys import segment_key, version_key
+from stratalog_tiering.maintenance.merging import FAN_IN
 from stratalog_tiering.store import ObjectInfo
 
 MIB = 2**20
@@ -66,8 +67,7 @@ def test_a_merge_is_told_from_offloads_by_the_offset_at_which_it_begins() -> Non
     sources = [info(segment(offset, offset), 1000, 5000 - offset) for offset in (10, 20)]
     old = info(segment(0, 1), 1000, 2 * DAY_MS)
     merged = info(segment(10, 99), 2000, 100)
-    key = manifest_key(TOPIC.topic_id, 0, 4, 1)
-    others = (info(key, 500, 50), info(marker_key(key), 100, 40))
+    others = (info(version_key(TOPIC.topic_id, 0, 4), 500, 50),)
     removed = [
         RemovedObject(key=each.key, object_bytes=1000, reason=Reason.MERGED, removed_at_ms=NOW_MS - 100) for each in sources
     ]
@@ -77,9 +77,12 @@ def test_a_merge_is_told_from_offloads_by_the_offset_at_which_it_begins() -> Non
     assert usage.activity.offloaded_bytes == 2000
     assert usage.removed == Counter({1000: 3, 2000: 1})
     assert usage.activity.merged_away == Counter({Departure(1000, 1): 2})
-    # Three segments are written; manifest and marker, a listing for the commit, each offload and the merge.
-    assert usage.activity.requests.segment_puts == 3
-    assert usage.activity.requests.other_puts == 2 + 1 + 2 + 1
+    # Three segments and a manifest are written.
+    assert (usage.activity.requests.segment_puts, usage.activity.requests.other_puts) == (3, 1)
+    # Each segment is read back, both offloaded ones are looked at again, and the merge reads as many as it may have joined.
+    assert usage.activity.requests.segment_gets == 3 + 2 + FAN_IN
+    # Looks for a newer version before both drops; the manifest, and a look for another owner.
+    assert usage.activity.requests.other_gets == 2 + 1 + 1
     assert usage.sweep_listings == 5
 
 

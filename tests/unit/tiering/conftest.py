@@ -100,9 +100,11 @@ class FaultyStore:
         await self._enter("get", key)
         return await self._inner.get(key)
 
-    async def get_range(self, key: str, start: int, length: int, *, uncached: bool = False) -> memoryview:
+    async def get_range(
+        self, key: str, start: int, length: int, *, uncached: bool = False, or_less: bool = False
+    ) -> memoryview:
         await self._enter("get_range", key)
-        return await self._inner.get_range(key, start, length, uncached=uncached)
+        return await self._inner.get_range(key, start, length, uncached=uncached, or_less=or_less)
 
     async def head(self, key: str) -> ObjectInfo:
         await self._enter("head", key)
@@ -181,10 +183,10 @@ def topic() -> Topic:
 def new_writer(store: FaultyStore, topic: Topic) -> Callable[..., ArchiveWriter]:
     limits = ManifestLimits(inline_segments_max=4, page_segments=2, page_fan_in=3)
 
-    def make(*, block_bytes_target: int = 400, zstd_level: int | None = None) -> ArchiveWriter:
+    def make(*, block_bytes_target: int = 400, zstd_level: int | None = None, version_objects: bool = False) -> ArchiveWriter:
         return ArchiveWriter(
             store, topic, SystemClock(), random.Random(5), block_bytes_target=block_bytes_target, limits=limits,
-            zstd_level=zstd_level,
+            zstd_level=zstd_level, version_objects=version_objects,
         )  # fmt: skip
 
     return make

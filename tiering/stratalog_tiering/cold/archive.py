@@ -15,6 +15,7 @@ from stratalog_core.bounded_map import bounded_map
 from stratalog_core.errors import Invalid, NoSuchObject, NotFound
 from stratalog_metadata.records import ManifestPointer
 from stratalog_tiering.cold.manifest_source import ManifestSource
+from stratalog_tiering.format.commit_marker import decode_marker
 from stratalog_tiering.format.descriptor import CommitMarker, OwnerDescriptor, TopicDescriptor, decode_descriptor
 from stratalog_tiering.format.manifest import Manifest, SegmentEntry, pointer_to
 from stratalog_tiering.format.object_keys import (
@@ -96,8 +97,8 @@ async def read_topic(store: ObjectStore, key: str) -> TopicDescriptor:
 
 
 async def read_marker(store: ObjectStore, key: str) -> CommitMarker:
-    """The commit marker at ``key``. Raises ``NoSuchObject``, ``Corrupt``, ``Unavailable``."""
-    return decode_descriptor(await store.get(key), CommitMarker, key)
+    """The commit marker at ``key``, which may be a version object. Raises ``NoSuchObject``, ``Corrupt``, ``Unavailable``."""
+    return decode_marker(await store.get(key), key)
 
 
 def ambiguous_name(name: str, topics: Sequence[TopicDescriptor]) -> str:

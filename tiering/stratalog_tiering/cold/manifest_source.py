@@ -16,6 +16,8 @@ from stratalog_core.single_flight import SingleFlight
 from stratalog_core.stepwise import AT_ONCE_BYTES
 from stratalog_metadata.records import ManifestPointer
 from stratalog_tiering.cold.block_cache import LruCache
+from stratalog_tiering.cold.whole_objects import check_size, ends_object
+from stratalog_tiering.core.damage import Damage
 from stratalog_tiering.format.block_cipher import BlockCipher, data_key_context
 from stratalog_tiering.format.descriptor import WrappedDataKey, decode_descriptor
 from stratalog_tiering.format.footer import (
@@ -65,10 +67,10 @@ class ManifestSource:
         """Objects large enough to block the event loop are parsed in ``background``, if there is one."""
         self._store = store
         self._background = background
-        self._manifest_loads: SingleFlight[str, Manifest] = SingleFlight()
+        self._manifest_loads: SingleFlight[tuple[str, bytes], Manifest] = SingleFlight()
         self._page_loads: SingleFlight[str, ManifestPage] = SingleFlight()
         self._footer_loads: SingleFlight[tuple[str, int], SegmentFooter] = SingleFlight()
-        self._manifests: LruCache[str, Manifest] = LruCache(memory_bytes // 4, _manifest_bytes)
+        self._manifests: LruCache[tuple[str, bytes], Manifest] = LruCache(memory_bytes // 4, _manifest_bytes)
         self._pages: LruCache[str, ManifestPage] = LruCache(
             memory_bytes // 4, lambda page: len(page.segments) * _SEGMENT_ENTRY_BYTES
         )
@@ -77,20 +79,25 @@ class ManifestSource:
         self._ciphers: LruCache[str, BlockCipher] = LruCache(_CIPHERS_MAX, lambda _: 1)
 
     async def manifest(self, pointer: ManifestPointer) -> Manifest:
-        """The manifest that ``pointer`` names. Raises ``Corrupt``, ``Unavailable``."""
-        return await self.manifest_at(pointer.object_key, bytes.fromhex(pointer.sha256))
+        """The manifest that ``pointer`` names, or contains. Raises ``Corrupt``, ``Unavailable``."""
+        sha256 = bytes.fromhex(pointer.sha256)
+        if pointer.content and self._manifests.get((pointer.object_key, sha256)) is None:
+            self.remember(pointer.object_key, sha256, decode_manifest(pointer.content, sha256))
+        return await self.manifest_at(pointer.object_key, sha256)
 
     async def manifest_at(self, key: str, sha256: bytes) -> Manifest:
-        cached = self._manifests.get(key)
-        return cached if cached is not None else await self._manifest_loads.get(key, lambda: self._load_manifest(key, sha256))
+        cached = self._manifests.get((key, sha256))
+        if cached is not None:
+            return cached
+        return await self._manifest_loads.get((key, sha256), lambda: self._load_manifest(key, sha256))
 
-    def remember(self, key: str, manifest: Manifest) -> None:
-        """Cache a manifest that the caller has just read from the store and verified."""
-        self._manifests.put(key, manifest)
+    def remember(self, key: str, sha256: bytes, manifest: Manifest) -> None:
+        """Cache a manifest that the caller has verified."""
+        self._manifests.put((key, sha256), manifest)
 
     async def _load_manifest(self, key: str, sha256: bytes) -> Manifest:
         manifest = await self._verified(key, "manifest", lambda content: decode_manifest(content, sha256))
-        self._manifests.put(key, manifest)
+        self.remember(key, sha256, manifest)
         return manifest
 
     async def page(self, ref: PageRef) -> ManifestPage:
@@ -154,7 +161,7 @@ class ManifestSource:
 
     def cached(self, pointer: ManifestPointer, offset: int) -> Found | None:
         """Segment and footer of ``offset`` if the whole lookup is cached, else None."""
-        manifest = self._manifests.get(pointer.object_key)
+        manifest = self._manifests.get((pointer.object_key, bytes.fromhex(pointer.sha256)))
         found = locate(manifest, offset) if manifest is not None else None
         if isinstance(found, PageRef):
             page = self._pages.get(found.key)
@@ -185,17 +192,24 @@ class ManifestSource:
         return await self._verified_range(entry, position, length, lambda tail: _committed_footer(entry, tail))
 
     async def read_tail(self, entry: SegmentEntry) -> tuple[SegmentFooter, memoryview]:
-        """The footer, with all bytes behind the blocks, read together from the store; the sections are verified, too."""
+        """The footer, with all bytes behind the blocks, read together from the store; the sections are verified, too.
+
+        So is the object's size, if the object ends with the segment.
+        """
         begin = entry.data_position + entry.data_bytes
+        length = entry.footer_position + entry.footer_bytes - begin
+        one_more = 1 if ends_object(entry) else 0
 
         def parse(tail: memoryview) -> tuple[SegmentFooter, memoryview]:
+            if one_more:
+                check_size(entry, begin + len(tail))
             footer = _committed_footer(entry, tail[entry.footer_position - begin :])
             for section in footer.sections:
                 start = section.position - entry.data_bytes
                 check_section(tail[start : start + section.length], section)
             return footer, tail
 
-        return await self._verified_range(entry, begin, entry.footer_position + entry.footer_bytes - begin, parse)
+        return await self._verified_range(entry, begin, length + one_more, parse, or_less=bool(one_more))
 
     async def producers(self, entry: SegmentEntry) -> tuple[ProducerEntry, ...]:
         """The producers' states at the segment's end, uncached: only a takeover and a merge need them. Raises ``Corrupt``."""
@@ -224,15 +238,23 @@ class ManifestSource:
         return cipher
 
     async def _verified_range(
-        self, entry: SegmentEntry, position: int, length: int, parse: Callable[[memoryview], _Parsed]
+        self,
+        entry: SegmentEntry,
+        position: int,
+        length: int,
+        parse: Callable[[memoryview], _Parsed],
+        *,
+        or_less: bool = False,
     ) -> _Parsed:
         """The result of ``parse`` for a range of the segment's object. It raises ``Corrupt`` if the bytes are wrong."""
 
         async def read(store: ObjectStore) -> _Parsed:
             try:
-                content = await store.get_range(entry.key, position, length)
+                content = await store.get_range(entry.key, position, length, or_less=or_less)
             except NoSuchObject as gone:
                 raise Corrupt(f"segment {entry.key} is missing from {store.url}", key=entry.key) from gone
+            except Corrupt as shorter:
+                raise Corrupt(shorter.message, key=entry.key, damage=Damage.SEGMENT_SIZE.value) from shorter
             return await self._parsed(entry.key, content, lambda: parse(content))
 
         return await read_verified(self._store, read)

@@ -109,7 +109,7 @@ class ColdReader:
         self._searches = searches or SearchPool(InlineBackground(), memory_bytes)
         self._source = ManifestSource(store, memory_bytes // 4, background)
         self._blocks = BlockSource(store, self._source.cipher, settings, clock, memory_bytes // 4 * 3, files, background)
-        self._lookups: SingleFlight[tuple[str, int], Found] = SingleFlight()
+        self._lookups: SingleFlight[tuple[str, str, int], Found] = SingleFlight()
         self._streams: LruCache[tuple[UUID, int, int], _Stream] = LruCache(_STREAMS_MAX)
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -263,7 +263,9 @@ class ColdReader:
         if cached is not None:
             return cached
         remaining_s = deadline - self._clock.monotonic()
-        return await self._lookups.get((pointer.object_key, offset), lambda: self._source.find(pointer, offset), remaining_s)
+        return await self._lookups.get(
+            (pointer.object_key, pointer.sha256, offset), lambda: self._source.find(pointer, offset), remaining_s
+        )
 
     def _stream_at(self, pointer: ManifestPointer, offset: int) -> _Stream:
         return self._streams.pop((pointer.topic_id, pointer.index, offset)) or _Stream()

@@ -9,18 +9,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from typing import Final, cast
+from typing import Final
 
 from stratalog_core.errors import Corrupt, Invalid, NoSuchObject
 from stratalog_core.ports import Background
 from stratalog_tiering.cold.manifest_source import ManifestSource
+from stratalog_tiering.cold.whole_objects import check_size, ends_object, has_own_object, read_whole
 from stratalog_tiering.core.damage import Damage, Finding, segment_finding
 from stratalog_tiering.format.block_cipher import BlockCipher
 from stratalog_tiering.format.footer import BlockEntry
 from stratalog_tiering.format.manifest import SegmentEntry
 from stratalog_tiering.format.merkle import batch_leaf
 from stratalog_tiering.format.segment import SegmentFooter, audit_block, iterate_block_batches
-from stratalog_tiering.store import ObjectInfo, ObjectStore
+from stratalog_tiering.store import ObjectStore
 
 OnBytes = Callable[[int], None]
 OnContent = Callable[[memoryview, Sequence[memoryview]], None]
@@ -40,15 +41,14 @@ async def unlimited(_: int) -> None:
 async def check_presence(store: ObjectStore, source: ManifestSource, entry: SegmentEntry) -> tuple[SegmentFooter, memoryview]:
     """Check size, footer and sections, read again from the store; returns the footer, and all bytes behind the blocks.
 
-    Raises ``Corrupt``, ``Unavailable``.
+    One read shows all if the object ends with the segment; else its size is asked for. Raises ``Corrupt``, ``Unavailable``.
     """
-    try:
-        info = await store.head(entry.key)
-    except NoSuchObject as gone:
-        raise Corrupt(f"segment {entry.key} is missing from {store.url}", key=entry.key) from gone
-    if info.size_bytes != entry.object_bytes:
-        problem = f"segment {entry.key} has {info.size_bytes} bytes, not {entry.object_bytes}"
-        raise Corrupt(problem, key=entry.key, damage=Damage.SEGMENT_SIZE.value)
+    if not ends_object(entry):
+        try:
+            info = await store.head(entry.key)
+        except NoSuchObject as gone:
+            raise Corrupt(f"segment {entry.key} is missing from {store.url}", key=entry.key) from gone
+        check_size(entry, info.size_bytes)
     footer, tail = await source.read_tail(entry)
     _compare(entry, footer)
     return footer, tail
@@ -108,43 +108,15 @@ def block_leaves(blocks: Sequence[memoryview]) -> bytes:
 async def require_sound(
     store: ObjectStore, source: ManifestSource, entry: SegmentEntry, background: Background, *, reads_at_once: int
 ) -> None:
-    """Read the whole segment back and verify it, a small one with one HEAD and one GET.
+    """Read the whole segment back and verify it, a small one with one GET.
 
     Raises ``Corrupt`` with the first finding, ``Unavailable``.
     """
-    if entry.stored_bytes == entry.object_bytes <= WHOLE_BYTES_MAX:
-        store = cast(ObjectStore, await _read_whole(store, entry))
+    if has_own_object(entry) and entry.object_bytes <= WHOLE_BYTES_MAX:
+        store = await read_whole(store, [entry])
         source = ManifestSource(store, background=background)
     async for finding in check_segment(store, source, entry, background, reads_at_once=reads_at_once):
         raise Corrupt(f"the copy in {store.url} does not verify: {finding}", key=entry.key)
-
-
-async def _read_whole(store: ObjectStore, entry: SegmentEntry) -> _WholeObject:
-    try:
-        return _WholeObject(store, await store.get_range(entry.key, 0, entry.object_bytes, uncached=True))
-    except NoSuchObject as gone:
-        raise Corrupt(f"segment {entry.key} is missing from {store.url}", key=entry.key) from gone
-
-
-class _WholeObject:
-    """An object that was read as far as its entry says, in the place of its store, which is still asked for the size."""
-
-    def __init__(self, store: ObjectStore, content: memoryview) -> None:
-        self.url, self.keys = store.url, store.keys
-        self._store = store
-        self._content = content
-
-    async def head(self, key: str) -> ObjectInfo:
-        return await self._store.head(key)
-
-    async def get(self, key: str) -> bytes:
-        return await self._store.get(key)
-
-    async def get_range(self, key: str, start: int, length: int, *, uncached: bool = False) -> memoryview:
-        found = self._content[start : start + length]
-        if len(found) != length:
-            raise Corrupt(f"{key} has {len(self._content)} bytes, not {start + length}", key=key)
-        return found
 
 
 def _runs(blocks: Sequence[BlockEntry], indexes: range) -> Iterator[range]:

@@ -117,18 +117,24 @@ class Verifier:
 
     async def partition(self, topic: str, pointer: ManifestPointer) -> PartitionReport:
         """Verify one partition from its pointer, which may come from metadata. Raises ``Unavailable``."""
-        return await self.version(topic, pointer.index, pointer.object_key, bytes.fromhex(pointer.sha256))
+        sha256 = bytes.fromhex(pointer.sha256)
+        return await self.version(topic, pointer.index, pointer.object_key, sha256, pointer.content)
 
-    async def version(self, topic: str, partition: int, key: str, sha256: bytes | None) -> PartitionReport:
-        """Verify one partition from the manifest at ``key``; None: its digest is unknown. Raises ``Unavailable``."""
+    async def version(
+        self, topic: str, partition: int, key: str, sha256: bytes | None, content: bytes = b""
+    ) -> PartitionReport:
+        """Verify one partition from the manifest at ``key``; None: its digest is unknown. Raises ``Unavailable``.
+
+        ``content`` is the manifest if it is not in the store yet.
+        """
         progress = Progress(topic=topic, partition=partition)
-        findings = tuple([found async for found in self._findings(key, sha256, progress)])
+        findings = tuple([found async for found in self._findings(key, sha256, progress, content)])
         return PartitionReport(progress=progress, findings=findings)
 
     async def structure(self, topic: str, pointer: ManifestPointer) -> Structure:
         """Verify all of a partition's history but the segments, which the caller verifies. Raises ``Unavailable``."""
         key, progress = pointer.object_key, Progress(topic=topic, partition=pointer.index)
-        content = await self._content(key)
+        content = pointer.content or await self._content(key)
         if content is None:
             return Structure(findings=(self._missing_manifest(key),))
         manifest, judged = judge_manifest(content, bytes.fromhex(pointer.sha256), key)
@@ -151,8 +157,8 @@ class Verifier:
     def _missing_manifest(self, key: str) -> Finding:
         return Finding(kind=Damage.MANIFEST_MISSING, key=key, problem=f"manifest {key} is missing from {self._store.url}")
 
-    async def _findings(self, key: str, sha256: bytes | None, progress: Progress) -> AsyncIterator[Finding]:
-        content = await self._content(key)
+    async def _findings(self, key: str, sha256: bytes | None, progress: Progress, known: bytes = b"") -> AsyncIterator[Finding]:
+        content = known or await self._content(key)
         if content is None:
             yield self._missing_manifest(key)
             return

@@ -45,6 +45,7 @@ from stratalog_tiering.format.manifest import Manifest, SegmentEntry, decode_man
 from stratalog_tiering.format.manifest_writers import check_writer
 from stratalog_tiering.format.object_keys import (
     is_marker,
+    is_version_object,
     manifests_prefix,
     marked_manifest,
     marker_key,
@@ -243,7 +244,9 @@ class Repairer:
         raise NotFound(f"no copy of {key} with the committed digest is left")
 
     async def _put_marker(self, manifest_key: str, sha256: bytes) -> None:
-        """Write the version's marker, unless it says the right thing already."""
+        """Write the version's marker, unless it says the right thing already, or the manifest is its own."""
+        if is_version_object(manifest_key):
+            return
         key = marker_key(manifest_key)
         marker = CommitMarker(manifest_key=manifest_key, manifest_version=_version(key), sha256=sha256.hex())
         await self._put(key, encode_descriptor(marker))

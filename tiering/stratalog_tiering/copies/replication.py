@@ -24,7 +24,14 @@ from stratalog_tiering.core.second_copy import CopiedVersion, copied_versions, c
 from stratalog_tiering.format.locks import manifest_lock
 from stratalog_tiering.format.manifest import Manifest, SegmentEntry
 from stratalog_tiering.format.manifest_writers import check_writer
-from stratalog_tiering.format.object_keys import DATA_PREFIXES, manifests_prefix, marker_key, topic_prefix, with_data_keys
+from stratalog_tiering.format.object_keys import (
+    DATA_PREFIXES,
+    is_version_object,
+    manifests_prefix,
+    marker_key,
+    topic_prefix,
+    with_data_keys,
+)
 from stratalog_tiering.offload.commit import committed_manifest, refuse_fork
 from stratalog_tiering.offload.commit_markers import mark_committed
 from stratalog_tiering.offload.locks import unlocked
@@ -42,8 +49,8 @@ async def copy_partition(ports: WorkerPorts, second: SecondCopy, state: Partitio
     ``Forked`` if history has forked, ``Invalid`` if the second copy is another cluster's, ``Unavailable``, ``OutcomeUnknown``.
     """
     pointer = state.pointer
-    if pointer is None or second.known.get(pointer.key()) == pointer.object_key:
-        return 0
+    if pointer is None or pointer.content or second.known.get(pointer.key()) == pointer.object_key:
+        return 0  # A manifest that is not stored yet is copied when the pointer changes, once it is.
     await second.confirm(ports)
     await refuse_fork(ports, state)
     await _copy_descriptors(ports.store, second, state)
@@ -86,10 +93,10 @@ async def _copy_version(
     whole = Reference(
         key=pointer.object_key, sha256=bytes.fromhex(pointer.sha256), object_bytes=size, lock=manifest_lock(manifest)
     )
-    await _copy(ports.store, second, whole)
     await second.confirm(ports)
+    await _copy(ports.store, second, whole)
     await mark_committed(second.store, pointer, ports.clock.wall_ms())
-    return copied + 2
+    return copied + (1 if is_version_object(pointer.object_key) else 2)
 
 
 async def _keys_of(second: SecondCopy, version: CopiedVersion | None) -> frozenset[str]:

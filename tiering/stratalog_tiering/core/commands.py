@@ -75,11 +75,16 @@ def _assert_successor(state: PartitionSnapshot, pointer: ManifestPointer) -> Non
 
 
 def _assert_droppable(state: PartitionSnapshot, ledgers: Sequence[StoredLedger], log_start_offset: int) -> None:
-    """A ledger leaves metadata only if it is sealed and is empty, or cold, or below the log's start."""
+    """A ledger leaves metadata only if it is sealed and is empty, or below the log's start, or cold.
+
+    It is not cold as long as the manifest that says so is in metadata alone.
+    """
+    is_pending = state.pointer is not None and bool(state.pointer.content)
     for ledger in (stored.ledger for stored in ledgers):
         is_empty = ledger.end_offset == ledger.base_offset
         assert is_sealed(ledger), f"ledger {ledger.ledger_id} is not sealed"
-        assert is_empty or is_cold(state, ledger) or ledger.end_offset <= log_start_offset, (
+        is_safe = is_cold(state, ledger) and not is_pending
+        assert is_empty or is_safe or ledger.end_offset <= log_start_offset, (
             f"ledger {ledger.ledger_id} holds records that exist nowhere else"
         )
 

@@ -13,7 +13,8 @@ from typing import Final
 from stratalog_core.errors import Corrupt, Invalid
 from stratalog_core.ports import Buffer
 from stratalog_tiering.core.forks import manifest_keys
-from stratalog_tiering.format.descriptor import CommitMarker, OwnerDescriptor, TopicDescriptor, decode_descriptor
+from stratalog_tiering.format.commit_marker import decode_marker
+from stratalog_tiering.format.descriptor import OwnerDescriptor, TopicDescriptor, decode_descriptor
 from stratalog_tiering.format.lookup import live_segments
 from stratalog_tiering.format.manifest import (
     Manifest,
@@ -26,11 +27,11 @@ from stratalog_tiering.format.manifest import (
     parse_page,
 )
 from stratalog_tiering.format.object_keys import (
+    is_version_object,
     marked_manifest,
     marker_key,
     newest_committed,
     owner_key,
-    parse_manifest_key,
     parse_topic_key,
 )
 from stratalog_tiering.store.base import ObjectInfo
@@ -252,16 +253,12 @@ def orphan_finding(key: str) -> Finding:
 def judge_marker(content: Buffer, key: str) -> tuple[bytes | None, list[Finding]]:
     """The digest in the commit marker at ``key``, None if it cannot be trusted, and what is wrong with the marker."""
     try:
-        marker = decode_descriptor(content, CommitMarker, key)
-    except Invalid as unknown:
-        return None, [Finding(kind=Damage.UNKNOWN_FORMAT, key=key, problem=unknown.message)]
-    except Corrupt as bad:
-        return None, [Finding(kind=Damage.MARKER_ALTERED, key=key, problem=bad.message)]
-    named = parse_manifest_key(key)
-    if marker.manifest_key != marked_manifest(key) or named is None or marker.manifest_version != named.version:
-        problem = f"it names version {marker.manifest_version} at {marker.manifest_key}, which is not the one in its own key"
-        return None, [Finding(kind=Damage.MARKER_ALTERED, key=key, problem=problem)]
-    return bytes.fromhex(marker.sha256), []
+        return bytes.fromhex(decode_marker(content, key).sha256), []
+    except (Corrupt, Invalid) as bad:
+        if is_version_object(key):
+            return None, []  # The manifest itself, which is judged as one.
+        kind = Damage.UNKNOWN_FORMAT if isinstance(bad, Invalid) else Damage.MARKER_ALTERED
+        return None, [Finding(kind=kind, key=key, problem=bad.message)]
 
 
 def judge_topic(content: Buffer, key: str) -> tuple[TopicDescriptor | None, list[Finding]]:

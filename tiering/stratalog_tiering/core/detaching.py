@@ -56,6 +56,9 @@ def committed_pointers(partitions: Sequence[PartitionSnapshot]) -> list[Manifest
 
 
 def _require_cold(state: PartitionSnapshot) -> None:
+    if state.pointer is not None and state.pointer.content:
+        name = f"{state.topic.name}-{state.log.index}"
+        raise Conflict(f"manifest version {state.pointer.manifest_version} of {name} is not in the bucket yet")
     for ledger in (stored.ledger for stored in state.ledgers):
         is_empty = is_sealed(ledger) and ledger.end_offset == ledger.base_offset
         if not is_empty and not is_cold(state, ledger):

@@ -72,6 +72,10 @@ class MaintenanceTimes:
     def swept(self, now: float) -> None:
         self._done(MaintenanceTask.SWEEP, now + self._intervals_s[MaintenanceTask.SWEEP])
 
+    def sweep_at_once(self, now: float) -> None:
+        """Make a sweep due, because the partition's objects are not as expected: a sweep reports why, until it is resolved."""
+        self._at[MaintenanceTask.SWEEP] = now
+
     def changed(self, now: float) -> None:
         """Retention committed a change: it is due again at once, because there may be more."""
         self._seen = None

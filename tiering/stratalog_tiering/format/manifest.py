@@ -339,12 +339,16 @@ def segment_entry(key: str, written: WrittenSegment, kind: SegmentKind = Segment
     )
 
 
-def pointer_to(manifest: Manifest, key: str, sha256: bytes) -> ManifestPointer:
-    """The metadata record whose compare-and-set commits ``manifest``, which is stored at ``key``."""
+def pointer_to(manifest: Manifest, key: str, sha256: bytes, content: bytes = b"") -> ManifestPointer:
+    """The metadata record whose compare-and-set commits ``manifest``, which is stored at ``key``.
+
+    ``content`` is the encoded manifest if it is stored only after the commit.
+    """
     return ManifestPointer(
         topic_id=manifest.topic_id, index=manifest.partition, manifest_version=manifest.version, object_key=key,
         sha256=sha256.hex(), start_offset=manifest.start_offset, end_offset=manifest.end_offset, cold_bytes=manifest.cold_bytes,
         newest_ms=_newest_ms(manifest), lock_until_ms=manifest.lock_until_ms, lock_mode=manifest.lock_mode,
+        content=content,
     )  # fmt: skip
 
 

@@ -31,7 +31,7 @@ from stratalog_tiering.format.manifest import (
     encode_page,
 )
 from stratalog_tiering.format.manifest_limits import ManifestLimits
-from stratalog_tiering.format.manifest_writers import COMPACTING_WRITER, FIRST_WRITER, LOCKING_WRITER, check_writer
+from stratalog_tiering.format.manifest_writers import OLDEST_WRITER, check_writer
 from stratalog_tiering.format.merkle import HASH_BYTES
 from stratalog_tiering.format.object_frame import object_sha256
 from stratalog_tiering.format.object_keys import manifest_key, page_key
@@ -105,7 +105,6 @@ class ManifestEdit:
         self._version = base.version + 1
         self._settled_version, self._settled_at_ms = base.settled_version, base.settled_at_ms
         self._lock = manifest_lock(base)
-        self._oldest_writer = base.oldest_writer
 
     @property
     def end_offset(self) -> int:
@@ -227,8 +226,6 @@ class ManifestEdit:
         self.keep_as_long_as(entry_lock(merged))
         self._cold_bytes += merged.stored_bytes - sum(entry.stored_bytes for entry in run)
         self._record_count += merged.record_count - sum(entry.record_count for entry in run)
-        if merged.is_compacted:
-            self._oldest_writer = max(self._oldest_writer, COMPACTING_WRITER)
         self._removed.add([self._removed_object(entry, Removal(reason=reason)) for entry in run])
         return run
 
@@ -290,7 +287,7 @@ class ManifestEdit:
         pages = tuple((key, encode_page(page)) for key, page in self._new_pages.items() if self._is_referenced(key))
         successor = Manifest(
             cluster_id=base.cluster_id,
-            oldest_writer=max(self._oldest_writer, LOCKING_WRITER if lock is not None else FIRST_WRITER),
+            oldest_writer=max(base.oldest_writer, OLDEST_WRITER),
             topic_id=base.topic_id,
             topic_name=base.topic_name,
             partition=base.partition,

@@ -10,13 +10,12 @@ from typing import Final
 from stratalog_core.errors import Invalid
 from stratalog_tiering.format.manifest import Manifest
 
-WRITER_VERSION: Final = 3
+WRITER_VERSION: Final = 4
 """This release's writer version. It rises when a manifest may hold something that earlier writers would drop or misuse."""
-FIRST_WRITER: Final = 1
-LOCKING_WRITER: Final = 2
-"""The first writer that knows locks. An earlier one would drop them from the root, and try to delete locked objects."""
-COMPACTING_WRITER: Final = 3
-"""The first writer that knows compacted segments. An earlier one would drop how far they are compacted."""
+OLDEST_WRITER: Final = 4
+"""The oldest writer that may edit what this release writes: the first that knows manifests that are stored after their commit.
+An earlier one would not see that they are committed, and so not notice a fork. Writer 2 was the first to know locks, 3 the
+first to know compacted segments."""
 
 
 def check_writer(manifest: Manifest) -> None:

@@ -10,13 +10,15 @@
     pages/<topic id>/<partition>/<base offset>-<level>-<random>.page        sealed manifest index page
     removed/<topic id>/<partition>/<number>-<random>.removed                list of removed objects
     tree/<topic id>/<partition>/<first leaf>-<level>-<random>.tree          page of the partition's Merkle tree
-    manifests/<topic id>/<partition>/<inverted version>-<version>-<random>.manifest
-    manifests/<topic id>/<partition>/<inverted version>-<version>-<random>.committed
+    manifests/<topic id>/<partition>/<inverted version>-<version>.version   manifest that was stored after its commit
+    manifests/<topic id>/<partition>/<inverted version>-<version>-<random>.manifest    one that was stored before
+    manifests/<topic id>/<partition>/<inverted version>-<version>-<random>.committed   marker of its commit
     probe/<random>                                                          object of a running probe of the store
 
 Topic ids are 32 hex digits, so a re-created topic shares nothing with its predecessor. Numbers are padded, so listings are in
 offset order. Versions are inverted (2**64 - 1 - version, 16 hex digits), so a listing begins with the newest. The
-random part prevents that two workers that race for the same offsets or version write the same key.
+random part prevents that two workers that race for the same offsets or version write the same key. A version object needs none:
+only the winner of the race for a version writes it. It is its own commit marker.
 """
 
 from __future__ import annotations
@@ -34,11 +36,14 @@ PROBE_PREFIX: Final = "probe/"
 _VERSION_MAX: Final = 2**64 - 1
 _MANIFEST: Final = ".manifest"
 _COMMITTED: Final = ".committed"
+_VERSION: Final = ".version"
 _DELETED: Final = ".deleted"
 _SEGMENT: Final = ".segment"
 _DATA_KEY: Final = ".key"
 _SEGMENT_PATTERN: Final = re.compile(r"segments/([0-9a-f]{32})/(\d+)/(\d{20})-(\d{10})-([0-9a-f]{16})\.segment")
-_MANIFEST_PATTERN: Final = re.compile(r"manifests/([0-9a-f]{32})/(\d+)/[0-9a-f]{16}-(\d+)-[0-9a-f]{16}\.(manifest|committed)")
+_MANIFEST_PATTERN: Final = re.compile(
+    r"manifests/([0-9a-f]{32})/(\d+)/[0-9a-f]{16}-(\d+)(?:-[0-9a-f]{16}\.(manifest|committed)|\.version)"
+)
 _OWNER_PATTERN: Final = re.compile(r"(?:segments|pages|removed|tree|manifests)/([0-9a-f]{32})/(\d{1,9})/")
 _DELETED_PATTERN: Final = re.compile(r"topics/([0-9a-f]{32})\.deleted")
 _TOPIC_PATTERN: Final = re.compile(r"topics/([0-9a-f]{32})/[0-9a-f]{16}-(\d{1,20})\.json")
@@ -65,7 +70,7 @@ class TopicKey:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ManifestKey:
-    """The parts of the key of a manifest or of its commit marker."""
+    """The parts of the key of a manifest or of its commit marker. A version object is both, and counts as a marker."""
 
     topic_id: UUID
     partition: int
@@ -177,18 +182,29 @@ def manifest_key(topic_id: UUID, partition: int, version: int, random_id: int) -
     return f"{manifests_prefix(topic_id, partition)}{_VERSION_MAX - version:016x}-{version}-{random_id:016x}{_MANIFEST}"
 
 
+def version_key(topic_id: UUID, partition: int, version: int) -> str:
+    """Key of the manifest of a version that is committed before its object is stored."""
+    return f"{manifests_prefix(topic_id, partition)}{_VERSION_MAX - version:016x}-{version}{_VERSION}"
+
+
+def is_version_object(key: str) -> bool:
+    """Whether the object at ``key`` is a manifest that was stored after its commit, and so its own marker."""
+    return key.endswith(_VERSION)
+
+
 def marker_key(manifest: str) -> str:
-    """Key of the commit marker of the manifest at this key."""
-    return manifest.removesuffix(_MANIFEST) + _COMMITTED
+    """Key of the object that says that the manifest at this key is committed."""
+    return manifest if is_version_object(manifest) else manifest.removesuffix(_MANIFEST) + _COMMITTED
 
 
 def marked_manifest(marker: str) -> str:
     """Inverse of :func:`marker_key`."""
-    return marker.removesuffix(_COMMITTED) + _MANIFEST
+    return marker if is_version_object(marker) else marker.removesuffix(_COMMITTED) + _MANIFEST
 
 
 def is_marker(key: str) -> bool:
-    return key.endswith(_COMMITTED)
+    """Whether the object at ``key`` says that a version is committed."""
+    return key.endswith(_COMMITTED) or is_version_object(key)
 
 
 def newest_committed(keys: Iterable[str]) -> str | None:
@@ -226,7 +242,7 @@ def parse_manifest_key(key: str) -> ManifestKey | None:
     if match is None:
         return None
     topic, partition, version, kind = match.groups()
-    return ManifestKey(topic_id=UUID(topic), partition=int(partition), version=int(version), is_marker=kind == "committed")
+    return ManifestKey(topic_id=UUID(topic), partition=int(partition), version=int(version), is_marker=kind != "manifest")
 
 
 def parse_topic_key(key: str) -> TopicKey | None:

@@ -44,7 +44,7 @@ from stratalog_tiering.format.manifest_edit import ManifestEdit
 from stratalog_tiering.format.object_keys import segment_key
 from stratalog_tiering.format.segment import SegmentWriter, WrittenSegment, audit_block, iterate_block_batches
 from stratalog_tiering.maintenance.joined_segments import joined_epochs, joined_identity, source_of
-from stratalog_tiering.offload.commit import commit_edit, previous_version, refuse_fork
+from stratalog_tiering.offload.commit import commit_edit, previous_version, refuse_fork_before_commit
 from stratalog_tiering.offload.data_keys import new_encryption
 from stratalog_tiering.offload.locks import locked_entry
 from stratalog_tiering.offload.ports import WorkerPorts
@@ -195,7 +195,7 @@ class Compaction:
             current.filter, current.position = unchanged, group[-1].end_offset
             return
         edit = ManifestEdit(previous, writer=ports.settings.worker_id, random_id=ports.random_id)
-        await refuse_fork(ports, state)
+        await refuse_fork_before_commit(ports, state)
         entry = await _write(ports, state, group, batch_filter, end_offset, policy)
         pages = await ports.source.pages(edit.pages_for_replace(entry.base_offset))
         edit.replace(entry, pages, Reason.COMPACTED)

@@ -41,7 +41,7 @@ from stratalog_tiering.format.object_keys import (
     partition_prefixes,
     with_data_keys,
 )
-from stratalog_tiering.offload.commit import commit_manifest, previous_version, store_manifest
+from stratalog_tiering.offload.commit import commit_manifest, prepare_version, previous_version
 from stratalog_tiering.offload.ports import WorkerPorts
 from stratalog_tiering.store import ObjectStore
 
@@ -64,7 +64,7 @@ async def read_lines(store: ObjectStore, prefix: str, pointer: ManifestPointer |
     """
     source = ManifestSource(store)
     listed = [info async for info in store.list(prefix)]
-    newest = await _manifest(source, pointer.object_key, bytes.fromhex(pointer.sha256)) if pointer is not None else None
+    newest = await _newest(source, pointer) if pointer is not None else None
     known = {pointer.manifest_version: pointer.object_key} if pointer is not None else {0: ""}
     settled_version = newest.settled_version if newest is not None else 0
     manifest, fork = newest, find_fork(listed, known, settled_version)
@@ -84,6 +84,13 @@ async def read_lines(store: ObjectStore, prefix: str, pointer: ManifestPointer |
 def _version(key: str) -> int:
     parsed = parse_manifest_key(key)
     return parsed.version if parsed is not None else 0
+
+
+async def _newest(source: ManifestSource, pointer: ManifestPointer) -> Manifest | None:
+    """The manifest of metadata's line; None if it is missing or damaged. It may not be in the store yet."""
+    if pointer.content:
+        return await source.manifest(pointer)
+    return await _manifest(source, pointer.object_key, bytes.fromhex(pointer.sha256))
 
 
 async def _manifest(source: ManifestSource, key: str, sha256: bytes) -> Manifest | None:
@@ -133,12 +140,12 @@ async def _resolve(
         edit.keep_as_long_as(manifest_lock(line) if line is not None else None)
     tree_pages = await ports.source.tree_pages(edit.tree_pages_to_merge())
     new = edit.finish(created_at_ms=now_ms, tree_pages=tree_pages)
-    pointer = await store_manifest(ports.store, ports.source, new)
+    pointer = await prepare_version(ports, new)
     unchanged = (_decided(state), pointer_unchanged(state), *command.requirements)
     updates = (Put(record=pointer), Delete(key=decision.key()), *command.updates)
     command = Command(updates=updates, requirements=(*guards, *unchanged))
     _log.warning("the fork of %s is resolved: keeping %s, version %d", name, decision.keep, kept.manifest.version)
-    return await commit_manifest(ports, pointer, command, [new.key, *(key for key, _ in new.parts)])
+    return await commit_manifest(ports, pointer, command, [key for key, _ in new.parts])
 
 
 async def _others(

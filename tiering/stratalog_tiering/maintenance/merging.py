@@ -20,7 +20,9 @@ from typing import Final
 
 import msgspec
 
+from stratalog_tiering.cold.manifest_source import ManifestSource
 from stratalog_tiering.cold.segment_check import require_sound
+from stratalog_tiering.cold.whole_objects import has_own_object, read_whole
 from stratalog_tiering.core.commands import Guards, commit_segment
 from stratalog_tiering.core.locks import merged_lock
 from stratalog_tiering.core.partition import PartitionSnapshot
@@ -33,7 +35,7 @@ from stratalog_tiering.format.manifest_edit import ManifestEdit
 from stratalog_tiering.format.object_keys import segment_key
 from stratalog_tiering.format.segment import SegmentFooter, SegmentWriter, audit_block, iterate_block_batches
 from stratalog_tiering.maintenance.joined_segments import joined_epochs, joined_identity, source_of
-from stratalog_tiering.offload.commit import commit_edit, previous_version, refuse_fork
+from stratalog_tiering.offload.commit import commit_edit, previous_version, refuse_fork_before_commit
 from stratalog_tiering.offload.data_keys import new_encryption
 from stratalog_tiering.offload.locks import locked_entry
 from stratalog_tiering.offload.ports import WorkerPorts
@@ -42,6 +44,8 @@ from stratalog_tiering.offload.upload import StreamedUpload, finishing
 FAN_IN: Final = 16
 """Neighbours that become one segment. A segment of at least this fraction of the target size is not merged."""
 MERGES_MAX: Final = 2
+READ_WHOLE_BYTES_MAX: Final = 256 * 1024
+"""A source of at most this size is read with one request, and is in memory until the merged segment is written."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,7 +104,7 @@ async def merge_small(ports: WorkerPorts, state: PartitionSnapshot, policy: Tier
         return False
     # Both before an upload that could not be committed.
     edit = ManifestEdit(previous, writer=ports.settings.worker_id, random_id=ports.random_id)
-    await refuse_fork(ports, state)
+    await refuse_fork_before_commit(ports, state)
     entry = await _write_merged(ports, state, run, policy)
     await require_sound(ports.store, ports.source, entry, ports.background, reads_at_once=ports.settings.verify_reads_at_once)
     edit.replace(entry)
@@ -113,7 +117,10 @@ async def merge_small(ports: WorkerPorts, state: PartitionSnapshot, policy: Tier
 async def _write_merged(
     ports: WorkerPorts, state: PartitionSnapshot, run: Sequence[SegmentEntry], policy: TierPolicy
 ) -> SegmentEntry:
-    footers = [await ports.source.footer(entry) for entry in run]
+    small = [entry for entry in run if has_own_object(entry) and entry.object_bytes <= READ_WHOLE_BYTES_MAX]
+    store = await read_whole(ports.store, small)
+    sources = ManifestSource(store, background=ports.background)
+    footers = [await sources.footer(entry) for entry in run]
     key = segment_key(
         state.log.topic_id, state.log.index, run[0].base_offset, run[-1].leader_epochs[-1].epoch, ports.random_id()
     )  # fmt: skip
@@ -130,13 +137,13 @@ async def _write_merged(
         for entry, footer in zip(run, footers, strict=True):
             cipher = await ports.source.cipher(footer)
             for block in footer.blocks:
-                content = await ports.store.get_range(entry.key, entry.data_position + block.position, block.length)
+                content = await store.get_range(entry.key, entry.data_position + block.position, block.length)
                 await ports.reading.take(len(content))
                 await ports.background.run(partial(_append_block, writer, content, block, cipher))
                 await upload.write(writer.take_parts())
         finish = partial(
             writer.finish, created_at_ms=max(footer.created_at_ms for footer in footers), leader_epochs=joined_epochs(footers),
-            aborted_transactions=_aborted(footers), producers=await ports.source.producers(run[-1]),
+            aborted_transactions=_aborted(footers), producers=await sources.producers(run[-1]),
         )  # fmt: skip
         written = await ports.background.run(finish)
         await upload.write(writer.take_parts())

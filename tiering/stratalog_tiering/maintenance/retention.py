@@ -19,7 +19,7 @@ from stratalog_tiering.core.retention import expiry_reason, newest_ms, policy_of
 from stratalog_tiering.format.manifest import Manifest, RemovedObject, SegmentEntry
 from stratalog_tiering.format.manifest_edit import ManifestEdit, Removal
 from stratalog_tiering.format.removed_objects import RemovedLists
-from stratalog_tiering.offload.commit import commit_edit, previous_version, refuse_fork
+from stratalog_tiering.offload.commit import commit_edit, previous_version, refuse_fork_before_deletion
 from stratalog_tiering.offload.ports import WorkerPorts
 from stratalog_tiering.offload.reader_leases import leases_in_force
 
@@ -57,7 +57,7 @@ async def apply_retention(ports: WorkerPorts, state: PartitionSnapshot, policy: 
     if not edit.is_changed:
         return False
     if gone:
-        await refuse_fork(ports, state)
+        await refuse_fork_before_deletion(ports, state)
         await ports.delete_objects(gone)
     await commit_edit(ports, state, edit, lambda now, pointer: move_start(now, pointer, guards))
     return True

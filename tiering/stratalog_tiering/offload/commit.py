@@ -1,12 +1,12 @@
 """Commits a manifest version: the one place where cold history changes.
 
-The order is: refuse a forked history, store the pages and lists, store the manifest object and read it back, set the pointer
-in metadata by compare-and-set, write the commit marker. The compare-and-set is the commit; the object store never decides it.
-``propose_guarded`` says what each answer of metadata allows: nothing is deleted unless the commit certainly had no effect.
+The order is: refuse a forked history, store the pages and lists, set the pointer in metadata by compare-and-set, store the
+manifest (``offload/version_objects.py``). The compare-and-set is the commit; the object store never decides it. Until the
+manifest is in the store, the pointer contains it. ``propose_guarded`` says what each answer of metadata allows: nothing is
+deleted unless the commit certainly had no effect.
 
-A marker is written only after its commit is certain, so a marked version is committed; a version without a marker may have
-lost its race. After an unknown outcome nothing is deleted. This module does not decide what a new version contains
-(``format/manifest_edit.py``).
+A version object is written only after its commit is certain, so it is committed. After an unknown outcome nothing is deleted.
+This module does not decide what a new version contains (``format/manifest_edit.py``).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import Final
 
-from stratalog_core.errors import Conflict, Corrupt, OutcomeUnknown, StratalogError
+from stratalog_core.errors import Conflict, Corrupt, NoSuchObject, OutcomeUnknown, StratalogError
 from stratalog_metadata.client.guarded_updates import propose_guarded
 from stratalog_metadata.records import Log, ManifestPointer, log_key, manifest_pointer_key
 from stratalog_metadata.state.commands import ABSENT, Command
@@ -26,11 +26,14 @@ from stratalog_tiering.core.forks import find_fork, fork_error
 from stratalog_tiering.core.partition import PartitionSnapshot
 from stratalog_tiering.format.manifest import Manifest, decode_manifest, empty_manifest, pointer_to
 from stratalog_tiering.format.manifest_edit import ManifestEdit, NewManifest, Previous
-from stratalog_tiering.format.object_keys import manifests_prefix, parse_manifest_key
+from stratalog_tiering.format.object_keys import manifests_prefix, parse_manifest_key, version_key
 from stratalog_tiering.offload.ports import HistoryPorts, WorkerPorts
+from stratalog_tiering.offload.version_objects import ensure_in_store
 from stratalog_tiering.store import ObjectInfo, ObjectStore
 
 COMMIT_TIMEOUT_S: Final = 30.0
+OWNER_S: Final = 1.0
+"""Commits of this time share one look for another owner of the bucket. Each deletion looks for itself."""
 ATTEMPTS_MAX: Final = 8
 """Proposals of one manifest version: an owner that opens ledgers changes the log meanwhile."""
 RENEWAL_SHARE: Final = 0.1
@@ -83,6 +86,33 @@ async def refuse_fork(ports: HistoryPorts, state: PartitionSnapshot) -> None:
     raise fork_error(fork, state.topic.name, state.log.index)
 
 
+async def refuse_fork_before_commit(ports: WorkerPorts, state: PartitionSnapshot) -> None:
+    """As :func:`refuse_fork`, without a request if this worker has found the version to be the store's newest one lately.
+
+    Whatever was committed since begins with the next version, whose key follows from its number, and nothing of it is deleted
+    for a grace period. So its object is found when this worker stores its own: exactly one of them can be created.
+    """
+    pointer = state.pointer
+    if pointer is not None and ports.commits.was_newest(pointer):
+        return
+    began_at_s = ports.clock.monotonic()
+    await refuse_fork(ports, state)
+    if pointer is not None:
+        ports.commits.found_newest(pointer, began_at_s)
+
+
+async def refuse_fork_before_deletion(ports: WorkerPorts, state: PartitionSnapshot) -> None:
+    """As :func:`refuse_fork`, by one HEAD of the next version if this worker has found its own to be the newest one lately."""
+    pointer = state.pointer
+    if pointer is not None and ports.commits.was_newest(pointer):
+        try:
+            await ports.store.head(version_key(pointer.topic_id, pointer.index, pointer.manifest_version + 1))
+        except NoSuchObject:
+            return
+        ports.commits.forget(pointer)
+    await refuse_fork_before_commit(ports, state)
+
+
 async def commit_edit(
     ports: WorkerPorts,
     state: PartitionSnapshot,
@@ -96,17 +126,17 @@ async def commit_edit(
     ``own_keys`` are objects that were written for this commit only. Raises, having stored nothing, ``Forked`` if history has
     forked and ``Invalid`` if another cluster has taken the bucket over.
     """
-    await ports.bucket.confirm()
+    await ports.bucket.confirm(OWNER_S)
+    await refuse_fork_before_commit(ports, state)
     if state.pointer is not None:
         # Whatever happens, the next step that asks does not rely on it; a commit notes its own version anew.
         ports.commits.forget(state.pointer)
-    await refuse_fork(ports, state)
     edit.move_to_pages(await ports.source.pages(edit.pages_to_merge()))
     lists = await ports.source.removed_lists(edit.lists_to_merge())
     tree_pages = await ports.source.tree_pages(edit.tree_pages_to_merge())
     new = edit.finish(created_at_ms=ports.clock.wall_ms(), lists=lists, tree_pages=tree_pages)
-    pointer = await store_manifest(ports.store, ports.source, new)
-    written = [*own_keys, new.key, *(key for key, _ in new.parts)]
+    pointer = await prepare_version(ports, new)
+    written = [*own_keys, *(key for key, _ in new.parts)]
 
     async def again() -> Command | None:
         if ports.clock.wall_ms() - new.manifest.created_at_ms > RENEWAL_SHARE * ports.settings.grace_ms:
@@ -125,15 +155,25 @@ async def _with_current_log(ports: WorkerPorts, state: PartitionSnapshot) -> Par
     return replace(state, log=found.record, log_version=found.version)
 
 
-async def store_manifest(store: ObjectStore, source: ManifestSource, new: NewManifest) -> ManifestPointer:
-    """Store pages, lists and manifest, and read the manifest back; returns the pointer to commit.
+async def prepare_version(ports: WorkerPorts, new: NewManifest) -> ManifestPointer:
+    """Store pages and lists; returns the pointer to commit, which contains the manifest."""
+    for key, content in new.parts:
+        await ports.store.put(key, [content], lock=new.lock)
+    key = version_key(new.manifest.topic_id, new.manifest.partition, new.manifest.version)
+    ports.source.remember(key, new.sha256, decode_manifest(new.content, new.sha256))
+    return pointer_to(new.manifest, key, new.sha256, new.content)
 
-    Raises ``Conflict`` if a key exists: keys are fresh.
+
+async def store_manifest(store: ObjectStore, source: ManifestSource, new: NewManifest) -> ManifestPointer:
+    """Store pages, lists and manifest, and read the manifest back; returns the pointer to commit, then to mark.
+
+    For history that is made without a worker: a topic that is attached, a bucket that is restored. Raises ``Conflict`` if a key
+    exists: keys are fresh.
     """
     for key, content in new.parts:
         await store.put(key, [content], lock=new.lock)
     await store.put(new.key, [new.content], lock=new.lock)
-    source.remember(new.key, decode_manifest(await store.get(new.key), new.sha256))
+    source.remember(new.key, new.sha256, decode_manifest(await store.get(new.key), new.sha256))
     return pointer_to(new.manifest, new.key, new.sha256)
 
 
@@ -144,7 +184,7 @@ async def commit_manifest(
     own_keys: list[str],
     again: Callable[[], Awaitable[Command | None]] | None = None,
 ) -> bool:
-    """Commit ``pointer``, whose objects are stored, with ``command``, and write its marker. True if it was committed.
+    """Commit ``pointer``, whose pages and lists are stored, with ``command``, and store its manifest. True if it was committed.
 
     ``again`` returns the command to propose after a refusal, None or the refused one if the refusal is final. False: it was
     certainly not committed, and ``own_keys`` were deleted unless they are locked. Raises ``OutcomeUnknown``, ``Unavailable`` or
@@ -170,16 +210,9 @@ async def commit_manifest(
                 return False
             command = renewed
     ports.commits.committed(pointer)
-    await _mark(ports, pointer)
-    return True
-
-
-async def _mark(ports: WorkerPorts, pointer: ManifestPointer) -> None:
     try:
-        await ports.commits.ensure_marked(pointer)
+        await ensure_in_store(ports, pointer)
     except StratalogError as failure:
-        # The version is committed. The partition's next worker writes the marker before it drops any hot copy.
-        _log.warning(
-            "manifest version %d of %s is committed, but its marker was not written: %s",
-            pointer.manifest_version, pointer.key(), failure,
-        )  # fmt: skip
+        # The version is committed. The partition's next step stores it, before it drops any hot copy.
+        _log.warning("%s is committed, but is not known to be in the store: %s", name, failure)
+    return True

@@ -25,7 +25,8 @@ from stratalog_tiering.offload.commit import (
     commit_edit,
     committed_manifest,
     previous_version,
-    refuse_fork,
+    refuse_fork_before_commit,
+    refuse_fork_before_deletion,
 )
 from stratalog_tiering.offload.data_keys import new_encryption
 from stratalog_tiering.offload.locks import locked_entry
@@ -42,8 +43,7 @@ async def offload(ports: WorkerPorts, state: PartitionSnapshot, step: Offload, g
     nothing was committed), ``OutcomeUnknown``, ``Unavailable``.
     """
     began_at_s = ports.clock.monotonic()
-    if state.pointer is None or not ports.commits.is_own(state.pointer):
-        await refuse_fork(ports, state)  # before an upload that could not be committed
+    await refuse_fork_before_commit(ports, state)  # before an upload that could not be committed
     # Before the upload, because it refuses a manifest that requires a newer writer.
     edit = ManifestEdit(await previous_version(ports, state), writer=ports.settings.worker_id, random_id=ports.random_id)
     await ports.topics.ensure(state.topic)
@@ -100,17 +100,16 @@ async def upload_job(
 
 
 async def drop_hot(ports: WorkerPorts, state: PartitionSnapshot, ledgers: Sequence[StoredLedger], guards: Guards) -> None:
-    """Drop the hot copies of ``ledgers``, after checking size and footer of their cold copies and writing the commit marker.
+    """Drop the hot copies of ``ledgers``, after checking size and footer of their cold copies.
 
     Raises ``Corrupt`` if a cold copy is damaged or history has forked (the hot copies stay), ``Conflict`` (plan again),
     ``OutcomeUnknown``.
     """
-    await refuse_fork(ports, state)
+    await refuse_fork_before_deletion(ports, state)
     pointer = state.pointer
     assert pointer is not None, "only ledgers that a committed manifest covers are dropped"
     for stored in ledgers:
         await _check_cold_copy(ports, pointer, max(stored.ledger.base_offset, pointer.start_offset), stored.ledger.end_offset)
-    await ports.commits.ensure_marked(pointer)
     await drop(ports, state, ledgers, guards)
 
 

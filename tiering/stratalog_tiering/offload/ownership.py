@@ -54,6 +54,7 @@ class BucketOwnership:
         self._grace_ms = grace_ms
         self._check_store = check_store
         self._owner: OwnerDescriptor | None = None
+        self._confirmed_s = float("-inf")
 
     @property
     def deletes_from_ms(self) -> int:
@@ -76,13 +77,17 @@ class BucketOwnership:
             # The claim takes effect once and is read before it is believed, so an unknown outcome is one to retry.
             raise Unavailable(f"the bucket is not claimed yet: {unknown.message}") from unknown
 
-    async def confirm(self) -> None:
-        """Return if no other cluster has taken the bucket over. Raises as ``ensure`` does."""
+    async def confirm(self, within_s: float = 0.0) -> None:
+        """Return if no other cluster had taken the bucket over ``within_s`` ago. Raises as ``ensure`` does."""
         await self.ensure()
         assert self._owner is not None
+        now_s = self._clock.monotonic()
+        if now_s - self._confirmed_s < within_s:
+            return
         try:
             await self._store.head(owner_key(self._owner.number + 1))
         except NoSuchObject:
+            self._confirmed_s = now_s
             return
         self._owner = None
         await self.ensure()

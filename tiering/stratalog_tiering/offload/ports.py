@@ -180,7 +180,7 @@ def worker_ports(
         bucket=BucketOwnership(store, metadata, clock, settings.grace_ms, check_store),
         source=ManifestSource(store, background=background),
         topics=TopicDescriptors(store),
-        commits=RecentCommits(store, clock),
+        commits=RecentCommits(store, clock, settings.grace_ms),
         locks=KnownLocks(store),
         ledgers=ledgers,
         clock=clock,

@@ -135,9 +135,12 @@ class ObjectStore(Protocol):
         """A whole object, which should be small."""
         ...
 
-    async def get_range(self, key: str, start: int, length: int, *, uncached: bool = False) -> memoryview:
+    async def get_range(
+        self, key: str, start: int, length: int, *, uncached: bool = False, or_less: bool = False
+    ) -> memoryview:
         """Exactly ``length`` bytes from ``start`` on. Raises ``Corrupt`` if the object is shorter.
 
+        ``or_less``: an object that ends earlier, but not before ``start``, is not an error; fewer bytes are returned.
         ``uncached`` bypasses this machine's page cache and reads from storage.
         """
         ...

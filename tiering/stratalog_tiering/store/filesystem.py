@@ -100,7 +100,9 @@ class FilesystemStore:
     async def get(self, key: str) -> bytes:
         return await self._run(self._path(key).read_bytes, key)
 
-    async def get_range(self, key: str, start: int, length: int, *, uncached: bool = False) -> memoryview:
+    async def get_range(
+        self, key: str, start: int, length: int, *, uncached: bool = False, or_less: bool = False
+    ) -> memoryview:
         check_range(start, length)
         path = self._path(key)
         if uncached and length >= _LARGE_BYTES_MIN:
@@ -109,7 +111,7 @@ class FilesystemStore:
                 content = await self._run(lambda: read_uncached(path, start, length, memory), key)
         else:
             content = memoryview(await self._run(lambda: _read_range(path, start, length), key))
-        if len(content) != length:
+        if len(content) != length and not or_less:
             raise Corrupt(f"object {key} ends at byte {start + len(content)}, not {start + length}", key=key)
         return content
 

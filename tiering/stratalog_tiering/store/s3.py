@@ -117,9 +117,12 @@ class S3Store:
     async def get(self, key: str) -> bytes:
         return await self._reads.get(key)
 
-    async def get_range(self, key: str, start: int, length: int, *, uncached: bool = False) -> memoryview:
+    async def get_range(
+        self, key: str, start: int, length: int, *, uncached: bool = False, or_less: bool = False
+    ) -> memoryview:
         check_range(start, length)
-        return check_length(await self._reads.get_range(key, start, length), key, start, length)
+        content = await self._reads.get_range(key, start, length)
+        return content if or_less else check_length(content, key, start, length)
 
     async def head(self, key: str) -> ObjectInfo:
         return await self._catalogue.head(key)

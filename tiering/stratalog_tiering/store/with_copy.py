@@ -76,8 +76,10 @@ class StoreWithCopy:
     async def get(self, key: str) -> bytes:
         return await self._read(lambda store: store.get(key))
 
-    async def get_range(self, key: str, start: int, length: int, *, uncached: bool = False) -> memoryview:
-        return await self._read(lambda store: store.get_range(key, start, length, uncached=uncached))
+    async def get_range(
+        self, key: str, start: int, length: int, *, uncached: bool = False, or_less: bool = False
+    ) -> memoryview:
+        return await self._read(lambda store: store.get_range(key, start, length, uncached=uncached, or_less=or_less))
 
     async def head(self, key: str) -> ObjectInfo:
         return await self._read(lambda store: store.head(key))

@@ -14,7 +14,7 @@ from typing import Final
 
 from stratalog_core.errors import Conflict, StorageFailed, StratalogError, Unavailable
 from stratalog_metadata.client.topic_defaults import topic_defaults
-from stratalog_metadata.records import TierStatus, Topic, configs_in_force, log_key, tier_status_key, topic_key
+from stratalog_metadata.records import ManifestPointer, TierStatus, Topic, configs_in_force, log_key, tier_status_key, topic_key
 from stratalog_metadata.state.commands import Command, Put, VersionIs
 from stratalog_tiering.core.commands import Guards, fulfil_request
 from stratalog_tiering.core.maintenance_times import MaintenanceTask, MaintenanceTimes
@@ -22,6 +22,7 @@ from stratalog_tiering.core.offload_job import Undecided
 from stratalog_tiering.core.partition import PartitionSnapshot, is_cold, is_sealed, low_on_space, partition_snapshot
 from stratalog_tiering.core.planning import DropEmpty, DropHot, Fulfil, Idle, Offload, PlanLimits, ResolveFork, Step, next_step
 from stratalog_tiering.core.policy import UNLIMITED, TierPolicy, tier_policy
+from stratalog_tiering.format.object_keys import is_version_object
 from stratalog_tiering.maintenance.compaction import Compaction
 from stratalog_tiering.maintenance.fork_resolution import resolve_fork
 from stratalog_tiering.maintenance.hot_expiry import HotExpiry
@@ -30,6 +31,7 @@ from stratalog_tiering.maintenance.orphans import sweep_orphans
 from stratalog_tiering.maintenance.retention import apply_retention, next_expiry_ms
 from stratalog_tiering.offload.offloading import cold_since, drop, drop_hot, offload
 from stratalog_tiering.offload.ports import WorkerPorts
+from stratalog_tiering.offload.version_objects import ensure_in_store
 from stratalog_tiering.worker.leases import WorkerLeases, partition_lease
 
 STEPS_AT_ONCE_MAX: Final = 100
@@ -100,9 +102,8 @@ class PartitionWork:
             if guards is None:
                 return None
             await self._ports.bucket.ensure()
-            if state.pointer is not None:
-                # A worker may have died between commit and marker.
-                await self._ports.commits.ensure_marked(state.pointer)
+            if state.pointer is not None and await self._stored(state.pointer):
+                continue
             # Alternate: while ledgers are sealed all the time there is always something to offload.
             maintained = task is not None and (isinstance(step, Idle) or not (maintained or isinstance(step, ResolveFork)))
             if maintained and task is not None:
@@ -110,6 +111,15 @@ class PartitionWork:
             else:
                 await self._do(step, state, guards)
         return 0.0
+
+    async def _stored(self, pointer: ManifestPointer) -> bool:
+        """Store the manifest of a worker that ended after its commit; True if the pointer has changed by that."""
+        if pointer.content:
+            await self._ports.bucket.confirm()
+        await ensure_in_store(self._ports, pointer)
+        if pointer.content and not is_version_object(pointer.object_key):
+            self._times.sweep_at_once(self._ports.clock.monotonic())  # The key of its version was taken: a fork.
+        return bool(pointer.content)
 
     async def _hold(self, state: PartitionSnapshot) -> Guards | None:
         """Acquire the lease; return the guards of a step, so that it changes nothing once the topic is deleted."""

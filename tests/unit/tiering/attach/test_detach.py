@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from stratalog_core.errors import Conflict
+from stratalog_core.errors import Conflict, Unavailable
 from stratalog_metadata.records import Ledger, Log, ManifestPointer, TierStatus, Topic
 from stratalog_metadata.state.commands import Command
 from stratalog_tiering.core.detaching import committed_pointers, detach_topic
@@ -44,10 +44,19 @@ async def test_hot_records_keep_a_topic_attached(cluster: Cluster, make_batches:
     with pytest.raises(Conflict, match="is not in the bucket yet"):
         detach(cluster)
     await cluster.start_worker(deletion_lag_ms=3_600_000)
-    await cluster.until(lambda: cluster.pointer() is not None)
+    await cluster.until(lambda: cluster.pointer() is not None and not cluster.pointer().content)
     command = detach(cluster)  # the hot copy is still there, and goes with the topic
     await cluster.metadata.propose(command)
     assert [*cluster.metadata.view.all(Ledger)] == []
+
+
+async def test_a_manifest_that_is_in_metadata_alone_keeps_a_topic_attached(cluster: Cluster, make_batches: Batches) -> None:
+    cluster.store.before = lambda name, key: Unavailable("away") if name == "put" and key.endswith(".version") else None
+    await cluster.add_ledger(make_batches(0, [3]), 0)
+    await cluster.start_worker(deletion_lag_ms=0)
+    await cluster.until(lambda: "away" in cluster.last_error())
+    with pytest.raises(Conflict, match="manifest version 1 of flights-0 is not in the bucket yet"):
+        detach(cluster)
 
 
 async def test_an_open_ledger_or_one_that_came_meanwhile_keeps_it_attached(cluster: Cluster, make_batches: Batches) -> None:

@@ -23,9 +23,11 @@ Store = Any
 Batches = Callable[..., list[bytes]]
 
 
+@pytest.mark.parametrize("version_objects", [False, True])
 async def test_topics_and_their_newest_history_are_found(
-    writer: ArchiveWriter, store: Store, topic: Topic, make_batches: Batches
+    new_writer: Callable[..., ArchiveWriter], store: Store, topic: Topic, make_batches: Batches, version_objects: bool
 ) -> None:
+    writer = new_writer(version_objects=version_objects)
     for offset in range(0, 40, 4):
         pointer, _ = await writer.append(0, make_batches(offset, [4]))
     archive = Archive(store)

@@ -20,7 +20,6 @@ from stratalog_tiering.core.retention import expired_ledgers, expiry_reason
 from stratalog_tiering.format.locks import entry_lock, manifest_lock
 from stratalog_tiering.format.manifest import Reason, SegmentEntry, decode_manifest, empty_manifest, pointer_to
 from stratalog_tiering.format.manifest_edit import ManifestEdit, Previous, Removal
-from stratalog_tiering.format.manifest_writers import FIRST_WRITER, LOCKING_WRITER
 
 COMPLIANCE, GOVERNANCE = LockMode.COMPLIANCE, LockMode.GOVERNANCE
 LOCKS = st.none() | st.builds(ObjectLock, mode=st.sampled_from(LockMode), until_ms=st.integers(1, 100).map(lambda s: s * 1000))
@@ -81,9 +80,6 @@ def test_a_manifest_is_locked_as_long_as_any_segment_that_it_or_its_predecessors
     latest_ms = max((lock.until_ms for lock in locks if lock is not None), default=0)
     assert stored.lock_until_ms == (latest_ms if latest_ms > now_ms else 0)
     assert last.lock == in_force(manifest_lock(stored), now_ms)
-    # Once a version needs a writer that knows locks, its successors do.
-    seen = max((lock.until_ms for lock in locks if lock is not None), default=0) > now_ms
-    assert stored.oldest_writer == (LOCKING_WRITER if seen else FIRST_WRITER)
     assert pointer_lock(pointer_to(stored, last.key, last.sha256), now_ms) == last.lock
     assert (last.lock is not None) == (latest_ms >= now_ms + LOCK_MS_MIN)
 

@@ -43,6 +43,15 @@ def test_a_change_is_checked_at_most_once_per_interval() -> None:
     assert at.due("v3", RETENTION_S, 0) is MaintenanceTask.RETENTION, "there may be more to do"
 
 
+def test_a_sweep_that_is_wanted_at_once_does_not_wait_for_its_interval() -> None:
+    at = times()
+    looked(at, "v1")
+    at.sweep_at_once(1.0)
+    assert at.due("v1", 1.0, 0) is MaintenanceTask.SWEEP
+    at.failed(MaintenanceTask.SWEEP, 1.0)
+    assert at.has_failed("v1"), "what it reports stays until it succeeds"
+
+
 def test_retention_is_not_due_without_cold_history() -> None:
     at = times()
     at.swept(0.0)

@@ -24,6 +24,8 @@ def test_the_newest_marked_manifest_is_the_committed_one(versions: set[int], dat
     manifests = {version: keys.manifest_key(TOPIC, 0, version, data.draw(numbers)) for version in versions}
     losers = [keys.manifest_key(TOPIC, 0, version, data.draw(numbers)) for version in versions]
     marked = data.draw(st.sets(st.sampled_from(sorted(versions))))
+    late = data.draw(st.sets(st.sampled_from(sorted(marked)))) if marked else set()
+    manifests.update({version: keys.version_key(TOPIC, 0, version) for version in late})
     listing = [*manifests.values(), *losers, *(keys.marker_key(manifests[version]) for version in marked)]
     expected = manifests[max(marked)] if marked else None
     assert keys.newest_committed(data.draw(st.permutations(listing))) == expected

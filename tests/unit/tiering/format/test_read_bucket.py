@@ -105,15 +105,16 @@ def pages_in(store_directory: Path) -> list[Path]:
     return list(store_directory.glob("pages/*/*/*"))
 
 
-@pytest.mark.parametrize("zstd_level", [None, 3])
+@pytest.mark.parametrize(("zstd_level", "version_objects"), [(None, True), (3, False)])
 async def test_it_prints_the_records_of_a_whole_bucket(
     new_writer: Callable[..., ArchiveWriter],
     store_directory: Path,
     make_batches: Batches,
     capsys: pytest.CaptureFixture[str],
     zstd_level: int | None,
+    version_objects: bool,
 ) -> None:
-    writer = new_writer(zstd_level=zstd_level)
+    writer = new_writer(zstd_level=zstd_level, version_objects=version_objects)
     for index in range(12):
         await writer.append(0, make_batches(index * 24, [3] * 8), producers=[ProducerEntry(7, 1)])
     assert pages_in(store_directory)

@@ -22,7 +22,7 @@ from stratalog_tiering.cold.reader import ColdReader, ColdReaderSettings
 from stratalog_tiering.cold.verifier import Verifier
 from stratalog_tiering.core.compaction import BatchFilter
 from stratalog_tiering.format.manifest import Manifest, Reason, SegmentKind
-from stratalog_tiering.format.manifest_writers import COMPACTING_WRITER
+from stratalog_tiering.format.manifest_writers import OLDEST_WRITER
 from stratalog_tiering.offload.ports import MapSlot
 
 Cluster = Any
@@ -118,7 +118,7 @@ async def test_cold_segments_become_one_that_covers_the_same_offsets(cluster: Cl
     assert (entry.record_count, entry.leaf_count, entry.batch_count) == (5, 6, 3)
     assert (present.base_offset, present.end_offset, entry.options.dirty_from) == (4, 10, None)
     assert [(start.epoch, start.start_offset) for start in entry.leader_epochs] == [(0, 0), (5, 4), (9, 7)]
-    assert (after.record_count, after.start_offset, after.oldest_writer) == (5, 0, COMPACTING_WRITER)
+    assert (after.record_count, after.start_offset, after.oldest_writer) == (5, 0, OLDEST_WRITER)
     assert after.tree == before.tree
     assert [(removed.key, removed.reason) for removed in after.removed] == [
         (each.key, Reason.COMPACTED) for each in before.segments

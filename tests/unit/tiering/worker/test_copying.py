@@ -22,8 +22,12 @@ from stratalog_metadata.state.commands import Command, Put
 from stratalog_tiering.cold.archive import Archive, live_topics, read_owner
 from stratalog_tiering.cold.bucket_scrub import BucketScrub
 from stratalog_tiering.cold.reader import ColdReader, ColdReaderSettings
+from stratalog_tiering.cold.segment_check import unlimited
+from stratalog_tiering.copies.copying import CopyLimits
+from stratalog_tiering.copies.repair import RepairedFrom, Repairer, RepairSources
+from stratalog_tiering.core.damage import Damage
 from stratalog_tiering.format.descriptor import OwnerDescriptor, encode_descriptor
-from stratalog_tiering.format.object_keys import deletion_marker_key, owner_key
+from stratalog_tiering.format.object_keys import deletion_marker_key, marker_key, owner_key
 from stratalog_tiering.metrics import SecondCopyMetrics
 from stratalog_tiering.store import ObjectStore, StoreWithCopy, open_store
 from stratalog_tiering.worker.worker import TieringWorker
@@ -54,7 +58,7 @@ def counters(worker: TieringWorker) -> SecondCopyMetrics:
 def is_copied(cluster: Cluster, directory: Path) -> bool:
     """Whether the newest committed version is marked in the second copy."""
     pointer = cluster.pointer()
-    return pointer is not None and (directory / pointer.object_key).with_suffix(".committed").exists()
+    return pointer is not None and (directory / marker_key(pointer.object_key)).exists()
 
 
 def objects(directory: Path) -> dict[str, bytes]:
@@ -127,7 +131,35 @@ async def test_a_worker_that_starts_again_copies_only_what_is_new(
     await cluster.add_ledger(make_batches(10, [10]), 10)
     again = await cluster.start_worker("worker-2", second=second)
     await until(lambda: is_copied(cluster, second_directory) and cluster.pointer().end_offset == 20)
+    await until(lambda: counters(again).lag_partitions == 0)
     assert counters(again).objects_copied == 2, "one segment and one manifest"
+
+
+@pytest.mark.parametrize("damage", [Damage.MANIFEST_ALTERED, Damage.MARKER_MISSING])
+async def test_a_manifest_is_repaired_from_the_copy(
+    cluster: Cluster, make_batches: Batches, store_directory: Path, second: ObjectStore, second_directory: Path, damage: Damage
+) -> None:
+    for base in (0, 10):
+        await cluster.add_ledger(make_batches(base, [10]), base)
+    worker = await cluster.start_worker(second=second, segment_bytes=1)
+    await until(lambda: is_copied(cluster, second_directory) and cluster.pointer().end_offset == 20)
+    await worker.close()
+    path = store_directory / cluster.pointer().object_key
+    content = path.read_bytes()
+    if damage is Damage.MANIFEST_ALTERED:
+        path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    else:
+        path.unlink()
+    scrub = BucketScrub(cluster.store, cluster.background, before_ms=SystemClock().wall_ms() + DAY_MS)
+    limits = CopyLimits(background=cluster.background, clock=SystemClock(), take=unlimited)
+    pointers = {(cluster.topic.topic_id, 0): cluster.pointer()}
+    repairer = Repairer(scrub, cluster.store, RepairSources(copy=second, has_metadata=True, pointers=pointers), limits)
+    (topic,) = (await scrub.inventory()).topics
+    report, made = await repairer.partition(topic, 0)
+    assert damage in {found.kind for found in report.findings}
+    assert RepairedFrom.COPY in {repair.source for (kind, _), repair in made.items() if kind is damage}
+    assert path.read_bytes() == content
+    assert (await scrub.partition(topic, 0)).findings == ()
 
 
 async def test_damage_is_not_copied_and_does_not_stop_the_rest(
@@ -190,7 +222,7 @@ async def test_nothing_is_deleted_while_the_first_store_is_damaged(
     await worker.close()
     before = objects(second_directory)
     for key in objects(store_directory):
-        if key.endswith((".segment", ".manifest")):
+        if key.endswith((".segment", ".version")):
             (store_directory / key).unlink()
     clock.ahead_ms = DAY_MS
     again = await cluster.start_worker("worker-2", second=second, copy_grace_ms=0, clock=clock)

@@ -164,8 +164,8 @@ async def test_what_a_commit_writes_is_locked_as_long_as_the_history(
     latest_ms = max(entry.options.lock_until_ms for entry in entries)
     assert (pointer.lock_until_ms, pointer.lock_mode) == (latest_ms, "compliance")
     locked = {info.key: (await store.head(info.key)).locked_until_ms async for info in store.list("manifests/")}
-    assert len(locked) == 6
-    assert locked[pointer.object_key] == locked[pointer.object_key.replace(".manifest", ".committed")] == latest_ms
+    assert len(locked) == 3
+    assert locked[pointer.object_key] == locked[marker_key(pointer.object_key)] == latest_ms
     assert set(locked.values()) <= {entry.options.lock_until_ms for entry in entries[:2]}
     for unlocked in ("topics/", "owners/"):
         assert {(await store.head(info.key)).locked_until_ms async for info in store.list(unlocked)} == {0}
@@ -219,11 +219,11 @@ async def test_locked_history_outlives_its_retention_and_then_leaves_nothing(
     assert pointer.start_offset == 0
     await cluster.until(lambda: cluster.pointer().start_offset == 9)
     assert SystemClock().wall_ms() >= pointer.lock_until_ms
-    while len(bucket.stored()) > 4:
+    while len(bucket.stored()) > 3:
         store.deleted.clear()
         async with asyncio.timeout(20):
             await store.deleted.wait()
-    assert sorted(key.split("/")[0] for key in bucket.stored()) == ["manifests", "manifests", "owners", "topics"]
+    assert sorted(key.split("/")[0] for key in bucket.stored()) == ["manifests", "owners", "topics"]
     assert store.early == []
     assert cluster.last_error() == ""
 

@@ -47,7 +47,9 @@ class Stale(FaultyStore):
 
 
 class WithoutRanges(FaultyStore):
-    async def get_range(self, key: str, start: int, length: int, *, uncached: bool = False) -> memoryview:
+    async def get_range(
+        self, key: str, start: int, length: int, *, uncached: bool = False, or_less: bool = False
+    ) -> memoryview:
         return memoryview(await super().get(key))
 
 

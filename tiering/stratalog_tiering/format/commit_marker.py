@@ -1,0 +1,39 @@
+"""Reads what says that a manifest version is committed: a marker beside the manifest, or a version object.
+
+A version object is the manifest itself. No I/O. Format: ``docs/reference/formats/manifest.md``.
+"""
+
+from __future__ import annotations
+
+from stratalog_core.errors import Corrupt
+from stratalog_core.ports import Buffer
+from stratalog_tiering.format.descriptor import CommitMarker, decode_descriptor
+from stratalog_tiering.format.manifest import parse_manifest
+from stratalog_tiering.format.object_frame import object_sha256
+from stratalog_tiering.format.object_keys import is_version_object, marked_manifest, parse_manifest_key
+
+
+def decode_marker(content: Buffer, key: str) -> CommitMarker:
+    """The commit marker at ``key``. A version object has only its own checksum, so the digest is that of the bytes found.
+
+    Raises ``Corrupt``, also if it does not belong to this key, and ``Invalid`` for an unknown format version.
+    """
+    if is_version_object(key):
+        manifest = parse_manifest(content, None)
+        found = CommitMarker(
+            manifest_key=key, manifest_version=manifest.version, sha256=object_sha256(content).hex()
+        )  # fmt: skip
+        owner = (manifest.topic_id, manifest.partition)
+    else:
+        found, owner = decode_descriptor(content, CommitMarker, key), None
+    named = parse_manifest_key(key)
+    if (
+        named is None
+        or (found.manifest_key, found.manifest_version) != (marked_manifest(key), named.version)
+        or (owner is not None and owner != (named.topic_id, named.partition))
+    ):
+        raise Corrupt(
+            f"{key} names version {found.manifest_version} at {found.manifest_key}, which is not the one in its own key",
+            key=key,
+        )
+    return found
