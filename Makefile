@@ -38,11 +38,12 @@ WORKERS := 2
 DURATIONS := --durations=50 --durations-min=1
 
 .PHONY: test
-test: .venv/.test tools  ## everything: unit and contract tests in two processes, then all that starts clusters, one by one; what only computes beside them
+test: .venv/.test tools  ## everything, in two processes: unit and contract tests, then those that start clusters, then one by one those that measure; what only computes beside them
 	output=$$(mktemp); \
 	$(BIN)/python tests/spare_time.py $(BIN)/python -m pytest tests -m computes --timeout 3000 --numprocesses $(WORKERS) --dist worksteal $(DURATIONS) > $$output 2>&1 & \
 	computing=$$!; trap "kill -- -$$computing 2> /dev/null || kill $$computing 2> /dev/null" EXIT INT TERM; status=0; \
-	$(BIN)/python -m pytest tests -m "not alone and not computes" --numprocesses $(WORKERS) --dist loadfile $(DURATIONS) || status=$$?; \
+	$(BIN)/python -m pytest tests -m "not alone and not clusters and not computes" --numprocesses $(WORKERS) --dist loadfile $(DURATIONS) || status=$$?; \
+	$(BIN)/python -m pytest tests -m clusters --numprocesses $(WORKERS) --dist loadfile $(DURATIONS) || status=$$?; \
 	$(BIN)/python -m pytest tests -m alone $(DURATIONS) || status=$$?; \
 	wait $$computing || status=$$?; \
 	cat $$output; rm $$output; \

@@ -40,6 +40,9 @@ hypothesis_settings.load_profile("stratalog")
 _FRESH_SEED = "STRATALOG_FRESH_SEED"
 
 
+_QUICK_START: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+"""Spark's jobs in tests last seconds: most of their processor time would go into optimizing code that is not run again."""
+_PORTS: Final = (20000, 31999)
 _STDERR: Final = pytest.StashKey[int]()
 _HANG_S: Final = 120.0
 """A test process ends this long after the limit of a test that does not end."""
@@ -50,6 +53,18 @@ def pytest_configure(config: pytest.Config) -> None:
     if not os.environ.get(_FRESH_SEED):
         os.environ[_FRESH_SEED] = str(SystemRandom().randrange(2**31))
     config.stash[_STDERR] = os.dup(2)  # During tests, pytest captures what descriptor 2 gets.
+    for variable in ("SPARK_SUBMIT_OPTS", "SPARK_LAUNCHER_OPTS"):
+        os.environ.setdefault(variable, _QUICK_START)
+    os.environ["STRATALOG_LOCAL_PORTS"] = _ports_of_this_worker()
+
+
+def _ports_of_this_worker() -> str:
+    """Return a range of its own for each process of pytest-xdist, because a server's port is chosen before it is used."""
+    worker, workers = os.environ.get("PYTEST_XDIST_WORKER", "gw0"), int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    first, last = _PORTS
+    count = (last - first + 1) // workers
+    begin = first + count * int(worker.removeprefix("gw"))
+    return f"{begin}-{begin + count - 1}"
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -77,8 +92,10 @@ def _end_if_it_hangs(item: pytest.Item) -> None:
     faulthandler.dump_traceback_later(limit_s + _HANG_S, exit=True, file=config.stash[_STDERR])
 
 
-ALONE: Final = ("chaos", "integration", "valid_requests")
-"""Folders whose tests choose ports before they listen on them, or use all cores."""
+ALONE: Final = ("chaos",)
+"""Folders whose tests use all cores or end processes at times that they measure."""
+CLUSTERS: Final = ("integration", "valid_requests")
+"""Folders whose tests start clusters and Java: two at once, each with ports of its own. Those that measure are ``alone``."""
 COMPUTES: Final = ("simulation",)
 """Folders whose tests take processor time only: their clocks are simulated, so that they may run beside any other test."""
 
@@ -87,6 +104,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.parent.name in ALONE:
             item.add_marker(pytest.mark.alone)
+        elif item.path.parent.name in CLUSTERS and item.get_closest_marker("alone") is None:
+            item.add_marker(pytest.mark.clusters)
         if item.path.parent.name == "integration":
             # Our code runs in other processes: sockets here are those of clients, and kafka-python leaves some open.
             item.add_marker(pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning"))
@@ -101,8 +120,9 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     folder, text = collection_path.parent.name, collection_path.read_text()
     selected = {
         "alone": folder in ALONE or "mark.alone" in text,
+        "clusters": folder in CLUSTERS,
         "computes": folder in COMPUTES or "mark.computes" in text,
-        "not alone and not computes": folder not in (*ALONE, *COMPUTES),
+        "not alone and not clusters and not computes": folder not in (*ALONE, *CLUSTERS, *COMPUTES),
     }
     return None if selected.get(config.option.markexpr, True) else True
 

@@ -15,7 +15,7 @@ from stratalog_loadgen.processes.loads import ConsumerLoad, Payload
 from stratalog_loadgen.runs.copy import measure_copy
 from stratalog_loadgen.settings import Readers, Topics, Traffic, Window, consumer_options
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.alone, pytest.mark.integration]
 _SHORT = ("--warmup", "0.2", "--duration", "1")
 
 

@@ -15,7 +15,7 @@ from benchmarks.cold.__main__ import MEASURES
 from stratalog.local.minio import minio_program
 from stratalog_core.errors import NotFound
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.alone, pytest.mark.integration, pytest.mark.timeout(600)]
 ROOT = Path(__file__).parents[2]
 AT_MOST = {
     "cold_replay_ratio": 20.0,

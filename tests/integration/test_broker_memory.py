@@ -19,7 +19,7 @@ from unit.broker.raw_client import RawClient, batch, fetch_request, produce_requ
 
 from stratalog_broker.protocol.entities import encode_response as encode_entity
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.alone, pytest.mark.integration, pytest.mark.timeout(600)]
 MIB = 1024 * 1024
 BUDGET = 96 * MIB
 PARTITIONS = 200

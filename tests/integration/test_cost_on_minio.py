@@ -18,7 +18,7 @@ from integration.process_cluster import ProcessCluster
 from stratalog.local.minio import minio_program
 from stratalog_core.errors import NotFound
 
-pytestmark = [pytest.mark.integration, pytest.mark.s3]
+pytestmark = [pytest.mark.alone, pytest.mark.integration, pytest.mark.s3]
 ROUNDS: Final = 17
 """Sixteen neighbouring segments are merged."""
 MIB: Final = 2**20

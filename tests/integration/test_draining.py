@@ -12,7 +12,7 @@ from confluent_kafka import Consumer, TopicPartition
 from integration.process_cluster import ProcessCluster
 from integration.test_crashes import PARTITIONS, TIMEOUT_S, Sender, check
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.alone, pytest.mark.integration]
 
 
 class _Member:

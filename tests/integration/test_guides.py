@@ -13,7 +13,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import Iterator
@@ -21,6 +20,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
+
+from stratalog.local.ports import free_ports
 
 pytestmark = pytest.mark.integration
 ROOT = Path(__file__).parents[2]
@@ -68,10 +69,8 @@ def environment() -> dict[str, str]:
 
 def _free_addresses() -> dict[str, str]:
     """Return an address with a free port for each one in the pages."""
-    with ExitStack() as taken:
-        sockets = [taken.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in _ADDRESSES]
-        free = [f"127.0.0.1:{each.getsockname()[1]}" for each in sockets]
-    return dict(zip(_ADDRESSES.values(), free, strict=True))
+    names = _ADDRESSES.values()
+    return {name: f"127.0.0.1:{port}" for name, port in zip(names, free_ports(len(names)), strict=True)}
 
 
 @pytest.mark.timeout(900)

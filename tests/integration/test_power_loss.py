@@ -20,7 +20,7 @@ from chaos.unsynced_files import has_unsynced, lose_power
 from confluent_kafka import Consumer, KafkaError, Message, Producer, TopicPartition
 from integration.process_cluster import ProcessCluster
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.alone, pytest.mark.integration]
 RECORDS = int(os.environ.get("STRATALOG_POWER_RECORDS", "30000"))
 CUTS = 3
 PARTITIONS = 6

@@ -64,7 +64,8 @@ def start(
 ) -> None:
     """Start a new cluster, or start the one in DIR again, with the sizes and store that it has.
 
-    Returns when every broker serves. If the cluster cannot start, all its processes are stopped.
+    Returns when every broker serves. If the cluster cannot start, all its processes are stopped. The ports of a
+    new cluster come from 20000-31999, or from the range that STRATALOG_LOCAL_PORTS=FIRST-LAST sets.
     """
     if store and minio:
         raise Invalid("--store and --minio cannot be combined: choose one")

@@ -13,10 +13,10 @@ import pytest
 
 from stratalog.local import processes
 from stratalog.local.plan import Sizes, plan_cluster, to_toml
-from stratalog.local.ports import free_ports, is_free
+from stratalog.local.ports import VARIABLE, free_ports, is_free
 from stratalog.local.secrets import make_store_credentials, store_environment
 from stratalog.local.state import ClusterState, ProcessState, load_state, save_state
-from stratalog_core.errors import Invalid, NotFound
+from stratalog_core.errors import Invalid, NotFound, Unavailable
 
 SLEEPER = [sys.executable, "-c", "import signal; signal.pause()"]
 STUBBORN = [
@@ -34,6 +34,21 @@ def test_free_ports_are_different_and_free() -> None:
     ports = free_ports(20, taken=[20000])
     assert len(set(ports)) == 20
     assert all(is_free(port) for port in ports)
+
+
+def test_free_ports_come_from_the_range_that_the_environment_sets(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(VARIABLE, "24000-24019")
+    assert set(free_ports(3)) <= set(range(24000, 24020))
+    monkeypatch.setenv(VARIABLE, "24000-24001")
+    with pytest.raises(Unavailable, match=r"of 3 ports are free on 127\.0\.0\.1 from 24000 to 24001"):
+        free_ports(3)
+
+
+@pytest.mark.parametrize("text", ["20000", "x-y", "30000-20000", "80-90", "60000-70000"])
+def test_a_range_of_ports_that_makes_no_sense_is_refused(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(VARIABLE, text)
+    with pytest.raises(Invalid, match=f"{VARIABLE} is '{text}'; use FIRST-LAST, from 1024 to 65535: 20000-31999"):
+        free_ports(1)
 
 
 def test_a_plan_names_every_process_and_gives_each_its_address(tmp_path: Path) -> None:
