@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from stratalog_core.batches.batch import read_header
 from stratalog_core.batches.compression import NAMES
@@ -35,10 +36,24 @@ def history(value_bytes: int, codec: int) -> Iterator[bytes]:
         yield bytes(build_batch(records, compression=codec))
 
 
-def measure(value_bytes: int, codec: int) -> str:
+class Measured(NamedTuple):
+    """Processor seconds of the steps, over ``records`` records of ``plain_bytes``."""
+
+    records: int
+    plain_bytes: int
+    stored_bytes: int
+    map_s: float
+    filter_s: float
+    check_s: float
+
+    @property
+    def total_s(self) -> float:
+        return self.map_s + self.filter_s + self.check_s
+
+
+def measured(value_bytes: int, codec: int) -> Measured:
     batches = [(batch, read_header(batch)) for batch in history(value_bytes, codec)]
     records = sum(header.record_count for _, header in batches)
-    plain_bytes, stored_bytes = records * (value_bytes + 30), sum(len(batch) for batch, _ in batches)
     started = time.process_time()
     builder = MapBuilder(OffsetMap(10_000_000, b"secret"), 0)
     for batch, header in batches:
@@ -49,11 +64,21 @@ def measure(value_bytes: int, codec: int) -> str:
     filtered_at = time.process_time()
     for survivor in kept:
         batch_fingerprint(survivor, read_header(survivor))
-    ended = time.process_time()
-    rate = plain_bytes / (ended - started) / 1e6
-    parts = f"map {mapped - started:.2f} s, filter {filtered_at - mapped:.2f} s, check {ended - filtered_at:.2f} s"
-    codec_name = next(name for name, code in NAMES.items() if code == codec)
-    return f"| {value_bytes} | {codec_name} | {rate:.0f} | {stored_bytes / 1e6:.0f} | {records} | {parts} |"
+    return Measured(
+        records=records,
+        plain_bytes=records * (value_bytes + 30),
+        stored_bytes=sum(len(batch) for batch, _ in batches),
+        map_s=mapped - started,
+        filter_s=filtered_at - mapped,
+        check_s=time.process_time() - filtered_at,
+    )
+
+
+def _row(value_bytes: int, codec_name: str) -> str:
+    found = measured(value_bytes, NAMES[codec_name])
+    rate = found.plain_bytes / found.total_s / 1e6
+    parts = f"map {found.map_s:.2f} s, filter {found.filter_s:.2f} s, check {found.check_s:.2f} s"
+    return f"| {value_bytes} | {codec_name} | {rate:.0f} | {found.stored_bytes / 1e6:.0f} | {found.records} | {parts} |"
 
 
 if __name__ == "__main__":
@@ -61,4 +86,4 @@ if __name__ == "__main__":
     print("| --- | --- | --- | --- | --- | --- |")
     for value_size in (100, 1_000, 10_000):
         for name in ("none", "lz4", "zstd"):
-            print(measure(value_size, NAMES[name]))
+            print(_row(value_size, name))

@@ -104,7 +104,8 @@ Wanted: TypeAlias = Assigned | Subscribed | Matching
 class ReadOptions:
     """The parsed options of one read. ``split_bytes`` counts stored bytes; ``records_per_split_max`` 0 means no bound.
 
-    ``store`` is empty if the brokers of ``client`` are to be asked for it.
+    ``store`` is empty if the brokers of ``client`` are to be asked for it; ``second_store`` is the store of a second copy, read
+    where the first fails or is damaged, empty for none.
 
     ``topic_ids`` select a topic if several in the bucket share its name. ``missing_timestamp_is_latest``: a partition without a
     record at or after the start time is read from its end, instead of failing the query. ``fail_on_data_loss``: requested
@@ -113,15 +114,12 @@ class ReadOptions:
     ``rows_per_trigger_max`` (0: no bound) and ``rows_per_trigger_min`` bound the offsets of a stream's batch; fewer than the
     minimum wait for up to ``trigger_delay_max_s``. They mean nothing in a batch read.
 
-    ``second_store`` is the store of a second copy, read where the first fails or is damaged; empty: none.
+    ``expiry_header`` names the header by which records expire; rows of expired ones are left out. Empty: none expire.
     ``columns`` are the wanted ones, empty for all. ``manifest_versions`` are the versions of history to read, empty for the
     newest; such a read has no tail.
-
     ``client`` configures the client that reads from the brokers (librdkafka's names); empty: only the bucket is read, and
     ``missing_tail`` says how a read up to the latest record reports that newer records may exist. ``poll_timeout_s`` bounds the
-    wait for the brokers' next record.
-
-    ``takes_lease``: a batch read keeps what it reads of the bucket from being deleted while it runs.
+    wait for the brokers' next record. ``takes_lease``: a batch read keeps what it reads from being deleted while it runs.
     """
 
     store: str
@@ -136,6 +134,7 @@ class ReadOptions:
     split_bytes: int = SPLIT_BYTES
     fail_on_data_loss: bool = True
     include_headers: bool = False
+    expiry_header: str = ""
     read_committed: bool = True
     client: Mapping[str, str] = field(default_factory=dict, repr=False)
     missing_tail: MissingTail = "warn"
@@ -154,7 +153,7 @@ KNOWN: Final = (
     "startingOffsetsByTimestamp", "endingOffsetsByTimestamp", "startingTimestamp", "endingTimestamp",
     "startingOffsetsByTimestampStrategy", "minPartitions", "maxRecordsPerPartition", "splitBytes", "failOnDataLoss",
     "includeHeaders", "isolationLevel", "missingTail", "kafkaConsumer.pollTimeoutMs", "table", "maxOffsetsPerTrigger",
-    "minOffsetsPerTrigger", "maxTriggerDelay", "columns", "manifestVersion", "secondStore", "lease",
+    "minOffsetsPerTrigger", "maxTriggerDelay", "columns", "manifestVersion", "secondStore", "lease", "expiryHeader",
 )  # fmt: skip
 CLIENT: Final = "kafka."
 IGNORED: Final = ("fetchoffset.", "kafkaconsumer.cache.", "groupidprefix")
@@ -188,6 +187,7 @@ def parse_options(given: Mapping[str, str], mode: Mode = "batch") -> ReadOptions
         split_bytes=_integer(options, "splitBytes", SPLIT_BYTES, 1),
         fail_on_data_loss=_flag(options, "failOnDataLoss", True),
         include_headers=_flag(options, "includeHeaders", False),
+        expiry_header=options.get("expiryheader", ""),
         read_committed=_isolation(options) == "read_committed",
         client=client_options(options),
         missing_tail="ignore" if versions else cast("MissingTail", _choice(options, "missingTail", ("warn", "fail", "ignore"))),

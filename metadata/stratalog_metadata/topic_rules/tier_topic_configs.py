@@ -1,4 +1,4 @@
-"""Topic configs of the history in the object store that Kafka does not have."""
+"""Topic configs that Kafka does not have, of the history in the object store and of records that expire."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import Final
 
 from stratalog_metadata.topic_rules.config_keys import ConfigKey, ConfigKind
 
+EXPIRY_HEADER: Final = "stratalog.record.expiry.header"
 LOCK_MODE: Final = "stratalog.tier.lock.mode"
 LOCK_MS: Final = "stratalog.tier.lock.ms"
 NO_LOCK: Final = "none"
@@ -17,6 +18,11 @@ _STORAGE_CLASSES: Final = (
 """Those of S3 from which an object is read at once. Stores that lack one refuse the upload."""
 
 TIER_TOPIC_CONFIGS: Final = (
+    ConfigKey(
+        name=EXPIRY_HEADER, kind=ConfigKind.STRING, default="",
+        documentation="Name of the record header that says when a record expires, in ms since 1970 as decimal text. Compaction"
+        " treats expired records as tombstones; brokers serve batches as they are. Empty: none expire.",
+    ),
     ConfigKey(
         name="stratalog.tier.segment.bytes", kind=ConfigKind.LONG, default=str(256 * _MIB), minimum=64 * 1024,
         maximum=16_384 * _MIB,

@@ -68,7 +68,22 @@ class StratalogReader(DataSourceReader):
 def read_task(
     options: ReadOptions, task: TaskPartition, columns: tuple[str, ...], times: TimeRange = ANY_TIME
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of a task's splits: those in the bucket, then those at the brokers."""
+    """Yield the rows of a task's splits: those in the bucket, then those at the brokers.
+
+    With ``expiryHeader``, rows whose records have expired by now are left out.
+    """
+    if not options.expiry_header:
+        yield from _all_rows(options, task, columns, times)
+        return
+    from stratalog_pipeline.arrow.expiry import unexpired, with_headers
+
+    rows = _all_rows(options, task, with_headers(columns), times)
+    yield from unexpired(rows, columns, options.expiry_header, SystemClock().wall_ms())
+
+
+def _all_rows(
+    options: ReadOptions, task: TaskPartition, columns: tuple[str, ...], times: TimeRange
+) -> Iterator[pa.RecordBatch]:
     # Imported in tasks only: numba costs a second, and Spark starts several processes before the first task.
     from stratalog_pipeline.arrow.messages import to_arrow
     from stratalog_pipeline.scan import scan_split

@@ -28,6 +28,8 @@ class Written(NamedTuple):
     key: bytes | None
     value: bytes | None
     is_committed: bool
+    expires_ms: int | None = None
+    """Wall time from which the record counts as a tombstone."""
 
 
 class CompactedHistory:
@@ -46,10 +48,10 @@ class CompactedHistory:
         self.passes_ms: set[int] = set()
         """When passes began: delete horizons count from there, however long a pass takes, as in Apache Kafka."""
         self._horizons_ms: dict[int, int] = {}
-        """The delete horizon with which each tombstone was in a compacted segment for the first time."""
+        """The delete horizon with which each tombstone, and each record that expires, was in a compacted segment first."""
         self._known: set[str] = set()
         self._clean_end = 0
-        self.compacted_segments = self.deleted_tombstones = 0
+        self.compacted_segments = self.deleted_tombstones = self.expired_records = 0
 
     @property
     def end_offset(self) -> int:
@@ -129,7 +131,7 @@ class CompactedHistory:
             horizon_ms = check_batch(batch).delete_horizon_ms
             if horizon_ms is not None:
                 for offset, value in self.read([batch], 0).items():
-                    if value is None:
+                    if value is None or self.records[offset].expires_ms is not None:
                         self._check_horizon(offset, horizon_ms)
 
     def _check_horizon(self, offset: int, horizon_ms: int) -> None:
@@ -147,17 +149,21 @@ class CompactedHistory:
         for key, written in newest.items():
             if written.offset in present:
                 continue
-            self._require(written.value is None, f"the newest record of {key!r}, at offset {written.offset}, is lost")
-            if written.value is None:
-                self._check_deleted(key, written.offset)
+            is_expired = written.expires_ms is not None and written.expires_ms <= self._now_ms()
+            may_go = written.value is None or is_expired
+            self._require(may_go, f"the newest record of {key!r}, at offset {written.offset}, is lost")
+            if may_go:
+                self._check_deleted(key, written)
 
-    def _check_deleted(self, key: bytes, offset: int) -> None:
+    def _check_deleted(self, key: bytes, written: Written) -> None:
         """A tombstone may go when the delete horizon that an earlier commit gave it is over."""
+        offset = written.offset
         horizon_ms = self._horizons_ms.get(offset)
         self._require(horizon_ms is not None, f"the tombstone of {key!r} at offset {offset} went in its first compaction")
         if horizon_ms is None or offset not in self.present:
             return
         self.deleted_tombstones += 1
+        self.expired_records += written.value is not None
         early_ms = horizon_ms - self._now_ms()
         self._require(early_ms <= 0, f"the tombstone of {key!r} at offset {offset} was deleted {early_ms} ms too early")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from stratalog_core.batches.record_expiry import expiry_ms
 from stratalog_tiering.core import compaction as core
 from stratalog_tiering.core.compaction import BatchFilter, MapBuilder, TransactionFilter
 from stratalog_tiering.maintenance import compaction
@@ -94,7 +95,37 @@ def a_full_map_drops_its_oldest_keys() -> None:
     core.OffsetMap.put = forgetful  # type: ignore[method-assign]
 
 
+def records_expire_as_soon_as_they_name_a_time() -> None:
+    """The time in the header is not compared with the clock."""
+
+    def expired(self: Any, body: Any, span: Any) -> Any:
+        is_named = expiry_ms(body, span, self._expiry_header) is not None
+        return span._replace(has_value=False) if is_named else span
+
+    BatchFilter._expired = expired  # type: ignore[method-assign]
+
+
+def expired_records_go_at_once() -> None:
+    """An expired record does not wait for the delete horizon, as if no consumer could still have the older record."""
+    keeps, expired, keys = BatchFilter._keeps, BatchFilter._expired, set[bytes | None]()
+
+    def noted(self: Any, body: Any, span: Any) -> Any:
+        found = expired(self, body, span)
+        if found.has_value != span.has_value:
+            keys.add(span.key)
+        return found
+
+    def without_horizon(self: Any, header: Any, span: Any) -> bool:
+        return keeps(self, header, span) and (span.has_value or span.key not in keys)
+
+    BatchFilter._expired = noted  # type: ignore[method-assign]
+    BatchFilter._keeps = without_horizon  # type: ignore[method-assign]
+    _unchecked()
+
+
 IN_COMPACTION: Final = (
+    records_expire_as_soon_as_they_name_a_time,
+    expired_records_go_at_once,
     tombstones_go_in_their_first_compaction,
     delete_horizons_are_in_the_past,
     the_newest_record_goes_with_the_older_ones,

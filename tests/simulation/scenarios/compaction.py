@@ -1,10 +1,11 @@
 """Scenario: a compacted topic in the object store, with tombstones and transactions, while workers crash and the store fails.
 
-An owner appends ledgers of keyed records, some in transactions that commit or abort. Workers offload and compact them, with a
-map of four keys, so that a pass needs several rounds; they crash, stop and lose answers. Checked at every commit: the newest
-committed record of each key is there and unchanged, a tombstone until ``delete.retention.ms`` after the start of the pass that
-compacted it first; no offset holds another record than was written; in what is compacted, each key occurs once and no record of
-an aborted transaction is left. At the end everything is compacted and read back as a broker reads it.
+An owner appends ledgers of keyed records, some in transactions that commit or abort, some that expire. Workers offload and
+compact them, with a map of four keys, so that a pass needs several rounds; they crash, stop and lose answers. Checked at every
+commit: the newest committed record of each key is there and unchanged, a tombstone or an expired record until
+``delete.retention.ms`` after the start of the pass that compacted it first as one; no offset holds another record than was
+written; in what is compacted, each key occurs once and no record of an aborted transaction is left. At the end everything is
+compacted and read back as a broker reads it.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import msgspec
 
 from simulation.checkers.audit import Audit
 from simulation.checkers.compacted import CompactedHistory, Written
-from simulation.checkers.coverage import COMPACTED, TOMBSTONE_DELETED
+from simulation.checkers.coverage import COMPACTED, EXPIRED_DELETED, TOMBSTONE_DELETED
 from simulation.faults.nemesis import Nemesis, NemesisPlan
 from simulation.scenarios.history import Entry, EntryHead
 from simulation.world import roles
@@ -63,7 +64,7 @@ TOPIC: Final = Topic(
     name="compacted", topic_id=UUID(int=0xC), partition_count=1, replication_factor=1,
     configs={
         "cleanup.policy": "compact", "delete.retention.ms": str(RETENTION_MS), "min.cleanable.dirty.ratio": "0.2",
-        "min.compaction.lag.ms": "300", "max.compaction.lag.ms": "4000",
+        "min.compaction.lag.ms": "300", "max.compaction.lag.ms": "4000", "stratalog.record.expiry.header": "expires",
     },
 )  # fmt: skip
 KEYS: Final = (*(b"key %d" % number for number in range(16)), *(b"a key longer than its digest, %d" % n for n in range(8)))
@@ -177,18 +178,29 @@ def _content(ports: Ports, base: int, now_ms: int) -> tuple[tuple[bytes, ...], l
             producer = {"producer_id": PRODUCER, "producer_epoch": 0, "attributes": TRANSACTIONAL_BIT}
         first = base + len(written)
         records = [
-            Record(offset=first + step, timestamp_ms=now_ms, key=key, value=value) for step, (key, value) in enumerate(rows)
+            Record(offset=first + step, timestamp_ms=now_ms, key=key, value=value, headers=_headers(first + step, now_ms))
+            for step, (key, value) in enumerate(rows)
         ]
         sequence = {"base_sequence": first} if producer else {}
         codec = ports.random.choice([0, 4])
         batches.append(bytes(build_batch(records, compression=codec, **producer, **sequence)))
-        written += [Written(each.offset, each.key, each.value, kind != "aborted") for each in records]
+        written += [Written(each.offset, each.key, each.value, kind != "aborted", _expires_ms(each)) for each in records]
         if producer:
             producer["attributes"] |= CONTROL_BIT
             marker = Record(offset=base + len(written), timestamp_ms=now_ms, key=MARKERS[kind == "committed"], value=bytes(6))
             batches.append(bytes(build_batch([marker], **producer)))
             written.append(Written(marker.offset, None, None, is_committed=False))
     return tuple(batches), written
+
+
+def _headers(offset: int, now_ms: int) -> tuple[tuple[str, bytes], ...]:
+    """Every third record expires: after 1 to 3 s, or long after the run."""
+    after_ms = 3_600_000 if offset % 2 else 1_000 + offset * 37 % 2_000
+    return () if offset % 3 else (("expires", b"%d" % (now_ms + after_ms)),)
+
+
+def _expires_ms(record: Record) -> int | None:
+    return int(record.headers[0][1] or b"") if record.headers else None
 
 
 async def _fulfilled(client: QuorumClient) -> None:
@@ -295,6 +307,7 @@ class Scenario:
         await self._in_checker(self._read_everything)
         self.world.coverage.meet(COMPACTED, self.history.compacted_segments)
         self.world.coverage.meet(TOMBSTONE_DELETED, self.history.deleted_tombstones)
+        self.world.coverage.meet(EXPIRED_DELETED, self.history.expired_records)
         self.world.note(
             f"{len(self.history.records)} records, {self.history.compacted_segments} compacted segments,"
             f" {self.history.deleted_tombstones} tombstones deleted"

@@ -5,6 +5,8 @@ with it. A record stays if its key has no newer record in the map, and:
 
 - it has a value, or the batch's delete horizon has not come. The horizon is set by the pass that first keeps the tombstone:
   ``delete.retention.ms`` later;
+- it has not expired (``record_expiry.py``). An expired record counts as a tombstone: it stays, with its value, until the delete
+  horizon, so that a consumer that has read an older record of the key can still see the newer one;
 - its transaction was committed. Transaction markers stay until their transaction's records are gone, and then until their own
   delete horizon.
 
@@ -38,6 +40,7 @@ from stratalog_core.batches.batch import (
 )
 from stratalog_core.batches.checkpoint import ProducerEntry
 from stratalog_core.batches.compression import compress
+from stratalog_core.batches.record_expiry import expiry_ms
 from stratalog_core.batches.record_spans import RecordSpan, batch_body, record_spans
 from stratalog_core.batches.records import encode_varint
 from stratalog_core.ports import Buffer
@@ -192,12 +195,17 @@ class BatchFilter:
         now_ms: int,
         delete_retention_ms: int,
         producers: Sequence[ProducerEntry] = (),
+        expiry_header: bytes = b"",
     ) -> None:
-        """``producers`` are those at the end of the history: the last batch of each stays."""
+        """``producers`` are those at the end of the history: the last batch of each stays.
+
+        ``expiry_header`` names the header by which records expire; empty: none expire.
+        """
         self._offsets = offsets
         self._map_end = map_end
         self._now_ms = now_ms
         self._horizon_ms = now_ms + delete_retention_ms
+        self._expiry_header = expiry_header
         self._last_of: Mapping[int, tuple[int, int]] = {
             each.producer_id: (each.batches[-1].last_offset if each.batches else -1, each.producer_epoch) for each in producers
         }
@@ -249,6 +257,8 @@ class BatchFilter:
             return Filtered(batch=batch, fingerprint=_fingerprint(header, body, record_spans(body, header)))
         body = batch_body(batch, header)
         spans = record_spans(body, header)
+        if self._expiry_header:
+            spans = [self._expired(body, span) for span in spans]
         kept = [span for span in spans if self._keeps(header, span)]
         tombstones = sum(not span.has_value for span in kept)
         self._count(spans, kept, tombstones)
@@ -260,6 +270,11 @@ class BatchFilter:
             return Filtered(batch=batch, fingerprint=fingerprint)
         rebuilt = _rebuilt(header, body, kept, self._horizon_ms if sets_horizon else None)
         return Filtered(batch=rebuilt, fingerprint=fingerprint)
+
+    def _expired(self, body: bytes, span: RecordSpan) -> RecordSpan:
+        """The span, without a value if the record has expired: it counts as a tombstone then."""
+        at_ms = expiry_ms(body, span, self._expiry_header)
+        return span if at_ms is None or at_ms > self._now_ms else span._replace(has_value=False)
 
     def _keeps(self, header: BatchHeader, span: RecordSpan) -> bool:
         offset = header.base_offset + span.offset_delta

@@ -9,6 +9,7 @@ from typing import Final
 from stratalog_core.object_lock import LockMode
 from stratalog_metadata.records import is_hot_only
 from stratalog_metadata.topic_rules.cleanup_policy import COMPACT, DELETE, cleanup_policies
+from stratalog_metadata.topic_rules.tier_topic_configs import EXPIRY_HEADER
 from stratalog_tiering.format.footer import NONE, ZSTD
 
 SEVEN_DAYS_MS: Final = 7 * 24 * 3_600_000
@@ -34,6 +35,8 @@ class CompactionPolicy:
     lag_ms_min: int = 0
     lag_ms_max: int | None = None
     dirty_ratio_min: float = DIRTY_RATIO
+    expiry_header: str = ""
+    """Name of the header that says when a record expires; empty: no record does."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,6 +118,7 @@ def _compaction(configs: Mapping[str, str]) -> CompactionPolicy:
         lag_ms_min=int(configs.get("min.compaction.lag.ms", 0)),
         lag_ms_max=None if lag_ms_max is None else int(lag_ms_max),
         dirty_ratio_min=float(configs.get("min.cleanable.dirty.ratio", DIRTY_RATIO)),
+        expiry_header=configs.get(EXPIRY_HEADER, ""),
     )
 
 

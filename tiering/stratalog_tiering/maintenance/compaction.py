@@ -164,8 +164,9 @@ class Compaction:
                 builder.end_offset = max(builder.end_offset, current.range.end_offset)
             producers = await ports.source.producers(manifest.segments[-1]) if manifest.segments else ()
             current.filter = BatchFilter(
-                builder.offsets, builder.end_offset, current.now_ms, policy.delete_retention_ms, producers
-            )
+                builder.offsets, builder.end_offset, current.now_ms, policy.delete_retention_ms, producers,
+                policy.expiry_header.encode(),
+            )  # fmt: skip
             current.position = manifest.start_offset
 
     async def _rewrite(

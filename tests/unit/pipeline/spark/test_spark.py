@@ -135,6 +135,17 @@ def test_all_codecs_are_read(spark: SparkSession, bucket: ColdBucket) -> None:
     assert {row["partition"]: row["count"] for row in counted} == dict.fromkeys(range(len(NAMES)), 20)
 
 
+def test_expired_records_are_left_out_on_request(spark: SparkSession, make_bucket: Callable[[], ColdBucket]) -> None:
+    made, times = make_bucket(), (b"1", b"9000000000000", b"never")
+    leases = [
+        Record(offset=at, timestamp_ms=1, key=b"k", value=b"v", headers=(("expires", time),)) for at, time in enumerate(times)
+    ]
+    made.add_topic("leases", [[[build_batch(leases)]]])
+    for options, expected_offsets in (({"expiryHeader": "expires"}, [1, 2]), ({}, [0, 1, 2])):
+        frame = load(spark, made, subscribe="leases", columns="offset", **options)
+        assert sorted(row["offset"] for row in frame.collect()) == expected_offsets
+
+
 def test_tables_about_a_topic(spark: SparkSession, bucket: ColdBucket) -> None:
     counted = load(spark, bucket, subscribe="flights", table="segments").groupBy("partition").sum("record_count").collect()
     assert {row["partition"]: row["sum(record_count)"] for row in counted} == {0: 120, 1: 30}

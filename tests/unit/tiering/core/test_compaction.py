@@ -49,14 +49,19 @@ class Log:
         self.end += len(rows)
 
     def compact(
-        self, now_ms: int, retention_ms: int = 100, keys_max: int = 1000, producers: tuple[ProducerEntry, ...] = ()
+        self,
+        now_ms: int,
+        retention_ms: int = 100,
+        keys_max: int = 1000,
+        producers: tuple[ProducerEntry, ...] = (),
+        expiry_header: bytes = b"",
     ) -> BatchFilter:
         builder = MapBuilder(OffsetMap(keys_max, SECRET), self.dirty_from)
         builder.transactions.add(self.aborted)
         for batch in self.batches:
             if not builder.add(batch, read_header(batch)):
                 break
-        found = BatchFilter(builder.offsets, builder.end_offset, now_ms, retention_ms, producers)
+        found = BatchFilter(builder.offsets, builder.end_offset, now_ms, retention_ms, producers, expiry_header)
         found.transactions.add(self.aborted)
         kept: list[bytes] = []
         for batch in self.batches:
@@ -188,6 +193,24 @@ def test_a_tombstone_stays_for_its_time_after_it_was_first_compacted() -> None:
     counts = log.compact(1_100).counts
     assert (log.offsets(), counts.tombstones_deleted) == ([1, 3, 4], 1)
     assert read_header(log.batches[1]).delete_horizon_ms == 1_100, "Kafka keeps it, too"
+
+
+@pytest.mark.parametrize("is_opted_in", [True, False])
+def test_an_expired_record_is_a_tombstone_from_then_on(is_opted_in: bool) -> None:
+    log, name = Log(), b"expires" if is_opted_in else b""
+    log.append([(b"a", b"old")], now_ms=0)
+    record = Record(offset=1, timestamp_ms=0, key=b"a", value=b"lease", headers=(("expires", b"1000"),))
+    log.batches.append(bytes(build_batch([record])))
+    log.end = 2
+    log.append([(b"z", b"1")], now_ms=0)
+    log.compact(999, expiry_header=name)
+    assert [each.value for each in log.records()] == [b"lease", b"1"]
+    log.compact(1_000, expiry_header=name)
+    log.compact(1_099, expiry_header=name)
+    assert [(each.value, each.timestamp_ms) for each in log.records()] == [(b"lease", 0), (b"1", 0)], "it stays for its horizon"
+    found = log.compact(1_100, expiry_header=name)
+    assert [each.value for each in log.records()] == ([b"1"] if is_opted_in else [b"lease", b"1"])
+    assert found.counts.tombstones_deleted == int(is_opted_in)
 
 
 def test_a_batch_whose_records_all_stay_is_not_changed() -> None:
