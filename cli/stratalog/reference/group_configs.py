@@ -16,6 +16,7 @@ kafka-configs.sh --bootstrap-server 127.0.0.1:9092 --alter --entity-type groups 
 ```
 
 They apply to members that use the consumer protocol (KIP-848); those that use the classic protocol choose their own time-outs.
+`[broker] group_consumer_session_timeout_ms` and `group_consumer_heartbeat_interval_ms` set the defaults.
 Generated from the code by `make reference`.
 
 """

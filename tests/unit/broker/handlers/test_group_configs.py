@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 from kio.schema.errors import ErrorCode
 from unit.broker.handlers.test_every_version import create, described, versions
-from unit.broker.mini_cluster import MiniCluster
+from unit.broker.mini_cluster import MiniCluster, run_cluster
 from unit.broker.wire_client import WireClient, connect, part
 
 from stratalog_broker.configs.group_configs import HEARTBEAT_INTERVAL_MS, SESSION_TIMEOUT_MS, GroupConfigs
@@ -87,3 +88,13 @@ async def test_resources_with_configs_are_listed_by_type(mini_cluster: MiniClust
         assert await resources(client, GROUP, BROKER) == expected[1:]
         answer = await client.send(74, 1, resource_types=(8,))
         assert (answer.error_code, answer.config_resources) == (ErrorCode.unsupported_version, ())
+
+
+async def test_the_defaults_of_groups_are_settings_of_the_broker(tmp_path: Path) -> None:
+    settings = {"group_consumer_session_timeout_ms": 50_000, "group_consumer_heartbeat_interval_ms": 6_000}
+    async with run_cluster(tmp_path, bookies=1, brokers=1, **settings) as cluster, connect(cluster.bootstrap) as client:
+        found = await described(client, 4, GROUP, "readers")
+        assert {name: row.value for name, row in found.items()} == {
+            HEARTBEAT_INTERVAL_MS: "6000",
+            SESSION_TIMEOUT_MS: "50000",
+        }
