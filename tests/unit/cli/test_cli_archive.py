@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import datetime
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -128,6 +129,24 @@ async def test_positions_survive_a_restart_and_have_one_user(tmp_path: Path, sto
             pass
 
 
+async def test_groups_of_the_consumer_protocol_read_history(tmp_path: Path, store: ObjectStore) -> None:
+    await fill(store, "flights", partitions=2)
+
+    async def heartbeat(client: RawClient, epoch: int, **fields: Any) -> Any:
+        named = {"group_id": GROUP, "member_id": "me", "member_epoch": epoch}
+        return await client.call(68, 1, request(68, 1, "ConsumerGroupHeartbeatRequest", **named, **fields))
+
+    async with served(tmp_path) as (client, _):
+        wait = datetime.timedelta(seconds=10)
+        subscription = {"subscribed_topic_names": ("flights",), "topic_partitions": (), "rebalance_timeout": wait}
+        joined = await heartbeat(client, 0, **subscription)
+        assert joined.error_code is ErrorCode.none, joined.error_message
+        assert [topic.partitions for topic in joined.assignment.topic_partitions] == [(0, 1)]
+    async with served(tmp_path) as (client, _):
+        again = await heartbeat(client, joined.member_epoch, topic_partitions=None, subscribed_topic_names=None)
+        assert (again.error_code, again.member_epoch) == (ErrorCode.none, joined.member_epoch)
+
+
 async def test_requests_that_change_topics_or_records_are_refused(tmp_path: Path, store: ObjectStore) -> None:
     await fill(store, "flights")
     async with served(tmp_path) as (client, _):
@@ -135,7 +154,7 @@ async def test_requests_that_change_topics_or_records_are_refused(tmp_path: Path
             18, 3, request(18, 3, "ApiVersionsRequest", client_software_name="t", client_software_version="1")
         )
         listed = {each.api_key for each in answer.api_keys}
-        assert listed == {*range(4), *range(8, 17), 18, 23, 32, 35, 42, 46, 47, 60, 61, 71, 72, 74, 75}
+        assert listed == {*range(4), *range(8, 17), 18, 23, 32, 35, 42, 46, 47, 60, 61, 68, 69, 71, 72, 74, 75}
         refused = await produce(client, "flights", batch(b"value"))
         assert refused.error_code is ErrorCode.policy_violation
         assert refused.error_message == "this is a read-only archive: produce to the cluster"
