@@ -104,7 +104,7 @@ compatibility: .venv/.test  ## run Java's Admin client and bad batches against A
 	PYTHONPATH=tests $(BIN)/python -m integration.compatibility --page > docs/reference/compatibility.md
 
 .PHONY: ecosystem
-ecosystem: .venv/.test  ## run clients and services of others against Apache Kafka and against a cluster, and write the page of outcomes: ONLY=kafkajs,sarama
+ecosystem: .venv/.test  ## run clients of others against Apache Kafka and against a cluster, and write the page of outcomes: ONLY=kafkajs,sarama
 	PYTHONPATH=tests:. $(BIN)/python -m ecosystem $(if $(ONLY),--only $(ONLY))
 
 .PHONY: site

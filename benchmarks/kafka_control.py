@@ -73,7 +73,9 @@ class KafkaCluster:
         directory = self._data / f"kafka-{number}"
         directory.mkdir(parents=True)
         (directory / "server.properties").write_text(self._properties(number, directory))
-        run_tool("kafka.tools.StorageTool", "format", "-t", self._cluster_id, "-c", str(directory / "server.properties"))
+        run_tool(
+            "kafka.tools.StorageTool", "format", f"--cluster-id={self._cluster_id}", "-c", str(directory / "server.properties")
+        )
 
     def _properties(self, number: int, directory: Path) -> str:
         voters = ",".join(f"{voter}@127.0.0.1:{port}" for voter, port in enumerate(self._controller_ports, 1))

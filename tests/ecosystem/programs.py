@@ -10,7 +10,6 @@ import json
 import os
 import shutil
 import subprocess
-import tarfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
@@ -38,7 +37,6 @@ path = "main.rs"
 
 [dependencies]
 """
-KAFKA_PYTHON_VERSION: Final = "3.0.12"
 _BUILD_TIMEOUT_S: Final = 1800
 
 
@@ -102,19 +100,6 @@ def _dependency(crate: str) -> str:
     return f"{crate} = {{ version = '={version}', features = {features} }}\n"
 
 
-def kafka_python_tests() -> Path:
-    """The unpacked source distribution of kafka-python, with its tests."""
-    root, is_new = _folder("kafka-python", KAFKA_PYTHON_VERSION, None)
-    if is_new:
-        wanted = f"kafka-python=={KAFKA_PYTHON_VERSION}"
-        python = tool("python3", "install Python 3.11 or newer")
-        _run([python, "-m", "pip", "download", "--quiet", "--no-deps", "--no-binary", ":all:", "--dest", ".", wanted], root)
-        with tarfile.open(next(root.glob("*.tar.gz"))) as archive:
-            archive.extractall(root, filter="data")
-        _complete(root)
-    return next(each for each in root.iterdir() if each.is_dir())
-
-
 def tool(name: str, remedy: str) -> str:
     """Return the path of a program. Raises ``Missing``."""
     path = shutil.which(name)
@@ -128,15 +113,14 @@ def cache(kind: str) -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "stratalog" / "ecosystem" / kind
 
 
-def _folder(kind: str, versions: str, sources: Path | None) -> tuple[Path, bool]:
+def _folder(kind: str, versions: str, sources: Path) -> tuple[Path, bool]:
     """Return the folder of these versions, with a copy of the sources, and whether the libraries are still to be installed."""
     root = cache(kind) / hashlib.sha256(versions.encode()).hexdigest()[:16]
     is_new = not (root / "complete").exists()
     if is_new:
         shutil.rmtree(root, ignore_errors=True)
         root.mkdir(parents=True)
-    if sources:
-        shutil.copytree(sources, root, dirs_exist_ok=True)
+    shutil.copytree(sources, root, dirs_exist_ok=True)
     return root, is_new
 
 

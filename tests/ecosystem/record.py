@@ -40,7 +40,7 @@ def differences(suite: str) -> dict[str, tuple[str, str]]:
 
 _HEAD: Final = f"""# Software that runs on it
 
-Unmodified clients and services from the package registries do the same on Stratalog as on Apache Kafka {KAFKA_VERSION}: each
+Unmodified clients from the package registries do the same on Stratalog as on Apache Kafka {KAFKA_VERSION}: each
 suite runs on both, step by step, and each step must have the same outcome. `make ecosystem` runs them all and writes this page
 (`ONLY=kafkajs,sarama` runs some).
 
@@ -56,8 +56,6 @@ _DIFFERENCES: Final = """
 
 | software | step | Apache Kafka | Stratalog | why |
 | --- | --- | --- | --- | --- |"""
-_TESTS: Final = "kafka-python"
-"""A suite of hundreds of tests: its steps are not listed."""
 
 
 def page() -> str:
@@ -73,8 +71,7 @@ def _lines() -> Iterator[str]:
         yield f"| {SUITES[name].software} | {run['version']} | {same} of {len(run[KAFKA])} | {run['commit']} |"
     yield _STEPS
     for name, run in runs.items():
-        if name != _TESTS:
-            yield from _steps(SUITES[name].software, run[OWN])
+        yield from _steps(SUITES[name].software, run[OWN])
     different = [(name, step, *pair) for name in runs for step, pair in differences(name).items()]
     if different:
         yield _DIFFERENCES

@@ -64,5 +64,11 @@ SUITES: Final = {
         version=programs.NODE_PACKAGES["kafkajs"]["kafkajs"],
         run=_program(lambda: programs.node_program("kafkajs")),
     ),
+    "confluent-javascript": Suite(
+        software="@confluentinc/kafka-javascript",
+        version=programs.NODE_PACKAGES["confluent"]["@confluentinc/kafka-javascript"],
+        run=_program(lambda: programs.node_program("confluent")),
+    ),
+    "rdkafka": Suite(software="rdkafka (Rust)", version=programs.CRATES["rdkafka"][0], run=_program(programs.rust_program)),
     "kcat": Suite(software="kcat", version="1.7.1 (Debian)", run=kcat.run),
 }

@@ -26,7 +26,10 @@ const client = {
     return "done";
   },
   producer: (compression, transactionalId) =>
-    kafka.producer({ kafkaJS: { idempotent: true, compression, transactionalId }, "message.max.bytes": 4_000_000 }),
+    kafka.producer({
+      kafkaJS: { idempotent: true, compression, ...(transactionalId && { transactionalId }) },
+      "message.max.bytes": 4_000_000,
+    }),
   consumer: (groupId) =>
     kafka.consumer({ kafkaJS: { groupId, fromBeginning: true, autoCommit: false }, "heartbeat.interval.ms": 500 }),
   options: {},

@@ -6,7 +6,7 @@ use rdkafka::config::ClientConfig;
 use rdkafka::consumer::{BaseConsumer, CommitMode, Consumer};
 use rdkafka::error::{KafkaError, KafkaResult, RDKafkaErrorCode};
 use rdkafka::message::{Header, Headers, Message, OwnedHeaders};
-use rdkafka::producer::{BaseRecord, DefaultProducerContext, Producer, ProducerContext, ThreadedProducer};
+use rdkafka::producer::{BaseRecord, Producer, ProducerContext, ThreadedProducer};
 use rdkafka::{ClientContext, Offset, TopicPartitionList};
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex};
@@ -129,8 +129,10 @@ impl Cluster {
         done(&answer[0])
     }
 
+    /// Asks as a consumer: the metadata requests of other clients create the topic.
     fn describe(&self, topic: &str) -> Outcome {
-        let found = self.admin.inner().fetch_metadata(Some(topic), TIMEOUT)?;
+        let consumer: BaseConsumer = self.config().create()?;
+        let found = consumer.fetch_metadata(Some(topic), TIMEOUT)?;
         if let Some(error) = found.topics()[0].error() {
             return Err(KafkaError::MetadataFetch(error.into()));
         }
@@ -282,7 +284,10 @@ fn until_assigned(members: &[&BaseConsumer], count: usize) -> KafkaResult<()> {
 }
 
 fn name(error: &KafkaError) -> String {
-    error.rdkafka_error_code().map_or_else(|| error.to_string(), |code| format!("{code:?}"))
+    match error {
+        KafkaError::AdminOp(code) => format!("{code:?}"),
+        _ => error.rdkafka_error_code().map_or_else(|| error.to_string(), |code| format!("{code:?}")),
+    }
 }
 
 fn main() {
