@@ -13,19 +13,13 @@ from kio.schema.errors import ErrorCode
 
 from stratalog_broker.coordination.locator import CoordinatorLocator
 from stratalog_broker.coordination.record_writer import TransactionalProducer
-from stratalog_broker.coordination.transaction_verification import (
-    CONCURRENT_PATIENCE_S,
-    Transaction,
-    TransactionVerifier,
-    is_outdated,
-)
+from stratalog_broker.coordination.transaction_verification import Transaction, TransactionVerifier
 from stratalog_broker.partitions.appended_transactions import VerificationGuard
 from stratalog_broker.partitions.log import PartitionLog
 from stratalog_broker.partitions.ownership import Partitions
 from stratalog_broker.protocol.errors import KafkaError
 from stratalog_core.batches.batch import TRANSACTIONAL_BIT, BatchHeader, read_header
 from stratalog_core.batches.records import Record, build_batch
-from stratalog_core.ports import Clock
 
 _GROUP_KEY_TYPE: Final = 0
 
@@ -33,10 +27,7 @@ _GROUP_KEY_TYPE: Final = 0
 class OffsetTransactions:
     """One instance per broker."""
 
-    def __init__(
-        self, locator: CoordinatorLocator, partitions: Partitions, verifier: TransactionVerifier, clock: Clock
-    ) -> None:
-        self._clock = clock
+    def __init__(self, locator: CoordinatorLocator, partitions: Partitions, verifier: TransactionVerifier) -> None:
         self._locator = locator
         self._partitions = partitions
         self._verifier = verifier
@@ -58,13 +49,7 @@ class OffsetTransactions:
         if log.core.has_open_transaction(header):
             return lambda: _check(log, header, None)
         _check_epoch(log, header)
-        until_s = self._clock.monotonic() + CONCURRENT_PATIENCE_S
-        while True:
-            guard = log.core.appended_transactions.guard(header)
-            answer = await self._verifier.ask(transaction, topic, index, guard)
-            is_asked_again = is_outdated(answer, adds=transaction.adds, log=log, header=header, guard=guard)
-            if not is_asked_again or self._clock.monotonic() >= until_s:
-                break
+        answer, guard = await self._verifier.ask(transaction, log, header)
         if answer is not ErrorCode.none:
             raise KafkaError(answer)
         return lambda: _check(log, header, guard)

@@ -6,7 +6,9 @@ per producer and epoch is under way at a time; partitions that are asked for mea
 partition share one answer. A question without an answer gets a code that the producer retries.
 
 The transaction before is often about to end when the next one begins. While it has markers to write, the answer is
-CONCURRENT_TRANSACTIONS, and a marker outdates what was asked before it. ``is_outdated`` says when to ask again.
+CONCURRENT_TRANSACTIONS, and a marker removes the guard that stood when the question was sent. Then the question is asked again
+for a short time, with a new guard. All batches of a partition that ask meanwhile wait behind each other for its one answer: a
+producer whose batch overtakes another one takes the refusal of the second for a loss.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ from stratalog_broker.protocol.entities import request_factory
 from stratalog_broker.protocol.errors import KafkaError
 from stratalog_core.batches.batch import BatchHeader
 from stratalog_core.errors import StratalogError
+from stratalog_core.ports import Clock
 
 TRANSACTION_KEY_TYPE: Final = 1
 """FindCoordinator's key type of transactional ids."""
@@ -49,53 +52,71 @@ class Transaction(NamedTuple):
 _Place = tuple[str, int]
 
 
-def is_outdated(code: ErrorCode, *, adds: bool, log: PartitionLog, header: BatchHeader, guard: VerificationGuard) -> bool:
-    """Whether the answer about a transaction's first batch says nothing of the present: ask again, with a new guard."""
-    if code is ErrorCode.concurrent_transactions:
-        return adds
-    is_stale = not log.core.appended_transactions.is_standing(header.producer_id, guard)
-    return code is ErrorCode.none and log.is_serving and is_stale and not log.core.has_open_transaction(header)
+class Verified(NamedTuple):
+    """The coordinator's answer, and the guard that stood when it was asked."""
+
+    code: ErrorCode
+    guard: VerificationGuard
 
 
-class _Question(NamedTuple):
-    guard: object
-    answer: asyncio.Future[ErrorCode]
+class _Question:
+    """One partition, with the headers of the batches that wait for the answer about it."""
+
+    def __init__(self, log: PartitionLog) -> None:
+        self.log = log
+        self.headers: list[BatchHeader] = []
+        self.answer: asyncio.Future[Verified] = asyncio.get_running_loop().create_future()
+        self.guard: VerificationGuard
+
+    @property
+    def place(self) -> _Place:
+        return self.log.topic.name, self.log.topic_partition.partition
+
+    def renew(self) -> None:
+        """Set up the guard for the next request: it knows the lowest sequence of all that wait."""
+        for header in self.headers:
+            self.guard = self.log.core.appended_transactions.guard(header)
+
+    def is_outdated(self, code: ErrorCode, *, adds: bool) -> bool:
+        """Whether the answer says nothing of the present, so that the question is to be asked again."""
+        if code is ErrorCode.concurrent_transactions:
+            return adds
+        core, header = self.log.core, self.headers[0]
+        is_stale = not core.appended_transactions.is_standing(header.producer_id, self.guard)
+        return code is ErrorCode.none and is_stale and self.log.is_serving and not core.has_open_transaction(header)
 
 
 class _Questions:
     """The partitions of one transaction: those that were asked about, and those for the next request."""
 
     def __init__(self) -> None:
-        self.asked: dict[_Place, _Question] = {}
-        self.next: dict[_Place, _Question] = {}
+        self.asked: dict[PartitionLog, _Question] = {}
+        self.next: dict[PartitionLog, _Question] = {}
 
 
 class TransactionVerifier:
     """One instance per broker. The number of questions is bounded by the memory of the requests that wait for them."""
 
-    def __init__(self, locator: CoordinatorLocator, peers: Peers) -> None:
+    def __init__(self, locator: CoordinatorLocator, peers: Peers, clock: Clock) -> None:
         self._locator = locator
         self._peers = peers
+        self._clock = clock
         self._questions: dict[Transaction, _Questions] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def ask(self, transaction: Transaction, topic: str, partition: int, guard: object) -> asyncio.Future[ErrorCode]:
-        """Return the coordinator's answer about one partition: ``none``, or the code with which it refuses.
-
-        A question that was sent before ``guard`` stood answers nothing about it, so it is not shared.
-        """
+    def ask(self, transaction: Transaction, log: PartitionLog, header: BatchHeader) -> asyncio.Future[Verified]:
+        """Return the coordinator's answer about one partition: ``none``, or the code with which it refuses."""
         questions = self._questions.get(transaction)
         if questions is None:
             questions = self._questions[transaction] = _Questions()
             self._spawn(transaction, questions)
-        place = topic, partition
-        asked = questions.asked.get(place)
-        if asked is not None and asked.guard is guard:
-            return asked.answer
-        waiting = questions.next.get(place)
-        if waiting is None:
-            waiting = questions.next[place] = _Question(guard, asyncio.get_running_loop().create_future())
-        return waiting.answer
+        question = questions.asked.get(log) or questions.next.get(log)
+        if question is None:
+            question = questions.next[log] = _Question(log)
+        question.headers.append(header)
+        # Registers the sequence; if the guard of the question under way was removed, that is asked again.
+        log.core.appended_transactions.guard(header)
+        return question.answer
 
     def _spawn(self, transaction: Transaction, questions: _Questions) -> None:
         task = asyncio.get_running_loop().create_task(self._run(transaction, questions))
@@ -106,18 +127,32 @@ class TransactionVerifier:
         try:
             while questions.next:
                 questions.asked, questions.next = questions.next, {}
-                codes = await self._ask_once(transaction, list(questions.asked))
-                for place, question in questions.asked.items():
+                codes = await self._answers(transaction, list(questions.asked.values()))
+                for question in questions.asked.values():
                     if not question.answer.done():
-                        question.answer.set_result(codes.get(place, ErrorCode.network_exception))
+                        code = codes.get(question.place, ErrorCode.network_exception)
+                        question.answer.set_result(Verified(code, question.guard))
+                # Those who ask before the ones that waited have run share the answer, behind them.
+                await asyncio.sleep(0)
                 questions.asked = {}
-                if transaction.adds and ErrorCode.concurrent_transactions in codes.values():
-                    # Those who ask again share the next request.
-                    await asyncio.sleep(CONCURRENT_RETRY_S)
         finally:
             del self._questions[transaction]
             for question in (*questions.asked.values(), *questions.next.values()):
                 question.answer.cancel()
+
+    async def _answers(self, transaction: Transaction, questions: Sequence[_Question]) -> dict[_Place, ErrorCode]:
+        """Ask until no answer is outdated, for a short time."""
+        deadline = self._clock.monotonic() + CONCURRENT_PATIENCE_S
+        while True:
+            for question in questions:
+                question.renew()
+            codes = await self._ask_once(transaction, [question.place for question in questions])
+            found = [(question, codes.get(question.place, ErrorCode.network_exception)) for question in questions]
+            is_outdated = any(question.is_outdated(code, adds=transaction.adds) for question, code in found)
+            if not is_outdated or self._clock.monotonic() >= deadline:
+                return codes
+            if ErrorCode.concurrent_transactions in codes.values():
+                await asyncio.sleep(CONCURRENT_RETRY_S)
 
     async def _ask_once(self, transaction: Transaction, places: Sequence[_Place]) -> dict[_Place, ErrorCode]:
         try:

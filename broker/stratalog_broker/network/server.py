@@ -123,7 +123,7 @@ class BrokerServer:
             if internal is None
             else None
         )
-        self.verifier = TransactionVerifier(self.locator, self.peers)
+        self.verifier = TransactionVerifier(self.locator, self.peers, clock)
         self._partition_rows = PartitionRows(metadata.view)
         self._deadlines = Deadlines(clock)
         self._produced_records = ProducedRecords(searches)
@@ -159,7 +159,7 @@ class BrokerServer:
             FetchSessions: FetchSessions(settings.fetch_sessions_max, shares.sessions // SESSION_PARTITION_BYTES, random),
             GroupService: self.groups,
             ProducedRecords: self._produced_records,
-            OffsetTransactions: OffsetTransactions(self.locator, self.partitions, self.verifier, self.clock),
+            OffsetTransactions: OffsetTransactions(self.locator, self.partitions, self.verifier),
             OffsetLookup: OffsetLookup(self.reader, TimeSearches(self.reader, ledgers, cold, self.searches)),
             OwnershipOrders: OwnershipOrders(metadata),
             PartitionRows: self._partition_rows,

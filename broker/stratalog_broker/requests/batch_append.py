@@ -14,7 +14,7 @@ from typing import Final
 
 from kio.schema.errors import ErrorCode
 
-from stratalog_broker.coordination.transaction_verification import CONCURRENT_PATIENCE_S, is_outdated
+from stratalog_broker.coordination.transaction_verification import Verified
 from stratalog_broker.partitions.appended_transactions import VerificationGuard
 from stratalog_broker.partitions.log import PartitionLog
 from stratalog_broker.partitions.pending_batch import Acks, OnDone, Outcome
@@ -146,31 +146,15 @@ class BatchAppend:
             raise _fenced(header)
         self._produce.wait()
         self._context.hold()
-        self._verify(batch, header, self._produce.monotonic_s() + CONCURRENT_PATIENCE_S)
+        answer = self._produce.verify(self._log, header)
+        answer.add_done_callback(partial(self._verified, batch, header))
 
-    def _verify(self, batch: memoryview, header: BatchHeader, until_s: float) -> None:
-        guard = self._log.core.appended_transactions.guard(header)
-        answer = self._produce.verify(self._log, header, guard)
-        answer.add_done_callback(partial(self._verified, batch, header, guard, until_s))
-
-    def _verified(
-        self,
-        batch: memoryview,
-        header: BatchHeader,
-        guard: VerificationGuard,
-        until_s: float,
-        answer: asyncio.Future[ErrorCode],
-    ) -> None:
+    def _verified(self, batch: memoryview, header: BatchHeader, answer: asyncio.Future[Verified]) -> None:
         """Append the batch, or refuse it, now that the coordinator has answered or the broker stops."""
         is_in_flight = False
         try:
             if not answer.cancelled() and not self._produce.is_answered:
-                adds = self._context.api_version >= ADDING_VERSION
-                is_asked_again = is_outdated(answer.result(), adds=adds, log=self._log, header=header, guard=guard)
-                if is_asked_again and self._produce.monotonic_s() < until_s:
-                    self._verify(batch, header, until_s)
-                    return
-                is_in_flight = self._append_verified(batch, header, guard, answer.result())
+                is_in_flight = self._append_verified(batch, header, *answer.result())
         except (Refused, StratalogError) as refused:
             self._refuse(refused)
         except Exception:
@@ -180,7 +164,7 @@ class BatchAppend:
             self._produce.done()
         self._context.release()
 
-    def _append_verified(self, batch: memoryview, header: BatchHeader, guard: VerificationGuard, code: ErrorCode) -> bool:
+    def _append_verified(self, batch: memoryview, header: BatchHeader, code: ErrorCode, guard: VerificationGuard) -> bool:
         """Append the batch unless it is a retry; return whether its append will be reported. Raises what ``start`` raises."""
         log, version = self._log, self._context.api_version
         if code is not ErrorCode.none:
@@ -192,7 +176,8 @@ class BatchAppend:
         if begins and core.producers.epoch_of(header.producer_id) > header.producer_epoch:
             raise _fenced(header)
         if begins and not core.appended_transactions.is_standing(header.producer_id, guard):
-            raise Refused(ErrorCode.invalid_txn_state, "the transaction has ended while it was verified")
+            stale = ErrorCode.concurrent_transactions if version >= ADDING_VERSION else ErrorCode.invalid_txn_state
+            raise Refused(stale, "another transaction of the producer has ended while this one was verified")
         is_late = begins and header.base_sequence > guard.lowest_sequence
         if version >= ADDING_VERSION and header.base_sequence != 0:
             is_late |= core.producers.epoch_of(header.producer_id) < 0

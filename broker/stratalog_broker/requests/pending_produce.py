@@ -8,8 +8,7 @@ from typing import Final
 
 from kio.schema.errors import ErrorCode
 
-from stratalog_broker.coordination.transaction_verification import Transaction, TransactionVerifier
-from stratalog_broker.partitions.appended_transactions import VerificationGuard
+from stratalog_broker.coordination.transaction_verification import Transaction, TransactionVerifier, Verified
 from stratalog_broker.partitions.log import PartitionLog
 from stratalog_broker.partitions.ownership import Partitions
 from stratalog_broker.protocol.frame import response_head
@@ -88,12 +87,12 @@ class PendingProduce:
             self._deadline = self._services.deadlines.add(timeout_ms / 1000, self._expire)
         self.done()
 
-    def verify(self, log: PartitionLog, header: BatchHeader, guard: VerificationGuard) -> asyncio.Future[ErrorCode]:
+    def verify(self, log: PartitionLog, header: BatchHeader) -> asyncio.Future[Verified]:
         """Ask the transaction's coordinator about the partition, before the transaction's first batch there."""
         assert self._transactional_id is not None, "the batch was checked with the request's transactional id"
         adds = self._context.api_version >= ADDING_VERSION
         transaction = Transaction(self._transactional_id, header.producer_id, header.producer_epoch, adds)
-        return self._services.verifier.ask(transaction, log.topic.name, log.topic_partition.partition, guard)
+        return self._services.verifier.ask(transaction, log, header)
 
     def check_transaction(self, header: BatchHeader) -> None:
         """Raise ``Refused`` unless the request may write this transactional batch."""
@@ -118,10 +117,6 @@ class PendingProduce:
     def now_ms(self) -> int:
         """Return the broker's wall time."""
         return self._services.clock.wall_ms()
-
-    def monotonic_s(self) -> float:
-        """Return the broker's monotonic time in seconds."""
-        return self._services.clock.monotonic()
 
     def leader_of(self, topic_partition: TopicPartition) -> Leader | None:
         """Return the partition's owner, with its address for the client's listener."""

@@ -115,7 +115,11 @@ async def test_the_first_batch_waits_for_the_markers_of_the_transaction_before(
     # On a busy machine markers take longer than the tenth of a second after which the client asks again itself.
     monkeypatch.setattr(batch_append, "CONCURRENT_PATIENCE_S", WAIT_S)
     for number in range(3):
-        assert await produce(client, producer, 0, b"%d" % number, version=12) is ErrorCode.none
+        for sequence in range(5):
+            client.send(0, 12, encode_entity(sent(TOPIC, producer, sequence, b"%d" % number, version=12)))
+            await asyncio.sleep(CONCURRENT_RETRY_S / 2)
+        rows = [(await client.receive()).responses[0].partition_responses[0] for _ in range(5)]
+        assert [row.error_code for row in rows] == [ErrorCode.none] * 5, "no batch overtakes another one"
         ended = await producer.send(END, 5, committed=True)
         producer.producer_id, producer.epoch = ended.producer_id, ended.producer_epoch
-    await until_committed(client, producer, [b"0", b"1", b"2"])
+    await until_committed(client, producer, [b"0"] * 5 + [b"1"] * 5 + [b"2"] * 5)
