@@ -5,9 +5,7 @@ It is written after planning: what leaves the history meanwhile is deleted a gra
 
 from __future__ import annotations
 
-import getpass
 import logging
-import socket
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from uuid import UUID
@@ -16,7 +14,7 @@ from stratalog_core.errors import StratalogError
 from stratalog_core.system import SystemClock
 from stratalog_pipeline.bucket import Bucket
 from stratalog_pipeline.options import ReadOptions
-from stratalog_tiering.cold.lease import SharedLease
+from stratalog_tiering.cold.lease import SharedLease, user_name
 
 _log = logging.getLogger(__name__)
 
@@ -29,7 +27,7 @@ def write_lease(bucket: Bucket, options: ReadOptions, topic_ids: Iterable[UUID],
     topics = [*topic_ids]
     if not topics or not options.takes_lease:
         return None
-    lease = SharedLease.of(f"Spark by {getpass.getuser()}@{socket.gethostname()}", topics, begun_ms)
+    lease = SharedLease.of(f"Spark by {user_name()}", topics, begun_ms)
     try:
         bucket.run(lease.write(bucket.store))
     except StratalogError as failure:

@@ -86,6 +86,7 @@ def test_credentials_that_may_not_write_are_enough(cold_bucket: ColdBucket, monk
         raise Invalid("access denied")
 
     monkeypatch.setattr(FilesystemStore, "put", refuse)
+    monkeypatch.setattr("getpass.getuser", lambda: {}["nobody"])
     (task,) = planned(cold_bucket)
     assert task.lease is None
     assert count(cold_bucket, task) == 10

@@ -32,7 +32,16 @@ _log = logging.getLogger(__name__)
 
 def holder_name(what: str) -> str:
     """The name of a lease's holder: this process, which does ``what``."""
-    return f"{what} by {getpass.getuser()}@{socket.gethostname()}, process {os.getpid()}"
+    return f"{what} by {user_name()}, process {os.getpid()}"
+
+
+def user_name() -> str:
+    """This process's user and host."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):
+        user = f"user {os.getuid()}"  # without an account, as in many containers
+    return f"{user}@{socket.gethostname()}"
 
 
 class LeaseExpired(Fenced):
