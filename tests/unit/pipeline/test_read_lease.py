@@ -85,8 +85,11 @@ def test_credentials_that_may_not_write_are_enough(cold_bucket: ColdBucket, monk
     async def refuse(*_: Any, **__: Any) -> None:
         raise Invalid("access denied")
 
+    def nobody() -> str:
+        raise KeyError("getpwuid(): uid not found")
+
     monkeypatch.setattr(FilesystemStore, "put", refuse)
-    monkeypatch.setattr("getpass.getuser", lambda: {}["nobody"])
+    monkeypatch.setattr("getpass.getuser", nobody)
     (task,) = planned(cold_bucket)
     assert task.lease is None
     assert count(cold_bucket, task) == 10
