@@ -13,9 +13,9 @@ from stratalog.target import found_data, metadata_of
 from stratalog.tier.session import metadata_session
 from stratalog_broker.admin.errors import ObjectsLocked, Protected
 from stratalog_broker.admin.locked_history import require_unlocked
-from stratalog_broker.admin.protection import PROTECTION
 from stratalog_core.errors import Invalid, NotFound
 from stratalog_core.system import SystemClock
+from stratalog_metadata.client.protection import PROTECTION
 from stratalog_metadata.records import Topic, topic_key
 from stratalog_metadata.topic_rules.tier_topic_configs import LOCK_MODE
 

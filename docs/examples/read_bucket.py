@@ -162,7 +162,7 @@ def read_footer(tail: bytes) -> dict[str, Any]:
     footer["blocks"] = [named(BLOCK_ENTRY, array) for array in footer["blocks"]]
     footer["sections"] = [named(SECTION_ENTRY, array) for array in footer["sections"]]
     for section in footer["sections"]:
-        known = section["name"] == "producers"
+        known = section["name"] in ("producers", "erased")
         if section["flags"] & ~MUST_UNDERSTAND or (section["flags"] and not known):
             raise Unsupported(f"section {section['name']!r} with flags {section['flags']:#06x}")
     ends = [part["position"] + part["length"] for part in footer["blocks"] + footer["sections"]]

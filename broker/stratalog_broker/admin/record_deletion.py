@@ -6,13 +6,13 @@ from typing import Final
 
 from stratalog_broker.admin.errors import InvalidTopic, OffsetOutOfRange, Protected
 from stratalog_broker.admin.locked_history import require_unlocked_below
-from stratalog_broker.admin.protection import is_protected
 from stratalog_broker.partitions.log import PartitionLog
 from stratalog_broker.partitions.ownership import Partitions
 from stratalog_core.errors import NotFound, NotLeader
 from stratalog_core.ports import Clock
 from stratalog_metadata.client.api import MetadataClient, MetadataView
 from stratalog_metadata.client.guarded_updates import decide_again, propose_guarded
+from stratalog_metadata.client.protection import is_protected
 from stratalog_metadata.records import Log, Topic, log_key, topic_key
 from stratalog_metadata.state.commands import Command, Put, VersionIs
 from stratalog_tiering.cold.reader import ColdReader

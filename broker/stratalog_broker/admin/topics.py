@@ -27,7 +27,6 @@ from stratalog_broker.admin.errors import (
     TopicExists,
 )
 from stratalog_broker.admin.locked_history import require_unlocked
-from stratalog_broker.admin.protection import is_protected
 from stratalog_broker.admin.retention_changes import log_shortened
 from stratalog_broker.admin.topic_limits import check_cluster, check_request
 from stratalog_broker.admin.topic_names import check_topic_name
@@ -38,6 +37,7 @@ from stratalog_core.errors import Conflict, Invalid, NotEnoughBookies, NotFound
 from stratalog_core.ports import Clock, Random
 from stratalog_metadata.client.api import MetadataClient, MetadataView
 from stratalog_metadata.client.guarded_updates import decide_again, propose_guarded
+from stratalog_metadata.client.protection import is_protected
 from stratalog_metadata.client.topic_defaults import topic_defaults
 from stratalog_metadata.client.topic_deletion import delete_topic, never_deleted
 from stratalog_metadata.records import (

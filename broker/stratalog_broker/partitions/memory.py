@@ -9,7 +9,7 @@ from stratalog_broker.configs.memory import MemoryShares
 from stratalog_broker.partitions.index_cache import IndexCache
 from stratalog_broker.partitions.log import PartitionLog
 from stratalog_broker.partitions.tail_cache import TailCache
-from stratalog_metadata.records import Log
+from stratalog_metadata.records import Log, ManifestPointer
 
 
 class PartitionMemory:
@@ -58,3 +58,10 @@ def follow_log(log: PartitionLog | None, record: Log) -> None:
     log.core.move_start(record.log_start_offset)
     if log.configs.is_compacted:
         log.tail.drop_below(record.ledgers[0].base_offset if record.ledgers else log.core.next_offset)
+
+
+def follow_pointer(log: PartitionLog | None, record: ManifestPointer) -> None:
+    """Drop from memory the cold records of a partition of which some were erased, and what was read of them."""
+    if log is not None and record.erased_version != log.tail.erased_version:
+        log.tail.erased_version = record.erased_version
+        log.tail.drop_below(record.end_offset)

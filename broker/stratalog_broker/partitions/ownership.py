@@ -23,7 +23,7 @@ from stratalog_broker.partitions.handover import OutgoingHandovers
 from stratalog_broker.partitions.internal_appends import append_and_wait
 from stratalog_broker.partitions.internal_topics import ApplicationFactory, InternalTopicApplication
 from stratalog_broker.partitions.log import PartitionLog
-from stratalog_broker.partitions.memory import PartitionMemory, follow_log
+from stratalog_broker.partitions.memory import PartitionMemory, follow_log, follow_pointer
 from stratalog_broker.partitions.producer_expiry import ProducerExpiry
 from stratalog_broker.partitions.roll_schedule import RollSchedule
 from stratalog_broker.partitions.takeover import TakenOver, Takeover, identity_of
@@ -37,6 +37,7 @@ from stratalog_metadata.records import (
     TOPIC_DEFAULTS_KEY,
     Ledger,
     Log,
+    ManifestPointer,
     Partition,
     Record,
     TierRequest,
@@ -193,6 +194,8 @@ class Partitions:
                 self._topic_changed(record)
             elif isinstance(record, Log):
                 follow_log(self._by_id.get((record.topic_id.bytes, record.index)), record)
+            elif isinstance(record, ManifestPointer):
+                follow_pointer(self._by_id.get((record.topic_id.bytes, record.index)), record)
             elif isinstance(record, TierRequest) and change.after is not None:
                 self._tier_requested(record, change.after)
             elif change.key == TOPIC_DEFAULTS_KEY:

@@ -92,7 +92,7 @@ class TailCache:
 class PartitionTail:
     """One partition's newest batches, contiguous in offset."""
 
-    __slots__ = ("_base_offsets", "_batches", "_cache", "_head", "end_offset", "lost_turns")
+    __slots__ = ("_base_offsets", "_batches", "_cache", "_head", "end_offset", "erased_version", "lost_turns")
 
     def __init__(self, cache: TailCache, end_offset: int) -> None:
         self._cache = cache
@@ -103,6 +103,8 @@ class PartitionTail:
         """Turns in the shared eviction order whose batch is already gone."""
         self.end_offset = end_offset
         """Offset after the newest batch."""
+        self.erased_version = 0
+        """The manifest version of the last erasure that this owner has seen: what it read before is not served after it."""
 
     @property
     def start_offset(self) -> int:

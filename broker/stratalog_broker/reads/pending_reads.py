@@ -74,7 +74,7 @@ class PendingReads:
 
     def ready(self, log: PartitionLog, offset: int, end_offset: int, bytes_max: int) -> Batches | None:
         """Return whole batches that are already read, beginning with the one that contains ``offset``; None if none is."""
-        served = self.runs.serve(log, offset, end_offset, bytes_max, self._clock.monotonic())
+        served = self.runs.serve(_runs_of(log), offset, end_offset, bytes_max, self._clock.monotonic())
         if served is None:
             return None
         if served.left_bytes < AHEAD_BYTES // 2 and served.run_end < end_offset:
@@ -82,7 +82,7 @@ class PendingReads:
         return served.batches, served.size
 
     def _read_ahead(self, log: PartitionLog, offset: int, end_offset: int) -> None:
-        if (log, offset) in self._reads or self.runs.holds(log, offset) or self._reader.is_in_tail(log, offset):
+        if (log, offset) in self._reads or self.runs.holds(_runs_of(log), offset) or self._reader.is_in_tail(log, offset):
             return
         if not self._reader.is_cold(log, offset) and self._may_read_ahead():
             self._begin(log, offset, end_offset, AHEAD_BYTES, is_cold=False)
@@ -119,7 +119,7 @@ class PendingReads:
             raise Overloaded(
                 f"{self._under_way(is_cold)} reads from {'object store' if is_cold else 'bookies'} are in progress: retry later"
             )
-        if not is_cold and self.runs.is_followed(log, offset) and self._may_read_ahead():
+        if not is_cold and self.runs.is_followed(_runs_of(log), offset) and self._may_read_ahead():
             size = max(size, AHEAD_BYTES)
         return self._begin(log, offset, end_offset, size, is_cold)
 
@@ -130,14 +130,14 @@ class PendingReads:
         return self._reads.start((log, offset), lambda: self._read(log, offset, end_offset, size), keep=True)
 
     async def _read(self, log: PartitionLog, offset: int, end_offset: int, size: int) -> BatchRun:
-        key = (log, offset)
+        key, runs = (log, offset), _runs_of(log)
         try:
             found = await self._reader.read(log, offset, end_offset, size, READ_TIMEOUT_S, lambda: self._turn_cold(key))
         finally:
             self._sizes.pop(key, None)
             self._cold.discard(key)
         if found.batches and self._is_kept(log):
-            self.runs.put(log, found, self._clock.monotonic())
+            self.runs.put(runs, found, self._clock.monotonic())
         return found
 
     def _turn_cold(self, key: _Key) -> None:
@@ -160,3 +160,8 @@ class PendingReads:
         """Cancel all reads and drop all runs."""
         await self._reads.close()
         self.runs.clear()
+
+
+def _runs_of(log: PartitionLog) -> tuple[PartitionLog, int]:
+    """The key of what was read of a partition. It changes when records are erased, so that nobody gets them from memory."""
+    return log, log.tail.erased_version

@@ -45,7 +45,7 @@ class _Run:
 
 
 class ReadRuns:
-    """Runs of all partitions of a broker; ``key`` is the partition's ``PartitionLog``."""
+    """Runs of all partitions of a broker; ``key`` is the partition's ``PartitionLog`` and its last erasure."""
 
     def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max

@@ -3,34 +3,35 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
+from stratalog.commands.job_erase import erase
+from stratalog.commands.spark_jobs import (
+    JobOptions,
+    job_options,
+    master_of,
+    modules,
+    print_report,
+    read_options,
+    shown_progress,
+    spark_master,
+)
 from stratalog.exit_codes import ExitCode
 from stratalog.moments import parse_moment
-from stratalog.output import json_option, print_done, print_json, print_rows, progress_bar
+from stratalog.output import json_option, print_done
 from stratalog.target import metadata_of, metadata_options, name_values, store_of
 from stratalog_core.errors import Invalid, StratalogError
 
 if TYPE_CHECKING:
-    from stratalog_pipeline.jobs.report import Report
     from stratalog_pipeline.options import ReadOptions
 
-Command = TypeVar("Command", bound=Callable[..., Any])
-_INSTALL = "jobs need Spark and what draws their pages: pip install 'stratalog[jobs]'"
 _INSTALL_ICEBERG = "--iceberg needs pyiceberg: pip install 'stratalog[jobs,iceberg]'"
-_SUBMIT_PORT = "PYSPARK_GATEWAY_PORT"
-"""Set by spark-submit, which then decides the master."""
 
 
 @click.group()
@@ -42,44 +43,8 @@ def job() -> None:
     """
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Where:
-    """Options of every job."""
-
-    store: str
-    topics: tuple[str, ...]
-    pattern: str | None
-    topic_ids: tuple[str, ...]
-    master: str | None
-    as_json: bool
-    html: Path | None
-
-    def source(self, **more: str) -> dict[str, str]:
-        """Return the data source's options. Raises ``Invalid`` for two ways to choose topics."""
-        if self.topics and self.pattern is not None:
-            raise Invalid("name topics, or give --pattern, not both")
-        chosen = {"subscribe": ",".join(self.topics)} if self.topics else {"subscribePattern": self.pattern or ".*"}
-        return {"store": self.store, "topicIds": ",".join(self.topic_ids), "missingTail": "ignore", **chosen, **more}
-
-
-def _job_options(command: Command) -> Command:
-    for option in (
-        click.option(
-            "--html", type=click.Path(dir_okay=False, path_type=Path), help="Also write the report as one HTML page with plots."
-        ),
-        json_option,
-        click.option("--master", help="Spark's master (default: local[*], or what spark-submit says)."),
-        click.option("--topic-id", "topic_ids", multiple=True, help="Chooses between topics of the same name; repeatable."),
-        click.option("--pattern", help="All topics whose whole name matches this regular expression."),
-        click.option("--store", envvar="STRATALOG_STORE", required=True, help="The bucket: a directory or s3:// URL."),
-        click.argument("topics", nargs=-1, metavar="[TOPIC]…"),
-    ):
-        command = option(command)
-    return command
-
-
 @job.command()
-@_job_options
+@job_options
 @click.option("--bootstrap", help="Also compare with these brokers (HOST:PORT).")
 def audit(bootstrap: str | None, **given: Any) -> None:
     """Check that every offset is present once and unaltered: all topics, or the named ones.
@@ -88,23 +53,23 @@ def audit(bootstrap: str | None, **given: Any) -> None:
     each partition, whose head is the digest. Reports records by day, late records and repeated batches, too.
     Exit code 7: there are problems.
     """
-    where = _Where(**given)
+    where = JobOptions(**given)
     options = where.source(**({"kafka.bootstrap.servers": bootstrap} if bootstrap else {}))
-    with _modules():
+    with modules():
         from stratalog_pipeline.jobs.audit import audit as run_audit
         from stratalog_pipeline.jobs.report import audit_report
         from stratalog_pipeline.jobs.session import job_session
-    parsed = _parsed(options)
-    with job_session("audit", _master(where)) as spark, _progress("tasks that read segments") as on_progress:
+    parsed = read_options(options)
+    with job_session("audit", master_of(where)) as spark, shown_progress("tasks that read segments") as on_progress:
         found = run_audit(spark, parsed, on_progress)
     report = audit_report(found)
-    _print(where, report)
+    print_report(where, report)
     if report.problems:
         click.get_current_context().exit(ExitCode.FINDINGS)
 
 
 @job.command()
-@_job_options
+@job_options
 @click.option(
     "--depth",
     type=click.Choice(["blocks", "batches", "records"]),
@@ -117,19 +82,19 @@ def audit(bootstrap: str | None, **given: Any) -> None:
 )
 def usage(depth: Literal["blocks", "batches", "records"], heaviest: int, **given: Any) -> None:
     """Show what takes how much space: by topic, partition and day; by compression and producer; and which keys are heavy."""
-    where = _Where(**given)
-    with _modules():
+    where = JobOptions(**given)
+    with modules():
         from stratalog_pipeline.jobs.report import usage_report
         from stratalog_pipeline.jobs.session import job_session
         from stratalog_pipeline.jobs.usage import usage as run_usage
-    _parsed(where.source())
-    with job_session("usage", _master(where)) as spark:
+    read_options(where.source())
+    with job_session("usage", master_of(where)) as spark:
         found = run_usage(spark, where.source(), depth, heaviest)
-    _print(where, usage_report(found))
+    print_report(where, usage_report(found))
 
 
 @job.command()
-@_job_options
+@job_options
 @click.option("--to", "target", required=True, help="Where the Parquet files go: a directory or s3:// URL.")
 @click.option("--headers", is_flag=True, help="Export headers, too.")
 @click.option(
@@ -169,17 +134,17 @@ def export(
     Run it again to add what was offloaded since, or to finish a run that was interrupted: nothing is written twice. Files lie
     in topic=NAME/partition=N/ below the target.
     """
-    where = _Where(**given)
+    where = JobOptions(**given)
     more = {"includeHeaders": str(headers).lower(), "isolationLevel": isolation, "splitBytes": str(file_mib * 1024 * 1024)}
-    with _modules():
+    with modules():
         from stratalog_pipeline.jobs.export import export as run_export
         from stratalog_pipeline.jobs.report import export_report
         from stratalog_pipeline.jobs.session import job_session
     if iceberg is not None:
-        with _modules(_INSTALL_ICEBERG):
+        with modules(_INSTALL_ICEBERG):
             from stratalog_pipeline.jobs.iceberg import IcebergTarget, publish
-    parsed = _parsed(where.source(**more))
-    with job_session("export", _master(where)) as spark, _progress("tasks that write files") as on_progress:
+    parsed = read_options(where.source(**more))
+    with job_session("export", master_of(where)) as spark, shown_progress("tasks that write files") as on_progress:
         result = run_export(
             spark, parsed, target, verify=verify, allow_gaps=allow_gaps, has_place=iceberg is not None, on_progress=on_progress
         )
@@ -189,11 +154,11 @@ def export(
     if iceberg is not None:
         table = IcebergTarget(table=iceberg, catalog=catalog, properties=name_values(properties))
         published = publish(target, table, verify=verify)
-    _print(where, export_report(result, target, published), tables=1)
+    print_report(where, export_report(result, target, published), tables=1)
 
 
 @job.command()
-@_job_options
+@job_options
 @click.option("--bootstrap", help="Also replay what is not in the bucket yet, from these brokers (HOST:PORT).")
 @click.option("--to", required=True, metavar="HOST:PORT", help="The brokers to send to.")
 @click.option(
@@ -241,8 +206,8 @@ def replay(
     The range is fixed when the replay begins. Each partition's records are sent in their order, at least once: the window that
     was under way when a replay was interrupted is sent again. Consumer groups of the original topic are not touched.
     """
-    shared = _Where(**given)
-    with _modules():
+    shared = JobOptions(**given)
+    with modules():
         from stratalog_pipeline.jobs.replay import ReplayTarget
         from stratalog_pipeline.jobs.replay import replay as run_replay
         from stratalog_pipeline.jobs.report import replay_report
@@ -259,11 +224,11 @@ def replay(
         marks=mark,
     )
     if offsets is not None:
-        source |= _offsets_of(_parsed(source), offsets)
-    _parsed(source)
-    with job_session("replay", _master(shared)) as spark, _progress("offsets sent") as on_progress:
+        source |= _offsets_of(read_options(source), offsets)
+    read_options(source)
+    with job_session("replay", master_of(shared)) as spark, shown_progress("offsets sent") as on_progress:
         result = run_replay(spark, source, target, checkpoint=checkpoint, window_offsets=window, on_progress=on_progress)
-    _print(shared, replay_report(result, f"{to_topic} at {to}"))
+    print_report(shared, replay_report(result, f"{to_topic} at {to}"))
 
 
 @job.command("backfill")
@@ -305,7 +270,7 @@ def backfill_job(
     The topic appears as a whole at the end; if the job fails, nothing does. Within a partition, records are in the order of
     their time. retention.ms is unlimited unless --config sets it.
     """
-    with _modules():
+    with modules():
         from stratalog_pipeline.jobs.backfill import BulkTarget, backfill_files
         from stratalog_pipeline.jobs.session import job_session
     target = BulkTarget(
@@ -313,7 +278,10 @@ def backfill_job(
         compression=compression, configs=name_values(configs),
     )  # fmt: skip
     given = {name: text for name, text in expressions.items() if text is not None}
-    with job_session("backfill", _spark_master(master)) as spark, _progress("tasks that read and write rows") as on_progress:
+    with (
+        job_session("backfill", spark_master(master)) as spark,
+        shown_progress("tasks that read and write rows") as on_progress,
+    ):
         result = backfill_files(spark, paths, file_format, given, target, on_progress)
     document = {"topic": topic, "partitions": partitions, "records": result.records, "seconds": round(result.seconds, 1)}
     print_done(document, f"{result.records} records are in topic {topic}", as_json=as_json)
@@ -353,61 +321,7 @@ def _pairs(given: tuple[str, ...]) -> dict[str, str]:
     return {name.strip(): value for name, _, value in pairs}
 
 
-@contextmanager
-def _modules(remedy: str = _INSTALL) -> Iterator[None]:
-    """Turn a missing package into an error that names the extra."""
-    try:
-        yield
-    except ModuleNotFoundError as missing:
-        raise click.UsageError(f"{remedy} (no module {missing.name})", click.get_current_context()) from None
-
-
-def _parsed(options: dict[str, str]) -> ReadOptions:
-    """Check the options before Spark starts, which takes seconds. Raises ``Invalid``."""
-    from stratalog_pipeline.options import parse_options
-
-    return parse_options(options)
-
-
-def _master(where: _Where) -> str | None:
-    return _spark_master(where.master)
-
-
-def _spark_master(given: str | None) -> str | None:
-    if _SUBMIT_PORT in os.environ:
-        return given
-    # Spark's Python workers must find this environment, whatever `python3` is.
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    return given or "local[*]"
-
-
-@contextmanager
-def _progress(what: str) -> Iterator[Callable[[int, int], None]]:
-    with progress_bar() as progress:
-        task = progress.add_task("starting Spark", total=None)
-
-        def update(done: int, total: int) -> None:
-            progress.update(task, description=what, completed=done, total=total or None)
-
-        yield update
-
-
-def _print(where: _Where, report: Report, tables: int | None = None) -> None:
-    """Print the report and write its page. ``tables``: how many are printed for people; the page has all."""
-    if where.html is not None:
-        with _modules():
-            from stratalog_pipeline.jobs.page import render_page
-        made_at = datetime.now(UTC).isoformat(" ", timespec="seconds")
-        where.html.write_text(render_page(report, f"stratalog job {report.title.lower()}", made_at), encoding="utf-8")
-    if where.as_json:
-        print_json(report.document)
-        return
-    for table in report.tables[:tables]:
-        if table.rows:
-            print_rows(table.rows, table.columns, title=table.title if len(report.tables) > 1 else "")
-    for problem in report.problems:
-        click.echo(problem, err=True)
-    click.echo(", ".join(f"{name.replace('_', ' ')}: {value}" for name, value in report.facts.items()), err=True)
+job.add_command(erase)
 
 
 if __name__ == "__main__":

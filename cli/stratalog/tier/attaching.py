@@ -15,10 +15,10 @@ from stratalog.tier.report import topics_named
 from stratalog.tier.session import metadata_session, reader_lease, store_session
 from stratalog.topic_deletion import wait_for_owners
 from stratalog_broker.admin.errors import Protected
-from stratalog_broker.admin.protection import is_protected
 from stratalog_core.errors import Invalid
 from stratalog_core.system import SystemClock, ThreadBackground
 from stratalog_metadata.client.guarded_updates import decide_again
+from stratalog_metadata.client.protection import is_protected
 from stratalog_metadata.records import Topic
 from stratalog_tiering.attach import detachment
 from stratalog_tiering.attach.attachment import AttachPorts, attach, new_topic

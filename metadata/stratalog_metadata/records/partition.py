@@ -93,6 +93,7 @@ class ManifestPointer(RecordBase, frozen=True, kw_only=True, tag="manifest_point
     history may be locked, and ``lock_mode`` the strictest of their modes, ``governance`` or ``compliance``; 0 and empty: none.
     ``content`` is the whole manifest, as long as its object is not known to be in the store; a worker stores it right after the
     commit and then empties this member.
+    ``erased_version`` is the newest version that erased records, 0 if none did: owners drop what they hold in memory then.
     """
 
     topic_id: UUID
@@ -107,6 +108,7 @@ class ManifestPointer(RecordBase, frozen=True, kw_only=True, tag="manifest_point
     lock_until_ms: int = 0
     lock_mode: str = ""
     content: bytes = b""
+    erased_version: int = 0
 
     def key(self) -> str:
         return manifest_pointer_key(self.topic_id, self.index)

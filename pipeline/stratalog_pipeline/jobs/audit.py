@@ -36,6 +36,7 @@ from stratalog_pipeline.segments import located
 from stratalog_tiering.cold.segment_check import check_presence
 from stratalog_tiering.cold.verifier import Structure, Verifier
 from stratalog_tiering.format.block_cipher import BlockCipher
+from stratalog_tiering.format.erased_leaves import restore_leaves
 from stratalog_tiering.format.footer import BlockEntry, SegmentFooter
 from stratalog_tiering.format.manifest import SegmentEntry
 from stratalog_tiering.format.merkle import split_hashes
@@ -185,6 +186,7 @@ def _audit_segment(bucket: Bucket, task: SegmentTask) -> SegmentResult:
         footer, _ = bucket.run(check_presence(bucket.store, bucket.source, entry))
         problems = list(_audit_blocks(bucket, entry, footer, statistics, leaves))
         if not problems and not entry.is_compacted:
+            restore_leaves(leaves, bucket.run(bucket.source.erased_leaves(entry)))
             span = tree_span(entry.first_leaf, list(split_hashes(leaves)))
     except (Corrupt, Invalid) as bad:
         problems = [bad.message if entry.key in bad.message else f"segment {entry.key}: {bad.message}"]

@@ -30,6 +30,7 @@ from stratalog_tiering.format.descriptor import (
     decode_descriptor,
     encode_descriptor,
 )
+from stratalog_tiering.format.erased_leaves import ErasedLeaf, parse_erased
 from stratalog_tiering.format.footer import AbortedTransaction, Signature, encode_footer, parse_producers, parse_signatures
 from stratalog_tiering.format.manifest import (
     Manifest,
@@ -104,6 +105,7 @@ def make_segment(
     value: Callable[[int], bytes] = lambda offset: b"value",
     encryption: SegmentEncryption | None = None,
     bases: Sequence[tuple[int, int]] = ((100, 1), (102, 1), (104, 2)),
+    erased: Sequence[ErasedLeaf] = (),
     *,
     is_compacted: bool = False,
 ) -> tuple[bytes, SegmentFooter]:
@@ -124,6 +126,7 @@ def make_segment(
         leader_epochs=(EpochStart(0, 0), EpochStart(1, 90), EpochStart(2, 104)),
         aborted_transactions=aborted,
         producers=producers,
+        erased=erased,
     )
     return b"".join(bytes(part) for part in writer.take_parts()), written.footer
 
@@ -258,6 +261,17 @@ def test_segment(name: str, made: tuple[bytes, SegmentFooter]) -> None:
     assert parse_footer(stored, len(stored)) == footer
     for section in footer.sections:
         assert parse_producers(stored[section.position : section.end_position], section) == (PRODUCER,)
+
+
+def test_erased_segment() -> None:
+    erased = (ErasedLeaf(0, hashlib.sha256(b"first").digest()), ErasedLeaf(2, hashlib.sha256(b"third").digest()))
+    content, footer = make_segment(producers=(PRODUCER,), erased=erased)
+    stored = golden("segment_erased.bin", content)
+    assert stored == content
+    assert parse_footer(stored, len(stored)) == footer
+    section = footer.section("erased")
+    assert section is not None
+    assert parse_erased(stored[section.position : section.end_position], section) == erased
 
 
 def test_signed_segment() -> None:

@@ -70,8 +70,8 @@ def a_segment_is_clean_although_the_map_ended_within_it() -> None:
     """The next pass begins behind the segment, and the rest of its keys stays twice."""
     entry = compaction._entry
 
-    def clean(key: Any, written: Any, group: Any, first_batch: int, map_end: int, policy: Any) -> Any:
-        return entry(key, written, group, first_batch, group[-1].end_offset, policy)
+    def clean(made: Any, group: Any, map_end: int, policy: Any) -> Any:
+        return entry(made, group, group[-1].end_offset, policy)
 
     compaction._entry = clean
 

@@ -20,7 +20,9 @@ from stratalog_tiering.cold.whole_objects import check_size, ends_object
 from stratalog_tiering.core.damage import Damage
 from stratalog_tiering.format.block_cipher import BlockCipher, data_key_context
 from stratalog_tiering.format.descriptor import WrappedDataKey, decode_descriptor
+from stratalog_tiering.format.erased_leaves import ErasedLeaf, parse_erased
 from stratalog_tiering.format.footer import (
+    ERASED,
     PRODUCERS,
     SegmentFooter,
     check_section,
@@ -218,6 +220,14 @@ class ManifestSource:
             return ()
         position = entry.data_position + section.position
         return await self._verified_range(entry, position, section.length, lambda content: parse_producers(content, section))
+
+    async def erased_leaves(self, entry: SegmentEntry) -> tuple[ErasedLeaf, ...]:
+        """The leaves of batches of an erased segment that lost records; none of any other segment. Raises ``Corrupt``."""
+        section = (await self.footer(entry)).section(ERASED) if entry.is_erased else None
+        if section is None:
+            return ()
+        position = entry.data_position + section.position
+        return await self._verified_range(entry, position, section.length, lambda content: parse_erased(content, section))
 
     async def cipher(self, footer: SegmentFooter) -> BlockCipher | None:
         """The cipher of the segment's blocks; None if they are not encrypted.

@@ -14,6 +14,7 @@ from stratalog_core.errors import Corrupt, NotFound
 from stratalog_core.ports import Background, Buffer
 from stratalog_tiering.cold.manifest_source import ManifestSource
 from stratalog_tiering.cold.segment_check import block_leaves, check_segment
+from stratalog_tiering.format.erased_leaves import restore_leaves
 from stratalog_tiering.format.manifest import Manifest
 from stratalog_tiering.format.merkle import batch_leaf, proof_holds, split_hashes
 from stratalog_tiering.format.partition_tree import TreeProofs, consistency_holds
@@ -56,8 +57,8 @@ async def prove_batch(
 ) -> BatchProof:
     """Proof of the batch that holds ``offset`` against the manifest's tree head. Reads the whole segment of the offset.
 
-    Raises ``NotFound`` outside the manifest and in a compacted segment, whose leaves cannot be computed, ``Corrupt`` if the
-    segment is damaged or not that of the tree, ``Unavailable``.
+    Raises ``NotFound`` outside the manifest, in a compacted segment, whose leaves cannot be computed, and for a batch of which
+    records were erased; ``Corrupt`` if the segment is damaged or not that of the tree, ``Unavailable``.
     """
     entry = await source.segment_at(manifest, offset)
     if entry is None:
@@ -74,6 +75,10 @@ async def prove_batch(
     check = check_segment(store, source, entry, background, reads_at_once=_READS_AT_ONCE, on_content=collect)
     async for finding in check:
         raise Corrupt(f"no proof of a damaged segment: {finding}", key=entry.key)
+    erased = await source.erased_leaves(entry)
+    if any(entry.first_leaf + each.index == index for each in erased):
+        raise NotFound(f"records were erased from the batch of offset {offset}: what is left of it cannot be proved")
+    restore_leaves(leaves, erased)
     proofs = await _proofs(source, manifest)
     tree = manifest.tree
 

@@ -23,6 +23,7 @@ from stratalog_tiering.cold.manifest_source import ManifestSource
 from stratalog_tiering.cold.segment_check import Take, block_leaves, check_segment, unlimited
 from stratalog_tiering.core.damage import Damage, Finding, judge_manifest, judge_page, page_finding, segment_finding
 from stratalog_tiering.format.descriptor import TopicDescriptor
+from stratalog_tiering.format.erased_leaves import restore_leaves
 from stratalog_tiering.format.manifest import Manifest, SegmentEntry, decode_manifest
 from stratalog_tiering.format.merkle import split_hashes
 from stratalog_tiering.format.partition_tree import TreePage, TreeProofs
@@ -305,6 +306,7 @@ class Verifier:
             yield found
         if is_sound and proofs is not None and not entry.is_compacted:
             try:
+                restore_leaves(leaves, await self._source.erased_leaves(entry))
                 await self._background.run(lambda: proofs.check(entry.first_leaf, list(split_hashes(leaves))))
             except Corrupt as bad:
                 yield segment_finding(entry, Damage.TREE_LEAVES, bad.message)

@@ -14,20 +14,18 @@ import msgspec
 
 from stratalog_core.errors import Conflict, Corrupt, NotFound
 from stratalog_core.object_lock import in_force
-from stratalog_metadata.client.topic_defaults import topic_defaults
-from stratalog_metadata.records import Topic, configs_in_force, topic_key
-from stratalog_metadata.state.commands import VersionIs
 from stratalog_tiering.cold.segment_check import require_sound
 from stratalog_tiering.core.commands import Guards, commit_segment
 from stratalog_tiering.core.offload_job import OffloadJob, offloaded_key
-from stratalog_tiering.core.partition import PartitionSnapshot, StoredLedger, is_sealed, partition_snapshot
+from stratalog_tiering.core.partition import PartitionSnapshot, StoredLedger, is_sealed
 from stratalog_tiering.core.planning import following_ledgers
-from stratalog_tiering.core.policy import TierPolicy, tier_policy
+from stratalog_tiering.core.policy import TierPolicy
 from stratalog_tiering.format.locks import entry_lock
 from stratalog_tiering.format.manifest import Manifest, Reason, SegmentEntry
 from stratalog_tiering.format.manifest_edit import ManifestEdit
 from stratalog_tiering.format.merkle import split_hashes
 from stratalog_tiering.format.partition_tree import TreeProofs
+from stratalog_tiering.offload.beside_workers import current_partition
 from stratalog_tiering.offload.commit import commit_edit, previous_version, refuse_fork
 from stratalog_tiering.offload.data_keys import new_encryption
 from stratalog_tiering.offload.locks import locked_entry
@@ -36,26 +34,15 @@ from stratalog_tiering.offload.ports import WorkerPorts
 
 
 class HotLedgers:
-    """The hot copies that a cluster's bookies have, for a command beside running workers.
-
-    It holds no lease. A commit requires the manifest and the topic from which the repair began, so a worker's commit in between
-    makes the repair fail, and nothing else.
-    """
+    """The hot copies that a cluster's bookies have, for a command beside running workers (``offload/beside_workers.py``)."""
 
     def __init__(self, ports: WorkerPorts) -> None:
         self._ports = ports
 
     async def rewrite(self, topic_id: UUID, partition: int, key: str) -> str:
         """Replace the segment at ``key``; returns the new one's key. Raises as `repair_from_hot`."""
-        await self._ports.metadata.refresh()
-        view = self._ports.metadata.view
-        topic = next((each for each in view.all(Topic) if each.topic_id == topic_id), None)
-        state = partition_snapshot(view, topic, partition) if topic is not None else None
-        if topic is None or state is None:
-            raise NotFound(f"metadata does not know partition {partition} of topic {topic_id}")
-        policy = tier_policy(configs_in_force(topic, topic_defaults(view)))
-        guards = (VersionIs(key=topic_key(topic.name), version=state.topic_version),)
-        return (await repair_from_hot(self._ports, state, key, policy, guards)).key
+        now = await current_partition(self._ports, topic_id, partition)
+        return (await repair_from_hot(self._ports, now.state, key, now.policy, now.guards)).key
 
 
 async def repair_from_hot(

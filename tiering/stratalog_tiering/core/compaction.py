@@ -27,23 +27,12 @@ from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
 from typing import Final
 
-from crc32c import crc32c
-
-from stratalog_core.batches.batch import (
-    COMPRESSION_MASK,
-    CRC_START,
-    DELETE_HORIZON_BIT,
-    HEADER,
-    HEADER_BYTES,
-    LENGTH_PREFIX_BYTES,
-    BatchHeader,
-)
+from stratalog_core.batches.batch import DELETE_HORIZON_BIT, BatchHeader
 from stratalog_core.batches.checkpoint import ProducerEntry
-from stratalog_core.batches.compression import compress
 from stratalog_core.batches.record_expiry import expiry_ms
 from stratalog_core.batches.record_spans import RecordSpan, batch_body, record_spans
-from stratalog_core.batches.records import encode_varint
 from stratalog_core.ports import Buffer
+from stratalog_tiering.core.rewritten_batches import Filtered, emptied, rebuilt
 from stratalog_tiering.format.footer import AbortedTransaction
 
 KEY_BYTES: Final = 256
@@ -177,14 +166,6 @@ class CompactionCounts:
     keyless_deleted: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Filtered:
-    """A batch after the filter: None if it is gone. ``fingerprint`` is over the records that must be in it."""
-
-    batch: Buffer | None
-    fingerprint: int
-
-
 class BatchFilter:
     """The filter of one pass. ``now_ms`` is the wall time of its start; ``map_end``: later records stay as they are."""
 
@@ -218,6 +199,14 @@ class BatchFilter:
         found.transactions, found.counts = deepcopy(self.transactions), replace(self.counts)
         return found
 
+    def begin_segment(self, aborted: Iterable[AbortedTransaction]) -> None:
+        """Note the aborted transactions of the segment whose batches come next."""
+        self.transactions.add(aborted)
+
+    def take_aborted(self) -> Sequence[AbortedTransaction]:
+        """The aborted transactions that the new segment lists."""
+        return self.transactions.take_removed()
+
     def filter(self, batch: Buffer, header: BatchHeader, *, is_last: bool) -> Filtered:
         """The batch without the records that are to go; ``is_last``: it is the segment's last one. Raises ``Corrupt``."""
         self.counts.records_read += header.record_count
@@ -247,7 +236,7 @@ class BatchFilter:
         self.counts.records_kept += len(spans)
         fingerprint = _fingerprint(header, body, spans)
         if is_done and horizon_ms is None:
-            batch = _rebuilt(header, body, spans, self._horizon_ms)
+            batch = rebuilt(header, body, spans, self._horizon_ms)
         return Filtered(batch=batch, fingerprint=fingerprint)
 
     def _records(self, batch: Buffer, header: BatchHeader, *, stays: bool) -> Filtered:
@@ -264,12 +253,12 @@ class BatchFilter:
         self._count(spans, kept, tombstones)
         fingerprint = _fingerprint(header, body, survivors(self._offsets, self._map_end, self._now_ms, header, spans))
         if not kept:
-            return Filtered(batch=_emptied(header) if stays else None, fingerprint=fingerprint)
+            return Filtered(batch=emptied(header) if stays else None, fingerprint=fingerprint)
         sets_horizon = bool(tombstones) and header.delete_horizon_ms is None
         if len(kept) == len(spans) and not sets_horizon:
             return Filtered(batch=batch, fingerprint=fingerprint)
-        rebuilt = _rebuilt(header, body, kept, self._horizon_ms if sets_horizon else None)
-        return Filtered(batch=rebuilt, fingerprint=fingerprint)
+        changed = rebuilt(header, body, kept, self._horizon_ms if sets_horizon else None)
+        return Filtered(batch=changed, fingerprint=fingerprint)
 
     def _expired(self, body: bytes, span: RecordSpan) -> RecordSpan:
         """The span, without a value if the record has expired: it counts as a tombstone then."""
@@ -324,41 +313,4 @@ def _fingerprint(header: BatchHeader, body: bytes, spans: Sequence[RecordSpan]) 
 
 
 def _gone(header: BatchHeader, *, stays: bool) -> Filtered:
-    return Filtered(batch=_emptied(header) if stays else None, fingerprint=0)
-
-
-def _emptied(header: BatchHeader) -> bytes:
-    """The batch without records: offsets, epoch, producer and sequence stay, as in Kafka's ``writeEmptyHeader``."""
-    attributes = header.attributes & ~(COMPRESSION_MASK | DELETE_HORIZON_BIT)
-    return _packed(header, attributes, -1, header.max_timestamp_ms, 0, b"")
-
-
-def _rebuilt(header: BatchHeader, body: bytes, kept: Sequence[RecordSpan], horizon_ms: int | None) -> bytes:
-    """The batch with the records ``kept``. ``horizon_ms`` becomes its delete horizon; None: that stays as it is."""
-    base_ms, max_ms = header.base_timestamp_ms, header.max_timestamp_ms
-    if not header.is_log_append_time:
-        max_ms = base_ms + max(span.timestamp_delta for span in kept)
-    if horizon_ms is None:
-        records = b"".join([body[span.start : span.end] for span in kept])
-        attributes = header.attributes
-    else:
-        records = b"".join([_moved(body, span, base_ms - horizon_ms) for span in kept])
-        base_ms, attributes = horizon_ms, header.attributes | DELETE_HORIZON_BIT
-    return _packed(header, attributes, base_ms, max_ms, len(kept), compress(header.compression, records))
-
-
-def _moved(body: bytes, span: RecordSpan, delta_ms: int) -> bytes:
-    """The record with another timestamp delta, so that its timestamp stays when the base timestamp changes."""
-    content = b"\x00" + encode_varint(span.timestamp_delta + delta_ms) + body[span.offset_position : span.end]
-    return encode_varint(len(content)) + content
-
-
-def _packed(header: BatchHeader, attributes: int, base_ms: int, max_ms: int, record_count: int, content: bytes) -> bytes:
-    batch = bytearray(HEADER_BYTES) + content
-    changed = header._replace(
-        batch_length=len(batch) - LENGTH_PREFIX_BYTES, attributes=attributes, base_timestamp_ms=base_ms,
-        max_timestamp_ms=max_ms, record_count=record_count,
-    )  # fmt: skip
-    HEADER.pack_into(batch, 0, *changed)
-    batch[17:21] = crc32c(memoryview(batch)[CRC_START:]).to_bytes(4, "big")
-    return bytes(batch)
+    return Filtered(batch=emptied(header) if stays else None, fingerprint=0)

@@ -62,6 +62,12 @@ class PartitionSnapshot:
         return self.fork_decision if self.fork_decision is not None and not self.fork_decision.refused else None
 
     @property
+    def hot_offset(self) -> int:
+        """The first offset with a hot copy, or the cold history's end. A hot copy would contradict what is rewritten."""
+        assert self.pointer is not None, "the partition has a cold history"
+        return min([self.pointer.end_offset, *(stored.ledger.base_offset for stored in self.ledgers)])
+
+    @property
     def cold_end(self) -> int:
         """The offset at which the next segment begins.
 

@@ -41,6 +41,7 @@ AES_256_GCM: Final = "aes-256-gcm"
 PLAIN_BYTES_MAX: Final = 128 * 1024 * 1024
 """Maximum plain length of a compressed block. The largest blocks are single batches, which are at most 64 MiB."""
 PRODUCERS: Final = "producers"
+ERASED: Final = "erased"
 COMPACTED: Final = 0x0001
 """Flag in the trailer: offsets between and within batches may be missing."""
 MUST_UNDERSTAND: Final = 0x0001
@@ -401,7 +402,7 @@ def _check_sections(footer: SegmentFooter, position: int) -> None:
     expected, names = footer.data_bytes, set[str]()
     for section in footer.sections:
         refuse_flags(f"section {section.name!r}", section.flags, MUST_UNDERSTAND)
-        if section.name != PRODUCERS and section.flags & MUST_UNDERSTAND:
+        if section.name not in (PRODUCERS, ERASED) and section.flags & MUST_UNDERSTAND:
             raise Invalid(f"segment has section {section.name!r}, which a reader must understand: upgrade this release")
         if section.position != expected or section.length <= 0 or section.name in names:
             raise Corrupt(f"section {section.name!r} has {section.length} bytes at {section.position}; expected {expected}")

@@ -134,6 +134,11 @@ class SegmentEntry(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
         return self.options.present is not None
 
     @property
+    def is_erased(self) -> bool:
+        """Whether records were erased. All batches are there, and the segment keeps the leaves of those that were altered."""
+        return self.kind is SegmentKind.ERASED
+
+    @property
     def batch_count(self) -> int:
         """The batches that the segment holds; ``leaf_count`` counts those that it covers."""
         return self.leaf_count if self.options.present is None else self.options.present.batch_count
@@ -179,12 +184,11 @@ class Reason:
     LOG_START: Final = "log-start"  # below the log's start, after DeleteRecords or the expiry of hot ledgers
     MERGED: Final = "merged"
     COMPACTED: Final = "compacted"
-    SUPERSEDED: Final = "superseded"
-    """A page or a list of removed objects whose content was copied to a newer one."""
+    ERASED: Final = "erased"  # replaced by a segment without the records of a data-protection request
+    SUPERSEDED: Final = "superseded"  # a page or a list of removed objects whose content was copied to a newer one
     REPAIRED: Final = "repaired"
     CUT: Final = "cut"  # beyond the point up to which its topic was restored
-    FORK: Final = "fork"
-    """It belongs to the line of a forked history that was not kept."""
+    FORK: Final = "fork"  # it belongs to the line of a forked history that was not kept
 
 
 class RemovedListRef(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
@@ -225,9 +229,9 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     A writer whose version is below ``oldest_writer`` must not edit it. ``record_count`` and ``cold_bytes`` (bytes of segments)
     count live segments. ``writer`` is informative. Objects in ``removed`` were removed after those in ``removed_lists``;
     ``removed_lists_made`` is the number of the next list. ``signatures`` are over the size and head of ``tree``.
-
     Forks at or below ``settled_version`` are resolved, the last one at ``settled_at_ms``; 0: there was none. No object that
     this version or an earlier one refers to is locked after ``lock_until_ms``; ``lock_mode`` is the strictest of their modes.
+    ``erased_version``: the newest that erased records.
     """
 
     cluster_id: str
@@ -255,6 +259,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     signatures: tuple[Signature, ...] = ()
     lock_until_ms: int = 0
     lock_mode: str = ""
+    erased_version: int = 0
 
 
 def empty_manifest(topic_id: UUID, topic_name: str, partition: int, base_offset: int, cluster_id: str = "") -> Manifest:
@@ -340,15 +345,12 @@ def segment_entry(key: str, written: WrittenSegment, kind: SegmentKind = Segment
 
 
 def pointer_to(manifest: Manifest, key: str, sha256: bytes, content: bytes = b"") -> ManifestPointer:
-    """The metadata record whose compare-and-set commits ``manifest``, which is stored at ``key``.
-
-    ``content`` is the encoded manifest if it is stored only after the commit.
-    """
+    """The record that commits ``manifest``, stored at ``key``; ``content`` is its bytes if that comes after the commit."""
     return ManifestPointer(
         topic_id=manifest.topic_id, index=manifest.partition, manifest_version=manifest.version, object_key=key,
         sha256=sha256.hex(), start_offset=manifest.start_offset, end_offset=manifest.end_offset, cold_bytes=manifest.cold_bytes,
         newest_ms=_newest_ms(manifest), lock_until_ms=manifest.lock_until_ms, lock_mode=manifest.lock_mode,
-        content=content,
+        content=content, erased_version=manifest.erased_version,
     )  # fmt: skip
 
 
@@ -372,7 +374,6 @@ def check_manifest(manifest: Manifest) -> None:
         raise Invalid(f"manifest holds {len(manifest.segments)} segments inline; maximum is {INLINE_SEGMENTS_MAX}")
     if len(manifest.removed) > INLINE_REMOVED_MAX:
         raise Invalid(f"manifest holds {len(manifest.removed)} removed objects inline; maximum is {INLINE_REMOVED_MAX}")
-
     leaf_counts = [part.leaf_count for parts in (manifest.tree.pages, manifest.tree.spans) for part in parts]
     if min(leaf_counts, default=1) < 1 or sum(leaf_counts) != manifest.tree.size:
         raise Invalid(f"the tree's spans hold {sum(leaf_counts)} leaves; manifest says {manifest.tree.size}")

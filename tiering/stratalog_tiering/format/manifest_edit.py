@@ -105,6 +105,7 @@ class ManifestEdit:
         self._version = base.version + 1
         self._settled_version, self._settled_at_ms = base.settled_version, base.settled_at_ms
         self._lock = manifest_lock(base)
+        self._erases = False
 
     @property
     def end_offset(self) -> int:
@@ -210,10 +211,10 @@ class ManifestEdit:
         return self._stored([ref for ref in self._refs if ref.base_offset <= base_offset < ref.end_offset])
 
     def replace(self, merged: SegmentEntry, pages: Pages = NO_PAGES, reason: str = Reason.MERGED) -> tuple[SegmentEntry, ...]:
-        """Replace the run of segments that covers exactly the offsets of ``merged``, merged or compacted; returns the run.
+        """Replace the run of segments that covers exactly the offsets of ``merged``; returns the run.
 
         The tree does not change. Raises ``Invalid`` if no run has exactly these offsets and as many leaves, and as many records
-        unless it is compacted, or if the run spans two pages.
+        unless it is compacted or erased, or if the run spans two pages.
         """
         for position, ref in enumerate(self._refs):
             if ref.base_offset <= merged.base_offset < ref.end_offset:
@@ -226,6 +227,7 @@ class ManifestEdit:
         self.keep_as_long_as(entry_lock(merged))
         self._cold_bytes += merged.stored_bytes - sum(entry.stored_bytes for entry in run)
         self._record_count += merged.record_count - sum(entry.record_count for entry in run)
+        self._erases = self._erases or merged.is_erased
         self._removed.add([self._removed_object(entry, Removal(reason=reason)) for entry in run])
         return run
 
@@ -311,6 +313,7 @@ class ManifestEdit:
             signatures=base.signatures if tree.head == base.tree.head else (),
             lock_until_ms=lock.until_ms if lock is not None else 0,
             lock_mode=lock.mode.value if lock is not None else "",
+            erased_version=self._version if self._erases else base.erased_version,
         )
         content = encode_manifest(successor)
         parts = (*pages, *self._tree.new_pages(), *self._removed.new_lists())
@@ -380,7 +383,8 @@ def _spliced(entries: Sequence[SegmentEntry], merged: SegmentEntry) -> tuple[lis
     if not run or run[0].base_offset != merged.base_offset or run[-1].end_offset != merged.end_offset:
         raise Invalid(f"no run of segments covers exactly offsets {merged.base_offset}..{merged.end_offset}")
     records = sum(entry.record_count for entry in run)
-    if records < merged.record_count or (records != merged.record_count and not merged.is_compacted):
+    may_lack_records = merged.is_compacted or merged.is_erased
+    if records < merged.record_count or (records != merged.record_count and not may_lack_records):
         raise Invalid(
             f"merged segment {merged.key} holds {merged.record_count} records; the run that it replaces holds another number"
         )
@@ -390,6 +394,8 @@ def _spliced(entries: Sequence[SegmentEntry], merged: SegmentEntry) -> tuple[lis
         )
     if any(entry.is_compacted for entry in run) and not merged.is_compacted:
         raise Invalid(f"merged segment {merged.key} would not say that batches of the run that it replaces are missing")
+    if any(entry.is_erased for entry in run) and not (merged.is_compacted or merged.is_erased):
+        raise Invalid(f"merged segment {merged.key} would not say that records of the run that it replaces were erased")
     merged = msgspec.structs.replace(merged, first_leaf=run[0].first_leaf)
     before = [entry for entry in entries if entry.end_offset <= merged.base_offset]
     after = [entry for entry in entries if entry.base_offset >= merged.end_offset]

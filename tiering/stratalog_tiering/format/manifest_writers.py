@@ -15,7 +15,7 @@ WRITER_VERSION: Final = 4
 OLDEST_WRITER: Final = 4
 """The oldest writer that may edit what this release writes: the first that knows manifests that are stored after their commit.
 An earlier one would not see that they are committed, and so not notice a fork. Writer 2 was the first to know locks, 3 the
-first to know compacted segments."""
+first to know compacted segments, 4 the first to know erased ones: an earlier one would merge them and lose their leaves."""
 
 
 def check_writer(manifest: Manifest) -> None:

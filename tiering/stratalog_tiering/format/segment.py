@@ -30,9 +30,12 @@ from stratalog_core.batches.checkpoint import EpochStart, ProducerEntry
 from stratalog_core.errors import Corrupt, Invalid
 from stratalog_core.ports import Buffer
 from stratalog_tiering.format.block_cipher import BlockCipher, SegmentEncryption
+from stratalog_tiering.format.erased_leaves import ErasedLeaf, encode_erased
 from stratalog_tiering.format.footer import (
     AES_256_GCM,
+    ERASED,
     FORMAT_VERSION,
+    MUST_UNDERSTAND,
     NONE,
     PRODUCERS,
     ZSTD,
@@ -179,10 +182,11 @@ class SegmentWriter:
         leader_epochs: Sequence[EpochStart] = (),
         aborted_transactions: Sequence[AbortedTransaction] = (),
         producers: Sequence[ProducerEntry] = (),
+        erased: Sequence[ErasedLeaf] = (),
     ) -> WrittenSegment:
         """Close the last block and append sections, footer and trailer. Raises ``Invalid`` if there is no batch.
 
-        ``leader_epochs`` defaults to those seen in the batches.
+        ``leader_epochs`` defaults to those seen in the batches. ``erased`` are the leaves of batches that lost records.
         """
         if not self._leaves:
             raise Invalid("a segment needs at least one batch")
@@ -200,7 +204,7 @@ class SegmentWriter:
             blocks=blocks,
             leader_epochs=tuple(leader_epochs) or self.leader_epochs,
             aborted_transactions=tuple(aborted_transactions),
-            sections=self._write_sections(producers),
+            sections=self._write_sections(producers, erased),
             record_count=sum(block.record_count for block in blocks),
             batch_count=sum(block.batch_count for block in blocks),
             data_bytes=self._data_bytes,
@@ -230,12 +234,18 @@ class SegmentWriter:
         self._parts.append(part)
         self._sha256.update(part)
 
-    def _write_sections(self, producers: Sequence[ProducerEntry]) -> tuple[SectionEntry, ...]:
-        if not producers:
-            return ()
-        content = encode_producers(producers)
+    def _write_sections(self, producers: Sequence[ProducerEntry], erased: Sequence[ErasedLeaf]) -> tuple[SectionEntry, ...]:
+        sections: list[SectionEntry] = []
+        if producers:
+            sections.append(self._write_section(PRODUCERS, encode_producers(producers), self._data_bytes))
+        if erased:
+            position = sections[-1].end_position if sections else self._data_bytes
+            sections.append(self._write_section(ERASED, encode_erased(erased), position, MUST_UNDERSTAND))
+        return tuple(sections)
+
+    def _write_section(self, name: str, content: bytes, position: int, flags: int = 0) -> SectionEntry:
         self._write(content)
-        return (describe_section(PRODUCERS, content, self._data_bytes),)
+        return describe_section(name, content, position, flags)
 
     def _close_block(self) -> None:
         block = self._open.entry()

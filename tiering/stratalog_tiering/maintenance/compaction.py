@@ -19,13 +19,11 @@ from typing import Final
 
 import msgspec
 
-from stratalog_core.batches.checkpoint import EpochStart
+from stratalog_core.batches.batch import BatchHeader
 from stratalog_core.errors import Corrupt
-from stratalog_tiering.cold.segment_check import check_segment
 from stratalog_tiering.core.commands import Guards, commit_segment
 from stratalog_tiering.core.compaction import KEY_BYTES, BatchFilter, MapBuilder, OffsetMap, batch_fingerprint
 from stratalog_tiering.core.compaction_plan import Cleanable, cleanable, next_group
-from stratalog_tiering.core.locks import merged_lock
 from stratalog_tiering.core.partition import PartitionSnapshot
 from stratalog_tiering.core.policy import CompactionPolicy, TierPolicy
 from stratalog_tiering.format.block_cipher import BlockCipher
@@ -41,14 +39,12 @@ from stratalog_tiering.format.manifest import (
     segment_entry,
 )
 from stratalog_tiering.format.manifest_edit import ManifestEdit
-from stratalog_tiering.format.object_keys import segment_key
-from stratalog_tiering.format.segment import SegmentWriter, WrittenSegment, audit_block, iterate_block_batches
-from stratalog_tiering.maintenance.joined_segments import joined_epochs, joined_identity, source_of
+from stratalog_tiering.format.segment import audit_block, iterate_block_batches
+from stratalog_tiering.maintenance.joined_segments import source_of
+from stratalog_tiering.maintenance.rewriting import Rewritten, epochs_in_effect, read_back, stored_blocks, write_filtered
 from stratalog_tiering.offload.commit import commit_edit, previous_version, refuse_fork_before_commit
-from stratalog_tiering.offload.data_keys import new_encryption
 from stratalog_tiering.offload.locks import locked_entry
 from stratalog_tiering.offload.ports import WorkerPorts
-from stratalog_tiering.offload.upload import StreamedUpload, finishing
 
 _SLOT_RETRY_MS: Final = 5_000
 _SECRET_BITS: Final = 256
@@ -133,7 +129,7 @@ class Compaction:
 
     async def _begin(self, ports: WorkerPorts, state: PartitionSnapshot, policy: CompactionPolicy, *, is_asked: bool) -> bool:
         manifest, now_ms = (await previous_version(ports, state)).manifest, ports.clock.wall_ms()
-        found = cleanable(await _all_segments(ports, manifest), policy, _hot_offset(state), now_ms)
+        found = cleanable(await _all_segments(ports, manifest), policy, state.hot_offset, now_ms)
         is_due = found.due_at_ms is not None and found.due_at_ms <= now_ms
         if found.dirty_from == found.end_offset or not (is_due or is_asked):
             self._due_at_ms = found.due_at_ms if found.due_at_ms is not None and not is_due else None
@@ -154,7 +150,7 @@ class Compaction:
         is_full = False
         if entry is not None and entry.base_offset < current.range.end_offset:
             builder.transactions.add((await ports.source.footer(entry)).aborted_transactions)
-            async for content, block, cipher in _blocks(ports, entry):
+            async for content, block, cipher in stored_blocks(ports, entry):
                 if not await ports.background.run(partial(_note_keys, builder, content, block, cipher, entry)):
                     is_full = True
                     break
@@ -218,12 +214,6 @@ class Compaction:
         self._end(ports)
 
 
-def _hot_offset(state: PartitionSnapshot) -> int:
-    """The first offset with a hot copy. A compacted segment would contradict a hot copy of its records."""
-    assert state.pointer is not None
-    return min([state.pointer.end_offset, *(stored.ledger.base_offset for stored in state.ledgers)])
-
-
 async def _all_segments(ports: WorkerPorts, manifest: Manifest) -> list[SegmentEntry]:
     return [entry async for entry in ports.source.segments(manifest)]
 
@@ -233,16 +223,6 @@ async def _places(ports: WorkerPorts, manifest: Manifest) -> AsyncIterator[Seque
     for ref in manifest.pages:
         yield live_segments(manifest, await ports.source.page(ref))
     yield manifest.segments
-
-
-async def _blocks(ports: WorkerPorts, entry: SegmentEntry) -> AsyncIterator[tuple[memoryview, BlockEntry, BlockCipher | None]]:
-    """The stored bytes of a segment's blocks, in order, at the worker's rate."""
-    footer = await ports.source.footer(entry)
-    cipher = await ports.source.cipher(footer)
-    for block in footer.blocks:
-        content = await ports.store.get_range(entry.key, entry.data_position + block.position, block.length)
-        await ports.reading.take(len(content))
-        yield content, block, cipher
 
 
 def _note_keys(
@@ -263,7 +243,7 @@ async def _unchanged(ports: WorkerPorts, group: Sequence[SegmentEntry], batch_fi
     if len(group) > 1 or not is_clean:
         return None
     trial = batch_filter.trial()
-    async for content, block, cipher in _blocks(ports, entry):
+    async for content, block, cipher in stored_blocks(ports, entry):
         if not await ports.background.run(partial(_keeps_all, trial, content, block, cipher, entry)):
             return None
     return trial
@@ -279,24 +259,6 @@ def _keeps_all(
     )
 
 
-@dataclass(slots=True)
-class _Output:
-    """The new segment while it is written; ``fingerprint`` is over the records that it must have."""
-
-    writer: SegmentWriter
-    filter: BatchFilter
-    end_offset: int
-    fingerprint: int = 0
-
-    def add(self, stored: memoryview, block: BlockEntry, cipher: BlockCipher | None, entry: SegmentEntry) -> None:
-        plain = audit_block(stored, block, cipher=cipher, is_compacted=entry.is_compacted)
-        for batch, header in iterate_block_batches(plain):
-            filtered = self.filter.filter(batch, header, is_last=header.next_offset == self.end_offset)
-            self.fingerprint += filtered.fingerprint
-            if filtered.batch is not None:
-                self.writer.append(filtered.batch)
-
-
 async def _write(
     ports: WorkerPorts,
     state: PartitionSnapshot,
@@ -306,73 +268,36 @@ async def _write(
     policy: TierPolicy,
 ) -> SegmentEntry:
     """Upload the segment that replaces ``group``, and verify it; returns its entry."""
-    footers = [await ports.source.footer(entry) for entry in group]
-    epoch = group[-1].leader_epochs[-1].epoch
-    key = segment_key(state.log.topic_id, state.log.index, group[0].base_offset, epoch, ports.random_id())
-    encryption = await new_encryption(ports.store, state.log.topic_id, state.log.index, key, policy.encryption_key)
-    identity = joined_identity(ports.cluster_id, footers)
-    writer = SegmentWriter(identity, ports.settings.block_bytes, policy.zstd_level, encryption, is_compacted=True)
-    lock = merged_lock(group, ports.clock.wall_ms())
-    upload = StreamedUpload(
-        ports.store, key, part_bytes=ports.settings.upload_part_bytes, parts_at_once=ports.settings.upload_parts_at_once,
-        storage_class=policy.storage_class, lock=lock,
-    )  # fmt: skip
-    output = _Output(writer, batch_filter, group[-1].end_offset)
-    async with finishing(upload):
-        for entry, footer in zip(group, footers, strict=True):
-            batch_filter.transactions.add(footer.aborted_transactions)
-            async for content, block, cipher in _blocks(ports, entry):
-                await ports.background.run(partial(output.add, content, block, cipher, entry))
-                await upload.write(writer.take_parts())
-        finish = partial(
-            writer.finish, created_at_ms=max(footer.created_at_ms for footer in footers), leader_epochs=joined_epochs(footers),
-            aborted_transactions=batch_filter.transactions.take_removed(),
-            producers=await ports.source.producers(group[-1]),
-        )  # fmt: skip
-        written = await ports.background.run(finish)
-        await upload.write(writer.take_parts())
-    entry = _entry(key, written, group, writer.first_batch_offset, map_end, policy)
-    await _require_survivors(ports, entry, output.fingerprint)
-    return await locked_entry(ports.store, entry, lock)
+    made = await write_filtered(ports, state, group, batch_filter, policy, is_compacted=True)
+    entry = _entry(made, group, map_end, policy)
+    await _require_survivors(ports, entry, made.fingerprint)
+    return await locked_entry(ports.store, entry, made.lock)
 
 
-def _entry(
-    key: str, written: WrittenSegment, group: Sequence[SegmentEntry], first_batch: int, map_end: int, policy: TierPolicy
-) -> SegmentEntry:
-    entry = segment_entry(key, written, SegmentKind.COMPACTED)
-    present = PresentBatches(base_offset=first_batch, end_offset=entry.end_offset, batch_count=written.footer.batch_count)
+def _entry(made: Rewritten, group: Sequence[SegmentEntry], map_end: int, policy: TierPolicy) -> SegmentEntry:
+    entry = segment_entry(made.key, made.segment, SegmentKind.COMPACTED)
+    batches = made.segment.footer.batch_count
+    present = PresentBatches(base_offset=made.first_batch, end_offset=entry.end_offset, batch_count=batches)
     dirty_from = map_end if map_end < entry.end_offset else None
     options = SegmentOptions(storage_class=policy.storage_class, present=present, dirty_from=dirty_from)
     return msgspec.structs.replace(
         entry,
         options=options,
         leaf_count=sum(each.leaf_count for each in group),
-        leader_epochs=_epochs_in_effect(group),
+        leader_epochs=epochs_in_effect(group),
         merge_count=max(each.merge_count for each in group),
         sources=tuple(source_of(each) for each in group),
     )
-
-
-def _epochs_in_effect(group: Sequence[SegmentEntry]) -> tuple[EpochStart, ...]:
-    """The leader epochs of the group, each from where it begins there, although its first batch may be gone."""
-    starts: dict[int, int] = {}
-    for start in (start for entry in group for start in entry.leader_epochs):
-        starts.setdefault(start.epoch, start.start_offset)
-    return tuple(EpochStart(epoch, offset) for epoch, offset in starts.items())
 
 
 async def _require_survivors(ports: WorkerPorts, entry: SegmentEntry, fingerprint: int) -> None:
     """Read the new segment back, verify it, and compare its records with those that must have survived. Raises ``Corrupt``."""
     found = 0
 
-    def add(_: memoryview, blocks: Sequence[memoryview]) -> None:
+    def add(batch: memoryview, header: BatchHeader) -> None:
         nonlocal found
-        found += sum(batch_fingerprint(batch, header) for block in blocks for batch, header in iterate_block_batches(block))
+        found += batch_fingerprint(batch, header)
 
-    check = check_segment(
-        ports.store, ports.source, entry, ports.background, reads_at_once=ports.settings.verify_reads_at_once, on_content=add
-    )
-    async for finding in check:
-        raise Corrupt(f"the copy in {ports.store.url} does not verify: {finding}", key=entry.key)
+    await read_back(ports, entry, add)
     if found != fingerprint:
         raise Corrupt(f"compacted segment {entry.key} does not hold exactly the records that it must", key=entry.key)

@@ -26,6 +26,7 @@ from stratalog_tiering.cold.reader import ColdReader
 from stratalog_tiering.cold.segment_check import require_sound
 from stratalog_tiering.cold.verifier import READS_AT_ONCE
 from stratalog_tiering.core.policy import TierPolicy
+from stratalog_tiering.format.erased_leaves import restore_leaves
 from stratalog_tiering.format.footer import PRODUCERS
 from stratalog_tiering.format.locks import entry_lock
 from stratalog_tiering.format.manifest import (
@@ -161,6 +162,7 @@ async def _write_part(
     )  # fmt: skip
     writer = SegmentWriter(identity, _BLOCK_BYTES, policy.zstd_level, encryption)
     lock, state = in_force(entry_lock(entry), ports.clock.wall_ms()), ReplayState(entry.base_offset)
+    erased, batches = await source.erased_leaves(entry), 0
     state.load(begin)
     upload = StreamedUpload(
         ports.store, key, part_bytes=_PART_BYTES, parts_at_once=2, storage_class=policy.storage_class, lock=lock
@@ -171,9 +173,11 @@ async def _write_part(
                 break
             writer.append(batch, header)
             state.replay(header, batch)
+            batches += 1
             await upload.write(writer.take_parts())
+        erased = tuple(each for each in erased if each.index < batches)
         finish = partial(
-            writer.finish, created_at_ms=footer.created_at_ms,
+            writer.finish, created_at_ms=footer.created_at_ms, erased=erased,
             leader_epochs=[start for start in footer.leader_epochs if start.start_offset < end],
             aborted_transactions=[each for each in footer.aborted_transactions if each.last_offset < end],
             producers=state.producers.snapshot(),
@@ -186,7 +190,9 @@ async def _write_part(
     )  # fmt: skip
     made = await locked_entry(ports.store, made, lock)
     await require_sound(ports.store, source, made, ports.background, reads_at_once=READS_AT_ONCE)
-    return made, written.leaves
+    leaves = bytearray(written.leaves)
+    restore_leaves(leaves, erased)
+    return made, bytes(leaves)
 
 
 async def _last_end(

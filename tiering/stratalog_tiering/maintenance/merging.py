@@ -82,7 +82,9 @@ def _run_from(segments: Sequence[SegmentEntry], merges: int, limits: MergeLimits
         total_bytes += entry.stored_bytes
         oldest, newest = min(oldest, oldest_ms(entry)), max(newest, newest_ms(entry))
         is_small = entry.stored_bytes * FAN_IN <= limits.segment_bytes and entry.merge_count <= merges
-        if entry.is_compacted:  # Compaction makes one segment of several itself.
+        if (
+            entry.is_compacted or entry.is_erased
+        ):  # Compaction merges by itself; a merged segment has no place for erased leaves.
             return ()
         is_in_span = limits.span_ms is None or newest - oldest <= limits.span_ms
         if not (is_small and is_in_span and total_bytes <= limits.segment_bytes):

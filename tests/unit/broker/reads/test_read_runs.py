@@ -167,7 +167,15 @@ class Time:
         return 0.0
 
 
-LOG = cast(PartitionLog, "log")
+class ReadTail:
+    erased_version = 0
+
+
+class ReadLog:
+    tail = ReadTail()
+
+
+LOG = cast(PartitionLog, ReadLog())
 SHARE = 4 * SIZE + 1000
 
 
@@ -309,7 +317,7 @@ async def test_what_the_tail_cache_has_is_not_read_ahead() -> None:
     await reads.close()
 
 
-COLD_LOGS = [cast(PartitionLog, f"cold-{number}") for number in range(4)]
+COLD_LOGS = [cast(PartitionLog, ReadLog()) for _ in range(4)]
 
 
 async def test_a_store_that_does_not_answer_takes_nothing_from_hot_readers() -> None:
@@ -339,4 +347,16 @@ async def test_a_read_whose_bookies_fail_leaves_its_place_to_hot_reads() -> None
         await third
     reader.store_is_open.set()
     assert [offsets((await task)[0])[0] for task in stalled] == [0, 0]
+    await reads.close()
+
+
+async def test_what_was_read_before_an_erasure_is_not_served_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    reader = Reader()
+    reads = pending(reader)
+    await reads.start(LOG, 0, END, AHEAD_BYTES)
+    assert reads.ready(LOG, 0, END, SHARE) is not None
+    monkeypatch.setattr(ReadTail, "erased_version", 7)
+    assert reads.ready(LOG, 2 * RECORDS, END, SHARE) is None
+    await reads.start(LOG, 2 * RECORDS, END, SHARE)
+    assert reads.ready(LOG, 2 * RECORDS, END, SHARE) is not None
     await reads.close()

@@ -12,5 +12,5 @@ PROTECTION: Final = "stratalog.deletion.protection"
 
 
 def is_protected(topic: Topic, view: MetadataView) -> bool:
-    """Return whether DeleteTopics and DeleteRecords are refused for the topic."""
+    """Return whether DeleteTopics, DeleteRecords and the erasure of records are refused for the topic."""
     return configs_in_force(topic, topic_defaults(view)).get(PROTECTION, "false").lower() == "true"

@@ -1,0 +1,123 @@
+"""``stratalog job erase``: erases the records of a data-protection request from cold history."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import click
+
+from stratalog.commands.spark_jobs import (
+    JobOptions,
+    job_options,
+    master_of,
+    modules,
+    print_report,
+    read_options,
+    shown_progress,
+)
+from stratalog.deletion import confirm, yes_option
+from stratalog.exit_codes import ExitCode
+from stratalog.output import progress_bar
+from stratalog.target import metadata_of, name_values, quorum_options
+from stratalog_core.errors import Invalid
+from stratalog_tiering.config import TieringSettings
+from stratalog_tiering.core.erasure import Selection
+
+GRACE_MS = next(field.default for field in dataclasses.fields(TieringSettings) if field.name == "grace_ms")
+
+
+@click.command()
+@job_options
+@click.option("--key", "keys", multiple=True, metavar="TEXT", help="Erase the records with this key, as UTF-8; repeatable.")
+@click.option("--key-hex", "hex_keys", multiple=True, metavar="HEX", help="The same for a key that is not text; repeatable.")
+@click.option(
+    "--keys-file",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="A file with a key in each line, as UTF-8.",
+)
+@click.option(
+    "--header", "headers", multiple=True, metavar="NAME=VALUE", help="Erase the records with this header; repeatable."
+)
+@click.option("--dry-run", is_flag=True, help="Only count the records and show where they are; needs no cluster.")
+@click.option(
+    "--delete-now",
+    is_flag=True,
+    help="Delete the replaced objects at once, unless a job reads them, instead of after the grace period. Readers that began "
+    "before may fail.",
+)
+@click.option(
+    "--grace-ms", type=click.IntRange(min=0), default=GRACE_MS, show_default=True,
+    help="The workers' [tiering] grace_ms, to say when the replaced objects go.",
+)  # fmt: skip
+@yes_option
+@quorum_options
+def erase(
+    keys: tuple[str, ...],
+    hex_keys: tuple[str, ...],
+    keys_file: Path | None,
+    headers: tuple[str, ...],
+    dry_run: bool,
+    delete_now: bool,
+    grace_ms: int,
+    yes: bool,
+    data: Path | None,
+    metadata: str | None,
+    **given: Any,
+) -> None:
+    """Erase the records with given keys or headers from cold history. Offsets and all other records stay.
+
+    Executors search the history; then each segment that has such records is written again without them, read back, checked and
+    committed. All other batches stay byte-identical, which the partition's Merkle tree proves. If the job is interrupted, run
+    it again: it goes on with what is left.
+
+    Exits with 7 if some records stay: those with hot copies, and those in locked segments. Run it again when these are cold,
+    or the locks have ended.
+    """
+    where = JobOptions(**given)
+    selection = _selection(keys, hex_keys, keys_file, headers)
+    addresses = [] if dry_run else metadata_of(data, metadata)
+    if not where.topics and where.pattern is None:
+        raise Invalid("name the topics to erase from, or give --pattern")
+    with modules():
+        from stratalog_pipeline.jobs.erase import ranges_of, search
+        from stratalog_pipeline.jobs.report_erasure import erasure_report
+        from stratalog_pipeline.jobs.session import job_session
+    from stratalog.tier.erasing import EraseFrom, Erasure, erase_found
+
+    options = read_options(where.source())
+    with job_session("erase", master_of(where)) as spark, shown_progress("tasks that search segments") as on_progress:
+        found = search(spark, options, selection, on_progress)
+    done = Erasure()
+    if not dry_run:
+        records = sum(each.records for each in found.found)
+        if found.found:
+            confirm(f"Erase {records} records in {len(found.found)} segments? They cannot be restored.", yes=yes)
+        origin = EraseFrom(addresses=addresses, store=where.store, grace_ms=grace_ms, deletes_now=delete_now)
+        with progress_bar() as bar:
+            task = bar.add_task("rewriting segments", total=len(found.found))
+            done = asyncio.run(
+                erase_found(origin, [*found.offsets], ranges_of(found.found), selection, lambda: bar.advance(task))
+            )
+    report = erasure_report(found, done.erased, done.refused, done.objects, done.hot, is_dry_run=dry_run)
+    print_report(where, report)
+    if report.problems:
+        click.get_current_context().exit(ExitCode.FINDINGS)
+
+
+def _selection(keys: tuple[str, ...], hex_keys: tuple[str, ...], keys_file: Path | None, headers: tuple[str, ...]) -> Selection:
+    """Return what is to be erased. Raises ``Invalid`` if that is nothing, or malformed."""
+    wanted = [key.encode() for key in keys]
+    try:
+        wanted += [bytes.fromhex(text) for text in hex_keys]
+    except ValueError as malformed:
+        raise Invalid(f"--key-hex must be hexadecimal digits: {malformed}") from malformed
+    if keys_file is not None:
+        wanted += [line for line in keys_file.read_bytes().splitlines() if line]
+    named = [name_values([text]) for text in headers]
+    pairs = {(name.encode(), value.encode()) for each in named for name, value in each.items()}
+    if not wanted and not pairs:
+        raise Invalid("say what to erase: --key, --key-hex, --keys-file or --header")
+    return Selection(keys=frozenset(wanted), headers=frozenset(pairs))

@@ -1,0 +1,119 @@
+"""The options that jobs on Spark have in common, and how a job starts Spark, shows its progress and prints its report."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from stratalog.output import json_option, print_json, print_rows, progress_bar
+from stratalog_core.errors import Invalid
+
+if TYPE_CHECKING:
+    from stratalog_pipeline.jobs.report import Report
+    from stratalog_pipeline.options import ReadOptions
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+_INSTALL = "jobs need Spark and what draws their pages: pip install 'stratalog[jobs]'"
+_SUBMIT_PORT = "PYSPARK_GATEWAY_PORT"
+"""Set by spark-submit, which then decides the master."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobOptions:
+    """Options of every job."""
+
+    store: str
+    topics: tuple[str, ...]
+    pattern: str | None
+    topic_ids: tuple[str, ...]
+    master: str | None
+    as_json: bool
+    html: Path | None
+
+    def source(self, **more: str) -> dict[str, str]:
+        """Return the data source's options. Raises ``Invalid`` for two ways to choose topics."""
+        if self.topics and self.pattern is not None:
+            raise Invalid("name topics, or give --pattern, not both")
+        chosen = {"subscribe": ",".join(self.topics)} if self.topics else {"subscribePattern": self.pattern or ".*"}
+        return {"store": self.store, "topicIds": ",".join(self.topic_ids), "missingTail": "ignore", **chosen, **more}
+
+
+def job_options(command: Command) -> Command:
+    for option in (
+        click.option(
+            "--html", type=click.Path(dir_okay=False, path_type=Path), help="Also write the report as one HTML page with plots."
+        ),
+        json_option,
+        click.option("--master", help="Spark's master (default: local[*], or what spark-submit says)."),
+        click.option("--topic-id", "topic_ids", multiple=True, help="Chooses between topics of the same name; repeatable."),
+        click.option("--pattern", help="All topics whose whole name matches this regular expression."),
+        click.option("--store", envvar="STRATALOG_STORE", required=True, help="The bucket: a directory or s3:// URL."),
+        click.argument("topics", nargs=-1, metavar="[TOPIC]…"),
+    ):
+        command = option(command)
+    return command
+
+
+@contextmanager
+def modules(remedy: str = _INSTALL) -> Iterator[None]:
+    """Turn a missing package into an error that names the extra."""
+    try:
+        yield
+    except ModuleNotFoundError as missing:
+        raise click.UsageError(f"{remedy} (no module {missing.name})", click.get_current_context()) from None
+
+
+def read_options(options: dict[str, str]) -> ReadOptions:
+    """Check the options before Spark starts, which takes seconds. Raises ``Invalid``."""
+    from stratalog_pipeline.options import parse_options
+
+    return parse_options(options)
+
+
+def master_of(where: JobOptions) -> str | None:
+    return spark_master(where.master)
+
+
+def spark_master(given: str | None) -> str | None:
+    if _SUBMIT_PORT in os.environ:
+        return given
+    # Spark's Python workers must find this environment, whatever `python3` is.
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    return given or "local[*]"
+
+
+@contextmanager
+def shown_progress(what: str) -> Iterator[Callable[[int, int], None]]:
+    with progress_bar() as progress:
+        task = progress.add_task("starting Spark", total=None)
+
+        def update(done: int, total: int) -> None:
+            progress.update(task, description=what, completed=done, total=total or None)
+
+        yield update
+
+
+def print_report(where: JobOptions, report: Report, tables: int | None = None) -> None:
+    """Print the report and write its page. ``tables``: how many are printed for people; the page has all."""
+    if where.html is not None:
+        with modules():
+            from stratalog_pipeline.jobs.page import render_page
+        made_at = datetime.now(UTC).isoformat(" ", timespec="seconds")
+        where.html.write_text(render_page(report, f"stratalog job {report.title.lower()}", made_at), encoding="utf-8")
+    if where.as_json:
+        print_json(report.document)
+        return
+    for table in report.tables[:tables]:
+        if table.rows:
+            print_rows(table.rows, table.columns, title=table.title if len(report.tables) > 1 else "")
+    for problem in report.problems:
+        click.echo(problem, err=True)
+    click.echo(", ".join(f"{name.replace('_', ' ')}: {value}" for name, value in report.facts.items()), err=True)

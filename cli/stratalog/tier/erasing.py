@@ -1,0 +1,134 @@
+"""Behind ``stratalog job erase``: replaces the segments in which records were found, and accounts for the old objects."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from stratalog.hot.session import ledger_session
+from stratalog.tier.session import store_session
+from stratalog_core.errors import Invalid
+from stratalog_core.system import SystemClock, ThreadBackground
+from stratalog_metadata.client.protection import is_protected
+from stratalog_metadata.client.quorum_client import QuorumClient
+from stratalog_metadata.records import Topic
+from stratalog_pipeline.jobs.report_erasure import OldObject
+from stratalog_pipeline.planning import PartitionName
+from stratalog_tiering.cold.manifest_source import ManifestSource
+from stratalog_tiering.config import TieringSettings
+from stratalog_tiering.core.erasure import Selection
+from stratalog_tiering.format.manifest import Reason
+from stratalog_tiering.maintenance.erasure import Erased, Refused, erase_range
+from stratalog_tiering.offload.beside_workers import current_partition
+from stratalog_tiering.offload.locks import KnownLocks
+from stratalog_tiering.offload.ownership import check_claim, cluster_id_in
+from stratalog_tiering.offload.ports import WorkerPorts, worker_ports
+from stratalog_tiering.store import ObjectStore
+from stratalog_tiering.worker.collection import CollectorPorts, find_all
+
+WRITER = "job-erase"
+"""Named as the writer of manifests that an erasure commits."""
+_CHECKSUM_THREADS = 2
+Ranges = Mapping[PartitionName, Sequence[tuple[int, int]]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EraseFrom:
+    """The metadata nodes and the store of the cluster. ``deletes_now``: replaced objects do not wait for ``grace_ms``."""
+
+    addresses: Sequence[str]
+    store: str
+    grace_ms: int
+    deletes_now: bool
+
+
+@dataclass(slots=True, kw_only=True)
+class Erasure:
+    """The result. ``hot`` holds the first offset of each partition that may have a hot copy, and was not searched there."""
+
+    erased: list[tuple[PartitionName, Erased]] = field(default_factory=list)
+    refused: list[tuple[PartitionName, Refused]] = field(default_factory=list)
+    objects: list[OldObject] = field(default_factory=list)
+    hot: dict[PartitionName, int] = field(default_factory=dict)
+
+
+async def erase_found(
+    origin: EraseFrom,
+    names: Sequence[PartitionName],
+    ranges: Ranges,
+    selection: Selection,
+    on_segment: Callable[[], None] = lambda: None,
+) -> Erasure:
+    """Erase the selected records within ``ranges``; ``names`` are all partitions that were searched.
+
+    Raises ``Invalid`` if ``store`` is not the bucket of the cluster or a topic is protected against deletion, before anything
+    is changed; and as `erase_range`, when some segments may be replaced: the same request can be made again.
+    """
+    background, clock, done = ThreadBackground(_CHECKSUM_THREADS, "checksums"), SystemClock(), Erasure()
+    try:
+        async with ledger_session(origin.addresses) as (metadata, ledgers), store_session(origin.store) as store:
+            await check_claim(store, cluster_id_in(metadata))
+            _refuse_protected(metadata, names)
+            settings = TieringSettings(worker_id=WRITER)
+            ports = worker_ports(settings, metadata, store, ledgers, clock, random.SystemRandom(), background)
+            for name, held in ranges.items():
+                for offsets in held:
+                    async for each in erase_range(ports, name.topic_id, name.partition, offsets, selection):
+                        if isinstance(each, Erased):
+                            done.erased.append((name, each))
+                        else:
+                            done.refused.append((name, each))
+                        on_segment()
+            done.hot = await _hot(ports, names)
+            done.objects = await _old_objects(origin, metadata, store, clock.wall_ms(), [*ranges])
+            return done
+    finally:
+        background.close()
+
+
+def _refuse_protected(metadata: QuorumClient, names: Sequence[PartitionName]) -> None:
+    ids = {name.topic_id for name in names}
+    for topic in metadata.view.all(Topic):
+        if topic.topic_id in ids and is_protected(topic, metadata.view):
+            raise Invalid(
+                f"topic {topic.name!r} is protected against deletion; lift it with"
+                f" `stratalog topic config {topic.name} --set stratalog.deletion.protection=false`"
+            )
+
+
+async def _hot(ports: WorkerPorts, names: Sequence[PartitionName]) -> dict[PartitionName, int]:
+    """The first offset of each partition of which the bookies may hold records."""
+    found: dict[PartitionName, int] = {}
+    for name in names:
+        state = (await current_partition(ports, name.topic_id, name.partition)).state
+        bases = [each.ledger.base_offset for each in state.ledgers if each.ledger.end_offset != each.ledger.base_offset]
+        if bases:
+            found[name] = min(bases)
+    return found
+
+
+async def _old_objects(
+    origin: EraseFrom, metadata: QuorumClient, store: ObjectStore, now_ms: int, names: Sequence[PartitionName]
+) -> list[OldObject]:
+    """The objects that erasures replaced and that are still there: deleted now if that was asked for and nothing keeps them.
+
+    They are judged as `stratalog tier gc` does: not while history is forked, a reader's lease or a lock keeps them.
+    """
+    ids = {name.topic_id for name in names}
+    topics = [topic for topic in metadata.view.all(Topic) if topic.topic_id in ids]
+    ports = CollectorPorts(metadata=metadata, store=store, source=ManifestSource(store), locks=KnownLocks(store))
+    judged = await find_all(ports, topics, 0 if origin.deletes_now else origin.grace_ms, now_ms)
+    found = [each for each in judged if each.partition >= 0]
+    due = [(each, garbage) for each in found for garbage in each.due if garbage.reason == Reason.ERASED]
+    waiting = [(each, garbage) for each in found for garbage in each.waiting if garbage.reason == Reason.ERASED]
+    if origin.deletes_now:
+        await store.delete([garbage.key for _, garbage in due])
+    return [
+        OldObject(
+            topic=each.topic, partition=each.partition, key=garbage.key, bytes=garbage.object_bytes,
+            is_deleted=origin.deletes_now and is_due, due_ms=garbage.due_ms, lease=garbage.lease,
+        )
+        for is_due, group in ((True, due), (False, waiting))
+        for each, garbage in group
+    ]  # fmt: skip

@@ -1,0 +1,134 @@
+"""Finds the records of a data-protection request in cold history: the part of ``stratalog job erase`` that runs on Spark.
+
+Every batch is read and searched on the executors. The result says where the records are; the segments are replaced by
+``stratalog_tiering.maintenance.erasure``, in the command, with the same rules (``stratalog_tiering.core.erasure``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from pyspark.sql import SparkSession
+
+from stratalog_core.batches.batch import crc_matches
+from stratalog_core.bounded_map import bounded_map
+from stratalog_core.errors import Corrupt
+from stratalog_pipeline.bucket import Bucket
+from stratalog_pipeline.catalog import load_history, load_segments
+from stratalog_pipeline.jobs.lease import reader_lease
+from stratalog_pipeline.jobs.session import OnProgress, run_tasks
+from stratalog_pipeline.options import ReadOptions
+from stratalog_pipeline.planning import OPEN_BYTES, OffsetRange, PartitionName
+from stratalog_pipeline.scan_plan import wanted_partitions
+from stratalog_pipeline.segments import read_blocks
+from stratalog_tiering.core.erasure import Selection, selected
+from stratalog_tiering.format.manifest import SegmentEntry
+from stratalog_tiering.format.segment import iterate_block_batches
+
+PARTITIONS_AT_ONCE = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchTask:
+    """Segments that one task reads."""
+
+    selection: Selection
+    segments: tuple[tuple[PartitionName, SegmentEntry], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoundRecords:
+    """A segment with ``records`` selected records. Offsets: end exclusive."""
+
+    name: PartitionName
+    base_offset: int
+    end_offset: int
+    records: int
+    stored_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Search:
+    """``offsets`` are those of each partition that was searched: what was cold when the job began."""
+
+    offsets: dict[PartitionName, OffsetRange]
+    segments: int
+    found: tuple[FoundRecords, ...]
+
+
+def search(
+    spark: SparkSession, options: ReadOptions, selection: Selection, on_progress: OnProgress = lambda done, total: None
+) -> Search:
+    """Search the whole cold history of the selected topics. Raises ``Corrupt``, ``NotFound``, ``Unavailable``."""
+    with Bucket(options.store) as bucket, reader_lease(bucket, options, "erase"):
+        offsets, segments = plan_search(bucket, options)
+        tasks = search_tasks(segments, selection, options.split_bytes)
+        found = run_tasks(spark, options.store, tasks, search_segments, on_progress)
+    return Search(offsets=offsets, segments=len(segments), found=tuple(each for results in found for each in results))
+
+
+def plan_search(
+    bucket: Bucket, options: ReadOptions
+) -> tuple[dict[PartitionName, OffsetRange], list[tuple[PartitionName, SegmentEntry]]]:
+    """Return the cold offsets and the segments of the selected partitions, at their newest manifests."""
+
+    async def plan(name: PartitionName) -> tuple[OffsetRange, list[SegmentEntry]]:
+        history = await load_history(bucket, name)
+        return history.offsets, await load_segments(bucket, history, history.offsets)
+
+    names = wanted_partitions(bucket, options)
+    plans = dict(zip(names, bucket.run(bounded_map(plan, names, PARTITIONS_AT_ONCE)), strict=True))
+    offsets = {name: held for name, (held, _) in plans.items()}
+    return offsets, [(name, entry) for name, (_, entries) in plans.items() for entry in entries]
+
+
+def search_tasks(
+    segments: Iterable[tuple[PartitionName, SegmentEntry]], selection: Selection, task_bytes: int
+) -> list[SearchTask]:
+    """Return tasks of about ``task_bytes`` stored bytes, or of one larger segment."""
+    groups: list[list[tuple[PartitionName, SegmentEntry]]] = []
+    group_bytes = 0
+    for name, entry in segments:
+        weight = OPEN_BYTES + entry.stored_bytes
+        if not groups or group_bytes + weight > task_bytes:
+            groups.append([])
+            group_bytes = 0
+        groups[-1].append((name, entry))
+        group_bytes += weight
+    return [SearchTask(selection=selection, segments=tuple(group)) for group in groups]
+
+
+def search_segments(bucket: Bucket, task: SearchTask) -> list[FoundRecords]:
+    """Return the segments of a task that have selected records. Raises ``Corrupt``, ``Unavailable``."""
+    counted = [(name, entry, _count(bucket, entry, task.selection)) for name, entry in task.segments]
+    return [
+        FoundRecords(
+            name=name, base_offset=entry.base_offset, end_offset=entry.end_offset, records=records,
+            stored_bytes=entry.stored_bytes,
+        )
+        for name, entry, records in counted
+        if records
+    ]  # fmt: skip
+
+
+def _count(bucket: Bucket, entry: SegmentEntry, selection: Selection) -> int:
+    footer, records = bucket.run(bucket.source.footer(entry)), 0
+    for _, plain in read_blocks(bucket, entry, footer, footer.blocks):
+        for batch, header in iterate_block_batches(plain):
+            if not crc_matches(batch, header):
+                raise Corrupt(f"segment {entry.key}: the batch at offset {header.base_offset} does not match its CRC")
+            records += selected(batch, header, selection)
+    return records
+
+
+def ranges_of(found: Sequence[FoundRecords]) -> dict[PartitionName, list[tuple[int, int]]]:
+    """Return the offsets of the segments with selected records, for each partition in order; neighbours are one range."""
+    ranges: dict[PartitionName, list[tuple[int, int]]] = {}
+    for each in sorted(found, key=lambda one: (str(one.name), one.base_offset)):
+        held = ranges.setdefault(each.name, [])
+        if held and held[-1][1] == each.base_offset:
+            held[-1] = (held[-1][0], each.end_offset)
+        else:
+            held.append((each.base_offset, each.end_offset))
+    return ranges

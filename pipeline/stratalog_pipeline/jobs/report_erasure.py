@@ -1,0 +1,117 @@
+"""The report of an erasure: what was found, what was replaced, what stays and until when. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from stratalog_pipeline.jobs.erase import Search
+from stratalog_pipeline.jobs.report import Chart, Report, Table
+from stratalog_pipeline.planning import PartitionName
+from stratalog_tiering.maintenance.erasure import Erased, Refused
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OldObject:
+    """An object that an erasure replaced. It goes at ``due_ms`` (wall time), and not while a reader has the ``lease``."""
+
+    topic: str
+    partition: int
+    key: str
+    bytes: int
+    is_deleted: bool
+    due_ms: int
+    lease: str = ""
+
+
+def erasure_report(
+    found: Search,
+    erased: Sequence[tuple[PartitionName, Erased]],
+    refused: Sequence[tuple[PartitionName, Refused]],
+    objects: Sequence[OldObject],
+    hot: Mapping[PartitionName, int],
+    *,
+    is_dry_run: bool,
+) -> Report:
+    """Report a search, and unless it is a dry run what came of it."""
+    rows = [_partition(name, found, erased, hot) for name in found.offsets]
+    replaced = [
+        {
+            **_place(name), "start_offset": each.entry.base_offset, "end_offset": each.entry.end_offset,
+            "records_erased": each.records, "altered_batches": each.altered_batches,
+            "identical_batches": each.identical_batches, "old_key": each.source.key, "new_key": each.entry.key,
+        }
+        for name, each in erased
+    ]  # fmt: skip
+    kept = [{**asdict(each), "due_at": _moment(each.due_ms), "lease": each.lease or None} for each in objects]
+    refusals = [{**_place(name), "key": each.entry.key, "reason": _reason(each)} for name, each in refused]
+    problems = [f"{name}: {each.entry.key}: {_reason(each)}" for name, each in refused]
+    problems += [
+        f"{name}: offsets from {offset} on are still hot and were not searched there: offload them, and erase again"
+        for name, offset in hot.items()
+    ]
+    totals = {
+        "records_found": sum(each.records for each in found.found),
+        "segments_found": len(found.found),
+        "segments_searched": found.segments,
+        "records_erased": sum(each.records for _, each in erased),
+    }
+    return Report(
+        title="Erase",
+        document={
+            "dry_run": is_dry_run, **totals, "partitions": rows, "segments": replaced, "objects": kept, "refused": refusals,
+            "problems": problems,
+        },
+        facts={"verdict": _verdict(problems, is_dry_run=is_dry_run), **totals},
+        tables=[
+            Table(title="Partitions", columns=tuple(rows[0]) if rows else (), rows=rows),
+            Table(title="Segments replaced", columns=tuple(replaced[0]) if replaced else (), rows=replaced),
+            Table(title="Old objects", columns=("key", "bytes", "is_deleted", "due_at", "lease"), rows=kept),
+        ],
+        charts=_charts(rows),
+        problems=problems,
+    )  # fmt: skip
+
+
+def _verdict(problems: Sequence[str], *, is_dry_run: bool) -> str:
+    if is_dry_run:
+        return "dry run"
+    return f"{len(problems)} parts left" if problems else "complete"
+
+
+def _partition(
+    name: PartitionName, found: Search, erased: Sequence[tuple[PartitionName, Erased]], hot: Mapping[PartitionName, int]
+) -> dict[str, Any]:
+    held = found.offsets[name]
+    return {
+        **_place(name),
+        "start_offset": held.first,
+        "end_offset": held.end,
+        "records_found": sum(each.records for each in found.found if each.name == name),
+        "records_erased": sum(each.records for place, each in erased if place == name),
+        "hot_from": hot.get(name),
+    }
+
+
+def _charts(rows: Sequence[Mapping[str, Any]]) -> list[Chart]:
+    labels = [f"{row['topic']}-{row['partition']}" for row in rows if row["records_found"]]
+    values = [float(row["records_found"]) for row in rows if row["records_found"]]
+    title = "Records found by partition"
+    return [Chart(title=title, labels=labels, series={"records": values}, unit="records", lying=True)] if labels else []
+
+
+def _place(name: PartitionName) -> dict[str, Any]:
+    return {"topic": name.topic, "partition": name.partition}
+
+
+def _reason(refused: Refused) -> str:
+    return f"{refused.reason} until {_moment(refused.lock_until_ms)}" if refused.lock_until_ms else refused.reason
+
+
+def _moment(wall_ms: int) -> str:
+    try:
+        return datetime.fromtimestamp(wall_ms / 1000, UTC).isoformat(timespec="seconds")
+    except (OverflowError, ValueError):
+        return f"{wall_ms} ms"

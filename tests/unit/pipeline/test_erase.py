@@ -1,0 +1,103 @@
+"""The search of ``stratalog job erase`` in a bucket, without Spark, and its report."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+from uuid import UUID
+
+import msgspec
+import pytest
+
+from stratalog_core.batches.records import Record, build_batch
+from stratalog_core.errors import Corrupt
+from stratalog_pipeline.bucket import Bucket
+from stratalog_pipeline.jobs.erase import (
+    FoundRecords,
+    Search,
+    plan_search,
+    ranges_of,
+    search_segments,
+    search_tasks,
+)
+from stratalog_pipeline.jobs.page import render_page
+from stratalog_pipeline.jobs.report_erasure import OldObject, erasure_report
+from stratalog_pipeline.options import parse_options
+from stratalog_pipeline.planning import OffsetRange, PartitionName
+from stratalog_tiering.core.erasure import NEEDLES_MAX, Selection
+from stratalog_tiering.maintenance.erasure import Erased, Refused
+
+if TYPE_CHECKING:
+    from unit.pipeline.conftest import ColdBucket
+
+ALICE = Selection(keys=frozenset({b"alice"}))
+
+
+def batches(first: int, *keys: str) -> list[bytes]:
+    return [
+        bytes(build_batch([Record(offset=first + n, timestamp_ms=n, key=key.encode(), value=b"alice")], compression=4))
+        for n, key in enumerate(keys)
+    ]
+
+
+def found_in(cold_bucket: ColdBucket, selection: Selection, task_bytes: int = 1) -> list[FoundRecords]:
+    with Bucket(cold_bucket.url) as bucket:
+        _, segments = plan_search(bucket, parse_options({"path": cold_bucket.url, "subscribePattern": ".*"}))
+        tasks = search_tasks(segments, selection, task_bytes)
+        assert len(tasks) == (len(segments) if task_bytes == 1 else 1)
+        return [each for task in tasks for each in search_segments(bucket, task)]
+
+
+@pytest.mark.parametrize("others", [0, NEEDLES_MAX])
+def test_segments_with_selected_records_are_found(cold_bucket: ColdBucket, others: int) -> None:
+    many = frozenset(b"nobody-%d" % number for number in range(others))
+    cold_bucket.add_topic("a", [[batches(0, "alice", "bob"), batches(2, "bob"), batches(3, "alice", "alice")], []])
+    cold_bucket.add_topic("b", [[batches(0, "bob")]])
+    selection = Selection(keys=ALICE.keys | many)
+    for task_bytes in (1, 1 << 40):
+        found = found_in(cold_bucket, selection, task_bytes)
+        assert [(str(each.name), each.base_offset, each.end_offset, each.records) for each in found] == [
+            ("a-0", 0, 2, 1), ("a-0", 3, 5, 2),
+        ]  # fmt: skip
+
+
+def test_damage_ends_the_search(cold_bucket: ColdBucket) -> None:
+    cold_bucket.add_topic("a", [[batches(0, "alice")]])
+    path = cold_bucket.root / cold_bucket.segment_keys["a", 0][0]
+    content = bytearray(path.read_bytes())
+    content[70] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(Corrupt, match="does not match its CRC"):
+        found_in(cold_bucket, ALICE)
+
+
+def test_neighbouring_segments_are_one_range() -> None:
+    name = PartitionName(topic="a", topic_id=UUID(int=1), partition=0)
+    found = [
+        FoundRecords(name=name, base_offset=base, end_offset=end, records=1, stored_bytes=1)
+        for base, end in ((20, 30), (0, 10), (10, 15))
+    ]
+    assert ranges_of(found) == {name: [(0, 15), (20, 30)]}
+
+
+def test_what_stays_is_a_problem_of_the_report(cold_bucket: ColdBucket) -> None:
+    cold_bucket.add_topic("a", [[batches(0, "alice", "bob")]])
+    (each,) = found_in(cold_bucket, ALICE)
+    with Bucket(cold_bucket.url) as bucket:
+        _, [(name, entry)] = plan_search(bucket, parse_options({"path": cold_bucket.url, "subscribe": "a"}))
+    found = Search(offsets={name: OffsetRange(first=0, end=2)}, segments=1, found=(each,))
+    new = msgspec.structs.replace(entry, key="new")
+    erased = [(name, Erased(source=entry, entry=new, records=1, altered_batches=1, identical_batches=1))]
+    objects = [OldObject(topic="a", partition=0, key=entry.key, bytes=9, is_deleted=False, due_ms=86_400_000)]
+    complete = erasure_report(found, erased, [], objects, {}, is_dry_run=False)
+    assert (complete.facts["verdict"], complete.problems) == ("complete", [])
+    assert complete.document["objects"][0]["due_at"] == "1970-01-02T00:00:00+00:00"
+    assert "1970-01-02" in render_page(complete, "erase", "now")
+    refused = [(name, Refused(entry=entry, reason="it is locked", lock_until_ms=86_400_000))]
+    partly = erasure_report(found, [], refused, [], {name: 2}, is_dry_run=False)
+    assert [problem.partition(": ")[2] for problem in partly.problems] == [
+        f"{entry.key}: it is locked until 1970-01-02T00:00:00+00:00",
+        "offsets from 2 on are still hot and were not searched there: offload them, and erase again",
+    ]
+    assert json.loads(json.dumps(partly.document, default=str))["refused"][0]["key"] == entry.key
+    assert erasure_report(found, [], [], [], {}, is_dry_run=True).facts["verdict"] == "dry run"

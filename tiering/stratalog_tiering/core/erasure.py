@@ -1,0 +1,103 @@
+"""Erasure of records for data-protection requests: which records go, and what is left of their batches. No I/O.
+
+A record goes if its key is one of those asked for, or if it has one of the headers, whatever became of its transaction. Every
+batch stays, if need be without records, with its offsets, producer and sequence; control batches are never touched. So neither
+offsets nor producers' states nor transactions change, and each batch is a leaf of the partition's tree as before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from stratalog_core.batches.batch import BatchHeader
+from stratalog_core.batches.record_spans import RecordSpan, batch_body, record_spans, span_headers
+from stratalog_core.batches.records import Record, iterate_records
+from stratalog_core.ports import Buffer
+from stratalog_tiering.core.rewritten_batches import Filtered, emptied, rebuilt
+from stratalog_tiering.format.erased_leaves import ErasedLeaf
+from stratalog_tiering.format.footer import AbortedTransaction
+from stratalog_tiering.format.merkle import batch_leaf
+
+NEEDLES_MAX = 32
+"""Up to so many keys and header values, a batch is searched for their bytes before its records are located."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Selection:
+    """The records to erase: those with one of the ``keys``, or with one of the ``headers`` (name and value)."""
+
+    keys: frozenset[bytes] = frozenset()
+    headers: frozenset[tuple[bytes, bytes]] = frozenset()
+
+    def selects(self, body: bytes, span: RecordSpan) -> bool:
+        """Whether a record of a body goes."""
+        if span.key is not None and span.key in self.keys:
+            return True
+        return bool(self.headers) and not self.headers.isdisjoint(span_headers(body, span))
+
+    def may_select(self, body: bytes) -> bool:
+        """Whether a record of a body may go; False is certain."""
+        needles = [*self.keys, *(value for _, value in self.headers)]
+        return len(needles) > NEEDLES_MAX or any(needle in body for needle in needles)
+
+    def selects_decoded(self, record: Record) -> bool:
+        """:meth:`selects` for a record that the plain decoder has read."""
+        headers = {(name.encode("utf-8", "surrogateescape"), value) for name, value in record.headers}
+        return record.key in self.keys or not headers.isdisjoint(self.headers)
+
+
+def selected(batch: Buffer, header: BatchHeader, selection: Selection) -> int:
+    """The number of a batch's records that go. Raises ``Corrupt``."""
+    if header.is_control or not header.record_count:
+        return 0
+    body = batch_body(batch, header)
+    if not selection.may_select(body):
+        return 0
+    return sum(selection.selects(body, span) for span in record_spans(body, header))
+
+
+def rest_of(batch: Buffer, header: BatchHeader, selection: Selection) -> list[Record]:
+    """The records that must be left of a batch, decided by the plain decoder, apart from the filter, to check it."""
+    return [record for record in iterate_records(batch, header) if not selection.selects_decoded(record)]
+
+
+@dataclass(slots=True, kw_only=True)
+class EraseFilter:
+    """Filters the batches of one segment. ``known`` are the leaves that earlier erasures have kept, by batch number.
+
+    ``leaves`` holds the leaf of each batch as the segment had it; those in ``altered`` lost records now, with the records
+    that must be left of each.
+    """
+
+    selection: Selection
+    known: Mapping[int, bytes] = field(default_factory=dict)
+    leaves: list[bytes] = field(default_factory=list)
+    altered: dict[int, list[Record]] = field(default_factory=dict)
+    records_erased: int = 0
+    _aborted: list[AbortedTransaction] = field(default_factory=list)
+
+    def begin_segment(self, aborted: Iterable[AbortedTransaction]) -> None:
+        """The new segment lists the same aborted transactions."""
+        self._aborted.extend(aborted)
+
+    def take_aborted(self) -> Sequence[AbortedTransaction]:
+        return self._aborted
+
+    def filter(self, batch: Buffer, header: BatchHeader, *, is_last: bool) -> Filtered:
+        """The batch without the records that go: the same buffer if there is none. Raises ``Corrupt``."""
+        del is_last  # every batch stays
+        self.leaves.append(batch_leaf(batch))
+        if not selected(batch, header, self.selection):
+            return Filtered(batch=batch, fingerprint=0)
+        body = batch_body(batch, header)
+        spans = record_spans(body, header)
+        kept = [span for span in spans if not self.selection.selects(body, span)]
+        self.records_erased += len(spans) - len(kept)
+        self.altered[len(self.leaves) - 1] = rest_of(batch, header, self.selection)
+        return Filtered(batch=rebuilt(header, body, kept, None) if kept else emptied(header), fingerprint=0)
+
+    def erased_leaves(self) -> Iterator[ErasedLeaf]:
+        """The leaves that the new segment must keep, in the order of their batches."""
+        for index in sorted({*self.known, *self.altered}):
+            yield ErasedLeaf(index, self.known.get(index) or self.leaves[index])
