@@ -21,6 +21,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Final
 
+from simulation.mutants import attachments as mutants_of_attachments
 from simulation.mutants import bookies as mutants_of_bookies
 from simulation.mutants import clusters as mutants_of_clusters
 from simulation.mutants import compaction as mutants_of_compaction
@@ -81,7 +82,10 @@ def all_mutants() -> list[Mutant]:
             ),
         ),
         ("everything", (*mutants_of_handovers.IN_EVERYTHING, *mutants_of_deletions.IN_EVERYTHING)),
-        ("history", (*mutants_of_history.IN_HISTORY, *mutants_of_second_copies.IN_HISTORY)),
+        (
+            "history",
+            (*mutants_of_history.IN_HISTORY, *mutants_of_second_copies.IN_HISTORY, *mutants_of_attachments.IN_HISTORY),
+        ),
         ("compaction", mutants_of_compaction.IN_COMPACTION),
         (
             "transactions",

@@ -1,0 +1,78 @@
+"""Planted faults of attached, detached and locked topics, run in ``history``."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from stratalog_metadata.state.commands import Command
+from stratalog_tiering.attach import attachment
+from stratalog_tiering.core import detaching
+from stratalog_tiering.maintenance import deletion, orphans
+from stratalog_tiering.offload import offloading
+
+
+def attached_history_is_not_locked() -> None:
+    """Segments of an attachment are uploaded without the topic's lock."""
+    attachment.new_lock = lambda policy, now_ms: None  # type: ignore[attr-defined]
+
+
+def attachments_are_not_hidden() -> None:
+    """Readers of the bucket see a topic while it is being attached."""
+
+    async def mark_nothing(store: Any, deleted: Any, now_ms: int) -> Any:
+        return None
+
+    attachment.mark_deleted = mark_nothing  # type: ignore[attr-defined]
+
+
+def attached_partitions_may_be_left_out() -> None:
+    """The command that creates an attached topic has only its first partition's history."""
+    make = attachment.attach_from_bucket  # type: ignore[attr-defined]
+
+    def first_only(topic: Any, history: Any, owner_number: int, pending: Any, version: int) -> Command:
+        partitions = tuple(each if each.index == 0 else type(each)(index=each.index) for each in history.partitions)
+        shortened = type(history)(descriptor=history.descriptor, partitions=partitions)
+        command: Command = make(topic, shortened, owner_number, pending, version)
+        return command
+
+    attachment.attach_from_bucket = first_only  # type: ignore[attr-defined]
+
+
+def hot_records_are_detached() -> None:
+    """A topic is detached although some of its records are on bookies only."""
+    detaching._require_cold = lambda state: None
+
+
+def offloaded_segments_are_not_locked() -> None:
+    """An offload ignores the topic's lock."""
+    offloading.new_lock = lambda policy, now_ms: None  # type: ignore[attr-defined]
+
+
+def orphans_go_before_their_locks_end() -> None:
+    """The sweep does not ask for locks."""
+
+    async def kept(locks: Any, garbage: Any, now_ms: int) -> list[Any]:
+        return list(garbage)
+
+    orphans._kept_by_locks = kept
+    orphans.kept_by_policy = lambda garbage, written_ms, lock_ms: list(garbage)  # type: ignore[attr-defined]
+
+
+def given_up_attachments_go_before_their_locks_end() -> None:
+    """The deletion of a topic does not ask for locks."""
+
+    async def has_none(store: Any, topic_id: Any, defaults: Any) -> bool:
+        return False
+
+    deletion.may_have_locked = has_none  # type: ignore[attr-defined]
+
+
+IN_HISTORY: Final = (
+    attached_history_is_not_locked,
+    attachments_are_not_hidden,
+    attached_partitions_may_be_left_out,
+    hot_records_are_detached,
+    offloaded_segments_are_not_locked,
+    orphans_go_before_their_locks_end,
+    given_up_attachments_go_before_their_locks_end,
+)
