@@ -44,6 +44,7 @@ from stratalog_metadata.records import (
     Topic,
     TopicPartition,
     Versioned,
+    log_key,
     partition_key,
     tier_request_key,
 )
@@ -348,6 +349,10 @@ class Partitions:
         self._logs[identity] = log
         self._by_name[(topic.name.encode(), identity.partition)] = log
         self._by_id[(identity.topic_id.bytes, identity.partition)] = log
+        # Retention may have moved the start while the takeover was reading.
+        record = self._view.find(Log, log_key(identity.topic_id, identity.partition))
+        if record is not None:
+            follow_log(log, record)
         request = self._view.get(tier_request_key(identity.topic_id, identity.partition))
         if request is not None and isinstance(request.record, TierRequest):
             self._tier_requested(request.record, request)

@@ -13,8 +13,9 @@ import confluent_kafka
 import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
 from kio.schema.errors import ErrorCode
+from msgspec.structs import replace
 from unit.broker.handlers.test_round_trip import consume, produce
-from unit.broker.mini_cluster import MiniCluster, in_thread, run_cluster, until_served
+from unit.broker.mini_cluster import WAIT_S, MiniCluster, in_thread, run_cluster, until_served
 from unit.broker.raw_client import batch
 from unit.broker.raw_client import produce as produce_raw
 
@@ -23,7 +24,8 @@ from stratalog_broker.partitions import index_cache, takeover
 from stratalog_core.batches.batch import CONTROL_BIT, TRANSACTIONAL_BIT
 from stratalog_core.batches.records import Record, build_batch
 from stratalog_core.partition_state.transactions import ABORT, COMMIT, AbortedTransaction
-from stratalog_metadata.records import Ledger, Topic, TopicPartition
+from stratalog_metadata.records import Ledger, Log, Partition, Topic, TopicPartition, log_key
+from stratalog_metadata.state.commands import Command, Put
 
 PARTITIONS = 4
 
@@ -173,6 +175,37 @@ async def test_a_takeover_knows_the_transactions_that_the_last_owner_left(tmp_pa
         assert log is not None
         assert (log.core.high_watermark, log.core.last_stable_offset) == (5, 3)
         assert log.core.aborted_between(0, 5) == [AbortedTransaction(1, 0, 2, 1)]
+
+
+async def test_a_start_that_moves_during_a_takeover_is_not_missed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with run_cluster(tmp_path, bookies=1, brokers=1) as cluster:
+        await in_thread(lambda: create_topic(cluster, "flights", 1))
+        topic = next(topic for topic in cluster.metadata.view.all(Topic) if topic.name == "flights")
+        identity = TopicPartition(topic.topic_id, 0)
+        await until_served(cluster.broker, topic.topic_id)
+        for number in range(5):
+            await cluster.broker.partitions.append_internal(identity, bytearray(batch(b"%d" % number)))
+        await cluster.brokers.pop(1).kill()
+        rebuild = takeover.Takeover.rebuild
+
+        async def while_retention_works(self: takeover.Takeover, partition: Partition, *given: Any, **named: Any) -> Any:
+            taken = await rebuild(self, partition, *given, **named)
+            if partition.topic_id == topic.topic_id and partition.index == 0:
+                record = cluster.metadata.view.find(Log, log_key(topic.topic_id, 0))
+                assert record is not None
+                assert record.log_start_offset == taken.log_start_offset == 0
+                await cluster.metadata.propose(Command(updates=(Put(record=replace(record, log_start_offset=4)),)))
+                async with asyncio.timeout(WAIT_S):
+                    while self._view.find(Log, record.key()) == record:  # noqa: ASYNC110 - no event tells
+                        await asyncio.sleep(0.005)
+            return taken
+
+        monkeypatch.setattr(takeover.Takeover, "rebuild", while_retention_works)
+        successor = (await cluster.start_broker(2)).server
+        await until_served(successor, topic.topic_id)
+        log = successor.partitions.find(identity)
+        assert log is not None
+        assert (log.core.log_start_offset, log.core.high_watermark) == (4, 5)
 
 
 async def test_an_owner_whose_state_is_inconsistent_acknowledges_nothing_and_takes_over_anew(tmp_path: Path) -> None:
