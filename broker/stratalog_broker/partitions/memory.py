@@ -51,9 +51,12 @@ def _open_index_bytes(partition: PartitionLog) -> int:
     return ledger.index.memory_bytes if ledger is not None else 0
 
 
-def follow_log(log: PartitionLog | None, record: Log) -> None:
-    """Move the partition's start, and drop from memory what a compaction may change: the records without a hot copy."""
-    if log is None:
+def follow_log(log: PartitionLog | None, record: Log | None) -> None:
+    """Move the partition's start, and drop from memory what a compaction may change: the records without a hot copy.
+
+    Needed at the end of a takeover, too: retention may have moved the start since the takeover read the record.
+    """
+    if log is None or record is None:
         return
     log.core.move_start(record.log_start_offset)
     if log.configs.is_compacted:

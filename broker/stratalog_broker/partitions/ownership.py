@@ -349,15 +349,12 @@ class Partitions:
         self._logs[identity] = log
         self._by_name[(topic.name.encode(), identity.partition)] = log
         self._by_id[(identity.topic_id.bytes, identity.partition)] = log
-        # Retention may have moved the start while the takeover was reading.
-        record = self._view.find(Log, log_key(identity.topic_id, identity.partition))
-        if record is not None:
-            follow_log(log, record)
+        follow_log(log, self._view.find(Log, log_key(identity.topic_id, identity.partition)))
         request = self._view.get(tier_request_key(identity.topic_id, identity.partition))
         if request is not None and isinstance(request.record, TierRequest):
             self._tier_requested(request.record, request)
-        now = self._view.find(Partition, partition_key(identity.topic_id, identity.partition))
-        self._follow_next_owner(log, now or taken.partition)
+        newest = self._view.find(Partition, partition_key(identity.topic_id, identity.partition)) or taken.partition
+        self._follow_next_owner(log, newest)
         if taken.more_is_coming and not log.is_leaving:
             log.open_ahead()
 
