@@ -23,6 +23,7 @@ from stratalog_metadata.client.api import MetadataClient
 from stratalog_metadata.client.topic_defaults import topic_defaults
 from stratalog_tiering.cold.archive import read_owner
 from stratalog_tiering.core.restoring import TopicHistory
+from stratalog_tiering.format.descriptor import TopicDescriptor
 from stratalog_tiering.maintenance.cutting import CutPoint, CutPorts
 from stratalog_tiering.maintenance.restoring import (
     Points,
@@ -92,8 +93,8 @@ def restore(
     Topics return with their configs and with all records that were offloaded. Records that were only on bookies, and the
     positions of consumer groups, are not in the bucket.
 
-    The cluster takes the bucket over: workers of the cluster that had it stop before their next commit or deletion. Nothing is
-    deleted from the bucket for one grace period. Run it again if it fails: no topic is restored twice.
+    The cluster takes the bucket over: workers of the cluster that had it delete nothing more and stop committing within a
+    second. Nothing is deleted from the bucket for one grace period. Run it again if it fails: no topic is restored twice.
 
     With --to-offset or --to-time topics return without their last records. The cut is at the end of the last record batch
     before the point that leaves no transaction open. The report names what is left out; it stays in the bucket for the grace
@@ -145,9 +146,7 @@ async def _restore(
         if not dry_run:
             # The former owner of the bucket may still delete from it.
             await stack.enter_async_context(reader_lease(store, "restore", [topic.topic_id for topic in wanted]))
-        with progress_bar() as progress:
-            task = progress.add_task("reading manifests", total=sum(topic.partition_count for topic in wanted))
-            histories = await read_history(store, wanted, lambda: progress.advance(task))
+        histories = await _histories(store, wanted, "reading manifests")
         if dry_run and points is not None:
             return [row for history in histories for row in await _planned_rows(store, history, points, new_name)]
         if dry_run:
@@ -157,6 +156,8 @@ async def _restore(
             known = [is_known(client.view, history, new_name or history.descriptor.name) for history in histories]
             await _confirm_takeover(store, cluster_id, yes=yes)
             owner = await take_over(store, cluster_id, SystemClock().wall_ms())
+            # The previous owner's workers may have committed until now.
+            histories = await _histories(store, wanted, "reading what was committed meanwhile")
             await skip_producer_ids(client, owner.number)
             if points is not None:
                 new = [history for history, each in zip(histories, known, strict=True) if not each]
@@ -168,6 +169,12 @@ async def _restore(
                 done = await restore_history(client, history, name, factor, owner.number, (store, SystemClock()))
                 rows += _rows(history, new_name, "restored" if done else "known already")
             return rows
+
+
+async def _histories(store: ObjectStore, wanted: Sequence[TopicDescriptor], title: str) -> list[TopicHistory]:
+    with progress_bar() as progress:
+        task = progress.add_task(title, total=sum(topic.partition_count for topic in wanted))
+        return await read_history(store, wanted, lambda: progress.advance(task))
 
 
 def _points(to_offsets: Sequence[str], to_time: str | None, topics: Sequence[str]) -> Points | None:

@@ -27,13 +27,12 @@ from stratalog_tiering.core.partition import PartitionSnapshot
 from stratalog_tiering.format.manifest import Manifest, decode_manifest, empty_manifest, pointer_to
 from stratalog_tiering.format.manifest_edit import ManifestEdit, NewManifest, Previous
 from stratalog_tiering.format.object_keys import manifests_prefix, parse_manifest_key, version_key
+from stratalog_tiering.offload.ownership import COMMITS_SHARE_S
 from stratalog_tiering.offload.ports import HistoryPorts, WorkerPorts
 from stratalog_tiering.offload.version_objects import ensure_in_store
 from stratalog_tiering.store import ObjectInfo, ObjectStore
 
 COMMIT_TIMEOUT_S: Final = 30.0
-OWNER_S: Final = 1.0
-"""Commits of this time share one look for another owner of the bucket. Each deletion looks for itself."""
 ATTEMPTS_MAX: Final = 8
 """Proposals of one manifest version: an owner that opens ledgers changes the log meanwhile."""
 RENEWAL_SHARE: Final = 0.1
@@ -126,7 +125,7 @@ async def commit_edit(
     ``own_keys`` are objects that were written for this commit only. Raises, having stored nothing, ``Forked`` if history has
     forked and ``Invalid`` if another cluster has taken the bucket over.
     """
-    await ports.bucket.confirm(OWNER_S)
+    await ports.bucket.confirm(COMMITS_SHARE_S)
     await refuse_fork_before_commit(ports, state)
     if state.pointer is not None:
         # Whatever happens, the next step that asks does not rely on it; a commit notes its own version anew.

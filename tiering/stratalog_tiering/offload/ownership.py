@@ -2,13 +2,16 @@
 
 Two clusters over one prefix would delete each other's objects as orphans, so the first cluster to write its id owns the prefix.
 A restore takes the bucket over for another cluster by writing the next owner. The workers of the previous owner notice that
-before their next commit or deletion, and stop. A worker that cannot reach the store yet works without the claim; it can then
-only do what needs no store.
+before their next deletion, and before any commit that begins ``COMMITS_SHARE_S`` later, and stop; the restore waits for as long
+before it reads the history. A worker that cannot reach the store yet works without the claim; it can then only do what needs no
+store.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
+from typing import Final
 
 from stratalog_core.errors import Conflict, Invalid, NoSuchObject, OutcomeUnknown, Unavailable
 from stratalog_core.ports import Clock
@@ -19,6 +22,11 @@ from stratalog_tiering.format.descriptor import OwnerDescriptor
 from stratalog_tiering.format.object_keys import owner_key
 from stratalog_tiering.offload.descriptors import put_once
 from stratalog_tiering.store import ObjectStore
+
+COMMITS_SHARE_S: Final = 1.0
+"""Commits that begin within this time share one look for another owner of the bucket. Each deletion looks for itself."""
+_TAKEOVER_S: Final = 1.5 * COMMITS_SHARE_S
+"""Also covers clocks that run at different rates, and a commit that has just begun."""
 
 
 def cluster_id_in(metadata: MetadataClient) -> str:
@@ -126,6 +134,7 @@ def _checked(store: ObjectStore, owner: OwnerDescriptor | None, cluster_id: str)
 async def take_over(store: ObjectStore, cluster_id: str, now_ms: int) -> OwnerDescriptor:
     """Make the cluster the bucket's owner; returns the owner. Does nothing if it is that already.
 
+    Returns when the previous owner's workers begin no commit any more: what they have committed until then is in the bucket.
     Raises ``Conflict`` if another cluster takes the bucket over at the same time, ``OutcomeUnknown`` (call it again).
     """
     previous = await read_owner(store)
@@ -145,4 +154,6 @@ async def take_over(store: ObjectStore, cluster_id: str, now_ms: int) -> OwnerDe
     owner = await read_owner(store)
     if owner is None or owner.cluster_id != cluster_id:
         raise Conflict(f"cluster {owner.cluster_id if owner else 'unknown'} has taken {store.url} over at the same time")
+    if previous is not None:
+        await asyncio.sleep(_TAKEOVER_S)
     return owner

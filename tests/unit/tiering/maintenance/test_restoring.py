@@ -62,8 +62,8 @@ async def new_cluster(old: Cluster, directory: Path) -> AsyncIterator[Cluster]:
 
 async def restore_all(cluster: Cluster) -> int:
     """Take the bucket over and restore all topics; returns the owner's number."""
-    histories = await read_history(cluster.store, await wanted_topics(cluster.store, ()))
     owner = await take_over(cluster.store, cluster_id_in(cluster.metadata), SystemClock().wall_ms())
+    histories = await read_history(cluster.store, await wanted_topics(cluster.store, ()))
     for history in histories:
         assert await restore_history(cluster.metadata, history, history.descriptor.name, None, owner.number)
     number: int = owner.number
