@@ -141,6 +141,10 @@ power: .venv/.test  ## all bookies and metadata nodes lose power at once, three 
 spark-cluster: .venv/.test  ## the doctor and a job on a standalone Spark cluster of processes
 	STRATALOG_SPARK_CLUSTER=1 $(BIN)/python -m pytest -q tests/integration/test_spark_cluster.py
 
+.PHONY: spark-connector
+spark-connector: .venv/.test  ## all queries by Spark's Kafka connector and by ours, of which make test runs a sample
+	STRATALOG_SPARK_CONNECTOR=1 $(BIN)/python -m pytest -q tests/integration/test_spark_kafka_connector.py
+
 .PHONY: fuzz
 fuzz: .venv/.fuzz  ## search by coverage for bytes that break a port, a format or an object: TARGET=name SECONDS=60; keeps what it finds
 	PYTHONPATH=.:tests $(BIN)/python -m fuzz --seconds $(or $(SECONDS),60) $(if $(TARGET),--target $(TARGET))
