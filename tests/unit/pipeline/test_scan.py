@@ -21,6 +21,7 @@ from stratalog_pipeline.scan import scan_split
 from stratalog_pipeline.scan_plan import plan_scan
 from stratalog_tiering.format.footer import AbortedTransaction
 from stratalog_tiering.format.manifest_limits import ManifestLimits
+from stratalog_tiering.format.object_keys import version_key
 
 if TYPE_CHECKING:
     from unit.pipeline.conftest import ColdBucket
@@ -247,14 +248,24 @@ def test_a_directory_that_is_not_there_is_refused_and_not_created(cold_bucket: C
     assert not missing.exists()
 
 
-def test_a_manifest_of_another_partition_is_corruption(cold_bucket: ColdBucket) -> None:
+def test_a_marker_of_another_partition_is_corruption(cold_bucket: ColdBucket) -> None:
     topic_id = cold_bucket.add_topic("flights", [[batches(0, 5)], [batches(0, 5)]])
-    directory = cold_bucket.root / "manifests" / UUID(int=topic_id.int).hex
+    directory = cold_bucket.root / "manifests" / topic_id.hex
     for path in (directory / "1").iterdir():
         path.unlink()
     for path in (directory / "0").iterdir():
         (directory / "1" / path.name).write_bytes(path.read_bytes())
-    with pytest.raises(Corrupt, match=r"not to flights-1"):
+    with pytest.raises(Corrupt, match=r"not the one in its own key"):
+        read(cold_bucket, subscribe="flights")
+
+
+def test_a_manifest_of_another_partition_is_corruption(cold_bucket: ColdBucket) -> None:
+    topic_id = cold_bucket.add_topic("flights", [[batches(0, 5)], [batches(0, 5)]])
+    (manifest,) = (cold_bucket.root / "manifests" / topic_id.hex / "0").glob("*.manifest")
+    for path in (cold_bucket.root / "manifests" / topic_id.hex / "1").iterdir():
+        path.unlink()
+    (cold_bucket.root / version_key(topic_id, 1, 1)).write_bytes(manifest.read_bytes())
+    with pytest.raises(Corrupt, match=rf"is version 1 of {topic_id}-0, which is not the one in its own key"):
         read(cold_bucket, subscribe="flights")
 
 

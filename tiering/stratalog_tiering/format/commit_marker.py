@@ -18,20 +18,20 @@ def decode_marker(content: Buffer, key: str) -> CommitMarker:
 
     Raises ``Corrupt``, also if it does not belong to this key, and ``Invalid`` for an unknown format version.
     """
+    named = parse_manifest_key(key)
     if is_version_object(key):
         manifest = parse_manifest(content, None)
-        found = CommitMarker(
-            manifest_key=key, manifest_version=manifest.version, sha256=object_sha256(content).hex()
-        )  # fmt: skip
-        owner = (manifest.topic_id, manifest.partition)
-    else:
-        found, owner = decode_descriptor(content, CommitMarker, key), None
-    named = parse_manifest_key(key)
-    if (
-        named is None
-        or (found.manifest_key, found.manifest_version) != (marked_manifest(key), named.version)
-        or (owner is not None and owner != (named.topic_id, named.partition))
-    ):
+        if named is None or (manifest.topic_id, manifest.partition, manifest.version) != (
+            named.topic_id, named.partition, named.version
+        ):  # fmt: skip
+            raise Corrupt(
+                f"manifest {key} is version {manifest.version} of {manifest.topic_id}-{manifest.partition}, which is not the"
+                " one in its own key",
+                key=key,
+            )
+        return CommitMarker(manifest_key=key, manifest_version=manifest.version, sha256=object_sha256(content).hex())
+    found = decode_descriptor(content, CommitMarker, key)
+    if named is None or (found.manifest_key, found.manifest_version) != (marked_manifest(key), named.version):
         raise Corrupt(
             f"{key} names version {found.manifest_version} at {found.manifest_key}, which is not the one in its own key",
             key=key,

@@ -12,10 +12,10 @@ from unit.broker.mini_cluster import WAIT_S, MiniCluster, until_served
 from unit.broker.raw_client import RawClient, produce_request
 from unit.broker.transactional import partition_of, read_committed, transactional
 
+from stratalog_broker.coordination import transaction_verification
 from stratalog_broker.coordination.transaction_verification import CONCURRENT_RETRY_S
 from stratalog_broker.coordination.transactions.marker_sender import MarkerSender
 from stratalog_broker.protocol.entities import encode_response as encode_entity
-from stratalog_broker.requests import batch_append
 
 
 def sent(topic: str, producer: Producer, sequence: int, value: bytes, *, version: int = 9) -> Any:
@@ -113,7 +113,7 @@ async def test_the_first_batch_waits_for_the_markers_of_the_transaction_before(
         MarkerSender, "add", lambda *given: asyncio.get_running_loop().call_later(CONCURRENT_RETRY_S * 1.5, add, *given)
     )
     # On a busy machine markers take longer than the tenth of a second after which the client asks again itself.
-    monkeypatch.setattr(batch_append, "CONCURRENT_PATIENCE_S", WAIT_S)
+    monkeypatch.setattr(transaction_verification, "CONCURRENT_PATIENCE_S", WAIT_S)
     for number in range(3):
         for sequence in range(5):
             client.send(0, 12, encode_entity(sent(TOPIC, producer, sequence, b"%d" % number, version=12)))
