@@ -149,7 +149,8 @@ public class AdminCalls {
             .values().stream().map(one -> one.getCurrentReplicaLogDir() != null).toList());
         call("alterReplicaLogDirs", () -> get(admin.alterReplicaLogDirs(Map.of(new TopicPartitionReplica(topic, 0, 1), "/nowhere")).all()));
         call("describeTransactions, unknown", () -> get(admin.describeTransactions(List.of("unknown")).all()));
-        call("listTransactions", () -> get(admin.listTransactions().all()).size());
+        var none = new ListTransactionsOptions().filterOnTransactionalIdPattern(topic + ".*");
+        call("listTransactions", () -> get(admin.listTransactions(none).all()).size());
         call("fenceProducers", () -> get(admin.fenceProducers(List.of("fenced")).all()));
         call("forceTerminateTransaction", () -> get(admin.forceTerminateTransaction("fenced").result()));
         call("abortTransaction, unknown producer", () -> get(admin.abortTransaction(new AbortTransactionSpec(second, 12345, (short) 0, 0)).all()));
