@@ -40,6 +40,7 @@ from stratalog_metadata.records import (
     PendingTopic,
     RestoredTopic,
     Topic,
+    deleted_topic_key,
     log_key,
     manifest_pointer_key,
 )
@@ -309,8 +310,7 @@ class AttachmentStep:
             return  # the audit says so
         manifest, former = decode_manifest(self._bucket.manifest_content(pointer)), self._manifests.get(pointer.key())
         self._manifests[pointer.key()] = manifest
-        topic = next(each for each in records.values() if isinstance(each, Topic) and each.topic_id == pointer.topic_id)
-        policy = tier_policy(topic.configs)
+        policy = tier_policy(_topic_of(pointer, records).configs)
         known = {entry.key: entry for entry in former.segments} if former is not None else {}
         for entry in manifest.segments:
             lock = entry_lock(entry)
@@ -404,3 +404,11 @@ def _made(chance: random.Random, now_ms: int) -> MadePartition:
         starts.append(offset)
         offset += count
     return MadePartition(base_offset=base, log_start_offset=chance.choice([base, base, starts[-1]]), contents=contents)
+
+
+def _topic_of(pointer: ManifestPointer, records: Mapping[str, MetadataRecord]) -> Topic:
+    """Return the pointer's topic, also if it was deleted: its manifests are still stored, because it can be restored."""
+    deleted = records.get(deleted_topic_key(pointer.topic_id))
+    if isinstance(deleted, DeletedTopic) and deleted.topic is not None:
+        return deleted.topic
+    return next(each for each in records.values() if isinstance(each, Topic) and each.topic_id == pointer.topic_id)
