@@ -17,7 +17,7 @@ pytestmark = pytest.mark.timeout(3000)
 """Other tests may take most of the processors' time meanwhile."""
 SAMPLE_S = 45
 TESTS = Path(__file__).parents[1]
-FIRST_SEED = 183
+FIRST_SEED = 222
 """The scenarios take the seeds in turns: seven runs for each of thirteen. From this seed on, these runs meet every state."""
 SEEDS = 91
 FRESH_SEEDS = 13
