@@ -156,7 +156,8 @@ async def _restore(
             known = [is_known(client.view, history, new_name or history.descriptor.name) for history in histories]
             await _confirm_takeover(store, cluster_id, yes=yes)
             owner = await take_over(store, cluster_id, SystemClock().wall_ms())
-            # The previous owner's workers may have committed until now.
+            # The first look has shown, before anything is changed, that the history can be read. The previous owner's workers
+            # may have committed since.
             histories = await _histories(store, wanted, "reading what was committed meanwhile")
             await skip_producer_ids(client, owner.number)
             if points is not None:

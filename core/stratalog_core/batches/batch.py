@@ -121,6 +121,12 @@ def read_header(buffer: Buffer, position: int = 0) -> BatchHeader:
         raise Corrupt(f"record batch header is cut short: {len(buffer) - position} of {HEADER_BYTES} bytes") from None
 
 
+def write_header(batch: bytearray, header: BatchHeader) -> None:
+    """Write the header of a whole batch; length and CRC are those of ``batch``, whatever ``header`` says."""
+    HEADER.pack_into(batch, 0, *header._replace(batch_length=len(batch) - LENGTH_PREFIX_BYTES))
+    _CRC.pack_into(batch, 17, crc32c(memoryview(batch)[CRC_START:]))
+
+
 def is_control(head: Buffer) -> bool:
     """Whether a batch, or its first bytes, has the control bit; False if they are fewer than a header."""
     return len(head) >= HEADER_BYTES and bool(head[_ATTRIBUTES_LOW_BYTE] & CONTROL_BIT)

@@ -7,16 +7,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from crc32c import crc32c
-
-from stratalog_core.batches.batch import (
-    COMPRESSION_MASK,
-    CRC_START,
-    HEADER,
-    HEADER_BYTES,
-    LENGTH_PREFIX_BYTES,
-    BatchHeader,
-)
+from stratalog_core.batches.batch import COMPRESSION_MASK, HEADER_BYTES, BatchHeader, write_header
 from stratalog_core.batches.compression import DECOMPRESSED_BYTES_MAX, compress_pieces, decompress_pieces
 from stratalog_core.batches.record_search import IsWanted, search_bytes
 from stratalog_core.errors import Unavailable
@@ -53,9 +44,5 @@ def recompressed(
         rewritten += piece
         if len(rewritten) > bytes_max:
             return None
-    changed = header._replace(
-        batch_length=len(rewritten) - LENGTH_PREFIX_BYTES, attributes=header.attributes & ~COMPRESSION_MASK | codec.number
-    )
-    HEADER.pack_into(rewritten, 0, *changed)
-    rewritten[17:21] = crc32c(memoryview(rewritten)[CRC_START:]).to_bytes(4, "big")
+    write_header(rewritten, header._replace(attributes=header.attributes & ~COMPRESSION_MASK | codec.number))
     return rewritten

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from stratalog_core.batches.record_spans import RecordSpan
-from stratalog_core.batches.records import decode_varint
+from stratalog_core.batches.record_spans import RecordSpan, span_headers
 from stratalog_core.errors import Corrupt
 
 _DIGITS_MAX: Final = 19
@@ -24,29 +23,7 @@ def expiry_ms(body: bytes, span: RecordSpan, header_name: bytes) -> int | None:
     if body.find(header_name, span.offset_position, span.end) < 0:
         return None
     try:
-        return _parsed(body, span, header_name)
+        values = [value for name, value in span_headers(body, span) if name == header_name]
     except (Corrupt, IndexError):
         return None
-
-
-def _parsed(body: bytes, span: RecordSpan, header_name: bytes) -> int | None:
-    _, position = decode_varint(body, span.offset_position)
-    for _ in range(2):  # key and value
-        length, position = decode_varint(body, position)
-        position += max(length, 0)
-    count, position = decode_varint(body, position)
-    found: bytes | None = None
-    for _ in range(count):
-        name, position = _field(body, position, span.end)
-        value, position = _field(body, position, span.end)
-        if name == header_name:
-            found = value
-    return expiry_of(found)
-
-
-def _field(body: bytes, position: int, end: int) -> tuple[bytes | None, int]:
-    length, position = decode_varint(body, position)
-    field_end = position + max(length, 0)
-    if field_end > end:
-        raise Corrupt(f"a header of {length} bytes exceeds its record")
-    return body[position:field_end] if length >= 0 else None, field_end
+    return expiry_of(values[-1]) if values else None

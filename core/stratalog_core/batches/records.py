@@ -11,19 +11,16 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 import msgspec
-from crc32c import crc32c
 
 from stratalog_core.batches.batch import (
-    CRC_START,
-    HEADER,
     HEADER_BYTES,
-    LENGTH_PREFIX_BYTES,
     MAGIC,
     NO_PRODUCER_ID,
     NO_SEQUENCE,
     TIMESTAMP_TYPE_BIT,
     BatchHeader,
     read_header,
+    write_header,
 )
 from stratalog_core.batches.compression import compress, decompress
 from stratalog_core.errors import Corrupt
@@ -66,12 +63,11 @@ def build_batch(
         body += content
     packed = compress(compression, body)
     batch = bytearray(HEADER_BYTES) + packed
-    HEADER.pack_into(
-        batch, 0, first.offset, len(batch) - LENGTH_PREFIX_BYTES, leader_epoch, MAGIC, 0, attributes | compression,
-        last.offset - first.offset, first.timestamp_ms, max(record.timestamp_ms for record in records),
-        producer_id, producer_epoch, base_sequence, len(records),
+    header = BatchHeader(
+        first.offset, 0, leader_epoch, MAGIC, 0, attributes | compression, last.offset - first.offset, first.timestamp_ms,
+        max(record.timestamp_ms for record in records), producer_id, producer_epoch, base_sequence, len(records),
     )  # fmt: skip
-    batch[17:21] = crc32c(memoryview(batch)[CRC_START:]).to_bytes(4, "big")
+    write_header(batch, header)
     return batch
 
 

@@ -11,17 +11,8 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
-from crc32c import crc32c
 
-from stratalog_core.batches.batch import (
-    CRC_START,
-    HEADER,
-    HEADER_BYTES,
-    LENGTH_PREFIX_BYTES,
-    MAGIC,
-    NO_PRODUCER_ID,
-    NO_SEQUENCE,
-)
+from stratalog_core.batches.batch import HEADER_BYTES, MAGIC, NO_PRODUCER_ID, NO_SEQUENCE, BatchHeader, write_header
 from stratalog_core.batches.compression import compress
 from stratalog_core.errors import Invalid
 from stratalog_pipeline.arrow.encode_kernels import HEADER_BYTES_MAX, RECORD_BYTES_MAX, hash_keys, write_records
@@ -86,11 +77,11 @@ def _batch(body: memoryview, base_offset: int, times_ms: Ints64, codec: int) -> 
     batch = bytearray(HEADER_BYTES + len(packed))
     batch[HEADER_BYTES:] = packed
     count = len(times_ms)
-    HEADER.pack_into(
-        batch, 0, base_offset, len(batch) - LENGTH_PREFIX_BYTES, 0, MAGIC, 0, codec, count - 1, int(times_ms[0]),
-        int(times_ms.max()), NO_PRODUCER_ID, -1, NO_SEQUENCE, count,
+    header = BatchHeader(
+        base_offset, 0, 0, MAGIC, 0, codec, count - 1, int(times_ms[0]), int(times_ms.max()), NO_PRODUCER_ID, -1, NO_SEQUENCE,
+        count,
     )  # fmt: skip
-    batch[17:21] = crc32c(memoryview(batch)[CRC_START:]).to_bytes(4, "big")
+    write_header(batch, header)
     return batch
 
 

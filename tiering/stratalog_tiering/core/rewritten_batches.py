@@ -9,17 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from crc32c import crc32c
-
-from stratalog_core.batches.batch import (
-    COMPRESSION_MASK,
-    CRC_START,
-    DELETE_HORIZON_BIT,
-    HEADER,
-    HEADER_BYTES,
-    LENGTH_PREFIX_BYTES,
-    BatchHeader,
-)
+from stratalog_core.batches.batch import COMPRESSION_MASK, DELETE_HORIZON_BIT, HEADER_BYTES, BatchHeader, write_header
 from stratalog_core.batches.compression import compress
 from stratalog_core.batches.record_spans import RecordSpan
 from stratalog_core.batches.records import encode_varint
@@ -63,9 +53,7 @@ def _moved(body: bytes, span: RecordSpan, delta_ms: int) -> bytes:
 def _packed(header: BatchHeader, attributes: int, base_ms: int, max_ms: int, record_count: int, content: bytes) -> bytes:
     batch = bytearray(HEADER_BYTES) + content
     changed = header._replace(
-        batch_length=len(batch) - LENGTH_PREFIX_BYTES, attributes=attributes, base_timestamp_ms=base_ms,
-        max_timestamp_ms=max_ms, record_count=record_count,
-    )  # fmt: skip
-    HEADER.pack_into(batch, 0, *changed)
-    batch[17:21] = crc32c(memoryview(batch)[CRC_START:]).to_bytes(4, "big")
+        attributes=attributes, base_timestamp_ms=base_ms, max_timestamp_ms=max_ms, record_count=record_count
+    )
+    write_header(batch, changed)
     return bytes(batch)

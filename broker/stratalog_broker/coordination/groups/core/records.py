@@ -21,7 +21,7 @@ import msgspec
 
 from stratalog_broker.coordination.groups.core.consumer.records import TYPES, ConsumerKey, decode_consumer_key
 from stratalog_broker.coordination.groups.core.messages import GroupImage, MemberImage
-from stratalog_broker.coordination.groups.core.record_reader import Reader, encode_string
+from stratalog_broker.coordination.record_reader import Reader, encode_string
 from stratalog_core.batches.records import Header
 from stratalog_core.errors import Corrupt
 

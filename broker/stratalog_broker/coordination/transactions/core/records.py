@@ -14,6 +14,7 @@ import struct
 from collections.abc import Iterator, Sequence
 from typing import Final
 
+from stratalog_broker.coordination.record_reader import Reader
 from stratalog_broker.coordination.replay import CoordinatorRecord
 from stratalog_broker.coordination.transactions.core.transaction import (
     NO_EPOCH,
@@ -155,24 +156,11 @@ def _decode_partitions(reader: _Reader, *, is_flexible: bool) -> Iterator[Partit
             list(reader.tags())
 
 
-class _Reader:
-    """Reads one key or value from its beginning. Truncated content raises ``Corrupt``."""
-
-    def __init__(self, content: bytes) -> None:
-        self._content = content
-        self._position = 0
+class _Reader(Reader):
+    """Reads the fields of flexible versions, too."""
 
     def i8(self) -> int:
-        return int.from_bytes(self._take(1), "big", signed=True)
-
-    def i16(self) -> int:
-        return self._unpack(_I16)
-
-    def i32(self) -> int:
-        return self._unpack(_I32)
-
-    def i64(self) -> int:
-        return self._unpack(_I64)
+        return int.from_bytes(self.take(1), "big", signed=True)
 
     def count(self) -> int:
         """Return the length of an array; a null one is empty."""
@@ -182,39 +170,22 @@ class _Reader:
         return self._checked(max(self._uvarint() - 1, 0))
 
     def short_string(self) -> str:
-        return self._text(self.i16())
+        return self.text(self.i16())
 
     def compact_string(self) -> str:
-        return self._text(self._uvarint() - 1)
+        return self.text(self._uvarint() - 1)
 
     def tags(self) -> Iterator[tuple[int, bytes]]:
         """Yield the tagged fields of a struct."""
         for _ in range(self._checked(self._uvarint())):
             tag = self._uvarint()
-            yield tag, self._take(self._uvarint())
+            yield tag, self.take(self._uvarint())
 
     def _checked(self, count: int) -> int:
-        rest = len(self._content) - self._position
-        if count > rest:
-            raise Corrupt(f"an array claims {count} elements in {rest} bytes")
+        if count > self.remaining:
+            raise Corrupt(f"an array claims {count} elements in {self.remaining} bytes")
         return count
 
     def _uvarint(self) -> int:
         value, self._position = read_uvarint(memoryview(self._content), self._position)
         return value
-
-    def _text(self, length: int) -> str:
-        try:
-            return self._take(length).decode()
-        except UnicodeDecodeError as malformed:
-            raise Corrupt(f"string before byte {self._position} is not UTF-8") from malformed
-
-    def _unpack(self, field: struct.Struct) -> int:
-        return int(field.unpack(self._take(field.size))[0])
-
-    def _take(self, length: int) -> bytes:
-        piece = self._content[self._position : self._position + length]
-        if length < 0 or len(piece) != length:
-            raise Corrupt(f"field of {length} bytes at byte {self._position} exceeds its {len(self._content)} bytes")
-        self._position += length
-        return piece

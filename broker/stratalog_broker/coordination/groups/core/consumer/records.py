@@ -25,7 +25,7 @@ from stratalog_broker.coordination.groups.core.consumer.model import (
     Partition,
     Partitions,
 )
-from stratalog_broker.coordination.groups.core.record_reader import Reader, encode_string
+from stratalog_broker.coordination.record_reader import Reader, encode_string
 from stratalog_broker.protocol.frame import write_uvarint
 from stratalog_core.errors import Corrupt
 

@@ -1,4 +1,4 @@
-"""Reads the keys and values of ``__consumer_offsets``: big-endian numbers, strings with i16 and bytes with i32 lengths."""
+"""Reads the keys and values of internal topics: big-endian numbers, strings with i16 and bytes with i32 lengths."""
 
 from __future__ import annotations
 
