@@ -50,6 +50,17 @@ class TakeoverMetrics(MetricGroup):
 
 
 @dataclass(slots=True, kw_only=True)
+class StateUploadMetrics(MetricGroup):
+    """States of groups and transactional ids that a broker stores in the bucket, for a restore."""
+
+    subsystem = "broker_state"
+
+    uploads: int = counter("objects", "States of coordinators that were stored")
+    failures: int = counter("errors", "States that could not be stored; the next round tries again")
+    partitions_waiting: int = gauge("partitions", "Partitions of internal topics with changes that are not stored yet")
+
+
+@dataclass(slots=True, kw_only=True)
 class MemoryMetrics(MetricGroup):
     """One share of the memory budget; see ``memory_bytes``."""
 

@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Any
 
 FRAMES = {b"SLMANIFS": "manifest", b"SLMFPAGE": "page", b"SLMFRMVD": "removed", b"SLMFTREE": "tree"}
-FRAME_VERSION, SEGMENT_VERSION = 3, 2
+FRAMES[b"SLCOORDN"] = "coordinator state"  # coordinator-state.md
+FRAME_VERSION, SEGMENT_VERSION, MUST_UNDERSTAND = 3, 2, 1
 SEGMENT_ENTRY = (
     "key kind base_offset end_offset data_position data_bytes footer_position footer_bytes object_bytes object_sha256"
     " footer_sha256 record_count first_leaf leaf_count min_timestamp_ms max_timestamp_ms first_timestamp_min_ms leader_epochs"
@@ -33,7 +34,6 @@ BLOCK_ENTRY = (
 SECTION_ENTRY = "name flags position length crc sha256"
 BATCH = struct.Struct(">qiibIhiqqqhii")
 TRAILER = struct.Struct(">QIIIIHHI8s")
-MUST_UNDERSTAND = 1
 
 
 class Damaged(Exception):
@@ -128,7 +128,7 @@ def unpack(content: bytes) -> Any:
 
 
 def read_framed(content: bytes, digest: bytes | None = None) -> dict[str, Any]:
-    """The body of a root, page, tree page or list of removed objects, with its kind as the member ``frame``."""
+    """The body of a root, page, tree page, list of removed objects or coordinator's state, with its kind as ``frame``."""
     require(digest is None or sha256(content) == digest, "the object is not the committed one: its SHA-256 differs")
     require(len(content) >= 16 and content[:8] in FRAMES, "the object is no frame")
     version, flags, crc = struct.unpack_from(">HHI", content, 8)

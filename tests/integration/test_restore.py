@@ -6,14 +6,17 @@ import json
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
+from conftest import S3Server
 
 from stratalog.exit_codes import ExitCode
 from stratalog.local.state import load_state
@@ -23,7 +26,7 @@ PARTITIONS = 2
 
 
 @contextmanager
-def up(data: Path, store: Path) -> Iterator[str]:
+def up(data: Path, store: Path | str) -> Iterator[str]:
     """``stratalog up`` on ``data``; its Kafka address."""
     command = [sys.executable, "-m", "stratalog", "up", "--data", str(data), "--store", str(store), "--kafka", "127.0.0.1:0"]
     with (
@@ -116,6 +119,83 @@ def test_the_bucket_alone_brings_a_cluster_back(tmp_path: Path) -> None:
     refused = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert refused.returncode != 0
     assert "belongs to cluster" in refused.stderr
+
+
+def consume_as_member(bootstrap: str, count: int, group: str = "billing") -> list[int]:
+    """The next ``count`` numbers of a group with one member, which commits them and leaves."""
+    consumer = Consumer(
+        {"bootstrap.servers": bootstrap, "group.id": group, "auto.offset.reset": "earliest", "enable.auto.commit": False}
+    )
+    consumer.subscribe(["orders"])
+    numbers: list[int] = []
+    try:
+        while len(numbers) < count:
+            for message in consumer.consume(count - len(numbers), timeout=30):
+                assert message.error() is None
+                numbers.append(int(message.value() or b"-1"))
+        consumer.commit(asynchronous=False)
+    finally:
+        consumer.close()
+    return numbers
+
+
+def until_stored(store: str, positions: int) -> None:
+    """Wait until the bucket has so many positions."""
+    deadline = time.monotonic() + 60
+    while True:
+        report = json.loads(stratalog("restore", "--store", str(store), "--dry-run", "--json").stdout)
+        if report["groups"]["positions"] == positions:
+            return
+        assert time.monotonic() < deadline
+
+
+@pytest.mark.s3
+def test_groups_go_on_after_the_loss_of_all_but_the_bucket(
+    tmp_path: Path, minio_server: S3Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One group goes on where it was, one that had read what was only hot goes on at the end, a producer keeps its id."""
+    monkeypatch.setenv("STRATALOG_BROKER_STATE_UPLOAD_INTERVAL_MS", "200")
+    data, new = tmp_path / "data", tmp_path / "new"
+    store = minio_server.make_bucket(f"drill-{uuid4().hex[:12]}")
+    with up(data, store) as bootstrap:
+        admin = AdminClient({"bootstrap.servers": bootstrap})
+        (made,) = admin.create_topics([NewTopic("orders", PARTITIONS, 1)]).values()
+        made.result(30)
+        produce(bootstrap, 0, 100)
+        transactional = Producer({"bootstrap.servers": bootstrap, "transactional.id": "billing-1"})
+        transactional.init_transactions(30)
+        transactional.begin_transaction()
+        transactional.produce("orders", b"100", partition=0)
+        transactional.commit_transaction(30)
+        stratalog("tier", "offload", "orders", "--wait", "--data", str(data))
+        first = consume_as_member(bootstrap, 60)
+        produce(bootstrap, 200, 10)
+        assert len(consume_as_member(bootstrap, 111, "ahead")) == 111
+        until_stored(store, 2 * PARTITIONS)
+    shutil.move(data, tmp_path / "lost")
+
+    shown = json.loads(stratalog("restore", "--store", store, "--data", str(new), "--yes", "--json").stdout)
+    ends = {row["partition"]: row["end_offset"] for row in shown["partitions"]}
+    assert shown["groups"]["groups"] == 2
+    assert [
+        (each["group_id"], each["topic"], each["partition"], each["committed"], each["restored"])
+        for each in sorted(shown["groups"]["moved"], key=lambda each: int(each["partition"]))
+    ] == [("ahead", "orders", index, ends[index] + 5, ends[index]) for index in range(PARTITIONS)]
+    assert {row["topic"]: row["state"] for row in shown["internal_topics"]} == {
+        "__consumer_offsets": "restored", "__transaction_state": "restored"
+    }  # fmt: skip
+
+    with up(new, store) as bootstrap:
+        rest = consume_as_member(bootstrap, 41)
+        assert sorted(first + rest) == list(range(101))
+        produce(bootstrap, 300, 10)
+        assert sorted(consume_as_member(bootstrap, 10, "ahead")) == list(range(300, 310))
+        transactional = Producer({"bootstrap.servers": bootstrap, "transactional.id": "billing-1"})
+        transactional.init_transactions(30)
+        transactional.begin_transaction()
+        transactional.produce("orders", b"310", partition=0)
+        transactional.commit_transaction(30)
+        assert sorted(consume_as_member(bootstrap, 11)) == list(range(300, 311))
 
 
 def test_a_topic_returns_up_to_a_point_and_clients_go_on(tmp_path: Path) -> None:

@@ -158,6 +158,13 @@ class BrokerSettings:
         minimum=64,
         maximum=16 * _MIB,
     )
+    state_upload_interval_ms: int = setting(
+        300_000,
+        help="Interval at which changed states of groups and transactional ids are stored in the object store, for"
+        " `stratalog restore`: one write for each changed partition of an internal topic; 0: never",
+        minimum=0,
+        maximum=7 * 86_400_000,
+    )
     append_timeout_ms: int = setting(
         30_000, help="Maximum time for a batch to reach its ack quorum", minimum=100, maximum=600_000
     )

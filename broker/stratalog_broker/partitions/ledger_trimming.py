@@ -1,9 +1,10 @@
 """Drops ledgers of an internal topic that are superseded by a newer ledger's checkpoint.
 
-A checkpoint holds the whole state of the partition's application, so a takeover reads nothing before the newest checkpoint that
-is complete and durable. Every ledger back to that one is needed: an owner may die, or lose its writer, after opening a ledger
-and before all parts of its checkpoint are confirmed, several times in a row. So the ledgers before a checkpoint are removed
-from the ``Log`` record when its last part is confirmed, and never earlier.
+A checkpoint holds the whole state of the partition's application, so a takeover reads nothing before the newest checkpoint
+that is complete and durable, and not the state that a restore has left in the object store. Every ledger back to that one is
+needed: an owner may die, or lose its writer, after opening a ledger and before all parts of its checkpoint are confirmed,
+several times in a row. So the ledgers before a checkpoint are removed from the ``Log`` record when its last part is confirmed,
+and never earlier.
 
 The command requires the owner's epoch and the record's version as read. It can be repeated after an unknown outcome: if the
 first one took effect, the record has another version and there is nothing left to drop.
@@ -76,9 +77,10 @@ class LedgerTrimming:
             raise NotLeader(f"{self._identity} has no log: its topic was deleted")
         log = versioned.record
         dropped, kept = split_before(log, ledger_id)
-        if not dropped:
+        if not kept or not (dropped or log.restored_from):
             return
-        trimmed = msgspec.structs.replace(log, ledgers=kept, log_start_offset=max(log.log_start_offset, kept[0].base_offset))
+        start_offset = max(log.log_start_offset, kept[0].base_offset)
+        trimmed = msgspec.structs.replace(log, ledgers=kept, log_start_offset=start_offset, restored_from="")
         updates: tuple[Update, ...] = (Put(record=trimmed), *(Delete(key=ledger_key(old.ledger_id)) for old in dropped))
         requirements = (self._requirement, VersionIs(key=key, version=versioned.version))
         await self._metadata.propose(Command(updates=updates, requirements=requirements))

@@ -277,10 +277,10 @@ class PartitionLog:
                 sealing = self._seal(writer, instruction, self._sealing)
                 self._sealing = asyncio.get_running_loop().create_task(sealing)
             else:
-                opening = self._open(self._completed(instruction.checkpoint))
+                opening = self._open(self.completed(instruction.checkpoint))
                 self._opening = asyncio.get_running_loop().create_task(opening)
 
-    def _completed(self, checkpoint: Checkpoint) -> Checkpoint:
+    def completed(self, checkpoint: Checkpoint) -> Checkpoint:
         """Return the core's checkpoint with the application's state added; both are the state after the same batches."""
         if self.application is None:
             return checkpoint
@@ -346,7 +346,7 @@ class PartitionLog:
 
     def handover_checkpoint(self) -> bytes:
         """Return the state at the high watermark, for the next owner; empty if it is larger than one entry."""
-        checkpoint = msgspec.structs.replace(self._completed(self.core.checkpoint()), more_is_coming=self._held_busy)
+        checkpoint = msgspec.structs.replace(self.completed(self.core.checkpoint()), more_is_coming=self._held_busy)
         parts = encode_checkpoint(checkpoint, self._settings.checkpoint_part_bytes)
         return parts[0] if len(parts) == 1 else b""
 

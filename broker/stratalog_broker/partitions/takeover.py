@@ -3,7 +3,8 @@
 For each partition, every ledger that is not CLOSED is fenced, recovered and sealed (an owner leaves at most two: the one it
 was sealing and the next); requests of all partitions are sent together. Then the newest ledger with a complete checkpoint is
 found. Its checkpoint and the headers of all later batches give the partition's state and the index. Transaction markers, and
-all batches of internal topics, are read whole. A partition without hot ledgers gets its state from its cold history.
+all batches of internal topics, are read whole. A partition without hot ledgers gets its state from its cold history; one of an
+internal topic that was restored gets it from the object that the restore has stored.
 
 After a handover, the previous owner's state is in the partition's record or, if it is large, in the entry after the last
 batch. Then no headers are read, and the index is built when a reader needs it.
@@ -141,7 +142,9 @@ class Takeover:
             replay.load(ending)
         else:
             ledgers = await self._back_to_checkpoint(refs, recovered, replay)
-            if not replay.is_loaded:
+            if not replay.is_loaded and log is not None and log.restored_from:
+                replay.load(await self._cold.restored_state(log.restored_from))
+            elif not replay.is_loaded:
                 await self._load_cold(partition, replay)
             if wants_batches:
                 _require_whole(partition, replay, ledgers[-1].ref.base_offset if ledgers else log_start_offset)

@@ -15,6 +15,7 @@ from stratalog.deletion import confirm, yes_option
 from stratalog.local.state import load_state, state_path
 from stratalog.moments import parse_moment
 from stratalog.output import human_bytes, json_option, print_json, print_rows, progress_bar
+from stratalog.restored_groups import GroupsReport, ends_in_cluster, ends_in_rows, planned_groups, restore_groups
 from stratalog.target import name_values
 from stratalog.tier.session import metadata_session, reader_lease, store_session
 from stratalog_core.errors import Conflict, Invalid, Unavailable
@@ -90,8 +91,9 @@ def restore(
 ) -> None:
     """Restore topics from their bucket into an empty directory, or into a cluster.
 
-    Topics return with their configs and with all records that were offloaded. Records that were only on bookies, and the
-    positions of consumer groups, are not in the bucket.
+    Topics return with their configs and with all records that were offloaded. Records that were only on bookies are not in
+    the bucket. Positions of consumer groups and transactional ids return as brokers have last stored them; a position past
+    the end of what is restored becomes that end, and is listed.
 
     The cluster takes the bucket over: workers of the cluster that had it delete nothing more and stop committing within a
     second. Nothing is deleted from the bucket for one grace period. Run it again if it fails: no topic is restored twice.
@@ -108,19 +110,20 @@ def restore(
     if data is not None and not dry_run:
         _refuse_processes(data.absolute())
         factor = factor or 1
-    rows = asyncio.run(
+    rows, groups = asyncio.run(
         _restore(
             url, data.absolute() if data is not None else None, metadata, topics, new_name, factor, points, dry_run=dry_run,
             yes=yes,
         )
     )  # fmt: skip
     if as_json:
-        print_json({"partitions": rows})
+        print_json({"partitions": rows, **groups.document()})
         return
     print_rows(rows, _COLUMNS if points is None else (*_COLUMNS[:-1], "left_out_records", "left_out_end_offset", "state"))
     records, size = sum(row["records"] for row in rows), human_bytes(sum(row["bytes"] for row in rows))
     click.echo(f"{records} records ({size}) {'can be restored' if dry_run else 'are back'}; records at or above end offset were"
                " not offloaded", err=True)  # fmt: skip
+    groups.show()
 
 
 def _refuse_processes(data: Path) -> None:
@@ -139,7 +142,7 @@ async def _restore(
     *,
     dry_run: bool,
     yes: bool,
-) -> list[dict[str, Any]]:
+) -> tuple[list[dict[str, Any]], GroupsReport]:
     async with AsyncExitStack() as stack:
         store = await stack.enter_async_context(store_session(url))
         wanted = await wanted_topics(store, topics)
@@ -147,10 +150,8 @@ async def _restore(
             # The former owner of the bucket may still delete from it.
             await stack.enter_async_context(reader_lease(store, "restore", [topic.topic_id for topic in wanted]))
         histories = await _histories(store, wanted, "reading manifests")
-        if dry_run and points is not None:
-            return [row for history in histories for row in await _planned_rows(store, history, points, new_name)]
         if dry_run:
-            return [row for history in histories for row in _rows(history, new_name, "in the bucket")]
+            return await _planned(store, histories, points, new_name)
         async with _quorum(data, metadata, url) as client:
             cluster_id = await _cluster_id(client)
             known = [is_known(client.view, history, new_name or history.descriptor.name) for history in histories]
@@ -169,7 +170,9 @@ async def _restore(
                 name = new_name or history.descriptor.name
                 done = await restore_history(client, history, name, factor, owner.number, (store, SystemClock()))
                 rows += _rows(history, new_name, "restored" if done else "known already")
-            return rows
+            await client.refresh(_FOUND_S)
+            ends = ends_in_cluster(client.view, histories, new_name)
+            return rows, await restore_groups(client, store, ends, factor, owner.number, cluster_id)
 
 
 async def _histories(store: ObjectStore, wanted: Sequence[TopicDescriptor], title: str) -> list[TopicHistory]:
@@ -206,6 +209,19 @@ async def _cut(
         return await cut_histories(ports, histories, points, topic_defaults(client.view))
     finally:
         background.close()
+
+
+async def _planned(
+    store: ObjectStore, histories: Sequence[TopicHistory], points: Points | None, new_name: str | None
+) -> tuple[list[dict[str, Any]], GroupsReport]:
+    rows: list[dict[str, Any]] = []
+    for history in histories:
+        if points is None:
+            rows += _rows(history, new_name, "in the bucket")
+        else:
+            rows += await _planned_rows(store, history, points, new_name)
+    owner = await read_owner(store)
+    return rows, await planned_groups(store, ends_in_rows(histories, rows), owner.number + 1 if owner is not None else 0)
 
 
 async def _planned_rows(

@@ -17,12 +17,15 @@ from stratalog_broker.configs.memory import MemoryShares
 from stratalog_broker.configs.settings import BrokerSettings
 from stratalog_broker.network.message_loading import load_messages
 from stratalog_broker.network.server import BrokerServer
+from stratalog_broker.partitions.state_uploads import StateUploads
 from stratalog_core.ports import Background, Files
 from stratalog_core.search_pool import SearchPool
 from stratalog_core.system import return_free_memory
+from stratalog_metadata.client.api import MetadataClient
 from stratalog_tiering.cold.block_source import ColdReaderSettings
 from stratalog_tiering.cold.reader import ColdReader
-from stratalog_tiering.store import ObjectStore, location_url
+from stratalog_tiering.offload.coordinator_states import CoordinatorStates
+from stratalog_tiering.store import ObjectStore, StoreWithCopy, location_url
 
 _THREADS = 2
 
@@ -43,7 +46,9 @@ async def start(node: Node) -> str:
     background = node.background(_THREADS, "broker")
     shares = MemoryShares.of(settings.memory_bytes)
     searches = SearchPool(node.background(_THREADS, "searches"), shares.searches)
-    cold = await cold_reader(node, node.store_for_reads(), cache, shares.cold, background, searches)
+    first, second = node.store(), node.second_store()
+    reads = first if second is None else StoreWithCopy(first, second, node.clock)
+    cold = await cold_reader(node, reads, cache, shares.cold, background, searches)
     node.closing(cold.close)
     node.metrics.add_source(cold.metrics)
     server = BrokerServer(
@@ -53,9 +58,24 @@ async def start(node: Node) -> str:
     node.metrics.add_source(server.metrics)
     await server.start()
     node.closing(server.close)
+    for store in (first,) if second is None else (first, second):
+        upload_states(node, settings, server, metadata, store)
     node.serving_when(partial(check_broker, server.listeners, settings.broker_id, node.read_record))
     load_messages_in_background(node)
     return server.kafka_address
+
+
+def upload_states(
+    node: Node, settings: BrokerSettings, server: BrokerServer, metadata: MetadataClient, store: ObjectStore
+) -> None:
+    """Store the states of coordinators in ``store`` until the node stops, if the settings want it."""
+    if not settings.state_upload_interval_ms:
+        return
+    states = CoordinatorStates(store, metadata, node.clock)
+    uploads = StateUploads(server.partitions.all, states, node.clock, settings.state_upload_interval_ms)
+    node.metrics.add_source(uploads.metrics)
+    uploads.start()
+    node.closing(uploads.close)
 
 
 def load_messages_in_background(node: Node) -> None:

@@ -32,7 +32,7 @@ from stratalog_core.ports import Background, Clock, Files, Random, Transport
 from stratalog_core.rpc.tcp import TcpTransport
 from stratalog_core.system import SystemClock, SystemFiles, ThreadBackground
 from stratalog_metadata.client.quorum_client import QuorumClient
-from stratalog_tiering.store import STORE_THREADS, ObjectStore, StoreWithCopy, check_store_url, open_store
+from stratalog_tiering.store import STORE_THREADS, ObjectStore, check_store_url, open_store
 
 Settings = TypeVar("Settings")
 _WATCH_INTERVAL_S: Final = 1.0
@@ -198,11 +198,6 @@ class Node:
     def second_store(self) -> ObjectStore | None:
         """Return the store of ``[node] second_store``, None without one. It is closed when the node stops."""
         return self._opened(self.settings.second_store, "second-store") if self.settings.second_store else None
-
-    def store_for_reads(self) -> ObjectStore:
-        """Return the object store, whose reads the second copy answers where it cannot."""
-        first, second = self.store(), self.second_store()
-        return first if second is None else StoreWithCopy(first, second, self.clock)
 
     def _opened(self, url: str, name: str) -> ObjectStore:
         background = self.background(STORE_THREADS, name)

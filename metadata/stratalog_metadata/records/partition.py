@@ -73,12 +73,16 @@ class Log(RecordBase, frozen=True, kw_only=True, tag="log"):
     """Hot ledgers in offset order, contiguous with the manifest's end; all but at most the last are sealed.
 
     ``log_start_offset`` is the first offset that retention or DeleteRecords left readable, hot or cold.
+
+    ``restored_from``: key of the object with the state of an internal topic's partition at the log's start, from a restore
+    until the first ledger's checkpoint is durable; else empty.
     """
 
     topic_id: UUID
     index: int
     ledgers: tuple[LedgerRef, ...] = ()
     log_start_offset: int = 0
+    restored_from: str = ""
 
     def key(self) -> str:
         return log_key(self.topic_id, self.index)

@@ -16,10 +16,11 @@ import pytest
 from msgspec.structs import replace
 
 from stratalog_core.batches.batch import TIMESTAMP_TYPE_BIT
-from stratalog_core.batches.checkpoint import EpochStart, ProducerEntry, SequencedBatch
+from stratalog_core.batches.checkpoint import Checkpoint, EpochStart, OngoingTransaction, ProducerEntry, SequencedBatch
 from stratalog_core.batches.records import Record, build_batch
 from stratalog_core.errors import Invalid
 from stratalog_tiering.format.block_cipher import BlockCipher, SegmentEncryption
+from stratalog_tiering.format.coordinator_state import CoordinatorState, decode_state, encode_state
 from stratalog_tiering.format.descriptor import (
     CommitMarker,
     DeletionMarker,
@@ -384,6 +385,21 @@ def test_removed_list() -> None:
     stored = golden("removed.bin", encode_removed_list(make_removed_list()))
     assert stored == encode_removed_list(make_removed_list())
     assert decode_removed_list(stored, object_sha256(stored)) == make_removed_list()
+
+
+def test_coordinator_state() -> None:
+    state = CoordinatorState(
+        cluster_id="AAAAAAAAAAAAAAAAAAAAAA", owner_number=1, topic="__consumer_offsets", topic_id=TOPIC, partition=3,
+        partition_count=50, replication_factor=3, configs={"cleanup.policy": "compact"}, leader_epoch=7,
+        taken_at_ms=1_700_000_000_000,
+        checkpoint=Checkpoint(
+            offset=120, leader_epochs=(EpochStart(7, 100),), producers=(PRODUCER,), transactions=(OngoingTransaction(4, 104),),
+            application_state=b"\x81\xa7version\x01",
+        ),
+    )  # fmt: skip
+    stored = golden("coordinator_state.bin", encode_state(state))
+    assert stored == encode_state(state)
+    assert decode_state(stored, state.place) == state
 
 
 def test_page() -> None:

@@ -167,6 +167,9 @@ FULL: dict[str, Record] = {
         replicas=((1, 2), ()),
     ),
     "Bookie with ledger ids": Bookie(bookie_id="b2", address="h:2", cookie="c", greatest_ledger_id=77),
+    "Log that was restored": Log(
+        topic_id=TOPIC, index=3, log_start_offset=120, restored_from="coordinators/__consumer_offsets/3/x.state"
+    ),
     "Counter with lost ids": Counter(name="ledger_ids", next_value=2000, lost_below=1500),
 }
 """Records with members that are left out where they have their defaults."""

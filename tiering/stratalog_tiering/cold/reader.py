@@ -18,8 +18,8 @@ from uuid import UUID
 
 from stratalog_core.batches.batch import BatchHeader
 from stratalog_core.batches.batch_run import BatchRun
-from stratalog_core.batches.checkpoint import ProducerEntry
-from stratalog_core.errors import NotFound, StratalogError, Unavailable
+from stratalog_core.batches.checkpoint import Checkpoint, ProducerEntry
+from stratalog_core.errors import Corrupt, NotFound, StratalogError, Unavailable
 from stratalog_core.metrics.groups import MetricGroup
 from stratalog_core.partition_state.transactions import aborted_between
 from stratalog_core.ports import Background, Buffer, Clock, Files
@@ -29,8 +29,10 @@ from stratalog_metadata.records import ManifestPointer
 from stratalog_tiering.cold.block_cache import BlockKey, LruCache
 from stratalog_tiering.cold.block_source import BlockSource, ColdReaderSettings, block_key
 from stratalog_tiering.cold.manifest_source import Found, ManifestSource
+from stratalog_tiering.format.coordinator_state import decode_state
 from stratalog_tiering.format.footer import SegmentFooter
 from stratalog_tiering.format.manifest import PageRef, SegmentEntry
+from stratalog_tiering.format.object_keys import parse_state_key
 from stratalog_tiering.format.segment import find_block, iterate_block_batches
 from stratalog_tiering.store import ObjectStore
 
@@ -199,6 +201,14 @@ class ColdReader:
         if last is None:
             return ()
         return await self._in_time(self._source.producers(last[0]), self._clock.monotonic() + LOOKUP_TIMEOUT_S)
+
+    async def restored_state(self, key: str) -> Checkpoint:
+        """A coordinator's state that a restore stored at ``key``. Raises ``NoSuchObject``, ``Corrupt``, ``Unavailable``."""
+        place = parse_state_key(key)
+        if place is None:
+            raise Corrupt(f"{key} is not the key of a coordinator's state")
+        content = await self._in_time(self._store.get(key), self._clock.monotonic() + LOOKUP_TIMEOUT_S)
+        return decode_state(content, place).checkpoint
 
     async def aborted_transactions(self, pointer: ManifestPointer, from_offset: int, to_offset: int) -> list[AbortedRange]:
         """Return the aborted transactions that overlap ``[from_offset, to_offset)``, oldest first.

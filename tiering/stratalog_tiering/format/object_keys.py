@@ -5,6 +5,7 @@
     owners/<number>.json                                                    owner of the bucket: the last one
     topics/<topic id>/<inverted version>-<version>.json                     topic descriptor
     topics/<topic id>.deleted                                               deletion marker
+    coordinators/<topic name>/<partition>/<order>-<owner>-<epoch>-<offset>.state       state of a coordinator
     segments/<topic id>/<partition>/<base offset>-<epoch>-<random>.segment
     segments/<topic id>/<partition>/<base offset>-<epoch>-<random>.key      wrapped data key of an encrypted segment
     pages/<topic id>/<partition>/<base offset>-<level>-<random>.page        sealed manifest index page
@@ -26,14 +27,16 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 from uuid import UUID
 
 OWNERS_PREFIX: Final = "owners/"
 TOPICS_PREFIX: Final = "topics/"
 LEASES_PREFIX: Final = "leases/"
+COORDINATORS_PREFIX: Final = "coordinators/"
 PROBE_PREFIX: Final = "probe/"
 _VERSION_MAX: Final = 2**64 - 1
+_EPOCH_MAX: Final = 2**32 - 1
 _MANIFEST: Final = ".manifest"
 _COMMITTED: Final = ".committed"
 _VERSION: Final = ".version"
@@ -47,6 +50,7 @@ _MANIFEST_PATTERN: Final = re.compile(
 _OWNER_PATTERN: Final = re.compile(r"(?:segments|pages|removed|tree|manifests)/([0-9a-f]{32})/(\d{1,9})/")
 _DELETED_PATTERN: Final = re.compile(r"topics/([0-9a-f]{32})\.deleted")
 _TOPIC_PATTERN: Final = re.compile(r"topics/([0-9a-f]{32})/[0-9a-f]{16}-(\d{1,20})\.json")
+_STATE_PATTERN: Final = re.compile(r"coordinators/([A-Za-z0-9_.-]{1,200})/(\d{1,9})/[0-9a-f]{32}-(\d+)-(\d+)-(\d+)\.state")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +82,16 @@ class ManifestKey:
     is_marker: bool
 
 
+class StateKey(NamedTuple):
+    """The parts of the key of a coordinator's state, in the order of age: of one log's states the greatest is the newest."""
+
+    topic: str
+    partition: int
+    owner_number: int
+    leader_epoch: int
+    offset: int
+
+
 def probe_key(random_id: int) -> str:
     return f"{PROBE_PREFIX}{random_id:016x}"
 
@@ -98,6 +112,28 @@ def topic_prefix(topic_id: UUID) -> str:
 
 def topic_key(topic_id: UUID, version: int) -> str:
     return f"{topic_prefix(topic_id)}{_VERSION_MAX - version:016x}-{version}.json"
+
+
+def states_prefix(topic: str, partition: int) -> str:
+    """Prefix of the states of a coordinator partition."""
+    return f"{COORDINATORS_PREFIX}{topic}/{partition}/"
+
+
+def state_key(parts: StateKey) -> str:
+    """Key of a coordinator's state. A listing begins with the newest."""
+    topic, partition, owner, epoch, offset = parts
+    order = f"{_EPOCH_MAX - owner:08x}{_EPOCH_MAX - epoch:08x}{_VERSION_MAX - offset:016x}"
+    return f"{states_prefix(topic, partition)}{order}-{owner}-{epoch}-{offset}.state"
+
+
+def parse_state_key(key: str) -> StateKey | None:
+    """Inverse of :func:`state_key`; None for any other key."""
+    match = _STATE_PATTERN.fullmatch(key)
+    if match is None:
+        return None
+    topic, *numbers = match.groups()
+    parts = StateKey(topic, *map(int, numbers))
+    return parts if state_key(parts) == key else None
 
 
 def deletion_marker_key(topic_id: UUID) -> str:

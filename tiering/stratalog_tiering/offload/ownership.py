@@ -46,6 +46,7 @@ class BucketOwnership:
     """The ownership of one worker's cluster. ``ensure`` claims the bucket once; ``confirm`` checks that it is not taken over.
 
     ``check_store`` is awaited before anything else is written. It raises ``Invalid`` if the store is not safe to write to.
+    None: nothing is claimed. Brokers leave that to the workers, which check the store.
     """
 
     def __init__(
@@ -54,7 +55,7 @@ class BucketOwnership:
         metadata: MetadataClient,
         clock: Clock,
         grace_ms: int,
-        check_store: Callable[[], Awaitable[None]],
+        check_store: Callable[[], Awaitable[None]] | None,
     ) -> None:
         self._store = store
         self._metadata = metadata
@@ -69,6 +70,12 @@ class BucketOwnership:
         """Wall time from which objects may be deleted: one grace period after the bucket was taken over, else 0."""
         return deletes_from_ms(self._owner, self._grace_ms) if self._owner is not None else 0
 
+    @property
+    def owner(self) -> OwnerDescriptor:
+        """This cluster's ownership, when it is confirmed."""
+        assert self._owner is not None, "the ownership was confirmed"
+        return self._owner
+
     async def ensure(self) -> None:
         """Return once the bucket is this cluster's.
 
@@ -79,8 +86,11 @@ class BucketOwnership:
             return
         cluster_id = cluster_id_in(self._metadata)
         try:
-            await self._check_store()
-            self._owner = await claim_bucket(self._store, cluster_id, self._clock.wall_ms())
+            if self._check_store is None:
+                self._owner = await check_claim(self._store, cluster_id)
+            else:
+                await self._check_store()
+                self._owner = await claim_bucket(self._store, cluster_id, self._clock.wall_ms())
         except OutcomeUnknown as unknown:
             # The claim takes effect once and is read before it is believed, so an unknown outcome is one to retry.
             raise Unavailable(f"the bucket is not claimed yet: {unknown.message}") from unknown

@@ -86,7 +86,7 @@ class GroupStore:
 
     def transaction_ended(self, producer_id: int, *, commit: bool) -> None:
         for name, committed in self.pending.ended(producer_id, commit=commit):
-            self._put(name.group_id, (name.topic, name.partition), committed)
+            self.put(name, committed)
 
     def _apply(
         self, decoder: OffsetDecoder, producer_id: int, key: bytes, value: bytes | None, headers: Sequence[Header]
@@ -101,7 +101,7 @@ class GroupStore:
                 else:
                     committed = decoder.value(value, headers)
                     self.pending.replaced(name)
-                    self._put(name.group_id, (name.topic, name.partition), committed)
+                    self.put(name, committed)
             case GroupKey(group_id=group_id):
                 if value is None:
                     self.images.pop(group_id, None)
@@ -131,8 +131,10 @@ class GroupStore:
         if not committed:
             del self.offsets[key.group_id]
 
-    def _put(self, group_id: str, partition: TopicPartitionName, committed: CommittedOffset) -> None:
-        table = self.offsets.setdefault(group_id, {})
+    def put(self, name: OffsetKey, committed: CommittedOffset) -> None:
+        """Set a position."""
+        partition: TopicPartitionName = (name.topic, name.partition)
+        table = self.offsets.setdefault(name.group_id, {})
         self.offset_count += partition not in table
         table[partition] = committed
 
@@ -171,7 +173,7 @@ class GroupStore:
         snapshot = decode_snapshot(_decoder, content, SNAPSHOT_VERSION, "consumer groups")
         store.images = {image.group_id: image for image in snapshot.groups}
         for stored in snapshot.offsets:
-            store._put(stored.group_id, (stored.topic, stored.partition), stored.committed)
+            store.put(OffsetKey(stored.group_id, stored.topic, stored.partition), stored.committed)
         for each in snapshot.pending:
             store.pending.add(each.producer_id, OffsetKey(each.group_id, each.topic, each.partition), each.committed)
         apply = store.begin_batch()

@@ -1,0 +1,117 @@
+"""Stores the states of this broker's coordinators in the bucket, so that positions of groups survive the loss of all else.
+
+A round looks at the partitions of internal topics that this broker serves. One whose high watermark has moved since its state
+was stored last costs one write; any other costs nothing. After a takeover the first round in which a partition has any state
+lists what is stored, so that what an earlier owner did not come to store is stored now.
+
+A state holds confirmed batches only, so everything stored was durable, and no later owner's log contradicts it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Collection, Sequence
+from typing import NamedTuple
+
+from stratalog_broker.metrics import StateUploadMetrics
+from stratalog_broker.partitions.log import PartitionLog
+from stratalog_core.errors import OutcomeUnknown, StratalogError, Unavailable
+from stratalog_core.ports import Clock
+from stratalog_tiering.format.coordinator_state import CoordinatorState
+from stratalog_tiering.format.object_keys import StateKey
+from stratalog_tiering.offload.coordinator_states import CoordinatorStates
+
+_log = logging.getLogger(__name__)
+
+
+class _Stored(NamedTuple):
+    """The bucket's content of a partition: everything below ``offset``, in these places, the newest first."""
+
+    offset: int
+    places: Sequence[StateKey]
+
+
+class StateUploads:
+    """``served`` are the partitions that this broker serves, those of ordinary topics included."""
+
+    def __init__(
+        self, served: Callable[[], Collection[PartitionLog]], states: CoordinatorStates, clock: Clock, interval_ms: int
+    ) -> None:
+        self._served = served
+        self._states = states
+        self._clock = clock
+        self._interval_ms = interval_ms
+        self._stored: dict[PartitionLog, _Stored] = {}
+        self._running: asyncio.Task[None] | None = None
+        self.uploaded = StateUploadMetrics()
+
+    def metrics(self) -> list[StateUploadMetrics]:
+        """For a scrape."""
+        self.uploaded.partitions_waiting = sum(self._is_due(log) for log in self._coordinators())
+        return [self.uploaded]
+
+    def start(self) -> None:
+        """Run a round after each interval."""
+        self._running = asyncio.get_running_loop().create_task(self._run())
+
+    async def close(self) -> None:
+        """Stop, and wait for the end of a running round."""
+        if self._running is not None:
+            self._running.cancel()
+            await asyncio.wait((self._running,))
+
+    async def _run(self) -> None:
+        while True:
+            await asyncio.sleep(self._interval_ms / 1000)
+            await self.run_round()
+
+    async def run_round(self) -> None:
+        """Store each state that has changed. A failure is logged and counted; the next round tries again."""
+        serving = set(self._coordinators())
+        self._stored = {log: stored for log, stored in self._stored.items() if log in serving}
+        for log in serving:
+            try:
+                if self._is_due(log):
+                    await self._store(log)
+            except StratalogError as failure:
+                self.uploaded.failures += 1
+                name = f"{log.topic.name}-{log.topic_partition.partition}"
+                _log.warning("the state of %s is not in the bucket: %s", name, failure)
+                self._stored.pop(log, None)
+                if isinstance(failure, Unavailable):
+                    return
+
+    def _coordinators(self) -> list[PartitionLog]:
+        return [log for log in self._served() if log.application is not None and log.is_serving]
+
+    def _is_due(self, log: PartitionLog) -> bool:
+        stored = self._stored.get(log)
+        return log.core.high_watermark > (stored.offset if stored is not None else 0)
+
+    async def _store(self, log: PartitionLog) -> None:
+        topic, partition = log.topic.name, log.topic_partition.partition
+        cluster_id, owner_number = await self._states.owner()
+        stored = self._stored.get(log)
+        if stored is None:
+            stored = _Stored(0, await self._states.stored(topic, partition))
+            newest = stored.places[0] if stored.places else None
+            mine = StateKey(topic, partition, owner_number, log.core.leader_epoch, log.core.high_watermark)
+            if newest is not None and newest >= mine._replace(leader_epoch=newest.leader_epoch):
+                self._stored[log] = stored._replace(offset=newest.offset)
+                return
+        if not log.is_serving:
+            return
+        state = CoordinatorState(
+            cluster_id=cluster_id, owner_number=owner_number, topic=topic, topic_id=log.topic_partition.topic_id,
+            partition=partition, partition_count=log.topic.partition_count, replication_factor=log.topic.replication_factor,
+            configs=log.topic.configs, leader_epoch=log.core.leader_epoch, taken_at_ms=self._clock.wall_ms(),
+            checkpoint=log.completed(log.core.checkpoint()),
+        )  # fmt: skip
+        try:
+            places = await self._states.put(state, stored.places)
+        except OutcomeUnknown:
+            self._stored.pop(log, None)  # it may be there: list again
+            raise
+        self.uploaded.uploads += 1
+        self._stored[log] = _Stored(state.checkpoint.offset, places)

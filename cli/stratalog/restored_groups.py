@@ -1,0 +1,132 @@
+"""Restores groups and transactional ids for ``stratalog restore``, and reports on them.
+
+The broker knows the formats of coordinators' states, tiering how they are stored and restored; this module joins the two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+from uuid import UUID
+
+import click
+
+from stratalog.moments import format_moment
+from stratalog.output import print_rows
+from stratalog_broker.coordination.groups.core.restored_positions import PositionsReport, RestoredEnds, restore_positions
+from stratalog_broker.partitions.internal_topics import CONSUMER_OFFSETS
+from stratalog_core.system import SystemClock
+from stratalog_metadata.client.api import MetadataClient, MetadataView
+from stratalog_metadata.records import ManifestPointer, manifest_pointer_key
+from stratalog_tiering.core.restoring import TopicHistory
+from stratalog_tiering.maintenance.restoring_coordinators import InternalTopic, read_internal_topics, restore_internal_topic
+from stratalog_tiering.store import ObjectStore
+
+RESTORED, PLANNED, PRESENT = "restored", "in the bucket", "the cluster has its own"
+
+
+@dataclass(slots=True)
+class GroupsReport:
+    """``topics``: a row for each internal topic in the bucket."""
+
+    positions: PositionsReport = field(default_factory=PositionsReport)
+    topics: list[dict[str, Any]] = field(default_factory=list)
+
+    def document(self) -> dict[str, Any]:
+        """The members of the command's JSON document."""
+        found = self.positions
+        moved = [move._asdict() for move in found.moved]
+        groups = {"groups": len(found.groups), "positions": found.restored, "left_out": found.left_out, "moved": moved}
+        return {"groups": groups, "internal_topics": self.topics}
+
+    def show(self) -> None:
+        """Print it below the partitions."""
+        found = self.positions
+        if found.moved:
+            rows = [move._asdict() for move in found.moved]
+            print_rows(rows, ("group_id", "topic", "partition", "committed", "restored"), title="Positions past the end")
+        for row in self.topics:
+            for problem in row["damaged"]:
+                click.echo(f"a damaged state was passed over: {problem}", err=True)
+            taken = f"as of {format_moment(row['newest_state_ms'])} at the latest; what came later is lost"
+            outcome = taken if row["state"] != PRESENT else "which is left as it is"
+            click.echo(f"{row['topic']}: {row['state']}, {outcome}", err=True)
+        if not self.topics:
+            click.echo("no positions of consumer groups are in the bucket", err=True)
+        elif found.restored or found.left_out:
+            left_out = f"; {found.left_out} of other topics are left out" if found.left_out else ""
+            click.echo(f"{found.restored} positions of {len(found.groups)} groups{left_out}", err=True)
+
+    def add(self, found: InternalTopic, state: str) -> None:
+        taken = [each.taken_at_ms for each in found.states]
+        self.topics.append(
+            {
+                "topic": found.newest.topic,
+                "partitions": len(taken),
+                "oldest_state_ms": min(taken),
+                "newest_state_ms": max(taken),
+                "state": state,
+                "damaged": list(found.damaged),
+            }
+        )
+
+
+def _adapted(
+    found: InternalTopic, state: bytes | None, ends: Mapping[UUID, RestoredEnds], report: GroupsReport
+) -> bytes | None:
+    """A coordinator's state as it is restored: transactional ids as they were, positions within what was restored."""
+    return restore_positions(state, ends, report.positions) if found.newest.topic == CONSUMER_OFFSETS else state
+
+
+async def planned_groups(store: ObjectStore, ends: Mapping[UUID, RestoredEnds], owner_number: int) -> GroupsReport:
+    """The report of a dry run: ``ends`` of the topics that it would restore. Raises as ``read_internal_topics`` does."""
+    report = GroupsReport()
+    for found in await read_internal_topics(store, owner_number):
+        report.add(found, PLANNED)
+        for state in found.states:
+            _adapted(found, state.checkpoint.application_state, ends, report)
+    return report
+
+
+async def restore_groups(
+    client: MetadataClient,
+    store: ObjectStore,
+    ends: Mapping[UUID, RestoredEnds],
+    factor: int | None,
+    owner_number: int,
+    cluster_id: str,
+) -> GroupsReport:
+    """Restore the internal topics that the cluster does not have. Raises as ``restore_internal_topic`` does."""
+    report = GroupsReport()
+    for found in await read_internal_topics(store, owner_number):
+
+        def adapt(state: bytes | None, found: InternalTopic = found) -> bytes | None:
+            return _adapted(found, state, ends, report)
+
+        now_ms = SystemClock().wall_ms()
+        done = await restore_internal_topic(client, store, found, factor, owner_number, cluster_id, now_ms, adapt)
+        report.add(found, RESTORED if done else PRESENT)
+    return report
+
+
+def ends_in_cluster(view: MetadataView, histories: Sequence[TopicHistory], new_name: str | None) -> dict[UUID, RestoredEnds]:
+    """Where the topics end in the cluster, by id. Records on its bookies only do not count."""
+    ends: dict[UUID, RestoredEnds] = {}
+    for history in histories:
+        topic_id, name = history.descriptor.topic_id, history.descriptor.name
+        keys = (manifest_pointer_key(topic_id, found.index) for found in history.partitions)
+        pointers = [view.find(ManifestPointer, key) for key in keys]
+        ends[topic_id] = RestoredEnds(new_name or name, name, [each.end_offset if each is not None else 0 for each in pointers])
+    return ends
+
+
+def ends_in_rows(histories: Sequence[TopicHistory], rows: Sequence[Mapping[str, Any]]) -> dict[UUID, RestoredEnds]:
+    """Where the topics would end according to the rows of a dry run, in the order of the histories' partitions."""
+    remaining = iter(rows)
+    ends: dict[UUID, RestoredEnds] = {}
+    for history in histories:
+        of_topic = [next(remaining) for _ in history.partitions]
+        name = of_topic[0]["topic"] if of_topic else history.descriptor.name
+        ends[history.descriptor.topic_id] = RestoredEnds(name, history.descriptor.name, [row["end_offset"] for row in of_topic])
+    return ends

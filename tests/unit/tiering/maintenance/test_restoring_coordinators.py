@@ -1,0 +1,95 @@
+"""Internal topics are restored from the states of their coordinators: which state is taken, and what metadata then has."""
+
+from __future__ import annotations
+
+from typing import Any
+from uuid import UUID
+
+from msgspec.structs import replace
+
+from stratalog_core.batches.checkpoint import Checkpoint
+from stratalog_metadata.records import Log, Partition, Topic, log_key, partition_key, topic_key
+from stratalog_tiering.core.restoring import EPOCH_GAP
+from stratalog_tiering.format.coordinator_state import CoordinatorState, decode_state, encode_state
+from stratalog_tiering.format.object_keys import parse_state_key, state_key
+from stratalog_tiering.maintenance.restoring_coordinators import read_internal_topics, restore_internal_topic
+
+Cluster = Any  # the TestCluster of conftest.py, which cannot be imported
+TOPIC = "__consumer_offsets"
+TOPIC_ID = UUID(int=7)
+
+
+def state(partition: int, offset: int, epoch: int = 1, owner: int = 0) -> CoordinatorState:
+    return CoordinatorState(
+        cluster_id="previous", owner_number=owner, topic=TOPIC, topic_id=TOPIC_ID, partition=partition, partition_count=3,
+        replication_factor=3, configs={"cleanup.policy": "compact"}, leader_epoch=epoch, taken_at_ms=1000 + offset,
+        checkpoint=Checkpoint(offset=offset, application_state=b"state of %d" % offset),
+    )  # fmt: skip
+
+
+async def store(cluster: Cluster, *states: CoordinatorState) -> None:
+    for each in states:
+        await cluster.store.put(state_key(each.place), [encode_state(each)])
+
+
+async def restore(cluster: Cluster, prefix: bytes = b"adapted ") -> bool:
+    (found,) = await read_internal_topics(cluster.store, 1)
+    return await restore_internal_topic(
+        cluster.metadata, cluster.store, found, 1, 1, "new", 5000, lambda content: prefix + (content or b"")
+    )
+
+
+async def restored(cluster: Cluster, partition: int) -> CoordinatorState:
+    log = cluster.metadata.view.find(Log, log_key(TOPIC_ID, partition))
+    place = parse_state_key(log.restored_from)
+    assert place is not None
+    return decode_state(await cluster.store.get(log.restored_from), place)
+
+
+async def test_the_newest_state_of_each_partition_returns(cluster: Cluster) -> None:
+    await store(cluster, state(0, 10), state(0, 20), state(2, 5, epoch=150_000), state(2, 9))
+    assert await restore(cluster)
+    await cluster.until(lambda: cluster.metadata.view.get(topic_key(TOPIC)) is not None)
+    view = cluster.metadata.view
+    topic = view.find(Topic, topic_key(TOPIC))
+    assert (topic.topic_id, topic.partition_count, topic.replication_factor, topic.internal) == (TOPIC_ID, 3, 1, True)
+    logs = [view.find(Log, log_key(TOPIC_ID, index)) for index in range(3)]
+    assert [log.log_start_offset for log in logs] == [20, 0, 5]
+    assert logs[1].restored_from == ""
+    assert (await restored(cluster, 0)).checkpoint.application_state == b"adapted state of 20"
+    assert (await restored(cluster, 2)).checkpoint.application_state == b"adapted state of 5", "of the greater epoch"
+    epochs = [view.find(Partition, partition_key(TOPIC_ID, index)).leader_epoch for index in range(3)]
+    assert epochs == [2 * EPOCH_GAP, 2 * EPOCH_GAP, 150_000 + EPOCH_GAP]
+    assert not await restore(cluster), "the cluster has the topic"
+
+
+async def test_a_damaged_state_is_reported_and_the_one_before_it_taken(cluster: Cluster) -> None:
+    await store(cluster, state(0, 10))
+    await cluster.store.put(state_key(state(0, 20).place), [b"damaged"])
+    await cluster.store.put(state_key(state(1, 20).place), [b"damaged"])
+    (found,) = await read_internal_topics(cluster.store, 1)
+    assert [each.checkpoint.offset for each in found.states] == [10]
+    assert [problem.split(":")[0] for problem in sorted(found.damaged)] == sorted(
+        [state_key(state(0, 20).place), state_key(state(1, 20).place)]
+    )
+
+
+async def test_a_restore_that_failed_does_not_feed_the_next(cluster: Cluster) -> None:
+    """The first attempt stored less, and failed before metadata knew."""
+    await store(cluster, state(0, 10))
+    left = replace(state(0, 10, epoch=2 * EPOCH_GAP, owner=1), checkpoint=Checkpoint(offset=10, application_state=b"less"))
+    await store(cluster, left)
+    assert await restore(cluster)
+    await cluster.until(lambda: cluster.metadata.view.get(topic_key(TOPIC)) is not None)
+    found = await restored(cluster, 0)
+    assert (found.checkpoint.application_state, found.leader_epoch) == (b"adapted state of 10", 2 * EPOCH_GAP + 1)
+    partition = cluster.metadata.view.find(Partition, partition_key(TOPIC_ID, 0))
+    assert partition.leader_epoch == found.leader_epoch
+
+
+async def test_states_of_a_topic_of_the_same_name_that_an_earlier_owner_had_are_left_out(cluster: Cluster) -> None:
+    """A cluster with groups of its own took the bucket over."""
+    earlier = [replace(state(index, 99), topic_id=UUID(int=8)) for index in (0, 1)]
+    await store(cluster, *earlier, state(0, 3, owner=1))
+    (found,) = await read_internal_topics(cluster.store, 2)
+    assert [(each.topic_id, each.partition, each.checkpoint.offset) for each in found.states] == [(TOPIC_ID, 0, 3)]
