@@ -24,6 +24,7 @@ from stratalog_metadata.state.guarded_update import Superseded
 ENTRY_BYTES_MAX: Final = 32 * 1024 * 1024
 """Maximum payload of one entry; with its header it must fit into one frame."""
 
+_ONE_BUFFER: Final = (bytes, bytearray, memoryview)
 _log = logging.getLogger(__name__)
 
 
@@ -103,7 +104,7 @@ class LedgerWriter(EntryReplicator):
         core = self._core
         if core.error is not None or self._sealing:
             raise self._refusal()
-        if isinstance(payload, bytes | bytearray | memoryview):
+        if isinstance(payload, _ONE_BUFFER):
             parts: tuple[Buffer, ...] = (payload,)
             payload_bytes = len(payload)
         else:

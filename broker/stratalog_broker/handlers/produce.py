@@ -25,7 +25,7 @@ from kio.schema.errors import ErrorCode
 from stratalog_broker.configs.settings import BrokerSettings
 from stratalog_broker.coordination.transaction_verification import TransactionVerifier
 from stratalog_broker.partitions.ownership import Partitions
-from stratalog_broker.partitions.pending_batch import Acks
+from stratalog_broker.partitions.pending_batch import ACKS_NONE
 from stratalog_broker.protocol.errors import produce_error_code_of
 from stratalog_broker.protocol.frame import response_head
 from stratalog_broker.protocol.produce import (
@@ -88,18 +88,18 @@ class ProduceHandler:
         denied: frozenset[bytes] = frozenset()
         if not self._permissions.is_open:
             topic_by_id = partitions.topic_by_id if by_id else None
-            keys = (topic.key for topic in request.topics)
+            keys = (key for key, _ in request.topics)
             denied = self._permissions.denied_keys(context, _ACCESS, keys, topic_by_id)
             find = except_denied(find, denied)
         now_ms = self._clock.wall_ms()
-        for (_, results), topic in zip(produce.results, request.topics, strict=True):
-            for position, (index, batch) in enumerate(topic.partitions):
-                log = find(topic.key, index)
+        for (key, batches), (_, results) in zip(request.topics, produce.results, strict=True):
+            for position, (index, batch) in enumerate(batches):
+                log = find(key, index)
                 if log is None or log.topic.internal:
-                    if topic.key in denied:
+                    if key in denied:
                         results[position] = PartitionResult(index, _DENIED)
                     else:
-                        results[position] = self._not_here(context, topic.key, index, by_id=by_id)
+                        results[position] = self._not_here(context, key, index, by_id=by_id)
                     continue
                 try:
                     BatchAppend(context, produce, results, position, log).start(batch, request.acks, now_ms)
@@ -109,7 +109,7 @@ class ProduceHandler:
                     results[position] = PartitionResult(
                         index, int(produce_error_code_of(failure)), error_message=failure.message
                     )
-        if request.acks == Acks.NONE:
+        if request.acks == ACKS_NONE:
             _finish_unanswered(context, produce)
         else:
             produce.walked(min(max(request.timeout_ms, 0), self._append_timeout_ms))
@@ -144,13 +144,13 @@ def refuse_all(context: RequestContext, body: memoryview) -> None:
     They serve Produce because librdkafka derives from its versions how it fetches.
     """
     request = parse_request(body, context.api_version)
-    if request.acks == Acks.NONE:
+    if request.acks == ACKS_NONE:
         context.close_connection(_READ_ONLY)
         context.respond(())
         return
     results = [
-        (topic.key, [PartitionResult(index, _POLICY, error_message=_READ_ONLY) for index, _ in topic.partitions])
-        for topic in request.topics
+        (key, [PartitionResult(index, _POLICY, error_message=_READ_ONLY) for index, _ in batches])
+        for key, batches in request.topics
     ]
     encoded = encode_response(results, context.api_version)
     context.respond((response_head(_KEY, context.api_version, context.correlation_id, len(encoded)), encoded))

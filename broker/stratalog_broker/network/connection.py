@@ -164,8 +164,10 @@ class ClientConnection(asyncio.BufferedProtocol):
         except Corrupt:
             self._registry.discharge(len(frame) + REQUEST_BYTES)
             raise
-        decoded_bytes = 0 if head.api_key == PRODUCE_KEY else min(len(frame) * DECODED_FACTOR, DECODED_BYTES_MAX)
-        self._registry.charge_more(decoded_bytes)
+        decoded_bytes = 0
+        if head.api_key != PRODUCE_KEY:
+            decoded_bytes = min(len(frame) * DECODED_FACTOR, DECODED_BYTES_MAX)
+            self._registry.charge_more(decoded_bytes)
         context = RequestContext(
             self,
             api_key=head.api_key,
@@ -212,7 +214,7 @@ class ClientConnection(asyncio.BufferedProtocol):
     def respond(self, context: RequestContext, parts: Sequence[Buffer]) -> None:
         """Queue a response; it is sent after the responses of all earlier requests."""
         registry = self._registry
-        registry.requests.answered(context.api_key, registry.clock.monotonic() - context.arrived_at_s)
+        registry.requests.seconds[context.api_key].observe(registry.clock.monotonic() - context.arrived_at_s)
         order = self._order
         while order and order[0].response is not None:
             self._outgoing.extend(order.popleft().response or ())

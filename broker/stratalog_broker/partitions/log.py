@@ -31,7 +31,7 @@ from stratalog_broker.partitions.ledger_index import LedgerIndex
 from stratalog_broker.partitions.ledger_opening import LedgerOpening
 from stratalog_broker.partitions.ledger_quorums import is_roll_due
 from stratalog_broker.partitions.ledger_trimming import LedgerTrimming
-from stratalog_broker.partitions.pending_batch import Acks, OnDone
+from stratalog_broker.partitions.pending_batch import ACKS_FIRST, ACKS_NONE, OnDone
 from stratalog_broker.partitions.quorum_admission import QuorumAdmission
 from stratalog_broker.partitions.release import Release
 from stratalog_broker.partitions.roll_schedule import RollSchedule
@@ -180,10 +180,10 @@ class PartitionLog:
         core = self.core
         base_offset, is_open = core.reserve(acks)
         writer = self._writer
-        if acks != Acks.NONE and (writer is None or writer.lacks_quorum or not self.configs.takes_acks_all):
+        if acks != ACKS_NONE and (writer is None or writer.lacks_quorum or not self.configs.takes_acks_all):
             self.admission.check(writer, core.is_held, self.topic.replication_factor, self.configs, acks)
         assign_offset(batch, base_offset, core.leader_epoch)
-        if acks == Acks.FIRST and not self._first_copies_wanted:
+        if acks == ACKS_FIRST and not self._first_copies_wanted:
             self._want_first_copies()
         entry_id = self._write(batch) if is_open else None
         now_ms = int(self._clock.monotonic() * 1000)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from enum import IntEnum
+from typing import Final
 
 from stratalog_core.batches.batch import BatchHeader
 from stratalog_core.errors import NotEnoughBookies, NotLeader, OutcomeUnknown, StratalogError, Unavailable
@@ -21,6 +22,11 @@ class Acks(IntEnum):
     NONE = 0
     FIRST = 1
     ALL = -1
+
+
+ACKS_NONE: Final = Acks.NONE
+ACKS_FIRST: Final = Acks.FIRST
+"""Globals for the hot path: before Python 3.12, looking up an enum member costs many times as much."""
 
 
 class PendingBatch:

@@ -56,7 +56,7 @@ def parse_head(frame: memoryview) -> RequestHead:
         position = skip_tagged_fields(frame, position)
     if position > len(frame):
         raise Corrupt(f"request header exceeds its frame of {len(frame)} bytes")
-    return RequestHead(api_key, api_version, correlation_id, client_id, position)
+    return tuple.__new__(RequestHead, (api_key, api_version, correlation_id, client_id, position))
 
 
 @functools.cache

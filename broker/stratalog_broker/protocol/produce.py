@@ -30,11 +30,8 @@ _UUID_BYTES: Final = 16
 PartitionData = tuple[int, memoryview | None]
 
 
-class TopicData(NamedTuple):
-    """``key`` is the topic's name in UTF-8, or from version 13 its id's sixteen bytes."""
-
-    key: bytes
-    partitions: list[PartitionData]
+TopicData = tuple[bytes, list[PartitionData]]
+"""A topic's key (its name in UTF-8, or from version 13 its id's sixteen bytes) and its partitions."""
 
 
 class ProduceRequest(NamedTuple):
@@ -59,7 +56,8 @@ def _parse_plain(body: memoryview) -> ProduceRequest:
     acks, timeout_ms = _ACKS_TIMEOUT.unpack_from(body, position)
     (count,) = _I32.unpack_from(body, position + 6)
     position += 10
-    topics, room = [], _room(ELEMENTS_MAX, count)
+    topics: list[TopicData] = []
+    room = _room(ELEMENTS_MAX, count)
     for _ in range(count):
         (size,) = _I16.unpack_from(body, position)
         if size < 0:
@@ -74,7 +72,7 @@ def _parse_plain(body: memoryview) -> ProduceRequest:
             position += 8
             partitions.append((index, _slice(body, position, size)))
             position += max(size, 0)
-        topics.append(TopicData(key, partitions))
+        topics.append((key, partitions))
     _expect_end(body, position)
     return ProduceRequest(transactional_id, acks, timeout_ms, topics)
 
@@ -85,7 +83,8 @@ def _parse_flexible(body: memoryview, version: int) -> ProduceRequest:
     position += max(size - 1, 0)
     acks, timeout_ms = _ACKS_TIMEOUT.unpack_from(body, position)
     count, position = read_uvarint(body, position + 6)
-    topics, room = [], _room(ELEMENTS_MAX, count - 1)
+    topics: list[TopicData] = []
+    room = _room(ELEMENTS_MAX, count - 1)
     for _ in range(count - 1):
         if version >= TOPIC_ID_VERSION:
             size = _UUID_BYTES
@@ -99,7 +98,7 @@ def _parse_flexible(body: memoryview, version: int) -> ProduceRequest:
         room = _room(room, partition_count - 1)
         partitions, position = _parse_partitions(body, position, partition_count - 1)
         position = skip_tagged_fields(body, position)
-        topics.append(TopicData(key, partitions))
+        topics.append((key, partitions))
     _expect_end(body, skip_tagged_fields(body, position))
     return ProduceRequest(transactional_id, acks, timeout_ms, topics)
 

@@ -17,7 +17,7 @@ from kio.schema.errors import ErrorCode
 from stratalog_broker.coordination.transaction_verification import Verified
 from stratalog_broker.partitions.appended_transactions import VerificationGuard
 from stratalog_broker.partitions.log import PartitionLog
-from stratalog_broker.partitions.pending_batch import Acks, OnDone, Outcome
+from stratalog_broker.partitions.pending_batch import ACKS_NONE, OnDone, Outcome
 from stratalog_broker.protocol.errors import produce_error_code_of
 from stratalog_broker.protocol.produce import PartitionResult
 from stratalog_broker.requests.context import RequestContext
@@ -27,7 +27,7 @@ from stratalog_broker.requests.produced_records import Examined, Produced
 from stratalog_core.batches.batch import TRANSACTIONAL_BIT, BatchHeader, assign_log_append_time
 from stratalog_core.batches.checkpoint import SequencedBatch
 from stratalog_core.errors import NotLeader, StratalogError
-from stratalog_core.partition_state.producer_states import Verdict
+from stratalog_core.partition_state.producer_states import APPEND, Verdict
 
 _LOST: Final = int(ErrorCode.not_leader_or_follower)
 _VALID_ACKS: Final = frozenset({-1, 0, 1})
@@ -101,7 +101,7 @@ class BatchAppend:
         else:
             result = PartitionResult(self._index, int(produce_error_code_of(failure)), error_message=failure.message)
         self._results[self._position] = result
-        if self._produce.acks == Acks.NONE:
+        if self._produce.acks == ACKS_NONE:
             self._context.close_connection(f"a batch with acks=0 was refused: {ErrorCode(result.error_code).name}")
 
     def _admit(self, batch: memoryview, header: BatchHeader, now_ms: int) -> None:
@@ -120,7 +120,7 @@ class BatchAppend:
             if self._is_retry(header):
                 return
         self._append(batch, header, now_ms)
-        if self._produce.acks != Acks.NONE:
+        if self._produce.acks != ACKS_NONE:
             self._produce.wait()
 
     def _append(self, batch: memoryview, header: BatchHeader, now_ms: int) -> None:
@@ -129,7 +129,7 @@ class BatchAppend:
             self._append_time_ms = now_ms
             assign_log_append_time(batch, now_ms)
             header = header._replace(max_timestamp_ms=now_ms)
-        log.append(batch, header, acks, None if acks == Acks.NONE else self._settle, self._context.release)
+        log.append(batch, header, acks, None if acks == ACKS_NONE else self._settle, self._context.release)
         self._context.hold()
 
     # -- the first batch of a transaction ------------------------------------------------------------------------------
@@ -186,7 +186,7 @@ class BatchAppend:
         if self._is_retry(header):
             return False
         self._append(batch, header, self._produce.now_ms())
-        return self._produce.acks != Acks.NONE
+        return self._produce.acks != ACKS_NONE
 
     # -- retries -------------------------------------------------------------------------------------------------------
 
@@ -196,7 +196,7 @@ class BatchAppend:
         Raises ``Refused``, or ``NotLeader`` if its predecessor may still be resent after a takeover.
         """
         verdict, earlier = self._log.core.producers.judge(header)
-        if verdict is Verdict.APPEND:
+        if verdict is APPEND:
             return False
         begins_late = verdict is Verdict.UNKNOWN and header.base_sequence != 0
         if (verdict is Verdict.OUT_OF_ORDER or begins_late) and self._log.admission.is_settling:

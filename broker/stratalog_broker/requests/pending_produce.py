@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from dataclasses import dataclass
 from typing import Final
 
@@ -29,6 +30,12 @@ TIMED_OUT: Final = int(ErrorCode.request_timed_out)
 _AFTER_APPEND: Final = int(ErrorCode.not_enough_replicas_after_append)
 _PRODUCE_KEY: Final = 0
 _TRANSACTIONAL: Final = Access(Operation.WRITE, Resource.TRANSACTIONAL_ID)
+
+
+@functools.lru_cache(maxsize=1024)
+def _no_result_yet(index: int) -> PartitionResult:
+    """Return what is reported of a partition that is not finished in time. Shared by requests: it never changes."""
+    return PartitionResult(index, TIMED_OUT)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +75,7 @@ class PendingProduce:
         self._deadline: object | None = None
         self.is_answered = False
         self.results: list[tuple[bytes, list[PartitionResult]]] = [
-            (topic.key, [PartitionResult(index, TIMED_OUT) for index, _ in topic.partitions]) for topic in request.topics
+            (key, [_no_result_yet(index) for index, _ in batches]) for key, batches in request.topics
         ]
 
     def wait(self) -> None:

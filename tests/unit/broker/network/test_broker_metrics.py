@@ -64,5 +64,5 @@ async def test_requests_partitions_memory_and_traffic(tmp_path: Path) -> None:
 def test_only_used_apis_are_reported_busiest_first() -> None:
     requests = RequestMetrics({0: "Produce", 1: "Fetch", 3: "Metadata"})
     for api_key in (3, 0, 0, 0):
-        requests.answered(api_key, 0.001)
+        requests.seconds[api_key].observe(0.001)
     assert [(one.api, one.requests) for one in requests.metrics()] == [("Produce", 3), ("Metadata", 1)]

@@ -64,8 +64,7 @@ def test_requests_are_taken_apart_as_kio_put_them_together(data: st.DataObject, 
     request = parse_request(body, version)
     assert (request.transactional_id, request.acks, request.timeout_ms) == (transactional_id, acks, timeout_ms)
     found = [
-        (topic.key, [(index, None if view is None else bytes(view)) for index, view in topic.partitions])
-        for topic in request.topics
+        (key, [(index, None if view is None else bytes(view)) for index, view in batches]) for key, batches in request.topics
     ]
     assert found == topics
 
