@@ -1,9 +1,10 @@
 """Scenario: long outages of bookies and of the store, one after the other and together.
 
 The cluster of ``log`` with two copies of each record, hot copies that stay for some seconds after they are cold, and brokers
-that have just restarted, so that no record is in their memory. First both bookies of a ledger that is also cold are lost: its
-records must still be readable. Then the store is away, too, for as long as a few ledgers take to fill: producers continue, and
-nothing is removed. When the store is back the records are readable again, with the bookies still lost.
+that have just restarted, so that no record is in their memory. They compress what producers send. First both bookies of a
+ledger that is also cold are lost: its records must still be readable. Then the store is away, too, for as long as a few ledgers
+take to fill: producers continue, and nothing is removed. When the store is back the records are readable again, with the
+bookies still lost.
 """
 
 from __future__ import annotations
@@ -44,7 +45,8 @@ class Scenario(log.Scenario):
     """No operator raises the replication factor while half of the bookies are lost."""
 
     def configs(self) -> dict[str, str]:
-        return {**super().configs(), "local.retention.ms": str(LOCAL_RETENTION_MS)}
+        """Producers send uncompressed batches, so brokers compress each of them."""
+        return {**super().configs(), "local.retention.ms": str(LOCAL_RETENTION_MS), "compression.type": "lz4"}
 
     def _make_readers(self, world: World) -> list[Reader]:
         """Return no readers: records that several readers request stay in the brokers' memory."""
