@@ -14,6 +14,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
+from stratalog_loadgen.java_tools import class_path
+
 SOURCES: Final = Path(__file__).parent / "clients"
 GO_MODULES: Final = {
     "github.com/twmb/franz-go": "v1.22.2",
@@ -93,6 +95,13 @@ def rust_program() -> list[str]:
         _complete(root)
     _run([cargo, "build", "--quiet"], root)
     return [str(root / "target" / "debug" / "ecosystem")]
+
+
+def java_program() -> list[str]:
+    """The command of Java's client, which Java compiles at its start."""
+    options = ["-Xmx256m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Dorg.slf4j.simpleLogger.defaultLogLevel=off"]
+    java = tool("java", "install Java 17 or newer")
+    return [java, *options, "-cp", class_path(), str(SOURCES / "java" / "JavaClient.java")]
 
 
 def _dependency(crate: str) -> str:

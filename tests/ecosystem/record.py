@@ -40,16 +40,16 @@ def differences(suite: str) -> dict[str, tuple[str, str]]:
 
 _HEAD: Final = f"""# Software that runs on it
 
-Unmodified clients from the package registries do the same on Stratalog as on Apache Kafka {KAFKA_VERSION}: each
-suite runs on both, step by step, and each step must have the same outcome. `make ecosystem` runs them all and writes this page
-(`ONLY=kafkajs,sarama` runs some).
+Unmodified software from the package registries does the same on Stratalog as on Apache Kafka {KAFKA_VERSION}: each
+suite runs on both, step by step, and a step with another outcome is listed with its reason. `make ecosystem` runs them all and
+writes this page (`ONLY=kafkajs,sarama` runs some).
 
 | software | version | same outcome | at commit |
 | --- | --- | --- | --- |"""
 _STEPS: Final = """
-## Steps of the clients
+## Steps
 
-Each client does the same, as far as it can; the table shows the outcomes here.
+The outcomes here. The clients do the same steps, as far as they can; other programs have their own.
 """
 _DIFFERENCES: Final = """
 ## Differences

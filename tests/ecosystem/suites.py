@@ -8,7 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from ecosystem import kcat, programs
+from ecosystem import connect, kcat, mirror, programs
+
+from stratalog_loadgen.java_tools import KAFKA_VERSION
 
 _PROGRAM_TIMEOUT_S: Final = 600
 Outcomes = dict[str, str]
@@ -70,5 +72,13 @@ SUITES: Final = {
         run=_program(lambda: programs.node_program("confluent")),
     ),
     "rdkafka": Suite(software="rdkafka (Rust)", version=programs.CRATES["rdkafka"][0], run=_program(programs.rust_program)),
+    "java": Suite(software="Java, consumer protocol", version=KAFKA_VERSION, run=_program(programs.java_program)),
     "kcat": Suite(software="kcat", version="1.7.1 (Debian)", run=kcat.run),
+    "connect": Suite(software="Kafka Connect, distributed", version=KAFKA_VERSION, run=connect.run),
+    "mirror-maker": Suite(
+        software="MirrorMaker 2",
+        version=KAFKA_VERSION,
+        run=mirror.run,
+        reasons={"ask for ACLs": "no ACLs are served; MirrorMaker logs an error and copies everything else"},
+    ),
 }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 from confluent_kafka import Consumer, Producer
@@ -14,10 +14,12 @@ COPIES: Final = 2
 _TIMEOUT_S: Final = 120.0
 
 
-def create(bootstrap: str, topic: str, *, partitions: int, copies: int = COPIES) -> None:
+def create(
+    bootstrap: str, topic: str, *, partitions: int, copies: int = COPIES, configs: Mapping[str, str] | None = None
+) -> None:
     """Create a topic. Raises ``KafkaException``."""
     admin = AdminClient({"bootstrap.servers": bootstrap, "log_level": 0})
-    new = NewTopic(topic, num_partitions=partitions, replication_factor=copies)
+    new = NewTopic(topic, num_partitions=partitions, replication_factor=copies, config=dict(configs or {}))
     admin.create_topics([new])[topic].result(30)
 
 
@@ -31,11 +33,14 @@ def fill(bootstrap: str, topic: str, values: Iterable[str]) -> None:
     assert failures == []
 
 
-def read(bootstrap: str, topic: str, count: int) -> list[tuple[int, str]]:
-    """Return the partition and value of ``count`` committed records, and of those that come within two seconds after them."""
+def read(bootstrap: str, topic: str, count: int, group: str | None = None) -> list[tuple[int, str]]:
+    """Return the partition and value of ``count`` committed records, and of those that come within two seconds after them.
+
+    The records are those after the position of ``group``, or all.
+    """
     consumer = Consumer(
         {
-            "bootstrap.servers": bootstrap, "group.id": f"check-{topic}", "auto.offset.reset": "earliest",
+            "bootstrap.servers": bootstrap, "group.id": group or f"check-{topic}", "auto.offset.reset": "earliest",
             "isolation.level": "read_committed", "enable.auto.commit": False, "log_level": 0,
         }
     )  # fmt: skip

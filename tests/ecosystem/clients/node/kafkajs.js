@@ -1,4 +1,4 @@
-// kafkajs. Its plugins for lz4 and zstd do not build on current Node.js: other packages' codecs take their place.
+// kafkajs brings only gzip: codecs from other packages are registered for snappy, lz4 and zstd.
 
 const { CompressionCodecs, CompressionTypes, Kafka, logLevel } = require("kafkajs");
 const lz4 = require("lz4-napi");
