@@ -13,7 +13,7 @@ from typing import Any
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec
 
-from stratalog_core.errors import Conflict, Invalid, NotFound, StratalogError, Unavailable
+from stratalog_core.errors import Conflict, Fenced, Invalid, NotFound, StratalogError, Unavailable
 
 CHECK_CLUSTER = "is the cluster up? Check with `stratalog cluster status` or `stratalog doctor`"
 _RETRY_S = 0.2
@@ -27,6 +27,8 @@ _NOT_FOUND = {
     KafkaError.UNKNOWN_TOPIC_ID,
 }
 _CONFLICT = {KafkaError.TOPIC_ALREADY_EXISTS, KafkaError.NON_EMPTY_GROUP, KafkaError.UNKNOWN_MEMBER_ID}
+# A producer that began later with the same transactional id, or the coordinator, ended this one's transaction.
+_FENCED = {KafkaError._FENCED, KafkaError.PRODUCER_FENCED, KafkaError.INVALID_PRODUCER_EPOCH}
 _MOVING = {
     KafkaError.NOT_LEADER_FOR_PARTITION,
     KafkaError.LEADER_NOT_AVAILABLE,
@@ -53,6 +55,8 @@ def as_ours(failure: KafkaError) -> StratalogError:
         return NotFound(text)
     if failure.code() in _CONFLICT:
         return Conflict(text)
+    if failure.code() in _FENCED:
+        return Fenced(text)
     if failure.code() in _UNAVAILABLE:
         return Unavailable(f"{text}; {CHECK_CLUSTER}")
     return Unavailable(text) if failure.retriable() or failure.code() in _MOVING | _LATER else Invalid(text)

@@ -1,16 +1,18 @@
 """Sends rows to brokers by an unmodified Kafka client: the part of the sink that runs in the tasks. Independent of Spark.
 
-Columns and options are those of Spark's Kafka sink, and a column ``timestamp``. Each record is sent at least once: a task that
-is run again sends its rows again. Partitions are chosen as Java's client does, so both kinds of writers agree on a key's.
+Columns and options are those of Spark's Kafka sink, and a column ``timestamp``. ``send`` sends each record at least once: a
+task that is run again sends its rows again. ``sink_transactions`` sends them exactly once. Partitions are chosen as Java's
+client does, so both kinds of writers agree on a key's.
 """
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import repeat
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import pyarrow as pa
 from confluent_kafka import KafkaError, Message, Producer
@@ -30,13 +32,18 @@ COLUMN_TYPES: Final[Mapping[str, tuple[str, ...]]] = {
     "timestamp": ("timestamp",),
 }
 """The types of each column, as Spark prints them. Only ``value`` is required, and ``topic`` unless the option names one."""
-KNOWN: Final = ("topic", "rowsPerSecond", "checkpointLocation")
+KNOWN: Final = ("topic", "rowsPerSecond", "delivery", "writeId", "writeBatch", "markers", "checkpointLocation")
 """The last one is Spark's own, which it passes on with a stream's options."""
 WAIT_S: Final = 0.1
 FLUSH_S: Final = 30.0
 REQUEST_S_MAX: Final = 30.0
 PACE_ROWS: Final = 50
-_DEFAULTS: Final[Mapping[str, Any]] = {
+WRITE_ID: Final = re.compile(r"[A-Za-z0-9._-]{1,100}")
+
+Row: TypeAlias = dict[str, Any]
+"""The arguments of ``Producer.produce`` for one row."""
+
+CLIENT_DEFAULTS: Final[Mapping[str, Any]] = {
     "acks": "all",
     "enable.idempotence": True,
     "compression.type": "zstd",
@@ -50,11 +57,19 @@ _DEFAULTS: Final[Mapping[str, Any]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriteOptions:
-    """The parsed options of one write. ``topic`` is for rows without one; ``rows_per_s`` (0: no limit) is for each task."""
+    """The parsed options of one write. ``topic`` is for rows without one; ``rows_per_s`` (0: no limit) is for each task.
+
+    ``write_id`` and ``write_batch`` name a batch write, so that running it again continues it; a stream has ids of its own.
+    ``trusts_markers``: see ``sink_transactions``.
+    """
 
     topic: str | None
     client: Mapping[str, str] = field(repr=False)
     rows_per_s: float = 0.0
+    is_exactly_once: bool = False
+    write_id: str | None = None
+    write_batch: int = 0
+    trusts_markers: bool = False
 
 
 def parse_write_options(given: Mapping[str, str]) -> WriteOptions:
@@ -74,7 +89,49 @@ def parse_write_options(given: Mapping[str, str]) -> WriteOptions:
         rows_per_s = -1.0
     if not 0 <= rows_per_s < float("inf"):
         raise Invalid("option 'rowsPerSecond' must be a number of at least 0")
-    return WriteOptions(topic=options.get("topic", "").strip() or None, client=client, rows_per_s=rows_per_s)
+    parsed = WriteOptions(
+        topic=options.get("topic", "").strip() or None,
+        client=client,
+        rows_per_s=rows_per_s,
+        is_exactly_once=_chosen(options, "delivery", ("exactly-once", "at-least-once")) == "exactly-once",
+        write_id=options.get("writeid"),
+        write_batch=_batch_number(options.get("writebatch", "0")),
+        trusts_markers=_chosen(options, "markers", ("strict", "trusted")) == "trusted",
+    )
+    _check_delivery(parsed)
+    return parsed
+
+
+def _chosen(options: Mapping[str, str], name: str, choices: Sequence[str]) -> str:
+    """Return the value of an option, by default the first choice."""
+    value = options.get(name.lower(), choices[0]).strip().lower()
+    if value not in choices:
+        raise Invalid(f"option {name!r} is {value!r}; choose one of {', '.join(choices)}")
+    return value
+
+
+def _batch_number(text: str) -> int:
+    if not text.isdigit() or int(text) >= 2**63:
+        raise Invalid(f"option 'writeBatch' is {text!r}; give the number of the batch, from 0 on")
+    return int(text)
+
+
+def _check_delivery(options: WriteOptions) -> None:
+    if "transactional.id" in options.client:
+        raise Invalid(f"option '{CLIENT}transactional.id' cannot be set: each task has its own; option 'writeId' names a write")
+    if not options.is_exactly_once:
+        if options.write_id is not None:
+            raise Invalid("option 'writeId' has no effect with delivery=at-least-once: leave out one of them")
+        return
+    if options.topic is None:
+        raise Invalid(
+            "option 'topic' is missing: a write that is exactly once keeps its markers with that topic, also if rows name "
+            "their own topics in a column; give it, or delivery=at-least-once"
+        )
+    if options.write_batch and options.write_id is None:
+        raise Invalid("option 'writeBatch' needs option 'writeId', the name of the series of writes")
+    if options.write_id is not None and not WRITE_ID.fullmatch(options.write_id):
+        raise Invalid("option 'writeId' must be 1 to 100 letters, digits, dots, dashes or underscores")
 
 
 def check_written_columns(columns: Sequence[tuple[str, str]], topic: str | None) -> tuple[str, ...]:
@@ -112,7 +169,12 @@ def send(batches: Iterable[pa.RecordBatch], options: WriteOptions) -> int:
     Raises the first failure: ``NotFound``, ``Invalid``, ``Unavailable``. Some rows are written then, in any order.
     """
     with options_checked():
-        producer = Producer({**_DEFAULTS, **options.client})
+        producer = Producer({**CLIENT_DEFAULTS, **options.client})
+    return send_rows(producer, rows_of(batches, options.topic), options.rows_per_s)
+
+
+def send_rows(producer: Producer, rows: Iterable[Row], rows_per_s: float) -> int:
+    """Send all rows by ``producer``, and return their number when each is acknowledged. Raises as :func:`send`."""
     failures: list[KafkaError] = []
 
     def on_delivery(failure: KafkaError | None, message: Message) -> None:
@@ -121,14 +183,15 @@ def send(batches: Iterable[pa.RecordBatch], options: WriteOptions) -> int:
 
     count, began = 0, time.monotonic()
     try:
-        for row in _rows(batches, options.topic):
-            _produce(producer, row, on_delivery, failures)
-            count += 1
-            if options.rows_per_s and count % PACE_ROWS == 0:
-                _pace(producer, began + count / options.rows_per_s)
-        while producer.flush(FLUSH_S) and not failures:
-            # Every record fails by itself after delivery.timeout.ms.
-            continue
+        with translated():
+            for row in rows:
+                _produce(producer, row, on_delivery, failures)
+                count += 1
+                if rows_per_s and count % PACE_ROWS == 0:
+                    _pace(producer, began + count / rows_per_s)
+            while producer.flush(FLUSH_S) and not failures:
+                # Every record fails by itself after delivery.timeout.ms.
+                continue
     finally:
         if failures:
             producer.purge()
@@ -136,12 +199,11 @@ def send(batches: Iterable[pa.RecordBatch], options: WriteOptions) -> int:
     return count
 
 
-def _produce(producer: Producer, row: Mapping[str, Any], on_delivery: Any, failures: Sequence[KafkaError]) -> None:
+def _produce(producer: Producer, row: Row, on_delivery: Any, failures: Sequence[KafkaError]) -> None:
     while True:
         _raise_first(failures)
         try:
-            with translated():
-                producer.produce(**row, on_delivery=on_delivery)
+            producer.produce(**row, on_delivery=on_delivery)
         except BufferError:
             producer.poll(WAIT_S)
         else:
@@ -159,7 +221,7 @@ def _raise_first(failures: Sequence[KafkaError]) -> None:
         raise as_ours(failures[0])
 
 
-def _rows(batches: Iterable[pa.RecordBatch], topic: str | None) -> Iterator[dict[str, Any]]:
+def rows_of(batches: Iterable[pa.RecordBatch], topic: str | None) -> Iterator[Row]:
     """Yield each row as the arguments of ``Producer.produce``."""
     for batch in batches:
         names = batch.schema.names
@@ -176,8 +238,8 @@ def _column(batch: pa.RecordBatch, name: str) -> list[Any]:
     return list(column.to_pylist())
 
 
-def _arguments(row: dict[str, Any], topic: str | None) -> dict[str, Any]:
-    found: dict[str, Any] = {"topic": row.get("topic") or topic, "value": row["value"], "key": row.get("key")}
+def _arguments(row: dict[str, Any], topic: str | None) -> Row:
+    found: Row = {"topic": row.get("topic") or topic, "value": row["value"], "key": row.get("key")}
     if found["topic"] is None:
         raise Invalid("a row has no topic; fill column 'topic', or set option 'topic' for rows without one")
     if row.get("headers"):

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import groupby, pairwise
-from typing import Final
+from typing import Final, cast
 from uuid import UUID
 
 from stratalog_core.errors import Invalid
@@ -239,6 +239,14 @@ def _overlapping(segments: Sequence[SegmentEntry], offsets: OffsetRange) -> list
     return [entry for entry in segments if entry.end_offset > offsets.first and entry.base_offset < offsets.end]
 
 
+def whole_segments(segments: Sequence[SegmentEntry], offsets: OffsetRange) -> tuple[SegmentSlice, ...]:
+    """Return the segments that have some of ``offsets``, each as a whole."""
+    return tuple(
+        SegmentSlice(segment=entry, blocks_from=entry.base_offset, blocks_end=entry.end_offset)
+        for entry in _overlapping(segments, offsets)
+    )
+
+
 def _split_bytes(wanted: Sequence[tuple[PartitionName, OffsetRange, Sequence[SegmentEntry]]], cut: Cut) -> int:
     """Return the bytes per split: at most ``split_bytes``, and few enough for ``splits_min`` splits.
 
@@ -304,6 +312,26 @@ def plan_tasks(splits: Sequence[Split | BrokerSplit], cut: Cut) -> list[tuple[Sp
         run.append(split)
         run_bytes, run_records = run_bytes + weight, run_records + records
     return [*tasks, tuple(run)] if run else tasks
+
+
+def plan_repeatable_tasks(ranges: Sequence[BrokerSplit], cut: Cut) -> list[tuple[BrokerSplit, ...]]:
+    """Cut ranges of offsets into tasks by the offsets alone: the same ranges and limits always make the same tasks.
+
+    A record's size is guessed, as for the brokers' splits.
+    """
+    total = sum(_records(one) for one in ranges)
+    records_max = max(1, min(cut.split_bytes // RECORD_BYTES, total // max(cut.splits_min, 1)))
+    records_max = min(records_max, cut.records_max) if cut.records_max else records_max
+    pieces = [piece for one in ranges for piece in _equal_pieces(one, records_max)]
+    return cast("list[tuple[BrokerSplit, ...]]", plan_tasks(pieces, cut))
+
+
+def _equal_pieces(split: BrokerSplit, records_max: int) -> Iterator[BrokerSplit]:
+    first, records = split.offsets.first, _records(split)
+    count = math.ceil(records / records_max)
+    borders = [first + records * number // count for number in range(count + 1)] if count else []
+    for begin, end in pairwise(borders):
+        yield BrokerSplit(name=split.name, offsets=OffsetRange(first=begin, end=end))
 
 
 def _weight(split: Split | BrokerSplit) -> int:

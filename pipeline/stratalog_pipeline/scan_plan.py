@@ -8,9 +8,10 @@ Spark, and imports no kernel: the planner never decodes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from typing import Final
 
 from stratalog_core.bounded_map import bounded_map
@@ -30,14 +31,16 @@ from stratalog_pipeline.planning import (
     chosen_topics,
     nearest,
     outside,
+    plan_repeatable_tasks,
     plan_splits,
     plan_tasks,
     position,
     resolve_topics,
+    whole_segments,
     with_live_topics,
     within,
 )
-from stratalog_pipeline.pruning import EVERYTHING, Pruning
+from stratalog_pipeline.pruning import ANY_TIME, EVERYTHING, Pruning, TimeRange
 from stratalog_tiering.format.descriptor import TopicDescriptor
 from stratalog_tiering.format.manifest import SegmentEntry
 
@@ -64,6 +67,41 @@ def plan_scan(bucket: Bucket, options: ReadOptions, pruning: Pruning = EVERYTHIN
     if not options.client and options.missing_tail != "ignore":
         _check_offloaded(topics, histories)
     return _planned(bucket, options, pruning, histories, bounds)
+
+
+def plan_repeatable_scan(bucket: Bucket, options: ReadOptions) -> ScanPlan:
+    """Plan a read between two offsets whose tasks have the same records whenever it is planned.
+
+    Offload and merging may go on meanwhile. Raises as :func:`plan_scan`.
+    """
+    _, histories, bounds = _survey(bucket, options, EVERYTHING)
+    ordered = sorted(histories, key=lambda history: (history.name.topic, history.name.partition))
+    requested = [BrokerSplit(name=history.name, offsets=bounds.requested(history)) for history in ordered]
+    wanted = [(history, bounds.wanted(history)) for history in ordered]
+    loaded = bucket.run(bounded_map(partial(_cold_segments, bucket, ANY_TIME), wanted, REQUESTS_MAX))
+    segments = {name: entries for name, _, entries in loaded}
+    held = {history.name: (history, offsets) for history, offsets in wanted}
+
+    def resolved(piece: BrokerSplit) -> Iterator[Split | BrokerSplit]:
+        history, available = held[piece.name]
+        offsets = within(piece.name, piece.offsets, available, fail_on_data_loss=False)
+        cold = within(piece.name, offsets, history.offsets, fail_on_data_loss=False)
+        if slices := whole_segments(segments[piece.name], cold):
+            yield Split(name=piece.name, offsets=cold, slices=slices)
+        if history.name in bounds.live:
+            yield from (BrokerSplit(name=piece.name, offsets=hot) for hot in outside(offsets, history.offsets))
+
+    tasks = [
+        tuple(chain.from_iterable(resolved(piece) for piece in task))
+        for task in plan_repeatable_tasks(requested, _cut(options))
+    ]
+    splits = list(chain.from_iterable(tasks))
+    return ScanPlan(
+        splits=[split for split in splits if isinstance(split, Split)],
+        broker_splits=[split for split in splits if isinstance(split, BrokerSplit)],
+        tasks=tasks,
+        cold_ends=[],
+    )
 
 
 def partition_limits(bucket: Bucket, options: ReadOptions) -> dict[PartitionName, tuple[OffsetRange, OffsetRange]]:
@@ -119,13 +157,8 @@ def _planned(bucket: Bucket, options: ReadOptions, pruning: Pruning, histories: 
             from_brokers += [BrokerSplit(name=history.name, offsets=piece) for piece in outside(offsets, history.offsets)]
             offsets = within(history.name, offsets, history.offsets, fail_on_data_loss=False)
         in_bucket.append((history, offsets))
-
-    async def segments(of: tuple[History, OffsetRange]) -> tuple[PartitionName, OffsetRange, list[SegmentEntry]]:
-        history, offsets = of
-        return history.name, offsets, await load_segments(bucket, history, offsets, pruning.times)
-
-    cold = bucket.run(bounded_map(segments, in_bucket, REQUESTS_MAX))
-    cut = Cut(split_bytes=options.split_bytes, records_max=options.records_per_split_max, splits_min=options.min_partitions)
+    cold = bucket.run(bounded_map(partial(_cold_segments, bucket, pruning.times), in_bucket, REQUESTS_MAX))
+    cut = _cut(options)
     ends = [
         ColdEnd(name=history.name, end=history.offsets.end, committed_at_ms=history.committed_at_ms)
         for history in histories
@@ -134,6 +167,17 @@ def _planned(bucket: Bucket, options: ReadOptions, pruning: Pruning, histories: 
     splits = plan_splits(cold, cut)
     tasks = plan_tasks([*splits, *from_brokers], cut)
     return ScanPlan(splits=splits, broker_splits=from_brokers, tasks=tasks, cold_ends=ends)
+
+
+async def _cold_segments(
+    bucket: Bucket, times: TimeRange, of: tuple[History, OffsetRange]
+) -> tuple[PartitionName, OffsetRange, list[SegmentEntry]]:
+    history, offsets = of
+    return history.name, offsets, await load_segments(bucket, history, offsets, times)
+
+
+def _cut(options: ReadOptions) -> Cut:
+    return Cut(split_bytes=options.split_bytes, records_max=options.records_per_split_max, splits_min=options.min_partitions)
 
 
 def _check_offloaded(topics: Mapping[str, TopicDescriptor], histories: Sequence[History]) -> None:
@@ -169,6 +213,13 @@ class _Bounds:
 
     def available(self, history: History) -> OffsetRange:
         return self.live.get(history.name, history.offsets)
+
+    def requested(self, history: History) -> OffsetRange:
+        """Return the bounds of a read between two offsets, whatever is available."""
+        first, end = self.firsts[history.name], self.ends[history.name]
+        assert first is not None, "only a time may have no offset"
+        assert end is not None, "only a time may have no offset"
+        return OffsetRange(first=first, end=max(first, end))
 
     def wanted(self, history: History) -> OffsetRange:
         name, available = history.name, self.available(history)

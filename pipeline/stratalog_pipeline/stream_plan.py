@@ -15,7 +15,7 @@ from stratalog_core.errors import Invalid
 from stratalog_pipeline.bucket import Bucket
 from stratalog_pipeline.options import EARLIEST, AllAt, Assigned, AtOffsets, PerPartition, ReadOptions
 from stratalog_pipeline.planning import OffsetRange
-from stratalog_pipeline.scan_plan import ScanPlan, partition_limits, plan_scan
+from stratalog_pipeline.scan_plan import ScanPlan, partition_limits, plan_repeatable_scan
 
 Offsets: TypeAlias = dict[str, dict[str, int]]
 Available: TypeAlias = Mapping[tuple[str, str], OffsetRange]
@@ -94,7 +94,10 @@ def cut_at(found: Available, target: Offsets) -> Available:
 
 
 def plan_batch(options: ReadOptions, start: Offsets, end: Offsets) -> ScanPlan:
-    """Plan the batch from ``start`` to ``end``. Reads only partitions with new offsets. Raises ``Invalid`` if some are lost."""
+    """Plan the batch from ``start`` to ``end``, whose tasks are the same whenever it is planned: a sink may rely on that.
+
+    Reads only partitions with new offsets. Raises ``Invalid`` if some are lost.
+    """
     firsts, ends = batch_bounds(start, end)
     if not ends:
         return ScanPlan(splits=[], broker_splits=[], tasks=[], cold_ends=[])
@@ -106,7 +109,7 @@ def plan_batch(options: ReadOptions, start: Offsets, end: Offsets) -> ScanPlan:
         missing_tail="ignore",
     )
     with Bucket(options.store, options.second_store) as bucket:
-        return plan_scan(bucket, batch)
+        return plan_repeatable_scan(bucket, batch)
 
 
 def batch_bounds(start: Offsets, end: Offsets) -> tuple[PerPartition, PerPartition]:

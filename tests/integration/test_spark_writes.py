@@ -108,7 +108,9 @@ def test_a_batch_and_a_stream_are_written_by_spark(cluster: ProcessCluster, spar
     frame = stream.option("maxOffsetsPerTrigger", 200).load(str(cluster.data / "store"))
     shaped = frame.selectExpr("key", "value", "partition", "timestamp", f"'{target}' as topic")
     writer = (
-        shaped.writeStream.format("stratalog").options(**servers).option("checkpointLocation", str(tmp_path / "checkpoint"))
+        shaped.writeStream.format("stratalog")
+        .options(**servers, topic=target)
+        .option("checkpointLocation", str(tmp_path / "checkpoint"))
     )
     query = writer.trigger(availableNow=True).start()
     assert query.awaitTermination(240)
@@ -116,6 +118,10 @@ def test_a_batch_and_a_stream_are_written_by_spark(cluster: ProcessCluster, spar
     assert [(m.partition(), m.key(), m.value(), m.timestamp()) for m in written] == [
         (m.partition(), m.key(), m.value(), m.timestamp()) for m in read
     ]
+    for _ in range(2):
+        # The second time continues the write, and finds nothing to do.
+        rows.write.format("stratalog").options(**servers, topic=target, writeId="load").mode("append").save()
+        assert len(messages(cluster, target, 1000)) == 1000
     with pytest.raises(PySparkException, match="can only be appended to"):
         rows.write.format("stratalog").options(**servers, topic=source).mode("overwrite").save()
 
@@ -154,7 +160,7 @@ def test_a_replay_is_in_order_filtered_marked_and_resumed(cluster: ProcessCluste
         assert message.headers() == [("stratalog.source", f"{topic}/{number % PARTITIONS}/{number // PARTITIONS}".encode())]
     wanted = [number for number in range(150, 450) if number % 2 == 0]
     assert numbers == sorted(wanted, key=lambda number: (number % PARTITIONS, number))
-    # The position after the last window is lost: that window is sent again, and no other.
+    # The position after the last window is lost: that window is run again, and its markers tell that it is written.
     *_, last = sorted(progress.glob("[0-9]*.json"))
     last.unlink()
     source = {"store": store, "subscribe": topic, "missingTail": "ignore"}
@@ -162,9 +168,12 @@ def test_a_replay_is_in_order_filtered_marked_and_resumed(cluster: ProcessCluste
     again = replay(spark, source, to, checkpoint=str(progress), window_offsets=120)
     assert (again.was_resumed, again.windows) == (True, 1)
     assert 0 < again.records <= 60
+    assert len(messages(cluster, target, 150)) == 150
     assert replay(spark, source, to, checkpoint=str(progress)).records == 0
     with pytest.raises(Invalid, match="use another"):
         replay(spark, source, replace(to, where=None), checkpoint=str(progress))
+    with pytest.raises(Invalid, match=r"use another checkpoint .* at least once"):
+        replay(spark, source, replace(to, is_exactly_once=False), checkpoint=str(progress))
     with pytest.raises(NotFound, match=f"'{topic}.replay' does not exist"):
         replay(spark, source, ReplayTarget(bootstrap=cluster.bootstrap))
     with pytest.raises(Invalid, match="`nothing`"):

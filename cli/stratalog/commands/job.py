@@ -183,6 +183,18 @@ def export(
 @click.option("--checkpoint", help="Directory or s3:// URL that records the progress, so that the same command can go on.")
 @click.option("--keep-partitions", is_flag=True, help="Send to partitions of the same numbers instead of by key.")
 @click.option("--mark", is_flag=True, help="Add the header stratalog.source: topic, partition and offset of the original.")
+@click.option(
+    "--delivery",
+    type=click.Choice(["exactly-once", "at-least-once"]),
+    default="exactly-once",
+    show_default=True,
+    help="What an interruption may do to the window under way: nothing, or have its records sent twice.",
+)
+@click.option(
+    "--trust-markers",
+    is_flag=True,
+    help="Go on although markers of written tasks are missing, or the history changed after they were written.",
+)
 def replay(
     bootstrap: str | None,
     to: str,
@@ -199,12 +211,15 @@ def replay(
     checkpoint: str | None,
     keep_partitions: bool,
     mark: bool,
+    delivery: str,
+    trust_markers: bool,
     **given: Any,
 ) -> None:
     """Send records of the past to a topic again, here or elsewhere.
 
-    The range is fixed when the replay begins. Each partition's records are sent in their order, at least once: the window that
-    was under way when a replay was interrupted is sent again. Consumer groups of the original topic are not touched.
+    The range is fixed when the replay begins. Each partition's records are sent in their order, in transactions: consumers of
+    committed data see each record once, also if the replay was interrupted and goes on from its checkpoint. Consumer groups of
+    the original topic are not touched.
     """
     shared = JobOptions(**given)
     with modules():
@@ -222,6 +237,8 @@ def replay(
         where=where,
         keeps_partitions=keep_partitions,
         marks=mark,
+        is_exactly_once=delivery == "exactly-once",
+        trusts_markers=trust_markers,
     )
     if offsets is not None:
         source |= _offsets_of(read_options(source), offsets)

@@ -1,13 +1,15 @@
 """Replay: records of the past, sent again to a topic, in windows of bounded size.
 
-The range is decided at the start, so a replay ends by itself although records come in. Each partition's records are sent in
-order. After a window is acknowledged, the position is recorded in the checkpoint; a replay that was interrupted goes on with
-the window that was under way, whose records may then be there twice. Groups and topics that are read are not touched.
+The plan is decided at the start: the range, so that a replay ends by itself although records come in, the windows, and the
+tasks of a window, each with all records of its partitions in order. After a window is written, the position is recorded in the
+checkpoint. A replay that was interrupted goes on with the window that was under way, by the plan that was recorded, so the sink
+recognizes the tasks that are written already. Groups and topics that are read are not touched.
 """
 
 from __future__ import annotations
 
 import json
+import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -24,9 +26,12 @@ from stratalog_pipeline.jobs.session import clear_errors, make_directory
 from stratalog_pipeline.kafka_sink import WriteOptions, check_topic
 from stratalog_pipeline.options import ReadOptions, parse_options
 from stratalog_pipeline.planning import OffsetRange
+from stratalog_pipeline.sink_transactions import TRANSACTION_TIMEOUT_MS
 from stratalog_pipeline.stream_plan import Available, Offsets, batch_bounds, new_offsets, next_end, wanted_ranges
 
 WINDOW_OFFSETS: Final = 1_000_000
+RATED_SHARE: Final = 0.3
+"""Of a transaction's time-out, for which a window is meant to be sent if its rate is limited."""
 SOURCE_HEADER: Final = "stratalog.source"
 _DIGITS: Final = 10
 
@@ -38,7 +43,7 @@ class ReplayTarget:
     ``topic`` may contain ``{topic}``, the name of the record's topic. ``shift_ms`` is added to original timestamps; None sends
     the time of sending. ``rows_per_s`` 0 means no limit. ``where`` is a condition in SQL over the source's columns.
     ``keeps_partitions``: to partitions of the same numbers, otherwise by key. ``marks``: with a header ``SOURCE_HEADER`` that
-    tells topic, partition and offset.
+    tells topic, partition and offset. ``is_exactly_once`` and ``trusts_markers``: see ``sink_transactions.py``.
     """
 
     bootstrap: str
@@ -49,6 +54,8 @@ class ReplayTarget:
     where: str | None = None
     keeps_partitions: bool = False
     marks: bool = False
+    is_exactly_once: bool = True
+    trusts_markers: bool = False
 
     @property
     def to_client(self) -> dict[str, str]:
@@ -56,12 +63,23 @@ class ReplayTarget:
         return {**self.client, "bootstrap.servers": self.bootstrap}
 
 
-class _Begun(msgspec.Struct, frozen=True, kw_only=True):
-    """The first object of a checkpoint: what is replayed."""
+class _Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """The first object of a checkpoint: what is replayed, in windows of how many offsets, by how many tasks."""
 
+    write_id: str
     start: Offsets
     end: Offsets
     target: str
+    window_offsets: int
+    tasks: int
+
+    @property
+    def ranges(self) -> Available:
+        return {
+            (topic, number): OffsetRange(first=self.start[topic][number], end=end)
+            for topic, numbers in self.end.items()
+            for number, end in numbers.items()
+        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,35 +122,52 @@ def _replay(
     window_offsets: int,
     on_progress: Callable[[int, int], None],
 ) -> ReplayResult:
+    def planned() -> _Plan:
+        return _planned(wanted_ranges(options), target, window_offsets, spark.sparkContext.defaultParallelism)
+
     if checkpoint is None:
-        return _run(spark, source, target, wanted_ranges(options), None, window_offsets, on_progress)
+        return _run(spark, source, target, planned(), None, on_progress)
     make_directory(checkpoint)
     with Bucket(checkpoint) as opened:
         log = _Checkpoint(opened)
-        ranges = log.begin(target) or log.create(wanted_ranges(options), target)
-        return _run(spark, source, target, ranges, log, window_offsets, on_progress)
+        return _run(spark, source, target, log.begun(target) or log.begin(planned()), log, on_progress)
+
+
+def _planned(ranges: Available, target: ReplayTarget, window_offsets: int, parallelism: int) -> _Plan:
+    if target.is_exactly_once and target.rows_per_s:
+        # A window's transactions must end in their time, at the rate that is wanted.
+        timeout_ms = int(target.client.get("transaction.timeout.ms", TRANSACTION_TIMEOUT_MS))
+        window_offsets = max(1, min(window_offsets, int(target.rows_per_s * timeout_ms / 1000 * RATED_SHARE)))
+    return _Plan(
+        write_id=str(uuid.uuid4()),
+        start=_edges(ranges, lambda held: held.first),
+        end=_edges(ranges, lambda held: held.end),
+        target=_described(target),
+        window_offsets=window_offsets,
+        tasks=max(1, min(len(ranges), parallelism)),
+    )
 
 
 def _run(
     spark: SparkSession,
     source: Mapping[str, str],
     target: ReplayTarget,
-    ranges: Available,
+    plan: _Plan,
     log: _Checkpoint | None,
-    window_offsets: int,
     on_progress: Callable[[int, int], None],
 ) -> ReplayResult:
-    first = _edges(ranges, lambda held: held.first)
+    first, ranges = plan.start, plan.ranges
     for topic in first:
-        check_topic(WriteOptions(topic=target.topic.replace("{topic}", topic), client=target.to_client))
+        check_topic(WriteOptions(topic=_topic_of(target, topic), client=target.to_client))
     position = log.position or first if log is not None else first
     begun, total = position, new_offsets(first, ranges)
     before = total - new_offsets(position, ranges)
     records = windows = 0
+    done = log.windows if log is not None else 0
     on_progress(before, total)
     while left := new_offsets(position, ranges):
-        end = next_end(position, ranges, window_offsets)
-        records += _send_window(spark, source, target, position, end)
+        end = next_end(position, ranges, plan.window_offsets)
+        records += _send_window(spark, source, target, plan, done + windows, position, end)
         windows += 1
         position = end
         if log is not None:
@@ -141,7 +176,7 @@ def _run(
         assert new_offsets(position, ranges) < left, "a window has at least one offset"
     return ReplayResult(
         start=first,
-        end=_edges(ranges, lambda held: held.end),
+        end=plan.end,
         records=records,
         offsets=total - before,
         windows=windows,
@@ -156,8 +191,20 @@ def _edges(ranges: Available, edge: Callable[[OffsetRange], int]) -> Offsets:
     return edges
 
 
-def _send_window(spark: SparkSession, source: Mapping[str, str], target: ReplayTarget, start: Offsets, end: Offsets) -> int:
-    """Send one window and return the number of its records, when each is acknowledged."""
+def _topic_of(target: ReplayTarget, topic: str) -> str:
+    return target.topic.replace("{topic}", topic)
+
+
+def _send_window(
+    spark: SparkSession,
+    source: Mapping[str, str],
+    target: ReplayTarget,
+    plan: _Plan,
+    window: int,
+    start: Offsets,
+    end: Offsets,
+) -> int:
+    """Write window number ``window``, and return the number of its records."""
     firsts, ends = batch_bounds(start, end)
     bounds = ("subscribe", "assign", "starting", "ending")
     chosen = {name: text for name, text in source.items() if not name.lower().startswith(bounds)}
@@ -172,21 +219,27 @@ def _send_window(spark: SparkSession, source: Mapping[str, str], target: ReplayT
             "lease": "false",
         }
     )
-    partitions = sum(map(len, ends.values()))
-    tasks = min(partitions, spark.sparkContext.defaultParallelism)
     sent = Observation()
     with clear_errors():
         rows = reader.load()
         wanted = rows if target.where is None else rows.where(target.where)
         # One task for all records of a partition, in their order.
-        in_order = wanted.repartition(tasks, "topic", "partition").sortWithinPartitions("topic", "partition", "offset")
+        in_order = wanted.repartition(plan.tasks, "topic", "partition").sortWithinPartitions("topic", "partition", "offset")
         observed = _shaped(in_order, target).observe(sent, F.count(F.lit(1)).alias("records"))
         writer = observed.write.format("stratalog").mode("append")
-        writer.options(
-            **{f"kafka.{name}": text for name, text in target.to_client.items()},
-            rowsPerSecond=str(target.rows_per_s / tasks),
-        ).save()
+        writer.options(**_sink_options(target, plan, window)).save()
         return int(sent.get["records"])
+
+
+def _sink_options(target: ReplayTarget, plan: _Plan, window: int) -> dict[str, str]:
+    options = {f"kafka.{name}": text for name, text in target.to_client.items()}
+    options["rowsPerSecond"] = str(target.rows_per_s / plan.tasks)
+    if not target.is_exactly_once:
+        return {**options, "delivery": "at-least-once"}
+    markers = "trusted" if target.trusts_markers else "strict"
+    # Rows name their topics. The markers of all tasks are kept with the first one.
+    topic = _topic_of(target, min(plan.start))
+    return {**options, "topic": topic, "writeId": plan.write_id, "writeBatch": str(window), "markers": markers}
 
 
 def _shaped(rows: DataFrame, target: ReplayTarget) -> DataFrame:
@@ -210,32 +263,32 @@ def _shaped(rows: DataFrame, target: ReplayTarget) -> DataFrame:
 
 
 class _Checkpoint:
-    """Numbered objects: the first says what is replayed, each later one how far. Created only if absent."""
+    """Numbered objects: the first is the plan, each later one says how far its window went. Created only if absent."""
 
     def __init__(self, opened: Bucket) -> None:
         self._opened = opened
         self._keys = sorted(opened.run(_keys(opened)))
         self.position: Offsets | None = self._read(self._keys[-1], dict[str, dict[str, int]]) if len(self._keys) > 1 else None
 
-    def begin(self, target: ReplayTarget) -> Available | None:
-        """Return the ranges of the replay that was begun here; None if there is none. Raises ``Invalid`` for another one."""
+    @property
+    def windows(self) -> int:
+        """The number of windows that are written."""
+        return len(self._keys) - 1
+
+    def begun(self, target: ReplayTarget) -> _Plan | None:
+        """Return the plan of the replay that was begun here; None if there is none. Raises ``Invalid`` for another one."""
         if not self._keys:
             return None
-        begun: _Begun = self._read(self._keys[0], _Begun)
+        begun: _Plan = self._read(self._keys[0], _Plan)
         if begun.target != _described(target):
             raise Invalid(
                 f"the checkpoint is that of a replay to {begun.target}; use another checkpoint for {_described(target)}"
             )
-        return {
-            (topic, number): OffsetRange(first=begun.start[topic][number], end=end)
-            for topic, numbers in begun.end.items()
-            for number, end in numbers.items()
-        }
+        return begun
 
-    def create(self, ranges: Available, target: ReplayTarget) -> Available:
-        start, end = _edges(ranges, lambda held: held.first), _edges(ranges, lambda held: held.end)
-        self._put(_Begun(start=start, end=end, target=_described(target)))
-        return ranges
+    def begin(self, plan: _Plan) -> _Plan:
+        self._put(plan)
+        return plan
 
     def record(self, position: Offsets) -> None:
         self._put(position)
@@ -260,4 +313,5 @@ async def _keys(opened: Bucket) -> list[str]:
 
 
 def _described(target: ReplayTarget) -> str:
-    return f"{target.topic} at {target.bootstrap}" + (f" where {target.where}" if target.where else "")
+    condition = f" where {target.where}" if target.where else ""
+    return f"{target.topic} at {target.bootstrap}{condition}" + ("" if target.is_exactly_once else ", at least once")

@@ -1,18 +1,24 @@
-"""Implements Spark's writers, batch and stream: rows go to brokers, each at least once (``kafka_sink.py``)."""
+"""Implements Spark's writers, batch and stream: rows go to brokers, exactly once or at least once (``kafka_sink.py``)."""
 
 from __future__ import annotations
 
 import logging
+import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 import pyarrow as pa
+from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
 from stratalog_pipeline.kafka_sink import WriteOptions, send
+from stratalog_pipeline.sink_transactions import Unit, send_once
 
 _LOGGER: Final = logging.getLogger(__name__)
+QUERY_ID: Final = "sql.streaming.queryId"
+BATCH_ID: Final = "streaming.sql.batchId"
+"""Local properties of a stream's tasks. A restart from the checkpoint runs an unfinished batch with the same ids."""
 
 
 @dataclass
@@ -23,38 +29,61 @@ class Sent(WriterCommitMessage):
 
 
 class KafkaWriter(DataSourceArrowWriter):
-    """Writes a batch. Nothing is left to commit: brokers have acknowledged every row when its task ends."""
+    """Writes a batch. Nothing is left to commit: each task's rows are committed when it ends.
+
+    Without the option ``writeId`` the write is new each time, and exactly once while its driver lives.
+    """
 
     def __init__(self, options: WriteOptions) -> None:
         self._options = options
+        self._write_id = options.write_id or str(uuid.uuid4())
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        return Sent(send(iterator, self._options))
+        if not self._options.is_exactly_once:
+            return Sent(send(iterator, self._options))
+        unit = Unit(write=self._write_id, batch=self._options.write_batch, task=_task().partitionId())
+        return Sent(send_once(iterator, self._options, unit))
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        _warn(messages)
+        if self._options.write_id is not None:
+            _warn(messages, "run it again with the same writeId to write the others")
+        else:
+            _warn(messages, "running it again writes them again, since it had no writeId")
 
 
 class KafkaStreamWriter(DataSourceStreamArrowWriter):
-    """Writes the batches of a stream. A batch that is run again is sent again."""
+    """Writes the batches of a stream."""
 
     def __init__(self, options: WriteOptions) -> None:
         self._options = options
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        return Sent(send(iterator, self._options))
+        if not self._options.is_exactly_once:
+            return Sent(send(iterator, self._options))
+        task = _task()
+        unit = Unit(write=_property(task, QUERY_ID), batch=int(_property(task, BATCH_ID)), task=task.partitionId())
+        return Sent(send_once(iterator, self._options, unit))
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
-        """Nothing to do: every row is acknowledged."""
+        """Nothing to do: each task has committed its rows."""
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
-        _warn(messages)
+        again = "writes only the others" if self._options.is_exactly_once else "writes them again"
+        _warn(messages, f"the query's next run, from its checkpoint, {again}")
 
 
-def _warn(messages: Sequence[WriterCommitMessage | None]) -> None:
+def _task() -> TaskContext:
+    task = TaskContext.get()
+    assert task is not None, "Spark writes in tasks"
+    return task
+
+
+def _property(task: TaskContext, name: str) -> str:
+    value = task.getLocalProperty(name)
+    assert value is not None, "Spark sets it for every batch of a stream"
+    return value
+
+
+def _warn(messages: Sequence[WriterCommitMessage | None], advice: str) -> None:
     rows = sum(message.rows for message in messages if isinstance(message, Sent))
-    _LOGGER.warning(
-        "the write failed; the %d rows of tasks that ended are in the topic, and some of the others may be: rows are written "
-        "at least once, so running it again writes them again",
-        rows,
-    )
+    _LOGGER.warning("the write failed; the %d rows of tasks that ended are in the topic: %s", rows, advice)

@@ -9,7 +9,7 @@ import pytest
 
 from stratalog_core.errors import Invalid
 from stratalog_pipeline.arrow.schema import HEADERS_TYPE
-from stratalog_pipeline.kafka_sink import _rows, check_written_columns, parse_write_options
+from stratalog_pipeline.kafka_sink import check_written_columns, parse_write_options, rows_of
 
 SERVERS = {"kafka.bootstrap.servers": "127.0.0.1:1"}
 
@@ -19,6 +19,14 @@ def test_options_of_a_write() -> None:
     assert (options.topic, options.rows_per_s) == ("a", 2.5)
     assert options.client == {"bootstrap.servers": "127.0.0.1:1", "linger.ms": "5"}
     assert "linger" not in repr(options), "options of the client may be secrets"
+
+
+def test_a_write_is_exactly_once_unless_it_says_otherwise() -> None:
+    once = parse_write_options({**SERVERS, "topic": "a"})
+    assert (once.is_exactly_once, once.write_id, once.write_batch, once.trusts_markers) == (True, None, 0, False)
+    named = parse_write_options({**SERVERS, "topic": "a", "writeId": "load-1", "writeBatch": "7", "markers": "trusted"})
+    assert (named.write_id, named.write_batch, named.trusts_markers) == ("load-1", 7, True)
+    assert not parse_write_options({**SERVERS, "delivery": "at-least-once"}).is_exactly_once
 
 
 @pytest.mark.parametrize(
@@ -31,6 +39,14 @@ def test_options_of_a_write() -> None:
         ({**SERVERS, "rowsPerSecond": "-1"}, "a number of at least 0"),
         ({**SERVERS, "rowsPerSecond": "nan"}, "a number of at least 0"),
         ({**SERVERS, "rowsPerSecond": "inf"}, "a number of at least 0"),
+        (SERVERS, "or delivery=at-least-once"),
+        ({**SERVERS, "topic": "a", "delivery": "once"}, "option 'delivery' is 'once'; choose one of exactly-once"),
+        ({**SERVERS, "topic": "a", "markers": "lost"}, "choose one of strict, trusted"),
+        ({**SERVERS, "topic": "a", "writeId": "a/b"}, "option 'writeId' must be"),
+        ({**SERVERS, "topic": "a", "writeId": "a", "writeBatch": "-1"}, "option 'writeBatch' is '-1'"),
+        ({**SERVERS, "topic": "a", "writeBatch": "1"}, "'writeBatch' needs option 'writeId'"),
+        ({**SERVERS, "topic": "a", "writeId": "a", "delivery": "at-least-once"}, "'writeId' has no effect"),
+        ({**SERVERS, "topic": "a", "kafka.transactional.id": "mine"}, "'kafka.transactional.id' cannot be set"),
     ],
 )
 def test_what_is_wrong_is_refused_by_name(given: dict[str, str], message: str) -> None:
@@ -67,7 +83,7 @@ def test_rows_become_the_arguments_of_the_client() -> None:
             "timestamp": pa.array([moment, None], pa.timestamp("us", tz="Europe/Berlin")),
         }
     )
-    assert list(_rows([batch], "t")) == [
+    assert list(rows_of([batch], "t")) == [
         {
             "topic": "other",
             "value": b"a",
@@ -79,4 +95,4 @@ def test_rows_become_the_arguments_of_the_client() -> None:
         {"topic": "t", "value": None, "key": "k"},
     ]
     with pytest.raises(Invalid, match="a row has no topic"):
-        list(_rows([batch], None))
+        list(rows_of([batch], None))

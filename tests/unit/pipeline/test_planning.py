@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from functools import partial
 from uuid import UUID
 
@@ -15,6 +16,7 @@ from stratalog_core.errors import Invalid
 from stratalog_pipeline.options import EARLIEST, LATEST, SPLIT_BYTES, Assigned, Matching, Subscribed
 from stratalog_pipeline.planning import (
     OPEN_BYTES,
+    RECORD_BYTES,
     BrokerSplit,
     Cut,
     OffsetRange,
@@ -23,6 +25,7 @@ from stratalog_pipeline.planning import (
     Split,
     check_all_named,
     nearest,
+    plan_repeatable_tasks,
     plan_splits,
     plan_tasks,
     position,
@@ -160,3 +163,27 @@ def test_a_thousand_quiet_partitions_are_read_by_a_few_tasks() -> None:
     offsets = OffsetRange(first=0, end=10)
     splits = [Split(name=name(partition=number), offsets=offsets, slices=(piece,)) for number in range(1000)]
     assert len(plan_tasks(splits, Cut(split_bytes=SPLIT_BYTES))) == math.ceil(1000 / (SPLIT_BYTES // OPEN_BYTES - 1))
+
+
+@given(
+    ranges=st.lists(st.tuples(st.integers(0, 50), st.integers(0, 300)), max_size=5),
+    split_bytes=st.integers(1, 400_000),
+    records_max=st.integers(0, 50),
+    splits_min=st.integers(1, 20),
+)
+def test_repeatable_tasks_have_each_offset_once_and_few_records(
+    ranges: list[tuple[int, int]], split_bytes: int, records_max: int, splits_min: int
+) -> None:
+    cut = Cut(split_bytes=split_bytes, records_max=records_max, splits_min=splits_min)
+    wanted = [
+        BrokerSplit(name=replace(NAME, partition=number), offsets=OffsetRange(first=first, end=first + length))
+        for number, (first, length) in enumerate(ranges)
+    ]
+    tasks = plan_repeatable_tasks(wanted, cut)
+    places = [(one.name, o) for task in tasks for one in task for o in range(one.offsets.first, one.offsets.end)]
+    assert places == [(one.name, o) for one in wanted for o in range(one.offsets.first, one.offsets.end)]
+    for task in tasks:
+        records = sum(one.offsets.end - one.offsets.first for one in task)
+        assert 0 < records <= (records_max or records)
+        assert records * RECORD_BYTES <= max(split_bytes, RECORD_BYTES)
+    assert len(tasks) >= min(splits_min, len(places))

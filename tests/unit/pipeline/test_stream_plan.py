@@ -15,7 +15,7 @@ from stratalog_core.errors import Invalid
 from stratalog_pipeline.arrow.schema import COLUMNS
 from stratalog_pipeline.bucket import Bucket
 from stratalog_pipeline.options import ReadOptions, parse_options
-from stratalog_pipeline.planning import OffsetRange
+from stratalog_pipeline.planning import OffsetRange, Split
 from stratalog_pipeline.scan import scan_split
 from stratalog_pipeline.stream_plan import (
     Offsets,
@@ -133,6 +133,33 @@ def test_a_partition_that_is_new_is_read_from_its_first_record(cold_bucket: Cold
     end = next_end(start, available(options), None)
     assert read(options, start, end) == [(1, offset) for offset in range(3, 8)]
     assert plan_batch(options, end, end).tasks == []
+
+
+def test_a_batch_has_the_same_tasks_whenever_it_is_planned(cold_bucket: ColdBucket) -> None:
+    cold_bucket.add_topic("flights", [[batches(0, 10), batches(10, 10)], [batches(0, 5)]])
+    options = options_for(cold_bucket, maxRecordsPerPartition="8")
+    start, end = {"flights": {"0": 3, "1": 0}}, {"flights": {"0": 20, "1": 5}}
+
+    def rows_by_task() -> list[list[tuple[int, int]]]:
+        with Bucket(options.store) as bucket:
+            return [
+                [
+                    (row["partition"], row["offset"])
+                    for split in task
+                    if isinstance(split, Split)
+                    for batch in scan_split(bucket, split, COLUMNS, read_committed=True)
+                    for row in batch.to_pylist()
+                ]
+                for task in plan_batch(options, start, end).tasks
+            ]
+
+    before = rows_by_task()
+    assert sorted(row for task in before for row in task) == [(0, o) for o in range(3, 20)] + [(1, o) for o in range(5)]
+    assert len(before) > 2
+    cold_bucket.extend("flights", 0, batches(20, 30))
+    assert rows_by_task() == before, "offload adds records beyond the end"
+    cold_bucket.merge("flights", 0, batches(0, 50))
+    assert rows_by_task() == before, "merging moves the borders of segments"
 
 
 def test_retention_between_plan_and_batch_is_an_error_or_left_out(cold_bucket: ColdBucket) -> None:
