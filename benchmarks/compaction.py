@@ -14,7 +14,8 @@ from typing import NamedTuple
 from stratalog_core.batches.batch import read_header
 from stratalog_core.batches.compression import NAMES
 from stratalog_core.batches.records import Record, build_batch
-from stratalog_tiering.core.compaction import BatchFilter, MapBuilder, OffsetMap, batch_fingerprint
+from stratalog_tiering.core.compaction import BatchFilter, MapBuilder
+from stratalog_tiering.core.offset_map import OffsetMap
 
 _BATCH_BYTES = 64 * 1024
 _TOTAL_BYTES = 32 * 1024 * 1024
@@ -63,7 +64,7 @@ def measured(value_bytes: int, codec: int) -> Measured:
     kept = [filtered.batch for batch, header in batches if (filtered := keep.filter(batch, header, is_last=False)).batch]
     filtered_at = time.process_time()
     for survivor in kept:
-        batch_fingerprint(survivor, read_header(survivor))
+        keep.fingerprint(survivor, read_header(survivor))
     return Measured(
         records=records,
         plain_bytes=records * (value_bytes + 30),
@@ -82,6 +83,7 @@ def _row(value_bytes: int, codec_name: str) -> str:
 
 
 if __name__ == "__main__":
+    measured(10_000, NAMES["none"])  # loads the kernels
     print("| value bytes | codec | MB/s of records | MB stored | records | processor time |")
     print("| --- | --- | --- | --- | --- | --- |")
     for value_size in (100, 1_000, 10_000):

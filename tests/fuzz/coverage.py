@@ -18,7 +18,11 @@ INSTRUMENTED: Final = [
     "stratalog_core", "stratalog_metadata", "stratalog_bookies", "stratalog_tiering", "stratalog_broker", "stratalog_pipeline",
     "stratalog.local", "tomllib", "uuid",
 ]  # fmt: skip
-COMPILED: Final = ["stratalog_pipeline.arrow.kernels", "stratalog_pipeline.arrow.compiled"]
+COMPILED: Final = [
+    "stratalog_core.batches.record_kernels", "stratalog_core.compiled.jit", "stratalog_core.compiled.siphash",
+    "stratalog_core.compiled.varints", "stratalog_pipeline.arrow.encode_kernels", "stratalog_pipeline.arrow.kernels",
+    "stratalog_tiering.core.offset_map",
+]  # fmt: skip
 
 
 def main() -> None:

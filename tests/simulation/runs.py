@@ -191,6 +191,9 @@ def run_many(runs: Iterable[Run], jobs: int) -> Iterator[Outcome]:
 
 
 def _fork(run: Run) -> tuple[connection.Connection, ForkProcess]:
+    if run.scenario == "compaction" and compaction.load_kernels():
+        gc.collect()
+        gc.freeze()
     receiver, sender = _CONTEXT.Pipe(duplex=False)
     process = _CONTEXT.Process(target=_run_here, args=(run, sender))
     process.start()

@@ -53,7 +53,7 @@ class TieringSettings:
     )
     compaction_map_bytes: int = setting(
         128 * _MIB,
-        help="memory of the map of keys of a compaction, about 256 bytes for each key; one partition at a time has it",
+        help="memory of the map of keys of a compaction, 40 bytes for each key; one partition at a time has it",
         minimum=64 * 1024,
         maximum=64 * 1024 * _MIB,
     )

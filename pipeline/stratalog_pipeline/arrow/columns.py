@@ -13,8 +13,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from stratalog_core.compiled.jit import Bytes, Ints32, Ints64
 from stratalog_pipeline.arrow import kernels
-from stratalog_pipeline.arrow.kernels import Bytes, Ints32, Ints64, Room
+from stratalog_pipeline.arrow.kernels import Room
 from stratalog_pipeline.arrow.schema import ARROW_TYPES, HEADER_TYPE, arrow_schema
 
 UNBOUNDED: Final = 2**62

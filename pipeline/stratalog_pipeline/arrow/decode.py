@@ -15,11 +15,12 @@ import pyarrow as pa
 
 from stratalog_core.batches import batch, compression
 from stratalog_core.batches.batch import BatchHeader
+from stratalog_core.compiled.jit import Bytes
 from stratalog_core.errors import Corrupt
 from stratalog_core.ports import Buffer
 from stratalog_pipeline.arrow import kernels
 from stratalog_pipeline.arrow.columns import ColumnBuffers
-from stratalog_pipeline.arrow.kernels import Bytes, Frame, Room
+from stratalog_pipeline.arrow.kernels import Frame, Room
 
 BOUNDS: Final = Room(rows=10_000, data_bytes=4 * 1024 * 1024, headers=80_000)
 """Spark takes batches of about this size fastest; 65 MB ones take twice as long (measured)."""

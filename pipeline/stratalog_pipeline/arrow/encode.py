@@ -14,9 +14,9 @@ import pyarrow as pa
 
 from stratalog_core.batches.batch import HEADER_BYTES, MAGIC, NO_PRODUCER_ID, NO_SEQUENCE, BatchHeader, write_header
 from stratalog_core.batches.compression import compress
+from stratalog_core.compiled.jit import Bytes, Ints32, Ints64
 from stratalog_core.errors import Invalid
 from stratalog_pipeline.arrow.encode_kernels import HEADER_BYTES_MAX, RECORD_BYTES_MAX, hash_keys, write_records
-from stratalog_pipeline.arrow.kernels import Bytes, Ints32, Ints64
 
 BATCH_BYTES: Final = 256 * 1024
 """Target size of a batch before compression; one larger record makes a larger batch."""

@@ -11,8 +11,8 @@ from typing import Final
 
 import numpy as np
 
-from stratalog_pipeline.arrow.compiled import compiled, copy_bytes, inlined
-from stratalog_pipeline.arrow.kernels import Bytes, Int, Ints32, Ints64
+from stratalog_core.compiled.jit import Bytes, Int, Ints32, Ints64, compiled, copy_bytes, inlined
+from stratalog_core.compiled.varints import put_varint, varint_bytes
 
 RECORD_BYTES_MAX: Final = 5 + 1 + 10 + 5 + 5 + 5 + 5
 """Length, attributes, timestamp and offset deltas, lengths of key and value, number of headers."""
@@ -23,33 +23,12 @@ _MASK: Final = 0xFFFFFFFF
 
 
 @inlined
-def _varint_bytes(value: Int) -> Int:
-    left = (value << 1) ^ (value >> 63)
-    size = 1
-    while left < 0 or left > 0x7F:
-        left = (left >> 7) & 0x1FFFFFFFFFFFFFF
-        size += 1
-    return size
-
-
-@inlined
-def _put_varint(out: Bytes, at: Int, value: Int) -> Int:
-    left = (value << 1) ^ (value >> 63)
-    while left < 0 or left > 0x7F:
-        out[at] = (left & 0x7F) | 0x80
-        left = (left >> 7) & 0x1FFFFFFFFFFFFFF
-        at += 1
-    out[at] = left
-    return at + 1
-
-
-@inlined
 def _field_bytes(offsets: Ints32, there: Bytes, row: Int) -> Int:
     """The size of a nullable field with its length."""
     if not there[row]:
         return 1
     length: Int = np.int64(offsets[row + 1]) - offsets[row]
-    return _varint_bytes(length) + length
+    return varint_bytes(length) + length
 
 
 @inlined
@@ -58,7 +37,7 @@ def _put_field(out: Bytes, at: Int, offsets: Ints32, data: Bytes, there: Bytes, 
         out[at] = 1  # the length -1
         return at + 1
     length: Int = np.int64(offsets[row + 1]) - offsets[row]
-    at = _put_varint(out, at, length)
+    at = put_varint(out, at, length)
     copy_bytes(out, at, data, np.int64(offsets[row]), length)
     return at + length
 
@@ -96,21 +75,21 @@ def write_records(
         end = np.int64(header_rows[row + 1]) if has_headers else 0
         size = (
             1
-            + _varint_bytes(time_delta)
-            + _varint_bytes(offset_delta)
+            + varint_bytes(time_delta)
+            + varint_bytes(offset_delta)
             + _field_bytes(key_offsets, key_there, row)
             + _field_bytes(value_offsets, value_there, row)
-            + _varint_bytes(end - begin)
+            + varint_bytes(end - begin)
         )
         for header in range(begin, end):
             size += _field_bytes(name_offsets, name_there, header) + _field_bytes(content_offsets, content_there, header)
-        at = _put_varint(out, at, size)
+        at = put_varint(out, at, size)
         out[at] = 0
-        at = _put_varint(out, at + 1, time_delta)
-        at = _put_varint(out, at, offset_delta)
+        at = put_varint(out, at + 1, time_delta)
+        at = put_varint(out, at, offset_delta)
         at = _put_field(out, at, key_offsets, key_data, key_there, row)
         at = _put_field(out, at, value_offsets, value_data, value_there, row)
-        at = _put_varint(out, at, end - begin)
+        at = put_varint(out, at, end - begin)
         for header in range(begin, end):
             at = _put_field(out, at, name_offsets, name_data, name_there, header)
             at = _put_field(out, at, content_offsets, content_data, content_there, header)

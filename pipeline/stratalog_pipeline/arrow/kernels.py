@@ -13,18 +13,12 @@ and allocates nothing.
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple, TypeAlias
+from typing import Final, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-from stratalog_pipeline.arrow.compiled import compiled, copy_bytes, inlined
-
-Bytes: TypeAlias = npt.NDArray[np.uint8]
-Ints32: TypeAlias = npt.NDArray[np.int32]
-Ints64: TypeAlias = npt.NDArray[np.int64]
-Int: TypeAlias = int | np.int64
-"""In compiled code both are the same 64 bits; Python's type checker distinguishes them."""
+from stratalog_core.compiled.jit import Bytes, Int, Ints32, Ints64, compiled, copy_bytes, inlined
+from stratalog_core.compiled.varints import read_field, read_varint
 
 DONE: Final = 0
 """The whole body was read."""
@@ -63,7 +57,6 @@ SPAN_PLACES: Final = 7
 # Row width of header spans, in which KEY and VALUE mean the same.
 HEADER_SPAN_PLACES: Final = 4
 
-VARINT_BYTES_MAX: Final = 10
 TIMESTAMP_MS_MAX: Final = (2**63 - 1) // 1000
 
 
@@ -93,39 +86,6 @@ class Room(NamedTuple):
 
 
 @inlined
-def _read_varint(body: Bytes, position: Int, end: Int) -> tuple[Int, Int]:
-    """Return ``(value, next position)`` of a zig-zag integer; the position is past ``end`` if the integer is cut off.
-
-    A position past the end stays there in all later reads, so one check at the record's end is enough.
-    """
-    if position < end and body[position] < 0x80:
-        small = np.int64(body[position])
-        return (small >> 1) ^ -(small & 1), position + 1
-    result = np.uint64(0)
-    shift = np.uint64(0)
-    for index in range(position, min(end, position + VARINT_BYTES_MAX)):
-        byte = np.uint64(body[index])
-        result |= (byte & np.uint64(0x7F)) << shift
-        if byte < 0x80:
-            if shift == 63 and byte > 1:
-                break
-            return np.int64(result >> np.uint64(1)) ^ -np.int64(result & np.uint64(1)), index + 1
-        shift += np.uint64(7)
-    return np.int64(0), end + 1
-
-
-@inlined
-def _read_field(body: Bytes, position: Int, end: Int) -> tuple[Int, Int, Int]:
-    """Return ``(position of its bytes, length, next position)`` of a nullable field; the last is past ``end`` on overrun."""
-    length, start = _read_varint(body, position, end)
-    if length < 0:
-        return start, np.int64(-1), start
-    if length > end - start:
-        return start, length, end + 1
-    return start, length, start + length
-
-
-@inlined
 def _within(value: Int, bound: Int) -> bool:
     """Return whether ``value`` is in -bound..bound. Two-sided because ``abs`` of the minimum integer is negative."""
     return bool(-bound <= value <= bound)
@@ -144,12 +104,12 @@ def _timestamp_ms(frame: Frame, delta: Int) -> Int:
 @inlined
 def _measure_headers(body: Bytes, position: Int, end: Int) -> tuple[Int, Int, Int]:
     """Return ``(count, bytes of names and values, next position)``; past the end if the headers exceed their record."""
-    count, position = _read_varint(body, position, end)
+    count, position = read_varint(body, position, end)
     if count < 0 or count > end - position:
         return np.int64(0), np.int64(0), end + 1
     data_bytes = np.int64(0)
     for _ in range(2 * count):
-        _, length, position = _read_field(body, position, end)
+        _, length, position = read_field(body, position, end)
         if position > end:
             break
         data_bytes += max(length, 0)
@@ -166,15 +126,15 @@ def measure(body: Bytes, frame: Frame, room: Room, spans: Ints64, cursor: Ints64
     rows, data_bytes, headers = cursor[ROWS], cursor[DATA_BYTES], cursor[HEADERS]
     code: Int = DONE
     while records < frame.record_count:
-        length, start = _read_varint(body, position, len(body))
+        length, start = read_varint(body, position, len(body))
         if length < 1 or length > len(body) - start:
             code = BAD_LENGTH
             break
         end = start + length
-        timestamp_delta, next_field = _read_varint(body, start + 1, end)
-        offset_delta, next_field = _read_varint(body, next_field, end)
-        key_at, key_bytes, next_field = _read_field(body, next_field, end)
-        value_at, value_bytes, headers_at = _read_field(body, next_field, end)
+        timestamp_delta, next_field = read_varint(body, start + 1, end)
+        offset_delta, next_field = read_varint(body, next_field, end)
+        key_at, key_bytes, next_field = read_field(body, next_field, end)
+        value_at, value_bytes, headers_at = read_field(body, next_field, end)
         header_count, header_bytes, next_field = _measure_headers(body, headers_at, end)
         timestamp_ms = _timestamp_ms(frame, timestamp_delta)
         code = _check(next_field != end, last_delta, offset_delta, frame.last_offset_delta, timestamp_ms)
@@ -245,12 +205,12 @@ def list_headers(body: Bytes, spans: Ints64, rows: Int, first_row: Int, list_end
     """
     noted = np.int64(0)
     for row in range(rows):
-        count, position = _read_varint(body, spans[row, HEADERS_AT], len(body))
+        count, position = read_varint(body, spans[row, HEADERS_AT], len(body))
         if count > len(header_spans) - noted or first_row + row + 1 >= len(list_ends):
             return np.int64(-1)
         for _ in range(count):
-            key_at, key_bytes, position = _read_field(body, position, len(body))
-            value_at, value_bytes, position = _read_field(body, position, len(body))
+            key_at, key_bytes, position = read_field(body, position, len(body))
+            value_at, value_bytes, position = read_field(body, position, len(body))
             header_spans[noted, KEY], header_spans[noted, KEY + 1] = key_at, max(key_bytes, 0)
             header_spans[noted, VALUE], header_spans[noted, VALUE + 1] = value_at, value_bytes
             noted += 1

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from stratalog_core.batches.record_expiry import expiry_ms
-from stratalog_tiering.core import compaction as core
+import numpy as np
+
+from stratalog_core.batches.record_kernels import NEVER
 from stratalog_tiering.core.compaction import BatchFilter, MapBuilder, TransactionFilter
+from stratalog_tiering.core.offset_map import OffsetMap
 from stratalog_tiering.maintenance import compaction
 
 
 def _unchecked() -> None:
-    async def trusting(ports: Any, entry: Any, fingerprint: int) -> None:
+    async def trusting(ports: Any, entry: Any, batch_filter: Any, fingerprint: int) -> None:
         """Read nothing back."""
 
     compaction._require_survivors = trusting
@@ -20,7 +22,7 @@ def _unchecked() -> None:
 def tombstones_go_in_their_first_compaction() -> None:
     """A tombstone has done its work when older records are gone: consumers that read those keep them."""
     keeps = BatchFilter._keeps
-    BatchFilter._keeps = lambda self, header, span: span.has_value and keeps(self, header, span)  # type: ignore[method-assign]
+    BatchFilter._keeps = lambda self, header, records: records.have_values & keeps(self, header, records)  # type: ignore[method-assign]
     _unchecked()
 
 
@@ -38,11 +40,9 @@ def the_newest_record_goes_with_the_older_ones() -> None:
     """A record that is in the map itself counts as superseded."""
     keeps = BatchFilter._keeps
 
-    def keeps_older(self: Any, header: Any, span: Any) -> bool:
-        newest = self._offsets.newest(span.key) if span.key is not None else -1
-        return keeps(self, header, span) and newest != header.base_offset + span.offset_delta
-
-    BatchFilter._keeps = keeps_older  # type: ignore[method-assign]
+    BatchFilter._keeps = lambda self, header, records: (  # type: ignore[method-assign]
+        keeps(self, header, records) & (records.newest != records.offsets)
+    )
     _unchecked()
 
 
@@ -84,42 +84,39 @@ def the_end_of_a_segment_may_go() -> None:
 
 def a_full_map_drops_its_oldest_keys() -> None:
     """Instead of ending, the map forgets: a key that it forgot is compacted as if it had no newer record."""
-    put = core.OffsetMap.put
+    put = OffsetMap.put
 
-    def forgetful(self: Any, key: bytes, offset: int) -> bool:
-        if not put(self, key, offset):
-            self._offsets.pop(next(iter(self._offsets)))
-            put(self, key, offset)
-        return True
+    def forgetful(self: Any, spans: Any, base_offset: int, dirty_from: int) -> int:
+        done = put(self, spans, base_offset, dirty_from)
+        while done < len(spans):
+            oldest = np.flatnonzero(self._slots[:, 2])[np.argmin(self._slots[self._slots[:, 2] != 0, 2])]
+            self._slots[oldest, 2] = 0
+            self._room[0] += 1
+            done = put(self, spans, base_offset, max(dirty_from, base_offset + int(spans.offset_deltas[done])))
+        return done
 
-    core.OffsetMap.put = forgetful  # type: ignore[method-assign]
+    OffsetMap.put = forgetful  # type: ignore[method-assign]
 
 
 def records_expire_as_soon_as_they_name_a_time() -> None:
     """The time in the header is not compared with the clock."""
 
-    def expired(self: Any, body: Any, span: Any) -> Any:
-        is_named = expiry_ms(body, span, self._expiry_header) is not None
-        return span._replace(has_value=False) if is_named else span
-
-    BatchFilter._expired = expired  # type: ignore[method-assign]
+    BatchFilter._have_expired = lambda self, expiry_ms: expiry_ms != NEVER  # type: ignore[method-assign]
 
 
 def expired_records_go_at_once() -> None:
     """An expired record does not wait for the delete horizon, as if no consumer could still have the older record."""
-    keeps, expired, keys = BatchFilter._keeps, BatchFilter._expired, set[bytes | None]()
+    keeps, mapped = BatchFilter._keeps, BatchFilter._mapped
+    expired: Any = None
 
-    def noted(self: Any, body: Any, span: Any) -> Any:
-        found = expired(self, body, span)
-        if found.has_value != span.has_value:
-            keys.add(span.key)
+    def noted(self: Any, header: Any, spans: Any) -> Any:
+        nonlocal expired
+        found = mapped(self, header, spans)
+        expired = spans.have_values & ~found.have_values
         return found
 
-    def without_horizon(self: Any, header: Any, span: Any) -> bool:
-        return keeps(self, header, span) and (span.has_value or span.key not in keys)
-
-    BatchFilter._expired = noted  # type: ignore[method-assign]
-    BatchFilter._keeps = without_horizon  # type: ignore[method-assign]
+    BatchFilter._mapped = noted  # type: ignore[method-assign]
+    BatchFilter._keeps = lambda self, header, records: keeps(self, header, records) & ~expired  # type: ignore[method-assign]
     _unchecked()
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, NamedTuple
 from uuid import UUID
@@ -27,7 +28,7 @@ from simulation.world import roles
 from simulation.world.clock import SimulatedClock
 from simulation.world.machine import Machine, Ports, World
 from simulation.world.object_store import Bucket, SimulatedStore, StoreFaults
-from stratalog_core.batches.batch import CONTROL_BIT, TRANSACTIONAL_BIT
+from stratalog_core.batches.batch import CONTROL_BIT, TRANSACTIONAL_BIT, read_header
 from stratalog_core.batches.checkpoint import Checkpoint, encode_checkpoint
 from stratalog_core.batches.records import Record, build_batch
 from stratalog_core.errors import StratalogError, Unavailable
@@ -52,11 +53,11 @@ from stratalog_metadata.state.commands import Command, Put, VersionIs
 from stratalog_tiering.cold.block_source import ColdReaderSettings
 from stratalog_tiering.cold.reader import ColdReader
 from stratalog_tiering.config import TieringSettings
-from stratalog_tiering.core.compaction import KEY_BYTES
 from stratalog_tiering.core.compaction_plan import Cleanable, cleanable
 from stratalog_tiering.core.policy import CompactionPolicy
 from stratalog_tiering.format.manifest import SegmentEntry
 from stratalog_tiering.maintenance import compaction as maintenance
+from stratalog_tiering.maintenance.compaction import KEY_BYTES
 from stratalog_tiering.worker.worker import TieringWorker
 
 RETENTION_MS: Final = 4_000
@@ -77,6 +78,19 @@ QUIET_S: Final = 4.0
 FINISH_S: Final = 60.0
 LOOK_S: Final = 0.25
 READ_AT_ONCE: Final = 200
+
+
+def load_kernels() -> bool:
+    """Load the compiled code of compaction, which takes two seconds, so that no run does it; False if it is loaded."""
+    if "stratalog_tiering.core.compaction" in sys.modules:
+        return False
+    from stratalog_tiering.core.compaction import MapBuilder
+    from stratalog_tiering.core.offset_map import OffsetMap
+
+    builder, batch = MapBuilder(OffsetMap(2, b""), 0), build_batch([Record(offset=0, timestamp_ms=0, key=b"", value=b"")])
+    builder.add(batch, read_header(batch))
+    builder.filter(0, 0).filter(batch, read_header(batch), is_last=True)
+    return True
 
 
 class Sealed(NamedTuple):

@@ -13,7 +13,8 @@ import msgspec
 import pytest
 
 from stratalog_core.batches.batch import read_header
-from stratalog_tiering.core.compaction import BatchFilter, MapBuilder, OffsetMap
+from stratalog_tiering.core.compaction import BatchFilter, MapBuilder
+from stratalog_tiering.core.offset_map import OffsetMap
 from stratalog_tiering.format.block_cipher import BlockCipher, SegmentEncryption, data_key_context
 from stratalog_tiering.format.descriptor import (
     CommitMarker,

@@ -14,59 +14,34 @@ A batch keeps its base and last offset, leader epoch, producer, sequence and cod
 one of each producer that is still known, stay without records if they lose them all, so that the end of a segment, and the
 sequences of producers, are never lost.
 
-The map is bounded: it ends where it is full, and the next pass continues there (ADR 137). It holds 16 bytes for a key:
-the key itself if it is shorter, else a keyed digest.
+The map (``offset_map.py``) is bounded: it ends where it is full, and the next pass continues there (ADR 137).
+
+Compiled kernels locate records, find them in the map and copy them; the rules are expressions over all records of a batch.
+Importing this module loads numba.
 """
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from copy import copy, deepcopy
 from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
 from typing import Final
 
+import numpy as np
+
 from stratalog_core.batches.batch import DELETE_HORIZON_BIT, BatchHeader
 from stratalog_core.batches.checkpoint import ProducerEntry
-from stratalog_core.batches.record_expiry import expiry_ms
-from stratalog_core.batches.record_spans import RecordSpan, batch_body, record_spans
+from stratalog_core.batches.record_kernels import NEVER
+from stratalog_core.batches.record_spans import RecordSpans, batch_body, record_spans
+from stratalog_core.compiled.jit import Bools, Ints64
 from stratalog_core.ports import Buffer
+from stratalog_tiering.core.offset_map import OffsetMap
 from stratalog_tiering.core.rewritten_batches import Filtered, emptied, rebuilt
 from stratalog_tiering.format.footer import AbortedTransaction
 
-KEY_BYTES: Final = 256
-"""Memory of one key in the map: an object for its digest, one for its offset, and its place in a table that may be growing."""
-_DIGEST_BYTES: Final = 16
 _ABORT: Final = b"\x00\x00\x00\x00"
 """Key of an abort marker: version 0, type 0. A commit marker's type is 1."""
-
-
-class OffsetMap:
-    """The newest offset of each key, for at most ``keys_max`` keys. ``secret`` makes digests that nobody can collide."""
-
-    def __init__(self, keys_max: int, secret: bytes) -> None:
-        self._keys_max = keys_max
-        self._secret = secret
-        self._offsets: dict[bytes, int] = {}
-
-    def __len__(self) -> int:
-        return len(self._offsets)
-
-    def put(self, key: bytes, offset: int) -> bool:
-        """Note a record; offsets must rise. False if the key is new and the map is full."""
-        digest = key if len(key) < _DIGEST_BYTES else self._digest(key)
-        if len(self._offsets) >= self._keys_max and digest not in self._offsets:
-            return False
-        self._offsets[digest] = offset
-        return True
-
-    def newest(self, key: bytes) -> int:
-        """The newest offset of a key; -1 if the map does not have it."""
-        return self._offsets.get(key if len(key) < _DIGEST_BYTES else self._digest(key), -1)
-
-    def _digest(self, key: bytes) -> bytes:
-        return hashlib.blake2b(key, digest_size=_DIGEST_BYTES, key=self._secret).digest()
 
 
 @dataclass(slots=True)
@@ -142,17 +117,21 @@ class MapBuilder:
         """Note the batch's keys. False if the map was full before the batch ended; it is complete up to that record."""
         if header.is_control:
             spans = record_spans(batch_body(batch, header), header)
-            self.transactions.is_marker_done(header, spans[0].key if spans else None)
+            self.transactions.is_marker_done(header, spans.key(0) if spans else None)
         elif not self.transactions.is_aborted(header) and header.last_offset >= self._dirty_from:
-            for span in record_spans(batch_body(batch, header), header):
-                offset = header.base_offset + span.offset_delta
-                if span.key is None or offset < self._dirty_from:
-                    continue
-                if not self.offsets.put(span.key, offset):
-                    self.end_offset = max(self.end_offset, offset)
-                    return False
+            spans = record_spans(batch_body(batch, header), header)
+            noted = self.offsets.put(spans, header.base_offset, self._dirty_from)
+            if noted < len(spans):
+                self.end_offset = max(self.end_offset, header.base_offset + int(spans.offset_deltas[noted]))
+                return False
         self.end_offset = max(self.end_offset, header.next_offset)
         return True
+
+    def filter(
+        self, now_ms: int, delete_retention_ms: int, producers: Sequence[ProducerEntry] = (), expiry_header: bytes = b""
+    ) -> BatchFilter:
+        """The filter of the pass, when the map is complete; see :class:`BatchFilter`."""
+        return BatchFilter(self.offsets, self.end_offset, now_ms, delete_retention_ms, producers, expiry_header)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -164,6 +143,17 @@ class CompactionCounts:
     tombstones_kept: int = 0
     tombstones_deleted: int = 0
     keyless_deleted: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MappedRecords:
+    """The records of one batch as the rules see them, in order. ``newest`` is the newest offset of each one's key, or -1."""
+
+    offsets: Ints64
+    newest: Ints64
+    have_keys: Bools
+    have_values: Bools
+    """False for tombstones and for what has expired."""
 
 
 class BatchFilter:
@@ -192,6 +182,10 @@ class BatchFilter:
         }
         self.transactions = TransactionFilter()
         self.counts = CompactionCounts()
+
+    def fingerprint(self, batch: Buffer, header: BatchHeader) -> int:
+        """Sum of hashes of the batch's records, to compare with those that must be there. Raises ``Corrupt``."""
+        return self._fingerprint(header, record_spans(batch_body(batch, header), header))
 
     def trial(self) -> BatchFilter:
         """A filter that goes on as this one would, without changing it."""
@@ -227,89 +221,78 @@ class BatchFilter:
         return header.last_offset == offset if offset >= 0 else header.is_control and header.producer_epoch == epoch
 
     def _marker(self, batch: Buffer, header: BatchHeader, *, stays: bool) -> Filtered:
-        body = batch_body(batch, header)
-        spans = record_spans(body, header)
-        is_done = self.transactions.is_marker_done(header, spans[0].key if spans else None)
+        spans = record_spans(batch_body(batch, header), header)
+        is_done = self.transactions.is_marker_done(header, spans.key(0) if spans else None)
         horizon_ms = header.delete_horizon_ms
         if not spans or (is_done and horizon_ms is not None and horizon_ms <= self._now_ms):
             return _gone(header, stays=stays)
         self.counts.records_kept += len(spans)
-        fingerprint = _fingerprint(header, body, spans)
         if is_done and horizon_ms is None:
-            batch = rebuilt(header, body, spans, self._horizon_ms)
-        return Filtered(batch=batch, fingerprint=fingerprint)
+            batch = rebuilt(header, spans, np.ones(len(spans), np.bool_), self._horizon_ms)
+        return Filtered(batch=batch, fingerprint=self._fingerprint(header, spans))
 
     def _records(self, batch: Buffer, header: BatchHeader, *, stays: bool) -> Filtered:
+        spans = record_spans(batch_body(batch, header), header)
         if header.base_offset >= self._map_end:
             self.counts.records_kept += header.record_count
-            body = batch_body(batch, header)
-            return Filtered(batch=batch, fingerprint=_fingerprint(header, body, record_spans(body, header)))
-        body = batch_body(batch, header)
-        spans = record_spans(body, header)
-        if self._expiry_header:
-            spans = [self._expired(body, span) for span in spans]
-        kept = [span for span in spans if self._keeps(header, span)]
-        tombstones = sum(not span.has_value for span in kept)
-        self._count(spans, kept, tombstones)
-        fingerprint = _fingerprint(header, body, survivors(self._offsets, self._map_end, self._now_ms, header, spans))
-        if not kept:
+            return Filtered(batch=batch, fingerprint=self._fingerprint(header, spans))
+        records = self._mapped(header, spans)
+        kept = self._keeps(header, records)
+        kept_count, tombstones = int(np.count_nonzero(kept)), int(np.count_nonzero(kept & ~records.have_values))
+        self._count(records, kept, kept_count, tombstones)
+        fingerprint = self._fingerprint(header, spans, survivors(self._map_end, self._now_ms, header, records))
+        if not kept_count:
             return Filtered(batch=emptied(header) if stays else None, fingerprint=fingerprint)
         sets_horizon = bool(tombstones) and header.delete_horizon_ms is None
-        if len(kept) == len(spans) and not sets_horizon:
+        if kept_count == len(spans) and not sets_horizon:
             return Filtered(batch=batch, fingerprint=fingerprint)
-        changed = rebuilt(header, body, kept, self._horizon_ms if sets_horizon else None)
+        changed = rebuilt(header, spans, kept, self._horizon_ms if sets_horizon else None)
         return Filtered(batch=changed, fingerprint=fingerprint)
 
-    def _expired(self, body: bytes, span: RecordSpan) -> RecordSpan:
-        """The span, without a value if the record has expired: it counts as a tombstone then."""
-        at_ms = expiry_ms(body, span, self._expiry_header)
-        return span if at_ms is None or at_ms > self._now_ms else span._replace(has_value=False)
+    def _mapped(self, header: BatchHeader, spans: RecordSpans) -> MappedRecords:
+        have_values = spans.have_values
+        if self._expiry_header:
+            have_values &= ~self._have_expired(spans.expiry_ms(self._expiry_header))
+        return MappedRecords(
+            offsets=header.base_offset + spans.offset_deltas, newest=self._offsets.newest(spans), have_keys=spans.have_keys,
+            have_values=have_values,
+        )  # fmt: skip
 
-    def _keeps(self, header: BatchHeader, span: RecordSpan) -> bool:
-        offset = header.base_offset + span.offset_delta
-        if offset >= self._map_end:
-            return True
-        if span.key is None or offset < self._offsets.newest(span.key):
-            return False
+    def _have_expired(self, expiry_ms: Ints64) -> Bools:
+        found: Bools = (expiry_ms != NEVER) & (expiry_ms <= self._now_ms)
+        return found
+
+    def _keeps(self, header: BatchHeader, records: MappedRecords) -> Bools:
+        kept: Bools = records.have_keys & (records.offsets >= records.newest)
         horizon_ms = header.delete_horizon_ms
-        return span.has_value or horizon_ms is None or self._now_ms < horizon_ms
+        if horizon_ms is not None and horizon_ms <= self._now_ms:
+            kept &= records.have_values
+        kept |= records.offsets >= self._map_end
+        return kept
 
-    def _count(self, spans: Sequence[RecordSpan], kept: Sequence[RecordSpan], tombstones: int) -> None:
+    def _count(self, records: MappedRecords, kept: Bools, kept_count: int, tombstones: int) -> None:
         counts = self.counts
-        counts.records_kept += len(kept)
+        counts.records_kept += kept_count
         counts.tombstones_kept += tombstones
-        if len(kept) < len(spans):
-            counts.tombstones_deleted += sum(not span.has_value for span in spans) - tombstones
-            counts.keyless_deleted += sum(span.key is None for span in spans) - sum(span.key is None for span in kept)
+        if kept_count < len(kept):
+            counts.tombstones_deleted += int(np.count_nonzero(~records.have_values)) - tombstones
+            counts.keyless_deleted += int(np.count_nonzero(~kept & ~records.have_keys))
+
+    def _fingerprint(self, header: BatchHeader, spans: RecordSpans, counted: Bools | None = None) -> int:
+        every = np.ones(len(spans), np.bool_) if counted is None else counted
+        return self._offsets.fingerprint(spans, every, header.base_offset)
 
 
-def survivors(
-    offsets: OffsetMap, map_end: int, now_ms: int, header: BatchHeader, spans: Sequence[RecordSpan]
-) -> list[RecordSpan]:
+def survivors(map_end: int, now_ms: int, header: BatchHeader, records: MappedRecords) -> Bools:
     """The records of a committed batch that compaction must not lose, decided apart from the filter, to check it.
 
     That is the newest record of each key, unless it is a tombstone whose time has come; and whatever the map does not reach.
     """
-    found: list[RecordSpan] = []
-    is_past_horizon = bool(header.attributes & DELETE_HORIZON_BIT) and header.base_timestamp_ms <= now_ms
-    for span in spans:
-        offset = header.base_offset + span.offset_delta
-        is_newest = span.key is not None and offsets.newest(span.key) in (-1, offset)
-        if offset >= map_end or (is_newest and not (is_past_horizon and not span.has_value)):
-            found.append(span)
+    found: Bools = records.have_keys & ((records.newest == -1) | (records.newest == records.offsets))
+    if header.attributes & DELETE_HORIZON_BIT and header.base_timestamp_ms <= now_ms:
+        found &= records.have_values
+    found |= records.offsets >= map_end
     return found
-
-
-def batch_fingerprint(batch: Buffer, header: BatchHeader) -> int:
-    """Sum of hashes of the batch's records, to compare with those that must be there. Valid in one process only."""
-    body = batch_body(batch, header)
-    return _fingerprint(header, body, record_spans(body, header))
-
-
-def _fingerprint(header: BatchHeader, body: bytes, spans: Sequence[RecordSpan]) -> int:
-    """Over everything of the records but their timestamps, whose deltas change with a delete horizon."""
-    base_offset = header.base_offset
-    return sum(hash((base_offset, body[span.offset_position : span.end])) for span in spans)
 
 
 def _gone(header: BatchHeader, *, stays: bool) -> Filtered:

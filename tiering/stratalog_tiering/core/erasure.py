@@ -10,9 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from stratalog_core.batches.batch import BatchHeader
-from stratalog_core.batches.record_spans import RecordSpan, batch_body, record_spans, span_headers
+from stratalog_core.batches.record_spans import RecordSpans, batch_body, record_spans
 from stratalog_core.batches.records import Record, iterate_records
+from stratalog_core.compiled.jit import Bools
 from stratalog_core.ports import Buffer
 from stratalog_tiering.core.rewritten_batches import Filtered, emptied, rebuilt
 from stratalog_tiering.format.erased_leaves import ErasedLeaf
@@ -30,11 +33,15 @@ class Selection:
     keys: frozenset[bytes] = frozenset()
     headers: frozenset[tuple[bytes, bytes]] = frozenset()
 
-    def selects(self, body: bytes, span: RecordSpan) -> bool:
-        """Whether a record of a body goes."""
-        if span.key is not None and span.key in self.keys:
+    def selects(self, spans: RecordSpans, row: int) -> bool:
+        """Whether a record of a batch goes. Raises ``Corrupt``."""
+        if spans.key(row) in self.keys:
             return True
-        return bool(self.headers) and not self.headers.isdisjoint(span_headers(body, span))
+        return bool(self.headers) and not self.headers.isdisjoint(spans.headers(row))
+
+    def selected(self, spans: RecordSpans) -> Bools:
+        """Which records of a batch go. Raises ``Corrupt``."""
+        return np.array([self.selects(spans, row) for row in range(len(spans))], np.bool_)
 
     def may_select(self, body: bytes) -> bool:
         """Whether a record of a body may go; False is certain."""
@@ -54,7 +61,7 @@ def selected(batch: Buffer, header: BatchHeader, selection: Selection) -> int:
     body = batch_body(batch, header)
     if not selection.may_select(body):
         return 0
-    return sum(selection.selects(body, span) for span in record_spans(body, header))
+    return int(np.count_nonzero(selection.selected(record_spans(body, header))))
 
 
 def rest_of(batch: Buffer, header: BatchHeader, selection: Selection) -> list[Record]:
@@ -90,12 +97,11 @@ class EraseFilter:
         self.leaves.append(batch_leaf(batch))
         if not selected(batch, header, self.selection):
             return Filtered(batch=batch, fingerprint=0)
-        body = batch_body(batch, header)
-        spans = record_spans(body, header)
-        kept = [span for span in spans if not self.selection.selects(body, span)]
-        self.records_erased += len(spans) - len(kept)
+        spans = record_spans(batch_body(batch, header), header)
+        gone = self.selection.selected(spans)
+        self.records_erased += int(np.count_nonzero(gone))
         self.altered[len(self.leaves) - 1] = rest_of(batch, header, self.selection)
-        return Filtered(batch=rebuilt(header, body, kept, None) if kept else emptied(header), fingerprint=0)
+        return Filtered(batch=emptied(header) if gone.all() else rebuilt(header, spans, ~gone, None), fingerprint=0)
 
     def erased_leaves(self) -> Iterator[ErasedLeaf]:
         """The leaves that the new segment must keep, in the order of their batches."""

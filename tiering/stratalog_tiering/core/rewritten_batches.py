@@ -6,13 +6,15 @@ producers are never lost.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
+from stratalog_core.batches import record_kernels as kernels
 from stratalog_core.batches.batch import COMPRESSION_MASK, DELETE_HORIZON_BIT, HEADER_BYTES, BatchHeader, write_header
 from stratalog_core.batches.compression import compress
-from stratalog_core.batches.record_spans import RecordSpan
-from stratalog_core.batches.records import encode_varint
+from stratalog_core.batches.record_spans import RecordSpans
+from stratalog_core.compiled.jit import Bools
 from stratalog_core.ports import Buffer
 
 
@@ -30,24 +32,26 @@ def emptied(header: BatchHeader) -> bytes:
     return _packed(header, attributes, -1, header.max_timestamp_ms, 0, b"")
 
 
-def rebuilt(header: BatchHeader, body: bytes, kept: Sequence[RecordSpan], horizon_ms: int | None) -> bytes:
+def rebuilt(header: BatchHeader, spans: RecordSpans, kept: Bools, horizon_ms: int | None) -> bytes:
     """The batch with the records ``kept``. ``horizon_ms`` becomes its delete horizon; None: that stays as it is."""
-    base_ms, max_ms = header.base_timestamp_ms, header.max_timestamp_ms
+    base_ms, max_ms, attributes = header.base_timestamp_ms, header.max_timestamp_ms, header.attributes
     if not header.is_log_append_time:
-        max_ms = base_ms + max(span.timestamp_delta for span in kept)
+        max_ms = _int64(base_ms + int(spans.rows[kept, kernels.TIMESTAMP_DELTA].max()))
     if horizon_ms is None:
-        records = b"".join([body[span.start : span.end] for span in kept])
-        attributes = header.attributes
+        records = np.empty(len(spans.body), np.uint8)
+        size = int(kernels.copy_records(spans.content, spans.rows, kept, records))
     else:
-        records = b"".join([_moved(body, span, base_ms - horizon_ms) for span in kept])
-        base_ms, attributes = horizon_ms, header.attributes | DELETE_HORIZON_BIT
-    return _packed(header, attributes, base_ms, max_ms, len(kept), compress(header.compression, records))
+        records = np.empty(len(spans.body) + kernels.HEAD_BYTES_MAX * len(spans), np.uint8)
+        size = int(kernels.copy_moved(spans.content, spans.rows, kept, _int64(base_ms - horizon_ms), records))
+        base_ms, attributes = horizon_ms, attributes | DELETE_HORIZON_BIT
+    assert size != kernels.NO_ROOM, "each record has room for its longest head"
+    count = int(np.count_nonzero(kept))
+    return _packed(header, attributes, base_ms, max_ms, count, compress(header.compression, records[:size].data))
 
 
-def _moved(body: bytes, span: RecordSpan, delta_ms: int) -> bytes:
-    """The record with another timestamp delta, so that its timestamp stays when the base timestamp changes."""
-    content = b"\x00" + encode_varint(span.timestamp_delta + delta_ms) + body[span.offset_position : span.end]
-    return encode_varint(len(content)) + content
+def _int64(value: int) -> int:
+    """The value as 64 bits hold it: timestamps of a hostile batch overflow, here as in Java's clients."""
+    return (value + 2**63) % 2**64 - 2**63
 
 
 def _packed(header: BatchHeader, attributes: int, base_ms: int, max_ms: int, record_count: int, content: bytes) -> bytes:

@@ -15,14 +15,13 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
 from stratalog_core.batches.batch import BatchHeader
 from stratalog_core.errors import Corrupt
 from stratalog_tiering.core.commands import Guards, commit_segment
-from stratalog_tiering.core.compaction import KEY_BYTES, BatchFilter, MapBuilder, OffsetMap, batch_fingerprint
 from stratalog_tiering.core.compaction_plan import Cleanable, cleanable, next_group
 from stratalog_tiering.core.partition import PartitionSnapshot
 from stratalog_tiering.core.policy import CompactionPolicy, TierPolicy
@@ -46,6 +45,11 @@ from stratalog_tiering.offload.commit import commit_edit, previous_version, refu
 from stratalog_tiering.offload.locks import locked_entry
 from stratalog_tiering.offload.ports import WorkerPorts
 
+if TYPE_CHECKING:
+    from stratalog_tiering.core.compaction import BatchFilter, MapBuilder
+
+KEY_BYTES: Final = 40
+"""Memory of one key in the map: an entry of 24 bytes, a quarter of them empty, and a fifth of that again while it grows."""
 _SLOT_RETRY_MS: Final = 5_000
 _SECRET_BITS: Final = 256
 
@@ -139,7 +143,7 @@ class Compaction:
             return False
         keys_max = max(1, ports.settings.compaction_map_bytes // KEY_BYTES)
         secret = ports.random.getrandbits(_SECRET_BITS).to_bytes(_SECRET_BITS // 8, "big")
-        builder = MapBuilder(OffsetMap(keys_max, secret), found.dirty_from)
+        builder = await ports.background.run(partial(_new_map, keys_max, secret, found.dirty_from))
         self._pass = _Pass(range=found, builder=builder, position=found.dirty_from, now_ms=now_ms)
         return True
 
@@ -159,10 +163,9 @@ class Compaction:
             if not is_full:
                 builder.end_offset = max(builder.end_offset, current.range.end_offset)
             producers = await ports.source.producers(manifest.segments[-1]) if manifest.segments else ()
-            current.filter = BatchFilter(
-                builder.offsets, builder.end_offset, current.now_ms, policy.delete_retention_ms, producers,
-                policy.expiry_header.encode(),
-            )  # fmt: skip
+            current.filter = builder.filter(
+                current.now_ms, policy.delete_retention_ms, producers, policy.expiry_header.encode()
+            )
             current.position = manifest.start_offset
 
     async def _rewrite(
@@ -212,6 +215,14 @@ class Compaction:
         counters.tombstones_deleted += counts.tombstones_deleted
         self.last_done_ms = ports.clock.wall_ms()
         self._end(ports)
+
+
+def _new_map(keys_max: int, secret: bytes, dirty_from: int) -> MapBuilder:
+    """For a thread: numba and the kernels are loaded by the first pass of a process, which takes seconds."""
+    from stratalog_tiering.core.compaction import MapBuilder
+    from stratalog_tiering.core.offset_map import OffsetMap
+
+    return MapBuilder(OffsetMap(keys_max, secret), dirty_from)
 
 
 async def _all_segments(ports: WorkerPorts, manifest: Manifest) -> list[SegmentEntry]:
@@ -270,7 +281,7 @@ async def _write(
     """Upload the segment that replaces ``group``, and verify it; returns its entry."""
     made = await write_filtered(ports, state, group, batch_filter, policy, is_compacted=True)
     entry = _entry(made, group, map_end, policy)
-    await _require_survivors(ports, entry, made.fingerprint)
+    await _require_survivors(ports, entry, batch_filter, made.fingerprint)
     return await locked_entry(ports.store, entry, made.lock)
 
 
@@ -290,13 +301,13 @@ def _entry(made: Rewritten, group: Sequence[SegmentEntry], map_end: int, policy:
     )
 
 
-async def _require_survivors(ports: WorkerPorts, entry: SegmentEntry, fingerprint: int) -> None:
+async def _require_survivors(ports: WorkerPorts, entry: SegmentEntry, batch_filter: BatchFilter, fingerprint: int) -> None:
     """Read the new segment back, verify it, and compare its records with those that must have survived. Raises ``Corrupt``."""
     found = 0
 
     def add(batch: memoryview, header: BatchHeader) -> None:
         nonlocal found
-        found += batch_fingerprint(batch, header)
+        found += batch_filter.fingerprint(batch, header)
 
     await read_back(ports, entry, add)
     if found != fingerprint:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from stratalog_core.batches.batch import BatchHeader
 from stratalog_core.batches.checkpoint import EpochStart
@@ -20,7 +20,6 @@ from stratalog_tiering.cold.segment_check import check_segment
 from stratalog_tiering.core.locks import merged_lock
 from stratalog_tiering.core.partition import PartitionSnapshot
 from stratalog_tiering.core.policy import TierPolicy
-from stratalog_tiering.core.rewritten_batches import Filtered
 from stratalog_tiering.format.block_cipher import BlockCipher
 from stratalog_tiering.format.erased_leaves import ErasedLeaf
 from stratalog_tiering.format.footer import AbortedTransaction, BlockEntry
@@ -31,6 +30,9 @@ from stratalog_tiering.maintenance.joined_segments import joined_epochs, joined_
 from stratalog_tiering.offload.data_keys import new_encryption
 from stratalog_tiering.offload.ports import WorkerPorts
 from stratalog_tiering.offload.upload import StreamedUpload, finishing
+
+if TYPE_CHECKING:
+    from stratalog_tiering.core.rewritten_batches import Filtered  # loads numba
 
 OnBatch = Callable[[memoryview, BatchHeader], None]
 

@@ -6,7 +6,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stratalog_core.batches.batch import TIMESTAMP_TYPE_BIT, check_batch, read_header
-from stratalog_core.batches.record_spans import batch_body, record_spans, span_headers
 from stratalog_core.batches.records import Record, build_batch, iterate_records
 from stratalog_tiering.core.erasure import EraseFilter, Selection, selected
 
@@ -57,11 +56,3 @@ def test_exactly_the_selected_records_go(batch: bytes, selection: Selection) -> 
     assert (after.base_offset, after.last_offset, after.leader_epoch) == (100, header.last_offset, 3)
     assert (after.producer_id, after.producer_epoch, after.base_sequence) == (5, 1, 7)
     assert (rules.records_erased, [each.index for each in rules.erased_leaves()]) == (len(gone), [0])
-
-
-@given(batches())
-def test_headers_are_found_where_the_plain_decoder_finds_them(batch: bytes) -> None:
-    header = read_header(batch)
-    body = batch_body(batch, header)
-    for span, record in zip(record_spans(body, header), iterate_records(batch), strict=True):
-        assert span_headers(body, span) == [(name.encode(), value) for name, value in record.headers]

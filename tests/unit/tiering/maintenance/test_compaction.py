@@ -10,8 +10,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from stratalog_core.batches.batch import read_header
+from stratalog_core.batches.batch import BatchHeader, read_header
 from stratalog_core.batches.records import Record, build_batch, iterate_records
+from stratalog_core.compiled.jit import Bools
 from stratalog_core.errors import Corrupt, NotFound, Unavailable
 from stratalog_core.system import SystemClock, ThreadBackground
 from stratalog_metadata.records import TierRequest, Topic
@@ -20,7 +21,7 @@ from stratalog_tiering.cold.manifest_source import ManifestSource
 from stratalog_tiering.cold.proofs import prove_batch, prove_growth
 from stratalog_tiering.cold.reader import ColdReader, ColdReaderSettings
 from stratalog_tiering.cold.verifier import Verifier
-from stratalog_tiering.core.compaction import BatchFilter
+from stratalog_tiering.core.compaction import BatchFilter, MappedRecords
 from stratalog_tiering.format.manifest import Manifest, Reason, SegmentKind
 from stratalog_tiering.format.manifest_writers import OLDEST_WRITER
 from stratalog_tiering.offload.ports import MapSlot
@@ -234,8 +235,14 @@ async def test_a_filter_that_loses_a_record_is_noticed_before_the_commit(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch, store_directory: Path
 ) -> None:
     await cold(cluster, *LEDGERS)
-    keeps = BatchFilter._keeps
-    monkeypatch.setattr(BatchFilter, "_keeps", lambda self, header, span: span.key != b"e" and keeps(self, header, span))
+    keeps, lost = BatchFilter._keeps, 8
+
+    def loses(self: BatchFilter, header: BatchHeader, records: MappedRecords) -> Bools:
+        kept = keeps(self, header, records)
+        kept[records.offsets == lost] = False
+        return kept
+
+    monkeypatch.setattr(BatchFilter, "_keeps", loses)
     version = cluster.pointer().manifest_version
     await cluster.start_worker()
     request = TierRequest(topic_id=cluster.topic.topic_id, index=0, end_offset=10, compact=True)

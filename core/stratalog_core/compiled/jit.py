@@ -1,21 +1,31 @@
-"""How this package compiles its kernels: numba's JIT with an on-disk cache, and ``memcpy`` as an intrinsic.
+"""How kernels are compiled: numba's JIT with an on-disk cache, ``memcpy`` and an unaligned load as intrinsics.
 
 A compiled function is a plain typed Python function with a decorator. Machine code is cached under ``NUMBA_CACHE_DIR``, else
 beside the source, else in the user's cache directory. If none of these is writable, each process compiles for itself, which
-takes two to three seconds. Only the ``spark`` extra installs numba.
+takes two to three seconds. The cache belongs to the source file of a kernel: after a change of an inlined function in another
+file, remove ``__pycache__``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar, cast
+from typing import Any, TypeAlias, TypeVar, cast
 
 import numba
+import numpy as np
+import numpy.typing as npt
 from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
 Function = TypeVar("Function", bound=Callable[..., Any])
+Bools: TypeAlias = npt.NDArray[np.bool_]
+Bytes: TypeAlias = npt.NDArray[np.uint8]
+Ints32: TypeAlias = npt.NDArray[np.int32]
+Ints64: TypeAlias = npt.NDArray[np.int64]
+Words: TypeAlias = npt.NDArray[np.uint64]
+Int: TypeAlias = int | np.int64
+"""In compiled code both are the same 64 bits; Python's type checker distinguishes them."""
 
 
 def compiled(function: Function) -> Function:
@@ -51,4 +61,22 @@ copy_bytes = cast("Callable[[Any, Any, Any, Any, Any], None]", intrinsic(_copy_b
 """``copy_bytes(target, target_at, source, source_at, length)`` between uint8 arrays, only in compiled code.
 
 Seven to ten times as fast as a byte loop. It checks nothing: the caller must have checked the bounds of both ranges.
+"""
+
+
+def _load_word(context: Any, source: Any, at: Any) -> Any:
+    def generate(generator: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        array = generator.make_array(signature.args[0])(generator, builder, arguments[0])
+        place = builder.bitcast(builder.gep(array.data, [arguments[1]]), ir.IntType(64).as_pointer())
+        word = builder.load(place)
+        word.align = 1
+        return word
+
+    return types.uint64(source, types.int64), generate
+
+
+load_word = cast("Callable[[Any, Any], np.uint64]", intrinsic(_load_word))
+"""``load_word(source, at)``: eight bytes of a uint8 array, in the machine's order, only in compiled code.
+
+It checks nothing, as ``copy_bytes``.
 """
