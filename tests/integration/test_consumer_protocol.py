@@ -1,4 +1,7 @@
-"""Java's client and librdkafka as members of one group of the consumer protocol (KIP-848), whose coordinator is killed."""
+"""Java's client and librdkafka in groups of the consumer protocol (KIP-848), whose coordinator is killed.
+
+Java's clients of both protocols in one group, which is upgraded and downgraded while records are written.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +11,11 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 
 import pytest
-from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka import Consumer, ConsumerGroupType, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient
 from integration.process_cluster import ProcessCluster
 
 from stratalog_loadgen import java_tools
@@ -23,11 +27,13 @@ TOOLS = "org.apache.kafka.tools.consumer."
 
 
 @contextmanager
-def console_consumer(cluster: ProcessCluster, topic: str, group: str) -> Iterator[queue.SimpleQueue[str]]:
-    """Run Kafka's console consumer; yield the values that it prints."""
+def console_consumer(
+    cluster: ProcessCluster, topic: str, group: str, protocol: str = "consumer"
+) -> Iterator[queue.SimpleQueue[str]]:
+    """Run Kafka's console consumer; yield the values that it prints. At the end it commits, and leaves the group."""
     values: queue.SimpleQueue[str] = queue.SimpleQueue()
     arguments = ("--bootstrap-server", cluster.bootstrap, "--topic", topic, "--group", group, "--from-beginning")
-    property_ = ("--command-property", "group.protocol=consumer")
+    property_ = ("--command-property", f"group.protocol={protocol}")
     command = java_tools.java(TOOLS + "ConsoleConsumer", *arguments, *property_, heap="256m")
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
         assert process.stdout is not None
@@ -99,3 +105,67 @@ def test_members_only_retry_when_their_coordinator_is_killed(cluster: ProcessClu
             described(cluster, group, "--state", rf"{group}\s.*Stable\s+{found[2]}\s+{found[2]}\s+2")
         finally:
             cluster.restart(coordinator)
+
+
+class Traffic:
+    """Writes numbered records to all partitions while a test runs, and reads the group's offsets, which may not move back."""
+
+    def __init__(self, cluster: ProcessCluster, topic: str, group: str) -> None:
+        self._producer = Producer({"bootstrap.servers": cluster.bootstrap, "enable.idempotence": True})
+        self._observer = Consumer({"bootstrap.servers": cluster.bootstrap, "group.id": group, "enable.auto.commit": False})
+        self._topic = topic
+        self.offsets = [0] * PARTITIONS
+        self.sent = 0
+
+    def go_on(self, count: int = 20) -> None:
+        for number in range(self.sent, self.sent + count):
+            self._producer.produce(self._topic, str(number), partition=number % PARTITIONS)
+        assert self._producer.flush(TIMEOUT_S) == 0
+        self.sent += count
+        rows = self._observer.committed([TopicPartition(self._topic, index) for index in range(PARTITIONS)], TIMEOUT_S)
+        found = [max(row.offset, 0) for row in rows]
+        assert all(after >= before for before, after in zip(self.offsets, found, strict=True)), (self.offsets, found)
+        self.offsets = found
+
+    def close(self) -> None:
+        self._observer.close()
+
+
+def test_a_group_changes_its_protocol_and_back_while_records_are_written(cluster: ProcessCluster) -> None:
+    topic, group = cluster.new_topic(partitions=PARTITIONS), cluster.new_group()
+    seen: set[str] = set()
+    queues: list[queue.SimpleQueue[str]] = []
+    admin = AdminClient({"bootstrap.servers": cluster.bootstrap})
+    with closing(Traffic(cluster, topic, group)) as traffic, ExitStack() as first, ExitStack() as second, ExitStack() as last:
+
+        def join(members: ExitStack, protocol: str) -> None:
+            queues.append(members.enter_context(console_consumer(cluster, topic, group, protocol)))
+
+        def read_until(kind: ConsumerGroupType, count: int) -> None:
+            """Write until the newest member has read; then the group has this many members, and no record is missing."""
+            deadline, has_read = time.monotonic() + TIMEOUT_S, False
+            while not has_read or len(seen) < traffic.sent:
+                assert time.monotonic() < deadline, (
+                    f"{len(seen)} of {traffic.sent} values, the newest member has read: {has_read}"
+                )
+                if not has_read:
+                    traffic.go_on()
+                has_read |= not queues[-1].empty()
+                for values in queues:
+                    while not values.empty():
+                        seen.add(values.get())
+                time.sleep(0.1)
+            described(cluster, group, "--state", rf"{group}\s.*Stable.*\s{count}\b")
+            types = {row.group_id: row.type for row in admin.list_consumer_groups().result(TIMEOUT_S).valid}
+            assert types[group] is kind
+
+        join(first, "classic")
+        read_until(ConsumerGroupType.CLASSIC, 1)
+        join(second, "consumer")
+        read_until(ConsumerGroupType.CONSUMER, 2)
+        first.close()
+        join(last, "classic")
+        read_until(ConsumerGroupType.CONSUMER, 2)
+        second.close()
+        traffic.go_on()
+        read_until(ConsumerGroupType.CLASSIC, 1)

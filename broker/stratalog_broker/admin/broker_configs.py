@@ -69,6 +69,7 @@ _KAFKA_NAMES: Final[Mapping[str, tuple[_KafkaName, ...]]] = {
             name="group.consumer.assignors",
         ),
     ),
+    "group_consumer_migration_policy": (_KafkaName(name="group.consumer.migration.policy"),),
     "group_consumer_assignment_interval_ms": (_KafkaName(name="group.consumer.assignment.interval.ms"),),
 }
 _KINDS: Final = {"int": ConfigKind.LONG, "float": ConfigKind.DOUBLE, "bool": ConfigKind.BOOLEAN, "str": ConfigKind.STRING}

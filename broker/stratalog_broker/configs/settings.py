@@ -189,6 +189,13 @@ class BrokerSettings:
     group_consumer_assignors: tuple[str, ...] = setting(
         ("uniform", "range"), help="Assignors that members of the consumer protocol may choose; the first one is the default"
     )
+    group_consumer_migration_policy: str = setting(
+        "bidirectional",
+        help=(
+            "Which groups with members change between the classic and the consumer protocol online: bidirectional, upgrade,"
+            " downgrade or disabled"
+        ),
+    )
     group_consumer_assignment_interval_ms: int = setting(
         1_000, help="Minimum time between two assignments of a group of the consumer protocol", minimum=0, maximum=60_000
     )

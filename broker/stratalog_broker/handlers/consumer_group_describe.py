@@ -25,6 +25,7 @@ from stratalog_broker.requests.permissions import DESCRIBE_TOPIC, Permissions
 from stratalog_metadata.client.api import MetadataView
 
 _ACCESS: Final = Access(Operation.DESCRIBE, Resource.GROUP)
+_CLASSIC_MEMBER: Final = 0
 _CONSUMER_MEMBER: Final = 1
 _TOPICS_DENIED: Final = "The group has described topic(s) that the client is not authorized to describe."
 _Names = dict[UUID, str]
@@ -83,11 +84,12 @@ def _names_of(partitions: Partitions, group: ConsumerGroup) -> _Names:
 
 def _member(context: RequestContext, group: ConsumerGroup, member_id: str, names: _Names) -> Any:
     member, current = group.state.members[member_id], group.state.current_of(member_id)
+    member_type = _CONSUMER_MEMBER if member.classic is None else _CLASSIC_MEMBER
     return context.new(
         "Member",
         member_id=member_id, instance_id=member.instance_id, rack_id=member.rack_id, member_epoch=current.member_epoch,
         client_id=member.client_id, client_host=member.client_host, subscribed_topic_names=member.topic_names,
-        subscribed_topic_regex=member.topic_pattern or None, member_type=_CONSUMER_MEMBER,
+        subscribed_topic_regex=member.topic_pattern or None, member_type=member_type,
         assignment=_assignment(context, current.assigned, names),
         target_assignment=_assignment(context, group.state.target_of(member_id), names),
     )  # fmt: skip

@@ -22,7 +22,7 @@ async def handle(context: RequestContext, request: Any, *, groups: GroupService,
     try:
         permissions.check_group(context, _ACCESS, request.group_id)
         coordinator = groups.coordinator_of(request.group_id)
-        errors = coordinator.leave(request.group_id, leaving)
+        errors = await coordinator.leave(request.group_id, leaving)
     except KafkaError as refused:
         return context.new("LeaveGroupResponse", error_code=refused.code, members=())
     if context.api_version < 3:

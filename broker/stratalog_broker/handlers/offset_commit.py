@@ -49,7 +49,7 @@ async def handle(
     try:
         coordinator = groups.coordinator_of(request.group_id)
         is_old = context.api_version < _MEMBER_EPOCHS_SINCE
-        if is_old and coordinator.coordinator.table.consumers.has_member(request.group_id, request.member_id):
+        if is_old and coordinator.coordinator.table.consumers.has_consumer_member(request.group_id, request.member_id):
             raise KafkaError(ErrorCode.unsupported_version)
         errors = await coordinator.commit(
             request.group_id, request.member_id, getattr(request, "group_instance_id", None), _generation(request), commits

@@ -78,6 +78,8 @@ TRANSACTIONS_CONTINUED: Final = "decided transactions continued by the next coor
 ZOMBIES_REFUSED: Final = "requests of fenced producers refused"
 LATE_BATCHES_REFUSED: Final = "batches of an earlier transaction's epoch refused"
 FENCED_WRITER: Final = "writer fenced by a recovery"
+GROUP_UPGRADED: Final = "classic group with members upgraded"
+GROUP_DOWNGRADED: Final = "consumer group with members downgraded"
 
 ALWAYS: Final = (ACKNOWLEDGED, ENTRIES, SEALED, OFFLOADED, COMMITTED)
 """Counted in amounts; the others in occurrences."""
@@ -91,7 +93,7 @@ STATES: Final = (
     ZOMBIES_REFUSED, LATE_BATCHES_REFUSED, NEW_LEADER, FENCED_WRITER, TOPIC_DELETED, TOPIC_RESTORED, PARTITIONS_ADDED,
     RECORDS_DELETED, START_MOVED, MERGED, COMPACTED, TOMBSTONE_DELETED, EXPIRED_DELETED, EXPIRED, EXPIRED_HOT,
     EXPIRED_BY_SIZE, EXPIRED_HOT_BY_SIZE, SEGMENT_SIZED, RESUMED, FORKED, COPIED, REPAIRED, LEASED, ATTACHED,
-    ATTACHMENT_DIED, DETACHED, LOCKED_DELETED, DRAINED, CONTROLLED_SHUTDOWN,
+    ATTACHMENT_DIED, DETACHED, LOCKED_DELETED, DRAINED, CONTROLLED_SHUTDOWN, GROUP_UPGRADED, GROUP_DOWNGRADED,
 )  # fmt: skip
 PROGRESS: Final[Mapping[str, Mapping[str, int]]] = {
     "ledgers": {ENTRIES: 2, SEALED: 1},

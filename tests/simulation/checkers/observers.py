@@ -16,6 +16,8 @@ from simulation.checkers.coverage import Coverage
 from simulation.world.loop import CURRENT
 from stratalog_bookies.client.ledger_recovery import LedgerRecoveries
 from stratalog_bookies.client.ledger_writer import LedgerWriter
+from stratalog_broker.coordination.groups.core import coordinator as group_coordinator
+from stratalog_broker.coordination.groups.core.migration import downgraded, upgraded
 from stratalog_broker.coordination.transactions import application as transaction_application
 from stratalog_broker.coordination.transactions.core.coordinator import TransactionCoordinator
 from stratalog_broker.coordination.transactions.core.transaction import PREPARED
@@ -173,6 +175,8 @@ def observe_calls(coverage: Coverage, changes: ChangeObserver) -> Iterator[None]
         wrap(partition_work, merge_small.__name__, lambda inner: _counts_merges(inner, coverage))
         wrap(WriterReports, "on_failed", lambda inner: _counts_fenced(inner, coverage))
         wrap(transaction_application, TransactionCoordinator.__name__, lambda inner: _counts_continued(inner, coverage))
+        wrap(group_coordinator, upgraded.__name__, lambda inner: _counts_calls(inner, coverage, states.GROUP_UPGRADED))
+        wrap(group_coordinator, downgraded.__name__, lambda inner: _counts_calls(inner, coverage, states.GROUP_DOWNGRADED))
         wrap(partition_log, encode_checkpoint.__name__, lambda inner: _counts_parts(inner, coverage))
         yield
         coverage.meet(states.RECOVERY_INTERRUPTED, sum(not process.alive for process in recovering))
@@ -185,6 +189,14 @@ def _counts_continued(inner: Callable[..., Any], coverage: Coverage) -> Callable
         return inner(limits, store, *others)
 
     return start
+
+
+def _counts_calls(inner: Callable[..., Any], coverage: Coverage, state: str) -> Callable[..., Any]:
+    def call(*args: Any) -> Any:
+        coverage.meet(state)
+        return inner(*args)
+
+    return call
 
 
 def _counts_parts(inner: Callable[..., Any], coverage: Coverage) -> Callable[..., Any]:

@@ -62,6 +62,8 @@ class Ownership:
     polled: set[tuple[int, int]] = field(default_factory=set)
     commits: int = 0
     handovers: int = 0
+    switches: int = 0
+    """How often a member stopped and started again with the other protocol."""
 
     def gained(self, member: ConsumerMember, partition: int) -> None:
         owner = self.owners.get(partition)
@@ -104,6 +106,7 @@ class ConsumerMember:
         ownership: Ownership,
         name: str,
         topic: str,
+        partitions: int,
         bootstrap: Sequence[str],
         see: Callable[[int, Record], None],
     ) -> None:
@@ -115,6 +118,7 @@ class ConsumerMember:
         self._world = world
         self._ownership = ownership
         self._topic = TopicName(topic)
+        self._partitions = partitions
         self._bootstrap = list(bootstrap)
         self._see = see
         self._epoch = 0
@@ -161,18 +165,21 @@ class ConsumerMember:
             self._ownership.audit.require(error in RETRIED, f"a member of {GROUP} was told error {error}")
             raise Retry
 
-    async def _heartbeat(self, client: KafkaClient) -> None:
-        for partition in self.positions.keys() - self._wanted:
-            del self.positions[partition]
-        sent_at_s, full = self._ownership.now(), self._repeats
+    async def _say(self, client: KafkaClient, *, epoch: int, full: bool) -> Any:
         owned = client.struct(HEARTBEAT, "TopicPartitions")
         rows = (owned(topic_id=self._topic_id, partitions=tuple(sorted(self.positions))),) if self.positions else ()
-        answer = await self._ask(
-            client, HEARTBEAT, group_id=GroupId(GROUP), member_id=self.member_id, member_epoch=self._epoch, instance_id=None,
+        return await self._ask(
+            client, HEARTBEAT, group_id=GroupId(GROUP), member_id=self.member_id, member_epoch=epoch, instance_id=None,
             rack_id=None, rebalance_timeout=REBALANCE if full else datetime.timedelta(milliseconds=-1),
             subscribed_topic_names=(self._topic,) if full else None, subscribed_topic_regex=None, server_assignor=None,
             topic_partitions=rows,
         )  # fmt: skip
+
+    async def _heartbeat(self, client: KafkaClient) -> None:
+        for partition in self.positions.keys() - self._wanted:
+            del self.positions[partition]
+        sent_at_s = self._ownership.now()
+        answer = await self._say(client, epoch=self._epoch, full=self._repeats)
         if answer.error_code == 69 and self._epoch:
             raise Rejoin
         self._require(answer.error_code)

@@ -9,6 +9,7 @@ from typing import Any, Final
 from kio.schema.errors import ErrorCode
 
 from stratalog_broker.coordination.coordinator_partition import CoordinatorPartition
+from stratalog_broker.coordination.groups.core import coordinator, migration
 from stratalog_broker.coordination.groups.core.consumer import reconciliation
 from stratalog_broker.coordination.groups.core.consumer.groups import ConsumerGroups
 from stratalog_broker.coordination.groups.core.store import GroupStore
@@ -149,6 +150,17 @@ def partitions_are_handed_over_before_they_are_revoked() -> None:
     _swap(reconciliation, "_still_owns", lambda revoking, reported: False)
 
 
+def upgrades_forget_who_reads_what() -> None:
+    """A classic group becomes a consumer group whose members own nothing, although its classic members still read."""
+
+    def without(*arguments: Any) -> Any:
+        state = migration.upgraded(*arguments)
+        state.current, state.targets = {}, {}
+        return state
+
+    _swap(coordinator, "upgraded", without)
+
+
 # -- producers
 
 
@@ -158,7 +170,11 @@ def checkpoints_hold_unconfirmed_batches() -> None:
     _swap(ProducerStates, "snapshot", lambda self, unconfirmed=(): snapshot(self))
 
 
-IN_TRANSACTIONS: Final = (member_epochs_are_not_checked_in_commits, partitions_are_handed_over_before_they_are_revoked)
+IN_TRANSACTIONS: Final = (
+    member_epochs_are_not_checked_in_commits,
+    partitions_are_handed_over_before_they_are_revoked,
+    upgrades_forget_who_reads_what,
+)
 IN_OWNERSHIP_CHANGES: Final = (
     checkpoints_hold_unconfirmed_batches,
     internal_ledgers_go_at_the_opening,

@@ -1,8 +1,8 @@
 """Scenario: transactions on several partitions with offsets in them, under the faults of ``log`` and ``ownership-changes``.
 
 Brokers, which coordinate transactions and own partitions, are killed, stopped, cut off and drained at any step. The faults end,
-and then every transaction is complete: nothing is torn, nothing aborted is read, no transaction is left open. A group of the
-consumer protocol polls the other topic meanwhile.
+and then every transaction is complete: nothing is torn, nothing aborted is read, no transaction is left open. A group whose
+members change between the classic and the consumer protocol polls the other topic meanwhile.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ from typing import Final
 from simulation.checkers.committed_reads import CommittedReads
 from simulation.checkers.transaction_outcomes import Outcomes, read_committed, stable_offset
 from simulation.clients.committed_reader import CommittedReader
-from simulation.clients.consumer_protocol import GROUP, MEMBERS, ConsumerMember, Ownership
+from simulation.clients.consumer_protocol import GROUP, MEMBERS, Ownership
 from simulation.clients.kafka import NONE, KafkaClient, NotServed
+from simulation.clients.migrating_members import MigratingMember
 from simulation.clients.transactions import TransactionalWriter
 from simulation.scenarios import everything, log
 from simulation.scenarios.log import FINISH_S, LOOK_S, bootstrap
@@ -67,7 +68,7 @@ class Scenario(everything.Scenario):
         self._clients += [self._machine("writer", number, one.run) for number, one in enumerate(self._writers)]
         self.ownership = Ownership(self.audit, world.loop.time)
         members = [
-            ConsumerMember(world, self.ownership, f"balanced-{number}", log.TOPIC, bootstrap(), self.truth.see)
+            MigratingMember(world, self.ownership, f"balanced-{number}", log.TOPIC, log.PARTITIONS, bootstrap(), self.truth.see)
             for number in range(MEMBERS)
         ]
         self._clients += [self._machine("balanced", number, member.run) for number, member in enumerate(members)]
@@ -100,8 +101,10 @@ class Scenario(everything.Scenario):
             await asyncio.sleep(LOOK_S)
             self._check_processes()
         self.audit.require(not unseen, f"group {GROUP} has not polled {len(unseen)} acknowledged records: {unseen[:3]}")
-        commits, handovers = self.ownership.commits, self.ownership.handovers
-        self.world.note(f"{commits} commits of group {GROUP}, {handovers} partitions handed over")
+        commits, handovers, switches = self.ownership.commits, self.ownership.handovers, self.ownership.switches
+        self.world.note(
+            f"{commits} commits of group {GROUP}, {handovers} partitions handed over, {switches} changes of protocol"
+        )
 
     async def _check_everything(self, machine: Machine, ports: Ports) -> None:
         for writer in self._writers:

@@ -22,6 +22,8 @@ from stratalog_broker.coordination.groups.core.messages import (
     Answer,
     JoinAnswer,
     JoinRequest,
+    LeaveAnswer,
+    LeaveRequest,
     LeavingMember,
     SyncAnswer,
     SyncRequest,
@@ -39,7 +41,7 @@ from stratalog_core.ports import Clock
 KEY_TYPE: Final = 0
 """The key type of groups in FindCoordinator."""
 EXPIRY_INTERVAL_S: Final = 600.0
-AnswerType = TypeVar("AnswerType", JoinAnswer, SyncAnswer, HeartbeatAnswer)
+AnswerType = TypeVar("AnswerType", JoinAnswer, SyncAnswer, HeartbeatAnswer, LeaveAnswer)
 
 
 class CommittingMember(NamedTuple):
@@ -59,7 +61,7 @@ class GroupApplication:
         self._clock = clock
         self._store = store
         self._writer = writer
-        self._tickets: dict[int, asyncio.Future[JoinAnswer | SyncAnswer | HeartbeatAnswer]] = {}
+        self._tickets: dict[int, asyncio.Future[JoinAnswer | SyncAnswer | HeartbeatAnswer | LeaveAnswer]] = {}
         self._next_ticket = 0
         self._wake = WakeTimer(self._tick)
         self._coordinator: GroupCoordinator | None = GroupCoordinator(limits, store, topics, self.now())
@@ -100,7 +102,9 @@ class GroupApplication:
         return await self._answer(ticket, answer)
 
     def heartbeat(self, group_id: str, member_id: str, group_instance_id: str | None, generation: int) -> ErrorCode:
-        return self.coordinator.heartbeat(group_id, member_id, group_instance_id, generation, self.now())
+        error = self.coordinator.heartbeat(group_id, member_id, group_instance_id, generation, self.now())
+        self._plan_wake()
+        return error
 
     async def consumer_heartbeat(
         self, group_id: str, make_request: Callable[[int], HeartbeatRequest], *, needs_member_id: bool
@@ -111,11 +115,19 @@ class GroupApplication:
         self._do(self.coordinator.consumer_heartbeat(group_id, request, self.now(), needs_member_id=needs_member_id))
         return await self._answer(ticket, answer)
 
-    def leave(self, group_id: str, members: Sequence[LeavingMember]) -> list[ErrorCode]:
-        """LeaveGroup: return a code for each member."""
-        errors, work = self.coordinator.leave(group_id, members, self.now())
-        self._do(work)
-        return errors
+    async def leave(self, group_id: str, members: Sequence[LeavingMember]) -> Sequence[ErrorCode]:
+        """LeaveGroup: return a code for each member. Raises ``KafkaError`` if none has left."""
+        if group_id not in self.coordinator.table.consumers:
+            errors, work = self.coordinator.leave(group_id, members, self.now())
+            self._do(work)
+            return errors
+        ticket, answer = self._open_ticket(LeaveAnswer)
+        request = LeaveRequest(ticket=ticket, members=tuple(members))
+        self._do(self.coordinator.leave_consumer_group(group_id, request, self.now()))
+        left = await self._answer(ticket, answer)
+        if left.error is not ErrorCode.none:
+            raise KafkaError(left.error)
+        return left.errors
 
     async def commit(
         self, group_id: str, member_id: str, group_instance_id: str | None, generation: int, commits: Sequence[Commit]

@@ -15,7 +15,7 @@ from stratalog_broker.configs.group_configs import GroupConfigs, group_config_de
 from stratalog_broker.configs.settings import BrokerSettings
 from stratalog_broker.coordination.groups.application import GroupApplication, group_kind
 from stratalog_broker.coordination.groups.core.consumer.assignors import ASSIGNORS
-from stratalog_broker.coordination.groups.core.consumer.settings import ConsumerLimits, Timeouts
+from stratalog_broker.coordination.groups.core.consumer.settings import ConsumerLimits, MigrationPolicy, Timeouts
 from stratalog_broker.coordination.groups.core.group_table import CoordinatorLimits
 from stratalog_broker.coordination.groups.core.messages import GroupLimits
 from stratalog_broker.coordination.groups.topics import ClusterTopics
@@ -41,6 +41,9 @@ def limits_of(settings: BrokerSettings, view: MetadataView) -> CoordinatorLimits
             raise Invalid(f"group_consumer_assignors names {name!r}; choose {' or '.join(ASSIGNORS)}")
     if not settings.group_consumer_assignors:
         raise Invalid("group_consumer_assignors is empty; name at least one assignor")
+    policy = settings.group_consumer_migration_policy.lower()
+    if policy not in set(MigrationPolicy):
+        raise Invalid(f"group_consumer_migration_policy is {policy!r}; choose {' or '.join(MigrationPolicy)}")
 
     def timeouts_of(group_id: str) -> Timeouts:
         configs = GroupConfigs.of({**defaults, **configs_of(view, GROUP_CONFIGS, group_id)})
@@ -55,6 +58,8 @@ def limits_of(settings: BrokerSettings, view: MetadataView) -> CoordinatorLimits
         ),
         consumer=ConsumerLimits(
             members_max=settings.group_consumer_members_max,
+            classic_members_max=settings.group_members_max,
+            migration=MigrationPolicy(policy),
             assignors=settings.group_consumer_assignors,
             assignment_interval_ms=settings.group_consumer_assignment_interval_ms,
             timeouts_of=timeouts_of,

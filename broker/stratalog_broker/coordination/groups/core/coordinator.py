@@ -13,26 +13,34 @@ from typing import Final
 
 from kio.schema.errors import ErrorCode
 
+from stratalog_broker.coordination.groups.core.consumer.group_requests import GroupRequest
 from stratalog_broker.coordination.groups.core.consumer.model import Topics
 from stratalog_broker.coordination.groups.core.consumer.requests import HeartbeatRefused, HeartbeatRequest, check_heartbeat
+from stratalog_broker.coordination.groups.core.consumer.settings import MigrationPolicy
 from stratalog_broker.coordination.groups.core.consumer.turns import Step
 from stratalog_broker.coordination.groups.core.group import Group
 from stratalog_broker.coordination.groups.core.group_table import CoordinatorLimits, GroupTable
+from stratalog_broker.coordination.groups.core.joining import check_join
 from stratalog_broker.coordination.groups.core.messages import (
     Answer,
+    GroupImage,
     Instruction,
     JoinAnswer,
     JoinRequest,
+    LeaveAnswer,
+    LeaveRequest,
     LeavingMember,
     SyncAnswer,
     SyncRequest,
 )
+from stratalog_broker.coordination.groups.core.migration import check_upgrade, downgraded, upgraded
 from stratalog_broker.coordination.groups.core.offset_commits import OffsetCommits
 from stratalog_broker.coordination.groups.core.records import encode_group_key, encode_group_value
 from stratalog_broker.coordination.groups.core.removal import Removals
 from stratalog_broker.coordination.groups.core.store import GroupStore
 from stratalog_broker.coordination.replay import CoordinatorRecord
 from stratalog_broker.coordination.wake_times import Instant, WakeTimes
+from stratalog_core.errors import Invalid
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,13 +81,31 @@ class GroupCoordinator:
         """ConsumerGroupHeartbeat: join, leave, or report owned partitions; the answer has the member's assignment."""
         try:
             self._check_consumer_heartbeat(group_id, request, needs_member_id=needs_member_id)
+            work = self._upgrade(group_id, request, now)
         except HeartbeatRefused as refused:
             return [Answer(ticket=request.ticket, value=refused.answer)]
-        self.table.live.pop(group_id, None)
-        return self._consumer_work(group_id, self.table.consumers.heartbeat(group_id, request, now))
+        return [*work, *self._consumer_work(group_id, self.table.consumers.handle(group_id, request, now), now)]
+
+    def _upgrade(self, group_id: str, request: HeartbeatRequest, now: Instant) -> list[Work]:
+        """Replace a classic group, if this is one, by a consumer group. Raises ``HeartbeatRefused`` if it may not be one."""
+        group = self.table.find(group_id)
+        if group is None:
+            return []
+        if group.membership.members:
+            consumers = self.table.consumers
+            try:
+                check_upgrade(group_id, group, consumers.limits)
+                state = upgraded(group_id, group, consumers.topic_id_of)
+            except Invalid as refused:
+                raise HeartbeatRefused(ErrorCode.group_id_not_found, refused.message) from refused
+            started = consumers.new_group(group_id, state, now, is_new=True)
+            started.check_joining(request)
+            consumers.start(started)
+        del self.table.live[group_id]
+        return [self._to_work(group_id, each) for each in group.dissolve()]
 
     def _check_consumer_heartbeat(self, group_id: str, request: HeartbeatRequest, *, needs_member_id: bool) -> None:
-        """Raise ``HeartbeatRefused`` unless the group is a consumer group, or may become one."""
+        """Raise ``HeartbeatRefused`` unless the group is a consumer group, or the request may make it one."""
         if not group_id.strip() or not self.table.is_name(group_id):
             text = f"GroupId can't be empty or longer than {self.table.limits.name_bytes_max} bytes."
             raise HeartbeatRefused(ErrorCode.invalid_request, text)
@@ -87,23 +113,38 @@ class GroupCoordinator:
         check_heartbeat(request, consumers.limits, consumers.topics, needs_member_id=needs_member_id)
         if group_id in consumers:
             return
-        if not request.is_joining or not self.table.is_empty(group_id):
+        if not request.is_joining:
             raise HeartbeatRefused(ErrorCode.group_id_not_found, f"Group {group_id} is not a consumer group.")
         if not self.table.exists(group_id) and not self.table.has_room():
             raise HeartbeatRefused(ErrorCode.coordinator_not_available, "There are too many groups.")
 
-    def _consumer_work(self, group_id: str, step: Step) -> list[Work]:
+    def _consumer_work(self, group_id: str, step: Step, now: Instant) -> list[Work]:
         turns = self.table.consumers.turns_of(group_id)
-        if turns is not None:
-            self._wakes.plan(group_id, turns.wake_at_ms)
+        assert turns is not None, "the step is this group's"
+        self._wakes.plan(group_id, turns.wake_at_ms)
         work: list[Work] = list(step.answers)
         if step.records:
-            # A group that was empty under the classic protocol is replaced with the first record of the new one.
-            is_classic = group_id in self.table.store.images
-            before = [CoordinatorRecord(encode_group_key(group_id), None)] if is_classic else []
-            work.append(Write(group_id=group_id, token=CONSUMER_TOKEN, records=(*before, *step.records)))
-        self.table.consumers.forget_if_unused(group_id)
+            after = [_record(downgraded(turns.group, now))] if step.is_downgrade else []
+            work.append(Write(group_id=group_id, token=CONSUMER_TOKEN, records=(*step.records, *after)))
+        if turns.has_ended or turns.is_unused:
+            group = self.table.end_turns(group_id, now)
+            if group is not None:
+                self._wakes.plan(group_id, group.wake_at_ms)
+        for request in step.handed_on:
+            work += self._again(group_id, request, now)
         return work
+
+    def _again(self, group_id: str, request: GroupRequest, now: Instant) -> list[Work]:
+        """Handle a request that waited while the group's protocol changed."""
+        match request:
+            case HeartbeatRequest():
+                return self.consumer_heartbeat(group_id, request, now, needs_member_id=False)
+            case JoinRequest():
+                return self.join(group_id, request, now)
+            case SyncRequest():
+                return self.sync(group_id, request, now)
+            case LeaveRequest():
+                return self.leave_consumer_group(group_id, request, now)
 
     # -- membership of classic groups
 
@@ -111,6 +152,8 @@ class GroupCoordinator:
         error = self._check_join(group_id, request)
         if error is not ErrorCode.none:
             return [Answer(ticket=request.ticket, value=JoinAnswer(error=error, member_id=request.member_id))]
+        if not self.table.consumers.is_empty(group_id):
+            return self._consumer_work(group_id, self.table.consumers.handle(group_id, request, now), now)
         self.table.consumers.forget(group_id)
         group = self.table.find_or_create(group_id, now)
         return self._done(group_id, group, group.join(request, now))
@@ -122,7 +165,8 @@ class GroupCoordinator:
         if not all(len(name.encode()) <= self.table.limits.name_bytes_max for name in names):
             return ErrorCode.invalid_request
         if not self.table.consumers.is_empty(group_id):
-            return ErrorCode.inconsistent_group_protocol
+            is_disabled = self.table.consumers.limits.migration is MigrationPolicy.DISABLED
+            return ErrorCode.inconsistent_group_protocol if is_disabled else check_join(request, self.table.limits.group)
         if self.table.exists(group_id):
             return ErrorCode.none
         if request.member_id:
@@ -130,6 +174,8 @@ class GroupCoordinator:
         return ErrorCode.none if self.table.has_room() else ErrorCode.coordinator_not_available
 
     def sync(self, group_id: str, request: SyncRequest, now: Instant) -> list[Work]:
+        if group_id in self.table.consumers:
+            return self._consumer_work(group_id, self.table.consumers.handle(group_id, request, now), now)
         group = self.table.find(group_id)
         if group is None:
             return [Answer(ticket=request.ticket, value=SyncAnswer(error=ErrorCode.unknown_member_id))]
@@ -138,11 +184,28 @@ class GroupCoordinator:
     def heartbeat(
         self, group_id: str, member_id: str, group_instance_id: str | None, generation: int, now: Instant
     ) -> ErrorCode:
+        if group_id in self.table.consumers:
+            return self._classic_heartbeat(group_id, member_id, group_instance_id, generation, now)
         group = self.table.find(group_id)
         return ErrorCode.unknown_member_id if group is None else group.heartbeat(member_id, group_instance_id, generation, now)
 
+    def _classic_heartbeat(
+        self, group_id: str, member_id: str, group_instance_id: str | None, generation: int, now: Instant
+    ) -> ErrorCode:
+        turns = self.table.consumers.find_or_create(group_id, now)
+        error = turns.classic_heartbeat(member_id, group_instance_id, generation, now)
+        self._wakes.plan(group_id, turns.wake_at_ms)
+        return error
+
+    def leave_consumer_group(self, group_id: str, request: LeaveRequest, now: Instant) -> list[Work]:
+        """LeaveGroup of a group of the consumer protocol, or of one that was when the request came."""
+        if group_id in self.table.consumers:
+            return self._consumer_work(group_id, self.table.consumers.handle(group_id, request, now), now)
+        errors, work = self.leave(group_id, request.members, now)
+        return [*work, Answer(ticket=request.ticket, value=LeaveAnswer(errors=tuple(errors)))]
+
     def leave(self, group_id: str, members: Sequence[LeavingMember], now: Instant) -> tuple[list[ErrorCode], list[Work]]:
-        """Remove members; return one code for each, in order, and the work to do."""
+        """Remove members of a classic group; return one code for each, in order, and the work to do."""
         group = self.table.find(group_id)
         if group is None:
             return [ErrorCode.unknown_member_id] * len(members), []
@@ -157,7 +220,7 @@ class GroupCoordinator:
         """Report the outcome of a :class:`Write`: ``none`` if the records are in the log, else failed or unknown."""
         if token == CONSUMER_TOKEN:
             turns = self.table.consumers.turns_of(group_id)
-            return [] if turns is None else self._consumer_work(group_id, turns.on_written(error, now))
+            return [] if turns is None else self._consumer_work(group_id, turns.on_written(error, now), now)
         group = self.table.find(group_id)
         return [] if group is None else self._done(group_id, group, group.on_persisted(token, error, now))
 
@@ -177,7 +240,7 @@ class GroupCoordinator:
                 work += self._done(group_id, group, group.tick(now))
                 self.table.forget_if_unused(group_id)
             if turns is not None:
-                work += self._consumer_work(group_id, turns.tick(now))
+                work += self._consumer_work(group_id, turns.tick(now), now)
         return work
 
     # -- work
@@ -189,6 +252,10 @@ class GroupCoordinator:
     def _to_work(self, group_id: str, instruction: Instruction) -> Work:
         if isinstance(instruction, Answer):
             return instruction
-        record = CoordinatorRecord(encode_group_key(group_id), encode_group_value(instruction.image))
+        record = _record(instruction.image)
         # A group that was empty under the consumer protocol is replaced with the first generation.
         return Write(group_id=group_id, token=instruction.token, records=(*self.table.consumers.tombstones(group_id), record))
+
+
+def _record(image: GroupImage) -> CoordinatorRecord:
+    return CoordinatorRecord(encode_group_key(image.group_id), encode_group_value(image))

@@ -113,9 +113,11 @@ class Group:
         error = self._check_member(request.member_id, request.group_instance_id, request.generation)
         if error is not ErrorCode.none:
             return error
+        if self.state is GroupState.PREPARING_REBALANCE:  # before the protocol: a downgraded group may have chosen another
+            return ErrorCode.rebalance_in_progress
         if request.protocol_type not in (None, self.protocol_type) or request.protocol_name not in (None, self.protocol_name):
             return ErrorCode.inconsistent_group_protocol
-        return ErrorCode.rebalance_in_progress if self.state is GroupState.PREPARING_REBALANCE else ErrorCode.none
+        return ErrorCode.none
 
     def on_persisted(self, token: int, error: ErrorCode, now: Instant) -> Instructions:
         """Process the outcome of a ``Persist``: ``none`` if the image is durably in the log, else failed or unknown."""
@@ -163,6 +165,11 @@ class Group:
             return ErrorCode.non_empty_group
         self._rebalance.end(now)
         return ErrorCode.none
+
+    def dissolve(self) -> Instructions:
+        """Make all waiting members join again, because the group goes on in the consumer protocol. Call nothing after it."""
+        self._rebalance.dissolve(ErrorCode.rebalance_in_progress)
+        return self._instructions.drain()
 
     # -- OffsetCommit
 

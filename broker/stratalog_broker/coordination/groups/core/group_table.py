@@ -41,7 +41,11 @@ class GroupTable:
         self.limits = limits
         self.store = store
         self.consumers = ConsumerGroups(limits.consumer, topics, store, now)
-        self.live = {group_id: Group.from_image(image, limits.group, now) for group_id, image in store.images.items()}
+        self.live = {
+            group_id: Group.from_image(image, limits.group, now)
+            for group_id, image in store.images.items()
+            if group_id not in self.consumers
+        }
 
     def find(self, group_id: str) -> Group | None:
         """Return the group's state machine; None if the group does not exist or has only offsets."""
@@ -71,6 +75,7 @@ class GroupTable:
             group_id in self.live
             or group_id in stored.offsets
             or group_id in stored.images
+            or group_id in stored.consumer_groups
             or group_id in self.consumers
             or stored.pending.has_group(group_id)
         )
@@ -102,6 +107,15 @@ class GroupTable:
         group = self.live[group_id]
         if group.generation == 0 and group.state is GroupState.EMPTY and not group.pending_members:
             del self.live[group_id]
+
+    def end_turns(self, group_id: str, now: Instant) -> Group | None:
+        """Replace a consumer group that has ended, or never began, by the stored classic group; None if there is none."""
+        self.consumers.forget(group_id)
+        image = self.store.images.get(group_id)
+        if image is None:
+            return None
+        group = self.live[group_id] = Group.from_image(image, self.limits.group, now)
+        return group
 
     def forget(self, group_id: str) -> None:
         """Remove the group's state machine, if there is one; what is stored remains until its removal is in the log."""

@@ -25,6 +25,17 @@ from stratalog_broker.coordination.groups.core.rebalance import GroupState, Reba
 from stratalog_broker.coordination.wake_times import Instant
 
 
+def check_join(request: JoinRequest, limits: GroupLimits) -> ErrorCode:
+    """Return the code for a JoinGroup that is wrong whatever the group's members."""
+    if not limits.session_timeout_ms_min <= request.session_timeout_ms <= limits.session_timeout_ms_max:
+        return ErrorCode.invalid_session_timeout
+    if not request.protocol_type or not 0 < len(request.protocols) <= limits.protocols_max:
+        return ErrorCode.inconsistent_group_protocol
+    if sum(len(metadata) for _, metadata in request.protocols) > limits.member_metadata_bytes_max:
+        return ErrorCode.message_too_large
+    return ErrorCode.none
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Replacement:
     old_id: str
@@ -69,21 +80,17 @@ class Joining:
             self._finish_replacement(replaced, error)
 
     def _check_join(self, request: JoinRequest) -> ErrorCode:
-        limits = self._limits
         if self._rebalance.state is GroupState.DEAD:
             return ErrorCode.coordinator_not_available
-        if not limits.session_timeout_ms_min <= request.session_timeout_ms <= limits.session_timeout_ms_max:
-            return ErrorCode.invalid_session_timeout
-        if not self._speaks(request):
-            return ErrorCode.inconsistent_group_protocol
-        if sum(len(metadata) for _, metadata in request.protocols) > limits.member_metadata_bytes_max:
-            return ErrorCode.message_too_large
+        error = check_join(request, self._limits)
+        if error is ErrorCode.none and not self._speaks(request):
+            error = ErrorCode.inconsistent_group_protocol
+        if error is not ErrorCode.none:
+            return error
         return ErrorCode.none if self._has_room(request) else ErrorCode.group_max_size_reached
 
     def _speaks(self, request: JoinRequest) -> bool:
         """Return whether the member shares the group's protocol type and supports a protocol that all members support."""
-        if not request.protocol_type or not 0 < len(request.protocols) <= self._limits.protocols_max:
-            return False
         if not self._membership.members:
             return True
         return request.protocol_type == self._rebalance.protocol_type and self._membership.can_work_with(request.protocols)
@@ -103,7 +110,7 @@ class Joining:
                 self._add(request, request.fresh_member_id, now)
             else:
                 self._replace_static(request, self._membership.members[current_id], now)
-        elif request.requires_known_member:
+        elif request.must_get_id_first:
             self._rebalance.add_pending(request.fresh_member_id, now.monotonic_ms + request.session_timeout_ms)
             answer = JoinAnswer(error=ErrorCode.member_id_required, member_id=request.fresh_member_id)
             self._instructions.answer(request.ticket, answer)

@@ -40,6 +40,15 @@ class JoinRequest:
     requires_known_member: bool = True
     can_skip_assignment: bool = True
 
+    @property
+    def must_get_id_first(self) -> bool:
+        """Whether the member has to join again with the id that it is given."""
+        return self.requires_known_member and not self.member_id and self.group_instance_id is None
+
+    @property
+    def subscription_bytes(self) -> int:
+        return sum(len(name) + len(metadata) for name, metadata in self.protocols)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JoinedMember:
@@ -74,6 +83,10 @@ class SyncRequest:
     protocol_name: str | None = None
     assignments: tuple[tuple[str, bytes], ...] = ()
 
+    @property
+    def subscription_bytes(self) -> int:
+        return 0
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SyncAnswer:
@@ -92,11 +105,31 @@ class LeavingMember:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LeaveRequest:
+    """LeaveGroup of a group of the consumer protocol, which answers when the departures are in the log."""
+
+    ticket: int
+    members: tuple[LeavingMember, ...]
+
+    @property
+    def subscription_bytes(self) -> int:
+        return 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaveAnswer:
+    """``errors`` has a code for each member, unless ``error`` says that nothing was done."""
+
+    error: ErrorCode = ErrorCode.none
+    errors: tuple[ErrorCode, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
     """Instructs the shell to answer the request with ``ticket``."""
 
     ticket: int
-    value: JoinAnswer | SyncAnswer | HeartbeatAnswer
+    value: JoinAnswer | SyncAnswer | HeartbeatAnswer | LeaveAnswer
 
 
 class MemberImage(msgspec.Struct, frozen=True, kw_only=True):
@@ -113,7 +146,10 @@ class MemberImage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GroupImage(msgspec.Struct, frozen=True, kw_only=True):
-    """A stored group, never in the middle of a rebalance: either empty, or with an assignment for each member."""
+    """A stored group, never in the middle of a rebalance: either empty, or with an assignment for each member.
+
+    With members but without a leader it was a group of the consumer protocol before, and begins with a rebalance.
+    """
 
     group_id: str
     protocol_type: str

@@ -65,6 +65,8 @@ class OffsetCommits:
         if not self._table.is_name(group_id, empty=True):
             return ErrorCode.invalid_group_id
         if group_id in self._table.consumers:
+            if transactional and generation == NO_GENERATION and not member_id and group_instance_id is None:
+                return ErrorCode.none  # the producer fences itself by its transactional id
             error = self._table.consumers.check_commit(group_id, member_id, generation, commits)
             is_stale = error is ErrorCode.stale_member_epoch
             return ErrorCode.illegal_generation if transactional and is_stale else error  # as producers expect it

@@ -126,6 +126,12 @@ class Rebalance:
             self._unsynced.remove(old_id)
             self._unsynced.add(member_id)
 
+    def dissolve(self, error: ErrorCode) -> None:
+        """Answer all waiting requests with ``error``, because the group goes on in the consumer protocol."""
+        for member in self._membership.members.values():
+            self._instructions.answer_join(member, JoinAnswer(error=error, member_id=member.member_id))
+            self._instructions.answer_sync(member, SyncAnswer(error=error))
+
     def _drop(self, member_id: str, error: ErrorCode) -> None:
         """Remove a member; answer its pending requests with ``error``."""
         member = self._membership.remove(member_id)
@@ -343,6 +349,8 @@ class Rebalance:
             self._deadlines.expect_heartbeat(member, now)
         if image.leader in self._membership.members:
             self._membership.leader = image.leader
+        elif image.members and image.leader is None:
+            self._start_rebalance(now)
 
     # -- checks
 

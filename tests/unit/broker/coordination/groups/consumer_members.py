@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from kio.schema.errors import ErrorCode
 from unit.broker.coordination.groups.known_topics import KnownTopics
@@ -69,15 +70,15 @@ class Member:
 class Log:
     """A coordinator, the records that are being written, and those that are in the log."""
 
-    def __init__(self, topics: KnownTopics, **limits: int) -> None:
+    def __init__(self, topics: KnownTopics, **limits: Any) -> None:
         self.topics = topics
-        self.limits = CoordinatorLimits(consumer=ConsumerLimits(**limits))  # type: ignore[arg-type]
+        self.limits = CoordinatorLimits(consumer=ConsumerLimits(**limits))
         self.now = Instant(1_000, 100 * DAY_MS)
         self.records: list[CoordinatorRecord] = []
         self.writing: list[Write] = []
         self.uncertain: list[Write] = []
         """Writes that failed with an unknown outcome: their records may be in the log before those of a later write."""
-        self.answers: dict[int, HeartbeatAnswer] = {}
+        self.answers: dict[int, Any] = {}
         self.tickets = 0
         self.fail_over()
 
@@ -105,7 +106,9 @@ class Log:
         """Send a heartbeat and confirm all writes; return the answer."""
         self.send(request)
         self.confirm_all()
-        return self.answers.pop(request.ticket)
+        answer = self.answers.pop(request.ticket)
+        assert isinstance(answer, HeartbeatAnswer)
+        return answer
 
     def beat(self, *members: Member, full: bool = False) -> list[HeartbeatAnswer]:
         """Each member sends a heartbeat and hears the answer, one after the other."""
@@ -120,7 +123,6 @@ class Log:
             if isinstance(item, Write):
                 self.writing.append(item)
             else:
-                assert isinstance(item.value, HeartbeatAnswer)
                 assert item.ticket not in self.answers, "a ticket is answered once"
                 self.answers[item.ticket] = item.value
 

@@ -260,7 +260,8 @@ def test_commits_in_transactions_are_checked_by_member_epoch(log: Log) -> None:
     log.beat(a)
     assert commit(log, "a", 1, transactional=True) is ErrorCode.none
     assert commit(log, "a", 0, index=9, transactional=True) is ErrorCode.illegal_generation
-    assert commit(log, "", -1, transactional=True) is ErrorCode.unknown_member_id
+    assert commit(log, "nobody", -1, transactional=True) is ErrorCode.unknown_member_id
+    assert commit(log, "", -1, transactional=True) is ErrorCode.none, "TxnOffsetCommit need not name a member, as in Kafka"
 
 
 def test_offsets_are_fetched_by_member_epoch(log: Log) -> None:

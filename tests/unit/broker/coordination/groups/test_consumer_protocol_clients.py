@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -169,3 +170,46 @@ async def test_a_group_survives_its_coordinator(tmp_path: Path) -> None:
             members.close()
 
         await in_thread(scenario)
+
+
+@pytest.mark.parametrize("strategy", ["range", "cooperative-sticky"])
+async def test_a_group_changes_its_protocol_member_by_member_and_back(cluster: MiniCluster, strategy: str) -> None:
+    bootstrap = cluster.bootstrap
+    classic = {"group.protocol": "classic", "partition.assignment.strategy": strategy, "heartbeat.interval.ms": 100}
+
+    def scenario() -> None:
+        make_topic(bootstrap, 60)
+        members, admin = Migrating(bootstrap, **classic), AdminClient({"bootstrap.servers": bootstrap})
+        sent = 60
+        for _ in range(2):
+            members.add()
+        members.poll_until(members.balanced)
+        for settings in ({"group.protocol": "consumer"}, classic):
+            members.settings = settings
+            for _ in range(2):
+                members.commit_and_close_first()
+                members.add()
+                produce(bootstrap, range(sent, sent + 30))
+                sent += 30
+                members.poll_until(members.balanced)
+                members.poll_until(lambda: len(set(members.messages)) == sent)  # noqa: B023 - called at once
+            kind = ConsumerGroupType.CLASSIC if settings is classic else ConsumerGroupType.CONSUMER
+            (row,) = admin.list_consumer_groups().result(10).valid
+            assert row.type == kind
+        members.close()
+
+    await in_thread(scenario)
+
+
+class Migrating(ConsumerMembers):
+    """Members that commit what they have read before they leave."""
+
+    def make(self, **settings: Any) -> confluent_kafka.Consumer:
+        is_consumer = settings["group.protocol"] == "consumer"
+        return super().make(**settings, **({} if is_consumer else {"session.timeout.ms": 6_000}))
+
+    def commit_and_close_first(self) -> None:
+        first = self.consumers.pop(0)
+        with contextlib.suppress(confluent_kafka.KafkaException):
+            first.commit(asynchronous=False)
+        first.close()

@@ -6,7 +6,6 @@ from collections.abc import Iterable
 
 from kio.schema.errors import ErrorCode
 
-from stratalog_broker.coordination.groups.core.consumer.requests import HeartbeatAnswer
 from stratalog_broker.coordination.groups.core.group import Group
 from stratalog_broker.coordination.groups.core.messages import (
     Answer,
@@ -44,7 +43,7 @@ class Conversation:
         for instruction in instructions:
             if isinstance(instruction, Answer):
                 assert instruction.ticket not in self.answers
-                assert not isinstance(instruction.value, HeartbeatAnswer)
+                assert isinstance(instruction.value, JoinAnswer | SyncAnswer)
                 self.answers[instruction.ticket] = instruction.value
             else:
                 self.persists.append(instruction)

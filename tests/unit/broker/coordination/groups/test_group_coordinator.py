@@ -13,7 +13,6 @@ from unit.broker.coordination.groups.known_topics import NO_TOPICS
 
 from stratalog_broker.coordination.coordinator_partition import CoordinatorPartition
 from stratalog_broker.coordination.groups.application import GroupApplication, group_kind
-from stratalog_broker.coordination.groups.core.consumer.requests import HeartbeatAnswer
 from stratalog_broker.coordination.groups.core.coordinator import GroupCoordinator, Work, Write
 from stratalog_broker.coordination.groups.core.group_table import CoordinatorLimits
 from stratalog_broker.coordination.groups.core.messages import (
@@ -68,7 +67,7 @@ class Log:
                 self.write(item.records)
                 self.do(self.core.on_written(item.group_id, item.token, ErrorCode.none, now), now)
             else:
-                assert not isinstance(item.value, HeartbeatAnswer)
+                assert isinstance(item.value, JoinAnswer | SyncAnswer)
                 self.answers.append(item.value)
 
     def commit(self, group_id: str, *commits: Commit, now: Instant = NOW) -> list[ErrorCode]:

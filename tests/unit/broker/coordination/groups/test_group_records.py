@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stratalog_broker.coordination.groups.core.consumer.model import ClassicJoin, ConsumerGroupState, MemberMetadata
+from stratalog_broker.coordination.groups.core.consumer.records import ConsumerKey, ConsumerRecord, apply_value, encode_value
 from stratalog_broker.coordination.groups.core.messages import GroupImage, MemberImage
 from stratalog_broker.coordination.groups.core.records import (
     CommittedOffset,
@@ -48,6 +51,21 @@ def test_offset_commit_bytes() -> None:
     assert value == (
         b"\x00\x03" b"\x00\x00\x00\x00\x00\x00\x01\x02" b"\x00\x00\x00\x05" b"\x00\x01m" b"\x00\x00\x00\x00\x00\x00\x00\x01"
     )  # fmt: skip
+
+
+def test_bytes_of_a_classic_member_in_a_consumer_group() -> None:
+    """As the generated classes of Kafka 4.3.1 write them, which also write a tag for a member of the consumer protocol."""
+    classic = ClassicJoin(session_timeout_ms=45_000, protocols=(("range", b"\x01\x02\x03"),))
+    member = MemberMetadata(
+        instance_id="i", client_id="c", client_host="/h", topic_names=("t",), rebalance_timeout_ms=300_000, classic=classic
+    )
+    key, known = ConsumerKey(ConsumerRecord.MEMBER, "grp", "m"), "00000269000263032f6802027401000493e00001"
+    value = bytes.fromhex(known + "0012010000afc8020672616e6765040102030000")
+    assert encode_value(key, ConsumerGroupState(members={"m": member})) == value
+    for content, expected in ((value, member), (bytes.fromhex(known + "000100"), replace(member, classic=None))):
+        state = ConsumerGroupState()
+        apply_value(key, content, state)
+        assert state.members == {"m": expected}
 
 
 def test_group_metadata_bytes() -> None:

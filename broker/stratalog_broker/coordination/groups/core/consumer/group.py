@@ -4,32 +4,58 @@ It works in turns: a turn takes all heartbeats that have arrived, changes member
 needed, computes a target assignment if one is due, and moves each sender towards its target. Its records are written as one
 batch; its answers are sent when that batch is in the log. There is no next turn before that (``turns.py``).
 
+Members may speak the classic protocol (``classic_members.py``). When the last one of the consumer protocol leaves, a turn ends
+the group, and the others go on in a classic group (``migration.py``).
+
 Differences from Apache Kafka: one group epoch for all changes of a turn, and regular expressions are resolved at once, not in
 the background.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from uuid import UUID
 
 from kio.schema.errors import ErrorCode
 
+from stratalog_broker.coordination.groups.core.consumer.classic_members import (
+    check_generation,
+    check_sync,
+    classic_sender_of,
+    joined,
+    leaving_classically,
+    must_join_again,
+    owned_partitions,
+    subscription_of,
+    sync_answer,
+)
+from stratalog_broker.coordination.groups.core.consumer.embedded_protocol import PROTOCOL_TYPE
+from stratalog_broker.coordination.groups.core.consumer.group_requests import GroupRequest, refusal
+from stratalog_broker.coordination.groups.core.consumer.member_deadlines import MemberDeadlines
 from stratalog_broker.coordination.groups.core.consumer.model import (
     LEAVE_STATIC_EPOCH,
     ConsumerGroupState,
     MemberMetadata,
     MemberState,
+    Partitions,
     Topics,
 )
 from stratalog_broker.coordination.groups.core.consumer.reconciliation import Goal, reconcile
 from stratalog_broker.coordination.groups.core.consumer.requests import HeartbeatAnswer, HeartbeatRefused, HeartbeatRequest
-from stratalog_broker.coordination.groups.core.consumer.senders import leaving_member, sender_of
+from stratalog_broker.coordination.groups.core.consumer.senders import Sender, leaving_member, sender_of
 from stratalog_broker.coordination.groups.core.consumer.settings import ConsumerLimits
 from stratalog_broker.coordination.groups.core.consumer.subscriptions import Subscriptions
 from stratalog_broker.coordination.groups.core.consumer.tracked_state import TrackedState
-from stratalog_broker.coordination.groups.core.messages import Answer
+from stratalog_broker.coordination.groups.core.messages import (
+    Answer,
+    JoinAnswer,
+    JoinRequest,
+    LeaveAnswer,
+    LeaveRequest,
+    SyncRequest,
+)
 from stratalog_broker.coordination.replay import CoordinatorRecord
 from stratalog_broker.coordination.wake_times import NEVER_MS, Instant
 
@@ -45,39 +71,52 @@ class ConsumerGroupPhase(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
-    """The outcome of a turn: send the answers once the records are in the log."""
+    """The outcome of a turn: send the answers once the records are in the log.
 
-    answers: Sequence[Answer]
-    records: Sequence[CoordinatorRecord]
+    ``postponed`` are requests to handle again after that. ``is_downgrade``: the records remove the group, and the caller adds
+    the classic one.
+    """
+
+    answers: Sequence[Answer] = ()
+    records: Sequence[CoordinatorRecord] = ()
+    postponed: Sequence[GroupRequest] = ()
+    is_downgrade: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class _Sender:
-    request: HeartbeatRequest
+    """``owned`` are the partitions that the sender says it owns; None if it did not say."""
+
+    request: HeartbeatRequest | JoinRequest
     member_id: str
     subscription_changed: bool
+    owned: Partitions | None
 
 
 class ConsumerGroup:
-    """Not thread-safe; no call blocks."""
+    """Not thread-safe; no call blocks. ``is_new``: nothing of the group is stored in this protocol."""
 
-    def __init__(self, group_id: str, stored: ConsumerGroupState, limits: ConsumerLimits, topics: Topics, now: Instant) -> None:
+    def __init__(
+        self, group_id: str, stored: ConsumerGroupState, limits: ConsumerLimits, topics: Topics, now: Instant, *,
+        is_new: bool = False,
+    ) -> None:  # fmt: skip
         self.group_id = group_id
-        self.state = TrackedState(group_id, stored)
+        self.state = TrackedState(group_id, stored, is_new=is_new)
         self._limits = limits
         self._subscriptions = Subscriptions(self.state, topics)
-        self._is_changed = self.state.is_reset
+        self._is_changed = self.state.is_reset or (is_new and bool(stored.members))
         """Whether members or subscriptions changed since the group epoch was raised."""
+        self._has_lost_members = False
+        """Whether a member has left in this turn."""
         self._assign_at_ms = NEVER_MS
-        self._sessions: dict[str, int] = {}
-        """When each member's session ends, on the monotonic clock."""
-        self._revocations: dict[str, int] = {}
-        """When each member that has to revoke partitions must have done so."""
-        self.wake_at_ms = NEVER_MS
-        """Never later than the next deadline."""
-        self._wake_is_due = False
+        self._deadlines = MemberDeadlines()
         for member_id in self.state.members:
             self._extend_session(member_id, now)
+
+    @property
+    def wake_at_ms(self) -> int:
+        """Never later than the next deadline."""
+        return self._deadlines.wake_at_ms
 
     @property
     def phase(self) -> ConsumerGroupPhase:
@@ -96,42 +135,89 @@ class ConsumerGroup:
     def is_subscribed_to(self, topic: str) -> bool:
         return self._subscriptions.includes(topic)
 
+    def names_of(self, member_id: str) -> dict[UUID, str]:
+        """Return the names of the topics to which a member subscribes, by id."""
+        return self._subscriptions.names_of(member_id)
+
     # -- turns
 
-    def turn(self, requests: Sequence[HeartbeatRequest], now: Instant) -> Turn:
-        """Handle heartbeats and deadlines that have passed."""
-        self._end_sessions(now, {request.member_id for request in requests})
-        answers, senders = list[Answer](), list[_Sender]()
+    def turn(self, requests: Sequence[GroupRequest], now: Instant) -> Turn:
+        """Handle requests and deadlines that have passed."""
+        self._has_lost_members = False
+        self._end_sessions(requests, now)
+        answers, staying, postponed = list[Answer](), list[GroupRequest](), list[GroupRequest]()
+        for request in requests:
+            if isinstance(request, LeaveRequest):
+                answers.append(Answer(ticket=request.ticket, value=self._leave_classically(request)))
+            elif isinstance(request, HeartbeatRequest) and request.is_leaving:
+                answers.append(self._leave(request))
+            elif isinstance(request, JoinRequest) and self._takes_over_from_last(request):
+                postponed.append(request)
+            else:
+                staying.append(request)
+        if self._has_lost_members and self._is_classic:
+            return Turn(
+                answers=answers, records=self.state.tombstones(), postponed=(*postponed, *staying), is_downgrade=True
+            )  # fmt: skip
+        answers += self._stay(staying, now)
+        self._deadlines.plan_wake(self._assign_at_ms)
+        return Turn(answers=answers, records=self.state.drain(), postponed=postponed)
+
+    def _stay(self, requests: Sequence[GroupRequest], now: Instant) -> list[Answer]:
+        """Handle the requests of members that do not leave."""
+        answers, senders, syncs = list[Answer](), list[_Sender](), list[SyncRequest]()
         for request in requests:
             try:
-                if request.is_leaving:
-                    answers.append(Answer(ticket=request.ticket, value=self._leave(request)))
-                else:
+                if isinstance(request, HeartbeatRequest):
                     senders.append(self._admit(request, now))
+                elif isinstance(request, JoinRequest):
+                    senders.append(self._admit_classic(request, now))
+                elif isinstance(request, SyncRequest):
+                    syncs.append(request)
             except HeartbeatRefused as refused:
-                answers.append(Answer(ticket=request.ticket, value=refused.answer))
-        self._raise_epoch(requests, now)
+                answers.append(refusal(request, refused.answer.error, refused.answer.message))
+        self._raise_epoch([each for each in requests if isinstance(each, HeartbeatRequest)], now)
         self._assign_if_due(now)
-        answers += [Answer(ticket=sender.request.ticket, value=self._move(sender, now)) for sender in senders]
-        self._plan_wake()
-        return Turn(answers=answers, records=self.state.drain())
+        answers += [self._move(sender, now) for sender in senders]
+        return answers + [self._sync(request, now) for request in syncs]
 
     # -- members
+
+    def check_joining(self, request: HeartbeatRequest) -> None:
+        """Raise ``HeartbeatRefused`` if a member of the consumer protocol may not join; change nothing."""
+        sender = sender_of(self.state, request, self._limits.members_max)
+        before = self.state.members.get(sender.replaced_id or sender.member_id)
+        self._check_size(before, _updated(before or MemberMetadata(), request))
 
     def _admit(self, request: HeartbeatRequest, now: Instant) -> _Sender:
         """Add or update the sender. Raises ``HeartbeatRefused``."""
         sender = sender_of(self.state, request, self._limits.members_max)
         before = self.state.members.get(sender.replaced_id or sender.member_id)
-        after = _updated(before or MemberMetadata(), request)
+        changed = self._update(sender, before, _updated(before or MemberMetadata(), request), now)
+        return _Sender(request, sender.member_id, changed, request.owned)
+
+    def _admit_classic(self, request: JoinRequest, now: Instant) -> _Sender:
+        """Add or update the sender, which speaks the classic protocol. Raises ``HeartbeatRefused``."""
+        sender = classic_sender_of(self.state, request, self._limits.members_max)
+        subscription = subscription_of(request)
+        before = self.state.members.get(sender.replaced_id or sender.member_id)
+        changed = self._update(sender, before, joined(before or MemberMetadata(), request, subscription), now)
+        self._deadlines.done(sender.member_id)
+        self._deadlines.expect(sender.member_id, now.monotonic_ms + request.rebalance_timeout_ms)  # to send SyncGroup
+        owned = owned_partitions(subscription, self._subscriptions.topic_id_of)
+        return _Sender(request, sender.member_id, changed, owned)
+
+    def _update(self, sender: Sender, before: MemberMetadata | None, after: MemberMetadata, now: Instant) -> bool:
+        """Store a sender's metadata; return whether its subscription has changed. Raises ``HeartbeatRefused``."""
         self._check_size(before, after)
         if sender.replaced_id is not None:
             self.state.replace_member(sender.replaced_id, sender.member_id)
-            self._forget(sender.replaced_id)
+            self._deadlines.forget(sender.replaced_id)
         changed = before is None or (before.topic_names, before.topic_pattern) != (after.topic_names, after.topic_pattern)
         self.state.set_member(sender.member_id, after)
         self._is_changed |= changed
         self._extend_session(sender.member_id, now)
-        return _Sender(request, sender.member_id, changed)
+        return changed
 
     def _check_size(self, before: MemberMetadata | None, after: MemberMetadata) -> None:
         """Raise ``HeartbeatRefused`` if the subscriptions of the group would become too large."""
@@ -140,48 +226,98 @@ class ConsumerGroup:
             text = f"The subscriptions of the group's members may have {self._limits.group_bytes_max} bytes."
             raise HeartbeatRefused(ErrorCode.group_max_size_reached, text)
 
-    def _leave(self, request: HeartbeatRequest) -> HeartbeatAnswer:
-        member_id = leaving_member(self.state, request)
+    def _leave(self, request: HeartbeatRequest) -> Answer:
+        try:
+            member_id = leaving_member(self.state, request)
+        except HeartbeatRefused as refused:
+            return Answer(ticket=request.ticket, value=refused.answer)
         if request.member_epoch == LEAVE_STATIC_EPOCH:
             current = self.state.current_of(member_id)
             away = replace(current, member_epoch=LEAVE_STATIC_EPOCH, state=MemberState.STABLE, revoking={})
             self.state.set_current(member_id, away)
-            self._revocations.pop(member_id, None)
+            self._deadlines.done(member_id)
         else:
             self._remove(member_id)
-        return HeartbeatAnswer(member_id=request.member_id, member_epoch=request.member_epoch)
+        left = HeartbeatAnswer(member_id=request.member_id, member_epoch=request.member_epoch)
+        return Answer(ticket=request.ticket, value=left)
+
+    def _leave_classically(self, request: LeaveRequest) -> LeaveAnswer:
+        errors = []
+        for leaving in request.members:
+            error, member_id = leaving_classically(self.state, leaving)
+            if error is ErrorCode.none:
+                self._remove(member_id)
+            errors.append(error)
+        return LeaveAnswer(errors=tuple(errors))
 
     def _remove(self, member_id: str) -> None:
         self.state.remove_member(member_id)
-        self._forget(member_id)
-        self._is_changed = True
+        self._deadlines.forget(member_id)
+        self._is_changed = self._has_lost_members = True
 
-    def _forget(self, member_id: str) -> None:
-        self._sessions.pop(member_id, None)
-        self._revocations.pop(member_id, None)
+    # -- downgrade
+
+    @property
+    def _is_classic(self) -> bool:
+        """Whether the group may go on as a classic one, because all members are of that protocol."""
+        count, limits = len(self.state.members), self._limits
+        may = limits.migration.downgrades and self.state.subscription_bytes <= limits.migration_bytes_max
+        return may and 0 < count <= limits.classic_members_max and self.state.classic.count == count
+
+    def _takes_over_from_last(self, request: JoinRequest) -> bool:
+        """Remove the last member of the consumer protocol if it is a static one that joins again with the classic protocol.
+
+        The request has to be handled again once the group is a classic one, or has no members.
+        """
+        holder = None if request.member_id else self.state.instances.get(request.group_instance_id or "")
+        if holder is None or not self._limits.migration.downgrades or self.state.members[holder].classic is not None:
+            return False
+        if self.state.classic.count < len(self.state.members) - 1 or len(self.state.members) > self._limits.classic_members_max:
+            return False
+        if request.protocol_type != PROTOCOL_TYPE or not self.state.classic.can_work_with(request.protocols):
+            return False
+        self._remove(holder)
+        return True
+
+    # -- requests of classic members that are no JoinGroup
+
+    def classic_heartbeat(self, member_id: str, instance_id: str | None, generation: int, now: Instant) -> ErrorCode:
+        """Extend a classic member's session; return REBALANCE_IN_PROGRESS if it has to join again."""
+        error = check_generation(self.state, member_id, instance_id, generation)
+        if error is not ErrorCode.none:
+            return error
+        self._extend_session(member_id, now)
+        if not self._subscriptions.is_current(now) and not self._subscriptions.have_patterns:
+            self._deadlines.wake_by(now.monotonic_ms)  # the next turn finds the topics that are new
+        return self._expect_rejoin(member_id, now) if must_join_again(self.state, member_id) else ErrorCode.none
+
+    def _expect_rejoin(self, member_id: str, now: Instant) -> ErrorCode:
+        timeout_ms = max(self.state.members[member_id].rebalance_timeout_ms, 0)
+        self._deadlines.expect(member_id, now.monotonic_ms + timeout_ms)
+        return ErrorCode.rebalance_in_progress
+
+    def _sync(self, request: SyncRequest, now: Instant) -> Answer:
+        error = check_sync(self.state, request)
+        if error is ErrorCode.rebalance_in_progress:
+            self._expect_rejoin(request.member_id, now)
+        if error is not ErrorCode.none:
+            return refusal(request, error)
+        self._deadlines.done(request.member_id)
+        self._extend_session(request.member_id, now)
+        return Answer(ticket=request.ticket, value=sync_answer(self.state, request, self.names_of(request.member_id)))
 
     # -- deadlines
 
     def _extend_session(self, member_id: str, now: Instant) -> None:
-        self._sessions[member_id] = now.monotonic_ms + self._limits.timeouts_of(self.group_id).session_ms
-        self.wake_at_ms = min(self.wake_at_ms, self._sessions[member_id])
+        classic = self.state.members[member_id].classic
+        timeout_ms = self._limits.timeouts_of(self.group_id).session_ms if classic is None else classic.session_timeout_ms
+        self._deadlines.extend_session(member_id, now.monotonic_ms + timeout_ms)
 
-    def _end_sessions(self, now: Instant, heard: Iterable[str]) -> None:
-        """Remove members that were silent or held partitions for too long, except those that are heard in this turn."""
-        if self.wake_at_ms > now.monotonic_ms:
-            return
-        for deadlines in (self._sessions, self._revocations):
-            overdue = [member_id for member_id, at_ms in deadlines.items() if at_ms <= now.monotonic_ms]
-            for member_id in overdue:
-                if member_id not in heard:
-                    self._remove(member_id)
-        self._wake_is_due = True
-
-    def _plan_wake(self) -> None:
-        if self._wake_is_due:  # O(members), seldom: sessions end much later than their members' next heartbeats
-            self._wake_is_due = False
-            self.wake_at_ms = min([NEVER_MS, *self._sessions.values(), *self._revocations.values()])
-        self.wake_at_ms = min(self.wake_at_ms, self._assign_at_ms)
+    def _end_sessions(self, requests: Sequence[GroupRequest], now: Instant) -> None:
+        """Remove members that were silent or owe something for too long, except those that are heard in this turn."""
+        heard = {request.member_id for request in requests if not isinstance(request, LeaveRequest)}
+        for member_id in self._deadlines.overdue(now, heard):
+            self._remove(member_id)
 
     # -- epoch and target
 
@@ -190,10 +326,11 @@ class ConsumerGroup:
 
         Which topics match a pattern depends on permissions, so changes of topics are noticed with a heartbeat (as in Kafka).
         """
-        if not self._is_changed and (not requests or self._subscriptions.is_current(now)):
+        may_refresh = bool(requests) or not self._subscriptions.have_patterns
+        if not self._is_changed and (not may_refresh or self._subscriptions.is_current(now)):
             return
-        if requests:
-            self._subscriptions.refresh(requests[0].may_describe, now)
+        if may_refresh:
+            self._subscriptions.refresh(requests[0].may_describe if requests else None, now)
         is_resolved = self._subscriptions.are_resolved(now)
         topics_hash = self._subscriptions.topics_hash() if is_resolved else self.state.topics_hash
         if self._is_changed or topics_hash != self.state.topics_hash:
@@ -214,11 +351,12 @@ class ConsumerGroup:
 
     # -- reconciliation
 
-    def _move(self, sender: _Sender, now: Instant) -> HeartbeatAnswer:
+    def _move(self, sender: _Sender, now: Instant) -> Answer:
         """Move the sender towards its target; return the answer."""
         member_id, request = sender.member_id, sender.request
         if member_id not in self.state.members:
-            return HeartbeatAnswer(error=ErrorCode.unknown_member_id, message=f"Member {member_id} has left the group.")
+            text = f"Member {member_id} has been replaced."
+            return refusal(request, ErrorCode.unknown_member_id, text)
         before = self.state.current_of(member_id)
         if sender.subscription_changed or not self.state.is_reconciled(member_id):
             goal = Goal(
@@ -226,31 +364,40 @@ class ConsumerGroup:
                 topic_ids=self._subscriptions.topic_ids_of(member_id), is_free=self.state.is_free,
             )  # fmt: skip
             changed = sender.subscription_changed
-            self.state.set_current(member_id, reconcile(before, goal, request.owned, subscription_changed=changed))
-            self._expect_revocation(member_id, now)
+            self.state.set_current(member_id, reconcile(before, goal, sender.owned, subscription_changed=changed))
+            if isinstance(request, HeartbeatRequest):
+                self._expect_revocation(member_id, now)
         after = self.state.current_of(member_id)
+        if isinstance(request, JoinRequest):
+            joined_as = JoinAnswer(
+                generation=after.member_epoch, protocol_type=PROTOCOL_TYPE, protocol_name=request.protocols[0][0],
+                member_id=member_id,
+            )  # fmt: skip
+            return Answer(ticket=request.ticket, value=joined_as)
         needs_assignment = request.is_joining or request.is_full or before.assigned.keys() != after.assigned.keys()
-        return HeartbeatAnswer(
+        answer = HeartbeatAnswer(
             member_id=member_id, member_epoch=after.member_epoch,
             heartbeat_interval_ms=self._limits.timeouts_of(self.group_id).heartbeat_ms,
             assignment=frozenset(after.assigned) if needs_assignment else None,
         )  # fmt: skip
+        return Answer(ticket=request.ticket, value=answer)
 
     def _expect_revocation(self, member_id: str, now: Instant) -> None:
         """Set the deadline of a member that has to revoke partitions; one that is set already stays."""
         if self.state.current_of(member_id).state is not MemberState.UNREVOKED_PARTITIONS:
-            self._revocations.pop(member_id, None)
-        elif member_id not in self._revocations:
-            at_ms = now.monotonic_ms + max(self.state.members[member_id].rebalance_timeout_ms, 0)
-            self._revocations[member_id] = at_ms
-            self.wake_at_ms = min(self.wake_at_ms, at_ms)
+            self._deadlines.done(member_id)
+        else:
+            self._deadlines.expect(
+                member_id, now.monotonic_ms + max(self.state.members[member_id].rebalance_timeout_ms, 0)
+            )  # fmt: skip
 
     def validate_state(self) -> None:
         """Assert the invariants."""
         self.state.validate_state()
-        assert self._sessions.keys() == self.state.members.keys()
-        assert self._revocations.keys() <= self.state.members.keys()
-        assert self.wake_at_ms <= min([NEVER_MS, self._assign_at_ms, *self._sessions.values(), *self._revocations.values()])
+        sessions, tasks = self._deadlines.sessions, self._deadlines.tasks
+        assert sessions.keys() == self.state.members.keys()
+        assert tasks.keys() <= self.state.members.keys()
+        assert self.wake_at_ms <= min([NEVER_MS, self._assign_at_ms, *sessions.values(), *tasks.values()])
 
 
 def _updated(member: MemberMetadata, request: HeartbeatRequest) -> MemberMetadata:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from typing import Final
+from uuid import UUID
 
 from kio.schema.errors import ErrorCode
 
 from stratalog_broker.coordination.groups.core.consumer.group import ConsumerGroup, ConsumerGroupPhase
+from stratalog_broker.coordination.groups.core.consumer.group_requests import GroupRequest
 from stratalog_broker.coordination.groups.core.consumer.model import ConsumerGroupState, CurrentAssignment, Topics
 from stratalog_broker.coordination.groups.core.consumer.records import encode_key, keys_of
-from stratalog_broker.coordination.groups.core.consumer.requests import HeartbeatRequest
 from stratalog_broker.coordination.groups.core.consumer.settings import ConsumerLimits
 from stratalog_broker.coordination.groups.core.consumer.turns import GroupTurns, Step
 from stratalog_broker.coordination.groups.core.offset_rows import Commit
@@ -36,7 +37,8 @@ class ConsumerGroups:
     # -- for reading
 
     def __contains__(self, group_id: str) -> bool:
-        return group_id in self._live or group_id in self._store.consumer_groups
+        """Return whether the group is of the consumer protocol, whatever is still stored of an earlier one."""
+        return group_id in self._live
 
     def ids(self) -> Iterator[str]:
         """Yield the ids of all groups, live or only stored."""
@@ -70,27 +72,37 @@ class ConsumerGroups:
     def find_or_create(self, group_id: str, now: Instant) -> GroupTurns:
         turns = self._live.get(group_id)
         if turns is None:
-
-            def rebuild(at: Instant) -> ConsumerGroup:
-                stored = self._store.consumer_groups.get(group_id, ConsumerGroupState())
-                return ConsumerGroup(group_id, stored, self.limits, self.topics, at)
-
-            turns = self._live[group_id] = GroupTurns(rebuild, self.limits, now)
+            stored = self._store.consumer_groups.get(group_id)
+            turns = self.start(self.new_group(group_id, stored or ConsumerGroupState(), now, is_new=stored is None))
         return turns
 
-    def heartbeat(self, group_id: str, request: HeartbeatRequest, now: Instant) -> Step:
-        """Handle a heartbeat of a group that exists, or that it creates."""
+    def new_group(self, group_id: str, state: ConsumerGroupState, now: Instant, *, is_new: bool) -> ConsumerGroup:
+        """Return a group that is not started yet. ``is_new``: the state is not stored."""
+        return ConsumerGroup(group_id, state, self.limits, self.topics, now, is_new=is_new)
+
+    def start(self, group: ConsumerGroup) -> GroupTurns:
+        group_id = group.group_id
+
+        def rebuild(at: Instant) -> ConsumerGroup | None:
+            stored = self._store.consumer_groups.get(group_id)
+            if stored is None and group_id in self._store.images:
+                return None
+            return self.new_group(group_id, stored or ConsumerGroupState(), at, is_new=stored is None)
+
+        turns = self._live[group_id] = GroupTurns(group, rebuild, self.limits)
+        return turns
+
+    def topic_id_of(self, name: str) -> UUID | None:
+        topic = self.topics.find(name)
+        return None if topic is None else topic.topic_id
+
+    def handle(self, group_id: str, request: GroupRequest, now: Instant) -> Step:
+        """Handle a request of a group that exists, or that it creates."""
         return self.find_or_create(group_id, now).add(request, now)
 
     def forget(self, group_id: str) -> None:
         """Remove the live group; what is stored remains until its removal is in the log."""
         self._live.pop(group_id, None)
-
-    def forget_if_unused(self, group_id: str) -> None:
-        """Remove a live group that has never had a member."""
-        turns = self._live.get(group_id)
-        if turns is not None and turns.is_idle and not turns.group.state.epoch:
-            del self._live[group_id]
 
     def tombstones(self, group_id: str) -> list[CoordinatorRecord]:
         """Return the records that delete what is stored of a group; none if it is not stored."""
@@ -102,9 +114,11 @@ class ConsumerGroups:
 
     # -- offsets
 
-    def has_member(self, group_id: str, member_id: str) -> bool:
+    def has_consumer_member(self, group_id: str, member_id: str) -> bool:
+        """Return whether a member of the consumer protocol has this id."""
         group = self.find(group_id)
-        return group is not None and member_id in group.state.members
+        member = None if group is None else group.state.members.get(member_id)
+        return member is not None and member.classic is None
 
     def check_commit(self, group_id: str, member_id: str, epoch: int, commits: Sequence[Commit]) -> ErrorCode:
         """Return the code for a member's commit of offsets of these partitions.
@@ -121,7 +135,7 @@ class ConsumerGroups:
         if epoch == current.member_epoch:
             return ErrorCode.none
         has_owned = epoch < current.member_epoch and all(self._owned_since(current, each, epoch) for each in commits)
-        return ErrorCode.none if has_owned else ErrorCode.stale_member_epoch
+        return ErrorCode.none if has_owned else _stale(group, member_id)
 
     def _owned_since(self, current: CurrentAssignment, commit: Commit, epoch: int) -> bool:
         topic = self.topics.find(commit.topic)
@@ -136,4 +150,10 @@ class ConsumerGroups:
         if member_id not in group.state.members:
             return ErrorCode.unknown_member_id
         current = group.state.current_of(member_id)
-        return ErrorCode.none if epoch == current.member_epoch else ErrorCode.stale_member_epoch
+        return ErrorCode.none if epoch == current.member_epoch else _stale(group, member_id)
+
+
+def _stale(group: ConsumerGroup, member_id: str) -> ErrorCode:
+    """Return the code for a wrong epoch, which members of the classic protocol know as a generation."""
+    is_classic = group.state.members[member_id].classic is not None
+    return ErrorCode.illegal_generation if is_classic else ErrorCode.stale_member_epoch

@@ -56,8 +56,29 @@ class MemberState(IntEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ClassicJoin:
+    """The properties of a member of the classic protocol: a session time-out of its own, and what it sent with JoinGroup."""
+
+    session_timeout_ms: int
+    protocols: tuple[tuple[str, bytes], ...]
+    """Name and metadata of each assignment protocol that the member supports, in order of preference."""
+
+    @property
+    def protocol_name(self) -> str:
+        """The protocol that the member is told. All its protocols have the same subscription, and the server assigns."""
+        return self.protocols[0][0]
+
+    @property
+    def metadata_bytes(self) -> int:
+        return sum(len(name) + len(metadata) for name, metadata in self.protocols)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MemberMetadata:
-    """A member's own properties, from its heartbeats. An empty ``topic_pattern`` means none."""
+    """A member's own properties, from its heartbeats. An empty ``topic_pattern`` means none.
+
+    ``classic`` is None for a member of the consumer protocol.
+    """
 
     instance_id: str | None = None
     rack_id: str | None = None
@@ -67,10 +88,12 @@ class MemberMetadata:
     topic_pattern: str = ""
     rebalance_timeout_ms: int = -1
     assignor: str | None = None
+    classic: ClassicJoin | None = None
 
     @property
     def subscription_bytes(self) -> int:
-        return sum(map(len, self.topic_names)) + len(self.topic_pattern)
+        classic_bytes = 0 if self.classic is None else self.classic.metadata_bytes
+        return sum(map(len, self.topic_names)) + len(self.topic_pattern) + classic_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

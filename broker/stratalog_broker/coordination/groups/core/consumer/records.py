@@ -18,6 +18,7 @@ from typing import Final, TypeVar
 from uuid import UUID
 
 from stratalog_broker.coordination.groups.core.consumer.model import (
+    ClassicJoin,
     ConsumerGroupState,
     CurrentAssignment,
     MemberMetadata,
@@ -146,9 +147,20 @@ def _encode_member(member: MemberMetadata) -> bytes:
     return b"".join(
         (
             _VERSION, *map(_compact, texts), _array(member.topic_names, _compact), _compact(member.topic_pattern),
-            _I32.pack(member.rebalance_timeout_ms), _compact(member.assignor), _NO_TAGS,
+            _I32.pack(member.rebalance_timeout_ms), _compact(member.assignor),
+            _tagged({} if member.classic is None else {0: _encode_classic(member.classic)}),
         )
     )  # fmt: skip
+
+
+def _encode_classic(classic: ClassicJoin) -> bytes:
+    """Return a nullable struct: uvarint 1, or 0 for null."""
+
+    def encode(protocol: tuple[str, bytes]) -> bytes:
+        name, metadata = protocol
+        return _compact(name) + write_uvarint(len(metadata) + 1) + metadata + _NO_TAGS
+
+    return write_uvarint(1) + _I32.pack(classic.session_timeout_ms) + _array(classic.protocols, encode) + _NO_TAGS
 
 
 def _decode_member(reader: FlexibleReader) -> MemberMetadata:
@@ -156,7 +168,26 @@ def _decode_member(reader: FlexibleReader) -> MemberMetadata:
         instance_id=reader.compact(), rack_id=reader.compact(), client_id=reader.compact() or "",
         client_host=reader.compact() or "", topic_names=tuple(reader.array(lambda: reader.compact() or "")),
         topic_pattern=reader.compact() or "", rebalance_timeout_ms=reader.i32(), assignor=reader.compact(),
+        classic=_decode_classic(reader.tags().get(0)),
     )  # fmt: skip
+
+
+def _decode_classic(content: bytes | None) -> ClassicJoin | None:
+    if content is None:
+        return None
+    reader = FlexibleReader(content)
+    if reader.uvarint() == 0:
+        return None
+
+    def decode() -> tuple[str, bytes]:
+        name, metadata = reader.compact() or "", reader.take(reader.uvarint() - 1)
+        reader.tags()
+        return name, metadata
+
+    classic = ClassicJoin(session_timeout_ms=reader.i32(), protocols=tuple(reader.array(decode)))
+    if not classic.protocols:
+        raise Corrupt("member of the classic protocol has no protocols")
+    return classic
 
 
 def _encode_target(target: Partitions) -> bytes:

@@ -29,8 +29,9 @@ def sender_of(state: TrackedState, request: HeartbeatRequest, members_max: int) 
     known = state.members.get(request.member_id)
     if known is not None and request.instance_id not in (None, known.instance_id):
         raise HeartbeatRefused(ErrorCode.invalid_request, f"Member id {request.member_id} belongs to another instance id.")
-    if earlier_id not in (None, request.member_id):
-        if state.current_of(earlier_id).member_epoch != LEAVE_STATIC_EPOCH:
+    if earlier_id is not None and earlier_id != request.member_id:
+        is_classic = state.members[earlier_id].classic is not None  # such members do not say that they return
+        if not is_classic and state.current_of(earlier_id).member_epoch != LEAVE_STATIC_EPOCH:
             text = f"Instance id {request.instance_id} is in use by member {earlier_id}, which has not left."
             raise HeartbeatRefused(ErrorCode.unreleased_instance_id, text)
         return Sender(request.member_id, earlier_id)

@@ -35,9 +35,13 @@ class Subscriptions:
         """Return whether no topic of the cluster has changed since the last ``refresh``, nor may permissions have."""
         return self._topics.version == self._seen_version and now.monotonic_ms < self._refresh_at_ms
 
+    @property
+    def have_patterns(self) -> bool:
+        return any(member.topic_pattern for member in self._state.members.values())
+
     def are_resolved(self, now: Instant) -> bool:
         """Return whether the topics of all members are known; those of patterns have to be current."""
-        return self.is_current(now) or not self._patterns()
+        return self.is_current(now) or not self.have_patterns
 
     def refresh(self, may_describe: MayDescribe | None, now: Instant) -> None:
         """Take notice of all topics of the cluster, of those that match a pattern only if they may be described."""
@@ -68,6 +72,15 @@ class Subscriptions:
         matched = self._topics.matching(pattern) - self._hidden if pattern else frozenset[str]()
         found = (self._topics.find(name) for name in {*names, *matched})
         return [topic for topic in found if topic is not None]
+
+    def topic_id_of(self, name: str) -> UUID | None:
+        topic = self._topics.find(name)
+        return None if topic is None else topic.topic_id
+
+    def names_of(self, member_id: str) -> dict[UUID, str]:
+        """Return the names of the existing topics to which a member subscribes, by id."""
+        member = self._state.members[member_id]
+        return {topic.topic_id: topic.name for topic in self._topics_of((member.topic_names, member.topic_pattern))}
 
     def topic_ids_of(self, member_id: str) -> frozenset[UUID]:
         member = self._state.members[member_id]

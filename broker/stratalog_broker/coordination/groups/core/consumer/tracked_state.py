@@ -6,6 +6,8 @@ Invariant: a partition has at most one owner, which is the member that has it as
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable
 from typing import TypeVar
 
 from stratalog_broker.coordination.groups.core.consumer.model import (
@@ -23,22 +25,49 @@ from stratalog_broker.coordination.groups.core.consumer.records import (
     encode_value,
     keys_of,
 )
+from stratalog_broker.coordination.groups.core.records import encode_group_key
 from stratalog_broker.coordination.replay import CoordinatorRecord
 
 Value = TypeVar("Value")
 _NOTHING = CurrentAssignment()
 
 
-class TrackedState:
-    """All changes of a group go through its methods."""
+class ClassicMembers:
+    """How many members speak the classic protocol, and which of its assignment protocols they support."""
 
-    def __init__(self, group_id: str, stored: ConsumerGroupState) -> None:
+    def __init__(self) -> None:
+        self.count = 0
+        self._supporters: Counter[str] = Counter()
+
+    def add(self, member: MemberMetadata, change: int = 1) -> None:
+        """Count a member if it speaks the classic protocol; ``change`` is -1 to remove it."""
+        if member.classic is not None:
+            self.count += change
+            for name, _ in member.classic.protocols:
+                self._supporters[name] += change
+
+    def can_work_with(self, protocols: Iterable[tuple[str, bytes]]) -> bool:
+        """Return whether all classic members support one of these protocols."""
+        return any(self._supporters[name] == self.count for name, _ in protocols)
+
+    def supported_by_all(self) -> set[str]:
+        return {name for name, count in self._supporters.items() if count == self.count}
+
+
+class TrackedState:
+    """All changes of a group go through its methods. ``is_new``: nothing of the group is stored in this protocol."""
+
+    def __init__(self, group_id: str, stored: ConsumerGroupState, *, is_new: bool = False) -> None:
         self.group_id = group_id
         self._state = stored.copy()
         self._owners: dict[Partition, str] = {}
         self.instances: dict[str, str] = {}
         """Member ids by group instance id."""
+        self.classic = ClassicMembers()
+        self._is_new = is_new
         self._changed: dict[ConsumerKey, None] = {}
+        if is_new and stored.members:
+            self._changed = dict.fromkeys(keys_of(group_id, stored))
         self.subscription_bytes = 0
         """The size of all members' subscriptions."""
         self.is_reset = not stored.is_consistent
@@ -47,6 +76,7 @@ class TrackedState:
             self._reset()
         for member_id, member in self._state.members.items():
             self.subscription_bytes += member.subscription_bytes
+            self.classic.add(member)
             if member.instance_id is not None:
                 self.instances[member.instance_id] = member_id
         for member_id, current in self._state.current.items():
@@ -114,7 +144,11 @@ class TrackedState:
         before = self._state.members.get(member_id)
         if before == member:
             return
-        self.subscription_bytes += member.subscription_bytes - (0 if before is None else before.subscription_bytes)
+        if before is not None:
+            self.subscription_bytes -= before.subscription_bytes
+            self.classic.add(before, -1)
+        self.subscription_bytes += member.subscription_bytes
+        self.classic.add(member)
         self._state.members[member_id] = member
         if member.instance_id is not None:
             self.instances[member.instance_id] = member_id
@@ -143,6 +177,7 @@ class TrackedState:
         """Remove a member; its partitions are free at once."""
         member = self._state.members.pop(member_id)
         self.subscription_bytes -= member.subscription_bytes
+        self.classic.add(member, -1)
         if member.instance_id is not None and self.instances.get(member.instance_id) == member_id:
             del self.instances[member.instance_id]
         current = self._state.current.pop(member_id, None)
@@ -166,7 +201,17 @@ class TrackedState:
     def drain(self) -> list[CoordinatorRecord]:
         """Return the records of all changes since the last call."""
         changed, self._changed = self._changed, {}
-        return [CoordinatorRecord(encode_key(key), encode_value(key, self._state)) for key in changed]
+        records = [CoordinatorRecord(encode_key(key), encode_value(key, self._state)) for key in changed]
+        if self._is_new and records:
+            self._is_new = False
+            # Even if no classic group is stored: the record of one may be on its way to the log.
+            records.insert(0, CoordinatorRecord(encode_group_key(self.group_id), None))
+        return records
+
+    def tombstones(self) -> list[CoordinatorRecord]:
+        """Return the records that remove the group; its own comes last. Change nothing after this."""
+        keys = dict.fromkeys((*keys_of(self.group_id, self._state), *self._changed))
+        return [CoordinatorRecord(encode_key(key), None) for key in reversed(keys)]
 
     def _change(self, kind: ConsumerRecord, member_id: str = "") -> None:
         self._changed[ConsumerKey(kind, self.group_id, member_id)] = None
@@ -185,3 +230,5 @@ class TrackedState:
         assert self._state.is_consistent
         assert self._owners == {each: member_id for member_id, current in self._state.current.items() for each in current.owned}
         assert self.subscription_bytes == sum(member.subscription_bytes for member in self.members.values())
+        assert self.classic.count == sum(member.classic is not None for member in self.members.values())
+        assert not self.classic.count or self.classic.supported_by_all(), "classic members without a common protocol"
