@@ -88,9 +88,11 @@ def test_invariants_hold_and_every_interesting_state_is_met(fresh_seed: int) -> 
     "scenario",
     [
         "quorum",
+        "leader-churn",
         "ledgers",
         "fencing-races",
         "lost-disks",
+        "outages",
         "ownership-changes",
         "log",
         "history",

@@ -83,14 +83,20 @@ class LeaseTable:
         """
         stalled = now - self._ticked_at
         self._ticked_at = now
-        for lease in self._leases.values():
-            lease.deadline += stalled if stalled > STALL_S_MAX else 0.0
-            lease.suspect_until += stalled if stalled > SHORT_STALL_S_MAX else 0.0
-        somebody_stays = any(lease.grace_s and not lease.is_suspect for lease in self._leases.values())
+        if stalled > SHORT_STALL_S_MAX:
+            self._extend(stalled)
         for session_id, lease in self._leases.items():
-            if lease.deadline <= now or (somebody_stays and lease.suspect_until <= now):
+            if lease.deadline <= now or (lease.suspect_until <= now and self._somebody_stays()):
                 self._expired.add(session_id)
         return frozenset(self._expired)
+
+    def _extend(self, stalled: float) -> None:
+        for lease in self._leases.values():
+            lease.deadline += stalled if stalled > STALL_S_MAX else 0.0
+            lease.suspect_until += stalled
+
+    def _somebody_stays(self) -> bool:
+        return any(lease.grace_s and not lease.is_suspect for lease in self._leases.values())
 
     def next_deadline(self) -> float:
         """Time of the next possible expiry; infinity if there is none."""

@@ -76,7 +76,8 @@ class Forwarder:
         self._core = core
         self._peers = peers
         self._transport = transport
-        self._waiting: set[_HandedOn] = set()
+        self._waiting: dict[_HandedOn, None] = {}
+        """In the order of their arrival."""
 
     def forward(self, request: Request, wanted: ForwardRequest) -> None:
         """Forward a request and answer it when the leader does. Raises ``NotLeader`` (no leader is known), ``Overloaded``
@@ -90,10 +91,10 @@ class Forwarder:
         if wanted.timeout_ms <= 0:
             raise Invalid(f"timeout_ms is {wanted.timeout_ms}: it must be positive")
         handed_on = _HandedOn(request, leader)
-        self._waiting.add(handed_on)
+        self._waiting[handed_on] = None
 
         def answered(answer: memoryview | StratalogError) -> None:
-            self._waiting.discard(handed_on)
+            self._waiting.pop(handed_on, None)
             handed_on.answered(answer)
 
         body = messages.encode(msgspec.structs.replace(wanted, hops=1))
@@ -103,7 +104,7 @@ class Forwarder:
     def follow(self) -> None:
         """Fail the requests that went to a former leader: it may never answer."""
         for handed_on in [each for each in self._waiting if self._core.leader not in (0, each.leader)]:
-            self._waiting.discard(handed_on)
+            del self._waiting[handed_on]
             handed_on.answered(OutcomeUnknown(f"node {handed_on.leader} did not answer, and another one leads now"))
 
     def close(self, reason: StratalogError) -> None:

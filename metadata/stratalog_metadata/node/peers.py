@@ -87,9 +87,13 @@ class Peers:
         """The address to try next; empty if unknown."""
         if node_id == self.node_id:
             return self.own_address
-        known = (self._heard.get(node_id, ("", ""))[1], self._configured.get(node_id, ("", ""))[1], self._settings.get(node_id))
+        tried = self._tried.get(node_id, 0)
+        heard = self._heard.get(node_id, ("", ""))[1]
+        if heard and not tried:
+            return heard
+        known = (heard, self._configured.get(node_id, ("", ""))[1], self._settings.get(node_id))
         candidates = list(dict.fromkeys(address for address in known if address))
-        return candidates[self._tried.get(node_id, 0) % len(candidates)] if candidates else ""
+        return candidates[tried % len(candidates)] if candidates else ""
 
     def send(self, outgoing: Sequence[Message]) -> None:
         by_receiver: dict[int, list[Message]] = {}

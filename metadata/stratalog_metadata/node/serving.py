@@ -217,10 +217,11 @@ class ServingNode:
         if envelope.cluster_id and self._peers.cluster_id and envelope.cluster_id != self._peers.cluster_id:
             raise Invalid(f"this node belongs to cluster {self._peers.cluster_id}, not to {envelope.cluster_id}")
         arrived = decode_messages(envelope.messages)
-        if any(message.receiver != self._core.node_id for message in arrived):
-            raise Invalid(f"this is metadata node {self._core.node_id}: the sender's peers are wrong")
-        if any(message.sender != envelope.node_id for message in arrived):
-            raise Invalid(f"messages of other nodes in an envelope of node {envelope.node_id}")
+        for message in arrived:
+            if message.receiver != self._core.node_id:
+                raise Invalid(f"this is metadata node {self._core.node_id}: the sender's peers are wrong")
+            if message.sender != envelope.node_id:
+                raise Invalid(f"messages of other nodes in an envelope of node {envelope.node_id}")
         self._members.check_sender(envelope)
         self._peers.heard(envelope.node_id, envelope.identity, envelope.address)
         if self._node is not None:

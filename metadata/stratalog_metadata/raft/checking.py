@@ -6,8 +6,13 @@ does not protect from a peer that lies within the rules: the votes and acknowled
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from itertools import pairwise
+from operator import attrgetter
 from typing import Final
+
+import msgspec
 
 from stratalog_core.errors import Invalid
 from stratalog_metadata.raft.configurations import Configurations
@@ -106,7 +111,13 @@ class MessageChecks:
             check_members(chunk.members)
 
 
+@functools.cache
+def _numbers_of(kind: type[Message]) -> Callable[[Message], tuple[int, ...]]:
+    """A getter of the fields of this kind of message that are numbers; every kind has several."""
+    return attrgetter(*(each.name for each in msgspec.structs.fields(kind) if each.type is int))
+
+
 def _check_numbers(message: Message) -> None:
-    numbers = [value for name in message.__struct_fields__ if type(value := getattr(message, name)) is int]
-    if not all(0 <= number <= NUMBER_MAX for number in numbers):
+    numbers = _numbers_of(type(message))(message)
+    if min(numbers) < 0 or max(numbers) > NUMBER_MAX:
         raise Invalid(f"a raft message has a number outside 0..{NUMBER_MAX}")

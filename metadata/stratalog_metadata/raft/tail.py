@@ -13,20 +13,17 @@ _ENTRY_OVERHEAD_BYTES = 32
 
 
 class LogTail:
-    """Entries after (``base_index``, ``base_term``), the last entry that was compacted away (0, 0: none)."""
+    """Entries after (``base_index``, ``base_term``), the last entry that was compacted away (0, 0: none), to ``last_index``."""
 
-    __slots__ = ("_entries", "base_index", "base_term", "payload_bytes")
+    __slots__ = ("_entries", "base_index", "base_term", "last_index", "payload_bytes")
 
     def __init__(self, base_index: int = 0, base_term: int = 0, entries: Sequence[Entry] = ()) -> None:
         self.base_index = base_index
         self.base_term = base_term
+        self.last_index = base_index
         self._entries: list[Entry] = []
         self.payload_bytes = 0
         self.extend(entries)
-
-    @property
-    def last_index(self) -> int:
-        return self.base_index + len(self._entries)
 
     @property
     def last_term(self) -> int:
@@ -56,6 +53,7 @@ class LogTail:
             assert entry.index == self.last_index + 1, f"entry {entry.index} after {self.last_index}"
             assert entry.term >= self.last_term, f"term {entry.term} after {self.last_term}"
             self._entries.append(entry)
+            self.last_index = entry.index
             self.payload_bytes += len(entry.payload)
 
     def truncate_after(self, index: int) -> None:
@@ -64,6 +62,7 @@ class LogTail:
         dropped = self._entries[index - self.base_index :]
         self.payload_bytes -= sum(len(entry.payload) for entry in dropped)
         del self._entries[index - self.base_index :]
+        self.last_index = min(self.last_index, index)
 
     def compact(self, index: int) -> None:
         """Remove all entries up to ``index``."""
@@ -78,7 +77,7 @@ class LogTail:
 
     def reset(self, index: int, term: int) -> None:
         """Replace everything by a snapshot at (``index``, ``term``)."""
-        self.base_index, self.base_term = index, term
+        self.base_index, self.base_term, self.last_index = index, term, index
         self._entries.clear()
         self.payload_bytes = 0
 

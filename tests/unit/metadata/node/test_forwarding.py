@@ -176,6 +176,18 @@ def test_requests_to_a_former_leader_are_answered_once() -> None:
     assert [type(answer) for answer in asked.answers] == [OutcomeUnknown]
 
 
+def test_requests_to_a_former_leader_fail_in_the_order_of_their_arrival() -> None:
+    network, follower, failed = Network(), Follower(), list[int]()
+    forwarder = forwarding(network, follower)
+    for number in range(20):
+        asked = Asked()
+        asked.fail = lambda error, number=number: failed.append(number)  # type: ignore[method-assign, misc]
+        forwarder.forward(cast(Request, asked), WANTED)
+    follower.leader = 3
+    forwarder.follow()
+    assert failed == list(range(20))
+
+
 def test_requests_are_forwarded_one_hop_and_only_to_a_live_leader() -> None:
     asked, follower = cast(Request, Asked()), Follower()
     with pytest.raises(NotLeader):
