@@ -13,7 +13,7 @@ from typing import Final
 
 from simulation.checkers import coverage
 from simulation.recorded_runs import OtherSeries, RecordedRuns, commit_hash, summary
-from simulation.runs import SCENARIOS, Outcome, Run, broken, run_many
+from simulation.runs import SCENARIOS, Outcome, Run, broken, load_messages, run_many
 from simulation.shrinking import describe, shrink
 
 BAR: Final = 30
@@ -79,6 +79,7 @@ def _many(names: Sequence[str], arguments: argparse.Namespace) -> list[Outcome]:
     work = [Run(names[seed % len(names)], seed) for seed in seeds]
     recorded = RecordedRuns(arguments.progress, work) if arguments.progress else None
     missing = recorded.missing if recorded else work
+    load_messages()
     started = time.perf_counter()
     running = run_many(missing, arguments.jobs)
     outcomes = list(_shown(recorded.record(running) if recorded else running, len(missing)))

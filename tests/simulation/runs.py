@@ -23,6 +23,8 @@ from multiprocessing.context import ForkProcess
 from typing import Final
 
 from simulation.checkers.observers import observe_calls
+from simulation.clients import consumer_protocol, kafka
+from simulation.clients import transactions as client_transactions
 from simulation.scenarios import (
     compaction,
     everything,
@@ -149,6 +151,12 @@ def _break(world: World, broken: Exception) -> None:
     if broken.__cause__ is not None:
         world.trace.extend("".join(traceback.format_exception(broken.__cause__)).splitlines())
     world.failure = f"{type(broken).__name__}: {broken}"
+
+
+def load_messages() -> None:
+    """Load Kafka's messages before many runs, which each would otherwise load them: a fork inherits them."""
+    for versions in (kafka.VERSIONS, consumer_protocol.MEMBER_VERSIONS, client_transactions.VERSIONS_2):
+        kafka.load_versions(versions)
 
 
 def run_one(scenario: str, seed: int, kept: frozenset[str] | None = None) -> Outcome:

@@ -40,7 +40,7 @@ FENCED: Final = frozenset({25, 110, 113})
 """Unknown member, fenced or stale member epoch."""
 RETRIED: Final = frozenset({14, 15, 16, 56, 69})
 """Coordinator loading, unavailable or moved; storage; no such group (it may have been removed while it was empty)."""
-_VERSIONS: Final = {**VERSIONS, OFFSET_COMMIT: 9, OFFSET_FETCH: 8, HEARTBEAT: 1}
+MEMBER_VERSIONS: Final = {**VERSIONS, OFFSET_COMMIT: 9, OFFSET_FETCH: 8, HEARTBEAT: 1}
 
 
 class Retry(Exception):
@@ -129,7 +129,7 @@ class ConsumerMember:
         self._wanted: set[int] = set()
 
     async def run(self, machine: Machine, ports: Ports) -> None:
-        client = KafkaClient(self._world, ports, machine.name, self._bootstrap, _VERSIONS)
+        client = KafkaClient(self._world, ports, machine.name, self._bootstrap, MEMBER_VERSIONS)
         self._give_up()
         while True:
             try:

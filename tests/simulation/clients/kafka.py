@@ -22,6 +22,7 @@ from kio.serial import entity_reader, entity_writer
 from simulation.world.machine import Ports, World
 from simulation.world.streams import End
 from stratalog.kafka_connection import taken_frames
+from stratalog_broker.protocol.entities import load_message
 from stratalog_core.batches.batch import iterate_headers
 from stratalog_core.batches.records import Record, iterate_records
 from stratalog_core.partition_state.transactions import ABORT, read_marker
@@ -50,6 +51,15 @@ def _request_schema(api: int, version: int) -> type[Any]:
 @functools.cache
 def _response_schema(api: int, version: int) -> type[Any]:
     return load_response_schema(api, version)
+
+
+def load_versions(versions: Mapping[int, int]) -> None:
+    """Load the messages of these versions, for clients and brokers: several ms each, which every run would spend otherwise."""
+    for api, version in versions.items():
+        request, response = _request_schema(api, version), _response_schema(api, version)
+        entity_writer(request)
+        entity_reader(response)
+        load_message(api, version)
 
 
 def request_schema(api: int) -> type[Any]:

@@ -37,7 +37,7 @@ from simulation.mutants import recompression as mutants_of_recompression
 from simulation.mutants import second_copy as mutants_of_second_copies
 from simulation.mutants import tiers as mutants_of_tiers
 from simulation.mutants import transactions as mutants_of_transactions
-from simulation.runs import RUN_CPU_S, end_after_cpu_s, run_one
+from simulation.runs import RUN_CPU_S, end_after_cpu_s, load_messages, run_one
 
 SEEDS = 30
 KILLING_SEEDS: Final = Path(__file__).with_name("killing_seeds.json")
@@ -166,6 +166,7 @@ def main() -> int:
     if arguments.sample is not None:
         random.Random(arguments.sample).shuffle(names)
         seconds_max = arguments.sample_seconds
+    load_messages()
     killed = survived = 0
     for name in names:
         if _spent_s() >= seconds_max:

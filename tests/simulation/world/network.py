@@ -53,6 +53,10 @@ class Message(NamedTuple):
     is_answer: bool
 
 
+def hold_nothing_up(message: Message) -> float | None:
+    return 0.0
+
+
 class _Server:
     def __init__(self, handler: Handler, process: Process | None) -> None:
         self.handler = handler
@@ -71,7 +75,7 @@ class Network:
         self.randomness = randomness
         self.faults = LinkFaults()
         self.cut: set[tuple[str, str]] = set()
-        self.hold_up: Callable[[Message], float | None] = lambda message: 0.0
+        self.hold_up: Callable[[Message], float | None] = hold_nothing_up
         """Returns the extra seconds that a message takes, or None if it is lost; for an answer also ``BROKEN``."""
         self.on_answer: Callable[[str, int, memoryview, memoryview | StratalogError], None] = lambda *answered: None
         """Called for each answer that a machine gives, lost or not: machine, method, request, answer."""
@@ -106,6 +110,12 @@ class Network:
         if self.cut and (source, target) in self.cut:
             return False
         return not self.faults.loss_chance or self.randomness.random() >= self.faults.loss_chance
+
+    def held_s(self, source: str, target: str, method: int, is_answer: bool) -> float | None:
+        """See ``hold_up``."""
+        if self.hold_up is hold_nothing_up:
+            return 0.0
+        return self.hold_up(Message(source, target, method, is_answer))
 
     def delay_s(self) -> float:
         faults, draw = self.faults, self.randomness.random
@@ -185,13 +195,13 @@ class SimulatedChannel:
         if network.server(self._address) is None and (source, target) not in network.cut:
             loop.call_later(network.delay_s(), call.settle, Unavailable(f"{self._address} refuses the connection"))
             return
-        held_s = network.hold_up(Message(source, target, method, False))
+        held_s = network.held_s(source, target, method, False)
         if not network.carries(source, target) or held_s is None:
             return
 
         def answered(answer: memoryview | StratalogError) -> None:
             network.on_answer(target, method, body, answer)
-            held_s = network.hold_up(Message(target, source, method, True))
+            held_s = network.held_s(target, source, method, True)
             if network.carries(target, source) and held_s is not None:
                 if held_s == BROKEN:
                     held_s, answer = 0.0, self._broken()
