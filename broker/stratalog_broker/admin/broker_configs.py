@@ -6,11 +6,11 @@ They are read-only: settings are given when a broker starts.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from stratalog_broker.configs.listeners import parse_listeners
+from stratalog_broker.configs.listeners import Listener, advertised_endpoints, parse_listeners
 from stratalog_broker.configs.settings import BrokerSettings
 from stratalog_metadata.topic_rules.config_keys import ConfigKind, ConfigSource
 from stratalog_tiering.store.store_url import STORE_URL_CONFIG
@@ -37,7 +37,10 @@ class _KafkaName:
 
 
 def _listeners(texts: Sequence[str]) -> str:
-    listeners = parse_listeners(texts, "listen")
+    return _written(parse_listeners(texts, "listen"))
+
+
+def _written(listeners: Iterable[Listener]) -> str:
     return ",".join(f"{listener.name or 'PLAINTEXT'}://{listener.address}" for listener in listeners)
 
 
@@ -73,12 +76,16 @@ _KAFKA_NAMES: Final[Mapping[str, tuple[_KafkaName, ...]]] = {
     "group_consumer_assignment_interval_ms": (_KafkaName(name="group.consumer.assignment.interval.ms"),),
 }
 _KINDS: Final = {"int": ConfigKind.LONG, "float": ConfigKind.DOUBLE, "bool": ConfigKind.BOOLEAN, "str": ConfigKind.STRING}
+_ADVERTISED: Final = "advertised"
 _ALWAYS: Final = ("delete.topic.enable", "remote.log.storage.system.enable")
 
 
 def broker_configs(settings: BrokerSettings, store_url: str = "") -> Iterator[BrokerConfig]:
     """Yield all settings of a broker, Kafka's settings that have one fixed value here, and where the object store is."""
+    yield _advertised_listeners(settings)
     for field in dataclasses.fields(settings):
+        if field.name == _ADVERTISED:
+            continue
         value = getattr(settings, field.name)
         is_set = value != field.default
         for known in _KAFKA_NAMES.get(field.name, (_KafkaName(name=OWN_PREFIX + field.name.replace("_", ".")),)):
@@ -98,6 +105,19 @@ def broker_configs(settings: BrokerSettings, store_url: str = "") -> Iterator[Br
             name=STORE_URL_CONFIG, kind=ConfigKind.STRING, values=((store_url, ConfigSource.STATIC_BROKER),),
             documentation="Place, endpoint and region of [node] store, for clients that read it themselves; no credentials.",
         )  # fmt: skip
+
+
+def _advertised_listeners(settings: BrokerSettings) -> BrokerConfig:
+    """Return the address that clients of each listener get, whether it is set or the listener's own."""
+    fields = {field.name: field for field in dataclasses.fields(settings)}
+    is_set = bool(settings.advertised) or settings.listen != fields["listen"].default
+    endpoints = advertised_endpoints(parse_listeners(settings.listen, "listen"), settings.advertised)
+    value = _written(Listener(endpoint.listener, endpoint.host, endpoint.port) for endpoint in endpoints)
+    return BrokerConfig(
+        name="advertised.listeners", kind=ConfigKind.LIST,
+        values=((value, ConfigSource.STATIC_BROKER if is_set else ConfigSource.DEFAULT),),
+        documentation=f"[broker] {_ADVERTISED}: {fields[_ADVERTISED].metadata['help']}.",
+    )  # fmt: skip
 
 
 def _kind_of(field: dataclasses.Field[Any], known: _KafkaName) -> ConfigKind:
