@@ -88,6 +88,10 @@ bench: .venv/.test  ## measure against Apache Kafka in turns; PROFILE=quick|grid
 bench-spark: .venv/.test  ## measure the data pipeline on Spark against its controls, one figure per line: RECORDS=1400000
 	$(BIN)/python -m benchmarks.spark $(RECORDS)
 
+.PHONY: bench-compaction
+bench-compaction: .venv/.test  ## measure compaction beside the log cleaner of Apache Kafka, in turns: MB of records per second of a core, three minutes
+	@PYTHONPATH=.:tests $(BIN)/python -m benchmarks.compaction_beside_kafka
+
 .PHONY: bench-cold
 bench-cold: .venv/.test $(MINIO)  ## measure cold replay, seeks and offload over MinIO beside controls, one figure per line: ONLY='cold_seek_p99_ms …' JSON=file SMOKE=1 OPTIONS='--rounds 5'
 	@PYTHONPATH=.:tests $(BIN)/python -m benchmarks.cold $(if $(ONLY),--only $(ONLY)) $(if $(JSON),--json "$(JSON)") $(if $(SMOKE),--smoke) $(OPTIONS)
