@@ -149,6 +149,10 @@ spark-cluster: .venv/.test  ## the doctor and a job on a standalone Spark cluste
 spark-connector: .venv/.test  ## all queries by Spark's Kafka connector and by ours, of which make test runs a sample
 	STRATALOG_SPARK_CONNECTOR=1 $(BIN)/python -m pytest -q tests/integration/test_spark_kafka_connector.py
 
+.PHONY: erase-minio
+erase-minio: .venv/.test $(MINIO)  ## an erasure on a MinIO that keeps versions and locks: no version of any object has the records
+	STRATALOG_ERASE_MINIO=1 $(BIN)/python -m pytest -q tests/integration/test_locked_history.py -k erased
+
 .PHONY: fuzz
 fuzz: .venv/.fuzz  ## search by coverage for bytes that break a port, a format or an object: TARGET=name SECONDS=60; keeps what it finds
 	PYTHONPATH=.:tests $(BIN)/python -m fuzz --seconds $(or $(SECONDS),60) $(if $(TARGET),--target $(TARGET))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -116,3 +117,47 @@ def test_locked_history_is_kept_by_everybody_until_its_date_and_then_goes_comple
         assert time.monotonic() < deadline, json.dumps(versions(administrator), default=str)
         time.sleep(0.5)
     assert (status["last_error"], cluster.json("topic", "list")["topics"]) == ("", [])
+
+
+@pytest.mark.spark
+@pytest.mark.timeout(300)
+@pytest.mark.skipif("STRATALOG_ERASE_MINIO" not in os.environ, reason="a suite of its own: make erase-minio")
+def test_erased_records_are_in_no_version_of_any_object_and_locked_ones_are_named(
+    cluster: ProcessCluster, administrator: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in store_environment(cluster.data).items():
+        monkeypatch.setenv(name, value)
+    free = cluster.new_topic(copies=1)
+    locked = cluster.new_topic(
+        configs={"stratalog.tier.lock.mode": "compliance", "stratalog.tier.lock.ms": "3600000"}, copies=1
+    )
+    for topic in (free, locked):
+        cluster.run("produce", topic, "--key-separator", ":", stdin=f"{topic}-subject:a\nother:b\n{topic}-subject:c\n")
+        cluster.run("tier", "offload", topic, "--wait", "--delete-hot")
+    (segment,) = cluster.json("tier", "show", locked)["segments"]
+    assert versions_with(administrator, f"{free}-subject")
+    keys = [word for topic in (free, locked) for word in ("--key", f"{topic}-subject")]
+    store = json.loads((cluster.data / "cluster.json").read_text())["store"]
+    done = cluster.run(
+        "job", "erase", free, locked, *keys, "--delete-now", "--yes", "--store", store, "--master", "local[1]", "--json",
+        expect=ExitCode.FINDINGS,
+    )  # fmt: skip
+    found = json.loads(done)
+    assert (found["records_found"], found["records_erased"]) == (4, 2)
+    (problem,) = found["problems"]
+    assert locked in problem
+    assert f"until {utc_text(segment['lock_until_ms'])[:-1]}" in problem
+    assert versions_with(administrator, f"{free}-subject") == []
+    assert versions_with(administrator, f"{locked}-subject") == [segment["key"]]
+    assert cluster.run("consume", free, "--count", "1") == "b\n"
+    assert cluster.run("consume", locked, "--count", "3") == "a\nb\nc\n"
+    cluster.run("tier", "verify", free)
+
+
+def versions_with(administrator: Any, content: str) -> list[str]:
+    """Keys of the versions of which the bytes contain ``content``, as often as they do."""
+    stored = [each for each in versions(administrator) if "Size" in each]
+    bodies = [
+        (each["Key"], administrator.get_object(Bucket=BUCKET, Key=each["Key"], VersionId=each["VersionId"])) for each in stored
+    ]
+    return sorted(key for key, answer in bodies if content.encode() in answer["Body"].read())

@@ -7,7 +7,7 @@ one of unknown outcome. Long commit metadata makes checkpoints large, so that th
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -104,6 +104,25 @@ class Committer:
                 return False
             self._check(group, row)
         return True
+
+    def stored(self, group: str, partition: int, offset: int) -> None:
+        """Note that a commit is in a state that a broker has stored: the group never loses it."""
+        register = self._registers.get((group, partition))
+        if register is None:
+            return
+        known = offset <= register.acknowledged or offset in register.unknown
+        self._audit.require(
+            known, f"group {group}, partition {partition}: {offset} is in a stored state, and was not committed"
+        )
+        if offset > register.acknowledged:
+            register.acknowledged = offset
+
+    def check_restored(self, positions: Mapping[tuple[str, int], int]) -> bool:
+        """Whether the last stored states have every acknowledged commit, or a later one."""
+        return all(
+            register.acknowledged < 0 or positions.get(name) == register.acknowledged or positions.get(name) in register.unknown
+            for name, register in self._registers.items()
+        )
 
     def _check(self, group: str, row: Any) -> None:
         register = self._registers[group, row.partition_index]

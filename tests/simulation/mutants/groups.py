@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
+import msgspec
 from kio.schema.errors import ErrorCode
 
 from stratalog_broker.coordination.coordinator_partition import CoordinatorPartition
@@ -15,12 +16,16 @@ from stratalog_broker.coordination.groups.core.consumer.groups import ConsumerGr
 from stratalog_broker.coordination.groups.core.store import GroupStore
 from stratalog_broker.coordination.locator import Coordinators
 from stratalog_broker.coordination.record_writer import RecordWriter
+from stratalog_broker.coordination.replay import Replay
 from stratalog_broker.partitions import takeover
+from stratalog_broker.partitions.internal_topics import CONSUMER_OFFSETS
 from stratalog_broker.partitions.ledger_trimming import LedgerTrimming
 from stratalog_broker.partitions.log import PartitionLog
 from stratalog_broker.partitions.takeover import Takeover
+from stratalog_core.batches.checkpoint import Checkpoint
 from stratalog_core.partition_state.producer_states import ProducerStates
 from stratalog_metadata.records import Topic
+from stratalog_tiering.offload.coordinator_states import CoordinatorStates
 
 
 def _swap(owner: object, name: str, new: object) -> Any:
@@ -137,6 +142,37 @@ def coordinators_serve_on_after_their_partition_is_lost() -> None:
     _swap(Coordinators, "_at", at)
 
 
+# -- states in the bucket
+
+
+def stored_states_hold_unconfirmed_commits() -> None:
+    """A state that is stored includes commits that the quorum does not have yet."""
+    completed: Callable[..., Checkpoint] = PartitionLog.completed
+
+    def ahead(self: PartitionLog, checkpoint: Checkpoint) -> Checkpoint:
+        found = completed(self, checkpoint)
+        if self.topic.name != CONSUMER_OFFSETS:
+            return found
+        replay = Replay(store := GroupStore.from_snapshot(found.application_state))
+        for pending in self.core.pending:
+            replay.apply(pending.batch)
+        return msgspec.structs.replace(found, application_state=store.snapshot())
+
+    _swap(PartitionLog, "completed", ahead)
+
+
+def a_replaced_owner_hides_newer_states() -> None:
+    """Keys order states by when they are stored, not by the leader epoch of the log that they are of."""
+    put: Callable[..., Any] = CoordinatorStates.put
+
+    async def on_top(self: CoordinatorStates, state: Any, stored: Sequence[Any]) -> Any:
+        newest = max((place.leader_epoch for place in await self.stored(state.topic, state.partition)), default=0)
+        epoch = max(newest, state.leader_epoch) + 1
+        return await put(self, msgspec.structs.replace(state, leader_epoch=epoch), stored)
+
+    _swap(CoordinatorStates, "put", on_top)
+
+
 # -- the consumer protocol
 
 
@@ -174,6 +210,10 @@ IN_TRANSACTIONS: Final = (
     member_epochs_are_not_checked_in_commits,
     partitions_are_handed_over_before_they_are_revoked,
     upgrades_forget_who_reads_what,
+)
+IN_LOG: Final = (
+    stored_states_hold_unconfirmed_commits,
+    a_replaced_owner_hides_newer_states,
 )
 IN_OWNERSHIP_CHANGES: Final = (
     checkpoints_hold_unconfirmed_batches,

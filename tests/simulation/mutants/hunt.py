@@ -97,7 +97,7 @@ def all_mutants() -> list[Mutant]:
             ),
         ),
         ("outages", (*mutants_of_tiers.IN_OUTAGES, *mutants_of_recompression.IN_OUTAGES)),
-        ("log", (*mutants_of_clusters.MUTANTS, *mutants_of_copies.IN_LOG, *mutants_of_reads.IN_LOG)),
+        ("log", (*mutants_of_clusters.MUTANTS, *mutants_of_copies.IN_LOG, *mutants_of_groups.IN_LOG, *mutants_of_reads.IN_LOG)),
     )
     return [Mutant(name=plant.__name__, scenario=scenario, plant=plant) for scenario, plants in families for plant in plants]
 

@@ -14,6 +14,7 @@ from functools import partial
 from typing import Final
 
 from simulation.checkers.audit import Audit
+from simulation.checkers.coordinator_states import StoredStates
 from simulation.checkers.coverage import COMMITTED, OFFLOADED, PROGRESS, UNKNOWN_OBJECT
 from simulation.checkers.final_checks import FinalChecks
 from simulation.checkers.log_truth import Truth, read_all
@@ -113,6 +114,7 @@ class Scenario:
         self._unsafe = UnsafeProducer(world, self.truth, "u0", *target)
         self._readers = self._make_readers(world)
         self.group = Groups(world, self.audit, TOPIC, PARTITIONS, bootstrap())
+        self.states = StoredStates(self.audit, self.bucket, TOPIC, self.group.committer.stored)
         members = self.group.members(self.truth.see)
         self.members = [self._machine("member", number, member.run) for number, member in enumerate(members)]
         self._operators = [self._machine("operator", number, Operator(TOPIC).run) for number in range(self.operators)]
@@ -158,6 +160,7 @@ class Scenario:
             await _in_time(producer.stopped.wait(), "a producer still waits for an answer")
         await self._group_has_polled_all()
         await self._has_offloaded()
+        await self._positions_are_stored()
         await self._in_checker(self._check_everything)
         bookies = [f"{machine.name}:{roles.BOOKIE_PORT}" for machine in self.bookies if not machine.is_excused]
         await self._in_checker(FinalChecks(self.audit, self.bucket, bookies, self.partitions).run)
@@ -184,6 +187,15 @@ class Scenario:
             await asyncio.sleep(LOOK_S)
             self._check_processes()
         raise AssertionError(f"a group has not polled {len(unseen)} acknowledged records: {unseen[:3]}")
+
+    async def _positions_are_stored(self) -> None:
+        """Wait until a restore would find every acknowledged commit."""
+        for _ in range(int(FINISH_S / LOOK_S)):
+            if self.group.committer.check_restored(self.states.restored(roles.OFFSETS_PARTITIONS)):
+                return
+            await asyncio.sleep(LOOK_S)
+            self._check_processes()
+        raise AssertionError(f"acknowledged commits are in no stored state {FINISH_S:g} s after all faults")
 
     async def _has_offloaded(self) -> None:
         """Wait until records are offloaded: a worker whose message was lost may wait longer for an answer than a run takes."""

@@ -76,6 +76,9 @@ class Bucket:
     """By key: the numbers of the versions that a later one has replaced."""
     upload_locks: dict[str, ObjectLock] = field(default_factory=dict)
     on_deleted: Callable[[Sequence[str]], None] = lambda keys: None
+    on_written: Callable[[str, bytes], None] = lambda key, content: None
+    on_gone: Callable[[Sequence[str]], None] = lambda keys: None
+    """Called when objects have been deleted; ``on_deleted`` before."""
     on_unknown: Callable[[], None] = lambda: None
     """Called when a writer does not learn the outcome of its write."""
     listed: dict[str, ObjectInfo] = field(default_factory=dict)
@@ -211,6 +214,7 @@ class SimulatedStore:
             content = content[: self._random.randrange(len(content))]
         self._bucket.objects[key] = (content, self._bucket.written, self._now_ms())
         self._bucket.changed(key, self._info(key), self._loop.time(), self._random)
+        self._bucket.on_written(key, content)
 
     async def put(
         self,
@@ -277,6 +281,7 @@ class SimulatedStore:
             if not ends_ms[key] and self._bucket.objects.pop(key, None) is not None:
                 self._bucket.earlier.pop(key, None)
                 self._bucket.changed(key, None, self._loop.time(), self._random)
+        self._bucket.on_gone(keys)
         if until_ms := max(ends_ms.values(), default=0):
             raise Locked(f"the simulated store keeps locked objects until {until_ms}", until_ms=until_ms)
 

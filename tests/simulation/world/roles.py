@@ -15,6 +15,7 @@ from stratalog_bookies.config import BookieSettings
 from stratalog_bookies.node.server import BookieServer
 from stratalog_broker.configs.settings import BrokerSettings
 from stratalog_broker.network.server import BrokerServer
+from stratalog_broker.partitions.state_uploads import StateUploads
 from stratalog_core.search_pool import SearchPool
 from stratalog_metadata.client.quorum_client import QuorumClient
 from stratalog_metadata.node.config import MetadataSettings
@@ -24,6 +25,7 @@ from stratalog_tiering.cold.block_source import ColdReaderSettings
 from stratalog_tiering.cold.reader import ColdReader
 from stratalog_tiering.config import TieringSettings
 from stratalog_tiering.maintenance import merging
+from stratalog_tiering.offload.coordinator_states import CoordinatorStates
 from stratalog_tiering.worker.worker import TieringWorker
 
 METADATA_NODES: Final = 3
@@ -35,6 +37,7 @@ KAFKA_PORT: Final = 9092
 UNDELETE_WINDOW_MS: Final = 3_000
 OFFSETS_PARTITIONS: Final = 3
 """Partitions of ``__consumer_offsets``, and of ``__transaction_state``."""
+STATE_UPLOAD_INTERVAL_MS: Final = 400
 DIRECT_SHARE: Final = 0.75
 CLUSTER_ID: Final = "simulated-cluster-0001"
 START_TIMEOUT_S: Final = 120.0
@@ -172,10 +175,20 @@ def broker(bucket: Bucket) -> Main:
         )
         server = BrokerServer(settings, metadata, ledger_client(metadata, ports), cold, searches, ports.clock, ports.random)
         await server.start()
+        uploads = state_uploads(machine, ports, bucket, server)
+        uploads.start()
         await machine.terminated.wait()
         await server.close()
+        await uploads.close()
 
     return run
+
+
+def state_uploads(machine: Machine, ports: Ports, bucket: Bucket, server: BrokerServer) -> StateUploads:
+    """Return what stores the states of a broker's coordinators. It draws from a randomness of its own."""
+    randomness = machine.world.random(f"{machine.name}/{machine.starts}/states")
+    states = CoordinatorStates(SimulatedStore(bucket, ports.loop, randomness), server.metadata, ports.clock)
+    return StateUploads(server.partitions.all, states, ports.clock, STATE_UPLOAD_INTERVAL_MS)
 
 
 def tiering_worker(bucket: Bucket) -> Main:

@@ -33,6 +33,7 @@ from stratalog_metadata.records import (
     log_key,
     manifest_pointer_key,
 )
+from stratalog_metadata.state.changes import Change
 from stratalog_metadata.state.commands import Command, Put
 from stratalog_tiering.config import TieringSettings
 from stratalog_tiering.format.manifest import SegmentEntry, empty_manifest, pointer_to, segment_entry
@@ -46,6 +47,7 @@ TOPICS: Final = 100
 PARTITIONS: Final = 100
 HOUR_S: Final = 3600.0
 RECORDS: Final = 3
+SEALS_PER_S: Final = TOPICS * PARTITIONS / HOUR_S
 
 
 class Entry(NamedTuple):
@@ -155,15 +157,37 @@ class Many:
                 return self.loop.time() - began_s
             await asyncio.sleep(0.5)
 
-    def worker(self) -> TieringWorker:
+    async def lags_s(self, names: Sequence[tuple[UUID, int]], window_s: float) -> list[float]:
+        """Seal a ledger of each partition, at random times within ``window_s``; return how long each took to be cold."""
+        sealed_s: dict[tuple[UUID, int], float] = {}
+        cold_s: dict[tuple[UUID, int], float] = {}
+
+        def follow(changes: Sequence[Change]) -> None:
+            for change in changes:
+                pointer = change.after.record if change.after is not None else None
+                if isinstance(pointer, ManifestPointer) and pointer.end_offset == 2 * RECORDS:
+                    cold_s.setdefault((pointer.topic_id, pointer.index), self.loop.time())
+
+        stop, began_s, randomness = self.metadata.subscribe(follow), self.loop.time(), random.Random(4)
+        for at_s, name in zip(sorted(randomness.uniform(0, window_s) for _ in names), names, strict=True):
+            await asyncio.sleep(max(0.0, began_s + at_s - self.loop.time()))
+            sealed_s[name] = self.loop.time()
+            await self.seal(*name)
+        while not all(name in cold_s for name in names):  # noqa: ASYNC110 - `follow` sees each commit
+            await asyncio.sleep(1.0)
+        stop()
+        return sorted(cold_s[name] - sealed_s[name] for name in names)
+
+    def worker(self, **changes: int) -> TieringWorker:
         background = SimulatedBackground(self.loop, random.Random(2))
-        settings = TieringSettings(worker_id="worker-1")
+        settings = TieringSettings(worker_id="worker-1", **changes)
         return TieringWorker(settings, self.metadata, self.store, self.ledgers, self.clock, random.Random(3), background)
 
 
 def test_ten_thousand_idle_partitions_cost_little_and_keep_no_ledger_waiting() -> None:
     many = Many()
     found: Counter[str] = Counter()
+    lags_s: list[float] = []
 
     async def scenario() -> None:
         await many.make()
@@ -176,6 +200,7 @@ def test_ten_thousand_idle_partitions_cost_little_and_keep_no_ledger_waiting() -
         found["requests"] = many.store.requests - before
         waits_s += [await many.offloaded_within_s(many.topics[number], number) for number in range(5, 10)]
         found["longest wait"] = int(max(waits_s))
+        lags_s.extend(await many.lags_s([(topic_id, 50) for topic_id in many.topics], TOPICS / SEALS_PER_S))
         await worker.close()
 
     try:
@@ -186,3 +211,4 @@ def test_ten_thousand_idle_partitions_cost_little_and_keep_no_ledger_waiting() -
     assert many.loop.failure is None
     assert found["requests"] < TOPICS * PARTITIONS, "less than one request an hour for each idle partition"
     assert found["longest wait"] < 30, "seconds until a sealed ledger was cold"
+    assert lags_s[int(0.99 * len(lags_s))] < 60, "seconds until a ledger is cold, if each partition seals one in an hour"
