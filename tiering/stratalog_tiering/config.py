@@ -26,7 +26,14 @@ class TieringSettings:
     partitions_at_once: int = setting(2, help="maximum number of partitions worked on at once", minimum=1, maximum=64)
     read_bytes_per_s: int = setting(
         200 * _MIB,
-        help="maximum rate of reads from bookies, in bytes per second, over all partitions",
+        help="maximum rate at which ledgers are read from bookies, and segments from the store for merges, compaction and"
+        " erasure, and so of what is uploaded, in bytes per second, over all partitions",
+        minimum=_MIB,
+        maximum=100_000 * _MIB,
+    )
+    verify_bytes_per_s: int = setting(
+        200 * _MIB,
+        help="maximum rate at which uploaded segments are read back and verified, in bytes per second, over all partitions",
         minimum=_MIB,
         maximum=100_000 * _MIB,
     )

@@ -106,16 +106,23 @@ def block_leaves(blocks: Sequence[memoryview]) -> bytes:
 
 
 async def require_sound(
-    store: ObjectStore, source: ManifestSource, entry: SegmentEntry, background: Background, *, reads_at_once: int
+    store: ObjectStore,
+    source: ManifestSource,
+    entry: SegmentEntry,
+    background: Background,
+    *,
+    reads_at_once: int,
+    take: Take = unlimited,
 ) -> None:
-    """Read the whole segment back and verify it, a small one with one GET.
+    """Read the whole segment back and verify it, a small one with one GET. ``take`` is awaited before each read.
 
     Raises ``Corrupt`` with the first finding, ``Unavailable``.
     """
     if has_own_object(entry) and entry.object_bytes <= WHOLE_BYTES_MAX:
-        store = await read_whole(store, [entry])
+        await take(entry.object_bytes)
+        store, take = await read_whole(store, [entry]), unlimited
         source = ManifestSource(store, background=background)
-    async for finding in check_segment(store, source, entry, background, reads_at_once=reads_at_once):
+    async for finding in check_segment(store, source, entry, background, reads_at_once=reads_at_once, take=take):
         raise Corrupt(f"the copy in {store.url} does not verify: {finding}", key=entry.key)
 
 

@@ -60,7 +60,10 @@ async def repair_from_hot(
     ledgers = covering_ledgers(state.ledgers, damaged)
     await refuse_fork(ports, state)
     entry, leaves = await _write_again(ports, state, ledgers, damaged, policy)
-    await require_sound(ports.store, ports.source, entry, ports.background, reads_at_once=ports.settings.verify_reads_at_once)
+    await require_sound(
+        ports.store, ports.source, entry, ports.background,
+        reads_at_once=ports.settings.verify_reads_at_once, take=ports.verifying.take,
+    )  # fmt: skip
     proofs = TreeProofs(previous.manifest.tree, await ports.source.tree_pages(previous.manifest.tree.pages))
     await ports.background.run(lambda: proofs.check(damaged.first_leaf, list(split_hashes(leaves))))
     edit.replace(entry, await ports.source.pages(edit.pages_for_replace(damaged.base_offset)), Reason.REPAIRED)

@@ -108,7 +108,10 @@ async def merge_small(ports: WorkerPorts, state: PartitionSnapshot, policy: Tier
     edit = ManifestEdit(previous, writer=ports.settings.worker_id, random_id=ports.random_id)
     await refuse_fork_before_commit(ports, state)
     entry = await _write_merged(ports, state, run, policy)
-    await require_sound(ports.store, ports.source, entry, ports.background, reads_at_once=ports.settings.verify_reads_at_once)
+    await require_sound(
+        ports.store, ports.source, entry, ports.background,
+        reads_at_once=ports.settings.verify_reads_at_once, take=ports.verifying.take,
+    )  # fmt: skip
     edit.replace(entry)
     if not await commit_edit(ports, state, edit, lambda now, pointer: commit_segment(now, pointer, (), guards), [entry.key]):
         return False

@@ -155,7 +155,8 @@ async def read_back(ports: WorkerPorts, entry: SegmentEntry, on_batch: OnBatch) 
                 on_batch(batch, header)
 
     check = check_segment(
-        ports.store, ports.source, entry, ports.background, reads_at_once=ports.settings.verify_reads_at_once, on_content=add
-    )
+        ports.store, ports.source, entry, ports.background,
+        reads_at_once=ports.settings.verify_reads_at_once, on_content=add, take=ports.verifying.take,
+    )  # fmt: skip
     async for finding in check:
         raise Corrupt(f"the copy in {ports.store.url} does not verify: {finding}", key=entry.key)

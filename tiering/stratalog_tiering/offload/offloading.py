@@ -58,7 +58,10 @@ async def offload(ports: WorkerPorts, state: PartitionSnapshot, step: Offload, g
     lock = new_lock(policy, ports.clock.wall_ms())
     await upload_job(ports, job, policy.storage_class, lock)
     entry = await locked_entry(ports.store, job.entry(policy.storage_class), lock)
-    await require_sound(ports.store, ports.source, entry, ports.background, reads_at_once=ports.settings.verify_reads_at_once)
+    await require_sound(
+        ports.store, ports.source, entry, ports.background,
+        reads_at_once=ports.settings.verify_reads_at_once, take=ports.verifying.take,
+    )  # fmt: skip
     await _skip_expired(ports, edit, entry.base_offset)
     await ports.background.run(lambda: edit.append(entry, job.written.leaves))
     if not await commit_edit(

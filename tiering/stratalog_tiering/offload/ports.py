@@ -109,7 +109,9 @@ class Throttle:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerPorts:
-    """One per worker. ``reading`` limits bytes per second read from bookies, ``deleting`` objects deleted per second."""
+    """One per worker. Limited per second: by ``reading`` bytes that are read to be written to the store, by ``verifying`` bytes
+    read back from it, by ``deleting`` objects.
+    """
 
     settings: TieringSettings
     metadata: MetadataClient
@@ -124,6 +126,7 @@ class WorkerPorts:
     random: Random
     background: Background
     reading: Throttle
+    verifying: Throttle
     deleting: Throttle
     map_slot: MapSlot
     counters: TieringCounters
@@ -187,6 +190,7 @@ def worker_ports(
         random=random,
         background=background,
         reading=Throttle(settings.read_bytes_per_s, clock),
+        verifying=Throttle(settings.verify_bytes_per_s, clock),
         deleting=Throttle(settings.deletes_per_s, clock),
         map_slot=MapSlot(),
         counters=TieringCounters(),

@@ -49,3 +49,20 @@ async def test_a_changed_object_is_refused(
     path.write_bytes(content)
     with pytest.raises(Corrupt):
         await check()
+
+
+@pytest.mark.parametrize("whole_bytes_max", [0, segment_check.WHOLE_BYTES_MAX], ids=["by blocks", "whole"])
+async def test_every_byte_that_is_read_back_counts_against_the_rate(
+    whole_bytes_max: int, writer: ArchiveWriter, store: Any, background: ThreadBackground, make_batches: Batches,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(segment_check, "WHOLE_BYTES_MAX", whole_bytes_max)
+    _, entry = await writer.append(0, make_batches(0, [3] * 8))
+    taken: list[int] = []
+
+    async def take(length: int) -> None:
+        taken.append(length)
+
+    source = ManifestSource(store, background=background)
+    await require_sound(store, source, entry, background, reads_at_once=4, take=take)
+    assert sum(taken) == entry.object_bytes

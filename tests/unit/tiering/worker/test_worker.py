@@ -34,6 +34,7 @@ from stratalog_tiering.format.object_keys import OWNERS_PREFIX, deletion_marker_
 from stratalog_tiering.format.segment import SegmentFooter
 from stratalog_tiering.metrics import TieringCounters, TieringMetrics
 
+MIB = 1024 * 1024
 Cluster = Any  # the TestCluster of conftest.py, which cannot be imported
 Batches = Callable[..., list[bytes]]
 
@@ -303,6 +304,15 @@ async def test_large_segments_are_uploaded_in_parts(cluster: Cluster) -> None:
     await cluster.until(lambda: not cluster.log().ledgers)
     assert cluster.store.count("put_part") == 3
     assert await read_cold(cluster) == b"".join(batches)
+
+
+async def test_uploads_are_read_back_at_a_rate_of_their_own(cluster: Cluster) -> None:
+    await cluster.start_worker(verify_bytes_per_s=MIB)
+    batch = bytes(build_batch([Record(offset=0, timestamp_ms=0, key=None, value=bytes(MIB))], leader_epoch=0))
+    began_s = asyncio.get_running_loop().time()
+    await cluster.add_ledger([batch], 0)
+    await cluster.until(lambda: (p := cluster.pointer()) is not None and p.end_offset == 1)
+    assert asyncio.get_running_loop().time() - began_s > 0.7, "a quarter of a second's bytes are granted at once"
 
 
 async def test_retention_moves_the_start_and_later_deletes_the_objects(
