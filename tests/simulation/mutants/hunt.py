@@ -37,7 +37,7 @@ from simulation.mutants import recompression as mutants_of_recompression
 from simulation.mutants import second_copy as mutants_of_second_copies
 from simulation.mutants import tiers as mutants_of_tiers
 from simulation.mutants import transactions as mutants_of_transactions
-from simulation.runs import RUN_CPU_S, end_after_cpu_s, load_messages, run_one
+from simulation.runs import Run, load_messages, run_many
 
 SEEDS = 30
 KILLING_SEEDS: Final = Path(__file__).with_name("killing_seeds.json")
@@ -133,11 +133,10 @@ def hunt(mutant: Mutant, seeds: Sequence[int]) -> Kill:
 def _hunt_here(mutant: Mutant, seeds: Sequence[int], sender: Connection) -> None:
     mutant.plant()
     sender.send(None)
-    end_after_cpu_s(RUN_CPU_S * len(seeds))
-    for seed in seeds:
-        failure = run_one(mutant.scenario, seed).failure
-        if failure:
-            sender.send((seed, failure))
+    # Each run in a process of its own: the coroutines that one run leaves behind fail, and log it, while the next one runs.
+    for outcome in run_many([Run(mutant.scenario, seed) for seed in seeds], 1):
+        if outcome.failure:
+            sender.send((outcome.run.seed, outcome.failure))
             return
     sender.send((seeds[-1], ""))
 
