@@ -22,7 +22,9 @@ from stratalog_broker.coordination.transactions import application as transactio
 from stratalog_broker.coordination.transactions.core.coordinator import TransactionCoordinator
 from stratalog_broker.coordination.transactions.core.transaction import PREPARED
 from stratalog_broker.partitions import log as partition_log
+from stratalog_broker.partitions.ownership import Partitions
 from stratalog_broker.partitions.tail_cache import PartitionTail
+from stratalog_broker.partitions.takeover import TakenOver
 from stratalog_broker.partitions.writer_reports import WriterReports
 from stratalog_broker.reads.log_reader import LogReader
 from stratalog_core.batches.checkpoint import encode_checkpoint
@@ -177,6 +179,7 @@ def observe_calls(coverage: Coverage, changes: ChangeObserver) -> Iterator[None]
         wrap(transaction_application, TransactionCoordinator.__name__, lambda inner: _counts_continued(inner, coverage))
         wrap(group_coordinator, upgraded.__name__, lambda inner: _counts_calls(inner, coverage, states.GROUP_UPGRADED))
         wrap(group_coordinator, downgraded.__name__, lambda inner: _counts_calls(inner, coverage, states.GROUP_DOWNGRADED))
+        wrap(Partitions, "_serve", lambda inner: _counts_moved_starts(inner, coverage))
         wrap(partition_log, encode_checkpoint.__name__, lambda inner: _counts_parts(inner, coverage))
         yield
         coverage.meet(states.RECOVERY_INTERRUPTED, sum(not process.alive for process in recovering))
@@ -197,6 +200,16 @@ def _counts_calls(inner: Callable[..., Any], coverage: Coverage, state: str) -> 
         return inner(*args)
 
     return call
+
+
+def _counts_moved_starts(inner: Callable[..., Any], coverage: Coverage) -> Callable[..., Any]:
+    def serve(self: Partitions, topic: Topic, taken: TakenOver) -> None:
+        record = self._view.find(Log, log_key(taken.partition.topic_id, taken.partition.index))
+        if record is not None and record.log_start_offset > taken.log_start_offset:
+            coverage.meet(states.START_AT_TAKEOVER)
+        inner(self, topic, taken)
+
+    return serve
 
 
 def _counts_parts(inner: Callable[..., Any], coverage: Coverage) -> Callable[..., Any]:

@@ -4,8 +4,9 @@ A writer retries what may be retried until its transaction has an outcome. It ab
 exceed their timeout, and sometimes begins again as a new instance with the same transactional id, while the old one, a zombie,
 tries to commit. ``checkers/transaction_outcomes.py`` says what must be readable afterwards.
 
-A writer of transaction version 2 (KIP-890) adds no partitions, because its batches and offsets do, and each of its transactions
-has an epoch of its own. It sometimes sends a batch of the last transaction's epoch within the next one, which must be refused.
+A writer has one to five batches of a partition in flight. One of transaction version 2 (KIP-890) adds no partitions, because
+its batches and offsets do, and each of its transactions has an epoch of its own. It sometimes sends a batch of the last
+transaction's epoch within the next one, which must be refused.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from kio.schema.types import GroupId, ProducerId, TopicName, TransactionalId
 
 from simulation.checkers.coverage import (
     LATE_BATCHES_REFUSED,
+    SEVERAL_OF_A_TRANSACTION,
     TRANSACTIONS_ABORTED,
     TRANSACTIONS_COMMITTED,
     TRANSACTIONS_TIMED_OUT,
@@ -39,7 +41,7 @@ from simulation.clients.kafka import (
     KafkaClient,
     NotServed,
 )
-from simulation.clients.producers import RETRIABLE, make_batch
+from simulation.clients.producers import IN_FLIGHT, NO_ANSWER, OUT_OF_ORDER, RETRIABLE, make_batch
 from simulation.world.machine import Machine, Ports, World
 from stratalog_core.batches.batch import TRANSACTIONAL_BIT
 
@@ -86,6 +88,7 @@ class TransactionalWriter:
         self._topic = topic
         self._partitions = partitions
         self._bootstrap = bootstrap
+        self._in_flight_max = world.random(f"{name}/in flight").choice(IN_FLIGHT)
         self._producer = (-1, -1)
         self._sequences: dict[int, int] = {}
         self._before: tuple[tuple[int, int], dict[int, int]] | None = None
@@ -186,15 +189,46 @@ class TransactionalWriter:
         self._check(code(answer), "AddPartitionsToTxn")
 
     async def _produce(self, client: KafkaClient, ports: Ports, outcome: Outcome, partition: int) -> None:
-        """Send one or two batches to a partition, each until it is acknowledged."""
-        for _ in range(1 + ports.random.randrange(2)):
+        """Send batches to a partition, all at once; then those that were not acknowledged again, one after the other."""
+        batches = []
+        for _ in range(1 + ports.random.randrange(self._in_flight_max)):
             values = outcome.more_values(partition, 1 + ports.random.randrange(3))
             sequence = self._sequences.get(partition, 0)
-            batch = make_batch(values, ports.clock.wall_ms(), self._producer, sequence, TRANSACTIONAL_BIT)
-            error = await self._send(client, partition, batch)
+            batches.append(make_batch(values, ports.clock.wall_ms(), self._producer, sequence, TRANSACTIONAL_BIT))
+            self._sequences[partition] = sequence + len(values)
+        if len(batches) > 1:
+            self._world.coverage.meet(SEVERAL_OF_A_TRANSACTION)
+        has_failed = False
+        for batch, error in zip(batches, await self._send_at_once(client, partition, batches), strict=True):
+            if error in (NONE, DUPLICATE_SEQUENCE):
+                continue
+            if error in LATER or error == NO_ANSWER or (error == OUT_OF_ORDER and has_failed):
+                client.forget(self._topic, partition)
+                error = await self._send(client, partition, batch)
+            has_failed = True
             if error != DUPLICATE_SEQUENCE:
                 self._check(error, "Produce")
-            self._sequences[partition] = sequence + len(values)
+
+    async def _send_at_once(self, client: KafkaClient, partition: int, batches: Sequence[bytes]) -> list[int]:
+        """Send each batch once, in order; return the error codes. After one that could not be sent none is sent."""
+        unsent = False
+
+        def check_order() -> None:
+            if unsent:
+                raise NotServed("a batch before this one was not sent")
+
+        async def send(batch: bytes) -> int:
+            nonlocal unsent
+            try:
+                error, _ = await client.produce(
+                    self._topic, partition, batch, before_write=check_order, transactional_id=self._name
+                )
+            except NotServed:
+                unsent = True
+                return NO_ANSWER
+            return error
+
+        return list(await asyncio.gather(*map(send, batches)))
 
     async def _send(self, client: KafkaClient, partition: int, batch: bytes) -> int:
         """Send a batch until its answer is not one to retry; return that."""
@@ -202,8 +236,8 @@ class TransactionalWriter:
             try:
                 error, _ = await client.produce(self._topic, partition, batch, transactional_id=self._name)
             except NotServed:
-                error = -1
-            if error != -1 and error not in LATER:
+                error = NO_ANSWER
+            if error != NO_ANSWER and error not in LATER:
                 return error
             client.forget(self._topic, partition)
             await asyncio.sleep(RETRY_S)

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Final
+
+import msgspec
 
 from stratalog_metadata.state.commands import Command
 from stratalog_tiering.attach import attachment
 from stratalog_tiering.core import detaching
-from stratalog_tiering.maintenance import deletion, orphans
+from stratalog_tiering.core import retention as core_retention
+from stratalog_tiering.core.locks import merged_lock
+from stratalog_tiering.maintenance import deletion, merging, orphans, retention
 from stratalog_tiering.offload import offloading
 
 
@@ -67,7 +73,36 @@ def given_up_attachments_go_before_their_locks_end() -> None:
     deletion.may_have_locked = has_none  # type: ignore[attr-defined]
 
 
+def merged_segments_are_locked_anew() -> None:
+    """The lock of a merged segment begins at the merge."""
+
+    def anew(sources: Any, now_ms: int) -> Any:
+        lock = merged_lock(sources, now_ms)
+        return None if lock is None else replace(lock, until_ms=lock.until_ms + 2_000)
+
+    merging.merged_lock = anew  # type: ignore[attr-defined]
+
+
+def merged_segments_are_not_locked() -> None:
+    """A merge does not take over the locks of its sources."""
+    merging.merged_lock = lambda sources, now_ms: None  # type: ignore[attr-defined]
+
+
+def locked_segments_expire() -> None:
+    """Retention removes a segment although it is locked."""
+    reason: Callable[..., str | None] = core_retention.expiry_reason
+
+    def whatever_the_lock(entry: Any, *args: Any, **named: Any) -> str | None:
+        unlocked = msgspec.structs.replace(entry, options=msgspec.structs.replace(entry.options, lock_until_ms=0))
+        return reason(unlocked, *args, **named)
+
+    retention.expiry_reason = whatever_the_lock  # type: ignore[attr-defined]
+
+
 IN_HISTORY: Final = (
+    locked_segments_expire,
+    merged_segments_are_locked_anew,
+    merged_segments_are_not_locked,
     attached_history_is_not_locked,
     attachments_are_not_hidden,
     attached_partitions_may_be_left_out,

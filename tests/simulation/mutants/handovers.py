@@ -7,9 +7,11 @@ from typing import Any, Final
 
 import msgspec
 
+from stratalog_broker.partitions import ownership
 from stratalog_broker.partitions.core import PartitionCore
 from stratalog_broker.partitions.handover import OutgoingHandovers
 from stratalog_broker.partitions.log import PartitionLog
+from stratalog_broker.partitions.ownership import Partitions
 from stratalog_broker.partitions.release import Release
 from stratalog_broker.reads.read_runs import ReadRuns, Served
 from stratalog_core.batches.checkpoint import Checkpoint
@@ -115,6 +117,20 @@ def handover_passes_on_no_producers() -> None:
     _swap(PartitionLog, "handover_checkpoint", without)
 
 
+def starts_that_move_during_a_takeover_are_missed() -> None:
+    """A new owner keeps the start that its takeover read, and follows later changes only."""
+    serve, follow = Partitions._serve, ownership.follow_log  # type: ignore[attr-defined]
+
+    def serving(self: Partitions, *given: Any) -> None:
+        ownership.follow_log = lambda log, record: None  # type: ignore[attr-defined]
+        try:
+            serve(self, *given)
+        finally:
+            ownership.follow_log = follow  # type: ignore[attr-defined]
+
+    _swap(Partitions, "_serve", serving)
+
+
 def readers_are_answered_during_a_handover() -> None:
     """The last owner answers readers although the next one may have acknowledged records."""
     never: Any = property(lambda log: False, lambda log, value: None)
@@ -128,4 +144,8 @@ IN_OWNERSHIP_CHANGES: Final = (
     runs_are_served_to_any_partition,
     runs_skip_a_batch,
 )
-IN_EVERYTHING: Final = (readers_are_answered_during_a_handover, shared_commands_lose_their_last_update)
+IN_EVERYTHING: Final = (
+    readers_are_answered_during_a_handover,
+    shared_commands_lose_their_last_update,
+    starts_that_move_during_a_takeover_are_missed,
+)

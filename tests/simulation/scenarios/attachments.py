@@ -20,7 +20,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 from uuid import UUID
 
-from simulation.checkers.coverage import ATTACHED, ATTACHMENT_DIED, DETACHED, LOCKED_DELETED
+from simulation.checkers.coverage import (
+    ATTACHED,
+    ATTACHMENT_DIED,
+    DETACHED,
+    LOCKED_DELETED,
+    LOCKED_EXPIRED,
+    LOCKED_MERGED,
+)
 from simulation.faults.nemesis import Nemesis, NemesisPlan
 from simulation.world import roles
 from simulation.world.clock import SimulatedClock
@@ -121,8 +128,9 @@ class AttachmentStep:
         for machine in self._history.tiering:
             machine.crash()
             machine.boot()
-        await self._under_faults()
-        await self._until_ended()
+        with roles.merges_of_few_segments():
+            await self._under_faults()
+            await self._until_ended()
         await self._history.in_checker(self._bucket_is_right)
         self._bucket.on_deleted = former
 
@@ -180,6 +188,8 @@ class AttachmentStep:
         if chance.random() < 0.6:
             mode, lock_ms = chance.choice(["governance", "compliance"]), chance.randint(3_000, 5_000)
             configs |= {"stratalog.tier.lock.mode": mode, "stratalog.tier.lock.ms": str(lock_ms)}
+            # By their size segments expire while they are locked.
+            configs |= chance.choice([{}, {"retention.bytes": "300"}])
         topic = Topic(
             name=f"attached-{self._turns}", topic_id=UUID(int=chance.getrandbits(128)), partition_count=chance.randint(1, 2),
             replication_factor=1, configs=configs,
@@ -312,6 +322,13 @@ class AttachmentStep:
         self._manifests[pointer.key()] = manifest
         policy = tier_policy(_topic_of(pointer, records).configs)
         known = {entry.key: entry for entry in former.segments} if former is not None else {}
+        now_ms = self._operator.clock.wall_ms()
+        for entry in known.values():
+            left_ms = entry.options.lock_until_ms - now_ms
+            is_expired = entry.end_offset <= manifest.start_offset
+            self._audit.require(not is_expired or left_ms <= 0, f"{entry.key} expired, and is locked for {left_ms} ms")
+            if is_expired and entry.options.lock_until_ms:
+                self._world.coverage.meet(LOCKED_EXPIRED)
         for entry in manifest.segments:
             lock = entry_lock(entry)
             self._audit.require(self._bucket.lock_of(entry.key) == lock, f"{entry.key} is not locked as its entry says: {lock}")
@@ -324,11 +341,12 @@ class AttachmentStep:
             last = joined(map(entry_lock, sources))
             ends_ms = (0 if each is None else each.until_ms for each in (last, lock))
             allowed_ms, until_ms = ends_ms
-            is_right = until_ms == allowed_ms or (until_ms == 0 and allowed_ms < self._operator.clock.wall_ms() + LOCK_MS_MIN)
+            self._world.coverage.meet(LOCKED_MERGED, until_ms > now_ms)
+            is_right = until_ms == allowed_ms or (until_ms == 0 and allowed_ms < now_ms + LOCK_MS_MIN)
             self._audit.require(is_right, f"{entry.key} is locked until {until_ms}, what it replaced until {allowed_ms}")
         self._audit.require(pointer.lock_until_ms == manifest.lock_until_ms, f"{pointer.key()} does not tell its lock")
         lasts_ms = max((entry.options.lock_until_ms for entry in manifest.segments), default=0)
-        if lasts_ms < self._operator.clock.wall_ms() + LOCK_MS_MIN:
+        if lasts_ms < now_ms + LOCK_MS_MIN:
             return
         stored = [] if pointer.content else [pointer.object_key]
         own = [*stored, *(ref.key for ref in manifest.pages), *(ref.key for ref in manifest.tree.pages)]

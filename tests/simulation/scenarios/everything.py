@@ -12,22 +12,38 @@ import asyncio
 import contextlib
 import itertools
 from collections.abc import Callable
-from typing import Final
+from typing import Final, cast
+
+import msgspec
 
 from simulation.checkers.coverage import CONTROLLED_SHUTDOWN, DRAINED
 from simulation.clients.administration import Administrator
+from simulation.clients.kafka import NONE, KafkaClient, NotServed
 from simulation.scenarios import log, ownership_changes
 from simulation.scenarios.log import FINISH_S, LOOK_S, bootstrap
 from simulation.world import roles
 from simulation.world.machine import Machine, Ports, World
 from stratalog_core.errors import StratalogError
-from stratalog_metadata.records import DrainedBroker, Partition
-from stratalog_metadata.state.commands import Command, Delete, Put
+from stratalog_metadata.records import (
+    NO_OWNER,
+    DrainedBroker,
+    Log,
+    Partition,
+    Topic,
+    log_key,
+    partition_key,
+    topic_key,
+)
+from stratalog_metadata.state.commands import Command, Delete, Put, VersionIs
 
 DRAIN_MEAN_S: Final = 4.0
 DRAINED_S: Final = 1.5
 SHUTDOWN_MEAN_S: Final = 5.0
 SHUTDOWN_S: Final = 3.0
+TAKEOVER_S: Final = 0.02
+"""About the time from the change of an owner until the next one serves."""
+VIEW_LAG_S: Final = 1.0
+"""Longer than a broker's view is behind the quorum without faults."""
 
 
 class Scenario(ownership_changes.Scenario):
@@ -92,6 +108,50 @@ class Scenario(ownership_changes.Scenario):
                 self.world.coverage.meet(CONTROLLED_SHUTDOWN)
             broker.boot()
 
+    async def _delete_during_a_takeover(self, machine: Machine, ports: Ports) -> None:
+        """Delete a log's records while a broker takes it over: the last change of the log that any broker sees."""
+        client = await roles.connect_metadata(ports)
+        for topic in self._administrator.live:
+            index = ports.random.randrange(topic.partitions)
+            found = client.view.find(Topic, topic_key(topic.name))
+            assert found is not None, f"{topic.name} is live"
+            key, log = partition_key(found.topic_id, index), log_key(found.topic_id, index)
+            owned = client.view.find(Partition, key)
+            end = topic.truth.ends.get(index, 0)
+            if owned is None or owned.owner == NO_OWNER or not end or not self.world.decides(f"takeover of {topic.name}"):
+                continue
+            topic.truth.deleted_to[index] = end
+            owner = self.brokers[owned.owner - 1]
+            owner.crash()
+            owner.boot()
+            while (now := self.audit.records.get(key)) is None or now == owned:  # noqa: ASYNC110 - no event tells
+                await asyncio.sleep(0.001)
+            await asyncio.sleep(ports.random.uniform(0.0, TAKEOVER_S))
+            while (seen := client.view.get(log)) is not None and cast(Log, seen.record).log_start_offset < end:
+                record = msgspec.structs.replace(cast(Log, seen.record), log_start_offset=end)
+                with contextlib.suppress(StratalogError):
+                    await client.propose(
+                        Command(updates=(Put(record=record),), requirements=(VersionIs(key=log, version=seen.version),))
+                    )
+                await asyncio.sleep(0.001)
+            await self._begins_at(KafkaClient(self.world, ports, machine.name, bootstrap()), topic.name, index, end)
+
+    async def _begins_at(self, client: KafkaClient, topic: str, index: int, start: int) -> None:
+        """Require that the owner, once it serves, tells readers to begin at ``start`` or later: nothing is wrong any more."""
+        until = self.world.loop.time() + FINISH_S / 2
+        is_served = False
+        while self.world.loop.time() < until:
+            try:
+                found = await client.start_offset(topic, index)
+                if found >= start and (await client.fetch(topic, index, found, wait_ms=0))[0] == NONE:
+                    return
+                until = until if is_served else self.world.loop.time() + VIEW_LAG_S
+                is_served = True
+            except NotServed:
+                client.forget(topic, index)
+            await asyncio.sleep(0.1)
+        raise AssertionError(f"readers of {topic}-{index} do not begin at {start}, from which its log starts")
+
     async def _check_everything(self, machine: Machine, ports: Ports) -> None:
         await self._undrain(machine, ports)
         await self._administrator.stopped.wait()
@@ -100,6 +160,7 @@ class Scenario(ownership_changes.Scenario):
             topic.producer.check_stopped()
         for topic in self._administrator.live:
             await topic.producer.stopped.wait()
+        await self._delete_during_a_takeover(machine, ports)
         await super()._check_everything(machine, ports)
         await self._administrator.check(machine, ports)
         for _ in range(int(FINISH_S / 2 / LOOK_S)):
