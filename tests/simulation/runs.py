@@ -18,9 +18,12 @@ import traceback
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from multiprocessing import connection
 from multiprocessing.context import ForkProcess
 from typing import Final
+
+from support.compaction_kernels import load_kernels
 
 from simulation.checkers.observers import observe_calls
 from simulation.clients import consumer_protocol, kafka
@@ -198,10 +201,17 @@ def run_many(runs: Iterable[Run], jobs: int) -> Iterator[Outcome]:
             process.kill()
 
 
+@cache
+def _load_kernels() -> None:
+    """Load the compiled code of compaction here, so that no run does it, nor collects what it leaves."""
+    load_kernels()
+    gc.collect()
+    gc.freeze()
+
+
 def _fork(run: Run) -> tuple[connection.Connection, ForkProcess]:
-    if run.scenario == "compaction" and compaction.load_kernels():
-        gc.collect()
-        gc.freeze()
+    if run.scenario == "compaction":
+        _load_kernels()
     receiver, sender = _CONTEXT.Pipe(duplex=False)
     process = _CONTEXT.Process(target=_run_here, args=(run, sender))
     process.start()

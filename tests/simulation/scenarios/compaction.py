@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, NamedTuple
 from uuid import UUID
@@ -28,7 +27,7 @@ from simulation.world import roles
 from simulation.world.clock import SimulatedClock
 from simulation.world.machine import Machine, Ports, World
 from simulation.world.object_store import Bucket, SimulatedStore, StoreFaults
-from stratalog_core.batches.batch import CONTROL_BIT, TRANSACTIONAL_BIT, read_header
+from stratalog_core.batches.batch import CONTROL_BIT, TRANSACTIONAL_BIT
 from stratalog_core.batches.checkpoint import Checkpoint, encode_checkpoint
 from stratalog_core.batches.records import Record, build_batch
 from stratalog_core.errors import StratalogError, Unavailable
@@ -78,19 +77,6 @@ QUIET_S: Final = 4.0
 FINISH_S: Final = 60.0
 LOOK_S: Final = 0.25
 READ_AT_ONCE: Final = 200
-
-
-def load_kernels() -> bool:
-    """Load the compiled code of compaction, which takes two seconds, so that no run does it; False if it is loaded."""
-    if "stratalog_tiering.core.compaction" in sys.modules:
-        return False
-    from stratalog_tiering.core.compaction import MapBuilder
-    from stratalog_tiering.core.offset_map import OffsetMap
-
-    builder, batch = MapBuilder(OffsetMap(2, b""), 0), build_batch([Record(offset=0, timestamp_ms=0, key=b"", value=b"")])
-    builder.add(batch, read_header(batch))
-    builder.filter(0, 0).filter(batch, read_header(batch), is_last=True)
-    return True
 
 
 class Sealed(NamedTuple):

@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from support.compaction_kernels import load_kernels
 
 from stratalog_core.batches.batch import BatchHeader, read_header
 from stratalog_core.batches.records import Record, build_batch, iterate_records
@@ -30,6 +31,12 @@ Cluster = Any
 Rows = Sequence[tuple[str, str | None]]
 LAZY = {"cleanup.policy": "compact", "min.cleanable.dirty.ratio": "1"}
 """Compacted only when asked to be."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def kernels() -> None:
+    """On a fresh checkout they are compiled, which may take longer than a test waits for its worker."""
+    load_kernels()
 
 
 @pytest.fixture
