@@ -12,6 +12,7 @@ import tempfile
 import time
 import traceback
 from collections import defaultdict
+from itertools import product
 from pathlib import Path
 from typing import Final
 
@@ -31,18 +32,25 @@ def _commit() -> str:
 def _run(names: list[str], directory: Path) -> dict[str, dict[str, Outcomes]]:
     """Return by suite and cluster the outcomes of the suites that ran on both."""
     found: dict[str, dict[str, Outcomes]] = defaultdict(dict)
-    for which in (KAFKA, OWN):
-        with cluster(which, directory) as bootstrap:
+    for which, brokers in product((KAFKA, OWN), sorted({SUITES[name].brokers for name in names}, reverse=True)):
+        with cluster(which, directory / str(brokers), brokers) as bootstrap:
             for name in names:
-                scratch = directory / f"{which}-{name}"
-                scratch.mkdir()
-                begin = time.monotonic()
-                try:
-                    found[name][which] = SUITES[name].run(bootstrap, f"eco-{name}", scratch)
-                except Exception:  # One suite that cannot run must not keep the others from running.
-                    traceback.print_exc()
-                print(f"{name} on {which}: {time.monotonic() - begin:.0f} s", flush=True)
+                if SUITES[name].brokers == brokers and (outcomes := _outcomes(name, which, bootstrap, directory)):
+                    found[name][which] = outcomes
     return {name: outcomes for name, outcomes in found.items() if len(outcomes) == 2}
+
+
+def _outcomes(name: str, which: str, bootstrap: str, directory: Path) -> Outcomes:
+    """Run a suite; return its outcomes, none if it cannot run."""
+    scratch = directory / f"{which}-{name}"
+    scratch.mkdir()
+    begin, outcomes = time.monotonic(), Outcomes()
+    try:
+        outcomes = SUITES[name].run(bootstrap, f"eco-{name}", scratch)
+    except Exception:  # One suite that cannot run must not keep the others from running.
+        traceback.print_exc()
+    print(f"{name} on {which}: {time.monotonic() - begin:.0f} s", flush=True)
+    return outcomes
 
 
 def main() -> int:

@@ -11,21 +11,24 @@ from benchmarks.kafka_control import KafkaCluster
 from integration.process_cluster import ProcessCluster
 
 KAFKA, OWN = "kafka", "stratalog"
-_CONTROL: Final = {
-    "default.replication.factor": "2", "offsets.topic.replication.factor": "2", "min.insync.replicas": "1",
-    "transaction.state.log.replication.factor": "2", "transaction.state.log.min.isr": "1",
-}  # fmt: skip
+BROKERS: Final = 2
+
+
+def control_settings(copies: int) -> dict[str, str]:
+    """Settings of an Apache Kafka whose topics have ``copies`` copies, its internal ones included."""
+    kinds = ("default.replication.factor", "offsets.topic.replication.factor", "transaction.state.log.replication.factor")
+    return dict.fromkeys(kinds, str(copies)) | {"min.insync.replicas": "1", "transaction.state.log.min.isr": "1"}
 
 
 @contextmanager
-def cluster(which: str, directory: Path) -> Iterator[str]:
+def cluster(which: str, directory: Path, brokers: int = BROKERS) -> Iterator[str]:
     """A running cluster; yields its bootstrap address."""
     if which == KAFKA:
-        with KafkaCluster(directory / which, brokers=2, heap="400m", extra=_CONTROL) as control:
+        with KafkaCluster(directory / which, brokers=brokers, heap="400m", extra=control_settings(brokers)) as control:
             yield control.bootstrap
         return
     own = ProcessCluster(directory / which)
-    own.run("cluster", "start", "--metadata", "3", "--bookies", "3", "--brokers", "2", "--tiering", "1")
+    own.run("cluster", "start", "--metadata", "3", "--bookies", "3", "--brokers", str(brokers), "--tiering", "1")
     try:
         yield own.bootstrap
     finally:

@@ -112,10 +112,10 @@ class Workers:
         states = [found["connector"]["state"], *(task["state"] for task in found["tasks"])] if status == 200 else []
         return states == ["RUNNING", "RUNNING"]
 
-    def positions(self, connector: str) -> list[dict[str, Any]]:
-        """Return how far a connector is, by partition."""
-        found: list[dict[str, Any]] = self.call(1, "GET", f"/connectors/{connector}/offsets")[1]["offsets"]
-        return found
+    def positions(self, connector: str) -> list[dict[str, Any]] | None:
+        """Return how far a connector is, in each partition; None if the worker does not tell."""
+        status, found = self.call(1, "GET", f"/connectors/{connector}/offsets")
+        return [each["offset"] for each in found["offsets"]] if status == 200 else None
 
     def worker_of(self, connector: str) -> int:
         """Return the worker that has the task of a connector."""
@@ -173,7 +173,7 @@ def _positions(workers: Workers, bootstrap: str, topic: str, source: SourceFile,
     """Read the positions, set the source's back by a line and the sink's to the beginning, and let both run on (KIP-875)."""
     outcomes: dict[str, str] = {}
     at_end = source.path.stat().st_size
-    wait(lambda: workers.positions("source")[0]["offset"]["position"] == at_end, workers.output)
+    wait(lambda: workers.positions("source") == [{"position": at_end}], workers.output)
     outcomes["ask for the source's position"] = "the end of the file"
     for connector in ("source", "sink"):
         outcomes[f"stop the {connector}"] = workers.insist(1, "PUT", f"/connectors/{connector}/stop")

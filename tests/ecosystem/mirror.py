@@ -11,6 +11,7 @@ from typing import Final
 from benchmarks.kafka_control import KafkaCluster
 from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, TopicPartition
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, NewPartitions
+from ecosystem.clusters import control_settings
 from ecosystem.connect import class_path
 from ecosystem.processes import java, wait, write_properties
 from ecosystem.topics import create, fill, read
@@ -21,15 +22,11 @@ _CONFIGS: Final = {"retention.ms": "86400000", "max.message.bytes": "2000000", "
 _CHANGED: Final = _CONFIGS | {"retention.ms": "3600000"}
 _ACLS: Final = {"No ACL authorizer is configured": "no authorizer is configured", "caught exception": "not served"}
 """What MirrorMaker logs if there are no ACLs to copy."""
-_SINGLE: Final = {
-    "default.replication.factor": "1", "offsets.topic.replication.factor": "1", "min.insync.replicas": "1",
-    "transaction.state.log.replication.factor": "1", "transaction.state.log.min.isr": "1",
-}  # fmt: skip
 
 
 def run(bootstrap: str, name: str, directory: Path) -> dict[str, str]:
     """Mirror a topic each way; return the outcomes by step."""
-    with KafkaCluster(directory / "kafka", brokers=1, heap="400m", extra=_SINGLE) as kafka:
+    with KafkaCluster(directory / "kafka", brokers=1, heap="400m", extra=control_settings(1)) as kafka:
         flows = {"into it": ("kafka", kafka.bootstrap, bootstrap), "from it": ("own", bootstrap, kafka.bootstrap)}
         for source, origin, _ in flows.values():
             topic = f"{name}-of-{source}"

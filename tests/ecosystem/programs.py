@@ -10,6 +10,8 @@ import json
 import os
 import shutil
 import subprocess
+import sys
+import tarfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
@@ -28,6 +30,15 @@ NODE_PACKAGES: Final = {
     "confluent": {"@confluentinc/kafka-javascript": "1.10.1"},
 }
 CRATES: Final = {"rdkafka": ("0.39.0", ["zstd"]), "tokio": ("1.48.0", ["rt-multi-thread", "time"])}
+KAFKA_PYTHON_VERSION: Final = "3.0.12"
+_NOT_IN_KAFKA_PYTHON: Final = {
+    "__init__.py": "",
+    "service.py": "class SpawnedService: ...\nclass ExternalService:\n    def __init__(self, host, port): ...\n",
+}
+"""Modules that the tests import and its source distribution lacks. Without the first, Python finds its own package ``test``;
+the second starts processes, of which there are none if the brokers run already."""
+APICURIO_VERSION: Final = "3.0.9"
+"""The newest line that runs with Java 17."""
 _MANIFEST: Final = """[package]
 name = "ecosystem"
 version = "0.0.0"
@@ -109,6 +120,38 @@ def _dependency(crate: str) -> str:
     return f"{crate} = {{ version = '={version}', features = {features} }}\n"
 
 
+def kafka_python_tests() -> Path:
+    """The unpacked source distribution of kafka-python, with its tests."""
+    root, is_new = _folder("kafka-python", KAFKA_PYTHON_VERSION, None)
+    if is_new:
+        wanted = f"kafka-python=={KAFKA_PYTHON_VERSION}"
+        options = ["--quiet", "--no-deps", "--no-binary", ":all:", "--dest", "."]
+        _run([sys.executable, "-m", "pip", "download", *options, wanted], root)
+        _unpack(root)
+        tests = next(root.glob("*/test"))
+        for name, content in _NOT_IN_KAFKA_PYTHON.items():
+            (tests / name).write_text(content)
+        _complete(root)
+    return next(each for each in root.iterdir() if each.is_dir())
+
+
+def apicurio() -> Path:
+    """The jar of Apicurio Registry, from Maven."""
+    root, is_new = _folder("apicurio", APICURIO_VERSION, None)
+    if is_new:
+        artifact = f"io.apicurio:apicurio-registry-app:{APICURIO_VERSION}:tar.gz:all"
+        goal = ["dependency:copy", f"-Dartifact={artifact}", f"-DoutputDirectory={root}"]
+        _run([tool("mvn", "apt-get install maven"), "-B", "-q", *goal], root)
+        _unpack(root)
+        _complete(root)
+    return root / f"apicurio-registry-app-{APICURIO_VERSION}-runner.jar"
+
+
+def _unpack(root: Path) -> None:
+    with tarfile.open(next(root.glob("*.tar.gz"))) as archive:
+        archive.extractall(root, filter="data")
+
+
 def tool(name: str, remedy: str) -> str:
     """Return the path of a program. Raises ``Missing``."""
     path = shutil.which(name)
@@ -122,14 +165,15 @@ def cache(kind: str) -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "stratalog" / "ecosystem" / kind
 
 
-def _folder(kind: str, versions: str, sources: Path) -> tuple[Path, bool]:
-    """Return the folder of these versions, with a copy of the sources, and whether the libraries are still to be installed."""
+def _folder(kind: str, versions: str, sources: Path | None) -> tuple[Path, bool]:
+    """Return the folder of these versions, with a copy of any sources, and whether the libraries are still to be installed."""
     root = cache(kind) / hashlib.sha256(versions.encode()).hexdigest()[:16]
     is_new = not (root / "complete").exists()
     if is_new:
         shutil.rmtree(root, ignore_errors=True)
         root.mkdir(parents=True)
-    shutil.copytree(sources, root, dirs_exist_ok=True)
+    if sources:
+        shutil.copytree(sources, root, dirs_exist_ok=True)
     return root, is_new
 
 

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from ecosystem import connect, kcat, mirror, programs
+from ecosystem import connect, kafka_python, kcat, mirror, programs, registry
+from ecosystem.clusters import BROKERS
 
 from stratalog_loadgen.java_tools import KAFKA_VERSION
 
@@ -20,13 +21,14 @@ Outcomes = dict[str, str]
 class Suite:
     """``run`` takes a bootstrap address, a prefix of all names and an empty directory; it returns the outcomes by step.
 
-    ``reasons`` has the steps whose outcome differs from Apache Kafka's on purpose.
+    ``reasons`` has the steps whose outcome differs from Apache Kafka's on purpose. The cluster has ``brokers`` brokers.
     """
 
     software: str
     version: str
     run: Callable[[str, str, Path], Outcomes]
     reasons: Mapping[str, str] = field(default_factory=dict)
+    brokers: int = BROKERS
 
 
 def _program(build: Callable[[], list[str]]) -> Callable[[str, str, Path], Outcomes]:
@@ -80,5 +82,16 @@ SUITES: Final = {
         version=KAFKA_VERSION,
         run=mirror.run,
         reasons={"ask for ACLs": "no ACLs are served; MirrorMaker logs an error and copies everything else"},
+    ),
+    "apicurio": Suite(software="Apicurio Registry", version=programs.APICURIO_VERSION, run=registry.run),
+    "kafka-python": Suite(
+        software="kafka-python's own integration tests",
+        version=programs.KAFKA_PYTHON_VERSION,
+        run=kafka_python.run,
+        brokers=1,
+        reasons={
+            "admin: create describe delete acls": "no ACLs are served; Apache Kafka without an authorizer refuses them, too",
+            "admin: alter replica log dirs": "brokers hold no data, so there is no directory to move a partition to",
+        },
     ),
 }
