@@ -49,7 +49,8 @@ writes this page (`ONLY=kafkajs,sarama` runs some).
 _STEPS: Final = """
 ## Steps
 
-The outcomes here. The clients do the same steps, as far as they can; other programs have their own.
+The outcomes here. The clients do the same steps, as far as they can; other programs have their own. An error's name is an
+outcome, too: two of kafka-python's tests expect a broker 0, or sessions of three seconds, and fail on Apache Kafka as well.
 """
 _DIFFERENCES: Final = """
 ## Differences
