@@ -80,6 +80,7 @@ class Bench(msgspec.Struct, frozen=True, kw_only=True):
             consumers=settings.get("consumers", 1),
             processes=settings.get("consumer_processes", 0),
             light=settings.get("light", False),
+            protocol=settings.get("protocol", "classic"),
         )
 
     def rate(self, *, beside_a_consumer: bool = False) -> float:

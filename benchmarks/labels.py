@@ -44,6 +44,7 @@ _WORDS: Final[dict[str, Callable[[str], str]]] = {
     "seconds": lambda value: f"for {value} s",
     "compression": lambda value: f"{value} compression",
     "light": lambda value: "light members",
+    "protocol": lambda value: f"{value} protocol",
 }
 
 

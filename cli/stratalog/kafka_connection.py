@@ -20,12 +20,12 @@ from kio.serial import entity_reader, entity_writer
 from stratalog_core.errors import StratalogError
 
 FETCH, METADATA, OFFSET_COMMIT, OFFSET_FETCH, FIND_COORDINATOR = 1, 3, 8, 9, 10
-JOIN_GROUP, HEARTBEAT, LEAVE_GROUP, SYNC_GROUP, OFFSET_DELETE = 11, 12, 13, 14, 47
+JOIN_GROUP, HEARTBEAT, LEAVE_GROUP, SYNC_GROUP, OFFSET_DELETE, CONSUMER_GROUP_HEARTBEAT = 11, 12, 13, 14, 47, 68
 WRITE_TXN_MARKERS, DESCRIBE_PRODUCERS, DESCRIBE_TRANSACTIONS, LIST_TRANSACTIONS = 27, 61, 65, 66
 _VERSIONS: Final = {
     FETCH: 11, METADATA: 9, OFFSET_COMMIT: 7, OFFSET_FETCH: 5, FIND_COORDINATOR: 3, JOIN_GROUP: 5, HEARTBEAT: 3, LEAVE_GROUP: 2,
     SYNC_GROUP: 3, OFFSET_DELETE: 0, WRITE_TXN_MARKERS: 1, DESCRIBE_PRODUCERS: 0, DESCRIBE_TRANSACTIONS: 0,
-    LIST_TRANSACTIONS: 0,
+    LIST_TRANSACTIONS: 0, CONSUMER_GROUP_HEARTBEAT: 1,
 }  # fmt: skip
 CLIENT: Final = "stratalog"
 _ANSWER_TIMEOUT_S: Final = 330.0
@@ -37,13 +37,13 @@ class NotAnswered(StratalogError):
 
 
 @functools.cache
-def request_schema(api: int) -> type[Any]:
-    return load_request_schema(api, _VERSIONS[api])
+def request_schema(api: int, version: int | None = None) -> type[Any]:
+    return load_request_schema(api, _VERSIONS[api] if version is None else version)
 
 
-def request_part(api: int, name: str) -> type[Any]:
+def request_part(api: int, name: str, version: int | None = None) -> type[Any]:
     """Return the class of a part of a request, by kio's name for it."""
-    return cast(type[Any], getattr(sys.modules[request_schema(api).__module__], name))
+    return cast(type[Any], getattr(sys.modules[request_schema(api, version).__module__], name))
 
 
 def taken_frames(received: bytearray) -> Iterator[bytes]:
@@ -91,17 +91,18 @@ class Connection(asyncio.Protocol):
         if self._transport is not None:
             self._transport.close()
 
-    async def ask(self, api: int, **fields: Any) -> Any:
-        """Send one request and return its response as a kio entity. Raises ``NotAnswered``."""
-        schema = request_schema(api)
+    async def ask(self, api: int, api_version: int | None = None, **fields: Any) -> Any:
+        """Send one request, of another version if given, and return its response as a kio entity. Raises ``NotAnswered``."""
+        version = _VERSIONS[api] if api_version is None else api_version
+        schema = request_schema(api, version)
         header_kind: Any = schema.__header_schema__
         with io.BytesIO() as body:
-            header = header_kind(request_api_key=api, request_api_version=_VERSIONS[api], correlation_id=0, client_id=CLIENT)
+            header = header_kind(request_api_key=api, request_api_version=version, correlation_id=0, client_id=CLIENT)
             entity_writer(header_kind)(body, header)
             entity_writer(schema)(body, schema(**fields))
             frame = body.getvalue()
         content = memoryview(await self.exchange(frame)).toreadonly()
-        response: Any = load_response_schema(api, _VERSIONS[api])
+        response: Any = load_response_schema(api, version)
         _, at = entity_reader(response.__header_schema__)(content, 0)
         return entity_reader(response)(content, at)[0]
 

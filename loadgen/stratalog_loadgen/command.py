@@ -168,6 +168,13 @@ def latency(
 )
 @click.option("--light", is_flag=True, help="Use consumers without librdkafka's threads, for groups of hundreds.")
 @click.option(
+    "--protocol",
+    default="classic",
+    show_default=True,
+    type=click.Choice(["classic", "consumer"]),
+    help="Group protocol of the consumers.",
+)
+@click.option(
     "--rate",
     "records_per_s",
     default=0.0,
@@ -197,6 +204,7 @@ def consume(data: Path | None, bootstrap: str | None, as_json: bool, mode: str, 
         consumers=options["consumers"],
         processes=options["consumer_processes"],
         light=options["light"],
+        protocol=options["protocol"],
         client=_pairs(options["set_consumer"]),
     )
     rate, history_bytes = options["records_per_s"], options["history_bytes"]

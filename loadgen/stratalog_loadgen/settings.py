@@ -72,13 +72,15 @@ class Window(msgspec.Struct, frozen=True, kw_only=True):
 class Readers(msgspec.Struct, frozen=True, kw_only=True):
     """``groups`` times ``consumers`` members, spread over ``processes`` (0: one per group).
 
-    ``light`` members are not librdkafka's, whose threads are too many for a machine with hundreds of them.
+    ``light`` members are not librdkafka's, whose threads are too many for a machine with hundreds of them. ``protocol`` is that
+    of their groups: classic or consumer.
     """
 
     groups: int = 1
     consumers: int = 1
     processes: int = 0
     light: bool = False
+    protocol: str = "classic"
     client: Options = {}
 
 
@@ -147,6 +149,7 @@ def consumer_options(bootstrap: str, readers: Readers, *, earliest: bool) -> Opt
         "log_level": 0,
         "auto.offset.reset": "earliest" if earliest else "latest",
         "enable.auto.commit": True,
+        "group.protocol": readers.protocol,
         "queued.max.messages.kbytes": max(1024, _QUEUE_KIB // members),
     }
     return defaults | readers.client

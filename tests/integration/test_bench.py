@@ -65,7 +65,7 @@ def test_a_copier_passes_on_each_record_in_a_transaction(cluster: ProcessCluster
     assert 0 < found.measured["end_to_end_p50_ms"] <= found.measured["end_to_end_p99_ms"]
 
 
-@pytest.mark.parametrize("light", [(), ("--light",)])
+@pytest.mark.parametrize("light", [(), ("--light",), ("--light", "--protocol", "consumer")])
 def test_two_groups_read_all_while_one_consumer_leaves(cluster: ProcessCluster, light: tuple[str, ...]) -> None:
     options = ("--groups", "2", "--consumers", "2", "--consumer-processes", "4", "--rate", "300", "--leave", *_SHORT)
     measured = _measured(cluster, "consume", *options, *light)

@@ -4,6 +4,9 @@ Replicas are derived (``replicas.py``), because copies are on bookies and owners
 requested by name and does not exist is created if the client (since v4) and the broker's settings allow it, and returned as
 soon as it has owners. Topics that the client may not describe are left out, or answered TOPIC_AUTHORIZATION_FAILED if they
 are named.
+
+A response is made in pieces, and the event loop runs between them (``cluster/partition_rows.py``): topics may change meanwhile,
+but each is described as it was at one time. One response with all topics is made at a time.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ from stratalog_broker.admin.errors import InvalidTopic, NotServedYet, TopicExist
 from stratalog_broker.admin.topic_names import check_topic_name
 from stratalog_broker.admin.topics import NewTopic, TopicCommands
 from stratalog_broker.cluster.advertised_brokers import AdvertisedBrokers
-from stratalog_broker.cluster.partition_rows import PartitionRows
+from stratalog_broker.cluster.partition_rows import TOPIC_ROWS, PartitionRows, Pieces
 from stratalog_broker.configs.settings import BrokerSettings
 from stratalog_broker.partitions.ownership import Partitions
 from stratalog_broker.protocol.metadata import encode_metadata, encode_topic
@@ -36,6 +39,7 @@ _ACCESS: Final = Access(Operation.DESCRIBE, Resource.TOPIC)
 _KEY: Final = 3
 _CREATE_TIMEOUT_S: Final = 5.0
 _CREATES_MAX: Final = 100
+_JOINED_TOPICS: Final = 32
 
 
 class MetadataHandler:
@@ -59,13 +63,16 @@ class MetadataHandler:
         self._rows = partition_rows
         self._topic_commands = topic_commands
         self._permissions = permissions
+        self._describing_all = asyncio.Lock()
 
     async def __call__(self, context: RequestContext, request: Any) -> bytes:
         """Return the response from the view, after creating missing topics."""
+        if _wants_all(context, request):
+            async with self._describing_all:
+                topics = await self._all_topics(context, request)
+        else:
+            topics = await self._named_topics(context, request)
         live = self._brokers.live()
-        topics = (
-            self._all_topics(context, request) if _wants_all(context, request) else await self._named_topics(context, request)
-        )
         cluster = self._view.find(Cluster, CLUSTER_KEY)
         response = context.new(
             "MetadataResponse",
@@ -78,13 +85,19 @@ class MetadataHandler:
                 context, Resource.CLUSTER, CLUSTER_NAME, wanted=getattr(request, "include_cluster_authorized_operations", False)
             ),
         )
-        return encode_metadata(response, context.api_version, topics)
+        return encode_metadata(response, context.api_version, topics.count, topics.join())
 
-    def _all_topics(self, context: RequestContext, request: Any) -> Sequence[bytes]:
-        denied = self._permissions.denied(context, _ACCESS, (topic.name for topic in self._view.all(Topic)))
-        return [self._describe(context, request, topic) for topic in self._view.all(Topic) if topic.name not in denied]
+    async def _all_topics(self, context: RequestContext, request: Any) -> Topics:
+        names = [topic.name for topic in self._view.all(Topic)]
+        denied = self._permissions.denied(context, _ACCESS, names)
+        topics = Topics()
+        for name in names:
+            topic = self._view.find(Topic, topic_key(name))
+            if topic is not None and name not in denied:
+                await topics.add(await self._describe(context, request, topic, topics.pieces))
+        return topics
 
-    async def _named_topics(self, context: RequestContext, request: Any) -> Sequence[bytes]:
+    async def _named_topics(self, context: RequestContext, request: Any) -> Topics:
         may_create = getattr(request, "allow_auto_topic_creation", True) and self._creates_topics
         denied = self._permissions.denied(context, _ACCESS, (str(one.name) for one in request.topics if one.name is not None))
         missing = {
@@ -93,7 +106,10 @@ class MetadataHandler:
             if wanted.name is not None and wanted.name not in denied and self._view.get(topic_key(wanted.name)) is None
         }
         codes = await self._create_allowed(context, missing) if may_create and missing else {}
-        return [self._answer(context, request, wanted, denied, codes) for wanted in request.topics]
+        topics = Topics()
+        for wanted in request.topics:
+            await topics.add(await self._answer(context, request, wanted, denied, codes, topics.pieces))
+        return topics
 
     async def _create_allowed(self, context: RequestContext, missing: set[str]) -> dict[str, ErrorCode]:
         """Create the topics that the client may create; return the error codes of all by name."""
@@ -117,23 +133,24 @@ class MetadataHandler:
 
         return dict(zip(names, await asyncio.gather(*map(create, names)), strict=True))
 
-    def _answer(
-        self, context: RequestContext, request: Any, wanted: Any, denied: frozenset[str], codes: dict[str, ErrorCode]
-    ) -> bytes:
+    async def _answer(
+        self, context: RequestContext, request: Any, wanted: Any, denied: frozenset[str], codes: dict[str, ErrorCode],
+        pieces: Pieces,
+    ) -> bytes:  # fmt: skip
         topic_id: UUID | None = getattr(wanted, "topic_id", None)
         if wanted.name is None and topic_id is not None:
             topic = self._partitions.topic_by_id(topic_id.bytes)
             if topic is not None and not self._permissions.allows(context, _ACCESS, topic.name):
                 return _refuse(context, None, topic_id, ErrorCode.topic_authorization_failed)
             if topic is not None:
-                return self._describe(context, request, topic)
+                return await self._describe(context, request, topic, pieces)
             return _refuse(context, None, topic_id, ErrorCode.unknown_topic_id)
         name = str(wanted.name or "")
         if name in denied:
             return _refuse(context, name, None, ErrorCode.topic_authorization_failed)
         topic = self._view.find(Topic, topic_key(name))
         if topic is not None:
-            return self._describe(context, request, topic)
+            return await self._describe(context, request, topic, pieces)
         try:
             check_topic_name(name)
         except InvalidTopic as refused:
@@ -141,7 +158,7 @@ class MetadataHandler:
         code = codes.get(name, ErrorCode.none)
         return _refuse(context, name, None, ErrorCode.unknown_topic_or_partition if code is ErrorCode.none else code)
 
-    def _describe(self, context: RequestContext, request: Any, topic: Topic) -> bytes:
+    async def _describe(self, context: RequestContext, request: Any, topic: Topic, pieces: Pieces) -> bytes:
         described = context.new(
             "MetadataResponseTopic",
             error_code=ErrorCode.none,
@@ -153,8 +170,32 @@ class MetadataHandler:
                 context, Resource.TOPIC, topic.name, wanted=getattr(request, "include_topic_authorized_operations", False)
             ),
         )
-        rows = self._rows.of(topic, context.api_version)
-        return encode_topic(described, context.api_version, topic.partition_count, rows)
+        rows = await self._rows.of(topic, context.api_version, pieces)
+        return encode_topic(described, context.api_version, rows.partitions, rows.blocks)
+
+
+class Topics:
+    """The encoded topics of one response, joined to few pieces: joining twenty thousand topics at once takes 10 ms."""
+
+    def __init__(self) -> None:
+        self.pieces = Pieces()
+        self.count = 0
+        self._joined: list[bytes] = []
+        self._piece: list[bytes] = []
+
+    async def add(self, topic: bytes) -> None:
+        """Add an encoded topic."""
+        self.count += 1
+        self._piece.append(topic)
+        if len(self._piece) >= _JOINED_TOPICS:
+            self.join()
+        await self.pieces.done(TOPIC_ROWS)
+
+    def join(self) -> list[bytes]:
+        """Return all topics that were added, in pieces."""
+        self._joined.append(b"".join(self._piece))
+        self._piece.clear()
+        return self._joined
 
 
 def _broker(context: RequestContext, broker: Broker) -> Any:
@@ -172,7 +213,7 @@ def _refuse(context: RequestContext, name: str | None, topic_id: UUID | None, co
     refused = context.new(
         "MetadataResponseTopic", error_code=code, name=name, topic_id=topic_id, is_internal=False, partitions=()
     )  # fmt: skip
-    return encode_topic(refused, context.api_version, 0, b"")
+    return encode_topic(refused, context.api_version, 0, ())
 
 
 def _name_may_be_null(context: RequestContext) -> bool:

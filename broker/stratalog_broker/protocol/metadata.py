@@ -61,14 +61,14 @@ def _struct_of(layout: int, replicas: int, in_sync: int, offline: int) -> struct
     return struct.Struct(f">hii{epoch}i{replicas}ii{in_sync}i{away}")
 
 
-def encode_topic(topic: Any, version: int, count: int, partitions: bytes) -> bytes:
-    """Encode ``topic``, a ``MetadataResponseTopic`` without partitions, with ``count`` encoded ``partitions``."""
+def encode_topic(topic: Any, version: int, count: int, partitions: Sequence[bytes]) -> bytes:
+    """Encode ``topic``, a ``MetadataResponseTopic`` without partitions, with ``count`` encoded ones, in blocks of any size."""
     tail = (_AUTHORISED_BYTES if version >= 8 else 0) + (1 if version >= FLEXIBLE_VERSION else 0)
-    return with_array(encode_response(topic), tail, count, (partitions,), is_flexible=version >= FLEXIBLE_VERSION)
+    return with_array(encode_response(topic), tail, count, partitions, is_flexible=version >= FLEXIBLE_VERSION)
 
 
-def encode_metadata(response: Any, version: int, topics: Sequence[bytes]) -> bytes:
-    """Encode ``response``, a ``MetadataResponse`` without topics, with the encoded ``topics``."""
+def encode_metadata(response: Any, version: int, count: int, topics: Sequence[bytes]) -> bytes:
+    """Encode ``response``, a ``MetadataResponse`` without topics, with ``count`` encoded topics, in pieces of any size."""
     authorised = _AUTHORISED_BYTES if 8 <= version <= 10 else 0
     tail = authorised + (2 if version >= 13 else 0) + (1 if version >= FLEXIBLE_VERSION else 0)
-    return with_array(encode_response(response), tail, len(topics), topics, is_flexible=version >= FLEXIBLE_VERSION)
+    return with_array(encode_response(response), tail, count, topics, is_flexible=version >= FLEXIBLE_VERSION)

@@ -28,7 +28,8 @@ from stratalog_loadgen.processes.control import LEAVE, LEFT, MEASURE, Control
 from stratalog_loadgen.processes.loads import ConsumerLoad, Counted
 
 SESSION_MS, REBALANCE_MS = 45_000, 300_000
-_HEARTBEAT_S, _COMMIT_S, _TURN_S, _AGAIN_S = 3.0, 5.0, 0.1, 0.2
+COMMIT_S = 5.0
+_HEARTBEAT_S, _TURN_S, _AGAIN_S = 3.0, 0.1, 0.2
 _MEMBER_ID_REQUIRED, _UNKNOWN_MEMBER, _ILLEGAL_GENERATION = 79, 25, 22
 _NO_COORDINATOR = (14, 15, 16)  # it loads, is away, is another
 _CONNECTING_AT_ONCE = 64
@@ -41,26 +42,29 @@ class Rejoin(NotAnswered):
     """The member's generation is over."""
 
 
-def run_members(load: ConsumerLoad, control: Control) -> Counted:
-    """As ``run_consumers``, of one new topic, from its beginning on."""
+def run_members(kind: type[Member], load: ConsumerLoad, control: Control) -> Counted:
+    """As ``run_consumers``, with members of one kind, of one new topic, from its beginning on."""
     control.wait_for_go()
-    return asyncio.run(_Members(load, control).run())
+    return asyncio.run(_Members(kind, load, control).run())
 
 
 class _Members:
-    def __init__(self, load: ConsumerLoad, control: Control) -> None:
+    def __init__(self, kind: type[Member], load: ConsumerLoad, control: Control) -> None:
         self._load = load
         self._control = control
+        self._kind = kind
         self._reception = Reception(load)
-        self._members: list[_Member] = []
+        self._members: list[Member] = []
+        self._partitions = 0
         self._settling = Settling(control, self._changed_at)
 
     async def run(self) -> Counted:
         bootstrap = str(self._load.client["bootstrap.servers"]).split(",")
         places = await _leaders(bootstrap, self._load.topics[0])
+        self._partitions = len(places)
         gate = asyncio.Semaphore(_CONNECTING_AT_ONCE)
         self._members = [
-            _Member(self._load, group, self._reception, bootstrap[number % len(bootstrap)], places, gate)
+            self._kind(self._load, group, self._reception, bootstrap[number % len(bootstrap)], places, gate)
             for group in self._load.groups
             for number in range(self._load.consumers)
         ]
@@ -101,13 +105,23 @@ class _Members:
         return max((member.changed_at for member in self._members), default=0.0)
 
     def _assigned(self) -> dict[str, int]:
+        """Return the partitions of each group that have been assigned, of each member only as many as an equal share.
+
+        In the consumer protocol the first member gets all, and the others wait until it has given them up.
+        """
+        members = max(self._load.members - self._settling.has_left, 1)
+        share = -(-self._partitions // members)
         assigned = dict.fromkeys(self._load.groups, 0)
         for member in self._members:
-            assigned[member.group] += len(member.positions)
+            assigned[member.group] += min(len(member.positions), share)
         return assigned
 
 
-class _Member:
+class Member:
+    """A member of a group of the classic protocol."""
+
+    commit_version: int | None = None
+
     def __init__(
         self,
         load: ConsumerLoad,
@@ -149,6 +163,9 @@ class _Member:
         with contextlib.suppress(NotAnswered):
             await self._commit()
             await self._ask(wire.LEAVE_GROUP, group_id=GroupId(self.group), member_id=self._id)
+        self._close()
+
+    def _close(self) -> None:
         self.positions = {}
         for connection in self._connections.values():
             connection.close()
@@ -156,8 +173,8 @@ class _Member:
     def _assign(self, positions: dict[int, int]) -> None:
         if positions or self.positions:
             self.changed_at = time.monotonic()
+        self._committed = {partition: self._committed.get(partition, at) for partition, at in positions.items()}
         self.positions = positions
-        self._committed = dict(positions)
 
     async def _connection(self, address: str) -> Connection:
         known = self._connections.get(address)
@@ -166,14 +183,17 @@ class _Member:
                 known = self._connections[address] = await connect(address)
         return known
 
-    async def _ask(self, api: int, **fields: Any) -> Any:
-        return await (await self._connection(self._coordinator)).ask(api, **fields)
+    async def _ask(self, api: int, api_version: int | None = None, **fields: Any) -> Any:
+        return await (await self._connection(self._coordinator)).ask(api, api_version, **fields)
 
-    async def _join(self) -> None:
+    async def _find_coordinator(self) -> None:
         if not self._coordinator:
             found = await (await self._connection(self._bootstrap)).ask(wire.FIND_COORDINATOR, key=self.group, key_type=0)
             _require(found.error_code)
             self._coordinator = f"{found.host}:{found.port}"
+
+    async def _join(self) -> None:
+        await self._find_coordinator()
         joined = await self._joined()
         if joined.error_code == _MEMBER_ID_REQUIRED:
             self._id = joined.member_id
@@ -230,33 +250,38 @@ class _Member:
             await asyncio.gather(*readers, return_exceptions=True)
 
     async def _stay(self, readers: list[asyncio.Task[None]]) -> None:
-        commits_at = time.monotonic() + _COMMIT_S
+        commits_at = time.monotonic() + COMMIT_S
         while True:
-            if readers:
-                done, _ = await asyncio.wait(readers, timeout=_HEARTBEAT_S, return_when=asyncio.FIRST_EXCEPTION)
-                for reader in done:
-                    reader.result()
-            else:
-                await asyncio.sleep(_HEARTBEAT_S)
+            await self._wait(readers, _HEARTBEAT_S)
             beat = await self._ask(wire.HEARTBEAT, **self._identity(), generation_id=self._generation)
             if beat.error_code:
                 await self._commit()
             self._require(beat.error_code)
             if time.monotonic() >= commits_at:
                 await self._commit()
-                commits_at += _COMMIT_S
+                commits_at += COMMIT_S
+
+    async def _wait(self, readers: list[asyncio.Task[None]], timeout_s: float) -> None:
+        """Let the readers work for a time. Raises what stopped one of them."""
+        if readers:
+            done, _ = await asyncio.wait(readers, timeout=timeout_s, return_when=asyncio.FIRST_EXCEPTION)
+            for reader in done:
+                reader.result()
+        else:
+            await asyncio.sleep(timeout_s)
 
     async def _commit(self) -> None:
         news = {partition: at for partition, at in self.positions.items() if at > self._committed.get(partition, 0)}
         if not news:
             return
-        row: Any = wire.request_part(wire.OFFSET_COMMIT, "OffsetCommitRequestPartition")
-        topic: Any = wire.request_part(wire.OFFSET_COMMIT, "OffsetCommitRequestTopic")
+        row: Any = wire.request_part(wire.OFFSET_COMMIT, "OffsetCommitRequestPartition", self.commit_version)
+        topic: Any = wire.request_part(wire.OFFSET_COMMIT, "OffsetCommitRequestTopic", self.commit_version)
         rows = tuple(
             row(partition_index=partition, committed_offset=at, committed_metadata="") for partition, at in news.items()
         )
         answer = await self._ask(
             wire.OFFSET_COMMIT,
+            self.commit_version,
             **self._identity(),
             generation_id_or_member_epoch=self._generation,
             topics=(topic(name=TopicName(self._topic), partitions=rows),),
@@ -268,7 +293,9 @@ class _Member:
     async def _read(self, address: str, partitions: list[int]) -> None:
         connection = await self._connection(address)
         while True:
-            wanted = {partition: self.positions[partition] for partition in partitions}
+            wanted = {partition: self.positions[partition] for partition in partitions if partition in self.positions}
+            if not wanted:
+                return  # they were revoked
             for fetched in await fetch(connection, self._topic, wanted):
                 _require(fetched.error)
                 records = list(records_of(fetched.records, wanted[fetched.partition]))

@@ -18,6 +18,11 @@ class Settling:
         self.settled_s = 0.0
 
     @property
+    def has_left(self) -> bool:
+        """Whether a member has left, of this process or another."""
+        return bool(self._left_at)
+
+    @property
     def is_rebalanced(self) -> bool:
         return bool(self._left_at) and self._changed_at() > self._left_at
 

@@ -11,11 +11,12 @@ from confluent_kafka import KafkaError, KafkaException
 
 from stratalog_core.errors import Invalid, StratalogError
 from stratalog_loadgen.clients.connecting import run_connections
+from stratalog_loadgen.clients.consumer_protocol import ConsumerProtocolMember
 from stratalog_loadgen.clients.consuming import run_consumers
 from stratalog_loadgen.clients.copying import run_copier
 from stratalog_loadgen.clients.due_batches import DueBatches
 from stratalog_loadgen.clients.due_records import DueRecords
-from stratalog_loadgen.clients.group_members import run_members
+from stratalog_loadgen.clients.group_members import Member, run_members
 from stratalog_loadgen.clients.producing import Work
 from stratalog_loadgen.clients.whole_batches import WholeBatches
 from stratalog_loadgen.processes.control import Control, standard_control
@@ -46,7 +47,9 @@ def _run(load: Load, control: Control) -> Counted:
         return run_connections(load, control)
     if isinstance(load, CopierLoad):
         return run_copier(load, control)
-    return (run_members if load.light else run_consumers)(load, control)
+    if not load.light:
+        return run_consumers(load, control)
+    return run_members(ConsumerProtocolMember if load.protocol == "consumer" else Member, load, control)
 
 
 def _run_producers(load: ProducerLoad, control: Control) -> Counted:

@@ -39,6 +39,8 @@ def consumer_loads(place: Prepared, readers: Readers, *, earliest: bool = True, 
             consumers=consumers,
             stamps=stamps,
             light=readers.light,
+            protocol=readers.protocol,
+            members=readers.consumers,
         )
         for names, consumers in shares
     ]

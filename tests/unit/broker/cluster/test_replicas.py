@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from uuid import UUID
 
 from hypothesis import given
 from hypothesis import strategies as st
 from unit.broker.hand_fed_view import HandFedView
 
-from stratalog_broker.cluster.partition_rows import PartitionRows
+from stratalog_broker.cluster.partition_rows import PartitionRows, Pieces
 from stratalog_broker.cluster.replicas import Replicas, replicas_of
 from stratalog_broker.protocol.metadata import PartitionState, encode_partition, layout_of
 from stratalog_metadata.records import Bookie, Broker, Fragment, Ledger, LedgerRef, LedgerState, Log, Partition, Topic
@@ -122,7 +123,8 @@ def test_rows_are_encoded_anew_when_copies_come_or_go_and_only_then() -> None:
 
     def changed() -> bool:
         nonlocal encoded
-        before, row = encoded, rows.of(view.find(Topic, "topic/t") or topic(), 13)
+        before, current = encoded, view.find(Topic, "topic/t") or topic()
+        row = b"".join(asyncio.run(rows.of(current, 13, Pieces())).blocks)
         encoded = rows.encoded
         assert row == encode_partition(
             layout_of(13), 0, told(view, (view.find(Topic, "topic/t") or topic()).replication_factor)
