@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from stratalog_broker.metrics import StateUploadMetrics
 from stratalog_broker.partitions.log import PartitionLog
-from stratalog_core.errors import OutcomeUnknown, StratalogError, Unavailable
+from stratalog_core.errors import Invalid, StratalogError, Unavailable
 from stratalog_core.ports import Clock
 from stratalog_tiering.format.coordinator_state import CoordinatorState
 from stratalog_tiering.format.object_keys import StateKey
@@ -68,8 +68,8 @@ class StateUploads:
 
     async def run_round(self) -> None:
         """Store each state that has changed. A failure is logged and counted; the next round tries again."""
-        serving = set(self._coordinators())
-        self._stored = {log: stored for log, stored in self._stored.items() if log in serving}
+        serving = self._coordinators()
+        self._stored = {log: self._stored[log] for log in serving if log in self._stored}
         for log in serving:
             try:
                 if self._is_due(log):
@@ -78,9 +78,9 @@ class StateUploads:
                 self.uploaded.failures += 1
                 name = f"{log.topic.name}-{log.topic_partition.partition}"
                 _log.warning("the state of %s is not in the bucket: %s", name, failure)
-                self._stored.pop(log, None)
-                if isinstance(failure, Unavailable):
-                    return
+                self._stored.pop(log, None)  # a write may have taken effect: list again
+                if isinstance(failure, Unavailable | Invalid):
+                    return  # it concerns all of them
 
     def _coordinators(self) -> list[PartitionLog]:
         return [log for log in self._served() if log.application is not None and log.is_serving]
@@ -95,10 +95,9 @@ class StateUploads:
         stored = self._stored.get(log)
         if stored is None:
             stored = _Stored(0, await self._states.stored(topic, partition))
-            newest = stored.places[0] if stored.places else None
             mine = StateKey(topic, partition, owner_number, log.core.leader_epoch, log.core.high_watermark)
-            if newest is not None and newest >= mine._replace(leader_epoch=newest.leader_epoch):
-                self._stored[log] = stored._replace(offset=newest.offset)
+            if stored.places and _covers(stored.places[0], mine):
+                self._stored[log] = stored._replace(offset=stored.places[0].offset)
                 return
         if not log.is_serving:
             return
@@ -108,10 +107,11 @@ class StateUploads:
             configs=log.topic.configs, leader_epoch=log.core.leader_epoch, taken_at_ms=self._clock.wall_ms(),
             checkpoint=log.completed(log.core.checkpoint()),
         )  # fmt: skip
-        try:
-            places = await self._states.put(state, stored.places)
-        except OutcomeUnknown:
-            self._stored.pop(log, None)  # it may be there: list again
-            raise
+        places = await self._states.put(state, stored.places)
         self.uploaded.uploads += 1
         self._stored[log] = _Stored(state.checkpoint.offset, places)
+
+
+def _covers(newest: StateKey, mine: StateKey) -> bool:
+    """Whether the newest stored state is a later owner's, or what this owner would store."""
+    return newest >= mine or (newest.owner_number, newest.offset) == (mine.owner_number, mine.offset)

@@ -123,6 +123,18 @@ async def test_the_next_owner_stores_what_the_last_one_did_not(tmp_path: Path) -
         assert uploads.metrics()[0].partitions_waiting == 0
 
 
+@pytest.mark.parametrize(("leader_epoch", "is_stored"), [(0, True), (99, False)])
+async def test_only_a_later_owner_has_a_newer_state(tmp_path: Path, leader_epoch: int, is_stored: bool) -> None:
+    """An earlier owner's state of a greater offset is of a log that went back with restored metadata."""
+    async with run_cluster(tmp_path) as cluster:
+        offsets, (uploads, store) = Offsets(cluster), await new_uploads(cluster)
+        await offsets.commit(0, 5)
+        other = StateKey(CONSUMER_OFFSETS, offsets.identity.partition, 0, leader_epoch, 1_000)
+        await cluster.store.put(state_key(other), [b"another owner's"])
+        await uploads.run_round()
+        assert store.requests["put"] == is_stored
+
+
 @pytest.mark.parametrize("failure", [Unavailable("away"), OutcomeUnknown("no answer")])
 async def test_a_failed_write_is_tried_again(tmp_path: Path, failure: Exception) -> None:
     async with run_cluster(tmp_path) as cluster:
