@@ -153,6 +153,10 @@ spark-connector: .venv/.test  ## all queries by Spark's Kafka connector and by o
 erase-minio: .venv/.test $(MINIO)  ## an erasure on a MinIO that keeps versions and locks: no version of any object has the records
 	STRATALOG_ERASE_MINIO=1 $(BIN)/python -m pytest -q tests/integration/test_locked_history.py -k erased
 
+.PHONY: exactly-once
+exactly-once: .venv/.test  ## streams and replays of Spark whose drivers and tasks are killed at random points, each record is written once: POINTS=100; and tasks on Apache Kafka
+	STRATALOG_EXACTLY_ONCE_POINTS=$(or $(POINTS),100) $(BIN)/python -m pytest -q -s tests/integration/test_exactly_once.py tests/integration/test_exactly_once_spark.py
+
 .PHONY: fuzz
 fuzz: .venv/.fuzz  ## search by coverage for bytes that break a port, a format or an object: TARGET=name SECONDS=60; keeps what it finds
 	PYTHONPATH=.:tests $(BIN)/python -m fuzz --seconds $(or $(SECONDS),60) $(if $(TARGET),--target $(TARGET))

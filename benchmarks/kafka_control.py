@@ -1,4 +1,4 @@
-"""Apache Kafka as the control: three brokers that are controllers too, RF 3, on loopback, from Maven's jars."""
+"""Apache Kafka as the control: brokers that are controllers too, by default three and RF 3, on loopback, from Maven's jars."""
 
 from __future__ import annotations
 
@@ -80,6 +80,7 @@ class KafkaCluster:
     def _properties(self, number: int, directory: Path) -> str:
         voters = ",".join(f"{voter}@127.0.0.1:{port}" for voter, port in enumerate(self._controller_ports, 1))
         client, controller = self._client_ports[number - 1], self._controller_ports[number - 1]
+        copies = str(min(3, len(self._client_ports)))
         settings = {
             "process.roles": "broker,controller",
             "node.id": str(number),
@@ -89,10 +90,11 @@ class KafkaCluster:
             "advertised.listeners": f"PLAINTEXT://127.0.0.1:{client}",
             "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT",
             "log.dirs": str(directory / "data"),
-            "default.replication.factor": "3",
-            "min.insync.replicas": "2",
-            "offsets.topic.replication.factor": "3",
-            "transaction.state.log.replication.factor": "3",
+            "default.replication.factor": copies,
+            "min.insync.replicas": "2" if copies == "3" else "1",
+            "offsets.topic.replication.factor": copies,
+            "transaction.state.log.replication.factor": copies,
+            "transaction.state.log.min.isr": "2" if copies == "3" else "1",
             "group.initial.rebalance.delay.ms": str(GROUP_DELAY_MS),
             # Of a topic that is gone, not later than ours: a disk does not hold a minute of many cells.
             "log.segment.delete.delay.ms": "10000",

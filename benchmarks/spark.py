@@ -10,6 +10,8 @@ warms caches.
 | ``spark_scan_limit_ratio`` | the same | blocks fetched and decompressed, then ready Arrow batches sent in their place |
 | ``stream_catchup_ratio`` | the same rows by a stream that reads what is there | the batch scan |
 | ``bulk_sink_ratio`` | rows to a new topic in the bucket | the same rows by the Kafka sink to one broker, one copy |
+| ``spark_kafka_ratio`` | a new topic of the bulk sink, every column to a noop sink | Spark's Kafka connector on Apache Kafka |
+| ``spark_kafka_own_ratio`` | the same | Spark's Kafka connector on our brokers, which have the rows in their caches |
 | ``metadata_table_count_s`` | seconds to count all records by the table ``segments`` | |
 | ``audit_gb_per_core_s`` | GB of record batches audited per second by one process | |
 """
@@ -28,16 +30,20 @@ from pathlib import Path
 
 import cramjam
 import pyarrow as pa
+import pyspark
+from confluent_kafka.admin import AdminClient, NewTopic
 from pyarrow import parquet
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
+from benchmarks.kafka_control import KafkaCluster
 from benchmarks.kernels import BATCH_BYTES, value
 from benchmarks.systems import Stratalog
 from stratalog_core.batches.batch import HEADER_BYTES, iterate_headers
 from stratalog_core.batches.compression import ZSTD
 from stratalog_core.batches.records import Record, build_batch
+from stratalog_loadgen.java_tools import spark_connector
 from stratalog_pipeline.arrow.schema import COLUMNS, SPARK_DDL
 from stratalog_pipeline.bucket import Bucket
 from stratalog_pipeline.jobs.audit import audit_segments, audit_tasks, plan_audit
@@ -194,8 +200,11 @@ def count_seconds(session: SparkSession, url: str, records: int) -> float:
     return 1 / rows_per_second(count, 1)
 
 
-def sink_rates(frame: DataFrame, records: int) -> tuple[float, float]:
-    """Return the rows per second of the bulk sink and of the Kafka sink: the best of several runs, each to a new topic."""
+def sink_rates(session: SparkSession, frame: DataFrame, records: int) -> dict[str, float]:
+    """Return the rows per second of the bulk sink and of the Kafka sink, each run to a new topic; and those of reading these.
+
+    Topics are read from the bucket, and by Spark's Kafka connector from our brokers.
+    """
     with tempfile.TemporaryDirectory() as directory:
         cluster = Stratalog(Path(directory) / "cluster")
         cluster.run("cluster", "start", *SINK_CLUSTER)
@@ -215,9 +224,31 @@ def sink_rates(frame: DataFrame, records: int) -> tuple[float, float]:
                 options = {"kafka.bootstrap.servers": state["bootstrap"], "topic": topic}
                 frame.write.format("stratalog").mode("append").options(**options).save()
 
-            return rows_per_second(bulk, records), rows_per_second(kafka, records)
+            rates = {"bulk_sink": rows_per_second(bulk, records)}
+            bucket = session.read.format("stratalog").options(subscribe=f"bulk-{next(numbers) - 1}", missingTail="ignore")
+            rates["bulk_scan"] = rows_per_second(scan(lambda: bucket.load(state["store"])), records)
+            rates["kafka_sink"] = rows_per_second(kafka, records)
+            rates["connector_own"] = connector_rate(session, state["bootstrap"], f"kafka-{next(numbers) - 1}", records)
+            return rates
         finally:
             cluster.run("cluster", "stop")
+
+
+def connector_rate(session: SparkSession, bootstrap: str, topic: str, records: int) -> float:
+    """Return the rows per second of Spark's Kafka connector, every column to a noop sink."""
+    reader = session.read.format("kafka").options(subscribe=topic, **{"kafka.bootstrap.servers": bootstrap})
+    assert reader.load().count() == records
+    return rows_per_second(scan(reader.load), records)
+
+
+def kafka_rate(session: SparkSession, frame: DataFrame, records: int) -> float:
+    """Return the rows per second of Spark's Kafka connector from one broker of Apache Kafka."""
+    with tempfile.TemporaryDirectory() as directory, KafkaCluster(Path(directory), brokers=1) as cluster:
+        admin = AdminClient({"bootstrap.servers": cluster.bootstrap})
+        admin.create_topics([NewTopic("bench", PARTITIONS, 1)])["bench"].result()
+        options = {"kafka.bootstrap.servers": cluster.bootstrap, "topic": "bench"}
+        frame.write.format("stratalog").mode("append").options(**options).save()
+        return connector_rate(session, cluster.bootstrap, "bench", records)
 
 
 def main() -> None:
@@ -232,6 +263,8 @@ def main() -> None:
     ).getOrCreate()
     session.sparkContext.setLogLevel("ERROR")
     session.dataSource.register(ReadyBatches)
+    for jar in spark_connector(Path(pyspark.__file__).parent / "jars"):
+        session.sql(f"ADD JAR '{jar}'")
     with tempfile.TemporaryDirectory() as directory:
         url = build_bucket(Path(directory) / "bucket", records)
         control = Path(directory) / "parquet"
@@ -248,9 +281,12 @@ def main() -> None:
             print(f"{name}_million_rows_per_s {rate / 1e6:.3f}")
         few = min(records, SINK_RECORDS)
         rows = session.read.parquet(str(control)).where(f"offset < {few // PARTITIONS}")
-        rates["bulk_sink"], rates["kafka_sink"] = sink_rates(rows.select("key", "value", "partition", "timestamp"), few)
-        for name in ("bulk_sink", "kafka_sink"):
+        written = rows.select("key", "value", "partition", "timestamp")
+        rates |= sink_rates(session, written, few) | {"connector_kafka": kafka_rate(session, written, few)}
+        for name in ("bulk_sink", "kafka_sink", "bulk_scan", "connector_kafka", "connector_own"):
             print(f"{name}_thousand_rows_per_s {rates[name] / 1e3:.0f}")
+        print(f"spark_kafka_ratio {rates['bulk_scan'] / rates['connector_kafka']:.2f}")
+        print(f"spark_kafka_own_ratio {rates['bulk_scan'] / rates['connector_own']:.2f}")
         print(f"bulk_sink_ratio {rates['bulk_sink'] / rates['kafka_sink']:.2f}")
         print(f"spark_scan_ratio {rates['scan'] / rates['parquet']:.2f}")
         print(f"spark_scan_limit_ratio {rates['scan'] / rates['limit']:.2f}")

@@ -156,6 +156,12 @@ def _fault(words: list[str]) -> str:
     return f"no options {sorted(unknown)}" if unknown else ""
 
 
+def test_the_spark_tutorial_shows_its_program_cell_by_cell() -> None:
+    _, *cells = (ROOT / "docs/examples/spark_tutorial.py").read_text().split("# %%\n")
+    shown = re.findall(r"^```python\n(.*?)^```$", (ROOT / "docs/tutorial/spark.md").read_text(), re.M | re.S)
+    assert [cell.strip() for cell in cells] == [block.strip() for block in shown]
+
+
 def test_tests_that_are_named_exist() -> None:
     page = ROOT / "docs" / "explanation" / "what-can-delete-a-record.md"
     named = set(re.findall(r"`(test_\w+)`", page.read_text()))

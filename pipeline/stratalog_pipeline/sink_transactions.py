@@ -169,7 +169,7 @@ def read_marker(options: WriteOptions, unit: Unit) -> Marker | None:
     consumer = _consumer(options, unit)
     try:
         place = TopicPartition(_topic(options), 0)
-        [found] = _retried(lambda: consumer.committed([place], REQUEST_S_MAX))
+        found = _retried(lambda: _committed(consumer, place))
     finally:
         consumer.close()
     if found.offset < 0:
@@ -179,6 +179,14 @@ def read_marker(options: WriteOptions, unit: Unit) -> Marker | None:
     except MALFORMED as bad:
         raise Corrupt(f"the offset in group {unit.name} is not a marker: {found.metadata!r}") from bad
     return Marker(batch=found.offset, rows=stored.rows, checksum=stored.checksum)
+
+
+def _committed(consumer: Consumer, place: TopicPartition) -> TopicPartition:
+    [found] = consumer.committed([place], REQUEST_S_MAX)
+    if found.error is not None:
+        # Not the same as no offset: then the rows would be written again.
+        raise KafkaException(found.error)
+    return found
 
 
 def _consumer(options: WriteOptions, unit: Unit) -> Consumer:

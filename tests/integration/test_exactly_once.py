@@ -17,8 +17,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from benchmarks.kafka_control import KafkaCluster
-from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
+from confluent_kafka import KafkaError, KafkaException, Producer
 from confluent_kafka.admin import AdminClient, NewTopic
+from integration.committed_reads import committed_values
 from integration.process_cluster import ProcessCluster
 
 from stratalog_core.errors import Conflict, Fenced, Unavailable
@@ -73,29 +74,6 @@ def rows_of(batch: int, rows: Iterable[int] = range(ROWS)) -> pa.RecordBatch:
 
 def options_of(bootstrap: str, topic: str, **more: str) -> WriteOptions:
     return parse_write_options({"kafka.bootstrap.servers": bootstrap, "topic": topic, **more})
-
-
-def committed_values(bootstrap: str, topic: str, partitions: int = 1) -> list[str]:
-    """Return the values that a plain consumer of committed data reads."""
-    consumer = Consumer(
-        {
-            "bootstrap.servers": bootstrap, "group.id": "reader", "isolation.level": "read_committed", "log_level": 0,
-            "enable.partition.eof": True,
-        }
-    )  # fmt: skip
-    consumer.assign([TopicPartition(topic, number, 0) for number in range(partitions)])
-    values: list[str] = []
-    ended = 0
-    while ended < partitions:
-        for message in consumer.consume(1000, 0.2):
-            error, value = message.error(), message.value()
-            if error is not None:
-                assert error.code() == KafkaError._PARTITION_EOF, error
-                ended += 1
-            elif value is not None:
-                values.append(value.decode() if isinstance(value, bytes) else value)
-    consumer.close()
-    return values
 
 
 def kill_at_each_step(bootstrap: str, topic: str) -> None:
@@ -225,9 +203,7 @@ def test_a_transaction_that_exceeds_its_time_is_aborted_whole(cluster: ProcessCl
 @pytest.mark.skipif(not RUNS_ALL, reason="takes half a minute: `make exactly-once`")
 @pytest.mark.timeout(300)
 def test_the_same_on_apache_kafka(tmp_path: Path) -> None:
-    replicas = ("offsets.topic.replication.factor", "transaction.state.log.replication.factor", "default.replication.factor")
-    minima = ("min.insync.replicas", "transaction.state.log.min.isr")
-    with KafkaCluster(tmp_path, brokers=1, heap="512m", extra=dict.fromkeys((*replicas, *minima), "1")) as kafka:
+    with KafkaCluster(tmp_path, brokers=1, heap="512m") as kafka:
         admin = AdminClient({"bootstrap.servers": kafka.bootstrap})
         admin.create_topics([NewTopic("once", 1, 1)])["once"].result(30)
         kill_at_each_step(kafka.bootstrap, "once")

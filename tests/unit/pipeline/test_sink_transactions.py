@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from random import Random
 
+import pytest
+from confluent_kafka import Consumer, KafkaError, TopicPartition
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stratalog_pipeline.kafka_sink import Row
-from stratalog_pipeline.sink_transactions import RowsSum, Unit
+from stratalog_core.errors import Invalid
+from stratalog_pipeline import sink_transactions
+from stratalog_pipeline.kafka_sink import Row, parse_write_options
+from stratalog_pipeline.sink_transactions import RowsSum, Unit, read_marker
 
 ROWS = st.lists(
     st.fixed_dictionaries({"key": st.none() | st.binary(max_size=3), "value": st.none() | st.binary(max_size=3)}), max_size=8
@@ -39,3 +43,21 @@ def test_other_rows_have_another_checksum() -> None:
 def test_all_batches_of_a_task_share_one_transactional_id() -> None:
     names = {Unit(write="w", batch=batch, task=task).name for batch in range(3) for task in range(2)}
     assert names == {"stratalog-sink-w-0", "stratalog-sink-w-1"}
+
+
+class Refused(Consumer):
+    """The brokers refuse to tell one partition's offset, which the client reports beside the partition."""
+
+    def committed(self, partitions: list[TopicPartition], timeout: float | None = None) -> list[TopicPartition]:
+        return [RefusedPartition(partitions[0].topic, 0)]
+
+
+class RefusedPartition(TopicPartition):
+    error = KafkaError(KafkaError.GROUP_AUTHORIZATION_FAILED)
+
+
+def test_a_marker_that_cannot_be_read_is_not_taken_as_absent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sink_transactions, "Consumer", Refused)
+    options = parse_write_options({"kafka.bootstrap.servers": "127.0.0.1:1", "topic": "a"})
+    with pytest.raises(Invalid, match="authorization failed"):
+        read_marker(options, Unit(write="w", batch=0, task=0))
