@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -100,6 +101,33 @@ async def test_an_idle_partition_costs_nothing_and_a_changed_one_a_write(tmp_pat
         newest, before = await stored(cluster)
         assert (positions(newest), positions(before)) == ({0: 8, 1: 2}, {0: 7, 1: 1})
         assert uploads.metrics()[0].partitions_waiting == 0
+
+
+async def test_a_round_goes_through_the_partitions_in_the_order_in_which_they_are_served() -> None:
+    """Not in that of their addresses: a round ends when the store is away, and a simulated run must repeat."""
+    asked: list[int] = []
+
+    class Serving(SimpleNamespace):
+        __hash__ = object.__hash__  # type: ignore[assignment]
+
+    class States:
+        async def owner(self) -> tuple[str, int]:
+            return "cluster", 1
+
+        async def stored(self, topic: str, partition: int) -> list[StateKey]:
+            asked.append(partition)
+            raise OutcomeUnknown("the store does not answer")
+
+    served = [
+        Serving(
+            application=object(), is_serving=True, core=SimpleNamespace(high_watermark=1),
+            topic=SimpleNamespace(name=CONSUMER_OFFSETS), topic_partition=SimpleNamespace(partition=number),
+        )
+        for number in range(20)
+    ]  # fmt: skip
+    uploads = StateUploads(lambda: cast("Any", served), cast("Any", States()), SystemClock(), HOUR_MS)
+    await uploads.run_round()
+    assert asked == list(range(20))
 
 
 async def test_the_next_owner_stores_what_the_last_one_did_not(tmp_path: Path) -> None:
