@@ -26,6 +26,9 @@ from chaos.workload import KEYS, TOPICS, decode, key_of, place_of
 _POLL_S: Final = 0.5
 _BATCH_MAX: Final = 200
 _GROUP: Final = "chaos-group"
+_BALANCED_GROUP: Final = "chaos-balanced-group"
+_CLASSIC_ONLY: Final = ("session.timeout.ms", "heartbeat.interval.ms", "partition.assignment.strategy")
+"""Settings of the classic protocol; with the consumer protocol the broker decides."""
 _CLOSE_S: Final = 45.0
 _MEMBERSHIP_S: Final = 45.0
 """A member leaves and rejoins after this time, times a half to one and a half."""
@@ -207,34 +210,47 @@ def _closed(consumer: Consumer) -> bool:
 
 
 class GroupMember(Client):
-    """librdkafka as a member of a group: commits after each poll, leaves and rejoins from time to time."""
+    """librdkafka as a member of a group: commits after each poll, leaves and rejoins from time to time.
 
-    def __init__(self, name: str, recorder: Recorder, bootstrap: str, *, seed: int) -> None:
+    ``is_balanced``: of a group of the consumer protocol (KIP-848), whose partitions change hands one by one.
+    """
+
+    def __init__(self, name: str, recorder: Recorder, bootstrap: str, *, seed: int, is_balanced: bool = False) -> None:
         super().__init__(name, recorder)
-        self._bootstrap = bootstrap
+        self._group = _BALANCED_GROUP if is_balanced else _GROUP
+        self._config = librdkafka_config(bootstrap, self._group)
+        if is_balanced:
+            self._config = {key: value for key, value in self._config.items() if key not in _CLASSIC_ONLY}
+            self._config["group.protocol"] = "consumer"
         self._random = random.Random(seed)
 
     def run_session(self) -> None:
-        reader = Reader(self.name, self.recorder, _GROUP)
+        reader = Reader(self.name, self.recorder, self._group)
+        held: set[int] = set()
 
         def committed(failure: KafkaError | None, places: list[TopicPartition]) -> None:
             errors = [failure.name()] if failure else [place.error.name() for place in places if place.error]
             reader.committed({key_of(place.topic, place.partition): place.offset for place in places}, ",".join(errors))
 
-        consumer = Consumer({**librdkafka_config(self._bootstrap, _GROUP), "on_commit": committed})
+        consumer = Consumer({**self._config, "on_commit": committed})
         reader.subscribed()
         reader.begin()
 
-        def rebalanced(_: Consumer, places: list[TopicPartition]) -> None:
+        def rebalanced() -> None:
             # Records polled so far belong before the rebalance.
             reader.end()
-            reader.rebalanced(key_of(place.topic, place.partition) for place in places)
+            reader.rebalanced(held)
             reader.begin()
 
-        def revoked(_: Consumer, places: list[TopicPartition]) -> None:
-            rebalanced(_, [])
+        def assigned(_: Consumer, places: list[TopicPartition]) -> None:
+            held.update(key_of(place.topic, place.partition) for place in places)
+            rebalanced()
 
-        consumer.subscribe(list(TOPICS), on_assign=rebalanced, on_revoke=revoked, on_lost=revoked)
+        def revoked(_: Consumer, places: list[TopicPartition]) -> None:
+            held.difference_update(key_of(place.topic, place.partition) for place in places)
+            rebalanced()
+
+        consumer.subscribe(list(TOPICS), on_assign=assigned, on_revoke=revoked, on_lost=revoked)
         until = time.monotonic() + _MEMBERSHIP_S * self._random.uniform(0.5, 1.5)
         try:
             while time.monotonic() < until and not self.stopping.is_set():

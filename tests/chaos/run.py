@@ -134,6 +134,8 @@ class ChaosRun:
             TailReader("tail", recorder, bootstrap),
             GroupMember("member-1", recorder, bootstrap, seed=seed + 6),
             GroupMember("member-2", recorder, bootstrap, seed=seed + 7),
+            GroupMember("balanced-1", recorder, bootstrap, seed=seed + 10, is_balanced=True),
+            GroupMember("balanced-2", recorder, bootstrap, seed=seed + 11, is_balanced=True),
             AsyncGroupMember("member-3", recorder, bootstrap, seed=seed + 8),
             JavaProducer("java", recorder, bootstrap, self._options.results, per_s=round(share)),
             Administrator("administrator", recorder, bootstrap, seed=seed + 9),
