@@ -136,10 +136,17 @@ async def _all_objects(store: ObjectStore, topic_id: UUID) -> list[ObjectInfo]:
 
 
 async def mark_deleted(store: ObjectStore, deleted: DeletedTopic, now_ms: int) -> DeletionMarker:
-    """Write the marker that hides a deleted topic from the bucket's readers unless there is one; returns the bucket's."""
+    """Write the marker that hides a deleted topic from the bucket's readers unless there is one; returns the bucket's.
+
+    It looks first: a write whose answer is lost may take effect late, and would come after the deletion of the marker.
+    """
     key = deletion_marker_key(deleted.topic_id)
-    await put_once(store, key, _marker(deleted, now_ms))
-    return decode_descriptor(await store.get(key), DeletionMarker, key)
+    try:
+        found = await store.get(key)
+    except NoSuchObject:
+        await put_once(store, key, _marker(deleted, now_ms))
+        found = await store.get(key)
+    return decode_descriptor(found, DeletionMarker, key)
 
 
 async def _replace_earlier_marker(ports: WorkerPorts, deleted: DeletedTopic, guards: Guards) -> None:

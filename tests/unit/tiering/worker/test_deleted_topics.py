@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import msgspec
+import pytest
 from unit.tiering.worker.test_worker import Batches, Cluster, files_in
 
 from stratalog_core.system import SystemClock
@@ -22,6 +24,7 @@ from stratalog_metadata.records import (
 )
 from stratalog_tiering.cold.archive import live_topics
 from stratalog_tiering.format.object_keys import deletion_marker_key, owner_key
+from stratalog_tiering.maintenance.deletion import mark_deleted
 from stratalog_tiering.store import ObjectStore
 
 DAY_MS = 86_400_000
@@ -52,6 +55,18 @@ async def until_hidden(cluster: Cluster, directory: Path) -> None:
 
 async def names(store: ObjectStore) -> list[str]:
     return [topic.name for topic in await live_topics(store)]
+
+
+async def test_a_marker_that_is_there_is_not_written_again(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A write whose answer is lost may take effect after the marker has been deleted as the topic's last object."""
+    deleted = DeletedTopic(topic_id=cluster.topic.topic_id, name="flights", deleted_at_ms=9)
+    written = await mark_deleted(cluster.store, deleted, now_ms=10)
+
+    async def put(*args: Any, **named: Any) -> None:
+        raise AssertionError("it is there")
+
+    monkeypatch.setattr(cluster.store, "put", put)
+    assert await mark_deleted(cluster.store, deleted, now_ms=11) == written
 
 
 async def test_a_deleted_topic_is_hidden_and_keeps_all_it_has_until_the_window_ends(
