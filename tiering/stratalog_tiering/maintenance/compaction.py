@@ -113,7 +113,7 @@ class Compaction:
         """
         self._due_at_ms, self.is_waiting = None, False
         if policy.compaction is None or state.pointer is None:
-            self._end(ports)
+            self.end(ports)
             return False
         try:
             if self._pass is None:
@@ -123,11 +123,12 @@ class Compaction:
             else:
                 await self._rewrite(ports, state, self._pass, self._pass.filter, policy, guards)
         except BaseException:
-            self._end(ports)
+            self.end(ports)
             raise
         return True
 
-    def _end(self, ports: WorkerPorts) -> None:
+    def end(self, ports: WorkerPorts) -> None:
+        """Give up the pass, if there is one, and its map: another partition of the worker may be waiting for it."""
         self._pass = None
         ports.map_slot.free(self)
 
@@ -206,7 +207,7 @@ class Compaction:
             counters.compaction_written_bytes += entry.stored_bytes
             current.position = entry.end_offset
         else:
-            self._end(ports)
+            self.end(ports)
 
     def _done(self, ports: WorkerPorts, batch_filter: BatchFilter) -> None:
         counts, counters = batch_filter.counts, ports.counters
@@ -214,7 +215,7 @@ class Compaction:
         counters.records_compacted += counts.records_read - counts.records_kept
         counters.tombstones_deleted += counts.tombstones_deleted
         self.last_done_ms = ports.clock.wall_ms()
-        self._end(ports)
+        self.end(ports)
 
 
 def _new_map(keys_max: int, secret: bytes, dirty_from: int) -> MapBuilder:

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import asyncio
-import weakref
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
@@ -67,20 +66,19 @@ class HistoryPorts(Protocol):
 
 
 class MapSlot:
-    """The right to hold a map of keys for compaction, for one holder at a time. It ends with its holder at the latest."""
+    """The right to hold a map of keys for compaction, for one holder at a time, until it frees the slot."""
 
     def __init__(self) -> None:
-        self._holder: weakref.ref[object] | None = None
+        self._holder: object | None = None
 
     def take(self, holder: object) -> bool:
         """Whether ``holder`` has the slot now."""
-        current = self._holder() if self._holder is not None else None
-        if current is None:
-            self._holder = weakref.ref(holder)
-        return current is None or current is holder
+        if self._holder is None:
+            self._holder = holder
+        return self._holder is holder
 
     def free(self, holder: object) -> None:
-        if self._holder is not None and self._holder() is holder:
+        if self._holder is holder:
             self._holder = None
 
 

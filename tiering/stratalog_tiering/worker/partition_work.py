@@ -88,6 +88,10 @@ class PartitionWork:
         self._failures = 0
         return pause_s
 
+    def close(self) -> None:
+        """Free what the partition holds of the worker's memory: the session has ended, or the partition is another worker's."""
+        self._compaction.end(self._ports)
+
     async def _work(self, topic: Topic) -> float | None:
         maintained = False
         for _ in range(STEPS_AT_ONCE_MAX):

@@ -108,6 +108,8 @@ class WorkerSession:
             for task in ending:
                 task.cancel()
             await asyncio.gather(*ending, return_exceptions=True)
+            for name in list(self._partitions):
+                self._close_partition(name)
 
     async def _sleep(self) -> None:
         next_at = self._schedule.next_at()
@@ -145,7 +147,7 @@ class WorkerSession:
         names = [partition_lease(topic_id, index) for index in range(topic.partition_count if topic is not None else 0)]
         for name in names:
             self._names.pop(name, None)
-            self._partitions.pop(name, None)
+            self._close_partition(name)
         self._schedule.set_all_due(names, self._ports.clock.monotonic())
 
     def _on_changes(self, changes: Sequence[Change]) -> None:
@@ -188,6 +190,7 @@ class WorkerSession:
             if self._leases.is_ours(name):
                 again_s = await self._work(name)
             else:
+                self._close_partition(name)
                 await self._leases.release(name)
                 again_s = None
         except StratalogError as failure:
@@ -199,6 +202,11 @@ class WorkerSession:
         finally:
             self._schedule.ended(name, None if again_s is None else self._ports.clock.monotonic() + again_s)
             self._wake.set()
+
+    def _close_partition(self, name: str) -> None:
+        work = self._partitions.pop(name, None)
+        if work is not None:
+            work.close()
 
     async def _work(self, name: str) -> float | None:
         if name == UPLOADS_LEASE:

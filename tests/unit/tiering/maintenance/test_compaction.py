@@ -25,6 +25,7 @@ from stratalog_tiering.cold.verifier import Verifier
 from stratalog_tiering.core.compaction import BatchFilter, MappedRecords
 from stratalog_tiering.format.manifest import Manifest, Reason, SegmentKind
 from stratalog_tiering.format.manifest_writers import OLDEST_WRITER
+from stratalog_tiering.maintenance.compaction import Compaction
 from stratalog_tiering.offload.ports import MapSlot
 
 Cluster = Any
@@ -309,7 +310,7 @@ async def test_one_partition_has_the_map_and_the_other_waits_for_it(cluster: Clu
     assert (counters.compaction_passes, counters.failures) == (2, 0)
 
 
-def test_a_slot_ends_with_its_holder() -> None:
+def test_a_slot_has_one_holder_until_it_is_freed() -> None:
     class Holder:
         pass
 
@@ -321,8 +322,47 @@ def test_a_slot_ends_with_its_holder() -> None:
     assert not slot.take(second), "only its holder frees it"
     slot.free(first)
     assert slot.take(second)
-    del second
-    assert slot.take(first)
+    assert not slot.take(first)
+
+
+async def _holds_nothing(name: str) -> None:
+    return None
+
+
+@pytest.mark.parametrize("ending", ["session", "other worker"])
+async def test_a_pass_that_is_left_gives_its_map_back(cluster: Cluster, monkeypatch: pytest.MonkeyPatch, ending: str) -> None:
+    """Whatever still refers to the partition's work, as a task or a traceback does until the next garbage collection."""
+    await cold(cluster, *LEDGERS)
+    begun = asyncio.Event()
+    left: list[tuple[Compaction, MapSlot]] = []
+    begin = Compaction._begin
+
+    async def beginning(self: Compaction, ports: Any, *others: Any, **named: Any) -> bool:
+        did = await begin(self, ports, *others, **named)
+        if self.is_running and not left:
+            left.append((self, ports.map_slot))
+            begun.set()
+        return did
+
+    monkeypatch.setattr(Compaction, "_begin", beginning)
+    worker = await cluster.start_worker()
+    asking = asyncio.ensure_future(ask(cluster))
+    async with asyncio.timeout(10):
+        await begun.wait()
+        session = worker._session
+        assert session is not None
+        if ending == "session":
+            session.expire()
+        else:
+            monkeypatch.setattr(session._leases, "is_ours", lambda name: False)
+            monkeypatch.setattr(session._leases, "hold", _holds_nothing)
+            await asyncio.sleep(0.2)
+            session._schedule_all()
+            session._wake.set()
+        compaction, slot = left[0]
+        while slot._holder is compaction:  # noqa: ASYNC110 - no event tells
+            await asyncio.sleep(0.01)
+    asking.cancel()
 
 
 async def test_compacted_segments_are_stored_as_the_topic_asks_for_now(cluster: Cluster, background: ThreadBackground) -> None:
