@@ -147,7 +147,6 @@ class WorkerSession:
         names = [partition_lease(topic_id, index) for index in range(topic.partition_count if topic is not None else 0)]
         for name in names:
             self._names.pop(name, None)
-            self._close_partition(name)
         self._schedule.set_all_due(names, self._ports.clock.monotonic())
 
     def _on_changes(self, changes: Sequence[Change]) -> None:
@@ -204,6 +203,7 @@ class WorkerSession:
             self._wake.set()
 
     def _close_partition(self, name: str) -> None:
+        """Forget a partition, from its own run: nothing else of it is under way then."""
         work = self._partitions.pop(name, None)
         if work is not None:
             work.close()
@@ -213,6 +213,7 @@ class WorkerSession:
             return await self._collect_uploads()
         partition = self._names.get(name)
         if partition is None:
+            self._close_partition(name)
             return await self._collect_topic(name)
         topic = self._topics[partition[0]]
         work = self._partitions.get(name)

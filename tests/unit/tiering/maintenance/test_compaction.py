@@ -329,7 +329,7 @@ async def _holds_nothing(name: str) -> None:
     return None
 
 
-@pytest.mark.parametrize("ending", ["session", "other worker"])
+@pytest.mark.parametrize("ending", ["session", "other worker", "deleted topic"])
 async def test_a_pass_that_is_left_gives_its_map_back(cluster: Cluster, monkeypatch: pytest.MonkeyPatch, ending: str) -> None:
     """Whatever still refers to the partition's work, as a task or a traceback does until the next garbage collection."""
     await cold(cluster, *LEDGERS)
@@ -338,6 +338,8 @@ async def test_a_pass_that_is_left_gives_its_map_back(cluster: Cluster, monkeypa
     begin = Compaction._begin
 
     async def beginning(self: Compaction, ports: Any, *others: Any, **named: Any) -> bool:
+        if ending == "deleted topic" and worker._session is not None:
+            worker._session._forget_topic(cluster.topic.topic_id)  # while the pass begins
         did = await begin(self, ports, *others, **named)
         if self.is_running and not left:
             left.append((self, ports.map_slot))
@@ -345,6 +347,7 @@ async def test_a_pass_that_is_left_gives_its_map_back(cluster: Cluster, monkeypa
         return did
 
     monkeypatch.setattr(Compaction, "_begin", beginning)
+    monkeypatch.setattr("stratalog_tiering.worker.partition_work.STEPS_AT_ONCE_MAX", 1)
     worker = await cluster.start_worker()
     asking = asyncio.ensure_future(ask(cluster))
     async with asyncio.timeout(10):
@@ -353,7 +356,7 @@ async def test_a_pass_that_is_left_gives_its_map_back(cluster: Cluster, monkeypa
         assert session is not None
         if ending == "session":
             session.expire()
-        else:
+        elif ending == "other worker":
             monkeypatch.setattr(session._leases, "is_ours", lambda name: False)
             monkeypatch.setattr(session._leases, "hold", _holds_nothing)
             await asyncio.sleep(0.2)
