@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.archive_writer import ArchiveWriter
+from support.directory_store import object_files
 
 from stratalog_core.system import SystemClock
 from stratalog_metadata.records import (
@@ -85,7 +86,7 @@ def test_the_history_of_metadata_is_distinguished_from_the_other() -> None:
 
 
 def files_in(directory: Path) -> set[str]:
-    return {path.name for path in directory.rglob("*") if path.is_file()}
+    return {path.name for path in object_files(directory)}
 
 
 async def committed(cluster: Cluster, make_batches: Batches, base: int) -> ManifestPointer:

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 from conftest import S3Server
+from support.directory_store import object_files
 from unit.tiering.worker.test_deleted_topics import delete, restore
 from unit.tiering.worker.test_worker import Batches, Cluster, files_in
 
@@ -62,7 +63,7 @@ def is_copied(cluster: Cluster, directory: Path) -> bool:
 
 
 def objects(directory: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(directory)): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
+    return {str(path.relative_to(directory)): path.read_bytes() for path in object_files(directory)}
 
 
 def segments_of(directory: Path) -> list[Path]:

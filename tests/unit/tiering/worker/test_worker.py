@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from support.directory_store import object_files
 
 from stratalog_core.batches.checkpoint import Checkpoint, EpochStart, ProducerEntry, SequencedBatch
 from stratalog_core.batches.records import Record, build_batch
@@ -49,7 +50,7 @@ def only_segment(directory: Path) -> Path:
 
 
 def files_in(directory: Path) -> list[str]:
-    return sorted(path.name for path in directory.rglob("*") if path.is_file())
+    return sorted(path.name for path in object_files(directory))
 
 
 async def cold_footer(cluster: Cluster, partition: int = 0) -> SegmentFooter:
