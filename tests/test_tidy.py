@@ -228,3 +228,36 @@ def test_no_docstring_sentence_begins_with_who_or_what(package: str) -> None:
     found = [(_name(module), text) for module in sorted((ROOT / package).rglob("*.py")) for text in _docstrings(module)]
     assert found
     assert [each for each in found if _RIDDLE.search(each[1])] == []
+
+
+def test_background_loops_outlive_unexpected_errors() -> None:
+    """An endless loop that is started as a task catches ``Exception`` itself, or is started through ``restarting``.
+
+    Nobody awaits such a task before its role stops, so the error that ended it would be silent until then. The load generator's
+    clients are awaited.
+    """
+    silent = []
+    for module in (each for each in MODULES if "loadgen" not in each.parts):
+        tree = ast.parse(module.read_text())
+        endless = {node.name for node in ast.walk(tree) if isinstance(node, ast.AsyncFunctionDef) and _is_fragile(node)}
+        for call in (node for node in ast.walk(tree) if isinstance(node, ast.Call)):
+            if ast.unparse(call.func).rpartition(".")[2] not in ("create_task", "ensure_future"):
+                continue
+            started = call.args[0]
+            if isinstance(started, ast.Call) and ast.unparse(started.func).rpartition(".")[2] in endless:
+                silent.append(f"{_name(module)}:{call.lineno}")
+    assert silent == []
+
+
+def _is_fragile(function: ast.AsyncFunctionDef) -> bool:
+    """Whether it ends with an endless loop that an ``Exception`` can end, and nothing else."""
+    last = function.body[-1]
+    is_endless = isinstance(last, ast.While) and isinstance(last.test, ast.Constant)
+    return (
+        is_endless
+        and not any(isinstance(node, ast.Return) for node in ast.walk(last))
+        and not any(
+            isinstance(node, ast.ExceptHandler) and node.type is not None and ast.unparse(node.type) == "Exception"
+            for node in ast.walk(last)
+        )
+    )

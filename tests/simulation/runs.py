@@ -47,6 +47,7 @@ from simulation.world.loop import CURRENT, FailedInBackground
 from simulation.world.machine import World
 from simulation.world.schedule import Decision, Schedule
 from stratalog_core.errors import StratalogError
+from stratalog_core.restarting import restarting
 
 _CONTEXT: Final = multiprocessing.get_context("fork")
 RUN_CPU_S: Final = 300
@@ -105,7 +106,8 @@ SCENARIOS: dict[str, Callable[[World], None]] = {
 class _TraceLog(logging.Handler):
     """Adds log records of the code under test to the trace, at their simulated time.
 
-    A logged exception that is not one of the product's own is a bug that an outermost loop caught: the run fails.
+    A logged exception that is not one of the product's own is a bug that an outermost loop caught: the run fails. So is any
+    exception that ends a background loop.
     """
 
     def __init__(self, world: World) -> None:
@@ -117,7 +119,8 @@ class _TraceLog(logging.Handler):
         name = process.name if process else "-"
         self._world.note(f"  {name}: {record.levelname} {record.name}: {record.getMessage()}")
         failure = record.exc_info[1] if record.exc_info else None
-        if failure is not None and not isinstance(failure, (StratalogError, OSError)):
+        is_expected = isinstance(failure, (StratalogError, OSError)) and record.name != restarting.__module__
+        if failure is not None and not is_expected:
             self._world.loop.fail(FailedInBackground(f"{name} logged {failure!r}: {record.getMessage()}"), failure)
 
 

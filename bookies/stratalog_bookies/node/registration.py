@@ -10,6 +10,7 @@ import msgspec
 
 from stratalog_bookies.config import BookieSettings
 from stratalog_core.errors import Conflict, Invalid, OutcomeUnknown, Retriable, SessionExpired, StratalogError, Unavailable
+from stratalog_core.restarting import restarting
 from stratalog_metadata.client.api import MetadataClient
 from stratalog_metadata.records import CLUSTER_KEY, Bookie, Cluster, Versioned, bookie_key
 from stratalog_metadata.state.commands import ABSENT, Command, Put, SessionAlive, VersionIs
@@ -84,7 +85,7 @@ class Registration:
             failed_disks=failed_disks,
         )
         await self._publish()
-        self._task = asyncio.get_running_loop().create_task(self._keep())
+        self._task = asyncio.get_running_loop().create_task(restarting(self._keep, "the registration of the bookie"))
 
     def set_state(self, *, read_only: bool, low_on_space: bool, failed_disks: tuple[int, ...]) -> None:
         """Publish whether new ledgers may be placed here, whether space is short, and which disks have failed."""

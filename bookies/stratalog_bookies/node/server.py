@@ -27,6 +27,7 @@ from stratalog_bookies.repair.scrub import Scrub
 from stratalog_core.errors import Invalid, StratalogError
 from stratalog_core.metrics.groups import MetricGroup
 from stratalog_core.ports import Background, Bound, Clock, Files, Listener, Random, Transport
+from stratalog_core.restarting import restarting
 from stratalog_metadata.client.api import MetadataClient
 
 _log = logging.getLogger(__name__)
@@ -185,7 +186,7 @@ class BookieServer:
         assert self._dispatch is not None, "the dispatch exists"
         self._dispatch.scrub_by(scrubs)
         for work in (collector.run, repair.run, *(scrub.run for scrub in scrubs)):
-            self._background_tasks.append(asyncio.get_running_loop().create_task(work()))
+            self._background_tasks.append(asyncio.get_running_loop().create_task(restarting(work, work.__qualname__)))
 
     def _start_auditor(self) -> None:
         if not self._settings.audit_delay_s:

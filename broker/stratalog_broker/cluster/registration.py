@@ -16,6 +16,7 @@ import msgspec
 
 from stratalog_core.errors import Conflict, StratalogError
 from stratalog_core.ports import Clock
+from stratalog_core.restarting import restarting
 from stratalog_metadata.client.api import MetadataClient
 from stratalog_metadata.protocol.broker_loads import BrokerLoad
 from stratalog_metadata.records import Broker, broker_key
@@ -54,7 +55,9 @@ class Registration:
 
     async def start(self) -> None:
         """Register; return after the first registration has succeeded."""
-        self._keeping = asyncio.get_running_loop().create_task(self._keep_registered())
+        self._keeping = asyncio.get_running_loop().create_task(
+            restarting(self._keep_registered, "the registration of the broker")
+        )
         self._keeping.add_done_callback(lambda _: self._registered.set())
         await self._registered.wait()
         if self._keeping.done():

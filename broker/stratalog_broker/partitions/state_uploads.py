@@ -18,6 +18,7 @@ from stratalog_broker.metrics import StateUploadMetrics
 from stratalog_broker.partitions.log import PartitionLog
 from stratalog_core.errors import Invalid, StratalogError, Unavailable
 from stratalog_core.ports import Clock
+from stratalog_core.restarting import restarting
 from stratalog_tiering.format.coordinator_state import CoordinatorState
 from stratalog_tiering.format.object_keys import StateKey
 from stratalog_tiering.offload.coordinator_states import CoordinatorStates
@@ -53,7 +54,7 @@ class StateUploads:
 
     def start(self) -> None:
         """Run a round after each interval."""
-        self._running = asyncio.get_running_loop().create_task(self._run())
+        self._running = asyncio.get_running_loop().create_task(restarting(self._run, "the upload of coordinators' states"))
 
     async def close(self) -> None:
         """Stop, and wait for the end of a running round."""
@@ -81,6 +82,10 @@ class StateUploads:
                 self._stored.pop(log, None)  # a write may have taken effect: list again
                 if isinstance(failure, Unavailable | Invalid):
                     return  # it concerns all of them
+            except Exception:
+                self.uploaded.failures += 1
+                _log.exception("the state of %s-%d is not in the bucket", log.topic.name, log.topic_partition.partition)
+                self._stored.pop(log, None)
 
     def _coordinators(self) -> list[PartitionLog]:
         return [log for log in self._served() if log.application is not None and log.is_serving]

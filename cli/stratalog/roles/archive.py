@@ -24,6 +24,7 @@ from stratalog_broker.handlers import READ_ONLY_HANDLERS
 from stratalog_broker.network.server import BrokerServer
 from stratalog_broker.partitions.internal_topics import CONSUMER_OFFSETS, INTERNAL_TOPICS
 from stratalog_core.errors import Invalid, StorageFailed, StratalogError
+from stratalog_core.restarting import restarting
 from stratalog_core.search_pool import SearchPool
 from stratalog_core.system import return_free_memory
 from stratalog_metadata.client.memory_metadata import MemoryMetadata
@@ -136,7 +137,9 @@ class _Lease:
                 _log.warning("serving without a lease, so objects may be deleted while they are served: %s", failure.message)
             self._is_refused = isinstance(failure, Invalid | StorageFailed)
             return False
-        keeping = asyncio.get_running_loop().create_task(lease.keep(self._store, self._clock))
+        keeping = asyncio.get_running_loop().create_task(
+            restarting(partial(lease.keep, self._store, self._clock), "the lease of the archive")
+        )
         self._held.append((lease, keeping))
         return True
 
@@ -185,7 +188,7 @@ def _follow(node: Node, topics: ArchivedTopics, lease: _Lease | None, interval_s
             except StratalogError as failure:
                 _log.warning("the bucket could not be read again: %s", failure.message)
 
-    following = asyncio.get_running_loop().create_task(follow())
+    following = asyncio.get_running_loop().create_task(restarting(follow, "the search for more history"))
 
     async def stop() -> None:
         following.cancel()

@@ -17,6 +17,7 @@ import msgspec
 from stratalog_core.errors import Invalid, StorageFailed, StratalogError, Unavailable
 from stratalog_core.metrics.groups import MetricGroup
 from stratalog_core.ports import Background, Bound, Clock, Files, Listener, Random, Request, Transport
+from stratalog_core.restarting import restarting
 from stratalog_metadata.node import joining
 from stratalog_metadata.node.config import MetadataSettings
 from stratalog_metadata.node.joining import Begin, Wait
@@ -202,7 +203,7 @@ class MetadataServer:
             kept_entries=settings.kept_entries,
         )
         serving.attach(node)
-        self._comparing = asyncio.get_running_loop().create_task(serving.comparer.run())
+        self._comparing = asyncio.get_running_loop().create_task(restarting(serving.comparer.run, "the comparison of digests"))
         self._core, self._serving, self._node = core, serving, node
         node.start()
         self._takes_part.set()

@@ -16,11 +16,13 @@ import socket
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 from uuid import UUID
 
 from stratalog_core.errors import Fenced, Invalid, StorageFailed, StratalogError
 from stratalog_core.ports import Clock
+from stratalog_core.restarting import restarting
 from stratalog_tiering.format.descriptor import ReaderLease, encode_descriptor
 from stratalog_tiering.format.object_keys import lease_key
 from stratalog_tiering.store import ObjectStore
@@ -109,7 +111,7 @@ async def held(lease: HeldLease) -> AsyncIterator[None]:
         _log.warning("the history is read without a lease, so it may be deleted after the grace period: %s", refused.message)
         yield
         return
-    renewing = asyncio.get_running_loop().create_task(_renew(lease))
+    renewing = asyncio.get_running_loop().create_task(restarting(partial(_renew, lease), "the renewal of a lease"))
     try:
         yield
     except StratalogError as failure:

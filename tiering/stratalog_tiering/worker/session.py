@@ -13,6 +13,7 @@ from typing import Final
 from uuid import UUID
 
 from stratalog_core.errors import StratalogError
+from stratalog_core.restarting import restarting
 from stratalog_metadata.records import (
     TOPIC_DEFAULTS_KEY,
     Bookie,
@@ -94,8 +95,8 @@ class WorkerSession:
         self._session_id = session_id
         self._leases.begin(session_id)
         stop_watching = self._ports.metadata.view.subscribe(self._on_changes)
-        beside = [work.run() for work in (self._copying, self._scrubbing) if work is not None]
-        running = [asyncio.ensure_future(each) for each in beside]
+        beside = [work for work in (self._copying, self._scrubbing) if work is not None]
+        running = [asyncio.ensure_future(restarting(work.run, type(work).__name__)) for work in beside]
         try:
             self._schedule_all()
             while not self._expired:

@@ -15,6 +15,7 @@ from typing import Final
 from stratalog_core.errors import StorageFailed, StratalogError, Unavailable
 from stratalog_core.metrics.groups import MetricGroup
 from stratalog_core.ports import Background, Clock, Random
+from stratalog_core.restarting import restarting
 from stratalog_metadata.client.api import MetadataClient
 from stratalog_metadata.records import TieringWorker as WorkerRecord
 from stratalog_metadata.state.commands import Command, Put, SessionAlive
@@ -84,7 +85,7 @@ class TieringWorker:
             await self._ports.bucket.ensure()
         except (Unavailable, StorageFailed) as failure:
             _log.warning("the worker starts before its bucket is claimed: %s: %s", type(failure).__name__, failure)
-        self._main = asyncio.ensure_future(self._run())
+        self._main = asyncio.ensure_future(restarting(self._run, "the tiering worker"))
 
     async def close(self) -> None:
         """Stop and close the session, which releases all leases. Other workers repeat what was in progress."""

@@ -23,6 +23,7 @@ from stratalog_broker.coordination.locator import CoordinatorLocator
 from stratalog_broker.protocol.errors import KafkaError
 from stratalog_core.errors import Invalid, StratalogError
 from stratalog_core.ports import Clock
+from stratalog_core.restarting import restarting
 from stratalog_metadata.client.api import MetadataClient, MetadataView
 from stratalog_metadata.client.named_configs import configs_of
 from stratalog_metadata.client.topic_deletion import restorable_topics
@@ -95,7 +96,9 @@ class GroupService:
 
     def start(self) -> None:
         """Start a periodic search for offsets of topics that were deleted while the group had no coordinator."""
-        self._sweeping = asyncio.get_running_loop().create_task(self._sweep_for_ever())
+        self._sweeping = asyncio.get_running_loop().create_task(
+            restarting(self._sweep_for_ever, "the search for offsets of deleted topics")
+        )
 
     def close(self) -> None:
         self._unsubscribe()

@@ -163,7 +163,7 @@ async def test_only_a_later_owner_has_a_newer_state(tmp_path: Path, leader_epoch
         assert store.requests["put"] == is_stored
 
 
-@pytest.mark.parametrize("failure", [Unavailable("away"), OutcomeUnknown("no answer")])
+@pytest.mark.parametrize("failure", [Unavailable("away"), OutcomeUnknown("no answer"), ValueError("nobody expects it")])
 async def test_a_failed_write_is_tried_again(tmp_path: Path, failure: Exception) -> None:
     async with run_cluster(tmp_path) as cluster:
         offsets, (uploads, store) = Offsets(cluster), await new_uploads(cluster)
