@@ -186,7 +186,7 @@ def _tail(bench: Bench) -> Result:
         bench.readers,
         bench.window,
         records_per_s=bench.rate(),
-        leave=bench.settings.get("leave", False),
+        leave=bench.settings.get("leave", 0),
     )
 
 

@@ -22,7 +22,7 @@ SHOWN: dict[str, tuple[str, bool | None]] = {
     "end_to_end_p999_ms": ("p99.9 to a consumer, ms", False),
     "behind_p99_ms": ("p99 of the load's own delay, ms", False),
     "settled_s": ("all partitions assigned, s", False),
-    "rebalance_s": ("rebalance after one left, s", False),
+    "rebalance_s": ("rebalance after members left, s", False),
     "gap_median_s": ("median gap of a partition, s", False),
     "gap_max_s": ("worst partition, s", False),
     "serves_again_s": ("serves again after, s", False),

@@ -188,7 +188,14 @@ def latency(
     type=click.IntRange(1),
     help="Catch-up: bytes to write first, without --topic.",
 )
-@click.option("--leave", is_flag=True, help="Tail: one consumer leaves halfway; measure the rebalance.")
+@click.option(
+    "--leave",
+    is_flag=False,
+    flag_value=1,
+    default=0,
+    type=click.IntRange(0),
+    help="Tail: so many consumers of a group (without a number: one) leave halfway; measure the rebalance.",
+)
 @click.option("--set-consumer", multiple=True, metavar="NAME=VALUE", help="librdkafka setting of consumers; repeatable.")
 @click.option("--client", "tool", default="librdkafka", show_default=True, type=click.Choice(["librdkafka", "java"]))
 @kafka_options

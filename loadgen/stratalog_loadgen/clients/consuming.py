@@ -109,7 +109,8 @@ class _Reading:
             self._reception.count_anew()
         if self._control.told(LEAVE):
             self._settling.note_leaving()
-            self._members[0].close()
+            for member in self._members[: self._load.leavers]:
+                member.close()
         if self._control.told(LEFT):
             self._settling.note_leaving()
         alone = len(self._members) == 1

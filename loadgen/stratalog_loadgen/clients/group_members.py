@@ -92,9 +92,11 @@ class _Members:
             self._reception.count_anew()
         if self._control.told(LEAVE):
             self._settling.note_leaving()
-            tasks[0].cancel()
-            await asyncio.wait(tasks[:1])
-            await self._members[0].leave()
+            count = self._load.leavers
+            for task in tasks[:count]:
+                task.cancel()
+            await asyncio.wait(tasks[:count])
+            await asyncio.gather(*(member.leave() for member in self._members[:count]))
         if self._control.told(LEFT):
             self._settling.note_leaving()
         for task in tasks:
@@ -109,7 +111,7 @@ class _Members:
 
         In the consumer protocol the first member gets all, and the others wait until it has given them up.
         """
-        members = max(self._load.members - self._settling.has_left, 1)
+        members = max(self._load.members - self._load.leavers * self._settling.has_left, 1)
         share = -(-self._partitions // members)
         assigned = dict.fromkeys(self._load.groups, 0)
         for member in self._members:

@@ -1,4 +1,4 @@
-"""How long a group took to settle, and again after a member had left: of all members in one process."""
+"""How long a group took to settle, and again after members had left: of all members in one process."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Settling:
 
     @property
     def has_left(self) -> bool:
-        """Whether a member has left, of this process or another."""
+        """Whether members have left, of this process or another."""
         return bool(self._left_at)
 
     @property
@@ -32,11 +32,11 @@ class Settling:
         return max(0.0, self._changed_at() - self._left_at) if self._left_at else 0.0
 
     def note_leaving(self) -> None:
-        """A member leaves now, of this process or another."""
+        """Members leave now, of this process or another."""
         self.note_assignments()
         self._left_at = time.monotonic()
 
     def note_assignments(self) -> None:
-        """Count changes until now as settling, unless a member has left."""
+        """Count changes until now as settling, unless members have left."""
         if not self._left_at:
             self.settled_s = max(0.0, self._changed_at() - self._control.began)

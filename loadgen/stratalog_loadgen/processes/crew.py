@@ -111,7 +111,7 @@ class Crew:
         self._say(kind, MEASURE)
 
     def leave(self, kind: type[Load]) -> None:
-        """Have one consumer of the first process of that kind leave its group; the others learn of it, to time what follows."""
+        """Have consumers of the first process of that kind leave their group; the others learn of it, to time what follows."""
         first, *others = self._of(kind)
         first.say(LEAVE)
         for process in others:
@@ -134,7 +134,7 @@ class Crew:
         return sum(process.heard for process in self._of(kind))
 
     def rebalanced(self, kind: type[Load]) -> bool:
-        """Whether any assignment changed after a consumer left."""
+        """Whether any assignment changed after consumers left."""
         return any(process.rebalanced for process in self._of(kind))
 
     def finish(self, kind: type[Load], timeout_s: float) -> list[Counted]:

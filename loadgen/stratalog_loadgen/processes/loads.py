@@ -53,7 +53,8 @@ class ProducerLoad(msgspec.Struct, frozen=True, kw_only=True, tag="producer"):
 class ConsumerLoad(msgspec.Struct, frozen=True, kw_only=True, tag="consumer"):
     """``consumers`` members of each of ``groups``; ends after ``duration_s`` at the latest, or when told.
 
-    Counts from the first record on, and anew when told that the warm-up is over. One member leaves its group when told.
+    Counts from the first record on, and anew when told that the warm-up is over. ``leavers``
+    members leave the first group when told.
     ``stamps`` measures end to end: then every payload read must bear its time. ``light`` members are not librdkafka's,
     and speak the ``protocol``; librdkafka's are told it in ``client``. ``members`` are those of a group in all processes.
     ``repeat`` begins again at the end of each partition, so that readers of history never run out of it. With ``assigned``, the
@@ -69,6 +70,7 @@ class ConsumerLoad(msgspec.Struct, frozen=True, kw_only=True, tag="consumer"):
     light: bool = False
     protocol: str = "classic"
     members: int = 1
+    leavers: int = 1
     repeat: bool = False
     assigned: list[list[int]] = []
 

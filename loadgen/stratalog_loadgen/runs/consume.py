@@ -22,19 +22,20 @@ def measure_tail(
     window: Window,
     *,
     records_per_s: float = 0.0,
-    leave: bool = False,
+    leave: int = 0,
     on_progress: OnProgress = lambda _: None,
 ) -> Result:
     """Producers (at full speed, or at ``records_per_s``) and consumers at once: both rates; end-to-end latency at a fixed rate.
 
-    With ``leave`` one consumer leaves in the middle of the measured time, and the rebalance that follows is timed.
+    With ``leave`` so many consumers of a group leave at once in the middle of the measured time, and the rebalance that
+    follows is timed: from then to the last change of an assignment.
     """
-    if leave and readers.consumers < 2:
-        raise Invalid("--leave needs at least 2 consumers in a group: set --consumers to 2 or more")
     stamps = records_per_s > 0
     with prepared(bootstrap, topics, traffic) as place:
         loads = producer_loads(place, traffic, window, records_per_s=records_per_s, stamps=stamps)
-        with Crew([*loads, *consumer_loads(place, readers, earliest=topics.name is None, stamps=stamps)], on_progress) as crew:
+        with Crew(
+            [*loads, *consumer_loads(place, readers, earliest=topics.name is None, stamps=stamps, leavers=leave)], on_progress
+        ) as crew:
             crew.begin(ConsumerLoad)
             partitions = place.partitions * len(place.names) * readers.groups
             wait_until_assigned(crew, partitions)
@@ -88,7 +89,7 @@ def measure_catch_up(
 
 
 def _produce_and_read(crew: Crew, window: Window, rebalanced: int) -> tuple[list[Counted], list[Counted]]:
-    """With ``rebalanced`` partitions to be assigned anew after one consumer has left half way."""
+    """With ``rebalanced`` partitions to be assigned anew after consumers have left half way."""
     crew.begin(ProducerLoad)
     crew.follow_for(window.warmup_s)
     crew.measure(ConsumerLoad)

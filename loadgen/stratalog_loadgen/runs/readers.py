@@ -14,7 +14,9 @@ from stratalog_loadgen.topics import Prepared
 ASSIGN_TIMEOUT_S = 300.0
 
 
-def consumer_loads(place: Prepared, readers: Readers, *, earliest: bool = True, stamps: bool = False) -> list[ConsumerLoad]:
+def consumer_loads(
+    place: Prepared, readers: Readers, *, earliest: bool = True, stamps: bool = False, leavers: int = 0
+) -> list[ConsumerLoad]:
     """One per process. With more processes than groups, each group's members are spread over several. Raises ``Invalid``."""
     if readers.light and (len(place.names) > 1 or not earliest):
         raise Invalid("--light reads one new topic from its beginning: leave out --topic or --light")
@@ -31,6 +33,11 @@ def consumer_loads(place: Prepared, readers: Readers, *, earliest: bool = True, 
         shares = [
             ([group], share) for group, parts in zip(groups, spread, strict=True) for share in split(readers.consumers, parts)
         ]
+    leavers_max = min(shares[0][1], readers.consumers - 1)
+    if leavers > leavers_max:
+        raise Invalid(
+            f"--leave is {leavers}; maximum is {leavers_max}: members of one group in one process leave, and one member stays"
+        )
     return [
         ConsumerLoad(
             client=options,
@@ -41,13 +48,14 @@ def consumer_loads(place: Prepared, readers: Readers, *, earliest: bool = True, 
             light=readers.light,
             protocol=readers.protocol,
             members=readers.consumers,
+            leavers=leavers,
         )
         for names, consumers in shares
     ]
 
 
 def wait_until_assigned(crew: Crew, partitions: int, *, after_leaving: bool = False) -> None:
-    """Until the consumers hold ``partitions`` in all (partitions times groups); ``after_leaving`` anew, since one has left."""
+    """Until consumers hold ``partitions`` in all (partitions times groups); ``after_leaving`` anew, since some have left."""
 
     def done() -> bool:
         return crew.assigned(ConsumerLoad) == partitions and (not after_leaving or crew.rebalanced(ConsumerLoad))
