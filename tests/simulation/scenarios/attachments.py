@@ -73,6 +73,7 @@ EXPIRY_MS: Final = 3_000
 TIMEOUT_S: Final = 5.0
 FAULTS_S: Final = 8.0
 ENDED_S: Final = 60.0
+LISTING_LAG_S: Final = 1.0
 LOOK_S: Final = 0.25
 TOPICS_MAX: Final = 6
 _TOPIC_ID: Final = re.compile(r"/([0-9a-f]{32})[/.]")
@@ -131,6 +132,8 @@ class AttachmentStep:
         with roles.merges_of_few_segments():
             await self._under_faults()
             await self._until_ended()
+        # Listings show the last writes, too.
+        await self._history.pass_time(LISTING_LAG_S)
         await self._history.in_checker(self._bucket_is_right)
         self._bucket.on_deleted = former
 
@@ -141,7 +144,12 @@ class AttachmentStep:
         task = asyncio.get_running_loop().create_task(nemesis.run())
         if self._world.decides("attachments-store"):
             self._bucket.faults = StoreFaults(
-                unavailable=0.02, answer_lost=0.02, damaged=0.02, truncated=0.02, happens_later=0.01, listing_lag_s=1.0
+                unavailable=0.02,
+                answer_lost=0.02,
+                damaged=0.02,
+                truncated=0.02,
+                happens_later=0.01,
+                listing_lag_s=LISTING_LAG_S,
             )
         await self._history.pass_time(FAULTS_S)
         self._bucket.faults = StoreFaults()
