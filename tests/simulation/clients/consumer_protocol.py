@@ -64,6 +64,8 @@ class Ownership:
     handovers: int = 0
     switches: int = 0
     """How often a member stopped and started again with the other protocol."""
+    accepted_at_s: dict[str, float] = field(default_factory=dict)
+    """When a coordinator that had loaded the group last accepted a member's heartbeat of the classic protocol."""
 
     def gained(self, member: ConsumerMember, partition: int) -> None:
         owner = self.owners.get(partition)

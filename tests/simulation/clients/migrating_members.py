@@ -10,20 +10,47 @@ from __future__ import annotations
 import contextlib
 import datetime
 import struct
+from collections.abc import Iterator
 from random import Random
 from typing import Any, Final
 
+from kio.schema.errors import ErrorCode
 from kio.schema.types import GroupId
 
-from simulation.clients.consumer_protocol import GROUP, REBALANCE, SESSION_S, ConsumerMember, Rejoin, Retry
+from simulation.clients.consumer_protocol import GROUP, REBALANCE, SESSION_S, ConsumerMember, Ownership, Rejoin, Retry
 from simulation.clients.kafka import HEARTBEAT, JOIN_GROUP, LEAVE_GROUP, SYNC_GROUP, KafkaClient, NotServed
 from simulation.world.machine import Machine, Ports
+from stratalog_broker.coordination.groups.core.coordinator import GroupCoordinator
+from stratalog_broker.coordination.wake_times import Instant
 
 SWITCH_CHANCE: Final = 0.03
 LEAVE_CHANCE: Final = 0.7
 MEMBER_ID_REQUIRED: Final = 79
 OUTDATED: Final = frozenset({22, 27})
 """Another generation, a rebalance."""
+
+
+@contextlib.contextmanager
+def observed_heartbeats(ownership: Ownership) -> Iterator[None]:
+    """Note which heartbeats of the classic protocol extend a session, while the context lasts.
+
+    A coordinator that is still loading the group accepts all of them, as Kafka's does, even of members that it has removed.
+    """
+    inner = GroupCoordinator.heartbeat
+
+    def observed(
+        self: GroupCoordinator, group_id: str, member_id: str, group_instance_id: str | None, generation: int, now: Instant
+    ) -> ErrorCode:
+        error = inner(self, group_id, member_id, group_instance_id, generation, now)
+        if error is ErrorCode.none:
+            ownership.accepted_at_s[member_id] = ownership.now()
+        return error
+
+    setattr(GroupCoordinator, "heartbeat", observed)  # noqa: B010 - it is a method to the type checker
+    try:
+        yield
+    finally:
+        setattr(GroupCoordinator, "heartbeat", inner)  # noqa: B010
 
 
 class MigratingMember(ConsumerMember):
@@ -131,7 +158,8 @@ class MigratingMember(ConsumerMember):
             await self._join(client)
             return
         self._require(answer.error_code)
-        self.heard_at_s = sent_at_s
+        if self._ownership.accepted_at_s.get(self.member_id, -1.0) >= sent_at_s:
+            self.heard_at_s = sent_at_s
 
 
 def _assignment(topic: str, indexes: range) -> bytes:

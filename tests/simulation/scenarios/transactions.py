@@ -17,7 +17,7 @@ from simulation.checkers.transaction_outcomes import Outcomes, read_committed, s
 from simulation.clients.committed_reader import CommittedReader
 from simulation.clients.consumer_protocol import GROUP, MEMBERS, Ownership
 from simulation.clients.kafka import NONE, KafkaClient, NotServed
-from simulation.clients.migrating_members import MigratingMember
+from simulation.clients.migrating_members import MigratingMember, observed_heartbeats
 from simulation.clients.transactions import TransactionalWriter
 from simulation.scenarios import everything, log
 from simulation.scenarios.log import FINISH_S, LOOK_S, bootstrap
@@ -79,7 +79,7 @@ class Scenario(everything.Scenario):
         return super().partitions + PARTITIONS + roles.OFFSETS_PARTITIONS
 
     def simulate(self) -> None:
-        with observed_timeouts(self.outcomes.timed_out):
+        with observed_timeouts(self.outcomes.timed_out), observed_heartbeats(self.ownership):
             super().simulate()
 
     async def _create_topic(self, machine: Machine, ports: Ports) -> None:
