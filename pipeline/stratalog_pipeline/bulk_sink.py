@@ -24,7 +24,6 @@ from stratalog_core.ports import Buffer
 from stratalog_core.rpc.tcp import TcpTransport
 from stratalog_core.system import SystemClock, ThreadBackground
 from stratalog_metadata.client.quorum_client import QuorumClient
-from stratalog_pipeline.arrow.encode import encode_batches
 from stratalog_pipeline.options import check_known
 from stratalog_tiering.attach.attachment import (
     AttachPorts,
@@ -139,6 +138,9 @@ async def _write(runs: _Runs, options: BulkOptions, reserved: Reserved) -> Writt
 
 
 async def _encoded(runs: _Runs, codec: int, now_ms: int) -> AsyncIterator[Sequence[Buffer]]:
+    # Imported in tasks only: numba costs 0.6 s, and Spark starts a process for the plan of a write and one for its commit.
+    from stratalog_pipeline.arrow.encode import encode_batches
+
     offset = 0
     while (rows := await runs.next_rows()) is not None:
         yield await asyncio.to_thread(list, encode_batches(rows, offset, codec, now_ms))

@@ -6,7 +6,6 @@ Every mismatch raises ``Corrupt`` with segment, block and offsets; none is skipp
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import groupby
 from typing import Final
 
 from stratalog_core.errors import Corrupt
@@ -45,11 +44,10 @@ def read_blocks(
     Raises ``Corrupt`` with segment, block and offsets, and ``StorageFailed`` if the key of an encrypted segment is not there.
     """
     cipher = bucket.cipher(footer) if blocks else None
-    groups = [list(group) for group in _requests(blocks)]
-    for group, content in zip(groups, bucket.get_ranges(_range(entry, group) for group in groups), strict=True):
-        for block in group:
-            start = block.position - group[0].position
-            yield block, _plain(bucket, entry, block, content[start : start + block.length], cipher)
+    runs = requested_together(blocks)
+    for run, content in zip(runs, bucket.get_ranges(range_of(entry, run) for run in runs), strict=True):
+        for block, stored in parts_of(run, content):
+            yield block, _plain(bucket, entry, block, stored, cipher)
 
 
 def _plain(
@@ -78,18 +76,25 @@ def located(entry: SegmentEntry, block: BlockEntry, bad: Corrupt) -> Corrupt:
     return Corrupt(f"{place}: {bad.message}", segment=entry.key, **detail)
 
 
-def _range(entry: SegmentEntry, group: Sequence[BlockEntry]) -> Range:
-    return entry.key, entry.data_position + group[0].position, group[-1].end_position - group[0].position
-
-
-def _requests(blocks: Sequence[BlockEntry]) -> Iterator[Iterator[BlockEntry]]:
-    """Group adjacent blocks into runs of at most ``REQUEST_BYTES``."""
-    number, start, end = 0, 0, 0
-    numbers: list[int] = []
+def requested_together(blocks: Sequence[BlockEntry]) -> list[list[BlockEntry]]:
+    """Return runs of adjacent blocks, each of at most ``REQUEST_BYTES`` or a single block: one request reads a run."""
+    runs: list[list[BlockEntry]] = []
     for block in blocks:
-        if block.position != end or block.end_position - start > REQUEST_BYTES:
-            number, start = number + 1, block.position
-        end = block.end_position
-        numbers.append(number)
-    for _, pairs in groupby(zip(numbers, blocks, strict=True), key=lambda pair: pair[0]):
-        yield (block for _, block in pairs)
+        run = runs[-1] if runs else []
+        if run and block.position == run[-1].end_position and block.end_position - run[0].position <= REQUEST_BYTES:
+            run.append(block)
+        else:
+            runs.append([block])
+    return runs
+
+
+def range_of(entry: SegmentEntry, run: Sequence[BlockEntry]) -> Range:
+    """Return the range of the segment's object that holds a run of adjacent blocks."""
+    return entry.key, entry.data_position + run[0].position, run[-1].end_position - run[0].position
+
+
+def parts_of(run: Sequence[BlockEntry], content: memoryview) -> Iterator[tuple[BlockEntry, memoryview]]:
+    """Yield each block of a run with its stored bytes."""
+    for block in run:
+        start = block.position - run[0].position
+        yield block, content[start : start + block.length]

@@ -12,7 +12,7 @@ at the speed of the disk or the network.
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
@@ -32,7 +32,7 @@ from stratalog_pipeline.jobs.session import OnProgress, run_tasks
 from stratalog_pipeline.options import ReadOptions
 from stratalog_pipeline.planning import OPEN_BYTES, OffsetRange, PartitionName
 from stratalog_pipeline.scan_plan import wanted_partitions
-from stratalog_pipeline.segments import located
+from stratalog_pipeline.segments import located, parts_of, range_of, requested_together
 from stratalog_tiering.cold.segment_check import check_presence
 from stratalog_tiering.cold.verifier import Structure, Verifier
 from stratalog_tiering.format.block_cipher import BlockCipher
@@ -198,17 +198,24 @@ def _audit_segment(bucket: Bucket, task: SegmentTask) -> SegmentResult:
 def _audit_blocks(
     bucket: Bucket, entry: SegmentEntry, footer: SegmentFooter, statistics: BatchStatistics, leaves: bytearray
 ) -> Iterator[str]:
-    """Yield a message for each problem in the blocks. Reads are ahead of the checks, and restart after an unreadable block."""
-    cipher, blocks, done = bucket.cipher(footer), footer.blocks, 0
-    while done < len(blocks):
-        ranges = [(entry.key, entry.data_position + block.position, block.length) for block in blocks[done:]]
+    """Yield a message for each problem in the blocks. Reads are ahead of the checks, and go on behind an unreadable block.
+
+    Neighbouring blocks are read by one request: alone, each costs a third more time of the processor. An unreadable run of
+    blocks is read again block by block.
+    """
+    cipher, runs = bucket.cipher(footer), deque(requested_together(footer.blocks))
+    while runs:
         try:
-            for content in bucket.get_ranges(ranges):
-                block, done = blocks[done], done + 1
-                yield from _audit_block(entry, block, content, cipher, statistics, leaves)
+            for content in bucket.get_ranges([range_of(entry, run) for run in runs]):
+                run = runs.popleft()
+                for block, stored in parts_of(run, content):
+                    yield from _audit_block(entry, block, stored, cipher, statistics, leaves)
         except Corrupt as unreadable:
-            block, done = blocks[done], done + 1
-            yield located(entry, block, unreadable).message
+            run = runs.popleft()
+            if len(run) == 1:
+                yield located(entry, run[0], unreadable).message
+            else:
+                runs.extendleft([block] for block in reversed(run))
 
 
 def _audit_block(

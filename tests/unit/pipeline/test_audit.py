@@ -12,11 +12,13 @@ import pytest
 from stratalog_core.batches.batch import read_header
 from stratalog_core.batches.compression import NAMES
 from stratalog_core.batches.records import Record, build_batch
+from stratalog_core.errors import Corrupt
 from stratalog_pipeline.bucket import Bucket
 from stratalog_pipeline.jobs.audit import PartitionAudit, audit_segments, audit_tasks, plan_audit, verdicts
 from stratalog_pipeline.jobs.batch_statistics import DAY_MS, BatchStatistics, SequenceRun, repeated_records
 from stratalog_pipeline.options import parse_options
 from stratalog_tiering.format.manifest_limits import ManifestLimits
+from stratalog_tiering.store.filesystem import FilesystemStore
 
 if TYPE_CHECKING:
     from unit.pipeline.conftest import ColdBucket
@@ -97,6 +99,24 @@ def test_all_damage_is_named_and_the_rest_is_still_counted(cold_bucket: ColdBuck
     assert second.name in verdict.problems[1]
     assert third.name in verdict.problems[2]
     assert verdict.digest == ""
+    assert 20 <= verdict.records < 30
+
+
+def test_a_block_that_cannot_be_read_alone_is_a_problem(cold_bucket: ColdBucket, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks are read together: the sound ones beside it are still audited."""
+    cold_bucket.add_topic("flights", [[batches(0, 30)]], block_bytes=400)
+    (key,) = cold_bucket.segment_keys["flights", 0]
+    unreadable, read = 1000, FilesystemStore.get_range
+
+    async def failing(store: FilesystemStore, of: str, start: int, length: int, **how: bool) -> memoryview:
+        if of == key and start <= unreadable < start + length:
+            raise Corrupt("the disk cannot read it", key=of)
+        return await read(store, of, start, length, **how)
+
+    monkeypatch.setattr(FilesystemStore, "get_range", failing)
+    (verdict,) = audited(cold_bucket)
+    (problem,) = verdict.problems
+    assert "the disk cannot read it" in problem
     assert 20 <= verdict.records < 30
 
 

@@ -187,3 +187,13 @@ def test_repeatable_tasks_have_each_offset_once_and_few_records(
         assert 0 < records <= (records_max or records)
         assert records * RECORD_BYTES <= max(split_bytes, RECORD_BYTES)
     assert len(tasks) >= min(splits_min, len(places))
+
+
+def test_tasks_of_a_stream_are_as_large_as_those_of_a_batch_scan() -> None:
+    """1.4 M records of 1 KB, which zstd stores in 260 bytes each: see ``make bench-spark``."""
+    names = [replace(NAME, partition=number) for number in range(4)]
+    offsets, cut = OffsetRange(first=0, end=350_000), Cut(split_bytes=SPLIT_BYTES)
+    stored = [segment(first, first + 50_000, 50_000 * 260) for first in range(0, 350_000, 50_000)]
+    scanned = plan_tasks(plan_splits([(name, offsets, stored) for name in names], cut), cut)
+    streamed = plan_repeatable_tasks([BrokerSplit(name=name, offsets=offsets) for name in names], cut)
+    assert len(scanned) / 1.5 <= len(streamed) <= len(scanned) * 1.5
