@@ -17,10 +17,14 @@ RESTART_PAUSE_S: Final = 5.0
 
 async def restarting(run: Callable[[], Awaitable[None]], name: str, pause_s: float = RESTART_PAUSE_S) -> None:
     """Run until ``run`` returns. An error of it is logged with its traceback, and it is run again after a pause."""
+    loop = asyncio.get_running_loop()
+    task = asyncio.current_task()
     while True:
         try:
             await run()
             return
         except Exception:
+            if asyncio.current_task(loop) is not task:
+                raise  # The task was discarded: its coroutine is being closed, and a clean-up within it awaits.
             _log.exception("%s ended unexpectedly and starts again in %s s", name, pause_s)
         await asyncio.sleep(pause_s)

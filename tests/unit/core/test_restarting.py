@@ -1,4 +1,4 @@
-"""A background loop that fails is logged and run again; one that returns or is cancelled is not."""
+"""A background loop that fails is logged and run again; one that returns, is cancelled or is discarded is not."""
 
 from __future__ import annotations
 
@@ -39,3 +39,24 @@ async def test_a_cancelled_loop_ends() -> None:
     task.cancel()
     (ended,) = await asyncio.gather(task, return_exceptions=True)
     assert isinstance(ended, asyncio.CancelledError)
+
+
+def test_a_loop_that_is_discarded_ends_without_a_word(caplog: pytest.LogCaptureFixture) -> None:
+    """Python closes the coroutine of a discarded task. A clean-up that awaits turns that into a ``RuntimeError``."""
+
+    async def run() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(0)
+
+    loop = asyncio.new_event_loop()
+    coroutine = restarting(run, "a loop")
+    task = loop.create_task(coroutine)
+    loop.call_soon(loop.call_soon, loop.stop)
+    loop.run_forever()
+    with pytest.raises(RuntimeError, match="ignored GeneratorExit"):
+        coroutine.close()
+    task._log_destroy_pending = False  # type: ignore[attr-defined]
+    loop.close()
+    assert caplog.records == []
