@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from simulation.checkers.coverage import PROGRESS
-from simulation.mutants.hunt import all_mutants
+from simulation.mutants.hunt import NEEDED_MAX, NOT_NOTICED_YET, SAMPLE_SEEDS, all_mutants
 from simulation.runs import SCENARIOS
 from simulation.test_simulation import FRESH_SEEDS, SAMPLE_S, SEEDS
 
@@ -38,7 +38,16 @@ def test_the_page_has_the_numbers_of_runs() -> None:
     assert (each * len(SCENARIOS), fresh_each * len(SCENARIOS)) == (SEEDS, FRESH_SEEDS)
     assert f"runs {SEEDS} fixed seeds and {FRESH_SEEDS} fresh ones" in _section("Seeds, states and progress")
     assert f"runs {SEEDS + FRESH_SEEDS} seeds" in _section("How fast")
-    assert f"for {SAMPLE_S} seconds" in _section("Planted faults")
+    planted = _section("Planted faults")
+    assert f"for {SAMPLE_S} seconds" in planted
+    assert f"at most {NEEDED_MAX} seeds" in planted
+    assert f"tries {SAMPLE_SEEDS} seeds" in planted
+
+
+def test_the_page_names_the_mutants_that_are_not_noticed_yet() -> None:
+    section = _section("Planted faults").split("\n### Not noticed yet\n", 1)[1].split("\n### ", 1)[0]
+
+    assert re.findall(r"^- `([a-z0-9_]+)`", section, re.MULTILINE) == sorted(NOT_NOTICED_YET)
 
 
 def test_progress_is_required_of_scenarios_that_exist() -> None:

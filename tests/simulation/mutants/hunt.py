@@ -1,8 +1,11 @@
 """Planted faults: what the simulator is worth. ``python -m simulation.mutants.hunt`` runs each until an invariant breaks.
 
 A mutant changes the product in memory, in a process of its own, and never in its source. One that survives all its seeds is a
-hole in the simulator: a missing fault or a missing checker. The seed that noticed a mutant last is in ``killing_seeds.json``
-and is tried first; ``--record`` writes the file anew.
+hole in the simulator: a missing fault or a missing checker. Known holes are named in ``NOT_NOTICED_YET``, with the reason.
+
+The seed that noticed a mutant last is in ``killing_seeds.json`` and is tried first; ``--record`` writes the file anew. A change
+of the product or of a scenario shifts what a seed does: a recorded seed tells how many seeds a mutant needs, not that it is
+noticed now. A sample therefore draws only from mutants that needed few seeds, and tries many times as many.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ import os
 import random
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -40,7 +43,20 @@ from simulation.mutants import transactions as mutants_of_transactions
 from simulation.runs import Run, load_messages, run_many
 
 SEEDS = 30
+NEEDED_MAX: Final = 5
+"""A sample draws from the mutants that needed at most so many seeds, counted from seed 1, when they were recorded last."""
+SAMPLE_SEEDS: Final = 120
+"""How many seeds a sample tries for each mutant before it has survived."""
 KILLING_SEEDS: Final = Path(__file__).with_name("killing_seeds.json")
+NOT_NOTICED_YET: Final[dict[str, str]] = {
+    "readers_are_answered_during_a_handover": (
+        "a reader has to reach the last owner between the next owner's first acknowledgement and the news of the handover"
+    ),
+    "the_marker_of_an_earlier_deletion_stays": (
+        "a restored topic has to be deleted again by a broker whose clock is behind that of the first deletion"
+    ),
+}
+"""Mutants that usually survive, and why: what the simulator would have to do more often."""
 MISFITS = ("AttributeError", "TypeError", "NameError")
 
 
@@ -107,6 +123,13 @@ def seeds_to_try(recorded: int | None, first: int, count: int) -> Sequence[int]:
     return list(dict.fromkeys([*([] if recorded is None else [recorded]), *range(first, first + count)]))
 
 
+def sample_of(mutants: Iterable[str], recorded: Mapping[str, int], seed: int) -> list[str]:
+    """Return the mutants that few seeds notice, in an order drawn from ``seed``."""
+    names = sorted(name for name in mutants if name not in NOT_NOTICED_YET and recorded.get(name, math.inf) <= NEEDED_MAX)
+    random.Random(seed).shuffle(names)
+    return names
+
+
 def hunt(mutant: Mutant, seeds: Sequence[int]) -> Kill:
     """Run the mutant on ``seeds`` until an invariant breaks. Runs in a child process, which keeps the plants.
 
@@ -151,29 +174,31 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m simulation.mutants.hunt", description=__doc__)
     mutants = {mutant.name: mutant for mutant in all_mutants()}
     parser.add_argument("--mutant", choices=list(mutants), action="append", help="only this one; may be repeated")
-    parser.add_argument("--sample", type=int, metavar="SEED", help="some, in an order drawn from this seed")
+    parser.add_argument(
+        "--sample", type=int, metavar="SEED", help="some that few seeds notice, in an order drawn from this seed"
+    )
     parser.add_argument(
         "--sample-seconds", type=float, default=60.0, help="with --sample: plant no more after this processor time"
     )
-    parser.add_argument("--seeds", type=int, default=SEEDS, help="how many to try")
+    parser.add_argument("--seeds", type=int, help=f"how many to try; {SEEDS}, or {SAMPLE_SEEDS} with --sample")
     parser.add_argument("--first-seed", type=int, default=1)
     parser.add_argument("--record", action="store_true", help="write the seeds that noticed them to killing_seeds.json")
     arguments = parser.parse_args()
+    if arguments.record and arguments.first_seed != 1:
+        parser.error("a recorded seed tells how many seeds were needed: --record begins at seed 1")
     recorded: dict[str, int] = json.loads(KILLING_SEEDS.read_text())
-    names = arguments.mutant or list(mutants)
-    seconds_max = math.inf
-    if arguments.sample is not None:
-        random.Random(arguments.sample).shuffle(names)
-        seconds_max = arguments.sample_seconds
+    if arguments.sample is None:
+        names, seconds_max, count = arguments.mutant or list(mutants), math.inf, arguments.seeds or SEEDS
+    else:
+        names = sample_of(arguments.mutant or mutants, recorded, arguments.sample)
+        seconds_max, count = arguments.sample_seconds, arguments.seeds or SAMPLE_SEEDS
     load_messages()
-    killed = survived = 0
+    kills: dict[str, Kill] = {}
     for name in names:
         if _spent_s() >= seconds_max:
             break
-        seeds = seeds_to_try(recorded.get(name), arguments.first_seed, arguments.seeds)
-        kill = hunt(mutants[name], seeds)
-        killed += kill.counts
-        survived += not kill.counts
+        seeds = seeds_to_try(recorded.get(name), arguments.first_seed, count)
+        kills[name] = kill = hunt(mutants[name], seeds)
         if kill.counts and arguments.record:
             recorded[name] = kill.seed
             KILLING_SEEDS.write_text(
@@ -181,8 +206,18 @@ def main() -> int:
             )
         verdict = f"killed by seed {kill.seed}" if kill.counts else f"SURVIVED {len(seeds)} seeds"
         print(f"{mutants[name].scenario:7} {name:44} {verdict:22} {kill.seconds:5.0f} s  {kill.failure[:150]}", flush=True)
-    print(f"{killed} killed, {survived} survived")
-    return 1 if survived else 0
+    print("\n".join(summary(kills)))
+    return 0 if all(kill.counts or name in NOT_NOTICED_YET for name, kill in kills.items()) else 1
+
+
+def summary(kills: Mapping[str, Kill]) -> list[str]:
+    """Return the known holes that were tried, then one line with the counts and the name of every unexpected survivor."""
+    known = [name for name in kills if name in NOT_NOTICED_YET]
+    survivors = [name for name, kill in kills.items() if not kill.counts and name not in known]
+    lines = [f"NOT NOTICED YET {name}: {NOT_NOTICED_YET[name]}" for name in known if not kills[name].counts]
+    lines += [f"noticed this time, although it usually is not: {name}" for name in known if kills[name].counts]
+    verdict = f"{sum(kill.counts for kill in kills.values())} killed, {len(survivors)} survived"
+    return [*lines, f"{verdict}: {', '.join(survivors)}" if survivors else verdict]
 
 
 if __name__ == "__main__":
