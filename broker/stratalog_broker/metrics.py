@@ -39,6 +39,19 @@ class BrokerMetrics(MetricGroup):
 
 
 @dataclass(slots=True, kw_only=True)
+class ReplicaReadMetrics(MetricGroup):
+    """History fetched from a broker in the client's rack that does not own the partition (KIP-392)."""
+
+    subsystem = "broker_replica"
+
+    redirects: int = counter(
+        "fetches", "Partitions in fetches that this broker, their owner, sent to a replica in the client's rack"
+    )
+    returns: int = counter("fetches", "Partitions in fetches with a rack that this broker sent back to their owner")
+    out_bytes: int = counter("bytes", "Batches that consumers fetched here of partitions that another broker owns")
+
+
+@dataclass(slots=True, kw_only=True)
 class TakeoverMetrics(MetricGroup):
     """Counted as partitions are taken over."""
 

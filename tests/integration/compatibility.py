@@ -71,6 +71,15 @@ _BATCHES: Final = """
 | --- | --- | --- | --- |"""
 
 
+_READS: Final = """
+## Reads from replicas
+
+Brokers hold no data, so a replica (KIP-392) serves only what is in the object store and no longer on bookies. Elsewhere it
+answers NOT_LEADER_OR_FOLLOWER; a follower of Kafka serves up to its high watermark and answers OFFSET_OUT_OF_RANGE or
+OFFSET_NOT_AVAILABLE beyond. Consumers return to the owner for each of these. Clients that send no leader epoch, as librdkafka
+before 2.1, read from the owner only. The high watermark in a replica's response is the end of the sealed ledgers."""
+
+
 def page() -> str:
     """Return ``docs/reference/compatibility.md``."""
     return "\n".join(_lines()) + "\n"
@@ -83,6 +92,7 @@ def _lines() -> Iterator[str]:
         yield head.format(same=len(names - different.keys()), all=len(names))
         for name, (kafka, own) in different.items():
             yield f"| {name} | {kafka} | {own} | {REASONS[kind][name]} |"
+    yield _READS
 
 
 def _record() -> None:

@@ -5,8 +5,9 @@ store (``requests/fetch_reads.py``). A partition's first batch is always returne
 (KIP-74). A fetch parked at the tail is a watcher of its partitions and one timer, without a task or a future.
 
 A ``read_committed`` fetch reads below the last stable offset and gets the aborted transactions that overlap its batches, from
-memory or, for older batches, with the reads (``reads/aborted_transactions.py``). There are no followers: replica fields are
-ignored and no preferred replica is returned.
+memory or, for older batches, with the reads (``reads/aborted_transactions.py``). There are no followers, so what only they send
+is ignored. History that is only in the object store is served by any broker: a client with a rack is sent to one in its rack
+(``requests/replica_reads.py``).
 """
 
 from __future__ import annotations
@@ -27,19 +28,16 @@ from stratalog_broker.protocol.fetch_request import SESSION_VERSION, FetchReques
 from stratalog_broker.protocol.frame import response_head
 from stratalog_broker.reads.aborted_transactions import AbortedRun, AbortedTransactions
 from stratalog_broker.reads.pending_reads import NOTHING, Batches, PendingReads
+from stratalog_broker.reads.readable_log import ColdHistory, ReadableLog
 from stratalog_broker.requests.access import Access, Operation, Resource
 from stratalog_broker.requests.context import RequestContext
 from stratalog_broker.requests.fetch_positions import refused_position
 from stratalog_broker.requests.fetch_reads import FetchReads, aborted_at_once
-from stratalog_broker.requests.fetch_sessions import (
-    FINAL_EPOCH,
-    INITIAL_EPOCH,
-    FetchSession,
-    FetchSessions,
-    SessionRefused,
-)
+from stratalog_broker.requests.fetch_sessions import FetchSession, FetchSessions, SessionRefused
 from stratalog_broker.requests.handler_info import HandlerInfo, Waiting
 from stratalog_broker.requests.permissions import FindPartition, Permissions, except_denied
+from stratalog_broker.requests.replica_fetch import ReplicaFetch
+from stratalog_broker.requests.replica_reads import ReplicaReads
 from stratalog_broker.requests.unsent_responses import UnsentResponses
 from stratalog_core.errors import StratalogError
 from stratalog_core.memory.retained import retained_bytes
@@ -49,6 +47,7 @@ from stratalog_metadata.records import TopicPartition
 _ACCESS: Final = Access(Operation.READ, Resource.TOPIC)
 _KEY: Final = 1
 _READ_COMMITTED: Final = 1
+_NEWER_EPOCH: Final = ErrorCode.unknown_leader_epoch
 
 _NOT_LOOKED_AT: Final = PartitionFetched(-1)
 
@@ -63,6 +62,7 @@ class FetchHandler:
         permissions: Permissions,
         pending_reads: PendingReads,
         aborted: AbortedTransactions,
+        replica_reads: ReplicaReads,
         sessions: FetchSessions,
         responses: UnsentResponses,
         clock: Clock,
@@ -72,6 +72,7 @@ class FetchHandler:
         self.permissions = permissions
         self.pending_reads = pending_reads
         self.aborted = aborted
+        self.replica_reads = replica_reads
         self.sessions = sessions
         self.responses = responses
         self.clock = clock
@@ -95,32 +96,10 @@ class FetchCall:
     """One request with its results so far; a ``Watcher`` of its partitions while it is parked."""
 
     __slots__ = (
-        "_by_id",
-        "_bytes",
-        "_bytes_max",
-        "_bytes_min",
-        "_context",
-        "_deadline",
-        "_denied",
-        "_fetches",
-        "_find",
-        "_found_bytes",
-        "_has_error",
-        "_is_committed",
-        "_is_incremental",
-        "_is_watching",
-        "_logs",
-        "_moved",
-        "_reading",
-        "_reads",
-        "_results",
-        "_saw_releasing",
-        "_session",
-        "_timer",
-        "_unread",
-        "_wait_s",
-        "_wanted",
-    )
+        "_by_id", "_bytes", "_bytes_max", "_bytes_min", "_context", "_deadline", "_denied", "_fetches", "_find",
+        "_found_bytes", "_has_error", "_is_committed", "_is_incremental", "_is_watching", "_logs", "_moved", "_reading",
+        "_reads", "_replicas", "_results", "_saw_releasing", "_session", "_timer", "_unread", "_wait_s", "_wanted",
+    )  # fmt: skip
 
     def __init__(self, fetches: FetchHandler, context: RequestContext, request: FetchRequest) -> None:
         self._context = context
@@ -128,8 +107,10 @@ class FetchCall:
         self._by_id = context.api_version >= TOPIC_ID_VERSION
         self._find: FindPartition = fetches.partitions.find_by_id if self._by_id else fetches.partitions.find_by_name
         self._session: FetchSession | None = None
-        self._is_incremental = False
-        self._wanted = request.wanted if context.api_version < SESSION_VERSION else self._in_session(request)
+        self._wanted, self._is_incremental = request.wanted, False
+        if context.api_version >= SESSION_VERSION:
+            now_s = fetches.clock.monotonic()
+            self._session, self._wanted, self._is_incremental = fetches.sessions.of(request, now_s)
         self._denied: frozenset[bytes] = frozenset()
         if not fetches.permissions.is_open:
             topic_by_id = fetches.partitions.topic_by_id if self._by_id else None
@@ -141,6 +122,7 @@ class FetchCall:
         self._wait_s = max(request.max_wait_ms, 0) / 1000
         self._deadline = fetches.clock.monotonic() + self._wait_s
         self._is_committed = request.isolation_level == _READ_COMMITTED
+        self._replicas = ReplicaFetch(fetches.replica_reads, request.rack) if request.rack else None
         self._results = [_NOT_LOOKED_AT] * len(self._wanted)
         self._logs: list[PartitionLog | None] = [None] * len(self._wanted)
         self._reads: FetchReads | None = None
@@ -148,25 +130,13 @@ class FetchCall:
         self._bytes = 0
         self._found_bytes = 0
         self._has_error = False
+        """An error or another rare result is to be returned at once."""
         self._saw_releasing = False
         self._is_watching = False
         self._moved: list[PartitionLog] = []
         self._unread: list[int] = []
         self._timer: asyncio.TimerHandle | None = None
         self._reading: asyncio.Task[None] | None = None
-
-    def _in_session(self, request: FetchRequest) -> list[FetchWanted]:
-        """Return the wanted partitions, those of the session if there is one. Raises ``SessionRefused``."""
-        sessions, now_s = self._fetches.sessions, self._fetches.clock.monotonic()
-        if request.session_epoch in (INITIAL_EPOCH, FINAL_EPOCH):
-            sessions.end(request.session_id)
-            if request.session_epoch == INITIAL_EPOCH:
-                self._session = sessions.begin(request.wanted, now_s)
-            return request.wanted
-        identity = request.session_id, request.session_epoch
-        self._session = sessions.resume(*identity, request.wanted, request.forgotten, now_s)
-        self._is_incremental = True
-        return list(self._session)
 
     # -- checking -------------------------------------------------------------------------------------------------------
 
@@ -185,13 +155,15 @@ class FetchCall:
 
     def _look_at(self, line: int) -> None:
         one = self._wanted[line]
+        if self._replicas is not None:
+            self._replicas.begin(line)
         self._logs[line] = log = self._find(one.key, one.index)
         if log is not None and log.is_releasing:
             self._saw_releasing = True
             self._results[line] = PartitionFetched(one.index, int(ErrorCode.not_leader_or_follower))
             return
-        found = self._not_here(one) if log is None else self._look(line, one, log)
-        if found.error_code or found.diverging is not None:
+        found = self._not_here(line, one) if log is None else self._look(line, one, log)
+        if found.error_code or found.has_rare_fields:
             self._has_error = True
         self._bytes += found.batches_bytes
         self._results[line] = found
@@ -213,8 +185,16 @@ class FetchCall:
         if room <= 0:
             return self._fetched(one, log, NOTHING)
         found: Batches | None = log.tail.read(one.offset, end_offset, room)
+        if found is None and self._replicas is not None and (replica := self._replicas.preferred_replica(one, log)) >= 0:
+            return self._fetched(one, log, NOTHING)._replace(preferred_replica=replica)
         if found is None:
             found = self._fetches.pending_reads.ready(log, one.offset, end_offset, room)
+        return self._explained(line, one, log, end_offset, found)
+
+    def _explained(
+        self, line: int, one: FetchWanted, log: ReadableLog, end_offset: int, found: Batches | None
+    ) -> PartitionFetched:
+        """Return batches with the transactions aborted in them; empty if either has to be read first, which begins later."""
         if found is None:
             self._reads_to_run().read_later(line, one, log, end_offset)
             return self._fetched(one, log, NOTHING)
@@ -233,7 +213,7 @@ class FetchCall:
         return self._reads
 
     def _fetched(
-        self, one: FetchWanted, log: PartitionLog, found: Batches, aborted: Sequence[AbortedRun] = ()
+        self, one: FetchWanted, log: ReadableLog, found: Batches, aborted: Sequence[AbortedRun] = ()
     ) -> PartitionFetched:
         core = log.core
         high_watermark, unstable = core.high_watermark, core.first_unstable_offset
@@ -241,7 +221,7 @@ class FetchCall:
         reported = aborted if self._is_committed else None
         return PartitionFetched(one.index, 0, high_watermark, stable, core.log_start_offset, *found, reported)
 
-    def _not_here(self, one: FetchWanted) -> PartitionFetched:
+    def _not_here(self, line: int, one: FetchWanted) -> PartitionFetched:
         if one.key in self._denied:
             return PartitionFetched(one.index, int(ErrorCode.topic_authorization_failed))
         partitions = self._fetches.partitions
@@ -250,8 +230,20 @@ class FetchCall:
             return PartitionFetched(one.index, int(ErrorCode.unknown_topic_id))
         if topic is None or not 0 <= one.index < topic.partition_count:
             return PartitionFetched(one.index, int(ErrorCode.unknown_topic_or_partition))
-        leader = self._leader(TopicPartition(topic.topic_id, one.index))
-        return PartitionFetched(one.index, int(ErrorCode.not_leader_or_follower), leader=leader)
+        code = ErrorCode.not_leader_or_follower
+        if self._replicas is not None:
+            code, history = self._replicas.history(line, one, topic)
+            if history is not None:
+                return self._look_at_history(line, one, history)
+        leader = self._leader(TopicPartition(topic.topic_id, one.index)) if code is not _NEWER_EPOCH else None
+        return PartitionFetched(one.index, int(code), leader=leader)
+
+    def _look_at_history(self, line: int, one: FetchWanted, history: ColdHistory) -> PartitionFetched:
+        """Serve cold history of a partition that another broker owns."""
+        room = min(one.bytes_max, self._bytes_max - self._bytes)
+        if room <= 0 or (self._replicas is not None and self._replicas.stale):
+            return self._fetched(one, history, NOTHING)
+        return self._explained(line, one, history, history.core.end_offset, None)
 
     def _leader(self, topic_partition: TopicPartition) -> Any:
         return self._fetches.partitions.leader_of(topic_partition, self._context.listener)
@@ -260,6 +252,9 @@ class FetchCall:
 
     def _answer_or_wait(self) -> bool:
         """Respond, read partitions that are not in memory, or wait for a change; return True if it responded."""
+        if self._replicas is not None and self._replicas.stale:
+            self._reading = asyncio.get_running_loop().create_task(self._refresh(self._replicas))
+            return False
         if self._reads is not None:
             reads, self._reads = self._reads, None
             self._reading = asyncio.get_running_loop().create_task(self._read(reads))
@@ -315,6 +310,14 @@ class FetchCall:
         except Exception:
             self._fail()
 
+    async def _refresh(self, replicas: ReplicaFetch) -> None:
+        try:
+            stale = await replicas.refresh()
+            self._reading = None
+            self._look_again(stale)
+        except Exception:
+            self._fail()
+
     async def _read(self, reads: FetchReads) -> None:
         """Read partitions that are not in memory, then respond or keep waiting."""
         try:
@@ -337,6 +340,8 @@ class FetchCall:
         moved = []
         for line, one in enumerate(self._wanted):
             log = self._find(one.key, one.index)
+            if log is None and self._replicas is not None and self._replicas.serves(line):
+                continue
             if log is None or log is not self._logs[line] or log.core.high_watermark != self._results[line].high_watermark:
                 moved.append(line)
         return moved
@@ -370,7 +375,7 @@ class FetchCall:
         """Bytes of the batches found so far."""
         return self._bytes
 
-    def found(self, line: int, one: FetchWanted, log: PartitionLog, batches: Batches, aborted: Sequence[AbortedRun]) -> None:
+    def found(self, line: int, one: FetchWanted, log: ReadableLog, batches: Batches, aborted: Sequence[AbortedRun]) -> None:
         """Keep batches that were read."""
         self._results[line] = self._fetched(one, log, batches, aborted)
         self._bytes += batches[1]
@@ -394,10 +399,10 @@ class FetchCall:
 
     def _by_topic(self) -> list[tuple[bytes, list[PartitionFetched]]]:
         topics: dict[bytes, list[PartitionFetched]] = {}
-        for one, found, log in zip(self._wanted, self._results, self._logs, strict=True):
+        for line, (one, found, log) in enumerate(zip(self._wanted, self._results, self._logs, strict=True)):
             if self._session is not None:
                 told = (found.error_code, found.high_watermark, found.log_start_offset)
-                is_news = told != one.told or found.batches_bytes or found.diverging is not None
+                is_news = told != one.told or found.batches_bytes or found.has_rare_fields
                 if self._is_incremental and not is_news:
                     continue
                 one.told = told
@@ -406,6 +411,8 @@ class FetchCall:
             # Counted here because a long poll may check the same batches several times before it sends them once.
             if found.batches_bytes and log is not None:
                 log.bytes_out += found.batches_bytes
+            elif self._replicas is not None:
+                self._replicas.count(line, found, is_owned=log is not None)
             topics.setdefault(one.key, []).append(found)
         return list(topics.items())
 

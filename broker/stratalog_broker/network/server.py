@@ -35,6 +35,7 @@ from stratalog_broker.network.connection import ClientConnection
 from stratalog_broker.network.registry import ConnectionRegistry
 from stratalog_broker.partitions.handover import leave
 from stratalog_broker.partitions.internal_topics import InternalPartitions
+from stratalog_broker.partitions.log import PartitionLog
 from stratalog_broker.partitions.ownership import Partitions
 from stratalog_broker.peers.peers import Peers
 from stratalog_broker.reads.aborted_transactions import AbortedTransactions
@@ -48,6 +49,7 @@ from stratalog_broker.requests.fetch_sessions import FetchSessions
 from stratalog_broker.requests.handler_info import HandlerInfo, Services
 from stratalog_broker.requests.permissions import Permissions
 from stratalog_broker.requests.produced_records import ProducedRecords
+from stratalog_broker.requests.replica_reads import ReplicaReads
 from stratalog_broker.requests.served_apis import ServedApis
 from stratalog_broker.requests.unsent_responses import UnsentResponses
 from stratalog_broker.telemetry.service import ClientTelemetry
@@ -108,9 +110,10 @@ class BrokerServer:
             hot_reads_max=settings.hot_reads_max,
             cold_reads_max=settings.cold_reads_max,
             bytes_max=shares.reads,
-            # The records of a compacted topic may be compacted before a later fetch.
-            is_kept=lambda log: not log.configs.is_compacted,
+            # Records may be compacted before a later fetch. Those of other brokers' partitions are cached block by block.
+            is_kept=lambda log: isinstance(log, PartitionLog) and not log.configs.is_compacted,
         )
+        self._replica_reads = ReplicaReads(settings.broker_id, settings.rack, metadata, self.partitions, clock)
         self.topic_commands = TopicCommands(settings, metadata, clock, random)
         ensure = self.topic_commands.ensure_internal
         self.locator = CoordinatorLocator(settings.broker_id, metadata.view, clock, internal or self.partitions, ensure)
@@ -168,6 +171,7 @@ class BrokerServer:
             Permissions: Permissions(rules.authorizer),
             PendingReads: self.pending_reads,
             ProducerIds: self._producer_ids,
+            ReplicaReads: self._replica_reads,
             ClientTelemetry: self._telemetry,
             TopicCommands: self.topic_commands,
             TransactionVerifier: self.verifier,
@@ -202,6 +206,7 @@ class BrokerServer:
             transaction_markers=transactions.outstanding_markers if transactions is not None else 0,
         )
         yield self.partitions.takeover_metrics
+        yield self._replica_reads.metrics
         yield from connections.requests.metrics()
         yield from self._memory_metrics()
         yield from self._telemetry.metrics()
@@ -306,6 +311,7 @@ class BrokerServer:
         await self.verifier.close()
         self.peers.close()
         await self._produced_records.close()
+        await self._replica_reads.close()
         await self.partitions.close()
         await self.pending_reads.close()
         self.groups.close()

@@ -100,7 +100,7 @@ class Partitions:
         self._handovers = OutgoingHandovers(metadata)
         self._slots = BatchedSemaphore(TAKEOVERS_AT_ONCE)
         self._internal_slots = BatchedSemaphore(INTERNAL_TAKEOVERS_AT_ONCE)
-        self._is_suspended = True
+        self.is_suspended = True
         self._unsubscribe = self._view.subscribe(self._on_changes)
         self._ticker: asyncio.TimerHandle | None = None
         self._scheduled: asyncio.Handle | None = None
@@ -169,7 +169,7 @@ class Partitions:
 
     def resume(self) -> None:
         """Take over all partitions that this broker owns in the view, because the broker has a session."""
-        self._is_suspended = False
+        self.is_suspended = False
         for partition in self._view.all(Partition):
             self._partition_changed(partition)
         if self._ticker is None:
@@ -177,7 +177,7 @@ class Partitions:
 
     def suspend(self) -> None:
         """Stop serving all partitions at once, because the session has ended."""
-        self._is_suspended = True
+        self.is_suspended = True
         self._wanted.clear()
         self._wanted_since_s.clear()
         for log in list(self._logs.values()):
@@ -206,7 +206,7 @@ class Partitions:
 
     def _partition_changed(self, partition: Partition) -> None:
         identity = identity_of(partition)
-        mine = partition.owner == self._settings.broker_id and not self._is_suspended
+        mine = partition.owner == self._settings.broker_id and not self.is_suspended
         log = self._logs.get(identity)
         if log is not None and (not mine or log.core.leader_epoch != partition.leader_epoch):
             self._drop(log)
@@ -292,12 +292,12 @@ class Partitions:
             await asyncio.sleep(_RETRY_S)
         finally:
             self._taking.discard(identity)
-        if identity in self._wanted and not self._is_suspended:
+        if identity in self._wanted and not self.is_suspended:
             self._want(self._wanted[identity])
 
     def _is_due(self, partition: Partition) -> bool:
         """Whether this broker still has to take over the partition in this epoch."""
-        return self._wanted.get(identity_of(partition)) is partition and not self._is_suspended
+        return self._wanted.get(identity_of(partition)) is partition and not self.is_suspended
 
     async def _take_over_once(self, partition: Partition) -> None:
         topic = self.topic_by_id(partition.topic_id.bytes)

@@ -46,6 +46,12 @@ class PartitionFetched(NamedTuple):
     leader: Leader | None = None
     diverging: tuple[int, int] | None = None
     """The largest epoch not above the client's, and its end offset, if the client has other records (KIP-595)."""
+    preferred_replica: int = -1
+    """Broker to fetch from instead (KIP-392); -1: this one."""
+
+    @property
+    def has_rare_fields(self) -> bool:
+        return self.leader is not None or self.diverging is not None or self.preferred_replica >= 0
 
 
 TopicFetched = tuple[bytes, Sequence[PartitionFetched]]
@@ -90,7 +96,7 @@ class _Encoder:
         for fetched in partitions:
             if not self.flexible:
                 self._plain(fetched)
-            elif fetched.aborted or fetched.leader is not None or fetched.diverging is not None:
+            elif fetched.aborted or fetched.has_rare_fields:
                 self._flexible(fetched)
             elif fetched.batches_bytes:
                 self.out += _PARTITION_12.pack(*fetched[:5], 0 if fetched.aborted is None else 1, -1)
@@ -102,12 +108,12 @@ class _Encoder:
         return self.out
 
     def _flexible(self, fetched: PartitionFetched) -> None:
-        """Encode a partition with rare fields: aborted transactions, a diverging epoch, another leader."""
+        """Encode a partition with rare fields: aborted transactions, a diverging epoch, another leader, a preferred replica."""
         self.out += _PARTITION_5.pack(*fetched[:5])
         self.out += b"\x00" if fetched.aborted is None else write_uvarint(len(fetched.aborted) + 1)
         for pair in fetched.aborted or ():
             self.out += _ABORTED.pack(*pair) + b"\x00"
-        self.out += b"\xff\xff\xff\xff"
+        self.out += _I32.pack(fetched.preferred_replica)
         self.out += write_uvarint(fetched.batches_bytes + 1)
         self._batches(fetched)
         self.out.append((fetched.diverging is not None) + (fetched.leader is not None))
@@ -123,7 +129,7 @@ class _Encoder:
         for pair in fetched.aborted or ():
             self.out += _ABORTED.pack(*pair)
         if self.version >= 11:
-            self.out += b"\xff\xff\xff\xff"
+            self.out += _I32.pack(fetched.preferred_replica)
         self.out += _I32.pack(fetched.batches_bytes)
         self._batches(fetched)
 

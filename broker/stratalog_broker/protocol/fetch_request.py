@@ -3,7 +3,7 @@
 Layouts are those of Kafka's FetchRequest.json; a property test compares them with kio. Partitions without tagged fields have a
 fixed size and are unpacked as an array. Version 5 adds a partition's log start offset, 7 the session, 9 the leader epoch, 11
 the rack; 12 is flexible and adds the epoch of a partition's last batch; 13 names topics by id; 15 moves the replica to a
-tagged field. Fields that only replicas send, and the rack, are skipped.
+tagged field. Fields that only replicas send are skipped.
 """
 
 from __future__ import annotations
@@ -64,6 +64,8 @@ class FetchRequest(NamedTuple):
     session_epoch: int
     wanted: list[FetchWanted]
     forgotten: list[PartitionKey]
+    rack: bytes = b""
+    """The client's rack; empty: not given."""
 
 
 def parse_request(body: memoryview, version: int) -> FetchRequest:
@@ -100,12 +102,13 @@ class _Walk:
         if version >= SESSION_VERSION:
             for _ in range(self.count()):
                 self.forgotten_topic(forgotten)
+        rack = b""
         if version >= _RACK_VERSION:
-            self.string(is_nullable=True)
+            rack = self.string(is_nullable=True)
         self.tagged_fields()
         if self.position > len(self.body):
             raise Corrupt(f"Fetch request of {len(self.body)} bytes ends at byte {self.position}")
-        return FetchRequest._make((*fields, wanted, forgotten))
+        return FetchRequest._make((*fields, wanted, forgotten, rack))
 
     def count(self) -> int:
         """Return the number of elements of the array that begins here; all arrays of a request share one bound."""

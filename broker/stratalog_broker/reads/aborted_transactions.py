@@ -12,8 +12,8 @@ from collections.abc import Iterable
 from typing import Final
 
 from stratalog_broker.partitions.ledger_index import LedgerIndex
-from stratalog_broker.partitions.log import PartitionLog
 from stratalog_broker.reads.log_reader import LogReader
+from stratalog_broker.reads.readable_log import ReadableLog
 from stratalog_core.errors import NotFound, Unavailable
 from stratalog_core.partition_state.transactions import AbortedTransaction, aborted_between
 from stratalog_metadata.records import LedgerRef
@@ -31,7 +31,7 @@ class AbortedTransactions:
         self._reader = reader
         self._cold = cold
 
-    def at_once(self, log: PartitionLog, start_offset: int, end_offset: int) -> list[AbortedRun] | None:
+    def at_once(self, log: ReadableLog, start_offset: int, end_offset: int) -> list[AbortedRun] | None:
         """Return those that overlap ``start_offset`` to below ``end_offset``, oldest first; None if that takes a read."""
         core = log.core
         if start_offset >= core.aborted_from:
@@ -54,7 +54,7 @@ class AbortedTransactions:
                 break
         return _runs(search.found)
 
-    async def find(self, log: PartitionLog, start_offset: int, end_offset: int) -> list[AbortedRun]:
+    async def find(self, log: ReadableLog, start_offset: int, end_offset: int) -> list[AbortedRun]:
         """Return what ``at_once`` returns, after reading what it needs. Raises what reading raises."""
         for _ in range(_ATTEMPTS):
             try:
@@ -63,7 +63,7 @@ class AbortedTransactions:
                 continue  # A hot ledger was deleted during the search, because it is also cold.
         raise Unavailable(f"the ledgers of {log.topic_partition} at offset {start_offset} change too fast: retry")
 
-    async def _find(self, log: PartitionLog, start_offset: int, end_offset: int) -> list[AbortedRun]:
+    async def _find(self, log: ReadableLog, start_offset: int, end_offset: int) -> list[AbortedRun]:
         ready = self.at_once(log, start_offset, end_offset)
         if ready is not None:
             return ready
@@ -86,14 +86,14 @@ class AbortedTransactions:
                 break
         return _runs(search.found)
 
-    def _refs_from(self, log: PartitionLog, ref: LedgerRef) -> list[LedgerRef]:
+    def _refs_from(self, log: ReadableLog, ref: LedgerRef) -> list[LedgerRef]:
         return [one for one in self._reader.hot_ledgers(log) if one.base_offset >= ref.base_offset]
 
 
 class _Search:
     """A search through hot ledgers, in order."""
 
-    def __init__(self, log: PartitionLog, start_offset: int, end_offset: int) -> None:
+    def __init__(self, log: ReadableLog, start_offset: int, end_offset: int) -> None:
         self._core = log.core
         self._start, self._end = start_offset, end_offset
         self.found: list[AbortedTransaction] = []

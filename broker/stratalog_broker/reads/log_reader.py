@@ -22,6 +22,7 @@ from stratalog_bookies.client import LedgerClient
 from stratalog_broker.partitions.index_cache import IndexCache
 from stratalog_broker.partitions.ledger_index import LedgerIndex
 from stratalog_broker.partitions.log import PartitionLog
+from stratalog_broker.reads.readable_log import ColdHistory, ReadableLog
 from stratalog_core.batches.batch_run import BatchRun, empty_run
 from stratalog_core.errors import Corrupt, NotFound, StratalogError, Unavailable
 from stratalog_core.ports import Clock
@@ -63,7 +64,7 @@ class LogReader:
 
     async def read(
         self,
-        log: PartitionLog,
+        log: ReadableLog,
         offset: int,
         end_offset: int,
         bytes_max: int,
@@ -87,7 +88,7 @@ class LogReader:
             raise Unavailable(f"offset {offset} of {log.topic_partition} was not read within {timeout_s} s") from None
 
     async def _read(
-        self, log: PartitionLog, offset: int, end_offset: int, bytes_max: int, cold: Callable[[], Awaitable[BatchRun]]
+        self, log: ReadableLog, offset: int, end_offset: int, bytes_max: int, cold: Callable[[], Awaitable[BatchRun]]
     ) -> BatchRun:
         while offset < end_offset:
             ref = self.hot_ledger_at(log, offset)
@@ -106,7 +107,7 @@ class LogReader:
 
     async def from_either(
         self,
-        log: PartitionLog,
+        log: ReadableLog,
         ref: LedgerRef,
         offset: int,
         hot: Callable[[], Awaitable[_Read]],
@@ -133,7 +134,7 @@ class LogReader:
         until = self._unreadable_until.get(ref.ledger_id)
         return until is not None and self._clock.monotonic() < until
 
-    def _has_cold_copy(self, log: PartitionLog, ref: LedgerRef, offset: int) -> bool:
+    def _has_cold_copy(self, log: ReadableLog, ref: LedgerRef, offset: int) -> bool:
         """Whether the committed manifest covers a sealed ledger from ``offset`` to its end."""
         pointer = self.manifest_pointer(log)
         if pointer is None or not pointer.start_offset <= offset < pointer.end_offset:
@@ -141,7 +142,7 @@ class LogReader:
         ledger = self._ledger(ref.ledger_id)
         return ledger is None or (ledger.state is LedgerState.CLOSED and ledger.end_offset <= pointer.end_offset)
 
-    async def _read_hot(self, log: PartitionLog, ref: LedgerRef, offset: int, end_offset: int, bytes_max: int) -> BatchRun:
+    async def _read_hot(self, log: ReadableLog, ref: LedgerRef, offset: int, end_offset: int, bytes_max: int) -> BatchRun:
         ledger, index = await self.index_of(log, ref)
         run = index.run_from(offset, end_offset, bytes_max)
         if run is None:
@@ -149,7 +150,7 @@ class LogReader:
         entries = await self._ledgers.read(ledger, run.first_entry, run.last_entry, bytes_max)
         return index.run_of(run.first_entry, [entry.payload for entry in entries])
 
-    async def _read_cold(self, log: PartitionLog, offset: int, end_offset: int, bytes_max: int, timeout_s: float) -> BatchRun:
+    async def _read_cold(self, log: ReadableLog, offset: int, end_offset: int, bytes_max: int, timeout_s: float) -> BatchRun:
         pointer = self.manifest_pointer(log)
         if pointer is None or not pointer.start_offset <= offset < pointer.end_offset:
             raise NotFound(f"offset {offset} of {log.topic_partition} is neither hot nor cold")
@@ -157,16 +158,16 @@ class LogReader:
 
     # -- location ----------------------------------------------------------------------------------------------------------
 
-    def is_in_tail(self, log: PartitionLog, offset: int) -> bool:
+    def is_in_tail(self, log: ReadableLog, offset: int) -> bool:
         """Whether the tail cache has ``offset``, so that no read is needed."""
         return offset >= log.tail.start_offset
 
-    def is_cold(self, log: PartitionLog, offset: int) -> bool:
+    def is_cold(self, log: ReadableLog, offset: int) -> bool:
         """Whether a read of ``offset`` begins with the object store."""
         ref = self.hot_ledger_at(log, offset)
         return ref is None or (self._is_unreadable(ref) and self._has_cold_copy(log, ref, offset))
 
-    async def index_of(self, log: PartitionLog, ref: LedgerRef) -> tuple[Ledger, LedgerIndex]:
+    async def index_of(self, log: ReadableLog, ref: LedgerRef) -> tuple[Ledger, LedgerIndex]:
         """Return the record and index of a hot ledger, open or sealed. Raises ``NotFound`` if it was just deleted."""
         unsealed = log.unsealed(ref.ledger_id)
         if unsealed is not None:
@@ -178,7 +179,7 @@ class LogReader:
             raise Unavailable(f"ledger {ref.ledger_id} is not sealed yet")
         return ledger, await self._indexes.get(ledger)
 
-    def index_at_once(self, log: PartitionLog, ref: LedgerRef) -> LedgerIndex | None:
+    def index_at_once(self, log: ReadableLog, ref: LedgerRef) -> LedgerIndex | None:
         """Return the index of a hot ledger if it is in memory."""
         unsealed = log.unsealed(ref.ledger_id)
         return self._indexes.cached(ref.ledger_id) if unsealed is None else unsealed[1]
@@ -186,19 +187,21 @@ class LogReader:
     def _ledger(self, ledger_id: int) -> Ledger | None:
         return self._view.find(Ledger, ledger_key(ledger_id))
 
-    def hot_ledgers(self, log: PartitionLog) -> Sequence[LedgerRef]:
+    def hot_ledgers(self, log: ReadableLog) -> Sequence[LedgerRef]:
         """Return the references to the hot ledgers, in offset order."""
+        if isinstance(log, ColdHistory):
+            return ()
         identity = log.topic_partition
         record = self._view.find(Log, log_key(identity.topic_id, identity.partition))
         return () if record is None else record.ledgers
 
-    def hot_ledger_at(self, log: PartitionLog, offset: int) -> LedgerRef | None:
+    def hot_ledger_at(self, log: ReadableLog, offset: int) -> LedgerRef | None:
         """Return the hot ledger that contains ``offset``; None if the offset is cold."""
         refs = self.hot_ledgers(log)
         position = bisect_right(refs, offset, key=lambda ref: ref.base_offset) - 1
         return refs[position] if position >= 0 else None
 
-    def manifest_pointer(self, log: PartitionLog) -> ManifestPointer | None:
+    def manifest_pointer(self, log: ReadableLog) -> ManifestPointer | None:
         identity = log.topic_partition
         return self._view.find(ManifestPointer, manifest_pointer_key(identity.topic_id, identity.partition))
 

@@ -16,9 +16,9 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from stratalog_broker.partitions.log import PartitionLog
 from stratalog_broker.reads.log_reader import LogReader
 from stratalog_broker.reads.read_runs import ReadRuns
+from stratalog_broker.reads.readable_log import ReadableLog
 from stratalog_core.batches.batch_run import BatchRun
 from stratalog_core.errors import Overloaded, Unavailable
 from stratalog_core.ports import Buffer, Clock
@@ -31,7 +31,7 @@ READ_TIMEOUT_S: Final = 30.0
 Batches = tuple[Sequence[Buffer], int]
 """Batches for a fetch, and their bytes."""
 NOTHING: Final[Batches] = ([], 0)
-_Key = tuple[PartitionLog, int]
+_Key = tuple[ReadableLog, int]
 
 
 class PendingReads:
@@ -45,7 +45,7 @@ class PendingReads:
         hot_reads_max: int,
         cold_reads_max: int,
         bytes_max: int,
-        is_kept: Callable[[PartitionLog], bool] = lambda log: True,
+        is_kept: Callable[[ReadableLog], bool] = lambda log: True,
     ) -> None:
         """``is_kept``: whether what was read of a partition may be kept for a later fetch."""
         self._hot_reads_max = hot_reads_max
@@ -72,7 +72,7 @@ class PendingReads:
         """Numbers of reads in progress: from bookies, from the object store."""
         return self._under_way(False), self._under_way(True)
 
-    def ready(self, log: PartitionLog, offset: int, end_offset: int, bytes_max: int) -> Batches | None:
+    def ready(self, log: ReadableLog, offset: int, end_offset: int, bytes_max: int) -> Batches | None:
         """Return whole batches that are already read, beginning with the one that contains ``offset``; None if none is."""
         served = self.runs.serve(_runs_of(log), offset, end_offset, bytes_max, self._clock.monotonic())
         if served is None:
@@ -81,7 +81,7 @@ class PendingReads:
             self._read_ahead(log, served.run_end, end_offset)
         return served.batches, served.size
 
-    def _read_ahead(self, log: PartitionLog, offset: int, end_offset: int) -> None:
+    def _read_ahead(self, log: ReadableLog, offset: int, end_offset: int) -> None:
         if (log, offset) in self._reads or self.runs.holds(_runs_of(log), offset) or self._reader.is_in_tail(log, offset):
             return
         if not self._reader.is_cold(log, offset) and self._may_read_ahead():
@@ -108,7 +108,7 @@ class PendingReads:
         wanted = AHEAD_BYTES * (1 + self._under_way(is_cold=False))
         return self.runs.make_room(wanted, self._ahead_bytes_max, self._clock.monotonic())
 
-    def start(self, log: PartitionLog, offset: int, end_offset: int, bytes_max: int) -> asyncio.Task[BatchRun]:
+    def start(self, log: ReadableLog, offset: int, end_offset: int, bytes_max: int) -> asyncio.Task[BatchRun]:
         """Return the read of ``offset`` that is in progress, or start one. Raises ``Overloaded``."""
         known = self._reads.running((log, offset))
         if known is not None:
@@ -123,13 +123,13 @@ class PendingReads:
             size = max(size, AHEAD_BYTES)
         return self._begin(log, offset, end_offset, size, is_cold)
 
-    def _begin(self, log: PartitionLog, offset: int, end_offset: int, size: int, is_cold: bool) -> asyncio.Task[BatchRun]:
+    def _begin(self, log: ReadableLog, offset: int, end_offset: int, size: int, is_cold: bool) -> asyncio.Task[BatchRun]:
         self._sizes[(log, offset)] = size
         if is_cold:
             self._cold.add((log, offset))
         return self._reads.start((log, offset), lambda: self._read(log, offset, end_offset, size), keep=True)
 
-    async def _read(self, log: PartitionLog, offset: int, end_offset: int, size: int) -> BatchRun:
+    async def _read(self, log: ReadableLog, offset: int, end_offset: int, size: int) -> BatchRun:
         key, runs = (log, offset), _runs_of(log)
         try:
             found = await self._reader.read(log, offset, end_offset, size, READ_TIMEOUT_S, lambda: self._turn_cold(key))
@@ -147,7 +147,7 @@ class PendingReads:
                 raise Unavailable(f"{len(self._cold)} reads from the object store are in progress: retry later")
             self._cold.add(key)
 
-    def taken(self, log: PartitionLog, offset: int, end_offset: int, bytes_max: int, read: BatchRun) -> Batches:
+    def taken(self, log: ReadableLog, offset: int, end_offset: int, bytes_max: int, read: BatchRun) -> Batches:
         """Return a fetch's batches out of ``read``, which has just finished for it."""
         found = self.ready(log, offset, end_offset, bytes_max) if read.batches else NOTHING
         if found is not None:
@@ -162,6 +162,6 @@ class PendingReads:
         self.runs.clear()
 
 
-def _runs_of(log: PartitionLog) -> tuple[PartitionLog, int]:
+def _runs_of(log: ReadableLog) -> tuple[ReadableLog, int]:
     """The key of what was read of a partition. It changes when records are erased, so that nobody gets them from memory."""
     return log, log.tail.erased_version

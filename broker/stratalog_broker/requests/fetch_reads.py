@@ -13,10 +13,10 @@ import logging
 from collections.abc import Sequence
 from typing import Final, Protocol
 
-from stratalog_broker.partitions.log import PartitionLog
 from stratalog_broker.protocol.fetch_request import FetchWanted
 from stratalog_broker.reads.aborted_transactions import AbortedRun, AbortedTransactions
 from stratalog_broker.reads.pending_reads import Batches, PendingReads
+from stratalog_broker.reads.readable_log import ReadableLog
 from stratalog_core.batches.batch import read_header
 from stratalog_core.batches.batch_run import BatchRun
 from stratalog_core.errors import StratalogError, Unavailable
@@ -32,9 +32,7 @@ class FetchSink(Protocol):
     @property
     def bytes_found(self) -> int: ...
 
-    def found(
-        self, line: int, one: FetchWanted, log: PartitionLog, batches: Batches, aborted: Sequence[AbortedRun]
-    ) -> None: ...
+    def found(self, line: int, one: FetchWanted, log: ReadableLog, batches: Batches, aborted: Sequence[AbortedRun]) -> None: ...
 
     def failed(self, line: int, one: FetchWanted, failure: StratalogError) -> None:
         """Note an error for the response."""
@@ -52,15 +50,15 @@ class FetchReads:
         self._clock = clock
         self._sink = sink
         self._is_committed = is_committed
-        self._unread: list[tuple[int, FetchWanted, PartitionLog, int]] = []
-        self._unexplained: list[tuple[int, FetchWanted, PartitionLog, Batches]] = []
+        self._unread: list[tuple[int, FetchWanted, ReadableLog, int]] = []
+        self._unexplained: list[tuple[int, FetchWanted, ReadableLog, Batches]] = []
         """Batches that were read, but not yet which transactions were aborted in them."""
 
-    def read_later(self, line: int, one: FetchWanted, log: PartitionLog, end_offset: int) -> None:
+    def read_later(self, line: int, one: FetchWanted, log: ReadableLog, end_offset: int) -> None:
         """Read batches below ``end_offset``."""
         self._unread.append((line, one, log, end_offset))
 
-    def explain_later(self, line: int, one: FetchWanted, log: PartitionLog, found: Batches) -> None:
+    def explain_later(self, line: int, one: FetchWanted, log: ReadableLog, found: Batches) -> None:
         """Read which transactions were aborted in batches that are in memory."""
         self._unexplained.append((line, one, log, found))
 
@@ -71,7 +69,7 @@ class FetchReads:
 
     async def run(self, room: int, bytes_min: int, deadline: float) -> None:
         """Read up to ``room`` bytes until ``deadline``."""
-        reads: dict[asyncio.Task[BatchRun], tuple[int, FetchWanted, PartitionLog, int]] = {}
+        reads: dict[asyncio.Task[BatchRun], tuple[int, FetchWanted, ReadableLog, int]] = {}
         for line, one, log, end_offset in self._unread:
             if room <= 0:
                 break
@@ -89,7 +87,7 @@ class FetchReads:
 
     async def _wait(
         self,
-        reads: dict[asyncio.Task[BatchRun], tuple[int, FetchWanted, PartitionLog, int]],
+        reads: dict[asyncio.Task[BatchRun], tuple[int, FetchWanted, ReadableLog, int]],
         bytes_min: int,
         deadline: float,
     ) -> None:
@@ -105,7 +103,7 @@ class FetchReads:
             for task in done:
                 self._take(task, *reads[task])
 
-    def _take(self, task: asyncio.Task[BatchRun], line: int, one: FetchWanted, log: PartitionLog, share: int) -> None:
+    def _take(self, task: asyncio.Task[BatchRun], line: int, one: FetchWanted, log: ReadableLog, share: int) -> None:
         if task.cancelled():
             return
         failure = task.exception()
@@ -132,7 +130,7 @@ class FetchReads:
             async with asyncio.timeout(left_s):
                 await asyncio.gather(*(self._explain_one(*one) for one in unexplained))
 
-    async def _explain_one(self, line: int, one: FetchWanted, log: PartitionLog, found: Batches) -> None:
+    async def _explain_one(self, line: int, one: FetchWanted, log: ReadableLog, found: Batches) -> None:
         try:
             aborted = await self._aborted.find(log, one.offset, _end_of(found))
         except StratalogError as failure:
@@ -142,7 +140,7 @@ class FetchReads:
 
 
 def aborted_at_once(
-    aborted: AbortedTransactions, one: FetchWanted, log: PartitionLog, found: Batches
+    aborted: AbortedTransactions, one: FetchWanted, log: ReadableLog, found: Batches
 ) -> Sequence[AbortedRun] | None:
     """Return the aborted transactions that overlap the batches found; None if that takes a read."""
     if not found[1] or log.core.has_no_aborted_from(one.offset):

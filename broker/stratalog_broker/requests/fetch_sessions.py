@@ -11,7 +11,7 @@ from typing import Final
 
 from kio.schema.errors import ErrorCode
 
-from stratalog_broker.protocol.fetch_request import FetchWanted, PartitionKey
+from stratalog_broker.protocol.fetch_request import FetchRequest, FetchWanted, PartitionKey
 from stratalog_core.ports import Random
 
 INITIAL_EPOCH: Final = 0
@@ -72,6 +72,18 @@ class FetchSessions:
 
     def __len__(self) -> int:
         return len(self._sessions)
+
+    def of(self, request: FetchRequest, now_s: float) -> tuple[FetchSession | None, list[FetchWanted], bool]:
+        """Return a request's session, if it has one, the partitions that it wants, and whether the session goes on.
+
+        Raises ``SessionRefused``.
+        """
+        if request.session_epoch in (INITIAL_EPOCH, FINAL_EPOCH):
+            self.end(request.session_id)
+            is_first = request.session_epoch == INITIAL_EPOCH
+            return self.begin(request.wanted, now_s) if is_first else None, request.wanted, False
+        session = self.resume(request.session_id, request.session_epoch, request.wanted, request.forgotten, now_s)
+        return session, list(session), True
 
     def begin(self, wanted: list[FetchWanted], now_s: float) -> FetchSession | None:
         """Return a new session, or None if there is no room for one."""

@@ -146,6 +146,7 @@ def fetch_request(
     session: tuple[int, int] = (0, -1),
     leader_epoch: int = -1,
     isolation_level: int = 0,
+    rack: str = "",
 ) -> Any:
     wanted = request(
         1,
@@ -168,6 +169,7 @@ def fetch_request(
         session_epoch=session[1],
         topics=(request(1, version, "FetchTopic", topic=topic, partitions=(wanted,)),) if offset >= 0 else (),
         forgotten_topics_data=(),
+        **({"rack_id": rack} if rack else {}),
     )
 
 

@@ -41,6 +41,7 @@ def partitions(draw: st.DrawFn) -> PartitionFetched:
         draw(st.none() | st.lists(st.tuples(int64, int64), max_size=3)),
         draw(leaders) if code in (6, 74) else None,
         draw(st.none() | st.tuples(int32, int64)),
+        draw(st.sampled_from([-1, -1, 3])),
     )
 
 
@@ -68,7 +69,7 @@ def kio_response(version: int, topics: list[tuple[bytes, list[PartitionFetched]]
             aborted_transactions=None
             if aborted is None
             else tuple(new("AbortedTransaction", producer_id=pair[0], first_offset=pair[1]) for pair in aborted),
-            preferred_read_replica=-1,
+            preferred_read_replica=one.preferred_replica,
             records=b"".join(one.batches),
             **values,
         )

@@ -41,7 +41,7 @@ def request_of(version: int, **values: Any) -> bytes:
 
 def fields_of(parsed: FetchRequest) -> tuple[Any, ...]:
     wanted = [(one.key, one.index, one.offset, one.bytes_max, one.leader_epoch, one.last_epoch) for one in parsed.wanted]
-    return (*parsed[:6], wanted, parsed.forgotten)
+    return (*parsed[:6], wanted, parsed.forgotten, parsed.rack)
 
 
 def fields_by_kio(version: int, body: bytes) -> tuple[Any, ...]:
@@ -72,6 +72,7 @@ def fields_by_kio(version: int, body: bytes) -> tuple[Any, ...]:
             for one in topic.partitions
         ],
         [(key(topic), index) for topic in getattr(decoded, "forgotten_topics_data", ()) for index in topic.partitions],
+        getattr(decoded, "rack_id", "").encode(),
     )
 
 
