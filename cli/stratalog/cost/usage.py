@@ -184,9 +184,8 @@ def _add_commits(activity: Activity, partition: PartitionObjects, since_ms: int)
     for info in (*offloaded, *merged):
         written.segment_puts += put_requests(info)
         written.segment_gets += _read_back_gets(info, partition.live.get(info.key))
-    # A hot copy is dropped after a look for a newer version, and after its cold copy's end was read once more.
+    # A hot copy is dropped after its cold copy's end was read once more.
     written.segment_gets += len(offloaded)
-    written.other_gets += len(offloaded)
     for info in merged:
         sources = _source_count(info, partition)
         written.segment_gets += _merge_gets(info, sources)

@@ -27,6 +27,7 @@ from stratalog_tiering.format.tree_edit import TreeEdit
 from stratalog_tiering.maintenance import hot_expiry, merging, orphans, retention
 from stratalog_tiering.maintenance.merging import FAN_IN, MergeLimits
 from stratalog_tiering.offload import commit, version_objects
+from stratalog_tiering.offload.commit_markers import RecentCommits
 from stratalog_tiering.offload.ports import WorkerPorts
 from stratalog_tiering.worker import partition_work
 from stratalog_tiering.worker.partition_work import PartitionWork
@@ -270,7 +271,13 @@ def hot_copies_go_while_their_manifest_is_in_metadata_alone() -> None:
     commands._assert_droppable = lambda *args: None
 
 
+def every_version_counts_as_the_workers_own() -> None:
+    """Before a hot copy is dropped, no worker looks for a newer version, whoever committed the one in metadata."""
+    RecentCommits.is_own_newest = lambda self, pointer: True  # type: ignore[method-assign]
+
+
 IN_HISTORY: Final = (
+    every_version_counts_as_the_workers_own,
     manifests_leave_metadata_before_they_are_stored,
     hot_copies_go_while_their_manifest_is_in_metadata_alone,
     compressed_blocks_are_taken_as_they_are_stored,

@@ -226,6 +226,8 @@ class HistoryAudit(Audit):
         super()._check(change)
 
     def _ledger_removed(self, ledger: Ledger) -> None:
+        pointer = manifest_pointer_key(ledger.topic_id, ledger.partition)
+        self.require(pointer not in self.forked, f"ledger {ledger.ledger_id} was removed: the history of {pointer} has forked")
         if not self._is_decided_now:
             super()._ledger_removed(ledger)
 

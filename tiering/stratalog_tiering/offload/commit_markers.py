@@ -44,6 +44,7 @@ class RecentCommits:
         self._newest_s = NEWEST_SHARE * grace_ms / 1000
         self._marked: LruCache[str, str] = LruCache(PARTITIONS_MAX)
         self._newest: LruCache[str, tuple[str, float]] = LruCache(PARTITIONS_MAX)
+        self._own: LruCache[str, str] = LruCache(PARTITIONS_MAX)
 
     async def ensure_marked(self, pointer: ManifestPointer) -> None:
         """Write the version's marker, unless this worker has. Raises the store's errors."""
@@ -53,6 +54,7 @@ class RecentCommits:
 
     def committed(self, pointer: ManifestPointer) -> None:
         """Note that this worker has committed the version, after it had found that history is not forked."""
+        self._own.put(pointer.key(), pointer.sha256)
         self.found_newest(pointer, self._clock.monotonic())
 
     def found_newest(self, pointer: ManifestPointer, at_s: float) -> None:
@@ -70,6 +72,15 @@ class RecentCommits:
         sha256, at_s = self._newest.get(pointer.key()) or ("", 0.0)
         return sha256 == pointer.sha256 and self._clock.monotonic() - at_s < self._newest_s
 
+    def is_own_newest(self, pointer: ManifestPointer) -> bool:
+        """As :meth:`was_newest`, and this worker has committed the version and held the partition since then."""
+        return self._own.get(pointer.key()) == pointer.sha256 and self.was_newest(pointer)
+
     def forget(self, pointer: ManifestPointer) -> None:
         """Forget what this worker committed and found of the partition."""
         self._newest.pop(pointer.key())
+        self._own.pop(pointer.key())
+
+    def released(self, pointer_key: str) -> None:
+        """Note that the worker does not hold the partition, or not yet: another one may commit the next version."""
+        self._own.pop(pointer_key)

@@ -105,12 +105,15 @@ async def upload_job(
 async def drop_hot(ports: WorkerPorts, state: PartitionSnapshot, ledgers: Sequence[StoredLedger], guards: Guards) -> None:
     """Drop the hot copies of ``ledgers``, after checking size and footer of their cold copies.
 
+    A newer version is not looked for if this worker committed the newest one that metadata knows, and has held the partition
+    since: the version's key was free, so whatever was committed meanwhile continues from it and refers to its cold copies.
     Raises ``Corrupt`` if a cold copy is damaged or history has forked (the hot copies stay), ``Conflict`` (plan again),
     ``OutcomeUnknown``.
     """
-    await refuse_fork_before_deletion(ports, state)
     pointer = state.pointer
     assert pointer is not None, "only ledgers that a committed manifest covers are dropped"
+    if not ports.commits.is_own_newest(pointer):
+        await refuse_fork_before_deletion(ports, state)
     for stored in ledgers:
         await _check_cold_copy(ports, pointer, max(stored.ledger.base_offset, pointer.start_offset), stored.ledger.end_offset)
     await drop(ports, state, ledgers, guards)

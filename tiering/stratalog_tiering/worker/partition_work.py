@@ -14,7 +14,16 @@ from typing import Final
 
 from stratalog_core.errors import Conflict, StorageFailed, StratalogError, Unavailable
 from stratalog_metadata.client.topic_defaults import topic_defaults
-from stratalog_metadata.records import ManifestPointer, TierStatus, Topic, configs_in_force, log_key, tier_status_key, topic_key
+from stratalog_metadata.records import (
+    ManifestPointer,
+    TierStatus,
+    Topic,
+    configs_in_force,
+    log_key,
+    manifest_pointer_key,
+    tier_status_key,
+    topic_key,
+)
 from stratalog_metadata.state.commands import Command, Put, VersionIs
 from stratalog_tiering.core.commands import Guards, fulfil_request
 from stratalog_tiering.core.maintenance_times import MaintenanceTask, MaintenanceTimes
@@ -70,6 +79,7 @@ class PartitionWork:
         """When each cold ledger became cold, and the state that this was computed from."""
         self._open_since: tuple[tuple[int, ...], int | None] = (), None
         """The sealed ledgers, and the first offset of a transaction that is open after them, as an attempt to offload found."""
+        ports.commits.released(manifest_pointer_key(topic.topic_id, index))
 
     async def run(self, topic: Topic) -> float | None:
         """Work until nothing is left to do; returns the seconds until the next call, None: when metadata changes."""
@@ -89,7 +99,8 @@ class PartitionWork:
         return pause_s
 
     def close(self) -> None:
-        """Free what the partition holds of the worker's memory: the session has ended, or the partition is another worker's."""
+        """Free and forget what the worker remembers of the partition: the session has ended, or it is another worker's."""
+        self._ports.commits.released(manifest_pointer_key(self._topic_id, self._index))
         self._compaction.end(self._ports)
 
     async def _work(self, topic: Topic) -> float | None:

@@ -12,7 +12,7 @@ import pytest
 
 from stratalog_core.errors import OutcomeUnknown, StratalogError, Unavailable
 from stratalog_core.system import SystemClock
-from stratalog_metadata.records import KEEP_METADATA, ForkDecision, ManifestPointer, fork_decision_key
+from stratalog_metadata.records import KEEP_METADATA, ForkDecision, Lease, ManifestPointer, fork_decision_key, lease_key
 from stratalog_metadata.state.commands import Command, Put
 from stratalog_tiering.cold.manifest_source import ManifestSource
 from stratalog_tiering.format.manifest import Manifest, encode_manifest
@@ -20,6 +20,7 @@ from stratalog_tiering.format.object_keys import is_version_object, manifest_key
 from stratalog_tiering.maintenance.fork_resolution import read_lines
 from stratalog_tiering.offload.commit_markers import RecentCommits
 from stratalog_tiering.store import ObjectStore
+from stratalog_tiering.worker.leases import partition_lease, preferred_worker
 
 Cluster = Any  # the TestCluster of conftest.py, which cannot be imported
 Batches = Callable[..., list[bytes]]
@@ -134,12 +135,30 @@ async def test_a_forgotten_version_is_found_when_the_next_one_is_stored(cluster:
 
 
 async def test_a_forgotten_version_keeps_the_hot_copy(cluster: Cluster, make_batches: Batches) -> None:
+    """The worker committed the version, but another one had the partition meanwhile; what that one committed is lost."""
+    lag_ms = 1500
     await cluster.add_ledger(make_batches(0, [3]), 0)
-    await cluster.start_worker(deletion_lag_ms=700, sweep_interval_ms=24 * HOUR_MS)
+    lease = lease_key(partition_lease(cluster.topic.topic_id, 0))
+    names = ["worker-1", "worker-2"]
+    second = preferred_worker(partition_lease(cluster.topic.topic_id, 0), names)
+    first = next(name for name in names if name != second)
+    await cluster.start_worker(first, deletion_lag_ms=lag_ms, sweep_interval_ms=24 * HOUR_MS)
     await cluster.until(is_cold(cluster, 3))
+    held = cluster.metadata.view.find(Lease, lease)
+    other = await cluster.start_worker(second, deletion_lag_ms=HOUR_MS, sweep_interval_ms=24 * HOUR_MS)
+    await cluster.until(lambda: cluster.metadata.view.find(Lease, lease) not in (None, held))
     planted = await plant_successor(cluster)
+    await other.close()
     await cluster.until(lambda: ("head", planted) in cluster.store.calls and "has forked" in cluster.last_error())
     assert len(cluster.log().ledgers) == 1
+
+
+async def test_a_worker_does_not_look_for_a_successor_to_its_own_version(cluster: Cluster, make_batches: Batches) -> None:
+    await cluster.add_ledger(make_batches(0, [3]), 0)
+    await cluster.start_worker(deletion_lag_ms=100, sweep_interval_ms=24 * HOUR_MS)
+    await cluster.until(lambda: not cluster.log().ledgers)
+    assert is_cold(cluster, 3)()
+    assert not [key for name, key in cluster.store.calls if name == "head" and is_version_object(key)]
 
 
 async def test_an_object_that_is_not_what_was_written_is_damage(cluster: Cluster, make_batches: Batches) -> None:
@@ -167,6 +186,27 @@ def test_a_version_is_remembered_as_the_newest_for_half_of_the_grace_period() ->
     commits.found_newest(pointer, clock.now_s)
     commits.forget(pointer)
     assert not commits.was_newest(pointer)
+
+
+def test_a_version_is_the_workers_own_until_it_releases_the_partition() -> None:
+    clock = MonotonicClock()
+    commits = RecentCommits(cast(ObjectStore, None), clock, grace_ms=60_000)
+    pointer = pointer_at(version_key(UUID(int=1), 0, 2))
+    commits.found_newest(pointer, clock.now_s)
+    assert not commits.is_own_newest(pointer), "another worker's"
+    commits.committed(pointer)
+    assert commits.is_own_newest(pointer)
+    assert not commits.is_own_newest(msgspec.structs.replace(pointer, sha256="cd" * 32)), "another history's version"
+    commits.released(pointer.key())
+    assert commits.was_newest(pointer)
+    assert not commits.is_own_newest(pointer)
+    commits.committed(pointer)
+    clock.now_s += 31
+    assert not commits.is_own_newest(pointer)
+    commits.found_newest(pointer, clock.now_s)
+    commits.forget(pointer)
+    commits.found_newest(pointer, clock.now_s)
+    assert not commits.is_own_newest(pointer)
 
 
 def test_a_manifest_with_a_marker_is_never_remembered_as_the_newest() -> None:
