@@ -107,7 +107,7 @@ def export(
             spark, options.store, _grouped(tasks, options.split_bytes), partial(_write_all, target), on_progress
         )
         files = [file for group in written for file in group]
-        journal.finish(files)
+        finish_run(out, journal, files)
         return ExportResult(run=journal.last_run, files=tuple(files), was_resumed=was_resumed)
 
 
@@ -128,8 +128,14 @@ def check_same_options(journal: Journal, options: ReadOptions, *, has_place: boo
         )  # fmt: skip
 
 
+def finish_run(out: Bucket, journal: Journal, files: list[WrittenFile]) -> None:
+    """Record that the run is complete. All of its files are, so an open upload is one of an attempt that died."""
+    out.run(_abort_uploads(out))
+    journal.finish(files)
+
+
 async def _abort_uploads(out: Bucket) -> None:
-    """Abort the uploads that an interrupted run left behind."""
+    """Abort the uploads that an interrupted run, or tasks that died, left behind."""
     for upload in [upload async for upload in out.store.list_uploads()]:
         if upload.key.endswith(".parquet"):
             await out.store.abort_upload(upload)

@@ -17,7 +17,7 @@ from stratalog_core.batches.records import Record, build_batch
 from stratalog_core.errors import Conflict, Corrupt, Invalid, NotFound
 from stratalog_pipeline.bucket import Bucket
 from stratalog_pipeline.jobs import export as export_module
-from stratalog_pipeline.jobs.export import FileTask, check_same_options, export_tasks, plan_export, write_file
+from stratalog_pipeline.jobs.export import FileTask, check_same_options, export_tasks, finish_run, plan_export, write_file
 from stratalog_pipeline.jobs.export_journal import Journal, Plan, WrittenFile
 from stratalog_pipeline.options import ReadOptions, parse_options
 
@@ -68,7 +68,7 @@ class Exporter:
         journal, plan = self.plan()
         journal.begin(plan)
         written = self.write(self.tasks(plan))
-        journal.finish(written)
+        finish_run(self.out, journal, written)
         return written
 
     def close(self) -> None:
@@ -148,6 +148,25 @@ def test_an_interrupted_run_is_finished_and_nothing_is_there_twice(exporter: Exp
     assert offsets(target) == {0: list(range(100)), 1: list(range(30))}
     assert [file.key for file in written] == [file.key for file in plan.files]
     assert Journal(exporter.out).unfinished() is None
+
+
+def test_the_upload_of_a_task_that_died_is_not_left_behind(exporter: Exporter, target: Path) -> None:
+    """Spark runs the task again, so the run itself goes on, and nobody else would abort the upload."""
+    _, plan = exporter.plan()
+    store = exporter.out.store
+
+    async def begin_and_die() -> None:
+        upload = await store.create_upload(plan.files[0].key, export_module.PART_BYTES)
+        await store.put_part(upload, 1, [b"PAR1"])
+
+    async def open_uploads() -> int:
+        return len([upload async for upload in store.list_uploads()])
+
+    exporter.out.run(begin_and_die())
+    assert exporter.out.run(open_uploads()) == 1
+    exporter.run()
+    assert exporter.out.run(open_uploads()) == 0
+    assert offsets(target) == {0: list(range(100)), 1: list(range(30))}
 
 
 def test_a_file_that_differs_from_the_bucket_is_not_taken_for_the_export(exporter: Exporter, target: Path) -> None:
