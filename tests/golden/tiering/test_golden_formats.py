@@ -426,7 +426,7 @@ def test_page() -> None:
                 topic_id=TOPIC, name="flights", partition_count=12, replication_factor=3, configs={"retention.ms": "-1"}
             ),
         ),
-        ("deleted.json", DeletionMarker(topic_id=TOPIC, deleted_at_ms=1_700_000_000_000)),
+        ("deleted.json", DeletionMarker(topic_id=TOPIC, deleted_at_ms=1_700_000_000_000, deletion_version=417)),
         ("data_key.json", WrappedDataKey(topic_id=TOPIC, partition=3, key_name="k1", wrapped=bytes(range(60)))),
         ("marker.json", CommitMarker(manifest_key=manifest_key(TOPIC, 3, 12, 0x66), manifest_version=12, sha256="ab" * 32)),
     ],
@@ -435,6 +435,12 @@ def test_descriptors(name: str, descriptor: Descriptor) -> None:
     stored = golden(name, encode_descriptor(descriptor))
     assert stored == encode_descriptor(descriptor)
     assert decode_descriptor(stored, type(descriptor), name) == descriptor
+
+
+def test_a_deletion_marker_without_the_version_of_its_deletion() -> None:
+    stored = b'{"topic_id": "%s", "deleted_at_ms": 1700000000000, "format_version": 1}' % str(TOPIC).encode()
+    expected = DeletionMarker(topic_id=TOPIC, deleted_at_ms=1_700_000_000_000, deletion_version=0)
+    assert decode_descriptor(stored, DeletionMarker, "deleted.json") == expected
 
 
 def test_keys() -> None:

@@ -8,26 +8,31 @@ no acknowledged record is missing unless DeleteRecords or retention may have rem
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+import contextlib
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 from uuid import UUID
 
-from simulation.checkers.coverage import RECORDS_DELETED, TOPIC_RESTORED
+from simulation.checkers.coverage import MARKED_LATE, RECORDS_DELETED, TOPIC_RESTORED
 from simulation.checkers.log_truth import Truth, read_all
 from simulation.clients.kafka import NONE, KafkaClient, NotServed
 from simulation.clients.producers import Producer
 from simulation.world import roles
 from simulation.world.machine import Machine, Ports, World
+from simulation.world.object_store import LATER_S, Bucket
 from stratalog_broker.admin.deleted_topics import undelete
 from stratalog_core.errors import StratalogError
-from stratalog_metadata.records import DeletedTopic, Topic, topic_key
+from stratalog_metadata.records import DeletedTopic, Record, Topic, restored_topic_key, topic_key
+from stratalog_tiering.format.object_keys import deletion_marker_key
 
 TOPICS_MAX: Final = 3
 PAUSE_MEAN_S: Final = 1.0
 RETENTION_MS: Final = 3_000
 AGAIN_SHARE: Final = 0.5
 """Share of restored topics that are deleted again at once, perhaps before the bucket shows the restore."""
+LOOK_S: Final = 0.05
+LATE_S: Final = 10 * LATER_S
 CLOCK_MARGIN: Final = 0.8
 """Clocks run up to 2 % apart, and batches get their timestamps before they are sent."""
 
@@ -83,6 +88,12 @@ class Administrator:
         self.topics: list[AdministeredTopic] = []
         self.stop = False
         self.stopped = asyncio.Event()
+
+    @property
+    def _records(self) -> Mapping[str, Record]:
+        """The quorum's records."""
+        assert self._world.audit is not None
+        return self._world.audit.records
 
     @property
     def live(self) -> list[AdministeredTopic]:
@@ -176,6 +187,45 @@ class Administrator:
                 await self._delete(client, ports, topic)
         await metadata.close()
 
+    async def delete_with_a_late_marker(self, machine: Machine, ports: Ports, bucket: Bucket) -> None:
+        """Delete a topic and restore it, so that its marker reaches the bucket after the restore, and perhaps delete it again.
+
+        The audit requires that the marker of the first deletion does not end the time of the second.
+        """
+        topic = next(iter(self.live), None)
+        found = self._found(topic.name) if topic is not None else None
+        if topic is None or found is None or not self._world.decides("late marker"):
+            return
+        client = KafkaClient(self._world, ports, machine.name, self._bootstrap)
+        metadata = await roles.connect_metadata(ports)
+        key = deletion_marker_key(found.topic_id)
+        bucket.late_keys.discard(key)
+        bucket.faults.late_markers = True
+        await self._until(lambda: not self._partitions(topic.name), lambda: client.delete_topic(topic.name))
+        await self._comes(lambda: key in bucket.late_keys, "was not written")
+        while self._found(topic.name) is None:
+            with contextlib.suppress(StratalogError):
+                await undelete(metadata, str(found.topic_id))
+            await asyncio.sleep(LOOK_S)
+        bucket.faults.late_markers = False
+        await self._comes(lambda: restored_topic_key(found.topic_id) not in self._records, "was not removed after the restore")
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LATER_S):
+                while key not in bucket.objects:  # noqa: ASYNC110 - the store tells nobody
+                    await asyncio.sleep(LOOK_S)
+            self._world.coverage.meet(MARKED_LATE)
+            self._world.note(f"{topic.name} was restored, and is marked as deleted")
+        if ports.random.random() < AGAIN_SHARE:
+            await self._delete(client, ports, topic)
+            await self._comes(lambda: not self._is_restorable(topic), "did not end the time for a restore")
+        await metadata.close()
+
+    async def _comes(self, is_there: Callable[[], bool], failure: str) -> None:
+        until = self._world.loop.time() + LATE_S
+        while not is_there():
+            assert self._world.loop.time() < until, f"the marker of a deletion {failure}"
+            await asyncio.sleep(LOOK_S)
+
     async def _until(self, is_done: Callable[[], bool], request: Callable[[], Coroutine[Any, Any, int]]) -> bool:
         """Repeat the request until it is done, and return whether one was enough: of several, one may be carried out later.
 
@@ -191,8 +241,7 @@ class Administrator:
 
     def _found(self, name: str) -> Topic | None:
         """Return the topic's record in the quorum; None if the topic does not exist."""
-        assert self._world.audit is not None
-        found = self._world.audit.records.get(topic_key(name))
+        found = self._records.get(topic_key(name))
         return found if isinstance(found, Topic) else None
 
     def _partitions(self, name: str) -> int:
@@ -207,8 +256,7 @@ class Administrator:
 
     def _is_restorable(self, topic: AdministeredTopic) -> bool:
         """Whether the quorum has the topic as deleted and not final."""
-        assert self._world.audit is not None
-        deleted = (each for each in self._world.audit.records.values() if isinstance(each, DeletedTopic))
+        deleted = (each for each in self._records.values() if isinstance(each, DeletedTopic))
         return any(each.topic_id == topic.topic_id and not each.is_final for each in deleted)
 
     async def _answer(self, request: Coroutine[Any, Any, int]) -> int:

@@ -9,10 +9,10 @@ import msgspec
 
 from stratalog_broker.admin import deleted_topics, topics
 from stratalog_metadata.client import topic_deletion
-from stratalog_metadata.records import Ledger, Partition
+from stratalog_metadata.records import Ledger, Partition, restored_topic_key
 from stratalog_metadata.state.commands import Command, Delete, Put
 from stratalog_tiering.maintenance import deletion
-from stratalog_tiering.worker import session
+from stratalog_tiering.worker import partition_work, session
 
 
 def _swap(owner: object, name: str, new: object) -> None:
@@ -79,9 +79,36 @@ def the_marker_of_an_earlier_deletion_stays() -> None:
     _swap(deletion, "_replace_earlier_marker", _replace_earlier_marker)
 
 
+def late_markers_are_taken_for_new_ones() -> None:
+    """As before, but only for markers that were written after the topic's restore had removed them."""
+    replace: Callable[..., Any] = deletion._replace_earlier_marker
+    delete: Callable[..., Command] = topic_deletion.delete_topic
+
+    def delete_topic(view: Any, topic: Any, version: Any, deleted_at_ms: int, *others: Any) -> Command:
+        return delete(view, topic, version, 0, *others)
+
+    async def _replace_earlier_marker(ports: Any, deleted: Any, *others: Any) -> None:
+        if ports.metadata.view.get(restored_topic_key(deleted.topic_id)) is not None:
+            await replace(ports, deleted, *others)
+
+    _swap(topics, "delete_topic", delete_topic)
+    _swap(deletion, "_replace_earlier_marker", _replace_earlier_marker)
+
+
+def late_markers_hide_live_topics() -> None:
+    """Nobody looks for a marker that was written after the topic's restore had removed it."""
+
+    async def find_late_marker(*_: Any) -> None:
+        pass
+
+    _swap(partition_work, "find_late_marker", find_late_marker)
+
+
 IN_EVERYTHING: Final = (
     deletion_drops_the_ledgers_at_once,
     restored_partitions_begin_at_epoch_0,
     deletions_become_final_at_once,
     the_marker_of_an_earlier_deletion_stays,
+    late_markers_are_taken_for_new_ones,
+    late_markers_hide_live_topics,
 )

@@ -35,6 +35,7 @@ from stratalog_metadata.records import (
     topic_key,
 )
 from stratalog_metadata.state.commands import Command, Delete, Put, VersionIs
+from stratalog_tiering.format.object_keys import deleted_topic_of, parse_topic_key
 
 DRAIN_MEAN_S: Final = 4.0
 DRAINED_S: Final = 1.5
@@ -50,6 +51,8 @@ class Scenario(ownership_changes.Scenario):
     """One run."""
 
     reassigns = False
+    deletes_again = True
+    """Whether a topic is deleted, restored and deleted again at the end, while the bucket gets its marker late."""
 
     def __init__(self, world: World) -> None:
         super().__init__(world)
@@ -163,11 +166,22 @@ class Scenario(ownership_changes.Scenario):
         await self._delete_during_a_takeover(machine, ports)
         await super()._check_everything(machine, ports)
         await self._administrator.check(machine, ports)
+        if self.deletes_again:
+            await self._administrator.delete_with_a_late_marker(machine, ports, self.bucket)
         for _ in range(int(FINISH_S / 2 / LOOK_S)):
-            if not self._administrator.leftovers():
+            if not self._administrator.leftovers() and not self._hidden():
                 return
             await asyncio.sleep(LOOK_S)
+        assert not self._hidden(), f"readers of the bucket do not see {self._hidden()}, which is not deleted"
         raise AssertionError(f"deleted topics are still there: {self._administrator.leftovers()}")
+
+    def _hidden(self) -> str:
+        """Return the names of live topics that the bucket describes and marks as deleted; empty if there are none."""
+        described = {parsed.topic_id for key in self.bucket.objects if (parsed := parse_topic_key(key)) is not None}
+        marked = {deleted_topic_of(key) for key in self.bucket.objects} & described
+        return ", ".join(
+            each.name for each in self.audit.records.values() if isinstance(each, Topic) and each.topic_id in marked
+        )
 
     def _check_processes(self) -> None:
         super()._check_processes()

@@ -55,6 +55,8 @@ def observed_timeouts(timed_out: set[str]) -> Iterator[None]:
 class Scenario(everything.Scenario):
     """One run."""
 
+    deletes_again = False
+
     def __init__(self, world: World) -> None:
         super().__init__(world)
         self.outcomes = Outcomes()

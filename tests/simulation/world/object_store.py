@@ -22,7 +22,7 @@ from stratalog_core.errors import Conflict, Corrupt, Invalid, NoSuchObject, Outc
 from stratalog_core.object_lock import ObjectLock
 from stratalog_core.ports import Buffer
 from stratalog_metadata.records import ManifestPointer
-from stratalog_tiering.format.object_keys import parse_segment_key
+from stratalog_tiering.format.object_keys import deleted_topic_of, parse_segment_key
 from stratalog_tiering.store.base import (
     DATA_KEY_BYTES,
     Locked,
@@ -47,6 +47,8 @@ class StoreFaults:
     answer_lost: float = 0.0
     happens_later: float = 0.0
     """A write without an answer takes effect after up to ``LATER_S`` seconds."""
+    late_markers: bool = False
+    """All writes of topics' deletion markers get no answer, and take effect after about ``LATER_S``."""
     truncated: float = 0.0
     """An answer is truncated; the store's client distinguishes that from the end of the object."""
     damaged: float = 0.0
@@ -75,6 +77,8 @@ class Bucket:
     earlier: dict[str, list[int]] = field(default_factory=dict)
     """By key: the numbers of the versions that a later one has replaced."""
     upload_locks: dict[str, ObjectLock] = field(default_factory=dict)
+    late_keys: set[str] = field(default_factory=set)
+    """Keys of writes that got no answer and took effect later, or will."""
     on_deleted: Callable[[Sequence[str]], None] = lambda keys: None
     on_written: Callable[[str, bytes], None] = lambda key, content: None
     on_gone: Callable[[Sequence[str]], None] = lambda keys: None
@@ -164,11 +168,14 @@ class SimulatedStore:
                 break
         raise Unavailable("the simulated store does not answer")
 
-    async def _reach_to_write(self, write: Callable[[], object]) -> None:
+    async def _reach_to_write(self, write: Callable[[], object], key: str = "") -> None:
         """Delay a request to write. At random, leave it unanswered and apply it later."""
         await self._reach()
-        if self._random.random() < self._bucket.faults.happens_later:
-            self._loop.call_later_as(None, LATER_S * self._random.random(), self._write_late, write)
+        is_late_marker = self._bucket.faults.late_markers and deleted_topic_of(key) is not None
+        if is_late_marker or self._random.random() < self._bucket.faults.happens_later:
+            later_s = LATER_S * (1.0 if is_late_marker else self._random.random())
+            self._loop.call_later_as(None, later_s, self._write_late, write)
+            self._bucket.late_keys.add(key)
             self._bucket.on_unknown()
             raise OutcomeUnknown("the simulated store does not answer")
 
@@ -226,7 +233,7 @@ class SimulatedStore:
         lock: ObjectLock | None = None,
     ) -> None:
         content = b"".join(parts)
-        await self._reach_to_write(lambda: self._store(check_key(key), content, if_absent=if_absent, lock=lock))
+        await self._reach_to_write(lambda: self._store(check_key(key), content, if_absent=if_absent, lock=lock), key)
         self._store(check_key(key), content, if_absent=if_absent, lock=lock)
         await self._answer_write()
 

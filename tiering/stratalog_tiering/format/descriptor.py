@@ -48,10 +48,14 @@ class TopicDescriptor(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DeletionMarker(msgspec.Struct, frozen=True, kw_only=True):
-    """Marks a deleted topic. Readers check for its key, so an offload that rewrites the descriptor later changes nothing."""
+    """Marks a deleted topic. Readers check for its key, so an offload that rewrites the descriptor later changes nothing.
+
+    ``deletion_version`` is the version of the deletion's record in metadata; 0 if it is not known.
+    """
 
     topic_id: UUID
     deleted_at_ms: int
+    deletion_version: int = 0
     format_version: int = FORMAT_VERSION
 
 

@@ -18,7 +18,7 @@ from stratalog_core.moments import utc_text
 from stratalog_metadata.client.topic_defaults import topic_defaults
 from stratalog_metadata.client.topic_deletion import finish_deletion
 from stratalog_metadata.records import DeletedTopic, PendingTopic, RestoredTopic, Topic, restored_topic_key
-from stratalog_metadata.state.commands import Command, Delete, VersionIs
+from stratalog_metadata.state.commands import Command, Delete, Put, VersionIs
 from stratalog_tiering.cold.archive import newest_descriptor_key
 from stratalog_tiering.copies.deletions import mark_deletion
 from stratalog_tiering.core.commands import Guards
@@ -53,8 +53,8 @@ async def collect_deleted_topic(ports: WorkerPorts, deleted: DeletedTopic, versi
     ``version`` is that of the record ``deleted``. Returns the wall time (ms) at which to call it again, or None once the
     objects and the topic's record are gone. Raises ``Unavailable``, ``OutcomeUnknown``, ``Conflict``.
     """
-    await _replace_earlier_marker(ports, deleted, guards)
-    marker = await mark_deleted(ports.store, deleted, ports.clock.wall_ms())
+    await _replace_earlier_marker(ports, deleted, version, guards)
+    marker = await mark_deleted(ports.store, deleted, ports.clock.wall_ms(), version)
     now_ms, due_ms = ports.clock.wall_ms(), deletion_due_ms(deleted, marker.deleted_at_ms, ports.settings.grace_ms)
     if deleted.is_final:
         due_ms = max(due_ms, ports.bucket.deletes_from_ms)
@@ -114,11 +114,8 @@ async def find_deleted_garbage(store: ObjectStore, deleted: DeletedTopic, grace_
 
     Without a marker, which a worker writes soon, the periods begin at the wall time ``now_ms``.
     """
-    key = deletion_marker_key(deleted.topic_id)
-    try:
-        hidden_ms = decode_descriptor(await store.get(key), DeletionMarker, key).deleted_at_ms
-    except NoSuchObject:
-        hidden_ms = now_ms
+    marker = await _find_marker(store, deleted.topic_id)
+    hidden_ms = marker.deleted_at_ms if marker is not None else now_ms
     garbage = deleted_topic_garbage(await _all_objects(store, deleted.topic_id), deleted, hidden_ms, grace_ms)
     # Any lease on the topic counts, whenever it began: all of the topic went at once.
     leases = [replace(lease, from_ms=0) for lease in await leases_in_force(store, now_ms)]
@@ -135,36 +132,64 @@ async def _all_objects(store: ObjectStore, topic_id: UUID) -> list[ObjectInfo]:
     return [info for prefix in prefixes async for info in store.list(prefix)]
 
 
-async def mark_deleted(store: ObjectStore, deleted: DeletedTopic, now_ms: int) -> DeletionMarker:
+async def mark_deleted(store: ObjectStore, deleted: DeletedTopic, now_ms: int, version: int = 0) -> DeletionMarker:
     """Write the marker that hides a deleted topic from the bucket's readers unless there is one; returns the bucket's.
 
-    It looks first: a write whose answer is lost may take effect late, and would come after the deletion of the marker.
+    ``version`` is that of the record ``deleted``, if that is in metadata. It looks first: a write whose answer is lost may take
+    effect late, and would come after the deletion of the marker.
     """
-    key = deletion_marker_key(deleted.topic_id)
+    found = await _find_marker(store, deleted.topic_id)
+    if found is None:
+        await put_once(store, deletion_marker_key(deleted.topic_id), _marker(deleted, now_ms, version))
+        found = await _read_marker(store, deleted.topic_id)
+    return found
+
+
+async def _read_marker(store: ObjectStore, topic_id: UUID) -> DeletionMarker:
+    key = deletion_marker_key(topic_id)
+    return decode_descriptor(await store.get(key), DeletionMarker, key)
+
+
+async def _find_marker(store: ObjectStore, topic_id: UUID) -> DeletionMarker | None:
     try:
-        found = await store.get(key)
+        return await _read_marker(store, topic_id)
     except NoSuchObject:
-        await put_once(store, key, _marker(deleted, now_ms))
-        found = await store.get(key)
-    return decode_descriptor(found, DeletionMarker, key)
+        return None
 
 
-async def _replace_earlier_marker(ports: WorkerPorts, deleted: DeletedTopic, guards: Guards) -> None:
+async def _replace_earlier_marker(ports: WorkerPorts, deleted: DeletedTopic, version: int, guards: Guards) -> None:
     """Replace the marker of an earlier deletion: its time would end the periods of this one too early.
 
-    The earlier one is still in the bucket if the topic was restored and deleted again before a worker removed it.
+    The earlier one is still in the bucket if the topic was restored and deleted again before a worker removed it, or if it was
+    written so late that it came after its removal.
     """
     restored = ports.metadata.view.get(restored_topic_key(deleted.topic_id))
     if restored is None:
-        return
-    marker = _marker(deleted, ports.clock.wall_ms())
+        found = None if deleted.is_final else await _find_marker(ports.store, deleted.topic_id)
+        if found is None or found.deletion_version == version:
+            return
+    marker = _marker(deleted, ports.clock.wall_ms(), version)
     await ports.store.put(deletion_marker_key(deleted.topic_id), [encode_descriptor(marker)], if_absent=False)
-    requirements = (*guards, VersionIs(key=restored.record.key(), version=restored.version))
-    await ports.metadata.propose(Command(updates=(Delete(key=restored.record.key()),), requirements=requirements))
+    if restored is not None:
+        requirements = (*guards, VersionIs(key=restored.record.key(), version=restored.version))
+        await ports.metadata.propose(Command(updates=(Delete(key=restored.record.key()),), requirements=requirements))
 
 
-def _marker(deleted: DeletedTopic, now_ms: int) -> DeletionMarker:
-    return DeletionMarker(topic_id=deleted.topic_id, deleted_at_ms=max(deleted.deleted_at_ms, now_ms))
+async def find_late_marker(ports: WorkerPorts, topic: Topic, guards: Guards) -> None:
+    """Have the deletion marker of a live topic removed: it hides the topic from readers of the bucket.
+
+    A write of the marker that got no answer may take effect after the topic was restored and the marker was removed. ``guards``
+    require that the topic is not deleted.
+    """
+    restored = RestoredTopic(topic_id=topic.topic_id)
+    if ports.metadata.view.get(restored.key()) is None and await _find_marker(ports.store, topic.topic_id) is not None:
+        await ports.metadata.propose(Command(updates=(Put(record=restored),), requirements=guards))
+
+
+def _marker(deleted: DeletedTopic, now_ms: int, version: int) -> DeletionMarker:
+    return DeletionMarker(
+        topic_id=deleted.topic_id, deleted_at_ms=max(deleted.deleted_at_ms, now_ms), deletion_version=version
+    )  # fmt: skip
 
 
 async def _delete_below(ports: WorkerPorts, prefix: str, *, asks: bool = False) -> int:

@@ -33,6 +33,7 @@ from stratalog_tiering.core.planning import DropEmpty, DropHot, Fulfil, Idle, Of
 from stratalog_tiering.core.policy import UNLIMITED, TierPolicy, tier_policy
 from stratalog_tiering.format.object_keys import is_version_object
 from stratalog_tiering.maintenance.compaction import Compaction
+from stratalog_tiering.maintenance.deletion import find_late_marker
 from stratalog_tiering.maintenance.fork_resolution import resolve_fork
 from stratalog_tiering.maintenance.hot_expiry import HotExpiry
 from stratalog_tiering.maintenance.merging import merge_small
@@ -253,6 +254,7 @@ class PartitionWork:
         """Run one maintenance task and note when it is due again. Raises the task's own error."""
         try:
             if task is MaintenanceTask.SWEEP:
+                await find_late_marker(self._ports, state.topic, guards)
                 await sweep_orphans(self._ports, state)
                 self._times.swept(self._ports.clock.monotonic())
             else:

@@ -138,3 +138,43 @@ async def test_the_window_begins_again_when_a_restored_topic_is_deleted_again(
     assert SystemClock().wall_ms() >= again_ms + 500
     assert await names(cluster.store) == []
     assert view.get(restored_topic_key(cluster.topic.topic_id)) is None
+
+
+async def test_the_window_begins_again_if_the_first_marker_was_written_late(
+    cluster: Cluster, make_batches: Batches, store_directory: Path
+) -> None:
+    """The answer to the first write was lost, and it took effect after a worker had removed the marker."""
+    await cluster.add_ledger(make_batches(0, [3]), 0)
+    await cluster.start_worker(grace_ms=0)
+    await cluster.until(lambda: not cluster.log().ledgers)
+    await delete(cluster, DAY_MS)
+    await until_hidden(cluster, store_directory)
+    key, view = deletion_marker_key(cluster.topic.topic_id), cluster.metadata.view
+    first = await cluster.store.get(key)
+    await restore(cluster, cluster.topic.name)
+    await cluster.until(lambda: view.get(restored_topic_key(cluster.topic.topic_id)) is None)
+    await cluster.store.put(key, [first])
+    await asyncio.sleep(0.5)
+    again_ms = SystemClock().wall_ms()
+    await delete(cluster, 500, deleted_at_ms=again_ms - 2 * DAY_MS)  # by a broker whose clock is behind
+    await cluster.until(lambda: not [*view.all(DeletedTopic)])
+    assert SystemClock().wall_ms() >= again_ms + 500
+
+
+async def test_a_marker_that_was_written_late_does_not_hide_a_restored_topic(
+    cluster: Cluster, make_batches: Batches, store_directory: Path
+) -> None:
+    await cluster.add_ledger(make_batches(0, [3]), 0)
+    await cluster.start_worker(grace_ms=0, sweep_interval_ms=10)
+    await cluster.until(lambda: not cluster.log().ledgers)
+    await delete(cluster, DAY_MS)
+    await until_hidden(cluster, store_directory)
+    key = deletion_marker_key(cluster.topic.topic_id)
+    first = await cluster.store.get(key)
+    await restore(cluster, cluster.topic.name)
+    await cluster.until(lambda: cluster.metadata.view.get(restored_topic_key(cluster.topic.topic_id)) is None)
+    await cluster.store.put(key, [first])
+    assert await names(cluster.store) == []
+    async with asyncio.timeout(20):
+        while await names(cluster.store) != [cluster.topic.name]:  # noqa: ASYNC110 - the store tells nobody
+            await asyncio.sleep(0.02)
