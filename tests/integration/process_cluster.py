@@ -28,7 +28,20 @@ class ProcessCluster:
 
     @property
     def bootstrap(self) -> str:
-        return str(json.loads((self.data / "cluster.json").read_text())["bootstrap"])
+        return self._state("bootstrap")
+
+    @property
+    def metadata(self) -> str:
+        """The metadata nodes, as HOST:PORT,…."""
+        return self._state("metadata")
+
+    @property
+    def store(self) -> str:
+        """The URL of the bucket."""
+        return self._state("store")
+
+    def _state(self, name: str) -> str:
+        return str(json.loads((self.data / "cluster.json").read_text())[name])
 
     @property
     def admin(self) -> AdminClient:
