@@ -31,6 +31,11 @@ def attachments_are_not_hidden() -> None:
     attachment.mark_deleted = mark_nothing  # type: ignore[attr-defined]
 
 
+def late_objects_of_deleted_topics_stay() -> None:
+    """The objects of a topic that is gone are listed once, and what is written after that stays."""
+    deletion.late_writes_until_ms = lambda due_ms, grace_ms: 0  # type: ignore[attr-defined]
+
+
 def attached_partitions_may_be_left_out() -> None:
     """The command that creates an attached topic has only its first partition's history."""
     make = attachment.attach_from_bucket  # type: ignore[attr-defined]
@@ -100,6 +105,7 @@ def locked_segments_expire() -> None:
 
 
 IN_HISTORY: Final = (
+    late_objects_of_deleted_topics_stay,
     locked_segments_expire,
     merged_segments_are_locked_anew,
     merged_segments_are_not_locked,

@@ -52,9 +52,6 @@ NOT_NOTICED_YET: Final[dict[str, str]] = {
     "readers_are_answered_during_a_handover": (
         "a reader has to reach the last owner between the next owner's first acknowledgement and the news of the handover"
     ),
-    "the_marker_of_an_earlier_deletion_stays": (
-        "a restored topic has to be deleted again by a broker whose clock is behind that of the first deletion"
-    ),
 }
 """Mutants that usually survive, and why: what the simulator would have to do more often."""
 MISFITS = ("AttributeError", "TypeError", "NameError")

@@ -130,6 +130,14 @@ def deletion_due_ms(deleted: DeletedTopic, hidden_ms: int, grace_ms: int) -> int
     return max(hidden_ms, deleted.deleted_at_ms) + (grace_ms if deleted.is_final else deleted.restorable_ms)
 
 
+def late_writes_until_ms(due_ms: int, grace_ms: int) -> int:
+    """Wall time until which objects of a topic may still be written whose objects were due at ``due_ms``.
+
+    A write that got no answer may take effect after they were listed. After this time they are listed once more.
+    """
+    return due_ms + grace_ms
+
+
 def deleted_topic_garbage(listed: Iterable[ObjectInfo], deleted: DeletedTopic, hidden_ms: int, grace_ms: int) -> list[Garbage]:
     """All ``listed`` objects of a deleted topic. Those of a topic that can be restored are not due before it cannot."""
     due_ms = max(deletion_due_ms(deleted, hidden_ms, grace_ms), max(hidden_ms, deleted.deleted_at_ms) + grace_ms)

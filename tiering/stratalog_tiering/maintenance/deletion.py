@@ -2,7 +2,10 @@
 
 A deleted topic is hidden from readers of the bucket at once. Its objects stay until it can no longer be restored and the grace
 period is over. Both periods begin when the topic is hidden, or later if the broker's clock says so: a broker's clock that is
-behind cannot shorten them. Segments of live topics are not deleted here (``retention.py``, ``orphans.py``).
+behind cannot shorten them. The topic stays hidden for one more grace period, after which what was written late is deleted, too:
+a write that got no answer may take effect after a listing, and nothing else would find it.
+
+Segments of live topics are not deleted here (``retention.py``, ``orphans.py``).
 """
 
 from __future__ import annotations
@@ -22,7 +25,13 @@ from stratalog_metadata.state.commands import Command, Delete, Put, VersionIs
 from stratalog_tiering.cold.archive import newest_descriptor_key
 from stratalog_tiering.copies.deletions import mark_deletion
 from stratalog_tiering.core.commands import Guards
-from stratalog_tiering.core.garbage import Garbage, deleted_topic_garbage, deletion_due_ms, pending_topic_garbage
+from stratalog_tiering.core.garbage import (
+    Garbage,
+    deleted_topic_garbage,
+    deletion_due_ms,
+    late_writes_until_ms,
+    pending_topic_garbage,
+)
 from stratalog_tiering.core.leases import kept_by_leases
 from stratalog_tiering.core.restoring import expire_pending_topic
 from stratalog_tiering.format.descriptor import LEASE_MS_MAX, DeletionMarker, decode_descriptor, encode_descriptor
@@ -73,6 +82,9 @@ async def collect_deleted_topic(ports: WorkerPorts, deleted: DeletedTopic, versi
     if until_ms:
         _log.warning("objects of deleted topic %s are locked and stay until %s", deleted.name, utc_text(until_ms))
         return until_ms
+    late_until_ms = late_writes_until_ms(due_ms, ports.settings.grace_ms)
+    if now_ms < late_until_ms:
+        return late_until_ms
     if ports.second_store is not None:
         # Once the record is gone, only its marker says to the second copy that the topic was deleted.
         await mark_deletion(ports.second_store, deleted, now_ms)

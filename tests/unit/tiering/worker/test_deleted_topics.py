@@ -23,7 +23,8 @@ from stratalog_metadata.records import (
     topic_key,
 )
 from stratalog_tiering.cold.archive import live_topics
-from stratalog_tiering.format.object_keys import deletion_marker_key, owner_key
+from stratalog_tiering.format import object_keys
+from stratalog_tiering.format.object_keys import deletion_marker_key, owner_key, segment_key
 from stratalog_tiering.maintenance.deletion import mark_deleted
 from stratalog_tiering.store import ObjectStore
 
@@ -98,6 +99,25 @@ async def test_the_deletion_becomes_final_when_the_window_ends(
     await cluster.until(lambda: not [*view.all(DeletedTopic)])
     assert [*view.all(Log), *view.all(Ledger), *view.all(ManifestPointer)] == []
     assert SystemClock().wall_ms() >= now_ms + 500
+    assert files_in(store_directory) == [Path(owner_key(0)).name]
+
+
+async def test_objects_that_are_written_late_are_deleted_too(
+    cluster: Cluster, make_batches: Batches, store_directory: Path
+) -> None:
+    """A write whose answer was lost may take effect after the objects of its topic were deleted."""
+    await cluster.add_ledger(make_batches(0, [3]), 0)
+    await cluster.start_worker(grace_ms=2_000)
+    await cluster.until(lambda: not cluster.log().ledgers)
+    await delete(cluster, 0)
+    topic_id = cluster.topic.topic_id
+    descriptor = await cluster.store.get(object_keys.topic_key(topic_id, 1))
+    async with asyncio.timeout(20):
+        while any(name.endswith(".segment") for name in files_in(store_directory)):  # noqa: ASYNC110 - the store tells nobody
+            await asyncio.sleep(0.02)
+    for key in (object_keys.topic_key(topic_id, 2), segment_key(topic_id, 0, 0, 1, 2)):
+        await cluster.store.put(key, [descriptor])
+    await cluster.until(lambda: not [*cluster.metadata.view.all(DeletedTopic)])
     assert files_in(store_directory) == [Path(owner_key(0)).name]
 
 
