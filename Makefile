@@ -7,9 +7,11 @@ CACHE := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/stratalog/tools
 MINIO_VERSION := v0.0.0-20260212201848-7aac2a2c5b7c
 VERSITYGW_VERSION := v1.8.0
 COMPOSE_VERSION := v2.16.2
+AZURITE_VERSION := 3.37.0
 MINIO := $(CACHE)/minio/$(MINIO_VERSION)/minio
 VERSITYGW := $(CACHE)/versitygw/$(VERSITYGW_VERSION)/versitygw
 COMPOSE := $(CACHE)/compose/$(COMPOSE_VERSION)/cmd
+AZURITE := $(CACHE)/azurite/$(AZURITE_VERSION)/node_modules/.bin/azurite-blob
 
 # pip installs exactly what is pinned and resolves nothing: seconds instead of minutes, and the same everywhere.
 BIN := .venv/bin
@@ -133,6 +135,10 @@ chaos: .venv/.test $(MINIO)  ## real processes, real faults, histories checked: 
 contract-all: .venv/.test $(MINIO) $(VERSITYGW)  ## the contract of object stores, also over servers whose answers fail in bursts: SEEDS=1
 	STRATALOG_CONTRACT_SEEDS=$(or $(SEEDS),1) $(BIN)/python -m pytest -q tests/contract
 
+.PHONY: contract-azure
+contract-azure: .venv/.test $(AZURITE)  ## the contract of object stores, a drill and Spark over Azurite, which needs Node: SEEDS=1
+	STRATALOG_AZURITE=$(AZURITE) STRATALOG_CONTRACT_SEEDS=$(or $(SEEDS),1) $(BIN)/python -m pytest -q tests/contract tests/integration/test_restore.py -k azur
+
 .PHONY: store-faults
 store-faults: .venv/.test $(MINIO)  ## offload, retention and cold reads over a MinIO whose answers fail in bursts: SEEDS=20
 	STRATALOG_STORE_FAULT_SEEDS=$(or $(SEEDS),20) $(BIN)/python -m pytest -q tests/unit/tiering/worker/test_faulty_store.py
@@ -201,3 +207,7 @@ $(VERSITYGW):
 
 $(COMPOSE):
 	GOBIN=$(@D) go install github.com/compose-spec/compose-go/v2/cmd@$(COMPOSE_VERSION)
+
+$(AZURITE):
+	@command -v node > /dev/null && command -v npm > /dev/null || { echo "Azurite needs Node.js and npm: install them"; exit 1; }
+	npm install --prefix $(CACHE)/azurite/$(AZURITE_VERSION) --no-save --no-package-lock --no-audit --no-fund --loglevel error azurite@$(AZURITE_VERSION)

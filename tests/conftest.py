@@ -1,7 +1,8 @@
-"""Fixtures of several suites: real S3 servers on free ports, started once and stopped at the end, and settings of properties.
+"""Fixtures of several suites: real stores on free ports, started once and stopped at the end, and settings of properties.
 
 A server's binary is found by environment (``STRATALOG_MINIO``, ``STRATALOG_VERSITYGW``), else on the ``PATH``; where there is
-none, the tests that need it are skipped. All take the credentials that this file puts into the environment.
+none, the tests that need it are skipped. Azurite needs Node, so only ``make contract-azure`` sets ``STRATALOG_AZURITE``, and
+without it nothing is run over Azurite. All take the credentials that this file puts into the environment.
 """
 
 from __future__ import annotations
@@ -145,6 +146,10 @@ def patient_submits() -> Iterator[None]:
         yield
 
 
+AZURITE: Final = "STRATALOG_AZURITE"
+"""The variable that holds the path of Azurite's blob service."""
+AZURE_ACCOUNT: Final = "stratalogtest"
+AZURE_KEY: Final = base64.b64encode(b"a key for tests only").decode()
 ACCESS_KEY = "stratalog-test"
 SECRET_KEY = "stratalog-test-secret"
 KMS_KEY = "stratalog-test-key"
@@ -169,6 +174,26 @@ class S3Server:
         ) as client:
             client.create_bucket(Bucket=bucket)
         return f"s3://{bucket}?endpoint={self.endpoint}&region=us-east-1"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AzureServer:
+    """A running Azurite; ``make_bucket`` gives a fresh container's store URL."""
+
+    endpoint: str
+
+    def make_bucket(self, container: str) -> str:
+        """Create a container; returns its URL for ``open_store``."""
+        import urllib3
+
+        from stratalog_tiering.store.azure_requests import VERSION, signed_headers
+
+        url = f"{self.endpoint}/{container}?restype=container"
+        headers = signed_headers("PUT", url, {"x-ms-version": VERSION}, AZURE_ACCOUNT, base64.b64decode(AZURE_KEY))
+        with urllib3.PoolManager() as pool:
+            answer = pool.request("PUT", url, headers=headers)
+        assert answer.status == 201, answer.data
+        return f"az://{container}?endpoint={self.endpoint}"
 
 
 def _binary(variable: str, name: str) -> str:
@@ -260,3 +285,24 @@ def moto_server(s3_credentials: None) -> Iterator[S3Server]:
         yield S3Server(name="moto", endpoint=f"http://{host}:{port}")
     finally:
         server.stop()
+
+
+@pytest.fixture(scope="session")
+def azure_credentials() -> Iterator[None]:
+    """The key of Azurite's account in the environment, and nothing else of Azure."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in [name for name in os.environ if name.startswith("AZURE_")]:
+            patch.delenv(name)
+        patch.setenv("AZURE_STORAGE_ACCOUNT_KEY", AZURE_KEY)
+        yield
+
+
+@pytest.fixture(scope="session")
+def azurite_server(azure_credentials: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[AzureServer]:
+    """A real Azurite, the emulator of Azure Blob Storage, on one directory."""
+    port, directory = _free_port(), tmp_path_factory.mktemp("azurite")
+    options = ["--blobHost", "127.0.0.1", "--blobPort", str(port), "--location", str(directory / "data"), "--silent"]
+    environment = {"AZURITE_ACCOUNTS": f"{AZURE_ACCOUNT}:{AZURE_KEY}"}
+    command = [os.environ[AZURITE], *options, "--disableTelemetry"]
+    with _running("azurite", port, command, environment, directory / "log") as server:
+        yield AzureServer(endpoint=f"{server.endpoint}/{AZURE_ACCOUNT}")

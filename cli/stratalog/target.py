@@ -66,7 +66,7 @@ def store_options(command: Command) -> Command:
 
 def store_option(command: Command) -> Command:
     """Add ``--store``, for :func:`store_of`."""
-    text = "Object store: a directory or s3:// URL (default: that of --data)."
+    text = "Object store: a directory, s3:// or az:// URL (default: that of --data)."
     return click.option("--store", envvar="STRATALOG_STORE", help=text)(command)
 
 

@@ -2,7 +2,8 @@
 
 A few tests run against moto, too: a smoke run of the API (``-m smoke``) that needs no binary and proves no guarantee. The same
 guarantees hold while answers fail in bursts: a few tests show it in every run, ``STRATALOG_CONTRACT_SEEDS`` runs all of them
-over both servers and engines, as often as it says.
+over both servers and engines, as often as it says. Where ``STRATALOG_AZURITE`` is set (``make contract-azure``), the suite also
+runs over Azurite, with faults, too.
 """
 
 from __future__ import annotations
@@ -14,11 +15,13 @@ import random
 import weakref
 from collections.abc import AsyncIterator
 from pathlib import Path
+from urllib.parse import urlsplit
 from uuid import uuid4
 
 import pytest
 import pytest_asyncio
-from support.s3_proxy import FAULTS, Bursts, Fault, S3Proxy
+from conftest import AZURITE
+from support.s3_proxy import AZURE_REFUSALS, FAULTS, S3_REFUSALS, Bursts, Fault, S3Proxy
 
 from stratalog_core.errors import Conflict, Corrupt, Invalid, NoSuchObject, StratalogError
 from stratalog_core.system import SystemClock, ThreadBackground
@@ -26,7 +29,9 @@ from stratalog_tiering.store import READ_ENGINES, ObjectStore, UploadedPart, ope
 
 PART = b"p" * (5 * 1024 * 1024)
 S3_BACKENDS = [f"{server}/{engine}" for server in ("minio", "versitygw") for engine in READ_ENGINES]
-BACKENDS = ["directory", *(pytest.param(name, marks=pytest.mark.s3) for name in S3_BACKENDS)]
+AZURE_BACKENDS = ["azurite/obstore"] if os.environ.get(AZURITE) else []
+SERVER_BACKENDS = [*S3_BACKENDS, *AZURE_BACKENDS]
+BACKENDS = ["directory", *(pytest.param(name, marks=pytest.mark.s3) for name in SERVER_BACKENDS)]
 MOTO = [pytest.param(f"moto/{engine}", marks=pytest.mark.smoke) for engine in READ_ENGINES]
 MOTO_IS_RIGHT_IN = {
     "test_what_is_put_is_read_back",
@@ -61,7 +66,7 @@ SAMPLE = {
 def faulty_backends(test: str) -> list[str]:
     """Return the backends that the test runs over while answers fail."""
     sample = ["minio/obstore/1"] if test in SAMPLE else []
-    return [f"{name}/{seed}" for name in S3_BACKENDS for seed in range(1, SEEDS + 1)] if SEEDS else sample
+    return [f"{name}/{seed}" for name in SERVER_BACKENDS for seed in range(1, SEEDS + 1)] if SEEDS else sample
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -80,13 +85,16 @@ async def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIter
         return
     engine, _, seed = options.partition("/")
     server = request.getfixturevalue(f"{name}_server")
-    url: str = server.make_bucket(f"test-{uuid4().hex[:12]}").replace("?", "/some/prefix?") + f"&read_engine={engine}"
+    url: str = server.make_bucket(f"test-{uuid4().hex[:12]}").replace("?", "/some/prefix?")
+    if name != "azurite":
+        url += f"&read_engine={engine}"
     if not seed:
         yield url
         return
-    proxy = S3Proxy(server.endpoint)
+    proxy = S3Proxy(server.endpoint, AZURE_REFUSALS if name == "azurite" else S3_REFUSALS)
     proxy.choose = Bursts(random.Random(int(seed)), FAULT_SHARE, faults=REPEATED_FAULTS, in_a_row_max=FAULTS_IN_A_ROW_MAX)
-    yield url.replace(server.endpoint, await proxy.start())
+    origin = server.endpoint.removesuffix(urlsplit(server.endpoint).path)
+    yield url.replace(origin, await proxy.start())
     await proxy.close()
 
 
@@ -266,7 +274,7 @@ async def test_a_wrong_receipt_makes_no_object(store: ObjectStore) -> None:
 
 @pytest.mark.parametrize("key", ["", "/a", "a//b", "../a", "a/../b", "a/", "ä", "a b", ".uploads/x", ".aside/x"])
 async def test_keys_are_plain_names(store: ObjectStore, key: str) -> None:
-    if key.startswith(".") and store.url.startswith("s3"):
+    if key.startswith(".") and store.url.startswith(("s3", "az")):
         pytest.skip("reserved in a directory only")
     with pytest.raises(Invalid):
         await store.put(key, [b"x"])

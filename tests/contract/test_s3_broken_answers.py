@@ -17,8 +17,8 @@ import pytest_asyncio
 from stratalog_core.errors import Corrupt, Invalid, NoSuchObject, StratalogError, Unavailable
 from stratalog_core.system import SystemClock, ThreadBackground
 from stratalog_tiering.store import READ_ENGINES, ObjectStore, open_store
+from stratalog_tiering.store.obstore_reads import ReadLimits
 from stratalog_tiering.store.s3 import S3Store
-from stratalog_tiering.store.s3_reads import ReadLimits
 from stratalog_tiering.store.store_url import S3Location
 
 CONTENT = bytes(range(256)) * 400

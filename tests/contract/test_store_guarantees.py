@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import random
 import re
 from functools import cache
@@ -13,7 +14,7 @@ from uuid import uuid4
 import boto3
 import pytest
 from click.testing import CliRunner
-from conftest import S3Server
+from conftest import AZURITE, S3Server
 
 from stratalog.app import stratalog
 from stratalog.buckets import keep_versions
@@ -31,8 +32,9 @@ STORES = {
     "minio": "MinIO",
     "versitygw": "versitygw",
     "moto": "moto",
+    **({"azurite": "Azure Blob"} if AZURITE in os.environ else {}),
 }
-MARKS = {"minio": pytest.mark.s3, "versitygw": pytest.mark.s3, "moto": pytest.mark.smoke}
+MARKS = {"azurite": pytest.mark.s3, "minio": pytest.mark.s3, "versitygw": pytest.mark.s3, "moto": pytest.mark.smoke}
 
 
 @cache

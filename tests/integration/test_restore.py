@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -16,7 +17,7 @@ from uuid import uuid4
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
-from conftest import S3Server
+from conftest import AZURITE
 
 from stratalog.exit_codes import ExitCode
 from stratalog.local.state import load_state
@@ -150,13 +151,14 @@ def until_stored(store: str, positions: int) -> None:
 
 
 @pytest.mark.s3
+@pytest.mark.parametrize("server", ["minio", *(["azurite"] if AZURITE in os.environ else [])])
 def test_groups_go_on_after_the_loss_of_all_but_the_bucket(
-    tmp_path: Path, minio_server: S3Server, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, server: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One group goes on where it was, one that had read what was only hot goes on at the end, a producer keeps its id."""
     monkeypatch.setenv("STRATALOG_BROKER_STATE_UPLOAD_INTERVAL_MS", "200")
     data, new = tmp_path / "data", tmp_path / "new"
-    store = minio_server.make_bucket(f"drill-{uuid4().hex[:12]}")
+    store = request.getfixturevalue(f"{server}_server").make_bucket(f"drill-{uuid4().hex[:12]}")
     with up(data, store) as bootstrap:
         admin = AdminClient({"bootstrap.servers": bootstrap})
         (made,) = admin.create_topics([NewTopic("orders", PARTITIONS, 1)]).values()

@@ -1,4 +1,4 @@
-"""A proxy before an S3 server that answers chosen requests wrongly, late, or not at all.
+"""A proxy before an S3 server, or Azurite, that answers chosen requests wrongly, late, or not at all.
 
 | fault | what the client sees | has the request taken effect? |
 | --- | --- | --- |
@@ -19,17 +19,25 @@ import re
 import socket
 import struct
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from random import Random
 from typing import Final, Literal, get_args
 from urllib.parse import urlsplit
 
 Fault = Literal["slow-down", "too-many", "timeout", "error", "reset", "lost", "cut", "slow", "etag"]
 FAULTS: Final[tuple[Fault, ...]] = get_args(Fault)
-_REFUSALS: Final = {
+Refusals = Mapping[Fault, tuple[str, str]]
+"""Status and code of the answers to requests that are not forwarded."""
+S3_REFUSALS: Final[Refusals] = {
     "slow-down": ("503 Slow Down", "SlowDown"),
     "too-many": ("429 Too Many Requests", "TooManyRequests"),
     "timeout": ("400 Bad Request", "RequestTimeout"),
+    "error": ("500 Internal Server Error", "InternalError"),
+}
+AZURE_REFUSALS: Final[Refusals] = {
+    "slow-down": ("503 Server Busy", "ServerBusy"),
+    "too-many": ("429 Too Many Requests", "TooManyRequests"),
+    "timeout": ("500 Operation Timed Out", "OperationTimedOut"),
     "error": ("500 Internal Server Error", "InternalError"),
 }
 _NO_LINGER: Final = struct.pack("ii", 1, 0)
@@ -41,8 +49,9 @@ _PIECE_PAUSE_S: Final = 0.02
 class S3Proxy:
     """Forwards HTTP connections to ``target``. ``choose`` names the fault of a request by its first line; None: no fault."""
 
-    def __init__(self, target: str) -> None:
+    def __init__(self, target: str, refusals: Refusals = S3_REFUSALS) -> None:
         parts = urlsplit(target)
+        self._refusals = refusals
         self._host, self._port = parts.hostname, parts.port
         self._server: asyncio.Server | None = None
         self.choose: Callable[[str], Fault | None] = lambda line: None
@@ -92,8 +101,8 @@ class S3Proxy:
             answer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)
             answer.transport.abort()
             return False
-        if fault in _REFUSALS:
-            await _refuse(client, answer, head, *_REFUSALS[fault])
+        if fault is not None and fault in self._refusals:
+            await _refuse(client, answer, head, *self._refusals[fault])
             return False
         reply = await _forwarded(client, answer, server, forward, head)
         if fault == "lost":
@@ -162,9 +171,11 @@ async def read_body(server: asyncio.StreamReader, head: bytes) -> bytes:
     """The body of an answer, as it is sent."""
     if b"transfer-encoding: chunked" not in head.lower():
         return await server.readexactly(content_length(head))
-    body = b""
-    while not body.endswith(b"0\r\n\r\n"):
-        body += await server.readuntil(b"\r\n")
+    body, size = b"", -1
+    while size:
+        line = await server.readuntil(b"\r\n")
+        size = int(line.split(b";")[0], 16)
+        body += line + await server.readexactly(size + 2)
     return body
 
 

@@ -42,9 +42,9 @@ def attach(
 ) -> None:
     """Make a new topic of the history in SOURCE, which no broker reads or writes meanwhile.
 
-    SOURCE is the bucket of another cluster (a directory or s3:// URL), or the log directories of Kafka's brokers. Offsets stay
-    as they are. Each batch and offset is checked, and each segment is read back. Then all partitions appear at once; if
-    anything is wrong, nothing does. Positions of groups are not taken over.
+    SOURCE is the bucket of another cluster (a directory, s3:// or az:// URL), or the log directories of Kafka's brokers.
+    Offsets stay as they are. Each batch and offset is checked, and each segment is read back. Then all partitions appear at
+    once; if anything is wrong, nothing does. Positions of groups are not taken over.
 
     retention.ms is unlimited unless the source's topic or --config sets it.
     """

@@ -43,7 +43,11 @@ def cluster() -> None:
 @click.option("--bookies", default=3, show_default=True, type=click.IntRange(1, 64), help="Number of bookies.")
 @click.option("--brokers", default=2, show_default=True, type=click.IntRange(1, 64), help="Number of brokers.")
 @click.option("--tiering", default=1, show_default=True, type=click.IntRange(0, 16), help="Number of tiering workers.")
-@click.option("--store", help="Object store: a directory or s3://bucket/prefix?endpoint=URL (default: DIR/store).")
+@click.option(
+    "--store",
+    help="Object store: a directory, s3://bucket/prefix?endpoint=URL or az://container/prefix?account=NAME"
+    " (default: DIR/store).",
+)
 @click.option("--minio", is_flag=True, help="Start a MinIO server as well and use it as the store.")
 @click.option("--second-store", help="Store of a second copy of the history, which tiering workers keep (default: none).")
 @click.option("--object-lock", is_flag=True, help="With --minio: create its bucket with Object Lock.")

@@ -46,7 +46,7 @@ _RETRY_S: Final = 0.1
 
 
 @click.command("restore")
-@click.option("--store", "url", envvar="STRATALOG_STORE", required=True, help="The bucket: a directory or s3:// URL.")
+@click.option("--store", "url", envvar="STRATALOG_STORE", required=True, help="The bucket: a directory, s3:// or az:// URL.")
 @click.option(
     "--data",
     type=click.Path(file_okay=False, path_type=Path),

@@ -13,7 +13,7 @@ from stratalog_core.errors import NotFound
 
 
 @click.command(name="serve-archive")
-@click.option("--store", required=True, envvar="STRATALOG_STORE", help="The history: a directory or s3:// URL.")
+@click.option("--store", required=True, envvar="STRATALOG_STORE", help="The history: a directory, s3:// or az:// URL.")
 @click.option(
     "--listen",
     default=DEFAULT_BOOTSTRAP,
@@ -70,5 +70,5 @@ def _url(store: str) -> str:
     path, separator, options = store.partition("?")
     directory = Path(path).absolute()
     if not directory.is_dir():
-        raise NotFound(f"store {directory} is no directory: give the directory or s3:// URL that holds the history")
+        raise NotFound(f"store {directory} is no directory: give the directory or URL that holds the history")
     return f"{directory}{separator}{options}"

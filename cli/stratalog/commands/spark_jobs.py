@@ -55,7 +55,7 @@ def job_options(command: Command) -> Command:
         click.option("--master", help="Spark's master (default: local[*], or what spark-submit says)."),
         click.option("--topic-id", "topic_ids", multiple=True, help="Chooses between topics of the same name; repeatable."),
         click.option("--pattern", help="All topics whose whole name matches this regular expression."),
-        click.option("--store", envvar="STRATALOG_STORE", required=True, help="The bucket: a directory or s3:// URL."),
+        click.option("--store", envvar="STRATALOG_STORE", required=True, help="The bucket: a directory, s3:// or az:// URL."),
         click.argument("topics", nargs=-1, metavar="[TOPIC]…"),
     ):
         command = option(command)

@@ -67,7 +67,13 @@ def init(url: str, keep_versions_days: int, object_lock: bool, minio_account: bo
 
 
 @store.command()
-@click.option("--store", "url", envvar="STRATALOG_STORE", required=True, help="A directory or s3://BUCKET/PREFIX?endpoint=URL")
+@click.option(
+    "--store",
+    "url",
+    envvar="STRATALOG_STORE",
+    required=True,
+    help="A directory, s3://BUCKET/PREFIX?endpoint=URL or az://CONTAINER/PREFIX?account=NAME",
+)
 @json_option
 @click.pass_context
 def info(context: click.Context, url: str, as_json: bool) -> None:

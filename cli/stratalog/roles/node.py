@@ -12,7 +12,9 @@ class NodeSettings:
     """The table ``[node]`` of a configuration file, or ``STRATALOG_NODE_…``."""
 
     metadata: tuple[str, ...] = setting((), help="addresses of the metadata nodes, as HOST:PORT")
-    store: str = setting("", help="object store: a directory, or s3://bucket/prefix?endpoint=URL&region=NAME")
+    store: str = setting(
+        "", help="object store: a directory, s3://bucket/prefix?endpoint=URL&region=NAME or az://container/prefix?account=NAME"
+    )
     second_store: str = setting("", help="store of a second copy of the history, like store; empty: none")
     cache_dir: str = setting("", help="directory for cold blocks, used if [cold] disk_bytes is not 0; emptied at start")
     log_level: str = setting("info", help="minimum severity that is logged", choices=("debug", "info", "warning", "error"))

@@ -192,7 +192,9 @@ class Node:
     def store(self) -> ObjectStore:
         """Return the object store of ``[node] store``. It is closed when the node stops."""
         if not self.settings.store:
-            raise Invalid("[node] store is empty: set it to a directory or s3://bucket/prefix?endpoint=URL")
+            raise Invalid(
+                "[node] store is empty: set it to a directory, s3://bucket/prefix?endpoint=URL or az://container?account=NAME"
+            )
         return self._opened(self.settings.store, "store")
 
     def second_store(self) -> ObjectStore | None:

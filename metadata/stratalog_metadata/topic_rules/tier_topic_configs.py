@@ -13,9 +13,10 @@ NO_LOCK: Final = "none"
 _MIB: Final = 1024 * 1024
 _DAY_MS: Final = 24 * 3_600_000
 _STORAGE_CLASSES: Final = (
-    "STANDARD", "STANDARD_IA", "ONEZONE_IA", "INTELLIGENT_TIERING", "GLACIER_IR", "REDUCED_REDUNDANCY"
+    "STANDARD", "STANDARD_IA", "ONEZONE_IA", "INTELLIGENT_TIERING", "GLACIER_IR", "REDUCED_REDUNDANCY",
+    "Hot", "Cool", "Cold",
 )  # fmt: skip
-"""Those of S3 from which an object is read at once. Stores that lack one refuse the upload."""
+"""Those of S3, and access tiers of Azure, from which an object is read at once. Stores that lack one refuse the upload."""
 
 TIER_TOPIC_CONFIGS: Final = (
     ConfigKey(
@@ -40,7 +41,8 @@ TIER_TOPIC_CONFIGS: Final = (
     ),
     ConfigKey(
         name="stratalog.tier.storage.class", kind=ConfigKind.STRING, default="STANDARD", choices=_STORAGE_CLASSES,
-        documentation="S3's storage class of new and merged segments. A store without classes has STANDARD only.",
+        documentation="S3's storage class, or Azure's access tier, of new and merged segments. A store without classes has"
+        " STANDARD only.",
     ),
     ConfigKey(
         name=LOCK_MODE, kind=ConfigKind.STRING, default=NO_LOCK, choices=(NO_LOCK, "governance", "compliance"),

@@ -21,8 +21,8 @@ from stratalog_pipeline.options import parse_options
 from stratalog_pipeline.scan import scan_split
 from stratalog_pipeline.scan_plan import plan_scan
 from stratalog_tiering.store import READ_ENGINES, ObjectStore, open_store
+from stratalog_tiering.store.obstore_reads import ReadLimits
 from stratalog_tiering.store.s3 import S3Store
-from stratalog_tiering.store.s3_reads import ReadLimits
 from stratalog_tiering.store.store_url import S3Location
 
 if TYPE_CHECKING:

@@ -1,10 +1,12 @@
-"""Object stores: a local directory, or S3 and compatible servers. The only folder that may import S3 libraries.
+"""Object stores: a local directory, S3 and compatible servers, or Azure Blob Storage. Only this folder imports their libraries.
 
-``open_store`` takes ``/dir``, ``file:///dir`` or ``s3://bucket/prefix?endpoint=http://127.0.0.1:9000&region=us-east-1``;
+``open_store`` takes ``/dir``, ``file:///dir``, ``s3://bucket/prefix?endpoint=http://127.0.0.1:9000&region=us-east-1`` or
+``az://container/prefix?account=NAME``. For S3,
 ``read_engine`` chooses how S3 is read: ``obstore`` (default) or ``aioboto3``. ``sse`` and ``sse_kms_key_id`` encrypt at rest.
 ``keys``, which a directory takes, too, names the directory of the key ring: workers encrypt the segments of topics that ask for
 it before they leave the machine.
-Credentials come from boto3's chain (environment, profile, web identity, container, instance), never from the URL.
+Credentials never come from the URL: for S3 from boto3's chain (environment, profile, web identity, container, instance), for
+Azure from the environment or the machine's identity (``azure_settings.py``).
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from urllib.parse import parse_qsl, urlsplit
 
 from stratalog_core.errors import Invalid
 from stratalog_core.ports import Background, Clock, Random
+from stratalog_tiering.store.azure_settings import azure_settings
 from stratalog_tiering.store.base import (
     PART_BYTES_MIN,
     KeyRing,
@@ -27,7 +30,15 @@ from stratalog_tiering.store.base import (
 )
 from stratalog_tiering.store.filesystem import FilesystemStore
 from stratalog_tiering.store.key_ring import FileKeyRing, NoKeys
-from stratalog_tiering.store.store_url import S3Location, check_store_url, keys_directory, location_url, parse_s3_url, shown_url
+from stratalog_tiering.store.store_url import (
+    S3Location,
+    check_store_url,
+    keys_directory,
+    location_url,
+    parse_azure_url,
+    parse_s3_url,
+    shown_url,
+)
 from stratalog_tiering.store.with_copy import StoreWithCopy, read_verified
 
 STORE_THREADS: Final = 8
@@ -42,6 +53,8 @@ def open_store(url: str, *, background: Background, clock: Clock, random: Random
     check_store_url(url)
     if urlsplit(url).scheme == "s3":
         return _open_s3(url, background, threads)
+    if urlsplit(url).scheme == "az":
+        return _open_azure(url, background, clock, random, threads)
     return FilesystemStore(_directory(url), background, clock, random, _keys(url))
 
 
@@ -73,6 +86,17 @@ def _open_s3(url: str, background: Background, threads: int) -> ObjectStore:
             f"store {shown_url(url)!r}: read_engine {read_engine!r} is unknown; choose one of {', '.join(READ_ENGINES)}"
         )
     return S3Store(location, read_engine=read_engine, background=background, threads=threads, keys=_keys(url))
+
+
+def _open_azure(url: str, background: Background, clock: Clock, random: Random, threads: int) -> ObjectStore:
+    # urllib3 and obstore are not imported for local stores.
+    from stratalog_tiering.store.azure import AzureStore
+
+    settings = azure_settings()
+    location = parse_azure_url(url, settings)
+    return AzureStore(
+        location, settings, background=background, clock=clock, random=random, threads=threads, keys=_keys(url)
+    )  # fmt: skip
 
 
 def s3_location(url: str) -> S3Location:

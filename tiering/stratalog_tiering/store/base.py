@@ -17,7 +17,7 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from stratalog_core.errors import Invalid
+from stratalog_core.errors import Invalid, NoSuchObject
 from stratalog_core.object_lock import ObjectLock
 from stratalog_core.ports import Buffer
 
@@ -81,6 +81,12 @@ class StoreFeatures:
 
 class Locked(Invalid):
     """An object is locked and was not deleted. ``detail["until_ms"]`` is the wall time of its lock's end, 0 if unknown."""
+
+
+class UploadGone(NoSuchObject):
+    """The multipart upload does not exist: it was aborted, or completed, perhaps by an attempt whose response was lost."""
+
+    code = "upload_gone"
 
 
 DATA_KEY_BYTES: Final = 32

@@ -26,15 +26,16 @@ from crc32c import crc32c
 from stratalog_core.errors import Conflict, Invalid, NoSuchObject, OutcomeUnknown, Unavailable
 from stratalog_core.object_lock import ObjectLock
 from stratalog_core.ports import Background, Buffer
-from stratalog_tiering.store.base import KeyRing, ObjectInfo, StoreFeatures, Upload, UploadedPart, check_range
+from stratalog_tiering.store.base import KeyRing, ObjectInfo, StoreFeatures, Upload, UploadedPart, UploadGone, check_range
 from stratalog_tiering.store.key_ring import NoKeys
-from stratalog_tiering.store.s3_async import CONNECT_TIMEOUT_S, AsyncClient
+from stratalog_tiering.store.obstore_reads import CONNECT_TIMEOUT_S, ReadLimits, check_length
+from stratalog_tiering.store.s3_async import AsyncClient
 from stratalog_tiering.store.s3_attempts import repeated, written_once
 from stratalog_tiering.store.s3_catalogue import S3Catalogue
-from stratalog_tiering.store.s3_errors import UploadGone, from_botocore, no_credentials
+from stratalog_tiering.store.s3_errors import from_botocore, no_credentials
 from stratalog_tiering.store.s3_features import read_features
 from stratalog_tiering.store.s3_locks import S3Locks
-from stratalog_tiering.store.s3_reads import Aioboto3Reads, ObstoreReads, ReadEngine, ReadLimits, check_length
+from stratalog_tiering.store.s3_reads import Aioboto3Reads, ReadEngine, obstore_reads
 from stratalog_tiering.store.s3_versions import S3Versions
 from stratalog_tiering.store.store_url import S3Location
 
@@ -76,7 +77,7 @@ class S3Store:
     def _engine(self, name: str, session: boto3.Session, limits: ReadLimits) -> ReadEngine:
         if name == "aioboto3":
             return Aioboto3Reads(self._location, self._async_client, limits)
-        return ObstoreReads(self._location, session, self._location.endpoint or self._client.meta.endpoint_url, limits)
+        return obstore_reads(self._location, session, self._location.endpoint or self._client.meta.endpoint_url, limits)
 
     @property
     def url(self) -> str:

@@ -21,11 +21,11 @@ from botocore.exceptions import BotoCoreError, ClientError
 from botocore.parsers import ResponseParserError
 
 from stratalog_core.errors import Unavailable
+from stratalog_tiering.store.obstore_reads import CONNECT_TIMEOUT_S
 from stratalog_tiering.store.s3_attempts import time_limit
 from stratalog_tiering.store.s3_errors import from_botocore, no_answer
 from stratalog_tiering.store.store_url import S3Location
 
-CONNECT_TIMEOUT_S: Final = 2.0
 REQUEST_TIMEOUT_S: Final = 30.0
 CONNECTIONS_MAX: Final = 32
 _BREAKS: Final = (TimeoutError, OSError, aiohttp.ClientError, ResponseParserError)

@@ -1,12 +1,11 @@
 """Maps failures of S3 requests to errors: the request had no effect, its outcome is unknown, or it was refused.
 
-Two vocabularies are mapped: botocore's exceptions (boto3 and aioboto3, plus what aiohttp raises, by ``no_answer``) and
-obstore's (reads). A missing bucket is a configuration error and never counts as a missing object.
+Botocore's exceptions (boto3 and aioboto3) are mapped, and by ``no_answer`` what aiohttp raises; ``obstore_reads.py`` maps
+obstore's. A missing bucket is a configuration error and never counts as a missing object.
 """
 
 from __future__ import annotations
 
-import re
 from typing import Final
 
 from botocore.exceptions import (
@@ -17,13 +16,11 @@ from botocore.exceptions import (
     NoCredentialsError,
     PartialCredentialsError,
 )
-from obstore.exceptions import BaseError, NotFoundError, PermissionDeniedError, UnauthenticatedError
 
 from stratalog_core.errors import Conflict, Corrupt, Invalid, NoSuchObject, OutcomeUnknown, StratalogError, Unavailable
+from stratalog_tiering.store.base import UploadGone
 
 _ABSENT: Final = frozenset({"NoSuchKey", "404", "NotFound"})
-_RANGEREFUSED_CODES: Final = re.compile(r"<Code>InvalidRange</Code>|status code: 416\b")
-"""Searched in obstore's text, which also contains the object's name, the port and durations, so bare digits prove nothing."""
 _BEYOND_END: Final = frozenset({"InvalidRange", "416", "RequestedRangeNotSatisfiable"})
 _EXISTS: Final = frozenset({"PreconditionFailed", "412"})
 LOCKED_CODES: Final = frozenset({"ObjectLocked", "InvalidRequest"})
@@ -41,12 +38,6 @@ _TOO_MANY_REQUESTS: Final = 429
 _UPLOAD_GONE: Final = frozenset({"NoSuchUpload"})
 _NEVER_LEFT: Final = (ConnectTimeoutError, EndpointConnectionError)
 _NO_CREDENTIALS: Final = (NoCredentialsError, PartialCredentialsError)
-
-
-class UploadGone(NoSuchObject):
-    """The multipart upload does not exist: it was aborted, or completed, perhaps by an attempt whose response was lost."""
-
-    code = "upload_gone"
 
 
 def from_botocore(failure: BotoCoreError | ClientError, key: str, place: str) -> StratalogError:
@@ -95,20 +86,6 @@ def _from_answer(failure: ClientError, key: str, place: str) -> StratalogError:
     if 400 <= status < 500:
         return Invalid(f"{place}: request about {key} was refused: {failure}")
     return OutcomeUnknown(f"{place} failed at {key}: {failure}")
-
-
-def from_obstore(failure: BaseError | FileNotFoundError | PermissionError, key: str, place: str) -> StratalogError:
-    """The error for a failed read of ``key``."""
-    text = str(failure)
-    if "<Code>NoSuchBucket</Code>" in text:
-        return Invalid(f"{place}: the bucket does not exist; create it first")
-    if isinstance(failure, NotFoundError | FileNotFoundError):
-        return NoSuchObject(f"object {key} does not exist in {place}", key=key)
-    if isinstance(failure, PermissionDeniedError | UnauthenticatedError | PermissionError):
-        return Invalid(f"{place}: access to {key} was refused; check credentials and policy")
-    if _RANGEREFUSED_CODES.search(text):
-        return _ends_before(key, place)
-    return Unavailable(f"{place} could not be read ({key}): {text[:300]}")
 
 
 def _ends_before(key: str, place: str) -> Corrupt:

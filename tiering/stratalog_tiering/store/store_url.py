@@ -14,9 +14,12 @@ from typing import Final, Literal
 from urllib.parse import SplitResult, parse_qsl, unquote, urlencode, urlsplit
 
 from stratalog_core.errors import Invalid
+from stratalog_tiering.store.azure_settings import AzureSettings, account_of, azure_settings
 from stratalog_tiering.store.base import check_key
 
-OPTIONS: Final = frozenset({"endpoint", "region", "read_engine", "sse", "sse_kms_key_id", "keys"})
+OPTIONS: Final = frozenset({"endpoint", "region", "read_engine", "sse", "sse_kms_key_id", "keys", "account"})
+_S3_OPTIONS: Final = OPTIONS - {"account"}
+_AZURE_OPTIONS: Final = frozenset({"account", "endpoint", "keys"})
 STORE_URL_CONFIG: Final = "stratalog.store.url"
 """The broker config that tells clients the store, as :func:`location_url` of the broker's own."""
 SSE_MODES: Final = ("AES256", "aws:kms")
@@ -24,11 +27,17 @@ SSE_MODES: Final = ("AES256", "aws:kms")
 _REGION_DEFAULT: Final = "us-east-1"
 _HIDDEN: Final = "***"
 _OPTION_NAME: Final = re.compile(r"[a-z_]{1,40}")
+_CONTAINER: Final = re.compile(r"[a-z0-9](-?[a-z0-9]){2,62}")
+_ACCOUNT: Final = re.compile(r"[a-z0-9]{3,24}")
 _OPTION_VALUE: Final = re.compile(r"[A-Za-z0-9._:/\-\[\]%]*")
 _USAGE: Final = (
     "use s3://bucket/prefix with the options endpoint (http://host:port or https://…), region, read_engine, sse,"
     " sse_kms_key_id, keys (an absolute directory); set credentials in the environment: AWS_ACCESS_KEY_ID and"
     " AWS_SECRET_ACCESS_KEY"
+)
+_AZURE_USAGE: Final = (
+    "use az://container/prefix with the options account, endpoint (https://… of the account's blob service), keys (an absolute"
+    " directory); set credentials in the environment, such as AZURE_STORAGE_CONNECTION_STRING"
 )
 
 
@@ -69,6 +78,27 @@ class S3Location:
         return name.removeprefix(self.prefix)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AzureLocation:
+    """Where in Azure Blob Storage a store is. ``prefix`` is empty or ends with ``/``; ``endpoint`` is of the account."""
+
+    container: str
+    prefix: str
+    account: str
+    endpoint: str
+
+    @property
+    def url(self) -> str:
+        return f"az://{self.container}/{self.prefix}"
+
+    def name(self, key: str) -> str:
+        """The blob's name in the container. Raises ``Invalid`` for a key that is not plain."""
+        return self.prefix + check_key(key)
+
+    def key(self, name: str) -> str:
+        return name.removeprefix(self.prefix)
+
+
 def shown_url(url: str) -> str:
     """``url`` for display: everything that is not plainly a bucket, a path or a known option is replaced by ``***``."""
     whole, _, fragment = url.partition("#")
@@ -97,13 +127,16 @@ def _shown_option(option: str) -> str:
 
 
 def check_store_url(url: str) -> None:
-    """Raise ``Invalid`` unless ``url`` names a directory or is a valid ``s3://`` URL. Opens nothing."""
+    """Raise ``Invalid`` unless ``url`` names a directory or is a valid ``s3://`` or ``az://`` URL. Opens nothing."""
     scheme = _split(url).scheme
     if scheme == "s3":
         parse_s3_url(url)
+    elif scheme == "az":
+        parse_azure_url(url)
     elif scheme not in ("", "file"):
         raise Invalid(
-            f"store {shown_url(url)!r} has an unknown scheme; use /dir, file:///dir or s3://bucket/prefix?endpoint=…&region=…"
+            f"store {shown_url(url)!r} has an unknown scheme; use /dir, file:///dir, s3://bucket/prefix?endpoint=…&region=… or"
+            " az://container/prefix?account=…"
         )
 
 
@@ -112,7 +145,7 @@ def parse_s3_url(url: str) -> tuple[S3Location, dict[str, str]]:
     parts = _split(url)
     options = dict(parse_qsl(parts.query, keep_blank_values=True))
     endpoint = options.get("endpoint", "")
-    is_ours = parts.scheme == "s3" and parts.netloc and not parts.fragment and set(options) <= OPTIONS
+    is_ours = parts.scheme == "s3" and parts.netloc and not parts.fragment and set(options) <= _S3_OPTIONS
     if not is_ours or ":" in parts.netloc or "@" in parts.netloc + parts.path or not _is_endpoint(endpoint):
         raise Invalid(f"store {shown_url(url)!r}: {_USAGE}")
     location = S3Location(
@@ -128,9 +161,41 @@ def parse_s3_url(url: str) -> tuple[S3Location, dict[str, str]]:
     return location, options
 
 
+def parse_azure_url(url: str, settings: AzureSettings | None = None) -> AzureLocation:
+    """Location of an ``az://`` URL; what it does not say is by ``settings`` or the environment. Raises ``Invalid``."""
+    parts = _split(url)
+    options = dict(parse_qsl(parts.query, keep_blank_values=True))
+    is_ours = parts.scheme == "az" and not parts.fragment and set(options) <= _AZURE_OPTIONS
+    if (
+        not is_ours
+        or not _CONTAINER.fullmatch(parts.netloc)
+        or "@" in parts.path
+        or not _is_endpoint(options.get("endpoint", ""))
+    ):
+        raise Invalid(f"store {shown_url(url)!r}: {_AZURE_USAGE}")
+    keys_directory(url)
+    known = settings or azure_settings()
+    account, endpoint = options.get("account", ""), options.get("endpoint", "").rstrip("/")
+    if not endpoint and account in ("", known.account):
+        endpoint = known.endpoint
+    account = account or account_of(endpoint) or known.account
+    if not _ACCOUNT.fullmatch(account):
+        raise Invalid(f"store {shown_url(url)!r}: no account; add ?account=NAME, or set AZURE_STORAGE_ACCOUNT_NAME")
+    prefix = parts.path.strip("/")
+    return AzureLocation(
+        container=parts.netloc,
+        prefix=f"{prefix}/" if prefix else "",
+        account=account,
+        endpoint=endpoint or f"https://{account}.blob.core.windows.net",
+    )
+
+
 def location_url(url: str) -> str:
     """The store at ``url`` as other machines address it: place, endpoint and region, but neither keys nor other options."""
     parts = _split(url)
+    if parts.scheme == "az":
+        found = parse_azure_url(url)
+        return f"{found.url}?{urlencode({'account': found.account, 'endpoint': found.endpoint}, safe='/:')}"
     if parts.scheme != "s3":
         return f"file://{parts.path}"
     location, _ = parse_s3_url(url)

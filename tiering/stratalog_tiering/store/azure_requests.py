@@ -1,0 +1,166 @@
+"""Requests to Azure Blob Storage that obstore does not offer, sent by urllib3 in the store's threads.
+
+``send`` makes one attempt and raises this project's errors: the request had no effect, its outcome is unknown, or it was
+refused. Refusals are mapped by the code that the service gives; a missing container is a configuration error and never counts
+as a missing blob. No error repeats a URL, which may hold a shared access signature.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from email.utils import formatdate
+from typing import Final, TypeVar
+from urllib.parse import parse_qsl, quote, urlencode, urlsplit
+
+import urllib3
+from urllib3.exceptions import ConnectTimeoutError, HTTPError, NewConnectionError
+
+from stratalog_core.errors import Conflict, Invalid, NoSuchObject, OutcomeUnknown, StratalogError, Unavailable
+from stratalog_core.ports import Background
+from stratalog_tiering.store.azure_credentials import AzureCredentials
+from stratalog_tiering.store.base import Locked, UploadGone
+from stratalog_tiering.store.obstore_reads import CONNECT_TIMEOUT_S
+from stratalog_tiering.store.s3_attempts import repeated
+from stratalog_tiering.store.store_url import AzureLocation
+
+VERSION: Final = "2023-11-03"
+"""The version of the service's interface."""
+REQUEST_TIMEOUT_S: Final = 30.0
+_SIGNED_HEADERS: Final = (
+    "content-encoding", "content-language", "content-length", "content-md5", "content-type", "date", "if-modified-since",
+    "if-match", "if-none-match", "if-unmodified-since", "range",
+)  # fmt: skip
+_CODE: Final = re.compile(rb"<Code>([A-Za-z0-9]{1,80})</Code>")
+_NEVER_LEFT: Final = (NewConnectionError, ConnectTimeoutError)
+_ABSENT: Final = frozenset({"BlobNotFound", "ResourceNotFound"})
+_NO_CONTAINER: Final = frozenset({"ContainerNotFound", "ContainerBeingDeleted", "ContainerDisabled"})
+_EXISTS: Final = frozenset({"BlobAlreadyExists", "ConditionNotMet", "TargetConditionNotMet"})
+_UPLOAD_GONE: Final = frozenset({"InvalidBlockList"})
+_LOCKED: Final = frozenset({"BlobImmutableDueToPolicy", "BlobImmutableDueToLegalHold"})
+_NOT_DONE: Final = frozenset({"ServerBusy", "Md5Mismatch", "TooManyRequests", "AccountBeingCreated"})
+"""The request had no effect and may be repeated: the service is busy, or the body was damaged in transit."""
+_Result = TypeVar("_Result")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """Names of headers are in lower case."""
+
+    headers: Mapping[str, str]
+    body: bytes
+
+
+class AzureRequests:
+    """Requests to one container."""
+
+    def __init__(self, location: AzureLocation, credentials: AzureCredentials, background: Background, threads: int) -> None:
+        self._location = location
+        self._credentials = credentials
+        self._background = background
+        timeout = urllib3.Timeout(connect=CONNECT_TIMEOUT_S, read=REQUEST_TIMEOUT_S)
+        self._pool = urllib3.PoolManager(maxsize=threads, block=True, retries=False, timeout=timeout)
+
+    async def run(self, call: Callable[[], _Result]) -> _Result:
+        """The result of a call that blocks, such as one of :meth:`send`."""
+        return await self._background.run(call)
+
+    async def repeated(self, call: Callable[[], _Result]) -> _Result:
+        """The result of a call that blocks and may be repeated."""
+        return await repeated(lambda: self._background.run(call))
+
+    def send(
+        self,
+        method: str,
+        key: str | None,
+        query: Mapping[str, str] | None = None,
+        headers: Mapping[str, str] | None = None,
+        body: bytes = b"",
+    ) -> Answer:
+        """Send one request about the blob of ``key``, or about the container if it is None. Blocks."""
+        url = self._url(key, query or {})
+        given = {"x-ms-version": VERSION, **(headers or {})}
+        if method == "PUT":
+            given |= {"Content-Length": str(len(body)), "Content-MD5": _digest(body)}
+        place, about = self._location.url, key or "the container"
+        signed_url, signed = self._authorized(method, url, given)
+        try:
+            answer = self._pool.request(method, signed_url, headers=signed, body=body or None, redirect=False)
+        except _NEVER_LEFT as failure:
+            raise Unavailable(f"{place} cannot be reached: {type(failure).__name__}") from None
+        except HTTPError as failure:
+            raise OutcomeUnknown(f"{place} did not answer about {about}: {type(failure).__name__}") from None
+        found = {name.lower(): value for name, value in answer.headers.items()}
+        if 200 <= answer.status < 300:
+            return Answer(headers=found, body=answer.data)
+        raise refusal(answer.status, found.get("x-ms-error-code") or _code_of(answer.data), about, place)
+
+    def close(self) -> None:
+        self._pool.clear()
+
+    def _url(self, key: str | None, query: Mapping[str, str]) -> str:
+        path = self._location.container if key is None else f"{self._location.container}/{self._location.name(key)}"
+        return f"{self._location.endpoint}/{quote(path)}" + (f"?{urlencode(query, quote_via=quote)}" if query else "")
+
+    def _authorized(self, method: str, url: str, headers: Mapping[str, str]) -> tuple[str, Mapping[str, str]]:
+        """The URL and the headers with the credentials."""
+        settings = self._credentials.settings
+        if settings.key:
+            return url, signed_headers(method, url, headers, self._location.account, settings.key)
+        if settings.sas:
+            return f"{url}{'&' if '?' in url else '?'}{settings.sas}", headers
+        return url, {**headers, "Authorization": f"Bearer {self._credentials.token().text}"}
+
+
+def signed_headers(method: str, url: str, headers: Mapping[str, str], account: str, key: bytes) -> dict[str, str]:
+    """``headers`` with the date and the signature of the account's key."""
+    dated = {**headers, "x-ms-date": formatdate(usegmt=True)}
+    signature = hmac.digest(key, string_to_sign(method, url, dated, account).encode(), "sha256")
+    return {**dated, "Authorization": f"SharedKey {account}:{base64.b64encode(signature).decode()}"}
+
+
+def string_to_sign(method: str, url: str, headers: Mapping[str, str], account: str) -> str:
+    """The text that the account's key signs: "Authorize with Shared Key", version 2009-09-19 and later."""
+    lower = {name.lower(): value for name, value in headers.items()}
+    if lower.get("content-length") == "0":
+        lower["content-length"] = ""
+    standard = [lower.get(name, "") for name in _SIGNED_HEADERS]
+    own = [f"{name}:{lower[name]}" for name in sorted(lower) if name.startswith("x-ms-")]
+    parts = urlsplit(url)
+    query = [f"{name.lower()}:{value}" for name, value in sorted(parse_qsl(parts.query, keep_blank_values=True))]
+    return "\n".join([method, *standard, *own, f"/{account}{parts.path}", *query])
+
+
+def refusal(status: int, code: str, about: str, place: str) -> StratalogError:
+    """The error for a refused request; ``OutcomeUnknown`` if it may have had an effect."""
+    shown = code or str(status)
+    if code in _NO_CONTAINER:
+        return Invalid(f"{place}: the container does not exist ({shown}); create it first")
+    if code in _ABSENT:
+        return NoSuchObject(f"object {about} does not exist in {place}", key=about)
+    if code in _UPLOAD_GONE:
+        return UploadGone(f"the upload of {about} does not exist in {place}", key=about)
+    if code in _EXISTS:
+        return Conflict(f"object {about} already exists in {place}", key=about)
+    if code in _LOCKED:
+        return Locked(f"{place}: {about} is protected by an immutability policy or a legal hold ({code})", until_ms=0)
+    if status in (401, 403):
+        return Invalid(f"{place}: access to {about} was refused ({shown}); check the credentials and the role")
+    if code in _NOT_DONE or status in (429, 503):
+        return Unavailable(f"{place} temporarily refused the request ({shown})")
+    if 400 <= status < 500:
+        return Invalid(f"{place}: request about {about} was refused ({status} {code})")
+    return OutcomeUnknown(f"{place} failed at {about} ({status} {code})")
+
+
+def _digest(body: bytes) -> str:
+    return base64.b64encode(hashlib.md5(body, usedforsecurity=False).digest()).decode()
+
+
+def _code_of(body: bytes) -> str:
+    found = _CODE.search(body)
+    return found[1].decode() if found else ""
