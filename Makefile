@@ -163,6 +163,10 @@ erase-minio: .venv/.test $(MINIO)  ## an erasure on a MinIO that keeps versions 
 exactly-once: .venv/.test  ## streams and replays of Spark whose drivers and tasks are killed at random points, each record is written once: POINTS=100; and at each step of a commit
 	STRATALOG_EXACTLY_ONCE_POINTS=$(or $(POINTS),100) $(BIN)/python -m pytest -q -s tests/integration/test_exactly_once*.py
 
+.PHONY: spark-at-size
+spark-at-size: .venv/.test  ## every job of the pipeline over flight events, repeated with shifted times, each result compared with an independent computation: GB=5
+	STRATALOG_SPARK_GB=$(or $(GB),5) $(BIN)/python -m pytest -q --durations=0 tests/integration/test_spark_at_size.py
+
 .PHONY: fuzz
 fuzz: .venv/.fuzz  ## search by coverage for bytes that break a port, a format or an object: TARGET=name SECONDS=60; keeps what it finds
 	PYTHONPATH=.:tests $(BIN)/python -m fuzz --seconds $(or $(SECONDS),60) $(if $(TARGET),--target $(TARGET))
