@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
+from stratalog_tiering.cold.block_source import RUN_BLOCKS_MAX
 from stratalog_tiering.cold.segment_check import WHOLE_BYTES_MAX
 from stratalog_tiering.format.manifest import Reason, RemovedObject, SegmentEntry
 from stratalog_tiering.format.object_keys import data_key_key, is_version_object, parse_manifest_key, parse_segment_key
@@ -32,6 +33,8 @@ PREFIXES: Final = 5
 SWEEP_DAYS: Final = 7
 """The default of ``[tiering] sweep_interval_ms``."""
 _READ_BACK_BYTES: Final = 4 * BLOCK_BYTES_TARGET
+_READ_ALONE: Final = 3
+"""Reads that the first blocks of a replay cost more, because read-ahead grows from one block to several."""
 _PARTS: Final = re.compile(r"[0-9a-f]{32}-(\d{1,5})")
 Sizes = Counter[int]
 """Number of objects by size in bytes."""
@@ -145,9 +148,13 @@ def add_partition(usage: TopicUsage, partition: PartitionObjects, now_ms: int) -
     usage.sweep_listings += _sweep_listings(partition)
     usage.storage_classes |= {entry.options.storage_class or "STANDARD" for entry in partition.live.values()}
     data_keys = {info.key for info in partition.others if info.key.endswith(".key")}
+    together = 0
     for entry in partition.live.values():
-        usage.replay_requests.segment_gets += _blocks(entry) + 1
+        blocks, reads = _blocks(entry), -(-_blocks(entry) // RUN_BLOCKS_MAX)
+        together += blocks - reads
+        usage.replay_requests.segment_gets += reads + 1
         usage.replay_requests.other_gets += data_key_key(entry.key) in data_keys
+    usage.replay_requests.segment_gets += min(_READ_ALONE, together)
     usage.replay_requests.other_gets += 1
     _add_commits(usage.activity, partition, since_ms)
     _add_departures(usage.activity, partition, since_ms)

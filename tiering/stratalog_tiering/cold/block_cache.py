@@ -127,6 +127,9 @@ class DiskCache:
         for name in files.list(_DIRECTORY):
             files.remove(f"{_DIRECTORY}/{name}")
 
+    def __contains__(self, key: BlockKey) -> bool:
+        return key in self._known
+
     async def read(self, key: BlockKey) -> bytes | None:
         """The block's bytes, which the caller must verify; None on a miss."""
         size = self._known.get(key)

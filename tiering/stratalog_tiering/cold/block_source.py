@@ -1,21 +1,22 @@
 """Blocks of segments for readers, from memory, local disk or the store: verified, shared between readers, and bounded.
 
-Fetches and read-ahead have separate limits on concurrent reads, so read-ahead never delays a fetch. A block whose bytes do not
-match its CRC is never returned: ``Corrupt`` names segment, block and offsets. Memory holds blocks as their batches, the disk as
-they are stored, so what is encrypted stays encrypted there: a compressed or encrypted block is written to disk when it is
-loaded, any other when memory evicts it.
+Fetches and read-ahead have separate limits on concurrent reads, so read-ahead never delays a fetch. Read-ahead gets adjacent
+blocks with one GET. A block whose bytes do not match its CRC is never returned: ``Corrupt`` names segment, block and offsets.
+Memory holds blocks as their batches, the disk as they are stored, so what is encrypted stays encrypted there: a compressed or
+encrypted block is written to disk when it is loaded, any other when memory evicts it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Final
 
 from stratalog_core.config import setting
-from stratalog_core.errors import Corrupt, NoSuchObject
+from stratalog_core.errors import Corrupt, NoSuchObject, StratalogError
 from stratalog_core.ports import Background, Buffer, Clock, Files
 from stratalog_core.single_flight import SingleFlight
 from stratalog_core.stepwise import AT_ONCE_BYTES
@@ -29,6 +30,12 @@ from stratalog_tiering.store import ObjectStore, StoreWithCopy, read_verified
 
 _MIB: Final = 1024 * 1024
 _DISK_WRITES_MAX: Final = 16
+RUN_BLOCKS_MAX: Final = 4
+_RUN_BYTES_MAX: Final = 5 * _MIB
+"""Adjacent blocks that read-ahead gets with one GET, and their plain size. One GET of four blocks of 1 MiB takes half of the
+CPU time that MinIO needs for a GET each, and two thirds of that of obstore."""
+_RunContent = tuple[memoryview, float]
+"""The bytes of a run of blocks, and when their read began (monotonic seconds)."""
 Unlock = Callable[[SegmentFooter], Awaitable[BlockCipher | None]]
 _log = logging.getLogger(__name__)
 
@@ -80,6 +87,7 @@ class BlockSource:
         self._read_ahead_limit = asyncio.Semaphore(settings.read_ahead_reads)
         self._counted = ColdReadMetrics()
         self._disk_writes: set[asyncio.Task[None]] = set()
+        self._run_reads: set[asyncio.Task[None]] = set()
 
     def metrics(self) -> ColdReadMetrics:
         """For a scrape."""
@@ -110,32 +118,131 @@ class BlockSource:
         self._loads.start(key, self._loader(entry, footer, index, limit), keep=read_ahead)
         return key
 
+    def read_ahead(self, entry: SegmentEntry, footer: SegmentFooter, indexes: range) -> None:
+        """Start to load those blocks of a segment that are neither in memory nor being loaded, adjacent ones with one GET."""
+        for run in self._runs(entry, footer.blocks, indexes):
+            if len(run) == 1:
+                self.start(entry, footer, run.start, read_ahead=True)
+            else:
+                self._start_run(entry, footer, run)
+
+    def _runs(self, entry: SegmentEntry, blocks: Sequence[BlockEntry], indexes: range) -> list[range]:
+        """Runs of the blocks that are to be loaded, each as large as one read may be."""
+        runs: list[range] = []
+        for index in indexes:
+            if self.at_hand(block_key(entry, blocks[index])):
+                continue
+            if runs and self._may_join(entry, blocks, runs[-1], index):
+                runs[-1] = range(runs[-1].start, index + 1)
+            else:
+                runs.append(range(index, index + 1))
+        return runs
+
+    def _may_join(self, entry: SegmentEntry, blocks: Sequence[BlockEntry], run: range, index: int) -> bool:
+        """Whether one read may return block ``index`` together with ``run``: a block on the local disk is not read again."""
+        if run.stop != index or len(run) == RUN_BLOCKS_MAX or blocks[index - 1].end_position != blocks[index].position:
+            return False
+        if self._disk is not None and any(block_key(entry, block) in self._disk for block in blocks[index - 1 : index + 1]):
+            return False
+        return sum(block.plain_length for block in blocks[run.start : index + 1]) <= _RUN_BYTES_MAX
+
+    def _start_run(self, entry: SegmentEntry, footer: SegmentFooter, run: range) -> None:
+        content: asyncio.Future[_RunContent] = asyncio.get_running_loop().create_future()
+        loads = [
+            self._loads.start(
+                block_key(entry, footer.blocks[index]), self._run_loader(entry, footer, run, index, content), keep=True
+            )
+            for index in run
+        ]
+        reading = asyncio.ensure_future(self._read_run(entry, footer.blocks[run.start : run.stop], content, loads))
+        self._run_reads.add(reading)
+        reading.add_done_callback(self._run_reads.discard)
+
+    async def _read_run(
+        self,
+        entry: SegmentEntry,
+        blocks: Sequence[BlockEntry],
+        content: asyncio.Future[_RunContent],
+        loads: Sequence[asyncio.Task[CachedBlock]],
+    ) -> None:
+        """Read the run's bytes. The limit counts it until its blocks are loaded, because its bytes are in memory until then."""
+        start, length = blocks[0].position, blocks[-1].end_position - blocks[0].position
+        try:
+            async with self._read_ahead_limit:
+                began_at_s = self._clock.monotonic()
+                try:
+                    read = await self._store.get_range(entry.key, entry.data_position + start, length)
+                    content.set_result((read, began_at_s))
+                except StratalogError as failure:
+                    content.set_exception(failure)
+                await asyncio.wait(loads)
+        finally:
+            if not content.cancel():
+                content.exception()  # Mark it as retrieved: all loads may have been cancelled.
+
+    def _run_loader(
+        self, entry: SegmentEntry, footer: SegmentFooter, run: range, index: int, content: asyncio.Future[_RunContent]
+    ) -> Callable[[], Awaitable[CachedBlock]]:
+        block = footer.blocks[index]
+        position = block.position - footer.blocks[run.start].position
+        alone = self._loader(entry, footer, index, nullcontext())
+
+        async def load() -> CachedBlock:
+            try:
+                read, began_at_s = await asyncio.shield(content)
+                # Copied, because a view would keep the bytes of the whole run in memory.
+                stored = memoryview(bytes(read[position : position + block.length]))
+                cipher = await self._unlock(footer) if block.is_encrypted else None
+                plain = await self._plain(stored, block, cipher)
+            except (Corrupt, NoSuchObject):
+                return await alone()  # Another block may be the damaged one. Its own read names this one, or uses another copy.
+            return self._loaded(entry, block, stored, plain, began_at_s)
+
+        return load
+
     def abandon(self, keys: Iterable[BlockKey]) -> None:
         """Stop loads that no reader waits for or has waited for."""
         for key in keys:
             self._loads.abandon(key)
 
     async def close(self) -> None:
+        reading = list(self._run_reads)
+        for task in reading:
+            task.cancel()
         await self._loads.close()
+        await asyncio.gather(*reading, return_exceptions=True)
         await asyncio.gather(*self._disk_writes, return_exceptions=True)
 
     def _loader(
-        self, entry: SegmentEntry, footer: SegmentFooter, index: int, limit: asyncio.Semaphore
+        self, entry: SegmentEntry, footer: SegmentFooter, index: int, limit: AbstractAsyncContextManager[None]
     ) -> Callable[[], Awaitable[CachedBlock]]:
         block = footer.blocks[index]
 
         async def load() -> CachedBlock:
-            key = block_key(entry, block)
             async with limit:
                 cipher = await self._unlock(footer) if block.is_encrypted else None
-                content = await self._from_disk(key, block, cipher)
+                content = await self._from_disk(block_key(entry, block), block, cipher)
                 if content is None:
-                    content = await self._from_store(entry, index, block, cipher)
-            cached = CachedBlock(content, block.base_offset, is_as_stored=block.is_plain)
-            self._blocks.put(key, cached)
-            return cached
+                    return await self._from_store(entry, index, block, cipher)
+            return self._cached(entry, block, content)
 
         return load
+
+    def _cached(self, entry: SegmentEntry, block: BlockEntry, content: memoryview) -> CachedBlock:
+        cached = CachedBlock(content, block.base_offset, is_as_stored=block.is_plain)
+        self._blocks.put(block_key(entry, block), cached)
+        return cached
+
+    def _loaded(
+        self, entry: SegmentEntry, block: BlockEntry, stored: memoryview, plain: memoryview, began_at_s: float
+    ) -> CachedBlock:
+        """Keep a block that was read from the store."""
+        self._counted.blocks_loaded += 1
+        self._counted.loaded_bytes += len(stored)
+        self._counted.load_seconds.observe(self._clock.monotonic() - began_at_s)
+        if not block.is_plain:
+            self._write_to_disk(block_key(entry, block), stored)
+        return self._cached(entry, block, plain)
 
     async def _from_disk(self, key: BlockKey, block: BlockEntry, cipher: BlockCipher | None) -> memoryview | None:
         content = await self._disk.read(key) if self._disk is not None else None
@@ -150,7 +257,7 @@ class BlockSource:
         self._counted.disk_hits += 1
         return plain
 
-    async def _from_store(self, entry: SegmentEntry, index: int, block: BlockEntry, cipher: BlockCipher | None) -> memoryview:
+    async def _from_store(self, entry: SegmentEntry, index: int, block: BlockEntry, cipher: BlockCipher | None) -> CachedBlock:
         began_at_s = self._clock.monotonic()
 
         async def read(store: ObjectStore) -> tuple[memoryview, memoryview]:
@@ -171,12 +278,7 @@ class BlockSource:
                 base_offset=block.base_offset,
                 last_offset=block.last_offset,
             ) from bad
-        self._counted.blocks_loaded += 1
-        self._counted.loaded_bytes += len(content)
-        self._counted.load_seconds.observe(self._clock.monotonic() - began_at_s)
-        if not block.is_plain:
-            self._write_to_disk(block_key(entry, block), content)
-        return plain
+        return self._loaded(entry, block, content, plain, began_at_s)
 
     async def _plain(self, stored: Buffer, block: BlockEntry, cipher: BlockCipher | None) -> memoryview:
         """The block's batches. Raises ``Corrupt``. The limit on reads under way also bounds the memory of decompression."""

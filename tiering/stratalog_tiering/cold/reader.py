@@ -68,10 +68,14 @@ class FoundRecord:
 
 @dataclass(slots=True)
 class _Stream:
-    """A sequential reader, identified by the offset at which it continues. ``window``: blocks to read ahead, at first 0."""
+    """A sequential reader, identified by the offset at which it continues. ``window``: blocks to read ahead, at first 0.
+
+    ``refill_at`` is the offset from which at most half of the window is left, so that blocks are read ahead several at once.
+    """
 
     window: int = 0
     ahead_until: int = 0
+    refill_at: int = 0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -286,22 +290,39 @@ class ColdReader:
         if next_offset > offset:
             sequential = stream.window > 0
             wanted = stream.window // 2 if work.missed else stream.window * 2
-            stream.window = min(self._settings.read_ahead_blocks, max(1, wanted))
-            if sequential and next_offset < pointer.end_offset and len(self._tasks) < _READ_AHEADS_MAX:
-                self._spawn(self._read_ahead(pointer, next_offset, stream))
+            window = min(self._settings.read_ahead_blocks, max(1, wanted))
+            is_due = work.missed or window != stream.window or next_offset >= stream.refill_at
+            stream.window = window
+            if sequential and is_due and next_offset < pointer.end_offset:
+                self._read_ahead(pointer, next_offset, stream)
         self._streams.put((pointer.topic_id, pointer.index, next_offset), stream)
 
-    async def _read_ahead(self, pointer: ManifestPointer, offset: int, stream: _Stream) -> None:
-        remaining = stream.window
-        try:
-            while remaining and offset < pointer.end_offset:
-                entry, footer = await self._segment(pointer, offset, self._clock.monotonic() + LOOKUP_TIMEOUT_S)
-                for index in range(find_block(footer.blocks, offset), len(footer.blocks))[:remaining]:
-                    self._blocks.start(entry, footer, index, read_ahead=True)
-                    offset, remaining = footer.blocks[index].last_offset + 1, remaining - 1
+    def _read_ahead(self, pointer: ManifestPointer, offset: int, stream: _Stream) -> None:
+        """Start to load a window of blocks from ``offset`` on, at once as far as manifest and footers are in memory."""
+        ends = list[int]()
+        while len(ends) < stream.window and offset < pointer.end_offset:
+            found = self._source.cached(pointer, offset)
+            if found is None:
+                if len(self._tasks) < _READ_AHEADS_MAX:
+                    self._spawn(self._look_up_and_read_ahead(pointer, offset, stream))
+                return
+            entry, footer = found
+            indexes = range(find_block(footer.blocks, offset), len(footer.blocks))[: stream.window - len(ends)]
+            self._blocks.read_ahead(entry, footer, indexes)
+            ends += (footer.blocks[index].last_offset + 1 for index in indexes)
+            offset = ends[-1]
+        if ends:
             stream.ahead_until = max(stream.ahead_until, offset)
+            stream.refill_at = ends[max(0, len(ends) - 1 - stream.window // 2)]
+
+    async def _look_up_and_read_ahead(self, pointer: ManifestPointer, offset: int, stream: _Stream) -> None:
+        try:
+            await self._segment(pointer, offset, self._clock.monotonic() + LOOKUP_TIMEOUT_S)
         except StratalogError as failure:
             _log.info("read-ahead of %s-%d stopped: %s", pointer.topic_id, pointer.index, failure)
+            return
+        if self._source.cached(pointer, offset) is not None:  # else there is no memory for it: the next fetch looks it up
+            self._read_ahead(pointer, offset, stream)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.ensure_future(work)

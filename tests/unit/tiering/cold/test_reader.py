@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+import msgspec
 import pytest
 import pytest_asyncio
 from support.archive_writer import ArchiveWriter
@@ -16,6 +18,7 @@ from stratalog_core.batches.batch import iterate_headers, read_header
 from stratalog_core.batches.checkpoint import ProducerEntry
 from stratalog_core.batches.records import iterate_records
 from stratalog_core.errors import Corrupt, NotFound, Unavailable
+from stratalog_core.memory.retained import FRAME_BYTES, frame_bytes
 from stratalog_core.ports import Background, Buffer
 from stratalog_core.system import SystemClock, SystemFiles, ThreadBackground
 from stratalog_metadata.records import ManifestPointer
@@ -88,6 +91,102 @@ async def test_sequential_reads_return_everything_once(writer: ArchiveWriter, st
     assert await fetched(reader, pointer, offset, 500, 5) == []
     blocks = [key for name, key in store.calls if name == "get_range" and "segments/" in key]
     assert len(blocks) <= 7 + sum(1 for _ in written), "no block is read twice"
+    await reader.close()
+
+
+async def read_sequentially(reader: ColdReader, pointer: ManifestPointer) -> bytes:
+    """Read everything in fetches of one batch, and let read-ahead end after each."""
+    offset, read = pointer.start_offset, b""
+    while offset < pointer.end_offset:
+        found = await reader.fetch(pointer, offset, 1, 5)
+        offset, read = found.end_offset, read + b"".join(found.batches)
+        await asyncio.sleep(0.01)
+    return read
+
+
+async def test_read_ahead_gets_adjacent_blocks_together(
+    new_writer: Callable[..., ArchiveWriter], store: Store, make_batches: Batches
+) -> None:
+    batches = make_batches(0, [3] * 40)
+    pointer, entry = await new_writer(block_bytes_target=1).append(0, batches)
+    assert len((await Archive(store).footer(entry)).blocks) == 40
+    store.calls.clear()
+    reader = ColdReader(store, ColdReaderSettings(), SystemClock())
+    assert await read_sequentially(reader, pointer) == b"".join(batches)
+    assert store.count("get_range") < 40 / 2, "footer, the first blocks alone, then four at a time"
+    blocks = [block for _, block in reader._blocks._blocks._entries.items()]
+    assert all(frame_bytes(block.content) == FRAME_BYTES + len(block.content) for block in blocks), (
+        "no block keeps the others in memory"
+    )
+    (counted,) = reader.metrics()
+    assert isinstance(counted, ColdReadMetrics)
+    assert (counted.blocks_loaded, counted.loaded_bytes) == (40, entry.data_bytes)
+    await reader.close()
+
+
+async def test_a_damaged_block_does_not_hide_those_that_are_read_with_it(
+    new_writer: Callable[..., ArchiveWriter], store: Store, store_directory: Path, make_batches: Batches
+) -> None:
+    batches = make_batches(0, [3] * 40)
+    pointer, entry = await new_writer(block_bytes_target=1).append(0, batches)
+    block = (await Archive(store).footer(entry)).blocks[30]
+    path = store_directory / entry.key
+    content = bytearray(path.read_bytes())
+    content[block.position + 70] ^= 0x20
+    path.write_bytes(content)
+    reader = ColdReader(store, ColdReaderSettings(), SystemClock())
+    before = msgspec.structs.replace(pointer, end_offset=block.base_offset)
+    assert await read_sequentially(reader, before) == b"".join(batches[:30])
+    for offset in (block.base_offset, block.base_offset):
+        with pytest.raises(Corrupt, match=f"{entry.key}, block 30 .offsets {block.base_offset}..{block.last_offset}"):
+            await reader.fetch(pointer, offset, 1, 5)
+    after = msgspec.structs.replace(pointer, start_offset=block.last_offset + 1)
+    assert await read_sequentially(reader, after) == b"".join(batches[31:])
+    await reader.close()
+
+
+async def test_read_ahead_does_not_read_again_what_the_disk_cache_has(
+    new_writer: Callable[..., ArchiveWriter],
+    store: Store,
+    make_batches: Batches,
+    tmp_path: Path,
+    background: ThreadBackground,
+) -> None:
+    batches = make_batches(0, [3] * 40)
+    pointer, entry = await new_writer(block_bytes_target=1).append(0, batches)
+    files = SystemFiles(tmp_path / "cache")
+    settings = ColdReaderSettings(disk_bytes=MIB)
+    reader = ColdReader(store, settings, SystemClock(), memory_bytes=16_000, files=files, background=background)
+    for _ in range(2):
+        assert await read_sequentially(reader, pointer) == b"".join(batches)
+    (counted,) = reader.metrics()
+    assert isinstance(counted, ColdReadMetrics)
+    assert counted.disk_hits >= 20
+    assert counted.loaded_bytes <= 1.5 * entry.data_bytes
+    await reader.close()
+
+
+async def test_read_ahead_that_the_store_refuses_is_tried_again_by_the_fetch(
+    new_writer: Callable[..., ArchiveWriter], store: Store, make_batches: Batches
+) -> None:
+    batches = make_batches(0, [3] * 40)
+    pointer, _ = await new_writer(block_bytes_target=1).append(0, batches)
+    reader = ColdReader(store, ColdReaderSettings(), SystemClock())
+    asked = 0
+
+    def refuse_some(name: str, key: str) -> BaseException | None:
+        nonlocal asked
+        asked += name == "get_range"
+        return Unavailable("the store is away") if name == "get_range" and asked % 3 == 0 else None
+
+    store.before = refuse_some
+    offset, read = 0, b""
+    while offset < pointer.end_offset:
+        with contextlib.suppress(Unavailable):
+            found = await reader.fetch(pointer, offset, 1, 5)
+            offset, read = found.end_offset, read + b"".join(found.batches)
+        await asyncio.sleep(0.01)
+    assert read == b"".join(batches)
     await reader.close()
 
 
