@@ -14,7 +14,7 @@ from integration.process_cluster import ProcessCluster
 from kafka import KafkaConsumer
 
 pytestmark = pytest.mark.integration
-TIMEOUT_S = 60.0
+TIMEOUT_S = 120.0
 PARTITIONS = 6
 RECORDS = 600
 

@@ -9,6 +9,7 @@ import pytest
 from confluent_kafka import Producer
 from integration.process_cluster import KEPT_FOR_EVER, ProcessCluster
 from integration.test_spark_writes import messages
+from support.directory_store import object_contents
 
 from stratalog.exit_codes import ExitCode
 
@@ -33,7 +34,7 @@ def produce(cluster: ProcessCluster, topic: str, numbers: range) -> None:
 
 
 def files_with(store: Path, content: bytes) -> list[str]:
-    return [str(path) for path in store.rglob("*") if path.is_file() and content in path.read_bytes()]
+    return [key for key, stored in object_contents(store).items() if content in stored]
 
 
 def test_records_are_erased_from_a_cluster(cluster: ProcessCluster, tmp_path: Path) -> None:

@@ -242,7 +242,7 @@ async def test_where_both_copies_are_unreadable_the_bookies_are_asked_again(tmp_
         log = broker.partitions.find_by_name(b"flights", 0)
         assert log is not None
         await cluster.bookies["bookie-1"].close()
-        for segment in (tmp_path / "store").rglob("*.segment"):
+        for segment in (tmp_path / "store" / "segments").rglob("*.segment"):
             segment.rename(segment.with_suffix(".away"))
         with pytest.raises(Corrupt):
             await broker.reader.read(log, 0, 1, 1000, 20)

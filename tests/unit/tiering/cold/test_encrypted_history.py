@@ -13,6 +13,7 @@ import msgspec
 import pytest
 import pytest_asyncio
 from click.testing import CliRunner
+from support.directory_store import object_contents, object_files
 
 from stratalog.commands.key import key
 from stratalog_core.errors import Conflict, Corrupt, Invalid, StorageFailed
@@ -74,11 +75,11 @@ async def encrypted(cluster: Cluster, make_batches: Batches, ledgers: int = 3, c
 
 
 def names(directory: Path, suffix: str) -> set[str]:
-    return {path.stem for path in directory.rglob(f"*{suffix}")}
+    return {path.stem for path in object_files(directory) if path.suffix == suffix}
 
 
 def contents(directory: Path) -> list[bytes]:
-    return [path.read_bytes() for path in directory.rglob("*") if path.is_file()]
+    return list(object_contents(directory).values())
 
 
 async def read_all(store: ObjectStore, pointer: Any, **reader: Any) -> bytes:

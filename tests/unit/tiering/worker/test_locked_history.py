@@ -14,6 +14,7 @@ import msgspec
 import pytest
 import pytest_asyncio
 from conftest import S3Server
+from support.directory_store import object_files
 from unit.tiering.conftest import FaultyStore
 from unit.tiering.unreliable_metadata import UnreliableMetadata
 
@@ -178,7 +179,7 @@ async def test_a_merged_segment_is_locked_until_the_latest_date_of_its_sources(
     await set_configs(cluster, {**LONG, "stratalog.tier.lock.mode": "governance"})
     await cluster.start_worker(segment_bytes=1)
     await offload(cluster, make_batches, 0, 1)
-    await set_configs(cluster, {**LONG, "stratalog.tier.lock.ms": str(MINUTE_MS)})
+    await set_configs(cluster, {**LONG, "stratalog.tier.lock.ms": str(5 * MINUTE_MS)})
     await offload(cluster, make_batches, 1, FAN_IN - 2)
     await set_configs(cluster, {"retention.ms": "-1"})
     await offload(cluster, make_batches, FAN_IN - 1, 1)
@@ -388,18 +389,19 @@ async def second(second_bucket: Bucket, minio_server: S3Server, background: Thre
 async def test_the_second_copy_is_locked_as_the_first_and_goes_after_its_locks(
     cluster: Cluster, store: WatchedStore, make_batches: Batches, second: WatchedStore, second_bucket: Bucket
 ) -> None:
-    await set_configs(cluster, {**LONG, "stratalog.tier.lock.ms": "8000"})
+    began_ms, lock_ms = SystemClock().wall_ms(), 8_000
+    await set_configs(cluster, {**LONG, "stratalog.tier.lock.ms": str(lock_ms)})
     await cluster.start_worker(grace_ms=0, copy_grace_ms=0, sweep_interval_ms=300, second=second)
     await offload(cluster, make_batches, 0, 2)
     pointer = cluster.pointer()
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while marker_key(pointer.object_key) not in second_bucket.stored():  # noqa: ASYNC110 - stores tell nobody
             await asyncio.sleep(0.05)
     segments = [key for key in second_bucket.stored() if key.startswith("segments/")]
     assert len(segments) == 2
     for key in (*segments, pointer.object_key, marker_key(pointer.object_key)):
         locked = await store.head(key)
-        assert (await second.head(key)).locked_until_ms == locked.locked_until_ms > SystemClock().wall_ms()
+        assert (await second.head(key)).locked_until_ms == locked.locked_until_ms >= began_ms + lock_ms
     stored = cluster.metadata.view.get(topic_key(cluster.topic.name))
     await cluster.metadata.propose(delete_topic(cluster.metadata.view, stored.record, stored.version, 0, 0))
     async with asyncio.timeout(60):
@@ -417,7 +419,7 @@ async def test_a_second_store_without_locks_gets_nothing_of_a_locked_topic(
     await set_configs(cluster, LONG)
     await cluster.start_worker(second=unlocked)
     await offload(cluster, make_batches, 0, 1)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while "which cannot lock objects" not in caplog.text:  # noqa: ASYNC110 - the log tells nobody
             await asyncio.sleep(0.05)
-    assert not [*directory.rglob("*.segment"), *directory.rglob("*.manifest"), *directory.rglob("*.committed")]
+    assert not {path.suffix for path in object_files(directory)} & {".segment", ".manifest", ".committed"}
