@@ -10,12 +10,13 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.resources import as_file, files
 from pathlib import Path
 from typing import Any, Final, TypeVar
 from urllib.parse import urlsplit
 
+from py4j.protocol import Py4JJavaError
 from pyspark import StatusTracker
 from pyspark.errors import AnalysisException, ParseException, PySparkException
 from pyspark.sql import SparkSession
@@ -25,6 +26,7 @@ from stratalog_core.errors import Invalid, StratalogError, Unavailable
 from stratalog_pipeline.bucket import Bucket
 
 LOOK_S: Final = 0.3
+EVENTS_MS: Final = 5_000
 _groups = itertools.count(1)
 """Numbers of job groups. Spark keeps the finished jobs of a group, so each watched job needs a group of its own."""
 _Task = TypeVar("_Task")
@@ -127,13 +129,20 @@ def watched(spark: SparkSession, on_progress: OnProgress, total: int = 0) -> Ite
     watcher.start()
     try:
         yield
-        report(is_over=True)
     except KeyboardInterrupt:
         context.cancelJobGroup(group)
         raise
     finally:
         ended.set()
         watcher.join()
+    _wait_for_events(spark)
+    report(is_over=True)
+
+
+def _wait_for_events(spark: SparkSession) -> None:
+    """Wait until the status tracker knows all that has happened, a few seconds at most: it learns of stages after the fact."""
+    with suppress(Py4JJavaError):  # The events were not processed in time: the report is what is known by then.
+        spark.sparkContext._jsc.sc().listenerBus().waitUntilEmpty(EVENTS_MS)
 
 
 def _stages(tracker: StatusTracker, group: str) -> dict[int, tuple[int, int]]:
