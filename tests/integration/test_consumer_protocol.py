@@ -21,7 +21,7 @@ from integration.process_cluster import ProcessCluster
 from stratalog_loadgen import java_tools
 
 pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("java_tools")]
-TIMEOUT_S = 60.0
+TIMEOUT_S = 120.0
 PARTITIONS = 6
 TOOLS = "org.apache.kafka.tools.consumer."
 
@@ -65,44 +65,73 @@ def described(cluster: ProcessCluster, group: str, what: str, expected: str) -> 
         assert time.monotonic() < deadline, output
 
 
+class PolledMember:
+    """A consumer that a thread polls all the time: only in a poll does it give partitions back, which others wait for."""
+
+    def __init__(self, cluster: ProcessCluster, topic: str, group: str) -> None:
+        self._consumer = Consumer(
+            {
+                "bootstrap.servers": cluster.bootstrap, "group.id": group, "group.protocol": "consumer",
+                "group.remote.assignor": "range", "auto.offset.reset": "earliest",
+            }
+        )  # fmt: skip
+        self.values: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self.errors: list[str] = []
+        self.revoked: list[TopicPartition] = []
+        self._is_closing = threading.Event()
+        self._consumer.subscribe([topic], on_revoke=lambda _, partitions: self.revoked.extend(partitions))
+        self._polling = threading.Thread(target=self._poll)
+        self._polling.start()
+
+    def _poll(self) -> None:
+        while not self._is_closing.is_set():
+            for message in self._consumer.consume(100, timeout=0.1):
+                if message.error() is not None:
+                    self.errors.append(str(message.error()))
+                else:
+                    self.values.put((message.value() or b"").decode())
+
+    def assignment(self) -> list[TopicPartition]:
+        assigned: list[TopicPartition] = self._consumer.assignment()
+        return assigned
+
+    def close(self) -> None:
+        self._is_closing.set()
+        self._polling.join()
+        self._consumer.close()
+
+
+@pytest.mark.timeout(600)
 def test_members_only_retry_when_their_coordinator_is_killed(cluster: ProcessCluster) -> None:
     topic, group = cluster.new_topic(partitions=PARTITIONS), cluster.new_group()
     cluster.fill(topic, *map(str, range(60)))
-    revoked: list[TopicPartition] = []
-    member = Consumer(
-        {
-            "bootstrap.servers": cluster.bootstrap, "group.id": group, "group.protocol": "consumer",
-            "group.remote.assignor": "range", "auto.offset.reset": "earliest",
-        }
-    )  # fmt: skip
     seen: set[str] = set()
-    with closing(member), console_consumer(cluster, topic, group) as printed:
-        member.subscribe([topic], on_revoke=lambda _, partitions: revoked.extend(partitions))
+    with closing(PolledMember(cluster, topic, group)) as member, console_consumer(cluster, topic, group) as printed:
 
-        def poll_until(condition: Callable[[], bool]) -> None:
+        def wait_until(condition: Callable[[], bool]) -> None:
             deadline = time.monotonic() + TIMEOUT_S
             while not condition():
                 assert time.monotonic() < deadline, f"{len(seen)} values, {member.assignment()}"
-                for message in member.consume(100, timeout=0.1):
-                    assert message.error() is None, message.error()
-                    seen.add((message.value() or b"").decode())
-                while not printed.empty():
-                    seen.add(printed.get())
+                assert member.errors == []
+                for values in (member.values, printed):
+                    while not values.empty():
+                        seen.add(values.get())
+                time.sleep(0.05)
 
-        poll_until(lambda: len(member.assignment()) == PARTITIONS // 2 and len(seen) == 60)
+        wait_until(lambda: len(member.assignment()) == PARTITIONS // 2 and len(seen) == 60)
         stable = rf"{group}\s+\S+\s+\((\d+)\)\s+range\s+Stable\s+(\d+)\s+\2\s+2"
         found = described(cluster, group, "--state", stable)
         described(
             cluster, group, "--members", rf"(?s){group}\s.*{topic}:0,1,2.*{group}\s.*{topic}:3,4,5|{topic}:3,4,5.*{topic}:0,1,2"
         )
-        revoked.clear()
+        member.revoked.clear()
         coordinator = f"broker-{found[1]}"
         cluster.kill(coordinator)
         try:
             cluster.fill(topic, *map(str, range(60, 120)))
-            poll_until(lambda: len(seen) == 120)
-            assert revoked == [], "members, epochs and assignments are in the log"
+            wait_until(lambda: len(seen) == 120)
             described(cluster, group, "--state", rf"{group}\s.*Stable\s+{found[2]}\s+{found[2]}\s+2")
+            assert member.revoked == [], "members, epochs and assignments are in the log"
         finally:
             cluster.restart(coordinator)
 
