@@ -117,7 +117,7 @@ def test_the_same_seed_gives_the_same_trace(scenario: str) -> None:
 def test_planted_faults_are_noticed() -> None:
     words = [word for name in NOTICED_AT_ONCE for word in ("--mutant", name)]
 
-    done = run("simulation.mutants.hunt", "--seeds", "5", *words)
+    done = run("simulation.mutants.hunt", "--seeds", "60", *words)
 
     assert done.returncode == 0, done.stderr[-2000:] + done.stdout[-4000:]
     assert f"{len(NOTICED_AT_ONCE)} killed, 0 survived" in done.stdout
