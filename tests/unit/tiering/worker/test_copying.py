@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 from conftest import S3Server
-from support.directory_store import object_contents as objects
+from support.directory_store import object_contents
 from unit.tiering.worker.test_deleted_topics import delete, restore
 from unit.tiering.worker.test_worker import Batches, Cluster, files_in
 
@@ -82,8 +82,10 @@ async def test_all_that_the_history_refers_to_is_copied(
         await cluster.add_ledger(make_batches(base, [10]), base)
     await cluster.until(lambda: cluster.pointer() is not None and cluster.pointer().end_offset == 200)
     await until(lambda: is_copied(cluster, second_directory) and counters(worker).lag_partitions == 0)
-    copied = objects(second_directory)
-    first = objects(store_directory)  # Read later, because a merge goes on: the copy has nothing that the first store lacks.
+    copied = object_contents(second_directory)
+    first = object_contents(
+        store_directory
+    )  # Read later, because a merge goes on: the copy has nothing that the first store lacks.
     assert {key: first[key] for key in copied} == copied
     assert {key for key in first if key.startswith("segments/")} >= {key for key in copied if key.startswith("segments/")}
     assert await findings(second, cluster.background) == []
@@ -111,7 +113,7 @@ async def test_a_directory_is_copied_to_a_bucket_and_read_from_there(
     await worker.close()
     pointer = cluster.pointer()
     assert await Archive(bucket).pointer(await Archive(bucket).topic("flights"), 0) == pointer
-    for key in objects(store_directory):
+    for key in object_contents(store_directory):
         (store_directory / key).unlink()
     reader = ColdReader(StoreWithCopy(cluster.store, bucket, SystemClock()), ColdReaderSettings(), SystemClock())
     assert b"".join((await reader.fetch(pointer, 0, 2**30, 10)).batches) == b"".join([large, *make_batches(1, [9])])
@@ -174,7 +176,7 @@ async def test_damage_is_not_copied_and_does_not_stop_the_rest(
     damaged.write_bytes(content)
     worker = await cluster.start_worker("worker-2", second=second, segment_bytes=1)
     await until(lambda: counters(worker).failures > 1)
-    copied = objects(second_directory)
+    copied = object_contents(second_directory)
     assert str(sound.relative_to(store_directory)) in copied
     assert str(damaged.relative_to(store_directory)) not in copied
     assert not is_copied(cluster, second_directory)
@@ -193,16 +195,16 @@ async def test_the_copy_keeps_what_left_the_history_for_its_own_grace(
         await cluster.add_ledger(make_batches(base, [10]), base)
     await cluster.start_worker(second=second, segment_bytes=1, grace_ms=0, copy_grace_ms=DAY_MS, clock=clock)
     await until(lambda: is_copied(cluster, second_directory) and cluster.pointer().end_offset == 20)
-    before = [key for key in objects(second_directory) if key.startswith("segments/")]
+    before = [key for key in object_contents(second_directory) if key.startswith("segments/")]
     stored = cluster.metadata.view.get(topic_key("flights"))
     shorter: Topic = msgspec.structs.replace(stored.record, configs={"retention.ms": "0"})
     await cluster.metadata.propose(Command(updates=(Put(record=shorter),)))
     await until(lambda: not [name for name in files_in(store_directory) if name.endswith(".segment")])
     await until(lambda: is_copied(cluster, second_directory))
     await asyncio.sleep(0.2)
-    assert [key for key in objects(second_directory) if key.startswith("segments/")] == before
+    assert [key for key in object_contents(second_directory) if key.startswith("segments/")] == before
     clock.ahead_ms = 2 * DAY_MS
-    await until(lambda: not [key for key in objects(second_directory) if key.startswith("segments/")])
+    await until(lambda: not [key for key in object_contents(second_directory) if key.startswith("segments/")])
     assert is_copied(cluster, second_directory)
     assert await findings(second, cluster.background) == []
 
@@ -218,14 +220,14 @@ async def test_nothing_is_deleted_while_the_first_store_is_damaged(
     )
     await until(lambda: is_copied(cluster, second_directory) and cluster.pointer().end_offset == 20)
     await worker.close()
-    before = objects(second_directory)
-    for key in objects(store_directory):
+    before = object_contents(second_directory)
+    for key in object_contents(store_directory):
         if key.endswith((".segment", ".version")):
             (store_directory / key).unlink()
     clock.ahead_ms = DAY_MS
     again = await cluster.start_worker("worker-2", second=second, copy_grace_ms=0, clock=clock)
     await until(lambda: counters(again).failures > 3)
-    assert objects(second_directory) == before
+    assert object_contents(second_directory) == before
 
 
 async def test_another_clusters_bucket_is_refused(
@@ -235,7 +237,7 @@ async def test_another_clusters_bucket_is_refused(
     await cluster.add_ledger(make_batches(0, [10]), 0)
     worker = await cluster.start_worker(second=second)
     await until(lambda: counters(worker).failures > 2)
-    assert [*objects(second_directory)] == [owner_key(0)]
+    assert [*object_contents(second_directory)] == [owner_key(0)]
     await cluster.until(lambda: cluster.pointer() is not None)
 
 
@@ -247,10 +249,10 @@ async def test_a_copy_that_was_taken_over_is_no_longer_written(
     worker = await cluster.start_worker(second=second)
     await until(lambda: is_copied(cluster, second_directory))
     await second.put(owner_key(1), [encode_descriptor(OwnerDescriptor(cluster_id="other", number=1, taken_at_ms=1))])
-    before = objects(second_directory)
+    before = object_contents(second_directory)
     await cluster.add_ledger(make_batches(10, [10]), 10)
     await until(lambda: counters(worker).failures > 2)
-    assert objects(second_directory) == before
+    assert object_contents(second_directory) == before
     owner = await read_owner(second)
     assert owner is not None
     assert owner.cluster_id == "other"
@@ -263,17 +265,17 @@ async def test_a_copy_that_is_newer_than_metadata_is_a_fork(
     await cluster.add_ledger(make_batches(0, [10]), 0)
     first = await cluster.start_worker(second=second)
     await until(lambda: is_copied(cluster, second_directory))
-    old, old_objects = cluster.pointer(), objects(store_directory)
+    old, old_objects = cluster.pointer(), object_contents(store_directory)
     await cluster.add_ledger(make_batches(10, [10]), 10)
     await until(lambda: cluster.pointer().end_offset == 20 and is_copied(cluster, second_directory))
     await first.close()
-    before = objects(second_directory)
-    for key in objects(store_directory).keys() - old_objects.keys():
+    before = object_contents(second_directory)
+    for key in object_contents(store_directory).keys() - old_objects.keys():
         (store_directory / key).unlink()
     await cluster.metadata.propose(Command(updates=(Put(record=old),)))
     worker = await cluster.start_worker("worker-2", second=second, copy_grace_ms=0)
     await until(lambda: counters(worker).failures > 1)
-    assert objects(second_directory) == before
+    assert object_contents(second_directory) == before
 
 
 async def test_a_deleted_topic_leaves_the_copy_after_the_copys_grace(
@@ -283,7 +285,7 @@ async def test_a_deleted_topic_leaves_the_copy_after_the_copys_grace(
     await cluster.add_ledger(make_batches(0, [10]), 0)
     await cluster.start_worker(second=second, clock=clock, grace_ms=0, copy_grace_ms=DAY_MS)
     await until(lambda: is_copied(cluster, second_directory))
-    segments = [key for key in objects(second_directory) if key.startswith("segments/")]
+    segments = [key for key in object_contents(second_directory) if key.startswith("segments/")]
     marker = second_directory / deletion_marker_key(cluster.topic.topic_id)
     await delete(cluster, DAY_MS)
     await until(marker.exists)
@@ -294,9 +296,9 @@ async def test_a_deleted_topic_leaves_the_copy_after_the_copys_grace(
     await delete(cluster, 0)
     await until(lambda: cluster.metadata.view.find(DeletedTopic, deleted_topic_key(cluster.topic.topic_id)) is None)
     await asyncio.sleep(0.2)
-    assert [key for key in objects(second_directory) if key.startswith("segments/")] == segments
+    assert [key for key in object_contents(second_directory) if key.startswith("segments/")] == segments
     clock.ahead_ms = 2 * DAY_MS
-    await until(lambda: [*objects(second_directory)] == [owner_key(0)])
+    await until(lambda: [*object_contents(second_directory)] == [owner_key(0)])
 
 
 async def test_offload_goes_on_while_the_second_store_is_away(

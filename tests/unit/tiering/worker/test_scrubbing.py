@@ -9,7 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from unit.tiering.worker.test_copying import is_copied, objects, segments_of
+from support.directory_store import object_contents
+from unit.tiering.worker.test_copying import is_copied, segments_of
 from unit.tiering.worker.test_worker import Batches, Cluster
 
 from stratalog_core.system import SystemClock, ThreadBackground
@@ -70,13 +71,13 @@ async def test_damage_is_repaired_from_the_second_copy(
     copier = await cluster.start_worker("copier", second=second)
     await until(lambda: is_copied(cluster, tmp_path / "second"))
     await copier.close()
-    before = objects(store_directory)
+    before = object_contents(store_directory)
     altered, missing, *_ = segments_of(store_directory)
     alter(altered)
     missing.unlink()
     worker = await cluster.start_worker(second=second, scrub_interval_ms=INTERVAL_MS)
     await until(lambda: scrubbed(worker).repaired == 2)
-    assert objects(store_directory) == before
+    assert object_contents(store_directory) == before
     assert (scrubbed(worker).findings, scrubbed(worker).unrepaired) == (2, 0)
 
 
