@@ -17,7 +17,11 @@ BACK_CHANCE: Final = 0.2
 class CommittedReader:
     """Runs until ``stop`` is set."""
 
-    def __init__(self, world: World, reads: CommittedReads, topic: str, partitions: int, bootstrap: list[str]) -> None:
+    def __init__(
+        self, world: World, reads: CommittedReads, topic: str, partitions: int, bootstrap: list[str], rack: str = ""
+    ) -> None:
+        """``rack``: see ``KafkaClient``."""
+        self._rack = rack
         self._world = world
         self._reads = reads
         self._topic = topic
@@ -26,7 +30,7 @@ class CommittedReader:
         self.stop = False
 
     async def run(self, machine: Machine, ports: Ports) -> None:
-        client = KafkaClient(self._world, ports, machine.name, self._bootstrap)
+        client = KafkaClient(self._world, ports, machine.name, self._bootstrap, rack=self._rack)
         offsets = [0] * self._partitions
         while not self.stop:
             partition = ports.random.randrange(self._partitions)

@@ -119,12 +119,23 @@ class _Connection(asyncio.Protocol):
 
 
 class KafkaClient:
-    """Sends requests to brokers by address, and remembers partition leaders. ``versions``: those of ``VERSIONS`` or others."""
+    """Sends requests to brokers by address, and remembers partition leaders. ``versions``: those of ``VERSIONS`` or others.
+
+    With a ``rack`` it fetches from the replicas that owners name, until they answer with an error (KIP-392).
+    """
 
     def __init__(
-        self, world: World, ports: Ports, machine: str, bootstrap: list[str], versions: Mapping[int, int] = VERSIONS
-    ) -> None:
+        self, world: World, ports: Ports, machine: str, bootstrap: list[str], versions: Mapping[int, int] = VERSIONS,
+        rack: str = "",
+    ) -> None:  # fmt: skip
         self._versions = versions
+        self._rack = rack
+        self._near: dict[tuple[str, int], str] = {}
+        """Replicas to fetch from, by partition."""
+        self.was_near = False
+        """Whether the last fetch was answered by a replica."""
+        self._epochs: dict[tuple[str, int], int] = {}
+        self._addresses: dict[int, str] = {}
         self._world = world
         self._ports = ports
         self._machine = machine
@@ -224,6 +235,11 @@ class KafkaClient:
 
     def forget(self, topic: str, partition: int) -> None:
         self._leaders.pop((topic, partition), None)
+        self._near.pop((topic, partition), None)
+
+    def prefer(self, topic: str, partition: int, address: str) -> None:
+        """Fetch from this replica, as if an owner had named it: a preference outlives owners."""
+        self._near[topic, partition] = address
 
     async def _refresh(self, topic: str) -> None:
         schema = self._schema(METADATA)
@@ -236,8 +252,10 @@ class KafkaClient:
             include_topic_authorized_operations=False,
         )
         brokers = {broker.node_id: f"{broker.host}:{broker.port}" for broker in metadata.brokers}
+        self._addresses.update(brokers)
         for found in metadata.topics:
             for place in found.partitions:
+                self._epochs[topic, place.partition_index] = place.leader_epoch
                 if place.leader_id in brokers:
                     self._leaders[topic, place.partition_index] = brokers[place.leader_id]
 
@@ -359,13 +377,25 @@ class KafkaClient:
         )
 
     async def _fetch(self, topic: str, partition: int, offset: int, bytes_max: int, wait_ms: int, isolation_level: int) -> Any:
-        address = await self.leader(topic, partition)
-        if address is None:
+        place = topic, partition
+        leader = await self.leader(topic, partition)
+        if leader is None:
             raise NotServed("no leader is known")
+        near = self._near.get(place, leader)
+        self.was_near = near != leader
+        answer = await self._fetch_from(near, *place, offset, bytes_max, wait_ms, isolation_level)
+        replica = answer.responses[0].partitions[0].preferred_read_replica if answer.responses else -1
+        if replica in self._addresses:
+            self._near[place] = self._addresses[replica]
+        return answer
+
+    async def _fetch_from(
+        self, address: str, topic: str, partition: int, offset: int, bytes_max: int, wait_ms: int, isolation_level: int
+    ) -> Any:
         schema = self._schema(FETCH)
         place = _struct(schema, "FetchPartition")(
             partition=partition,
-            current_leader_epoch=-1,
+            current_leader_epoch=self._epochs.get((topic, partition), -1) if self._rack else -1,
             fetch_offset=offset,
             log_start_offset=-1,
             partition_max_bytes=bytes_max,
@@ -373,7 +403,7 @@ class KafkaClient:
         return await self.request(
             address, FETCH, replica_id=BrokerId(-1), max_wait=datetime.timedelta(milliseconds=wait_ms), min_bytes=1,
             max_bytes=1 << 20, isolation_level=isolation_level, session_id=0, session_epoch=-1, forgotten_topics_data=(),
-            rack_id="", topics=(_struct(schema, "FetchTopic")(topic=TopicName(topic), partitions=(place,)),),
+            rack_id=self._rack, topics=(_struct(schema, "FetchTopic")(topic=TopicName(topic), partitions=(place,)),),
         )  # fmt: skip
 
 

@@ -37,6 +37,7 @@ from simulation.mutants import metadata as mutants_of_metadata
 from simulation.mutants import partition_transactions as mutants_of_partition_transactions
 from simulation.mutants import reads as mutants_of_reads
 from simulation.mutants import recompression as mutants_of_recompression
+from simulation.mutants import replicas as mutants_of_replicas
 from simulation.mutants import second_copy as mutants_of_second_copies
 from simulation.mutants import tiers as mutants_of_tiers
 from simulation.mutants import transactions as mutants_of_transactions
@@ -107,10 +108,20 @@ def all_mutants() -> list[Mutant]:
                 *mutants_of_transactions.IN_TRANSACTIONS,
                 *mutants_of_partition_transactions.IN_TRANSACTIONS,
                 *mutants_of_groups.IN_TRANSACTIONS,
+                *mutants_of_replicas.IN_TRANSACTIONS,
             ),
         ),
         ("outages", (*mutants_of_tiers.IN_OUTAGES, *mutants_of_recompression.IN_OUTAGES)),
-        ("log", (*mutants_of_clusters.MUTANTS, *mutants_of_copies.IN_LOG, *mutants_of_groups.IN_LOG, *mutants_of_reads.IN_LOG)),
+        (
+            "log",
+            (
+                *mutants_of_clusters.MUTANTS,
+                *mutants_of_copies.IN_LOG,
+                *mutants_of_groups.IN_LOG,
+                *mutants_of_reads.IN_LOG,
+                *mutants_of_replicas.IN_LOG,
+            ),
+        ),
     )
     return [Mutant(name=plant.__name__, scenario=scenario, plant=plant) for scenario, plants in families for plant in plants]
 

@@ -19,6 +19,7 @@ import msgspec
 from simulation.checkers.coverage import CONTROLLED_SHUTDOWN, DRAINED
 from simulation.clients.administration import Administrator
 from simulation.clients.kafka import NONE, KafkaClient, NotServed
+from simulation.clients.near_reader import ReplayedTopic
 from simulation.scenarios import log, ownership_changes
 from simulation.scenarios.log import FINISH_S, LOOK_S, bootstrap
 from simulation.world import roles
@@ -59,6 +60,10 @@ class Scenario(ownership_changes.Scenario):
         self.segment_ms = world.random("segments").choice([400, log.SEGMENT_MS])
         self._administrator = Administrator(world, bootstrap())
         self._clients.append(self._machine("administrator", 0, self._administrator.run))
+
+    def _replayed(self) -> list[ReplayedTopic]:
+        administered = (ReplayedTopic(one.name, one.partitions, one.truth) for one in self._administrator.live)
+        return [*super()._replayed(), *administered]
 
     @property
     def partitions(self) -> int:

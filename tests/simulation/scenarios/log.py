@@ -20,6 +20,7 @@ from simulation.checkers.final_checks import FinalChecks
 from simulation.checkers.log_truth import Truth, read_all
 from simulation.clients.consumers import Groups
 from simulation.clients.kafka import NONE, KafkaClient, NotServed
+from simulation.clients.near_reader import NearReader, ReplayedTopic
 from simulation.clients.operators import Operator, lower_factor
 from simulation.clients.producers import Producer, UnsafeProducer
 from simulation.faults.nemesis import Nemesis, NemesisPlan
@@ -111,6 +112,7 @@ class Scenario:
         self.tiering = [self._machine("tiering", number, roles.tiering_worker(self.bucket)) for number in (1, 2)]
         target = (TOPIC, PARTITIONS, bootstrap())
         self._producers = [Producer(world, self.truth, f"p{number}", *target) for number in range(PRODUCERS)]
+        self._near = NearReader(world, self._replayed, bootstrap())
         self._unsafe = UnsafeProducer(world, self.truth, "u0", *target)
         self._readers = self._make_readers(world)
         self.group = Groups(world, self.audit, TOPIC, PARTITIONS, bootstrap())
@@ -121,8 +123,13 @@ class Scenario:
         self._clients = [self._machine("producer", number, one.run) for number, one in enumerate(self._producers)]
         self._clients += [self._machine("reader", number, one.run) for number, one in enumerate(self._readers)]
         self._outsiders: list[Machine] = []
+        self._clients.append(self._machine("near", 0, self._near.run))
         self._clients.append(self._machine("unsafe", 0, self._unsafe.run))
         self._clients.append(self._machine("committer", 0, self.group.committer.run))
+
+    def _replayed(self) -> list[ReplayedTopic]:
+        """Return the topics that the reader with a rack replays."""
+        return [ReplayedTopic(TOPIC, PARTITIONS, self.truth)]
 
     def _make_readers(self, world: World) -> list[Reader]:
         return [Reader(world, self.truth) for _ in range(READERS)]
@@ -159,6 +166,7 @@ class Scenario:
         for producer in self._producers:
             await _in_time(producer.stopped.wait(), "a producer still waits for an answer")
         await self._group_has_polled_all()
+        await self._near_reader_has_read_all()
         await self._has_offloaded()
         await self._positions_are_stored()
         await self._in_checker(self._check_everything)
@@ -187,6 +195,16 @@ class Scenario:
             await asyncio.sleep(LOOK_S)
             self._check_processes()
         raise AssertionError(f"a group has not polled {len(unseen)} acknowledged records: {unseen[:3]}")
+
+    async def _near_reader_has_read_all(self) -> None:
+        topic = self._replayed()[0]
+        for _ in range(int(FINISH_S / LOOK_S)):
+            if not self._near.unread(topic):
+                self._near.stop = True
+                return
+            await asyncio.sleep(LOOK_S)
+            self._check_processes()
+        raise AssertionError(f"a reader with a rack has not reached the ends of {self._near.unread(topic)}")
 
     async def _positions_are_stored(self) -> None:
         """Wait until a restore would find every acknowledged commit."""

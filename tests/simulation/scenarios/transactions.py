@@ -32,7 +32,8 @@ PARTITIONS: Final = 3
 WRITERS: Final = 3
 WRITERS_V2: Final = (1, 2)
 """Writers of transaction version 2; the others are of version 1."""
-COMMITTED_READERS: Final = 2
+COMMITTED_READERS: Final = ("", roles.RACKS[0])
+"""The rack of each reader of committed records."""
 
 
 @contextlib.contextmanager
@@ -62,7 +63,7 @@ class Scenario(everything.Scenario):
         self.outcomes = Outcomes()
         self.reads = CommittedReads(self.audit, self.outcomes)
         target = (TOPIC, PARTITIONS, bootstrap())
-        self._committed_readers = [CommittedReader(world, self.reads, *target) for _ in range(COMMITTED_READERS)]
+        self._committed_readers = [CommittedReader(world, self.reads, *target, rack) for rack in COMMITTED_READERS]
         self._writers = [
             TransactionalWriter(world, self.outcomes, f"t{number}", *target, is_v2=number in WRITERS_V2)
             for number in range(WRITERS)

@@ -34,6 +34,7 @@ BOOKIE_PORT: Final = 9400
 BOOKIE_HOSTS: Final = 3
 BOOKIE_RACKS: Final = 2
 KAFKA_PORT: Final = 9092
+RACKS: Final = ("rack-0", "rack-1")
 UNDELETE_WINDOW_MS: Final = 3_000
 OFFSETS_PARTITIONS: Final = 3
 """Partitions of ``__consumer_offsets``, and of ``__transaction_state``."""
@@ -160,6 +161,7 @@ def broker(bucket: Bucket) -> Main:
         settings = BrokerSettings(
             broker_id=number_of(machine),
             listen=(f"{machine.name}:{KAFKA_PORT}",),
+            rack=RACKS[number_of(machine) % len(RACKS)],
             lease_ms=1_500,
             auto_create_topics=False,
             append_timeout_ms=5_000,
