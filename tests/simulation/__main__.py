@@ -6,7 +6,7 @@ import argparse
 import os
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from random import SystemRandom
 from typing import Final
@@ -49,6 +49,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--fresh", type=int, default=0, help="how many more to run, from a seed that is drawn now")
     parser.add_argument("--fresh-seed", type=int, help="with --fresh: the first of them, to run the same again")
     parser.add_argument("--require-states", action="store_true", help="fail if a state of coverage.py is met by no run")
+    parser.add_argument("--more", type=int, default=0, help="with --require-states: so many more seeds until each is met")
     parser.add_argument("--progress", type=Path, help="record each run in this file, and run only what it does not have yet")
     parser.add_argument("--result", type=Path, help="write a summary with the commit's hash to this file")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes at once; by default one for each core")
@@ -83,15 +84,38 @@ def _many(names: Sequence[str], arguments: argparse.Namespace) -> list[Outcome]:
     started = time.perf_counter()
     running = run_many(missing, arguments.jobs)
     outcomes = list(_shown(recorded.record(running) if recorded else running, len(missing)))
-    seconds = time.perf_counter() - started
     outcomes = recorded.outcomes if recorded else outcomes
+    if arguments.require_states:
+        further = range(arguments.first_seed + arguments.seeds, arguments.first_seed + arguments.seeds + arguments.more)
+        outcomes += until_all_states_are_met(
+            outcomes, names, further, lambda runs: _shown(run_many(runs, arguments.jobs), len(runs))
+        )
+    seconds = time.perf_counter() - started
     print("\n".join(coverage.table((outcome.run.scenario, outcome.met) for outcome in outcomes)))
-    _summary(outcomes, len(missing), seconds)
+    _summary(outcomes, len(outcomes) if recorded is None else len(missing), seconds)
     _verdict(outcomes)
     if arguments.result:
         commit = recorded.commit if recorded else commit_hash()
         arguments.result.write_text("\n".join(summary(outcomes, commit)) + "\n")
     return outcomes
+
+
+def until_all_states_are_met(
+    outcomes: Sequence[Outcome], names: Sequence[str], seeds: range, run: Callable[[Sequence[Run]], Iterator[Outcome]]
+) -> list[Outcome]:
+    """Run further seeds, a turn of all scenarios at a time, while a state was never met; return their outcomes.
+
+    A change of the product shifts what each seed does, so that a rare state may be missing from seeds that had it before.
+    """
+    found: list[Outcome] = []
+    for begin in range(0, len(seeds), len(names)):
+        missing = coverage.never_met([outcome.met for outcome in (*outcomes, *found)])
+        if not missing:
+            break
+        turn = seeds[begin : begin + len(names)]
+        print(f"not met yet: {', '.join(missing)}; {len(turn)} more seeds from {turn[0]}", flush=True)
+        found += run([Run(names[seed % len(names)], seed) for seed in turn])
+    return found
 
 
 def _shrink(failed: Outcome, jobs: int, seconds: float) -> None:

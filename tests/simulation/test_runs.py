@@ -1,14 +1,18 @@
-"""Runs that do not end by themselves, and faults that cannot be planted, are failures."""
+"""Runs that do not end and faults that cannot be planted are failures; states that were not met get more seeds."""
 
 from __future__ import annotations
 
 import signal
+from collections import Counter
+from collections.abc import Iterator, Sequence
 
 import pytest
 
 from simulation import runs
+from simulation.__main__ import until_all_states_are_met
+from simulation.checkers.coverage import STATES
 from simulation.mutants.hunt import Mutant, hunt
-from simulation.runs import Run, run_many
+from simulation.runs import Outcome, Run, run_many
 
 
 def spins(run: Run) -> None:
@@ -32,3 +36,29 @@ def test_a_fault_that_cannot_be_planted_was_not_noticed() -> None:
 
     with pytest.raises(RuntimeError, match="fails cannot be planted"):
         hunt(Mutant(name="fails", scenario="quorum", plant=fails), [1])
+
+
+def outcome_of(run: Run, *met: str) -> Outcome:
+    return Outcome(run, 0.0, 0.0, "", [""], [], Counter(met))
+
+
+def test_more_seeds_run_until_each_state_is_met() -> None:
+    begun: list[int] = []
+
+    def meet_the_last_at_seed_13(work: Sequence[Run]) -> Iterator[Outcome]:
+        begun.extend(run.seed for run in work)
+        return (outcome_of(run, *STATES[-1:] * (run.seed == 13)) for run in work)
+
+    first = outcome_of(Run("log", 1), *STATES[:-1])
+    names = ["log", "quorum"]
+    more = until_all_states_are_met([first], names, range(10, 30), meet_the_last_at_seed_13)
+
+    assert begun == [10, 11, 12, 13]
+    assert {(outcome.run.scenario, outcome.run.seed) for outcome in more} == {
+        ("log", 10),
+        ("quorum", 11),
+        ("log", 12),
+        ("quorum", 13),
+    }
+    assert until_all_states_are_met([first, *more], names, range(30, 50), meet_the_last_at_seed_13) == []
+    assert len(until_all_states_are_met([first], names, range(20, 25), meet_the_last_at_seed_13)) == 5
