@@ -42,7 +42,7 @@ def documented() -> dict[str, dict[str, str]]:
     """The page's table: by store, the cell of each guarantee."""
     rows = [re.split(r" *\| *", line.strip("| \n")) for line in PAGE.read_text().splitlines() if line.startswith("|")]
     head = next(row for row in rows if row[0] == "guarantee")
-    table = rows[rows.index(head) + 2 :][:10]
+    table = rows[rows.index(head) + 2 :][:11]
     return {store: {row[0]: row[column] for row in table} for column, store in enumerate(head)}
 
 

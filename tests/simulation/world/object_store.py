@@ -340,7 +340,9 @@ class SimulatedStore:
     async def features(self, key: str) -> StoreFeatures:
         await self._reach()
         has_locks = self._bucket.has_locks
-        return StoreFeatures(conditional_replace=False, checksums_at_rest=False, versioning=has_locks, object_lock=has_locks)
+        return StoreFeatures(
+            conditional_replace=False, checksums_at_rest=False, versioning=has_locks, object_lock=has_locks, final_deletion=True
+        )  # fmt: skip
 
     async def close(self) -> None:
         pass

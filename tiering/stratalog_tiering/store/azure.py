@@ -228,22 +228,23 @@ class AzureStore:
         return self._catalogue.list_uploads()
 
     async def features(self, key: str) -> StoreFeatures:
-        """Raises ``Invalid`` for accounts whose deletions or listings do not keep the store's promises."""
         found = await self._catalogue.headers(key)
-        if "x-ms-version-id" in found:
-            raise Invalid(
-                f"{self.url} keeps versions of deleted blobs, which is not offered: switch off versioning for the account"
-            )
-        if "x-ms-resource-type" in found:
-            raise Invalid(
-                f"{self.url} has a hierarchical namespace, whose listings differ, which is not offered: use an account without"
-            )
         return StoreFeatures(
             conditional_replace=await self._refuses_replacement(key),
             checksums_at_rest=False,
             versioning=False,
             object_lock=False,
+            final_deletion=await self._deletes_finally(key),
+            unsafe=_unsafe(found),
         )
+
+    async def _deletes_finally(self, key: str) -> bool | None:
+        """Delete the blob, and see whether the service keeps it (soft delete)."""
+        await self.delete([key])
+        try:
+            return not await self._catalogue.is_kept(key)
+        except Invalid:  # listings of deleted blobs may be refused
+            return None
 
     async def _refuses_replacement(self, key: str) -> bool:
         headers = {"x-ms-blob-type": "BlockBlob", "If-Match": _NO_BLOBS_ETAG}
@@ -256,6 +257,15 @@ class AzureStore:
     async def close(self) -> None:
         self._requests.close()
         self._credentials.close()
+
+
+def _unsafe(headers: Mapping[str, str]) -> str:
+    """Why an account whose blobs have these headers must not be written to."""
+    if "x-ms-version-id" in headers:
+        return "the account keeps versions, which deletions would leave: switch off blob versioning"
+    if "x-ms-resource-type" in headers:
+        return "the account has a hierarchical namespace, whose listings contain directories: use an account without"
+    return ""
 
 
 def _obstore(location: AzureLocation, credentials: AzureCredentials, limits: ReadLimits) -> ObstoreAzure:

@@ -65,6 +65,13 @@ class AzureCatalogue:
             last = blob.key
             yield ObjectInfo(key=blob.key, size_bytes=blob.size_bytes, etag=blob.etag, last_modified_ms=_ms(blob.modified))
 
+    async def is_kept(self, key: str) -> bool:
+        """Whether a listing of deleted blobs shows the blob of ``key``."""
+        async for blob in self._blobs(key, "deleted"):
+            if blob.key == key:
+                return True
+        return False
+
     async def list_uploads(self) -> AsyncIterator[Upload]:
         async for blob in self._blobs("", "uncommittedblobs"):
             if blob.size_bytes:

@@ -77,6 +77,10 @@ class StoreFeatures:
     """The store reports an object's checksum without sending its bytes."""
     versioning: bool | None
     object_lock: bool | None
+    final_deletion: bool | None
+    """Deleted objects cannot be restored from the store."""
+    unsafe: str = ""
+    """Why the store breaks promises of this interface, with the remedy; empty: no reason is known."""
 
 
 class Locked(Invalid):

@@ -201,7 +201,9 @@ class FilesystemStore:
             yield upload
 
     async def features(self, key: str) -> StoreFeatures:
-        return StoreFeatures(conditional_replace=False, checksums_at_rest=False, versioning=False, object_lock=False)
+        return StoreFeatures(
+            conditional_replace=False, checksums_at_rest=False, versioning=False, object_lock=False, final_deletion=True
+        )  # fmt: skip
 
     async def close(self) -> None:
         """Does nothing: no file is held open, and ``background`` belongs to the caller."""

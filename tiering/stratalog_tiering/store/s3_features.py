@@ -36,6 +36,7 @@ async def read_features(client: AsyncClient, location: S3Location, key: str) -> 
         checksums_at_rest=_unless_refused(head_code, any(head.get(name) for name in _CHECKSUMS)),
         versioning=_unless_refused(versioning_code, versioning.get("Status") == "Enabled"),
         object_lock=_unless_refused(lock_code, lock.get("ObjectLockConfiguration", {}).get("ObjectLockEnabled") == "Enabled"),
+        final_deletion=True,  # deletions name every version
     )
 
 

@@ -60,6 +60,8 @@ class StoreReport:
     url: str
     guarantees: tuple[Guarantee, ...]
     clock_ahead_ms: int
+    unsafe: str = ""
+    """Why the store must not be written to, although it has the guarantees; empty: no reason is known."""
 
     def missing(self, need: Need) -> list[Guarantee]:
         return [each for each in self.guarantees if each.need is need and not each.holds]
@@ -83,6 +85,8 @@ class StoreReport:
             raise Invalid(
                 f"{self.url} is not safe to write to: {reasons}. Use a server that offers them, or a release of it that does"
             )
+        if self.unsafe:
+            raise Invalid(f"{self.url} is not safe to write to: {self.unsafe}")
         if abs(self.clock_ahead_ms) > CLOCK_DIFFERENCE_MS_MAX:
             raise Invalid(
                 f"the clock of {self.url} differs from ours by {abs(self.clock_ahead_ms) // 1000} s; maximum is"
@@ -148,6 +152,7 @@ async def _probed(store: ObjectStore, key: str, upload_key: str, clock: Clock) -
     return StoreReport(
         url=store.url,
         clock_ahead_ms=_clock_ahead_ms(info, before_ms, after_ms),
+        unsafe=features.unsafe,
         guarantees=tuple(
             Guarantee(name=name, holds=holds, need=need, without=without)
             for name, holds, need, without in (
@@ -162,6 +167,12 @@ async def _probed(store: ObjectStore, key: str, upload_key: str, clock: Clock) -
                     "only random keys keep uploads from replacing objects",
                 ),
                 ("listing after write", listed, weaker, "orphans and forks are noticed later"),
+                (
+                    "final deletion",
+                    features.final_deletion,
+                    weaker,
+                    "deleted and erased records can be restored until the store's own period is over",
+                ),
                 ("conditional replace", features.conditional_replace, optional, "nothing uses it yet"),
                 ("checksums at rest", features.checksums_at_rest, optional, "only reading an object back shows damage"),
                 ("versioning", features.versioning, optional, "the store cannot bring back what others delete"),

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from random import Random
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
@@ -17,12 +18,13 @@ from hypothesis import strategies as st
 
 from stratalog_core.errors import Conflict, Invalid, NoSuchObject, OutcomeUnknown, StratalogError, Unavailable
 from stratalog_core.system import SystemClock, ThreadBackground
-from stratalog_tiering.store import check_store_url, location_url, shown_url
+from stratalog_tiering.store import check_store_url, location_url, open_store, shown_url
 from stratalog_tiering.store.azure_credentials import AzureCredentials
 from stratalog_tiering.store.azure_requests import refusal, signed_headers, string_to_sign
 from stratalog_tiering.store.azure_settings import azure_settings
 from stratalog_tiering.store.base import Locked, UploadGone
 from stratalog_tiering.store.store_url import parse_azure_url
+from stratalog_tiering.worker.store_probe import StoreReport
 
 KEY = base64.b64encode(b"secret-of-the-account").decode()
 SECRETS = (KEY, "secret-of-the-account", "hidden-signature", "hidden-token", "hidden-client-secret", "hidden-assertion")
@@ -263,3 +265,73 @@ async def test_a_token_that_is_refused_says_why_and_an_identity_that_is_away_is_
     with pytest.raises(Unavailable, match="set AZURE_STORAGE_CONNECTION_STRING, or"):
         nobody.token()
     nobody.close()
+
+
+class AccountServer(ThreadingHTTPServer):
+    """An account with one blob: ``extra`` are headers of its HEAD, ``keeps`` is soft delete."""
+
+    daemon_threads = True
+
+    def __init__(self, extra: dict[str, str], keeps: bool) -> None:
+        super().__init__(("127.0.0.1", 0), _Account)
+        self.extra, self.keeps = extra, keeps
+
+
+class _Account(BaseHTTPRequestHandler):
+    server: AccountServer
+
+    def do_HEAD(self) -> None:
+        self._answer(200, b"", {"ETag": '"0x1"', "Last-Modified": "Mon, 02 Nov 2026 10:00:00 GMT", **self.server.extra})
+
+    def do_PUT(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self._answer(412, b"", {"x-ms-error-code": "ConditionNotMet"})
+
+    def do_DELETE(self) -> None:
+        self._answer(202, b"", {})
+
+    def do_GET(self) -> None:
+        blob = "<Blob><Name>probe/1</Name><Deleted>true</Deleted><Properties/></Blob>" if self.server.keeps else ""
+        assert parse_qs(urlsplit(self.path).query)["include"] == ["deleted"]
+        self._answer(200, f"<EnumerationResults><Blobs>{blob}</Blobs><NextMarker/></EnumerationResults>".encode(), {})
+
+    def _answer(self, status: int, body: bytes, headers: dict[str, str]) -> None:
+        self.send_response(status)
+        for name, value in {**headers, "Content-Length": str(len(body))}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Says nothing."""
+
+
+@pytest.mark.parametrize(
+    ("headers", "keeps", "unsafe"),
+    [
+        ({}, False, ""),
+        ({}, True, ""),
+        ({"x-ms-version-id": "2026-11-02T10:00:00.0000000Z"}, False, "switch off blob versioning"),
+        ({"x-ms-resource-type": "file"}, False, "hierarchical namespace"),
+    ],
+)
+async def test_accounts_that_break_promises_are_told(
+    headers: dict[str, str], keeps: bool, unsafe: str, background: ThreadBackground, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_KEY", KEY)
+    with AccountServer(headers, keeps) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        url = f"az://history?account=mine&endpoint=http://127.0.0.1:{server.server_address[1]}/mine"
+        store = open_store(url, background=background, clock=SystemClock(), random=Random(1))
+        found = await store.features("probe/1")
+        await store.close()
+        server.shutdown()
+        thread.join()
+    assert (found.conditional_replace, found.final_deletion) == (True, not keeps)
+    assert unsafe in found.unsafe
+    assert bool(found.unsafe) == bool(unsafe)
+    report = StoreReport(url=store.url, guarantees=(), clock_ahead_ms=0, unsafe=found.unsafe)
+    if unsafe:
+        with pytest.raises(Invalid, match="is not safe to write to"):
+            report.check_writable()

@@ -21,7 +21,7 @@ from stratalog_tiering.store import ObjectInfo, ObjectStore, Upload, UploadedPar
 from stratalog_tiering.worker.store_probe import LEFTOVER_AGE_MS, Need, StoreCheck, StoreReport, probe_store
 
 REQUIRED = {"conditional create", "read after write", "ranged reads", "multipart uploads"}
-WEAKER = {"conditional completion", "listing after write"}
+WEAKER = {"conditional completion", "listing after write", "final deletion"}
 
 
 class Overwriting(FaultyStore):
