@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -11,9 +12,10 @@ from random import Random
 from typing import Any
 from uuid import UUID
 
+import confluent_kafka
 import pytest
 from kio.schema.errors import ErrorCode
-from unit.broker.mini_cluster import WAIT_S, MiniCluster, run_cluster
+from unit.broker.mini_cluster import WAIT_S, MiniCluster, in_thread, run_cluster
 from unit.broker.network.test_authorization import Denying
 from unit.broker.raw_client import RawClient, batch, fetch, fetch_request, produce
 from unit.broker.reads.test_cold_reads import create, make_cold
@@ -248,3 +250,45 @@ async def test_a_replica_authorizes_as_the_owner_does(tmp_path: Path) -> None:
         assert values_of(await topic.ask(topic.replica, 0, max_bytes=100)) == topic.values[:1]
         rules.denied = {(Resource.TOPIC, TOPIC)}
         assert (await topic.ask(topic.replica, 0)).error_code is ErrorCode.topic_authorization_failed
+
+
+@pytest.mark.parametrize("end", ["history ends", "replica dies"])
+async def test_librdkafka_reads_history_from_the_replica_and_keeps_its_position(tmp_path: Path, end: str) -> None:
+    async with replicated(tmp_path, lease_ms=1_500) as topic:
+        for number in range(5):
+            await produce(topic.owner, TOPIC, batch(b"hot %d" % number))
+        consumer = confluent_kafka.Consumer(
+            {
+                "bootstrap.servers": topic.cluster.bootstrap,
+                "group.id": "replays",
+                "client.rack": "b",
+                "auto.offset.reset": "error",
+                "enable.auto.commit": False,
+                # A few batches at a time.
+                "fetch.message.max.bytes": 400,
+                "queued.min.messages": 1,
+                "log_level": 0,
+            }
+        )
+        consumer.assign([confluent_kafka.TopicPartition(TOPIC, 0, 0)])
+        replica = server(topic.cluster, REPLICA)._replica_reads.metrics
+        try:
+            values = await in_thread(lambda: taken(consumer, 5))
+            assert replica.out_bytes > 0
+            if end == "replica dies":
+                await topic.cluster.brokers.pop(REPLICA).kill()
+            values += await in_thread(lambda: taken(consumer, RECORDS))
+            assert values == [*topic.values, *(b"hot %d" % number for number in range(5))]
+        finally:
+            await in_thread(consumer.close)
+
+
+def taken(consumer: confluent_kafka.Consumer, count: int) -> list[bytes | None]:
+    values: list[bytes | None] = []
+    until = time.monotonic() + WAIT_S
+    while len(values) < count and time.monotonic() < until:
+        message = consumer.poll(0.5)
+        if message is not None:
+            assert message.error() is None, message.error()
+            values.append(message.value())
+    return values
