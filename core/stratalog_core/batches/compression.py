@@ -98,6 +98,8 @@ def decompress(codec: int, content: Buffer, limit_bytes: int = DECOMPRESSED_BYTE
     """Reverse :func:`compress`. Raises ``Corrupt`` for bad bytes or a result over ``limit_bytes``."""
     # The codecs allocate the whole requested size. Requesting the limit made a 1 MB batch ten times slower.
     likely_bytes = max(_PIECE_BYTES_MIN, len(content) * _LIKELY_RATIO)
+    if codec == ZSTD and (whole := _zstd_whole(content, min(likely_bytes, limit_bytes))) is not None:
+        return whole
     return b"".join(decompress_pieces(codec, content, limit_bytes, likely_bytes))
 
 
@@ -184,6 +186,20 @@ def _zstd_pieces(content: Buffer, piece_bytes: int) -> Iterator[bytes]:
         piece = stream.read(piece_bytes)
         size = len(piece)
         yield piece
+
+
+def _zstd_whole(content: Buffer, bytes_max: int) -> bytes | None:
+    """Decompress a single frame that states a size of at most ``bytes_max``; None for anything else, and for bad bytes.
+
+    In one call, without the window of a stream that is copied from: 50 instead of 80 µs for 1 MB.
+    """
+    try:
+        if not 0 < zstandard.get_frame_parameters(content).content_size <= bytes_max:
+            return None
+        unpacker = zstandard.ZstdDecompressor(max_window_size=max(_zstd_window_bytes(content), _ZSTD_WINDOW_BYTES))
+        return bytes(unpacker.decompress(content, allow_extra_data=False))
+    except zstandard.ZstdError:
+        return None
 
 
 def _snappy_pieces(view: memoryview, limit_bytes: int) -> Iterator[bytes]:

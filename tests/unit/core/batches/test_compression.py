@@ -68,6 +68,20 @@ def test_damaged_bytes_give_bytes_or_corrupt(codec: int, content: bytes, data: s
         assert isinstance(decompress(codec, packed, 1_000_000), bytes)
 
 
+@settings(deadline=None)
+@given(st.lists(st.tuples(st.sampled_from(["sized", "unsized", "skippable"]), contents), min_size=1, max_size=4))
+def test_several_zstd_frames_are_one_content(frames: list[tuple[str, bytes]]) -> None:
+    """Of one frame that states its size, in one call; of everything else, by a stream."""
+    packed, whole = b"", b""
+    for kind, content in frames:
+        if kind == "skippable":
+            packed += (0x184D2A50).to_bytes(4, "little") + len(content).to_bytes(4, "little") + content
+            continue
+        packed += zstandard.ZstdCompressor(write_content_size=kind == "sized").compress(content)
+        whole += content
+    assert decompress(ZSTD, packed) == whole
+
+
 @pytest.mark.parametrize("claimed_bytes", [DECOMPRESSED_BYTES_MAX + 1, 2**63 + 41])
 def test_a_zstd_window_over_the_limit_is_refused(claimed_bytes: int) -> None:
     single_segment_of_eight_size_bytes = b"\x28\xb5\x2f\xfd\xe0"
