@@ -1,8 +1,9 @@
 """Writes rows as sealed segments straight to the bucket, as a new topic that all appears at once. Independent of Spark.
 
 The driver reserves the topic (``begin``), tasks write segments (``write_rows``), the driver attaches them (``commit``) or gives
-them up. All rows of a partition come in one task, and offsets begin at 0. A task that is run again writes its segments again;
-only those of the task that ended are attached, the others are orphans, which a tiering worker deletes.
+them up. All rows of a partition come in one task; their offsets follow each other from 0, or from where the options say. A task
+that is run again writes its segments again; only those of the task that ended are attached, the others are orphans, which a
+tiering worker deletes.
 """
 
 from __future__ import annotations
@@ -15,11 +16,13 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Final
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 
 from stratalog_core.batches.compression import NAMES
 from stratalog_core.errors import Invalid
+from stratalog_core.malformed import MALFORMED
 from stratalog_core.ports import Buffer
 from stratalog_core.rpc.tcp import TcpTransport
 from stratalog_core.system import SystemClock, ThreadBackground
@@ -40,18 +43,23 @@ from stratalog_tiering.core.attach_job import MadeSegment
 from stratalog_tiering.core.restoring import PartitionHistory
 from stratalog_tiering.store import ObjectStore, open_store
 
-KNOWN: Final = ("store", "metadata", "topic", "partitions", "compression", "replicationFactor")
+KNOWN: Final = ("store", "metadata", "topic", "partitions", "compression", "replicationFactor", "firstOffsets")
 CONFIG: Final = "config."
 RESERVED_MS: Final = 7 * 24 * 3_600_000
 """The longest time that a job may take. After it, a worker deletes the objects of a job that died."""
 PARTITIONS_MAX: Final = 100_000
+OFFSET_MAX: Final = 2**63 - 2**32
+"""The largest offset that a batch may begin at."""
 _THREADS: Final = 4
 _SETTINGS: Final = TieringSettings(worker_id="bulk-sink")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BulkOptions:
-    """The parsed options of one bulk write. ``codec`` is the number of a compression in batches."""
+    """The parsed options of one bulk write. ``codec`` is the number of a compression in batches.
+
+    ``first_offsets`` are those of each partition's first row, in the order of their numbers.
+    """
 
     store: str = field(repr=False)
     metadata: tuple[str, ...]
@@ -60,6 +68,7 @@ class BulkOptions:
     codec: int
     replication_factor: int | None
     configs: Mapping[str, str]
+    first_offsets: tuple[int, ...]
 
 
 def parse_bulk_options(given: Mapping[str, str]) -> BulkOptions:
@@ -80,15 +89,29 @@ def parse_bulk_options(given: Mapping[str, str]) -> BulkOptions:
     if compression not in NAMES:
         raise Invalid(f"option 'compression' is {compression!r}; choose one of {', '.join(NAMES)}")
     factor = options.get("replicationfactor")
+    partitions = _number("partitions", options["partitions"], PARTITIONS_MAX)
     return BulkOptions(
         store=options["store"],
         metadata=tuple(address.strip() for address in options["metadata"].split(",")),
         topic=options["topic"],
-        partitions=_number("partitions", options["partitions"], PARTITIONS_MAX),
+        partitions=partitions,
         codec=NAMES[compression],
         replication_factor=None if factor is None else _number("replicationFactor", factor, 100),
         configs=configs,
+        first_offsets=_first_offsets(options.get("firstoffsets"), partitions),
     )
+
+
+def _first_offsets(text: str | None, partitions: int) -> tuple[int, ...]:
+    if text is None:
+        return (0,) * partitions
+    try:
+        offsets = msgspec.json.decode(text, type=list[int])
+    except MALFORMED as malformed:
+        raise Invalid(f"option 'firstOffsets' must look like [0, 42]: {malformed}") from malformed
+    if len(offsets) != partitions or any(not 0 <= offset <= OFFSET_MAX for offset in offsets):
+        raise Invalid(f"option 'firstOffsets' must have {partitions} offsets from 0 to {OFFSET_MAX}, one for each partition")
+    return tuple(offsets)
 
 
 def _number(name: str, text: str, maximum: int) -> int:
@@ -132,16 +155,16 @@ async def _write(runs: _Runs, options: BulkOptions, reserved: Reserved) -> Writt
                     f"rows of partition {partition} do not follow one another: sort each task's rows by column 'partition', as"
                     " `stratalog_pipeline.jobs.backfill.backfill` does"
                 )
-            chunks = _encoded(runs, options.codec, ports.clock.wall_ms())
-            written[partition] = [made async for made in writer.segments(partition, 0, chunks)]
+            first = options.first_offsets[partition]
+            chunks = _encoded(runs, first, options.codec, ports.clock.wall_ms())
+            written[partition] = [made async for made in writer.segments(partition, first, chunks)]
     return written
 
 
-async def _encoded(runs: _Runs, codec: int, now_ms: int) -> AsyncIterator[Sequence[Buffer]]:
+async def _encoded(runs: _Runs, offset: int, codec: int, now_ms: int) -> AsyncIterator[Sequence[Buffer]]:
     # Imported in tasks only: numba costs 0.6 s, and Spark starts a process for the plan of a write and one for its commit.
     from stratalog_pipeline.arrow.encode import encode_batches
 
-    offset = 0
     while (rows := await runs.next_rows()) is not None:
         yield await asyncio.to_thread(list, encode_batches(rows, offset, codec, now_ms))
         offset += rows.num_rows
@@ -209,7 +232,8 @@ def commit(options: BulkOptions, reserved: Reserved, tasks: Sequence[Written]) -
     async def attached() -> list[PartitionHistory]:
         async with _cluster(options) as ports:
             writer = SegmentsWriter(ports, reserved)
-            made = [await writer.finish(index, 0, owners.get(index, ())) for index in range(options.partitions)]
+            firsts = enumerate(options.first_offsets)
+            made = [await writer.finish(index, first, owners.get(index, ())) for index, first in firsts]
             await finish(ports, reserved, made)
             return made
 

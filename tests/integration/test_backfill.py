@@ -1,4 +1,4 @@
-"""The bulk sink of Spark: a new topic straight from a data frame, read by an ordinary consumer through a broker."""
+"""The bulk sink of Spark: a new topic from a data frame, files or another topic, read by an ordinary consumer."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+import fastavro
 import pytest
 from confluent_kafka import Consumer, Message, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient
 from integration.test_restore import stratalog, up
 from kafka.partitioner import murmur2
 from pyspark.errors import PySparkException
@@ -18,7 +20,9 @@ from pyspark.taskcontext import TaskContext
 
 from stratalog.exit_codes import ExitCode
 from stratalog.local.state import load_state
-from stratalog_pipeline.jobs.backfill import BulkTarget, backfill
+from stratalog_core.errors import Conflict, Invalid, NotFound
+from stratalog_pipeline.jobs.backfill import BulkTarget, backfill, backfill_files, backfill_kafka
+from stratalog_pipeline.jobs.backfill_sources import KafkaSource, kafka_range
 
 pytestmark = [pytest.mark.integration, pytest.mark.spark]
 SPARK_MASTER = "local[2,3]"
@@ -174,6 +178,112 @@ def test_an_export_becomes_a_topic_again(tmp_path: Path) -> None:
         consumer.close()
         assert first is not None
         assert (first.key(), first.value()) == (b"0", b"V0")
+
+
+def test_avro_files_and_a_topic_of_another_cluster_become_topics(spark: SparkSession, tmp_path: Path) -> None:
+    data, bucket, files = tmp_path / "data", tmp_path / "bucket", tmp_path / "avro"
+    with up(data, bucket) as bootstrap:
+        into = BulkTarget(topic="avro", partitions=PARTITIONS, store=str(bucket), metadata=load_state(data).metadata)
+        original = _write_avro(files, 6000)
+        done = backfill_files(spark, [str(files)], "avro", {"key": "id", "value": "note", "timestamp": "at"}, into)
+        assert done.records == len(original)
+        found = {(_text(each.key()), _text(each.value()), each.timestamp()[1]) for each in consume(bootstrap, "avro", 6000)}
+        assert found == original
+
+        _write_source(bootstrap, data)
+        source = consume(bootstrap, "source", 1090)
+        copied = kafka_range(KafkaSource(bootstrap=bootstrap, topic="source"))
+        assert backfill_kafka(spark, copied, replace(into, topic="copy")).records == 1090
+        copy = consume(bootstrap, "copy", 1090)
+        assert [_whole(each) for each in copy] == [_whole(each) for each in source]
+        for partition in range(PARTITIONS):
+            offsets = [each.offset() for each in copy if each.partition() == partition]
+            assert offsets == list(range(len(offsets)))
+        with pytest.raises(Conflict, match="choose another name"):
+            backfill_kafka(spark, copied, replace(into, topic="copy"))
+        with pytest.raises(Invalid, match="the source has 4 partitions"):
+            backfill_kafka(spark, copied, replace(into, topic="other", partitions=3))
+        with pytest.raises(Invalid, match=r"source-\d has no records at offsets \d+\.\.\d+, as after"):
+            backfill_kafka(spark, copied, replace(into, topic="other"), keeps_offsets=True)
+        with pytest.raises(NotFound, match="there is no topic 'elsewhere'"):
+            kafka_range(KafkaSource(bootstrap=bootstrap, topic="elsewhere"))
+
+        # Partition 3 is empty, from offset 2 on.
+        plain = consume(bootstrap, "plain", _write_plain(bootstrap, data))
+        kept = kafka_range(KafkaSource(bootstrap=bootstrap, topic="plain"))
+        backfill_kafka(spark, kept, replace(into, topic="kept"), keeps_offsets=True)
+        copy = consume(bootstrap, "kept", len(plain))
+        assert [(*_whole(each), each.offset()) for each in copy] == [(*_whole(each), each.offset()) for each in plain]
+        producer = Producer({"bootstrap.servers": bootstrap})
+        later: list[int | None] = []
+        for partition in (2, 3):
+            producer.produce("kept", "later", partition=partition, on_delivery=lambda _, each: later.append(each.offset()))
+            assert producer.flush(30) == 0
+        assert later == [kept.splits[2].offsets.end, 2]
+        stratalog("tier", "verify", "kept", "--data", str(data))
+
+
+def _write_avro(directory: Path, count: int) -> set[tuple[str, str | None, int]]:
+    """Write files of a hundred blocks each; return what their records become."""
+    schema = fastavro.parse_schema(
+        {
+            "type": "record", "name": "Row", "fields": [
+                {"name": "id", "type": "int"},
+                {"name": "note", "type": ["null", "string"]},
+                {"name": "at", "type": {"type": "long", "logicalType": "timestamp-millis"}},
+            ],
+        }
+    )  # fmt: skip
+    rows = [(number, f"note {number}" if number % 7 else None, FIRST_MS + number) for number in range(count)]
+    directory.mkdir()
+    for number in range(3):
+        part = rows[number::3]
+        with (directory / f"part-{number}.avro").open("wb") as file:
+            records = [{"id": key, "note": note, "at": at_ms} for key, note, at_ms in part]
+            fastavro.writer(file, schema, records, codec="deflate", sync_interval=300)
+    return {(str(key), note, at_ms) for key, note, at_ms in rows}
+
+
+def _write_source(bootstrap: str, data: Path) -> None:
+    """Write 1090 committed records of every kind, and 300 that are aborted; ten more are deleted."""
+    stratalog("topic", "create", "source", "--partitions", str(PARTITIONS), "--config", "retention.ms=-1", "--data", str(data))
+    producer = Producer({"bootstrap.servers": bootstrap, "transactional.id": "t", "compression.type": "lz4"})
+    producer.init_transactions(30)
+    for number in range(14):
+        producer.begin_transaction()
+        for each in range(100 * number, 100 * number + 100):
+            all_headers: list[tuple[str, str | bytes | None]] = [("n", str(each).encode()), ("n", None), ("é", b"\xff")]
+            headers = all_headers[: each % 4]
+            value, key = None if each % 5 == 0 else f"v{each}", None if each % 7 == 0 else f"k{each}"
+            producer.produce("source", value, key, partition=each % PARTITIONS, timestamp=FIRST_MS - each, headers=headers)
+        if number % 4 == 1:
+            producer.abort_transaction(30)
+        else:
+            producer.commit_transaction(30)
+    _delete_before(bootstrap, "source", 0, 10)
+
+
+def _write_plain(bootstrap: str, data: Path) -> int:
+    """Write records without gaps, of which the first are deleted; return the number of the others."""
+    stratalog("topic", "create", "plain", "--partitions", str(PARTITIONS), "--config", "retention.ms=-1", "--data", str(data))
+    producer = Producer({"bootstrap.servers": bootstrap})
+    for partition, count in enumerate((500, 50, 5, 2)):
+        for number in range(count):
+            producer.produce("plain", f"v{number}", partition=partition, timestamp=FIRST_MS + number)
+    assert producer.flush(30) == 0
+    _delete_before(bootstrap, "plain", 0, 7)
+    _delete_before(bootstrap, "plain", 3, 2)
+    return 493 + 50 + 5
+
+
+def _delete_before(bootstrap: str, topic: str, partition: int, offset: int) -> None:
+    futures = AdminClient({"bootstrap.servers": bootstrap}).delete_records([TopicPartition(topic, partition, offset)])
+    assert [future.result(30).low_watermark for future in futures.values()] == [offset]
+
+
+def _whole(message: Message) -> tuple[object, ...]:
+    headers = message.headers()
+    return (message.partition(), message.key(), message.value(), message.timestamp()[1], tuple(headers or ()))
 
 
 def _contents(messages: list[Message]) -> list[tuple[object, ...]]:

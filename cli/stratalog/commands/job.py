@@ -6,11 +6,11 @@ import json
 import re
 import sys
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
+from stratalog.commands.job_backfill import backfill_job
 from stratalog.commands.job_erase import erase
 from stratalog.commands.spark_jobs import (
     JobOptions,
@@ -20,12 +20,10 @@ from stratalog.commands.spark_jobs import (
     print_report,
     read_options,
     shown_progress,
-    spark_master,
 )
 from stratalog.exit_codes import ExitCode
 from stratalog.moments import parse_moment
-from stratalog.output import json_option, print_done
-from stratalog.target import metadata_of, metadata_options, name_values, store_of
+from stratalog.target import name_values
 from stratalog_core.errors import Invalid, StratalogError
 
 if TYPE_CHECKING:
@@ -248,62 +246,6 @@ def replay(
     print_report(shared, replay_report(result, f"{to_topic} at {to}"))
 
 
-@job.command("backfill")
-@click.argument("paths", nargs=-1, required=True, metavar="PATH…")
-@click.option(
-    "--format", "file_format", type=click.Choice(["parquet", "orc", "json", "csv"]), default="parquet", show_default=True
-)
-@click.option("--topic", required=True, help="Name of the new topic.")
-@click.option("--partitions", type=click.IntRange(min=1), required=True, help="Number of its partitions.")
-@click.option("--key", help="SQL for the key (default: column key, if there is one).")
-@click.option("--value", help="SQL for the value (default: column value, else the row as JSON).")
-@click.option("--headers", help="SQL for the headers: an array of structs of key and value.")
-@click.option("--timestamp", help="SQL for the time (default: column timestamp, else now).")
-@click.option("--partition", help="SQL for the partition (default: column partition, else by the key's hash).")
-@click.option(
-    "--compression", type=click.Choice(["none", "gzip", "snappy", "lz4", "zstd"]), default="zstd", show_default=True,
-    help="Compression of the record batches.",
-)  # fmt: skip
-@click.option("--config", "configs", multiple=True, metavar="NAME=VALUE", help="Topic config, by Kafka's name; repeatable.")
-@click.option("--master", help="Spark's master (default: local[*], or what spark-submit says).")
-@metadata_options
-@json_option
-def backfill_job(
-    paths: tuple[str, ...],
-    file_format: str,
-    topic: str,
-    partitions: int,
-    compression: str,
-    configs: tuple[str, ...],
-    master: str | None,
-    data: Path | None,
-    metadata: str | None,
-    store: str | None,
-    as_json: bool,
-    **expressions: str | None,
-) -> None:
-    """Make a new topic of files, which executors write to the bucket as sealed segments: no broker sees the records.
-
-    The topic appears as a whole at the end; if the job fails, nothing does. Within a partition, records are in the order of
-    their time. retention.ms is unlimited unless --config sets it.
-    """
-    with modules():
-        from stratalog_pipeline.jobs.backfill import BulkTarget, backfill_files
-        from stratalog_pipeline.jobs.session import job_session
-    target = BulkTarget(
-        topic=topic, partitions=partitions, store=store_of(data, store), metadata=",".join(metadata_of(data, metadata)),
-        compression=compression, configs=name_values(configs),
-    )  # fmt: skip
-    given = {name: text for name, text in expressions.items() if text is not None}
-    with (
-        job_session("backfill", spark_master(master)) as spark,
-        shown_progress("tasks that read and write rows") as on_progress,
-    ):
-        result = backfill_files(spark, paths, file_format, given, target, on_progress)
-    document = {"topic": topic, "partitions": partitions, "records": result.records, "seconds": round(result.seconds, 1)}
-    print_done(document, f"{result.records} records are in topic {topic}", as_json=as_json)
-
-
 def _range(since: str | None, until: str | None, offsets: str | None) -> dict[str, str]:
     """Return the source's bounds by time. Raises ``Invalid`` for malformed times, and for offsets beside them."""
     if offsets is not None and (since or until):
@@ -338,6 +280,7 @@ def _pairs(given: tuple[str, ...]) -> dict[str, str]:
     return {name.strip(): value for name, _, value in pairs}
 
 
+job.add_command(backfill_job)
 job.add_command(erase)
 
 

@@ -1,6 +1,7 @@
-"""Backfill: rows of a data frame, or of files, as a new topic, written straight to the bucket by the bulk sink.
+"""Backfill: a data frame, files, or a topic of another Kafka cluster as a new topic, written straight to the bucket.
 
-Rows are placed and ordered as the sink wants: by partition, then by time. The topic appears as a whole at the end.
+The bulk sink writes. Rows are placed and ordered as it wants: by partition, then by time. A copied topic keeps its partitions
+and its order. The topic appears as a whole at the end.
 """
 
 from __future__ import annotations
@@ -17,9 +18,10 @@ from pyspark.sql.types import IntegerType
 
 from stratalog_core.errors import Invalid
 from stratalog_pipeline.arrow.encode import partitions_of
+from stratalog_pipeline.jobs.backfill_sources import KafkaRange, avro_rows, kafka_rows
 from stratalog_pipeline.jobs.session import OnProgress, clear_errors, watched
 
-FORMATS: Final = ("parquet", "orc", "json", "csv")
+FORMATS: Final = ("parquet", "orc", "json", "csv", "avro")
 _COLUMNS: Final = {
     "key": "",
     "value": "",
@@ -61,12 +63,17 @@ def backfill(frame: DataFrame, target: BulkTarget) -> None:
     """
     placed = frame if "partition" in frame.columns else frame.withColumn("partition", _partition(frame, target.partitions))
     order = [name for name in ("partition", "timestamp") if name in placed.columns]
-    arranged = placed.repartitionById(target.partitions, sql.col("partition")).sortWithinPartitions(*order)
+    _write(placed.repartitionById(target.partitions, sql.col("partition")).sortWithinPartitions(*order), target)
+
+
+def _write(arranged: DataFrame, target: BulkTarget, first_offsets: Sequence[int] = ()) -> None:
     writer = arranged.write.format("stratalog").mode("append").option("store", target.store).option("topic", target.topic)
     writer = writer.option("metadata", target.metadata).option("partitions", target.partitions)
     writer = writer.option("compression", target.compression)
     for name, value in target.configs.items():
         writer = writer.option(f"config.{name}", value)
+    if first_offsets:
+        writer = writer.option("firstOffsets", str(list(first_offsets)))
     writer.save()
 
 
@@ -77,20 +84,53 @@ def backfill_files(
     expressions: Mapping[str, str],
     target: BulkTarget,
     on_progress: OnProgress = lambda done, total: None,
+    *,
+    avro_schema: str | None = None,
 ) -> BackfillResult:
-    """Write the rows of files as a new topic.
+    """Write the rows of files as a new topic. ``avro_schema`` is the JSON of the schema to read Avro files by.
 
     ``expressions`` are SQL for the columns of a record, over those of the files; without one, a column of that name is taken,
     and as ``value`` the whole row as JSON. Raises ``Invalid`` for a bad expression or a topic that is there, and the errors of
     store and metadata.
     """
     began, counted = time.monotonic(), Observation()
-    reader = spark.read.option("header", "true") if file_format == "csv" else spark.read
     with clear_errors(), watched(spark, on_progress):
-        rows = reader.format(file_format).load(list(paths))
+        rows = _file_rows(spark, paths, file_format, avro_schema)
         chosen = [_expression(rows, name, expressions.get(name)) for name in _COLUMNS]
         records = rows.select(*(column for column in chosen if column is not None))
         backfill(records.observe(counted, sql.count(sql.lit(1)).alias("records")), target)
+        count = int(counted.get["records"])
+    return BackfillResult(topic=target.topic, partitions=target.partitions, records=count, seconds=time.monotonic() - began)
+
+
+def _file_rows(spark: SparkSession, paths: Sequence[str], file_format: str, avro_schema: str | None) -> DataFrame:
+    if file_format == "avro":
+        return avro_rows(spark, paths, avro_schema)
+    reader = spark.read.option("header", "true") if file_format == "csv" else spark.read
+    return reader.format(file_format).load(list(paths))
+
+
+def backfill_kafka(
+    spark: SparkSession,
+    found: KafkaRange,
+    target: BulkTarget,
+    on_progress: OnProgress = lambda done, total: None,
+    *,
+    keeps_offsets: bool = False,
+) -> BackfillResult:
+    """Write the records that ``found`` names as a new topic: keys, values, headers, timestamps, partitions and order are kept.
+
+    Offsets begin at 0, or are those of the source. Raises ``Invalid`` for other partitions than the source's, for a topic that
+    is there, and at a gap in offsets that are to be kept; ``NotFound`` if records were deleted meanwhile; and the errors of
+    brokers, store and metadata.
+    """
+    began, counted = time.monotonic(), Observation()
+    if target.partitions != len(found.splits):
+        raise Invalid(f"the source has {len(found.splits)} partitions, so the new topic has as many, not {target.partitions}")
+    firsts = [split.offsets.first for split in found.splits] if keeps_offsets else ()
+    with clear_errors(), watched(spark, on_progress):
+        rows = kafka_rows(spark, found, keeps_offsets=keeps_offsets)
+        _write(rows.observe(counted, sql.count(sql.lit(1)).alias("records")), target, firsts)
         count = int(counted.get["records"])
     return BackfillResult(topic=target.topic, partitions=target.partitions, records=count, seconds=time.monotonic() - began)
 

@@ -1,0 +1,1 @@
+"""Values in Avro, JSON and Protobuf as Arrow columns. No Spark."""
