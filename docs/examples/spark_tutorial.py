@@ -17,13 +17,15 @@ records = orders.option("subscribe", "orders").load()
 records.groupBy("partition").count().show()
 
 # %%
-records.createOrReplaceTempView("records")
-spark.sql("""
-    CREATE OR REPLACE TEMP VIEW orders AS
-    SELECT `partition`, `offset`, `timestamp`, CAST(key AS STRING) AS customer, `order`.*
-    FROM (SELECT *, from_json(CAST(value AS STRING), 'id INT, euros DOUBLE') AS `order` FROM records)
-""")
-spark.sql("SELECT customer, count(*) AS orders, sum(euros) AS euros FROM orders GROUP BY customer ORDER BY customer").show()
+from stratalog_pipeline import views
+
+shape = {"value_format": "json", "value_schema": "id INT, euros DOUBLE"}
+views(spark, store, pattern="orders", options={"kafka.bootstrap.servers": brokers}, values={"orders": shape})
+by_customer = """
+    SELECT CAST(key AS STRING) AS customer, count(*) AS orders, sum(value.euros) AS euros
+    FROM orders GROUP BY customer ORDER BY customer
+"""
+spark.sql(by_customer).show()
 
 # %%
 segments = orders.option("subscribe", "orders").option("table", "segments").load()

@@ -3,8 +3,7 @@
 Names are case-insensitive, as everywhere in Spark. An unknown name is refused, and the error suggests the nearest known one.
 ``kafka.bootstrap.servers`` adds what is not in the bucket yet, read from the brokers, which also tell the bucket's URL; the
 other ``kafka.*`` options configure that client (librdkafka) and have no effect without it. So a job moves from Kafka by
-changing the format's name. Source for Kafka's options: Spark's "Structured Streaming + Kafka Integration Guide". Pure: options
-in, a frozen value out.
+changing the format's name. Source for Kafka's options: Spark's "Structured Streaming + Kafka Integration Guide". Pure.
 """
 
 from __future__ import annotations
@@ -20,14 +19,14 @@ import msgspec
 
 from stratalog_core.errors import Invalid
 from stratalog_core.malformed import MALFORMED
+from stratalog_pipeline.value_options import VALUE_OPTIONS, ValueOptions, parse_value_options
 
 EARLIEST: Final = -2
 LATEST: Final = -1
 SPLIT_BYTES: Final = 64 * 1024 * 1024
 POLL_TIMEOUT_MS: Final = 120_000
-"""Default of Spark's own source."""
 TRIGGER_DELAY_S: Final = 900.0
-"""Default of Spark's own source."""
+"""This and the one before are defaults of Spark's own source."""
 
 Table: TypeAlias = Literal["records", "segments", "blocks", "batches", "manifests", "tail"]
 """The rows of a read: a topic's records, or what is known about them (``metadata_tables.py``)."""
@@ -119,7 +118,7 @@ class ReadOptions:
     newest; such a read has no tail.
     ``client`` configures the client that reads from the brokers (librdkafka's names); empty: only the bucket is read, and
     ``missing_tail`` says how a read up to the latest record reports that newer records may exist. ``poll_timeout_s`` bounds the
-    wait for the brokers' next record. ``takes_lease``: a batch read keeps what it reads from being deleted while it runs.
+    wait for the brokers' next record. ``takes_lease``: a batch read keeps what it reads from being deleted.
     """
 
     store: str
@@ -146,6 +145,7 @@ class ReadOptions:
     rows_per_trigger_min: int = 0
     trigger_delay_max_s: float = TRIGGER_DELAY_S
     takes_lease: bool = True
+    values: ValueOptions | None = None
 
 
 KNOWN: Final = (
@@ -154,6 +154,7 @@ KNOWN: Final = (
     "startingOffsetsByTimestampStrategy", "minPartitions", "maxRecordsPerPartition", "splitBytes", "failOnDataLoss",
     "includeHeaders", "isolationLevel", "missingTail", "kafkaConsumer.pollTimeoutMs", "table", "maxOffsetsPerTrigger",
     "minOffsetsPerTrigger", "maxTriggerDelay", "columns", "manifestVersion", "secondStore", "lease", "expiryHeader",
+    *VALUE_OPTIONS,
 )  # fmt: skip
 CLIENT: Final = "kafka."
 IGNORED: Final = ("fetchoffset.", "kafkaconsumer.cache.", "groupidprefix")
@@ -199,6 +200,7 @@ def parse_options(given: Mapping[str, str], mode: Mode = "batch") -> ReadOptions
         rows_per_trigger_min=_integer(options, "minOffsetsPerTrigger", 0, 1),
         trigger_delay_max_s=_duration_s(options, "maxTriggerDelay", TRIGGER_DELAY_S),
         takes_lease=_flag(options, "lease", True),
+        values=parse_value_options(options),
     )
 
 
@@ -208,8 +210,8 @@ def check_known(name: str, names: Sequence[str] = KNOWN) -> None:
     lower = name.lower()
     if lower in known or lower.startswith((CLIENT, *IGNORED)):
         return
-    near = difflib.get_close_matches(lower, known, 1)
-    hint = f"; did you mean {known[near[0]]!r}?" if near else f"; known are {', '.join(names)}"
+    near = [known[one] for one in difflib.get_close_matches(lower, known, 1)]
+    hint = f"; did you mean {near[0]!r}?" if near else f"; known are {', '.join(names)}"
     raise Invalid(f"option {name!r} is unknown{hint}", option=name)
 
 
@@ -349,8 +351,7 @@ def _offsets(name: str, text: str | None, mode: Mode) -> Bound:
     if text is None:
         return AllAt(position=LATEST if mode == "stream" else batch_default)
     word = text.strip().lower()
-    empty = ({EARLIEST, LATEST} - {batch_default}).pop()
-    usual = "earliest" if batch_default == EARLIEST else "latest"
+    empty, usual = (LATEST, "earliest") if batch_default == EARLIEST else (EARLIEST, "latest")
     if word in _WORDS:
         if mode == "batch" and _WORDS[word] == empty:
             raise Invalid(f"option {name!r} cannot be {text!r} in a batch read, which would be empty: use {usual!r} or offsets")
@@ -385,8 +386,7 @@ def _natural(name: str, text: str, minimum: int) -> int:
 
 
 def _integer(options: Mapping[str, str], name: str, default: int, minimum: int) -> int:
-    text = options.get(name.lower())
-    return default if text is None else _natural(name, text, minimum)
+    return _natural(name, options[name.lower()], minimum) if name.lower() in options else default
 
 
 _UNITS_S: Final = {"ms": 0.001, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86_400}
@@ -416,5 +416,5 @@ def _choice(options: Mapping[str, str], name: str, choices: tuple[str, ...]) -> 
 
 
 def _isolation(options: Mapping[str, str]) -> str:
-    levels = cast("tuple[str, ...]", ("read_committed", "read_uncommitted"))
-    return _choice(options, "isolationLevel" if "isolationlevel" in options else ISOLATION, levels)
+    name = "isolationLevel" if "isolationlevel" in options else ISOLATION
+    return _choice(options, name, ("read_committed", "read_uncommitted"))

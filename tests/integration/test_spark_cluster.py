@@ -14,6 +14,7 @@ import sys
 import sysconfig
 import time
 import venv
+import zipfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -21,8 +22,10 @@ from pathlib import Path
 
 import pyspark
 import pytest
+import stratalog_demo
 from unit.pipeline.conftest import ColdBucket
 
+from stratalog.commands import job as job_module
 from stratalog.exit_codes import ExitCode
 from stratalog_core.batches.records import Record, build_batch
 
@@ -47,10 +50,22 @@ class Cluster:
 
     def run(self, *words: str) -> subprocess.CompletedProcess[str]:
         """Run a driver: Python with ``words``."""
+        return self._driver(sys.executable, *words)
+
+    def submit(self, *words: str) -> subprocess.CompletedProcess[str]:
+        """Run a driver by spark-submit, in client mode."""
+        return self._driver(str(SPARK_HOME / "bin" / "spark-submit"), "--master", self.master, *words)
+
+    def _driver(self, *words: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [sys.executable, *words], cwd=self.root / "driver" / "a" / "b", env=_variables(), capture_output=True, text=True,
-            timeout=240, check=False,
-        )  # fmt: skip
+            words,
+            cwd=self.root / "driver" / "a" / "b",
+            env=_variables(),
+            capture_output=True,
+            text=True,
+            timeout=240,
+            check=False,
+        )
 
 
 def _variables() -> dict[str, str]:
@@ -112,12 +127,32 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 @pytest.fixture(scope="module")
 def bucket(tmp_path_factory: pytest.TempPathFactory) -> ColdBucket:
     bucket = ColdBucket(tmp_path_factory.mktemp("data") / "bucket")
+    bucket.add_topic("delays", [[_delays(0, 150)], [_delays(150, 150)]], block_bytes=2000)
     bucket.add_topic("flights", [[_batches(0, 100), _batches(100, 50)], [_batches(150, 150)]], block_bytes=2000)
     return bucket
 
 
 def _batches(first: int, count: int) -> list[bytes]:
     return [bytes(build_batch([_record(n) for n in range(at, at + 10)])) for at in range(first, first + count, 10)]
+
+
+DEMO = """
+import json, sys
+from pyspark.sql import SparkSession
+from stratalog_demo.spark_count import count_records, delays_by_carrier
+session = SparkSession.builder.getOrCreate()
+rows = [[row.carrier, row.flights, row.mean_delay] for row in delays_by_carrier(session, sys.argv[1], "delays")]
+print(json.dumps([count_records(session, sys.argv[1], "delays"), rows, session.sparkContext.master]))
+"""
+
+
+def _delays(first: int, count: int) -> list[bytes]:
+    """Flights as the demo's, by three carriers."""
+    values = [
+        b'{"carrier": "%s", "dep_delay": %d}' % ((b"AA", b"B6", b"UA")[n % 3], n % 3 + 1) for n in range(first, first + count)
+    ]
+    made = [Record(offset=at, timestamp_ms=1_700_000_000_000 + at, key=None, value=value) for at, value in enumerate(values)]
+    return [bytes(build_batch(made[at : at + 10])) for at in range(0, count, 10)]
 
 
 def _record(number: int) -> Record:
@@ -152,7 +187,35 @@ def test_doctor_looks_at_each_executor(cluster: Cluster, bucket: ColdBucket) -> 
 
 
 def test_a_job_runs_on_the_cluster(cluster: Cluster, bucket: ColdBucket) -> None:
-    done = cluster.run("-m", "stratalog", "job", "audit", "--store", bucket.url, "--master", cluster.master, "--json")
+    done = cluster.run(
+        "-m", "stratalog", "job", "audit", "--store", bucket.url, "flights", "--master", cluster.master, "--json"
+    )
     assert done.returncode == ExitCode.OK, done.stderr[-3000:]
     report = json.loads(done.stdout)
     assert (report["sound"], report["totals"]["records"], report["totals"]["segments"]) == (True, FLIGHTS, 3)
+
+
+def test_spark_submit_runs_the_module_of_the_jobs(cluster: Cluster, bucket: ColdBucket) -> None:
+    done = cluster.submit(job_module.__file__, "audit", "--store", bucket.url, "flights", "--json")
+    assert done.returncode == ExitCode.OK, done.stderr[-3000:]
+    report = json.loads(done.stdout)
+    assert (report["sound"], report["totals"]["records"]) == (True, FLIGHTS)
+    refused = cluster.submit(job_module.__file__, "audit", "--store", bucket.url, "nothing", "--json")
+    assert refused.returncode != ExitCode.OK
+    assert [line for line in refused.stderr.splitlines() if "nothing" in line and line.startswith("stratalog: ")]
+    assert "Traceback" not in refused.stderr
+
+
+def test_the_demos_query_runs_on_the_cluster(cluster: Cluster, bucket: ColdBucket, tmp_path: Path) -> None:
+    """The step of `make demo` that counts, as a program that spark-submit starts, with its own module shipped along."""
+    program = tmp_path / "count.py"
+    program.write_text(DEMO)
+    demo = tmp_path / "demo.zip"
+    with zipfile.ZipFile(demo, "w") as archive:
+        for path in Path(stratalog_demo.__file__).parent.glob("*.py"):
+            archive.write(path, f"stratalog_demo/{path.name}")
+    done = cluster.submit("--py-files", str(demo), str(program), bucket.url)
+    assert done.returncode == ExitCode.OK, done.stderr[-3000:]
+    count, rows, master = json.loads(done.stdout.splitlines()[-1])
+    assert (count, master) == (FLIGHTS, cluster.master)
+    assert rows == [["AA", 100, 2.0], ["B6", 100, 3.0], ["UA", 100, 2.0]]

@@ -1,4 +1,4 @@
-"""What a backfill reads that Spark itself cannot without further packages: Avro files, and a topic of another Kafka cluster."""
+"""Sources of a backfill that Spark reads by JARs only: Avro files, and a topic of another Kafka cluster."""
 
 from __future__ import annotations
 

@@ -16,6 +16,7 @@ from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 
 from stratalog_core.errors import Invalid
 from stratalog_core.system import SystemClock
+from stratalog_pipeline.arrow.schema import ARROW_TYPES
 from stratalog_pipeline.brokers import Brokers
 from stratalog_pipeline.bucket import Bucket
 from stratalog_pipeline.options import ReadOptions
@@ -24,6 +25,7 @@ from stratalog_pipeline.pruning import ANY_TIME, EVERYTHING, TimeRange
 from stratalog_pipeline.read_lease import kept, write_lease
 from stratalog_pipeline.scan_plan import plan_scan
 from stratalog_pipeline.spark.filters import pruning_of
+from stratalog_pipeline.value_formats.values import CORRUPT_RECORD, PLACE, Values
 from stratalog_tiering.cold.lease import SharedLease
 
 _LOGGER: Final = logging.getLogger(__name__)
@@ -40,9 +42,10 @@ class TaskPartition(InputPartition):
 class StratalogReader(DataSourceReader):
     """Reads everything that the options select."""
 
-    def __init__(self, options: ReadOptions, columns: tuple[str, ...]) -> None:
+    def __init__(self, options: ReadOptions, columns: tuple[str, ...], values: Values | None = None) -> None:
         self._options = options
         self._columns = columns
+        self._values = values
         self._pruning = EVERYTHING
 
     def partitions(self) -> list[InputPartition]:
@@ -62,16 +65,30 @@ class StratalogReader(DataSourceReader):
             _LOGGER.warning(describe_missing_tail(cold_ends))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        yield from read_task(self._options, cast(TaskPartition, partition), self._columns, self._pruning.times)
+        yield from read_task(self._options, cast(TaskPartition, partition), self._columns, self._values, self._pruning.times)
 
 
 def read_task(
-    options: ReadOptions, task: TaskPartition, columns: tuple[str, ...], times: TimeRange = ANY_TIME
+    options: ReadOptions,
+    task: TaskPartition,
+    columns: tuple[str, ...],
+    values: Values | None = None,
+    times: TimeRange = ANY_TIME,
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of a task's splits: those in the bucket, then those at the brokers.
+    """Yield the rows of a task's splits: those in the bucket, then those at the brokers. ``values`` are decoded.
 
     With ``expiryHeader``, rows whose records have expired by now are left out.
     """
+    if values is None or not {"value", CORRUPT_RECORD} & set(columns):
+        yield from _unexpired_rows(options, task, columns, times)
+        return
+    stored = tuple(name for name in ARROW_TYPES if name in {*columns, "value", *PLACE})
+    yield from values.columns(columns, _unexpired_rows(options, task, stored, times))
+
+
+def _unexpired_rows(
+    options: ReadOptions, task: TaskPartition, columns: tuple[str, ...], times: TimeRange
+) -> Iterator[pa.RecordBatch]:
     if not options.expiry_header:
         yield from _all_rows(options, task, columns, times)
         return

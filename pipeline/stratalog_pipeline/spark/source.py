@@ -8,10 +8,11 @@ rows. A write sends rows to brokers, or makes a new topic in the bucket if it ha
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
+import pyarrow as pa
 from pyspark.sql.datasource import (
     DataSource,
     DataSourceArrowWriter,
@@ -19,15 +20,17 @@ from pyspark.sql.datasource import (
     DataSourceStreamArrowWriter,
     DataSourceStreamReader,
 )
+from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
 from stratalog_core.errors import Invalid
-from stratalog_pipeline.arrow.schema import COLUMNS, SPARK_DDL, check_columns
+from stratalog_pipeline.arrow.schema import ARROW_TYPES, COLUMNS, COLUMNS_WITH_HEADERS, SPARK_DDL, check_columns
 from stratalog_pipeline.brokers import Brokers
 from stratalog_pipeline.metadata_tables import TABLES
 from stratalog_pipeline.options import ReadOptions, parse_options
 from stratalog_pipeline.spark.metadata_reader import MetadataReader
 from stratalog_pipeline.spark.reader import PushdownReader, StratalogReader
+from stratalog_pipeline.value_formats.values import CORRUPT_RECORD, Values, resolve
 
 if TYPE_CHECKING:
     from stratalog_pipeline.kafka_sink import WriteOptions
@@ -47,23 +50,36 @@ class StratalogDataSource(DataSource):
     def name(cls) -> str:
         return NAME
 
-    def schema(self) -> str:
+    def schema(self) -> str | StructType:
         options = parse_options(self._given, "either")
+        if options.values is not None:
+            return self._schema_with_values(options, resolve(options))
         types = SPARK_DDL if options.table == "records" else _table_types(options)
         everything = COLUMNS if options.table == "records" and not options.include_headers else tuple(types)
         columns = check_columns([(name, types.get(name, "unknown")) for name in options.columns], types) or everything
         return ", ".join(f"{name} {types[name]}" for name in columns)
 
+    def _schema_with_values(self, options: ReadOptions, values: Values) -> StructType:
+        types = _types_with_values(values)
+        stored = COLUMNS_WITH_HEADERS if options.include_headers else COLUMNS
+        everything = (*stored, CORRUPT_RECORD) if values.is_permissive else stored
+        wanted = [(name, types.get(name, "unknown")) for name in options.columns]
+        arrow = {**ARROW_TYPES, "value": values.kind(), CORRUPT_RECORD: pa.binary()}
+        return _spark_schema(pa.schema([(name, arrow[name]) for name in check_columns(wanted, types) or everything]))
+
     def reader(self, schema: StructType) -> DataSourceReader:
         options, fields = _with_store(parse_options(self._given, "batch")), _fields(schema)
         if options.table != "records":
             return MetadataReader(options, check_columns(fields, _table_types(options)))
-        return (PushdownReader if _pushdown_is_on() else StratalogReader)(options, check_columns(fields))
+        values, columns = _values_and_columns(options, fields)
+        return (PushdownReader if _pushdown_is_on() else StratalogReader)(options, columns, values)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
         from stratalog_pipeline.spark.stream_reader import StratalogStreamReader
 
-        return StratalogStreamReader(_with_store(parse_options(self._given, "stream")), check_columns(_fields(schema)))
+        options = _with_store(parse_options(self._given, "stream"))
+        values, columns = _values_and_columns(options, _fields(schema))
+        return StratalogStreamReader(options, columns, values)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
         if "store" in {name.lower() for name in self._given}:
@@ -106,6 +122,25 @@ class StratalogDataSource(DataSource):
 def _with_store(options: ReadOptions) -> ReadOptions:
     """Ask the brokers for the store's URL if the options have none."""
     return options if options.store else replace(options, store=Brokers(options).store_url())
+
+
+def _values_and_columns(options: ReadOptions, fields: Sequence[tuple[str, str]]) -> tuple[Values | None, tuple[str, ...]]:
+    """Return how values are decoded, and the columns that a schema of ``(name, Spark type)`` names."""
+    if options.values is None:
+        return None, check_columns(fields)
+    values = resolve(options)
+    return values, check_columns(fields, _types_with_values(values))
+
+
+def _types_with_values(values: Values) -> dict[str, str]:
+    """Return the Spark type of each column; for that of the value, the one that Spark gives to its Arrow type."""
+    (value,) = _spark_schema(pa.schema([("value", values.kind())])).fields
+    corrupt = {CORRUPT_RECORD: "binary"} if values.is_permissive else {}
+    return {**SPARK_DDL, "value": value.dataType.simpleString(), **corrupt}
+
+
+def _spark_schema(schema: pa.Schema) -> StructType:
+    return from_arrow_schema(schema, prefer_timestamp_ntz=True)
 
 
 def _table_types(options: ReadOptions) -> dict[str, str]:

@@ -34,6 +34,7 @@ from stratalog_pipeline.stream_plan import (
     next_end,
     plan_batch,
 )
+from stratalog_pipeline.value_formats.values import Values
 
 _LOGGER: Final = logging.getLogger(__name__)
 
@@ -41,9 +42,10 @@ _LOGGER: Final = logging.getLogger(__name__)
 class StratalogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Reads what the options select, as it comes."""
 
-    def __init__(self, options: ReadOptions, columns: tuple[str, ...]) -> None:
+    def __init__(self, options: ReadOptions, columns: tuple[str, ...], values: Values | None = None) -> None:
         self._options = options
         self._columns = columns
+        self._values = values
         self._target: Offsets | None = None
         self._last_batch_s = time.monotonic()
 
@@ -92,4 +94,4 @@ class StratalogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         return [TaskPartition(splits) for splits in plan_batch(self._options, start, end).tasks]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        yield from read_task(self._options, cast(TaskPartition, partition), self._columns)
+        yield from read_task(self._options, cast(TaskPartition, partition), self._columns, self._values)

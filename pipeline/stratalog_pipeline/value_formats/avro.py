@@ -22,7 +22,7 @@ Schema: TypeAlias = Any
 """A schema as JSON describes it, with the names of fastavro's parser added."""
 Decoder: TypeAlias = Callable[[bytes], Any]
 DECODING_ERRORS: Final = (EOFError, ValueError, IndexError, KeyError, TypeError, OverflowError, ArithmeticError)
-"""What fastavro raises for bytes that the schema does not describe; times beyond the year 9999 overflow."""
+"""Raised by fastavro for bytes that the schema does not describe; times beyond the year 9999 overflow."""
 DECIMAL_PRECISION_MAX: Final = 38
 
 _PRIMITIVES: Final[Mapping[str, pa.DataType]] = {

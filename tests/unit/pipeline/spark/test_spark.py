@@ -15,7 +15,8 @@ from pyspark.sql import DataFrame, Row, SparkSession
 
 from stratalog_core.batches.compression import NAMES
 from stratalog_core.batches.records import Record, build_batch
-from stratalog_core.errors import Corrupt, Invalid
+from stratalog_core.errors import Conflict, Corrupt, Invalid
+from stratalog_pipeline import views
 from stratalog_pipeline.jobs.audit import audit
 from stratalog_pipeline.jobs.export import export
 from stratalog_pipeline.jobs.session import watched
@@ -310,3 +311,50 @@ def _progress(spark: SparkSession) -> tuple[tuple[int, int], tuple[int, int]]:
     with watched(spark, lambda done, total: seen.append((done, total))):
         spark.range(1000, numPartitions=3).repartition(2).write.format("noop").mode("overwrite").save()
     return seen[0], seen[-1]
+
+
+def test_views_have_values_in_columns(spark: SparkSession, make_bucket: Callable[[], ColdBucket], tmp_path: Path) -> None:
+    def orders(first: int, count: int) -> list[bytes]:
+        good = b'{"id": %d, "state": {"paid": true}, "at": "2020-01-02T00:00:00Z"}'
+        contents = {7: b"no JSON", 8: b'{"id": "8"}', 9: None}
+        made = [
+            Record(offset=offset, timestamp_ms=offset, key=None, value=contents.get(offset, good % offset))
+            for offset in range(first, first + count)
+        ]
+        return [bytes(build_batch(made[at : at + 10])) for at in range(0, count, 10)]
+
+    made = make_bucket()
+    made.add_topic("shop.orders-2024", [[orders(0, 60)]])
+    made.add_topic("flights", [[batches(0, 60)]])
+    shape = {"value_format": "json", "value_schema": "id bigint, state struct<paid: boolean>, at timestamp"}
+    permissive = {**shape, "value_mode": "PERMISSIVE"}
+    names = views(spark, made.url, values={"shop.orders-2024": permissive})
+    assert names == {"flights": "flights", "shop.orders-2024": "shop_orders_2024"}
+    counts = (
+        "SELECT count(*), count(value), sum(value.id), count_if(value.state.paid), max(value.at), count(_corrupt_record)"
+        " FROM shop_orders_2024"
+    )
+    (found,) = spark.sql(counts).collect()
+    assert tuple(found) == (60, 57, sum(range(60)) - 7 - 8 - 9, 57, datetime(2020, 1, 2), 2)
+    bad = spark.sql("SELECT offset, _corrupt_record FROM shop_orders_2024 WHERE _corrupt_record IS NOT NULL").collect()
+    assert sorted((row[0], bytes(row[1])) for row in bad) == [(7, b"no JSON"), (8, b'{"id": "8"}')]
+    assert spark.sql("SELECT count(*) FROM flights WHERE value IS NOT NULL").collect()[0][0] == 48
+    # A query plans its view anew: what was offloaded since is there.
+    made.extend("shop.orders-2024", 0, orders(60, 10))
+    assert spark.sql("SELECT max(value.id) FROM shop_orders_2024").collect()[0][0] == 69
+
+    frame = load(spark, made, subscribe="shop.orders-2024", **shape)
+    with pytest.raises(PySparkException, match=r"shop\.orders-2024-0, offset 7: the value does not decode as json"):
+        frame.collect()
+    assert load(spark, made, subscribe="shop.orders-2024", **shape, columns="offset").count() == 70
+    stream = spark.readStream.format("stratalog").options(
+        subscribe="shop.orders-2024", missingTail="ignore", startingOffsets="earliest", **permissive
+    )
+    writer = stream.load(made.url).select("offset", "value.id").writeStream.format("parquet")
+    query = writer.option("checkpointLocation", str(tmp_path / "c")).trigger(availableNow=True).start(str(tmp_path / "rows"))
+    assert query.awaitTermination(120)
+    streamed = spark.read.parquet(str(tmp_path / "rows")).collect()
+    assert sorted((row["offset"], row["id"]) for row in streamed) == [(o, None if o in (7, 8, 9) else o) for o in range(70)]
+    made.add_topic("shop_orders-2024", [[orders(0, 10)]])
+    with pytest.raises(Conflict, match=r"'shop\.orders-2024' and 'shop_orders-2024' would both be view shop_orders_2024"):
+        views(spark, made.url)

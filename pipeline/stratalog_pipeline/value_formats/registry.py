@@ -1,0 +1,143 @@
+"""A schema registry that speaks Confluent's REST API. Reads only, over HTTP(S), a request at a time.
+
+``STRATALOG_SCHEMA_REGISTRY_AUTH`` is ``USER:PASSWORD`` for basic authentication: of the driver and of the executors.
+"""
+
+from __future__ import annotations
+
+import base64
+import http.client
+import os
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Mapping, Sequence
+from typing import Final
+from urllib.parse import quote, urlsplit
+
+import msgspec
+
+from stratalog_core.errors import Invalid, NotFound, Unavailable
+from stratalog_core.malformed import MALFORMED
+
+AUTH_VARIABLE: Final = "STRATALOG_SCHEMA_REGISTRY_AUTH"
+REQUEST_S_MAX: Final = 10.0
+ATTEMPTS: Final = 4
+SCHEMA_BYTES_MAX: Final = 16 * 1024 * 1024
+REFERENCES_MAX: Final = 200
+_WAIT_S: Final = 0.5
+_JSON: Final = "application/vnd.schemaregistry.v1+json, application/json"
+
+
+class Reference(msgspec.Struct, frozen=True, kw_only=True):
+    """A schema that another one refers to by ``name``; for Protobuf the path of its import."""
+
+    name: str
+    subject: str
+    version: int
+
+
+class RegisteredSchema(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """A schema as the registry returns it. It has no type if it is of Avro."""
+
+    schema: str
+    schema_type: str = "AVRO"
+    references: tuple[Reference, ...] = ()
+
+
+class Registry:
+    """The registry at ``url``."""
+
+    def __init__(self, url: str) -> None:
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise Invalid(f"value_registry must be a URL like https://registry:8081, not {url!r}")
+        if parts.username is not None:
+            raise Invalid(f"value_registry must not have credentials, which query plans show: set {AUTH_VARIABLE}")
+        self._url = url.rstrip("/")
+
+    def of_subject(self, subject: str, version: str = "latest") -> RegisteredSchema:
+        """Return a version of a subject's schema. Raises ``NotFound``, ``Unavailable``, ``Invalid``."""
+        return self._get(f"/subjects/{quote(subject, safe='')}/versions/{quote(version, safe='')}")
+
+    def by_id(self, schema_id: int) -> RegisteredSchema:
+        """Return the schema with an id, which never changes. Raises as ``of_subject`` does."""
+        return self._get(f"/schemas/ids/{schema_id}")
+
+    def descriptors(self, subject: str, version: str = "latest") -> bytes:
+        """Return a subject's schema in Protobuf as a serialized FileDescriptorSet, with all files that it imports."""
+        return _descriptor_set(self._files(f"{subject}.proto", subject, version))
+
+    def _files(self, name: str, subject: str, version: str) -> Sequence[tuple[str, bytes]]:
+        """Files by their names, each after those that it imports."""
+        found: dict[str, bytes] = {}
+
+        def add(name: str, subject: str, version: str) -> None:
+            if name in found:
+                return
+            if len(found) >= REFERENCES_MAX:
+                raise Invalid(f"subject {subject!r} refers to more than {REFERENCES_MAX} schemas")
+            found[name] = b""
+            path = f"/subjects/{quote(subject, safe='')}/versions/{quote(version, safe='')}?format=serialized"
+            registered = self._get(path)
+            for each in registered.references:
+                add(each.name, each.subject, str(each.version))
+            content = found.pop(name)
+            try:
+                content = base64.b64decode(registered.schema, validate=True)
+            except ValueError:
+                raise Invalid(
+                    f"the registry returns {subject!r} as text, not as descriptors: give value_schema_file, made by"
+                    " protoc --include_imports -o FILE"
+                ) from None
+            found[name] = content
+
+        add(name, subject, version)
+        return list(found.items())
+
+    def _get(self, path: str) -> RegisteredSchema:
+        content = self._request(path)
+        try:
+            return msgspec.json.decode(content, type=RegisteredSchema)
+        except MALFORMED as malformed:
+            raise Invalid(f"{self._url}{path} is not a schema registry's answer: {malformed}") from malformed
+
+    def _request(self, path: str) -> bytes:
+        request = urllib.request.Request(self._url + path, headers=_headers())
+        for attempt in range(ATTEMPTS):
+            try:
+                with urllib.request.urlopen(request, timeout=REQUEST_S_MAX) as response:
+                    return bytes(response.read(SCHEMA_BYTES_MAX))
+            except urllib.error.HTTPError as refused:
+                with refused:
+                    if refused.code == http.HTTPStatus.NOT_FOUND:
+                        raise NotFound(f"the registry has nothing at {self._url}{path}") from None
+                    if refused.code < http.HTTPStatus.INTERNAL_SERVER_ERROR:
+                        raise Invalid(f"the registry refuses {self._url}{path}: {refused.code} {refused.reason}") from None
+                    reason = f"{refused.code} {refused.reason}"
+            except (OSError, http.client.HTTPException) as failed:
+                reason = str(failed)
+            if attempt + 1 < ATTEMPTS:
+                time.sleep(_WAIT_S * 2**attempt)
+        raise Unavailable(f"the registry does not answer at {self._url}{path}: {reason}")
+
+
+def _headers() -> Mapping[str, str]:
+    secret = os.environ.get(AUTH_VARIABLE, "")
+    authorized = {"Authorization": "Basic " + base64.b64encode(secret.encode()).decode()} if secret else {}
+    return {"Accept": _JSON, **authorized}
+
+
+def _descriptor_set(files: Sequence[tuple[str, bytes]]) -> bytes:
+    from google.protobuf import descriptor_pb2
+    from google.protobuf.message import DecodeError
+
+    made = descriptor_pb2.FileDescriptorSet()
+    for name, content in files:
+        try:
+            # A registry stores a file without its path; those that import it name it.
+            made.file.add().MergeFromString(content)
+        except DecodeError as malformed:
+            raise Invalid(f"the registry's descriptor of {name!r} is malformed: {malformed}") from malformed
+        made.file[-1].name = name
+    return bytes(made.SerializeToString())

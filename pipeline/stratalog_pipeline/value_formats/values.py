@@ -1,0 +1,273 @@
+"""A read's values in Avro, JSON or Protobuf: the schema to read them by, and their decoder. Resolved once, then sent to tasks.
+
+With a registry a value begins with a zero byte and the id of the schema that it was written with (four bytes, big-endian);
+Protobuf's then have the indexes of their message.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import pyarrow as pa
+
+from stratalog_core.errors import Corrupt, Invalid, NotFound
+from stratalog_pipeline.options import Assigned, ReadOptions, Subscribed
+from stratalog_pipeline.value_formats import json_values
+from stratalog_pipeline.value_formats.registry import RegisteredSchema, Registry
+from stratalog_pipeline.value_options import ValueOptions
+
+CORRUPT_RECORD: Final = "_corrupt_record"
+"""The column with the bytes of a value that does not decode, beside a null value."""
+UNKNOWN_IDS_MAX: Final = 100
+"""So many ids that the registry does not know are taken for damage of values; more for the wrong registry."""
+_PREFIX_BYTES: Final = 5
+_REGISTRY_TYPES: Final = {"avro": "AVRO", "json": "JSON", "protobuf": "PROTOBUF"}
+_ARROW_ERRORS: Final[tuple[type[Exception], ...]] = (pa.ArrowException, ValueError, TypeError, OverflowError)
+Decode = Callable[[bytes], Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Values:
+    """How values are read. ``schema`` is Avro's JSON, DDL or JSON Schema, or a FileDescriptorSet."""
+
+    format: str
+    schema: bytes
+    message: str
+    registry: str
+    is_permissive: bool
+
+    def kind(self) -> pa.DataType:
+        """Return the type of the column ``value``. Raises ``Invalid`` for a schema without one."""
+        return self._decoding()[0]
+
+    def columns(self, names: tuple[str, ...], batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Yield the columns ``names`` of ``batches``, which have the bytes of values and ``PLACE``, with values decoded.
+
+        Raises ``Corrupt`` for a value that does not decode, unless that is permitted.
+        """
+        kind, decode, errors = self._decoding()
+        decoder = _Decoder(self, kind, decode, errors)
+        for batch in batches:
+            made = decoder.decoded(batch)
+            yield pa.RecordBatch.from_arrays(
+                [made[name] if name in made else batch.column(name) for name in names], list(names)
+            )
+
+    def _decoding(self) -> tuple[pa.DataType, Decode, tuple[type[Exception], ...]]:
+        if self.format == "json":
+            rows = json_values.parse_schema(self.schema.decode())
+            return rows, self._unframed(json_values.decoder(rows)), json_values.DECODING_ERRORS
+        if self.format == "protobuf":
+            from stratalog_pipeline.value_formats import protobuf
+
+            messages = protobuf.ProtobufMessages(self.schema, self.message)
+            decode = self._unframed(messages.decode, messages.place)
+            return messages.kind, decode, protobuf.DECODING_ERRORS
+        avro = _avro()
+        reader = avro.parse_schema(self.schema)
+        kind = avro.arrow_type(reader)
+        if not self.registry:
+            return kind, avro.decoder(reader), avro.DECODING_ERRORS
+        return kind, _ByWriter(Registry(self.registry), reader).decode, avro.DECODING_ERRORS
+
+    def _unframed(self, decode: Decode, place: tuple[int, ...] | None = None) -> Decode:
+        if not self.registry:
+            return decode
+
+        def unframed(content: bytes) -> Any:
+            _, body = _schema_id(content)
+            if place is None:
+                return decode(body)
+            indexes, length = _indexes(body)
+            if indexes != place:
+                raise ValueError(f"it is the message with indexes {list(indexes)}, not {list(place)}")
+            return decode(body[length:])
+
+        return unframed
+
+
+PLACE: Final = ("topic", "partition", "offset")
+"""Columns that say where a value is."""
+
+
+def resolve(options: ReadOptions) -> Values:
+    """Read the schema that ``options`` name: from the text, a file, or the registry. Raises ``Invalid``, ``NotFound``, …"""
+    given = options.values
+    assert given is not None, "a read without a format has no schema"
+    schema = _given_schema(given)
+    if schema is None:
+        schema = _registered_schema(given, options)
+    values = Values(
+        format=given.format, schema=schema, message=given.message, registry=given.registry, is_permissive=given.is_permissive
+    )
+    values.kind()
+    return values
+
+
+def _given_schema(given: ValueOptions) -> bytes | None:
+    if given.schema_file:
+        try:
+            return Path(given.schema_file).read_bytes()
+        except OSError as failed:
+            raise Invalid(f"value_schema_file cannot be read: {failed}") from failed
+    if not given.schema:
+        return None
+    if given.format != "protobuf":
+        return given.schema.encode()
+    try:
+        return base64.b64decode(given.schema, validate=True)
+    except ValueError:
+        raise Invalid("value_schema must be a FileDescriptorSet in Base64 for Protobuf; value_schema_file is easier") from None
+
+
+def _registered_schema(given: ValueOptions, options: ReadOptions) -> bytes:
+    registry, subject = Registry(given.registry), given.subject or f"{_only_topic(options)}-value"
+    if given.format == "protobuf":
+        return registry.descriptors(subject)
+    found = registry.of_subject(subject)
+    _check_type(found, given.format, f"subject {subject!r}")
+    return found.schema.encode()
+
+
+def _only_topic(options: ReadOptions) -> str:
+    wanted = options.wanted
+    if isinstance(wanted, Subscribed) and len(wanted.topics) == 1:
+        return wanted.topics[0]
+    if isinstance(wanted, Assigned) and len(wanted.partitions) == 1:
+        return next(iter(wanted.partitions))
+    raise Invalid("several topics may be read, so name the schema to read their values by: value_subject, or value_schema")
+
+
+def _check_type(found: RegisteredSchema, wanted: str, what: str) -> None:
+    if found.schema_type.upper() != _REGISTRY_TYPES[wanted]:
+        raise Invalid(f"{what} has a schema of {found.schema_type}, but value_format is {wanted}")
+    if found.references:
+        raise Invalid(f"{what} refers to other schemas: give the whole schema by value_schema_file")
+
+
+def _schema_id(content: bytes) -> tuple[int, bytes]:
+    if len(content) < _PREFIX_BYTES or content[0]:
+        raise ValueError("it does not begin with a zero byte and a schema's id")
+    return int.from_bytes(content[1:_PREFIX_BYTES], "big"), content[_PREFIX_BYTES:]
+
+
+def _indexes(body: bytes) -> tuple[tuple[int, ...], int]:
+    """Return the message indexes at the start of ``body``, and their length: a count, and as many numbers, as varints."""
+    count, at = _varint(body, 0)
+    if not count:
+        return (0,), at
+    if not 0 < count <= len(body):
+        raise ValueError(f"it claims {count} message indexes")
+    indexes = []
+    for _ in range(count):
+        index, at = _varint(body, at)
+        indexes.append(index)
+    return tuple(indexes), at
+
+
+def _varint(body: bytes, at: int) -> tuple[int, int]:
+    """Return the zigzag varint at ``at``, and where it ends."""
+    value = shift = 0
+    while shift < 64:
+        byte = body[at] if at < len(body) else -1
+        if byte < 0:
+            break
+        value |= (byte & 0x7F) << shift
+        at += 1
+        if byte < 0x80:
+            return value >> 1 ^ -(value & 1), at
+        shift += 7
+    raise ValueError("its message indexes are cut off")
+
+
+class _ByWriter:
+    """Decodes Avro by the schema that each value was written with, resolved to the reader's."""
+
+    def __init__(self, registry: Registry, reader: Any) -> None:
+        self._registry = registry
+        self._reader = reader
+        self._decoders: dict[int, Decode] = {}
+        self._unknown: set[int] = set()
+
+    def decode(self, content: bytes) -> Any:
+        schema_id, body = _schema_id(content)
+        decode = self._decoders.get(schema_id)
+        return (decode or self._decoder(schema_id))(body)
+
+    def _decoder(self, schema_id: int) -> Decode:
+        if schema_id in self._unknown:
+            raise ValueError(f"the registry has no schema with id {schema_id}")
+        try:
+            found = self._registry.by_id(schema_id)
+        except NotFound as missing:
+            self._unknown.add(schema_id)
+            if len(self._unknown) > UNKNOWN_IDS_MAX:
+                raise Invalid(f"the registry does not know {len(self._unknown)} ids of schemas: is it the right one?") from None
+            raise ValueError(missing.message) from None
+        _check_type(found, "avro", f"id {schema_id}")
+        avro = _avro()
+        made: Decode = avro.decoder(avro.parse_schema(found.schema), self._reader)
+        self._decoders[schema_id] = made
+        return made
+
+
+class _Decoder:
+    """Decodes the values of batches into one Arrow type."""
+
+    def __init__(self, values: Values, kind: pa.DataType, decode: Decode, errors: tuple[type[Exception], ...]) -> None:
+        self._values = values
+        self._kind = kind
+        self._decode = decode
+        self._errors: tuple[type[Exception], ...] = (*errors, ValueError)
+
+    def decoded(self, batch: pa.RecordBatch) -> dict[str, pa.Array]:
+        contents = batch.column("value").to_pylist()
+        rows: list[Any] = []
+        corrupt: list[bytes | None] = [None] * len(contents)
+        for number, content in enumerate(contents):
+            try:
+                rows.append(None if content is None else self._decode(content))
+            except self._errors as reason:
+                corrupt[number] = self._permitted(batch, number, content, reason)
+                rows.append(None)
+        return {"value": self._column(batch, rows, contents, corrupt), CORRUPT_RECORD: pa.array(corrupt, pa.binary())}
+
+    def _column(
+        self, batch: pa.RecordBatch, rows: list[Any], contents: list[bytes | None], corrupt: list[bytes | None]
+    ) -> pa.Array:
+        try:
+            return pa.array(rows, self._kind)
+        except _ARROW_ERRORS:
+            pass
+        # Some value does not fit into its type, such as a decimal with more digits: find out which.
+        for number, row in enumerate(rows):
+            try:
+                pa.array([row], self._kind)
+            except _ARROW_ERRORS as reason:
+                corrupt[number] = self._permitted(batch, number, contents[number], reason)
+                rows[number] = None
+        return pa.array(rows, self._kind)
+
+    def _permitted(self, batch: pa.RecordBatch, number: int, content: bytes | None, reason: Exception) -> bytes | None:
+        """Return the bytes for the column of what does not decode. Raises ``Corrupt`` if that is to fail."""
+        if self._values.is_permissive:
+            return content
+        topic, partition, offset = (batch.column(name)[number].as_py() for name in PLACE)
+        raise Corrupt(
+            f"{topic}-{partition}, offset {offset}: the value does not decode as {self._values.format}: {reason}; "
+            f"value_mode=PERMISSIVE makes it null, with its bytes in column {CORRUPT_RECORD}"
+        ) from reason
+
+
+def _avro() -> Any:
+    try:
+        from stratalog_pipeline.value_formats import avro
+    except ModuleNotFoundError as missing:
+        if missing.name != "fastavro":
+            raise
+        raise Invalid("Avro needs fastavro: pip install 'stratalog[avro]', on driver and executors") from None
+    return avro
