@@ -33,6 +33,11 @@ class ValueOptions:
     message: str = ""
     is_permissive: bool = False
 
+    @property
+    def has_schema(self) -> bool:
+        """Whether the schema is given, not registered."""
+        return bool(self.schema or self.schema_file)
+
 
 def parse_value_options(options: Mapping[str, str]) -> ValueOptions | None:
     """Return how values are decoded, from options with names in lower case; None: not at all. Raises ``Invalid``."""

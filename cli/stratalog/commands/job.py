@@ -20,6 +20,7 @@ from stratalog.commands.spark_jobs import (
     print_report,
     read_options,
     shown_progress,
+    value_options,
 )
 from stratalog.exit_codes import ExitCode
 from stratalog.moments import parse_moment
@@ -115,6 +116,7 @@ def usage(depth: Literal["blocks", "batches", "records"], heaviest: int, **given
     "--catalog-property", "properties", multiple=True, metavar="NAME=VALUE",
     help="Property of the catalog, such as uri=sqlite:////dir/catalog.db or type=rest; repeatable.",
 )  # fmt: skip
+@value_options
 def export(
     target: str,
     headers: bool,
@@ -130,10 +132,12 @@ def export(
     """Export history to Parquet, and to Iceberg, each record exactly once.
 
     Run it again to add what was offloaded since, or to finish a run that was interrupted: nothing is written twice. Files lie
-    in topic=NAME/partition=N/ below the target.
+    in topic=NAME/partition=N/ below the target. With --value-format, values are columns with the fields of their schema.
     """
+    values = {name: given.pop(name) for name in [*given] if name.startswith("value_")}
     where = JobOptions(**given)
     more = {"includeHeaders": str(headers).lower(), "isolationLevel": isolation, "splitBytes": str(file_mib * 1024 * 1024)}
+    more |= {name: text for name, text in values.items() if text is not None}
     with modules():
         from stratalog_pipeline.jobs.export import export as run_export
         from stratalog_pipeline.jobs.report import export_report

@@ -62,6 +62,28 @@ def job_options(command: Command) -> Command:
     return command
 
 
+def value_options(command: Command) -> Command:
+    """Options that decode values, named as those of the data source."""
+    for option in (
+        click.option(
+            "--value-mode", type=click.Choice(["FAILFAST", "PERMISSIVE"]),
+            help="A value that does not decode fails the job, or becomes null beside its bytes in column _corrupt_record"
+            " (default: FAILFAST).",
+        ),
+        click.option("--value-message", help="Full name of the message of Protobuf (default: the first of the file)."),
+        click.option("--value-subject", help="Subject of the schema in the registry (default: TOPIC-value)."),
+        click.option("--value-registry", help="URL of a schema registry; values begin with the id of their schema."),
+        click.option("--value-schema-file", help="File with the schema."),
+        click.option("--value-schema", help="The schema: columns as in SQL, JSON Schema, or Avro's JSON."),
+        click.option(
+            "--value-format", type=click.Choice(["json", "avro", "protobuf"]),
+            help="Decode values into columns, by a schema that one of the following options names.",
+        ),
+    ):  # fmt: skip
+        command = option(command)
+    return command
+
+
 @contextmanager
 def modules(remedy: str = _INSTALL) -> Iterator[None]:
     """Turn a missing package into an error that names the extra."""

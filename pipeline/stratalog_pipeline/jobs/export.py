@@ -24,7 +24,7 @@ from pyspark.sql import SparkSession
 
 from stratalog_core.bounded_map import bounded_map
 from stratalog_core.errors import Conflict, Corrupt, Invalid, NotFound
-from stratalog_pipeline.arrow.schema import ARROW_TYPES, arrow_schema
+from stratalog_pipeline.arrow.schema import ARROW_TYPES
 from stratalog_pipeline.bucket import Bucket
 from stratalog_pipeline.catalog import History, load_history, load_segments
 from stratalog_pipeline.jobs.export_journal import Journal, Plan, PlannedFile, WrittenFile
@@ -34,6 +34,7 @@ from stratalog_pipeline.options import ReadOptions
 from stratalog_pipeline.planning import Cut, OffsetRange, PartitionName, SegmentSlice, Split, plan_splits
 from stratalog_pipeline.scan import scan_split
 from stratalog_pipeline.scan_plan import wanted_partitions
+from stratalog_pipeline.value_formats.values import CORRUPT_RECORD, Values, check_same_values, resolve
 from stratalog_tiering.format.manifest import SegmentEntry
 from stratalog_tiering.offload.upload import StreamedUpload
 
@@ -70,6 +71,13 @@ class FileTask:
     columns: tuple[str, ...]
     read_committed: bool
     verify: bool
+    values: Values | None = None
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The schema of the file."""
+        types = typed_columns(self.values)
+        return pa.schema([(name, types[name]) for name in self.columns])
 
 
 def export(
@@ -127,6 +135,8 @@ def check_same_options(journal: Journal, options: ReadOptions, *, has_place: boo
             "the target was begun without a table of Iceberg, and its files lack columns for one; use another target"
         )  # fmt: skip
 
+    check_same_values(earlier.values, options)
+
 
 def finish_run(out: Bucket, journal: Journal, files: list[WrittenFile]) -> None:
     """Record that the run is complete. All of its files are, so an open upload is one of an attempt that died."""
@@ -162,7 +172,23 @@ def plan_export(bucket: Bucket, options: ReadOptions, journal: Journal, *, allow
         files=tuple(_planned(split) for split in splits),
         has_place=has_place,
         manifest_versions=_versions(histories),
+        values=_values(journal, options),
     )
+
+
+def _values(journal: Journal, options: ReadOptions) -> Values | None:
+    """How values are decoded: as in the first run, so that all files have the same columns."""
+    earlier = journal.first_plan()
+    if earlier is not None:
+        return earlier.values
+    return resolve(options) if options.values is not None else None
+
+
+def typed_columns(values: Values | None) -> dict[str, pa.DataType]:
+    """Return the type of each column that a file may have."""
+    if values is None:
+        return ARROW_TYPES
+    return {**ARROW_TYPES, "value": values.kind(), **({CORRUPT_RECORD: pa.binary()} if values.is_permissive else {})}
 
 
 def _versions(histories: Iterable[History]) -> dict[str, dict[int, int]]:
@@ -219,7 +245,7 @@ def export_tasks(bucket: Bucket, plan: Plan, *, verify: bool, allow_gaps: bool) 
     by_partition: defaultdict[PartitionName, list[PlannedFile]] = defaultdict(list)
     for file in plan.files:
         by_partition[file.name].append(file)
-    columns = tuple(name for name in ARROW_TYPES if plan.has_place or name not in ("topic", "partition"))
+    columns = tuple(name for name in typed_columns(plan.values) if plan.has_place or name not in ("topic", "partition"))
     if not plan.include_headers:
         columns = tuple(name for name in columns if name != "headers")
 
@@ -237,6 +263,7 @@ def export_tasks(bucket: Bucket, plan: Plan, *, verify: bool, allow_gaps: bool) 
                 columns=columns,
                 read_committed=plan.read_committed,
                 verify=verify,
+                values=plan.values,
             )
             for file in files
         ]
@@ -282,7 +309,7 @@ def write_file(bucket: Bucket, out: Bucket, task: FileTask) -> WrittenFile:
     """Write one file, unless an earlier attempt has. Raises ``Corrupt`` if it does not hold what the bucket does."""
     with _Upload(out, task.file.key) as upload:
         records = 0
-        schema = arrow_schema(task.columns)
+        schema = task.schema
         with pq.ParquetWriter(upload, schema.with_metadata(_about(task.file)), compression="zstd") as writer:
             for rows in _row_groups(bucket, task):
                 records += rows.num_rows
@@ -300,7 +327,7 @@ def _row_groups(bucket: Bucket, task: FileTask) -> Iterator[pa.Table]:
     """Yield the file's rows in pieces of about ``ROW_GROUP_BYTES``; the same at every attempt."""
     run: list[pa.RecordBatch] = []
     run_bytes = 0
-    for batch in scan_split(bucket, task.split, task.columns, read_committed=task.read_committed):
+    for batch in _rows(bucket, task):
         run.append(batch)
         run_bytes += batch.nbytes
         if run_bytes >= ROW_GROUP_BYTES:
@@ -310,13 +337,20 @@ def _row_groups(bucket: Bucket, task: FileTask) -> Iterator[pa.Table]:
         yield pa.Table.from_batches(run)
 
 
+def _rows(bucket: Bucket, task: FileTask) -> Iterator[pa.RecordBatch]:
+    if task.values is None:
+        return scan_split(bucket, task.split, task.columns, read_committed=task.read_committed)
+    stored = task.values.read_columns(task.columns)
+    return task.values.columns(task.columns, scan_split(bucket, task.split, stored, read_committed=task.read_committed))
+
+
 def _read_back(bucket: Bucket, out: Bucket, task: FileTask) -> WrittenFile:
     """Compare the stored file with the bucket, row by row."""
     content = out.run(out.store.get(task.file.key))
     try:
         stored = pq.ParquetFile(pa.BufferReader(content))
         wanted = _row_groups(bucket, task)
-        schema = arrow_schema(task.columns)
+        schema = task.schema
         groups = (stored.read_row_group(number) for number in range(stored.num_row_groups))
         is_equal = all(found.cast(schema).equals(rows.cast(schema)) for found, rows in zip(groups, wanted, strict=True))
     except (pa.ArrowException, ValueError) as bad:

@@ -17,6 +17,7 @@ from stratalog_core.errors import Conflict, Corrupt
 from stratalog_core.malformed import MALFORMED
 from stratalog_pipeline.bucket import Bucket
 from stratalog_pipeline.planning import OffsetRange, PartitionName
+from stratalog_pipeline.value_formats.values import Values
 
 PREFIX: Final = "_stratalog/"
 _PLAN: Final = ".plan.json"
@@ -52,7 +53,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """The files of one run, and the options that decide what is in them.
 
     ``has_place``: topic and partition are columns. ``manifest_versions``: of the history that was planned, by topic and
-    partition.
+    partition. ``values``: how values are decoded, with the schema as it was when the target was begun; None: they are bytes.
     """
 
     include_headers: bool
@@ -60,6 +61,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     files: tuple[PlannedFile, ...]
     has_place: bool = False
     manifest_versions: dict[str, dict[int, int]] = {}
+    values: Values | None = None
 
 
 class WrittenFile(msgspec.Struct, frozen=True, kw_only=True):

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 from urllib.parse import parse_qsl, urlsplit
 
+import pyarrow as pa
 from pyiceberg.catalog import Catalog, load_catalog
 from pyiceberg.conversions import from_bytes
 from pyiceberg.exceptions import (
@@ -27,6 +28,7 @@ from pyiceberg.exceptions import (
     TableAlreadyExistsError,
     ValidationException,
 )
+from pyiceberg.io.pyarrow import _ConvertToIcebergWithoutIDs, visit_pyarrow
 from pyiceberg.manifest import DataFile
 from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.schema import Schema
@@ -45,7 +47,8 @@ from pyiceberg.types import (
 
 from stratalog_core.errors import Conflict, Corrupt, Invalid, OutcomeUnknown, Unavailable
 from stratalog_pipeline.bucket import Bucket
-from stratalog_pipeline.jobs.export_journal import Journal, WrittenFile
+from stratalog_pipeline.jobs.export_journal import Journal, Plan, WrittenFile
+from stratalog_pipeline.value_formats.values import CORRUPT_RECORD
 
 RUN: Final = "stratalog.export-run"
 """Table property and entry of a snapshot's summary: the number of the last run, and that of the snapshot's."""
@@ -111,7 +114,7 @@ def publish(url: str, target: IcebergTarget, *, verify: bool = False) -> Publish
             raise Invalid(f"the export at {url} has no columns topic and partition; export to another target for Iceberg")
         with _errors(target):
             catalog = load_catalog(target.catalog, **{**_file_properties(url), **target.properties})
-            table = _table(catalog, target.table, _location(url), include_headers=first is None or first.include_headers)
+            table = _table(catalog, target.table, _location(url), first)
             _check_target(table, url)
             published: dict[int, list[WrittenFile]] = {}
             for run in journal.finished_runs():
@@ -139,7 +142,7 @@ def _published(table: Table, target: IcebergTarget, runs: Mapping[int, Sequence[
     )
 
 
-def _table(catalog: Catalog, name: str, location: str, *, include_headers: bool) -> Table:
+def _table(catalog: Catalog, name: str, location: str, first: Plan | None) -> Table:
     """Return the table, created if the catalog does not have it. Raises ``Invalid`` for a name without a namespace."""
     if not name.rpartition(".")[0]:
         raise Invalid(f"table {name!r} has no namespace: give it as NAMESPACE.TABLE")
@@ -149,12 +152,27 @@ def _table(catalog: Catalog, name: str, location: str, *, include_headers: bool)
         pass
     with suppress(NamespaceAlreadyExistsError):
         catalog.create_namespace(name.rpartition(".")[0])
-    fields = (*_FIELDS, _HEADERS) if include_headers else _FIELDS
+    fields = _fields(first)
     properties = {TARGET: location, RUN: "0", RECORDS: "0", TableProperties.COMMIT_NUM_RETRIES: "0"}
     try:
         return catalog.create_table(name, Schema(*fields), location, _SPEC, properties=properties)
     except TableAlreadyExistsError:
         return catalog.load_table(name)
+
+
+def _fields(first: Plan | None) -> list[NestedField]:
+    """The columns of files as the first run decided. A new table numbers the fields within columns after the columns."""
+    fields = [*_FIELDS, _HEADERS] if first is None or first.include_headers else [*_FIELDS]
+    if first is not None and first.values is not None:
+        stored = pa.schema([("value", first.values.kind())])
+        try:
+            converted: Any = visit_pyarrow(stored, _ConvertToIcebergWithoutIDs())
+        except TypeError as unknown:
+            raise Invalid(f"Iceberg has no type for the schema of values: {unknown}") from unknown
+        fields[1] = NestedField(2, "value", converted.fields[0].field_type)
+        if first.values.is_permissive:
+            fields.append(NestedField(9, CORRUPT_RECORD, BinaryType()))
+    return fields
 
 
 def _check_target(table: Table, url: str) -> None:

@@ -16,7 +16,6 @@ from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 
 from stratalog_core.errors import Invalid
 from stratalog_core.system import SystemClock
-from stratalog_pipeline.arrow.schema import ARROW_TYPES
 from stratalog_pipeline.brokers import Brokers
 from stratalog_pipeline.bucket import Bucket
 from stratalog_pipeline.options import ReadOptions
@@ -25,7 +24,7 @@ from stratalog_pipeline.pruning import ANY_TIME, EVERYTHING, TimeRange
 from stratalog_pipeline.read_lease import kept, write_lease
 from stratalog_pipeline.scan_plan import plan_scan
 from stratalog_pipeline.spark.filters import pruning_of
-from stratalog_pipeline.value_formats.values import CORRUPT_RECORD, PLACE, Values
+from stratalog_pipeline.value_formats.values import Values
 from stratalog_tiering.cold.lease import SharedLease
 
 _LOGGER: Final = logging.getLogger(__name__)
@@ -79,11 +78,10 @@ def read_task(
 
     With ``expiryHeader``, rows whose records have expired by now are left out.
     """
-    if values is None or not {"value", CORRUPT_RECORD} & set(columns):
+    if values is None or not values.are_wanted(columns):
         yield from _unexpired_rows(options, task, columns, times)
-        return
-    stored = tuple(name for name in ARROW_TYPES if name in {*columns, "value", *PLACE})
-    yield from values.columns(columns, _unexpired_rows(options, task, stored, times))
+    else:
+        yield from values.columns(columns, _unexpired_rows(options, task, values.read_columns(columns), times))
 
 
 def _unexpired_rows(

@@ -7,14 +7,15 @@ Protobuf's then have the indexes of their message.
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
 import pyarrow as pa
 
 from stratalog_core.errors import Corrupt, Invalid, NotFound
+from stratalog_pipeline.arrow.schema import ARROW_TYPES
 from stratalog_pipeline.options import Assigned, ReadOptions, Subscribed
 from stratalog_pipeline.value_formats import json_values
 from stratalog_pipeline.value_formats.registry import RegisteredSchema, Registry
@@ -39,6 +40,15 @@ class Values:
     message: str
     registry: str
     is_permissive: bool
+
+    def read_columns(self, names: Collection[str]) -> tuple[str, ...]:
+        """Return the stored columns from which ``columns`` makes ``names``."""
+        needed = {*names, "value", *PLACE} if self.are_wanted(names) else {*names}
+        return tuple(name for name in ARROW_TYPES if name in needed)
+
+    def are_wanted(self, names: Collection[str]) -> bool:
+        """Whether values must be decoded for the columns ``names``."""
+        return "value" in names or CORRUPT_RECORD in names
 
     def kind(self) -> pa.DataType:
         """Return the type of the column ``value``. Raises ``Invalid`` for a schema without one."""
@@ -106,6 +116,20 @@ def resolve(options: ReadOptions) -> Values:
     )
     values.kind()
     return values
+
+
+def check_same_values(earlier: Values | None, options: ReadOptions) -> None:
+    """Raise ``Invalid`` unless ``options`` decode values as ``earlier`` does. A registry may have a newer schema by now."""
+    given = options.values
+    if earlier is None or given is None:
+        if earlier is not None or given is not None:
+            raise Invalid(
+                f"the target was begun with{'' if earlier else 'out'} value_format; use the same options, or another target"
+            )
+        return
+    found = resolve(options) if given.has_schema else replace(earlier, format=given.format, registry=given.registry)
+    if found != earlier or (given.message, given.is_permissive) != (earlier.message, earlier.is_permissive):
+        raise Invalid("the target was begun with another format, schema or mode of values; use the same, or another target")
 
 
 def _given_schema(given: ValueOptions) -> bytes | None:

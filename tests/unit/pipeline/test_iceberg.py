@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,7 @@ from stratalog_pipeline.jobs.export_journal import Journal
 from stratalog_pipeline.jobs.iceberg import IcebergTarget, publish
 from stratalog_pipeline.jobs.report import export_report
 from stratalog_pipeline.options import parse_options
+from stratalog_pipeline.value_formats.values import CORRUPT_RECORD
 
 if TYPE_CHECKING:
     from unit.pipeline.conftest import ColdBucket
@@ -43,10 +45,11 @@ def batches(first: int, count: int) -> list[bytes]:
     return [bytes(build_batch([record(o) for o in range(base, base + 5)])) for base in range(first, first + count, 5)]
 
 
-def export(bucket: ColdBucket, target: Path, *, has_place: bool = True) -> None:
+def export(bucket: ColdBucket, target: Path, *, has_place: bool = True, more: Mapping[str, str] | None = None) -> None:
     """One run of an export, as the job does it."""
     target.mkdir(exist_ok=True)
-    options = parse_options({"path": bucket.url, "subscribe": TOPIC, "splitBytes": "1500", "includeHeaders": "true"})
+    given = {"path": bucket.url, "subscribe": TOPIC, "splitBytes": "1500", "includeHeaders": "true"}
+    options = parse_options({**given, **(more or {})})
     with Bucket(bucket.url) as source, Bucket(str(target)) as out:
         journal = Journal(out)
         check_same_options(journal, options, has_place=has_place)
@@ -215,3 +218,48 @@ def test_records_of_others_are_reported(cold_bucket: ColdBucket, target: Path, s
         f"table {TABLE} has 23 records, and 20 were exported to it: others write to it or delete from it"
     ]
     assert report.document["iceberg"]["table_records"] == 23
+
+
+def test_values_by_a_schema_are_columns(cold_bucket: ColdBucket, target: Path, to: IcebergTarget) -> None:
+    def orders(first: int, count: int) -> list[bytes]:
+        content = b'{"id": %d, "lines": [{"sku": "s%d", "euros": 1.5}], "by": {"x": 2}}'
+        contents = [content % (offset, offset) for offset in range(first, first + count)]
+        made = [Record(offset=first + at, timestamp_ms=first, key=b"k", value=content) for at, content in enumerate(contents)]
+        bad = Record(offset=first + count, timestamp_ms=first, key=b"k", value=b"no JSON")
+        none = Record(offset=first + count + 1, timestamp_ms=first, key=None, value=None)
+        return [bytes(build_batch([*made, bad, none]))]
+
+    shape = "id BIGINT, lines ARRAY<STRUCT<sku: STRING, euros: DECIMAL(9,2)>>, by MAP<STRING, INT>"
+    values = {"value_format": "json", "value_schema": shape, "value_mode": "PERMISSIVE"}
+    cold_bucket.add_topic(TOPIC, [[orders(0, 8), orders(10, 8)]])
+    export(cold_bucket, target, more=values)
+    cold_bucket.extend(TOPIC, 0, orders(20, 8))
+    export(cold_bucket, target, more=values)
+    published = publish(str(target), to, verify=True)
+    assert (published.runs, published.records, published.table_records) == ((1, 2), 30, 30)
+    found = rows(to)
+    assert [row["offset"] for row in found] == list(range(30))
+    for row in found:
+        offset = row["offset"]
+        if offset % 10 < 8:
+            lines = [{"sku": f"s{offset}", "euros": Decimal("1.50")}]
+            assert row["value"] == {"id": offset, "lines": lines, "by": [("x", 2)]}
+        else:
+            assert row["value"] is None
+        assert row[CORRUPT_RECORD] == (b"no JSON" if offset % 10 == 8 else None)
+    # Fields of values are columns of the table: a query reads and prunes by them.
+    chosen = loaded(to).scan(row_filter="value.id >= 20", selected_fields=("offset",)).to_arrow()
+    assert sorted(chosen["offset"].to_pylist()) == list(range(20, 28))
+    refused: tuple[dict[str, str], ...] = ({}, {**values, "value_schema": "id INT"}, {**values, "value_mode": "FAILFAST"})
+    for changed in refused:
+        with pytest.raises(Invalid, match="the target was begun with"):
+            export(cold_bucket, target, more=changed)
+
+
+def test_a_value_without_the_schema_fails_the_export_before_it_is_published(
+    cold_bucket: ColdBucket, target: Path, sql: IcebergTarget
+) -> None:
+    cold_bucket.add_topic(TOPIC, [[batches(0, 10)]])
+    with pytest.raises(Corrupt, match=f"{TOPIC}-0, offset 1: the value does not decode as json"):
+        export(cold_bucket, target, more={"value_format": "json", "value_schema": "id INT"})
+    assert publish(str(target), sql).records == 0
