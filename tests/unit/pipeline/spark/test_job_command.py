@@ -56,6 +56,10 @@ def test_an_audit_from_the_command_line(cold_bucket: ColdBucket, tmp_path: Path)
         (("usage", "--store", ".", "--pattern", "("), "not a regular expression"),
         (("usage", "--store", ".", "a", "--pattern", "b"), "not both"),
         (("export", "--store", "."), "Missing option '--to'"),
+        (("backfill", "--topic", "t", "--partitions", "1"), "name the files to read, or the brokers of a topic to copy"),
+        (("backfill", "a.csv", "--topic", "t"), "--partitions is missing"),
+        (("backfill", "a.csv", "--topic", "t", "--keep-offsets"), "need --from-kafka"),
+        (("backfill", "--from-kafka", "h:1", "--topic", "t", "--key", "k"), "copies a topic as it is: leave out --key"),
     ],
 )
 def test_wrong_usage_is_one_clear_line(words: tuple[str, ...], message: str) -> None:
