@@ -308,8 +308,7 @@ def _write_all(target: str, bucket: Bucket, tasks: Sequence[FileTask]) -> list[W
 def write_file(bucket: Bucket, out: Bucket, task: FileTask) -> WrittenFile:
     """Write one file, unless an earlier attempt has. Raises ``Corrupt`` if it does not hold what the bucket does."""
     with _Upload(out, task.file.key) as upload:
-        records = 0
-        schema = task.schema
+        records, schema = 0, task.schema
         with pq.ParquetWriter(upload, schema.with_metadata(_about(task.file)), compression="zstd") as writer:
             for rows in _row_groups(bucket, task):
                 records += rows.num_rows
