@@ -182,6 +182,8 @@ def parse_azure_url(url: str, settings: AzureSettings | None = None) -> AzureLoc
     if not _ACCOUNT.fullmatch(account):
         raise Invalid(f"store {shown_url(url)!r}: no account; add ?account=NAME, or set AZURE_STORAGE_ACCOUNT_NAME")
     prefix = parts.path.strip("/")
+    if prefix:
+        check_key(prefix)
     return AzureLocation(
         container=parts.netloc,
         prefix=f"{prefix}/" if prefix else "",

@@ -120,7 +120,7 @@ def test_account_and_endpoint_come_from_the_url_before_the_environment(
         "az://mine:hidden-token@history", "az://history@mine?account=mine", "az://history?sig=hidden-signature&account=mine",
         "az://history?account=mine&endpoint=https://mine.blob.core.windows.net?sig=hidden-signature",
         "az://history?account=mine&endpoint=https://x:hidden-token@mine.blob.core.windows.net",
-        "az://history/p?account=mine&keys=relative",
+        "az://history/p?account=mine&keys=relative", "az://history/a%20b?account=mine", "az://history/a//b?account=mine",
     ],
 )  # fmt: skip
 def test_another_url_is_refused_without_its_secrets(url: str) -> None:
@@ -335,3 +335,58 @@ async def test_accounts_that_break_promises_are_told(
     if unsafe:
         with pytest.raises(Invalid, match="is not safe to write to"):
             report.check_writable()
+
+
+class _Blob(BaseHTTPRequestHandler):
+    """A blob that is answered to the bearer of a known token."""
+
+    server: BlobServer
+
+    def do_GET(self) -> None:
+        self._answer(b"content")
+
+    def do_HEAD(self) -> None:
+        self._answer(b"")
+
+    def _answer(self, body: bytes) -> None:
+        is_known = self.headers["Authorization"] == "Bearer hidden-token"
+        self.server.refused += not is_known
+        self.send_response(200 if is_known else 403)
+        for name, value in {
+            "Content-Length": "7", "ETag": '"0x1"', "Last-Modified": "Mon, 02 Nov 2026 10:00:00 GMT",
+        }.items():  # fmt: skip
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Says nothing."""
+
+
+class BlobServer(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _Blob)
+        self.refused = 0
+
+
+async def test_one_token_serves_reads_by_obstore_and_requests_of_our_own(
+    identity: IdentityServer, background: ThreadBackground, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {
+        "AZURE_TENANT_ID": "tenant", "AZURE_CLIENT_ID": "client", "AZURE_CLIENT_SECRET": "hidden-client-secret",
+        "AZURE_AUTHORITY_HOST": f"http://127.0.0.1:{identity.server_address[1]}",
+    }.items():  # fmt: skip
+        monkeypatch.setenv(name, value)
+    identity.answers = [(200, {"access_token": "hidden-token", "expires_in": 3600})]
+    with BlobServer() as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        url = f"az://history?account=mine&endpoint=http://127.0.0.1:{server.server_address[1]}/mine"
+        store = open_store(url, background=background, clock=SystemClock(), random=Random(1))
+        assert (await store.get("a"), (await store.head("a")).size_bytes, await store.get("a")) == (b"content", 7, b"content")
+        await store.close()
+        server.shutdown()
+        thread.join()
+    assert (server.refused, len(identity.asked)) == (0, 1)
