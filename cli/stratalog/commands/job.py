@@ -94,7 +94,7 @@ def usage(depth: Literal["blocks", "batches", "records"], heaviest: int, **given
 
 @job.command()
 @job_options
-@click.option("--to", "target", required=True, help="Where the Parquet files go: a directory or s3:// URL.")
+@click.option("--to", "target", required=True, help="Where the Parquet files go: a directory, s3:// or az:// URL.")
 @click.option("--headers", is_flag=True, help="Export headers, too.")
 @click.option(
     "--isolation",
@@ -144,7 +144,8 @@ def export(
         from stratalog_pipeline.jobs.session import job_session
     if iceberg is not None:
         with modules(_INSTALL_ICEBERG):
-            from stratalog_pipeline.jobs.iceberg import IcebergTarget, publish
+            from stratalog_pipeline.jobs.iceberg import IcebergTarget, check_iceberg_url, publish
+        check_iceberg_url(target)
     parsed = read_options(where.source(**more))
     with job_session("export", master_of(where)) as spark, shown_progress("tasks that write files") as on_progress:
         result = run_export(
@@ -182,7 +183,9 @@ def export(
     "--rate", type=click.FloatRange(min=0), default=0.0, help="Records per second at most, over all partitions (0: no limit)."
 )
 @click.option("--window", type=click.IntRange(min=1), default=1_000_000, show_default=True, help="Offsets in a window.")
-@click.option("--checkpoint", help="Directory or s3:// URL that records the progress, so that the same command can go on.")
+@click.option(
+    "--checkpoint", help="Directory, s3:// or az:// URL that records the progress, so that the same command can go on."
+)
 @click.option("--keep-partitions", is_flag=True, help="Send to partitions of the same numbers instead of by key.")
 @click.option("--mark", is_flag=True, help="Add the header stratalog.source: topic, partition and offset of the original.")
 @click.option(

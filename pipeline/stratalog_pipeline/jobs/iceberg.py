@@ -100,6 +100,15 @@ class Published:
     exported_records: int
 
 
+def check_iceberg_url(url: str) -> None:
+    """Raise ``Invalid`` unless tables of Iceberg can be below the export at ``url``."""
+    scheme = urlsplit(url).scheme
+    if scheme not in ("", "file", "s3"):
+        raise Invalid(
+            f"Iceberg tables are published in directories and S3, not in {scheme}:// stores: export there without Iceberg"
+        )
+
+
 def publish(url: str, target: IcebergTarget, *, verify: bool = False) -> Published:
     """Publish the runs of the export at ``url`` that the table lacks; creates the table, and its namespace, if need be.
 
@@ -107,6 +116,7 @@ def publish(url: str, target: IcebergTarget, *, verify: bool = False) -> Publish
     that cannot be opened or a table of another export, ``Conflict`` if others keep changing the table, ``Corrupt`` if the table
     or a file is not what was exported, ``Unavailable``, and ``OutcomeUnknown``: publish again then, nothing is added twice.
     """
+    check_iceberg_url(url)
     with Bucket(url) as out:
         journal = Journal(out)
         first = journal.first_plan()

@@ -70,6 +70,12 @@ def sql(tmp_path: Path) -> IcebergTarget:
     return IcebergTarget(table=TABLE, properties=properties)
 
 
+def test_a_store_that_iceberg_cannot_address_is_refused_before_anything_is_read(sql: IcebergTarget) -> None:
+    """It was taken for a directory of the same path."""
+    with pytest.raises(Invalid, match="not in az:// stores"):
+        publish("az://exports/flights?account=mine", sql)
+
+
 @pytest.fixture(params=["sql", "rest"])
 def to(request: pytest.FixtureRequest, sql: IcebergTarget) -> Iterator[IcebergTarget]:
     if request.param == "sql":
