@@ -141,15 +141,17 @@ async def test_offsets_of_a_member_are_committed_in_a_transaction(cluster: MiniC
     await in_thread(scenario)
 
 
-async def test_a_group_survives_its_coordinator(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", [Members, ConsumerMembers], ids=["classic", "consumer"])
+async def test_a_group_survives_its_coordinator(tmp_path: Path, kind: type[Members]) -> None:
     async with run_cluster(tmp_path, bookies=1, brokers=2, offsets_topic_partitions=1, **SETTINGS) as cluster:
         bootstrap = cluster.bootstrap
-        members = ConsumerMembers(bootstrap)
+        members = kind(bootstrap)
 
         def before() -> None:
             make_topic(bootstrap)
             members.add()
             members.add()
+            # Produce after the last rebalance: messages read but not committed before a rebalance would be read again.
             members.poll_until(members.balanced)
             produce(bootstrap, range(60))
             members.poll_until(lambda: len(members.messages) == 60)
@@ -167,6 +169,8 @@ async def test_a_group_survives_its_coordinator(tmp_path: Path) -> None:
             assert len(members.messages) == 120
             for one in members.consumers:
                 one.commit(asynchronous=False)
+            offsets = members.consumers[0].committed([TopicPartition(TOPIC, index) for index in range(PARTITIONS)], 10)
+            assert {row.offset for row in offsets} == {20}
             members.close()
 
         await in_thread(scenario)

@@ -292,40 +292,6 @@ def coordinator_id(cluster: MiniCluster) -> int:
     return next(broker_id for broker_id, broker in cluster.brokers.items() if any(broker.server.groups.coordinators()))
 
 
-async def test_a_group_survives_its_coordinator(tmp_path: Path) -> None:
-    async with run_cluster(tmp_path, bookies=1, brokers=2, offsets_topic_partitions=1) as cluster:
-        bootstrap = cluster.bootstrap
-        members = Members(bootstrap)
-
-        def before() -> None:
-            make_topic(bootstrap)
-            members.add()
-            members.add()
-            # Produce after the last rebalance: messages read but not committed before a rebalance would be read again.
-            members.poll_until(members.balanced)
-            produce(bootstrap, range(60))
-            members.poll_until(lambda: len(members.messages) == 60)
-            for one in members.consumers:
-                one.commit(asynchronous=False)
-            members.revoked.clear()
-
-        await in_thread(before)
-        await cluster.brokers.pop(coordinator_id(cluster)).kill()
-
-        def scenario() -> None:
-            produce(bootstrap, range(60, 120))
-            members.poll_until(lambda: len(set(members.messages)) == 120)
-            assert members.revoked == [], "members and assignments came over with the partition"
-            assert len(members.messages) == 120
-            for one in members.consumers:
-                one.commit(asynchronous=False)
-            offsets = members.consumers[0].committed([TopicPartition(TOPIC, index) for index in range(PARTITIONS)], 10)
-            assert {row.offset for row in offsets} == {20}
-            members.close()
-
-        await in_thread(scenario)
-
-
 async def test_no_acknowledged_commit_is_lost_over_two_coordinators_deaths(tmp_path: Path) -> None:
     async with run_cluster(tmp_path, bookies=1, brokers=2, offsets_topic_partitions=1) as cluster:
         bootstrap = cluster.bootstrap
