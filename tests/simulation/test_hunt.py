@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from simulation.mutants.hunt import (
     KILLING_SEEDS,
     NEEDED_MAX,
@@ -16,7 +18,12 @@ from simulation.mutants.hunt import (
 
 KILLED = Kill(seed=3, failure="AssertionError: two records at offset 7", seconds=1.0)
 SURVIVED = Kill(seed=30, failure="", seconds=60.0)
-KNOWN = next(iter(NOT_NOTICED_YET))
+KNOWN = "known"
+
+
+@pytest.fixture(autouse=True)
+def one_known_hole(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(NOT_NOTICED_YET, KNOWN, "it happens too rarely")
 
 
 def test_a_sample_draws_what_few_seeds_notice() -> None:
@@ -46,5 +53,7 @@ def test_a_known_hole_that_is_noticed_is_shown() -> None:
     assert summary({KNOWN: KILLED}) == [f"noticed this time, although it usually is not: {KNOWN}", "1 killed, 0 survived"]
 
 
-def test_each_known_hole_is_a_mutant() -> None:
+def test_each_known_hole_is_a_mutant(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(NOT_NOTICED_YET, KNOWN)
+
     assert NOT_NOTICED_YET.keys() <= {mutant.name for mutant in all_mutants()}

@@ -48,6 +48,7 @@ LATE_INTERNAL_OPENING: Final = "late opening of an internal topic took effect"
 UNFINISHED_IN_A_ROW: Final = "opening after two without a durable checkpoint"
 TOPIC_DELETED: Final = "topic deleted"
 TOPIC_RESTORED: Final = "topic restored"
+HANDED_OVER_UNNOTICED: Final = "reads from an owner that does not know of its handover"
 MARKED_LATE: Final = "deletion markers written after the restore"
 PARTITIONS_ADDED: Final = "partitions added"
 RECORDS_DELETED: Final = "records deleted by a client"
@@ -98,6 +99,7 @@ STATES: Final = (
     UNFINISHED_IN_A_ROW, SEVERAL_OF_A_TRANSACTION, TRANSACTIONS_COMMITTED, TRANSACTIONS_ABORTED, TRANSACTIONS_TIMED_OUT,
     TRANSACTIONS_CONTINUED,
     ZOMBIES_REFUSED, LATE_BATCHES_REFUSED, NEW_LEADER, FENCED_WRITER, TOPIC_DELETED, TOPIC_RESTORED, MARKED_LATE,
+    HANDED_OVER_UNNOTICED,
     PARTITIONS_ADDED,
     RECORDS_DELETED, START_MOVED, START_AT_TAKEOVER, MERGED, COMPACTED, TOMBSTONE_DELETED, EXPIRED_DELETED, EXPIRED,
     EXPIRED_HOT,

@@ -93,6 +93,15 @@ def merged_segments_are_not_locked() -> None:
     merging.merged_lock = lambda sources, now_ms: None  # type: ignore[attr-defined]
 
 
+def locked_objects_that_left_the_history_are_deleted() -> None:
+    """The grace period of an object that left the manifest ends before its lock, and it is deleted then."""
+
+    async def all_of_them(*_: Any) -> int:
+        return retention.DELETIONS_AT_ONCE_MAX
+
+    setattr(retention, "_unlocked", all_of_them)  # noqa: B010 - it has another signature to the type checker
+
+
 def locked_segments_expire() -> None:
     """Retention removes a segment although it is locked."""
     reason: Callable[..., str | None] = core_retention.expiry_reason
@@ -106,6 +115,7 @@ def locked_segments_expire() -> None:
 
 IN_HISTORY: Final = (
     late_objects_of_deleted_topics_stay,
+    locked_objects_that_left_the_history_are_deleted,
     locked_segments_expire,
     merged_segments_are_locked_anew,
     merged_segments_are_not_locked,

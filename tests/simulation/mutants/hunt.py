@@ -49,11 +49,7 @@ NEEDED_MAX: Final = 5
 SAMPLE_SEEDS: Final = 120
 """How many seeds a sample tries for each mutant before it has survived."""
 KILLING_SEEDS: Final = Path(__file__).with_name("killing_seeds.json")
-NOT_NOTICED_YET: Final[dict[str, str]] = {
-    "readers_are_answered_during_a_handover": (
-        "a reader has to reach the last owner between the next owner's first acknowledgement and the news of the handover"
-    ),
-}
+NOT_NOTICED_YET: Final[dict[str, str]] = {}
 """Mutants that usually survive, and why: what the simulator would have to do more often."""
 MISFITS = ("AttributeError", "TypeError", "NameError")
 

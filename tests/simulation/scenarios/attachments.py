@@ -70,6 +70,9 @@ if TYPE_CHECKING:
     from simulation.scenarios.history import Scenario
 
 EXPIRY_MS: Final = 3_000
+LONG_LOCK_EVERY: Final = 3
+LONGER_MS: Final = 5_000
+"""One lock of three is longer by this: it ends after the grace period of a segment that is merged at once."""
 TIMEOUT_S: Final = 5.0
 FAULTS_S: Final = 8.0
 ENDED_S: Final = 60.0
@@ -195,6 +198,8 @@ class AttachmentStep:
         }
         if chance.random() < 0.6:
             mode, lock_ms = chance.choice(["governance", "compliance"]), chance.randint(3_000, 5_000)
+            if lock_ms % LONG_LOCK_EVERY == 0:
+                lock_ms += LONGER_MS
             configs |= {"stratalog.tier.lock.mode": mode, "stratalog.tier.lock.ms": str(lock_ms)}
             # By their size segments expire while they are locked.
             configs |= chance.choice([{}, {"retention.bytes": "300"}])

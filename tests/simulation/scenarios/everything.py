@@ -22,6 +22,7 @@ from simulation.clients.kafka import NONE, KafkaClient, NotServed
 from simulation.clients.near_reader import ReplayedTopic
 from simulation.scenarios import log, ownership_changes
 from simulation.scenarios.log import FINISH_S, LOOK_S, bootstrap
+from simulation.scenarios.unnoticed_handover import UnnoticedHandover
 from simulation.world import roles
 from simulation.world.machine import Machine, Ports, World
 from stratalog_core.errors import StratalogError
@@ -52,8 +53,9 @@ class Scenario(ownership_changes.Scenario):
     """One run."""
 
     reassigns = False
-    deletes_again = True
-    """Whether a topic is deleted, restored and deleted again at the end, while the bucket gets its marker late."""
+    has_last_steps = True
+    """Whether, at the end, a partition is handed over unnoticed, and a topic deleted and restored while the bucket gets its
+    marker late."""
 
     def __init__(self, world: World) -> None:
         super().__init__(world)
@@ -169,9 +171,12 @@ class Scenario(ownership_changes.Scenario):
         for topic in self._administrator.live:
             await topic.producer.stopped.wait()
         await self._delete_during_a_takeover(machine, ports)
+        if self.has_last_steps and self.world.decides("unnoticed handover"):
+            brokers = {roles.number_of(broker): address for broker, address in zip(self.brokers, bootstrap(), strict=True)}
+            await UnnoticedHandover(self.world, self.truth, log.TOPIC, self.metadata, brokers).run(machine, ports)
         await super()._check_everything(machine, ports)
         await self._administrator.check(machine, ports)
-        if self.deletes_again:
+        if self.has_last_steps:
             await self._administrator.delete_with_a_late_marker(machine, ports, self.bucket)
         for _ in range(int(FINISH_S / 2 / LOOK_S)):
             if not self._administrator.leftovers() and not self._hidden():

@@ -56,7 +56,7 @@ def observed_timeouts(timed_out: set[str]) -> Iterator[None]:
 class Scenario(everything.Scenario):
     """One run."""
 
-    deletes_again = False
+    has_last_steps = False
 
     def __init__(self, world: World) -> None:
         super().__init__(world)
