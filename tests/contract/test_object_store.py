@@ -26,6 +26,7 @@ from support.s3_proxy import AZURE_REFUSALS, FAULTS, S3_REFUSALS, Bursts, Fault,
 from stratalog_core.errors import Conflict, Corrupt, Invalid, NoSuchObject, StratalogError
 from stratalog_core.system import SystemClock, ThreadBackground
 from stratalog_tiering.store import READ_ENGINES, ObjectStore, UploadedPart, open_store
+from stratalog_tiering.store.checksums import crc_text, crc_text_of_parts
 
 PART = b"p" * (5 * 1024 * 1024)
 S3_BACKENDS = [f"{server}/{engine}" for server in ("minio", "versitygw") for engine in READ_ENGINES]
@@ -115,6 +116,7 @@ async def test_what_is_put_is_read_back(store: ObjectStore) -> None:
     await store.put("a/b", [b"hello ", memoryview(b"wor"), bytearray(b"ld")])
     info = await store.head("a/b")
     assert (info.key, info.size_bytes) == ("a/b", 11)
+    assert info.crc32c in ("", crc_text([b"hello world"]))
     assert await store.get("a/b") == b"hello world"
     assert bytes(await store.get_range("a/b", 6, 5)) == b"world"
     assert bytes(await store.get_range("a/b", 0, 1)) == b"h"
@@ -210,7 +212,9 @@ async def test_a_multipart_upload_appears_whole_or_not_at_all(store: ObjectStore
     assert await keys(store, "") == []
     assert [open_.upload_id async for open_ in store.list_uploads()] == [upload.upload_id]
     await store.complete_upload(upload, parts)
-    assert (await store.head("big/object")).size_bytes == len(PART) + 7
+    info = await store.head("big/object")
+    assert info.size_bytes == len(PART) + 7
+    assert info.crc32c in ("", crc_text([PART, b"the end"]), crc_text_of_parts(parts[::-1]))
     assert bytes(await store.get_range("big/object", len(PART) - 1, 8)) == b"pthe end"
     assert [open_ async for open_ in store.list_uploads()] == []
 

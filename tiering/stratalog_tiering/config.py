@@ -37,6 +37,12 @@ class TieringSettings:
         minimum=_MIB,
         maximum=100_000 * _MIB,
     )
+    verify: str = setting(
+        "read",
+        help="how a new segment is verified before its commit; read: all of it is read back; checksum: the store is asked for"
+        " the CRC32C that it keeps, where reads cost money and the store refuses bytes that do not match theirs",
+        choices=("read", "checksum"),
+    )
     niceness: int = setting(
         10,
         help="scheduling priority of the worker's process, as for nice(2); 0: normal priority",

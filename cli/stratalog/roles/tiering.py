@@ -9,6 +9,7 @@ from stratalog.roles.readiness import check_tiering_worker
 from stratalog.roles.runtime import Node
 from stratalog_bookies.client import LedgerClient, LedgerClientSettings
 from stratalog_tiering.config import TieringSettings
+from stratalog_tiering.offload.verification import BY_CHECKSUM
 from stratalog_tiering.worker.store_probe import StoreCheck
 from stratalog_tiering.worker.worker import TieringWorker
 
@@ -27,7 +28,8 @@ async def start(node: Node) -> str:
     node.closing(ledgers.close)
     background = node.background(_CHECKSUM_THREADS, "checksums")
     store = node.store()
-    check, second = StoreCheck(store, node.clock, node.random), node.second_store()
+    by_checksum = settings.verify == BY_CHECKSUM
+    check, second = StoreCheck(store, node.clock, node.random, needs_checksums=by_checksum), node.second_store()
     worker = TieringWorker(
         settings, metadata, store, ledgers, node.clock, node.random, background, check_store=check.ensure, second=second,
         check_second=StoreCheck(second, node.clock, node.random).ensure if second is not None else check.ensure,

@@ -259,13 +259,13 @@ def objects_are_deleted_after_an_unknown_outcome() -> None:
 def copies_are_not_read_back() -> None:
     """A segment is committed once the store acknowledges it, without being read back."""
 
-    async def require_sound(*args: Any, **keywords: Any) -> None:
+    async def verify_new(*args: Any) -> None:
         pass
 
-    _swap(offloading, "require_sound", require_sound)
+    _swap(offloading, "verify_new", verify_new)
     from stratalog_tiering.maintenance import merging
 
-    _swap(merging, "require_sound", require_sound)
+    _swap(merging, "verify_new", verify_new)
 
 
 def commits_do_not_look_at_the_manifest() -> None:

@@ -12,6 +12,7 @@ from stratalog_metadata.client import topic_deletion
 from stratalog_metadata.records import Ledger, Partition, restored_topic_key
 from stratalog_metadata.state.commands import Command, Delete, Put
 from stratalog_tiering.maintenance import deletion
+from stratalog_tiering.offload import verification
 from stratalog_tiering.worker import partition_work, session
 
 
@@ -104,7 +105,17 @@ def late_markers_hide_live_topics() -> None:
     _swap(partition_work, "find_late_marker", find_late_marker)
 
 
+def checksums_are_not_compared() -> None:
+    """A worker that trusts the store's checksum does not ask for it."""
+
+    async def matches(*args: Any) -> bool:
+        return True
+
+    _swap(verification, "_matches", matches)
+
+
 IN_EVERYTHING: Final = (
+    checksums_are_not_compared,
     deletion_drops_the_ledgers_at_once,
     restored_partitions_begin_at_epoch_0,
     deletions_become_final_at_once,

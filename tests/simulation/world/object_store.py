@@ -33,6 +33,7 @@ from stratalog_tiering.store.base import (
     check_key,
     check_range,
 )
+from stratalog_tiering.store.checksums import crc_text
 
 LATER_S: Final = 4.0
 SLOW_S: Final = 5.0
@@ -262,7 +263,7 @@ class SimulatedStore:
     async def head(self, key: str) -> ObjectInfo:
         await self._reach()
         self._existing(key)
-        info, lock = self._info(key), self._bucket.lock_of(key)
+        info, lock = replace(self._info(key), crc32c=crc_text([self._bucket.objects[key][0]])), self._bucket.lock_of(key)
         if not self._bucket.has_locks:
             return info
         return replace(info, version_id=info.etag, locked_until_ms=lock.until_ms if lock is not None else 0)

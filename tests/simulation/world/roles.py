@@ -46,6 +46,8 @@ MERGE_FAN_IN: Final = 4
 CHECKPOINT_PART_BYTES: Final = (128, 400, 1024 * 1024)
 """Includes small sizes, so that the small states of short runs need several parts."""
 
+_verify = "read"
+
 Main = Callable[[Machine, Ports], Coroutine[Any, Any, None]]
 
 
@@ -148,6 +150,17 @@ def merges_of_few_segments() -> Iterator[None]:
         setattr(merging, "FAN_IN", fan_in)  # noqa: B010
 
 
+@contextlib.contextmanager
+def new_segments_verified_by_checksum() -> Iterator[None]:
+    """Let every second incarnation of a tiering worker trust the store's checksums while the context lasts."""
+    global _verify
+    _verify = "checksum"
+    try:
+        yield
+    finally:
+        _verify = "read"
+
+
 def ledger_client(metadata: QuorumClient, ports: Ports) -> LedgerClient:
     return LedgerClient(metadata, ports.transport, ports.clock, ports.random, LedgerClientSettings())
 
@@ -205,6 +218,7 @@ def tiering_worker(bucket: Bucket) -> Main:
             retention_interval_ms=1_000,
             sweep_interval_ms=2_000,
             retry_ms_max=1_000,
+            verify=_verify if machine.starts % 2 else "read",
         )
         store = SimulatedStore(bucket, ports.loop, ports.random)
         worker = TieringWorker(

@@ -21,7 +21,6 @@ from typing import Final
 import msgspec
 
 from stratalog_tiering.cold.manifest_source import ManifestSource
-from stratalog_tiering.cold.segment_check import require_sound
 from stratalog_tiering.cold.whole_objects import has_own_object, read_whole
 from stratalog_tiering.core.commands import Guards, commit_segment
 from stratalog_tiering.core.locks import merged_lock
@@ -40,6 +39,7 @@ from stratalog_tiering.offload.data_keys import new_encryption
 from stratalog_tiering.offload.locks import locked_entry
 from stratalog_tiering.offload.ports import WorkerPorts
 from stratalog_tiering.offload.upload import StreamedUpload, finishing
+from stratalog_tiering.offload.verification import BY_CHECKSUM, verify_new
 
 FAN_IN: Final = 16
 """Neighbours that become one segment. A segment of at least this fraction of the target size is not merged."""
@@ -107,11 +107,8 @@ async def merge_small(ports: WorkerPorts, state: PartitionSnapshot, policy: Tier
     # Both before an upload that could not be committed.
     edit = ManifestEdit(previous, writer=ports.settings.worker_id, random_id=ports.random_id)
     await refuse_fork_before_commit(ports, state)
-    entry = await _write_merged(ports, state, run, policy)
-    await require_sound(
-        ports.store, ports.source, entry, ports.background,
-        reads_at_once=ports.settings.verify_reads_at_once, take=ports.verifying.take,
-    )  # fmt: skip
+    entry, crc32c = await _write_merged(ports, state, run, policy)
+    await verify_new(ports, entry, crc32c)
     edit.replace(entry)
     if not await commit_edit(ports, state, edit, lambda now, pointer: commit_segment(now, pointer, (), guards), [entry.key]):
         return False
@@ -121,7 +118,8 @@ async def merge_small(ports: WorkerPorts, state: PartitionSnapshot, policy: Tier
 
 async def _write_merged(
     ports: WorkerPorts, state: PartitionSnapshot, run: Sequence[SegmentEntry], policy: TierPolicy
-) -> SegmentEntry:
+) -> tuple[SegmentEntry, str]:
+    """The merged segment, and the checksum of what was sent, if it is to be verified by it."""
     small = [entry for entry in run if has_own_object(entry) and entry.object_bytes <= READ_WHOLE_BYTES_MAX]
     store = await read_whole(ports.store, small)
     sources = ManifestSource(store, background=ports.background)
@@ -136,7 +134,7 @@ async def _write_merged(
     lock = merged_lock(run, ports.clock.wall_ms())
     upload = StreamedUpload(
         ports.store, key, part_bytes=ports.settings.upload_part_bytes, parts_at_once=ports.settings.upload_parts_at_once,
-        storage_class=policy.storage_class, lock=lock,
+        storage_class=policy.storage_class, lock=lock, wants_checksum=ports.settings.verify == BY_CHECKSUM,
     )  # fmt: skip
     async with finishing(upload):
         for entry, footer in zip(run, footers, strict=True):
@@ -158,7 +156,7 @@ async def _write_merged(
         merge_count=1 + max(entry.merge_count for entry in run),
         sources=tuple(source_of(entry) for entry in run),
     )
-    return await locked_entry(ports.store, merged, lock)
+    return await locked_entry(ports.store, merged, lock), upload.crc32c
 
 
 def _append_block(writer: SegmentWriter, stored: memoryview, block: BlockEntry, cipher: BlockCipher | None) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from stratalog_core.errors import Corrupt, StratalogError
 from stratalog_core.object_lock import ObjectLock
 from stratalog_metadata.records import ManifestPointer
-from stratalog_tiering.cold.segment_check import check_presence, require_sound
+from stratalog_tiering.cold.segment_check import check_presence
 from stratalog_tiering.core.commands import Guards, commit_segment, drop_ledgers
 from stratalog_tiering.core.locks import new_lock
 from stratalog_tiering.core.offload_job import OffloadJob, offloaded_key
@@ -32,6 +32,7 @@ from stratalog_tiering.offload.data_keys import new_encryption
 from stratalog_tiering.offload.locks import locked_entry
 from stratalog_tiering.offload.ports import WorkerPorts
 from stratalog_tiering.offload.upload import StreamedUpload, finishing
+from stratalog_tiering.offload.verification import BY_CHECKSUM, verify_new
 
 _log = logging.getLogger(__name__)
 
@@ -56,12 +57,9 @@ async def offload(ports: WorkerPorts, state: PartitionSnapshot, step: Offload, g
         zstd_level=policy.zstd_level, encryption=encryption,
     )  # fmt: skip
     lock = new_lock(policy, ports.clock.wall_ms())
-    await upload_job(ports, job, policy.storage_class, lock)
+    crc32c = await upload_job(ports, job, policy.storage_class, lock)
     entry = await locked_entry(ports.store, job.entry(policy.storage_class), lock)
-    await require_sound(
-        ports.store, ports.source, entry, ports.background,
-        reads_at_once=ports.settings.verify_reads_at_once, take=ports.verifying.take,
-    )  # fmt: skip
+    await verify_new(ports, entry, crc32c)
     await _skip_expired(ports, edit, entry.base_offset)
     await ports.background.run(lambda: edit.append(entry, job.written.leaves))
     if not await commit_edit(
@@ -85,12 +83,15 @@ async def _skip_expired(ports: WorkerPorts, edit: ManifestEdit, offset: int) -> 
 
 async def upload_job(
     ports: WorkerPorts, job: OffloadJob, storage_class: str, lock: ObjectLock | None, created_at_ms: int | None = None
-) -> None:
-    """Read the ledgers of ``job`` and upload its segment, which says that it was made at ``created_at_ms`` (None: now)."""
+) -> str:
+    """Read the ledgers of ``job`` and upload its segment, which says that it was made at ``created_at_ms`` (None: now).
+
+    Returns the checksum of what was sent, if the segment is to be verified by it.
+    """
     settings = ports.settings
     upload = StreamedUpload(
         ports.store, job.key, part_bytes=settings.upload_part_bytes, parts_at_once=settings.upload_parts_at_once,
-        storage_class=storage_class, lock=lock,
+        storage_class=storage_class, lock=lock, wants_checksum=settings.verify == BY_CHECKSUM,
     )  # fmt: skip
     async with finishing(upload):
         while (wanted := job.next_read) is not None:
@@ -100,6 +101,7 @@ async def upload_job(
             await upload.write(job.take_parts())
         made_at_ms = ports.clock.wall_ms() if created_at_ms is None else created_at_ms
         await upload.write(await ports.background.run(lambda: job.finish(made_at_ms)))
+    return upload.crc32c
 
 
 async def drop_hot(ports: WorkerPorts, state: PartitionSnapshot, ledgers: Sequence[StoredLedger], guards: Guards) -> None:

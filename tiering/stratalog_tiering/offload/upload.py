@@ -14,6 +14,7 @@ from stratalog_core.errors import StratalogError
 from stratalog_core.object_lock import ObjectLock
 from stratalog_core.ports import Buffer
 from stratalog_tiering.store import ObjectStore, Upload, UploadedPart
+from stratalog_tiering.store.checksums import crc_text, crc_text_of_parts
 
 _log = logging.getLogger(__name__)
 
@@ -31,8 +32,9 @@ class StreamedUpload:
         storage_class: str = "",
         lock: ObjectLock | None = None,
         replace: bool = False,
+        wants_checksum: bool = False,
     ) -> None:
-        """``replace`` allows to replace an object at ``key``."""
+        """``replace`` allows to replace an object at ``key``. ``wants_checksum``: ``crc32c`` is needed."""
         self._store = store
         self._key = key
         self._part_bytes = part_bytes
@@ -46,6 +48,9 @@ class StreamedUpload:
         self._sending: set[asyncio.Task[UploadedPart]] = set()
         self._sent: list[UploadedPart] = []
         self._part_count = 0
+        self._wants_checksum = wants_checksum
+        self.crc32c = ""
+        """The checksum of what was sent, as the store computes it (``store/checksums.py``); known after ``finish``."""
 
     async def write(self, parts: Sequence[Buffer]) -> None:
         """Add bytes; waits while too many parts are in flight. Raises the error of a failed part."""
@@ -57,6 +62,7 @@ class StreamedUpload:
     async def finish(self) -> None:
         """Complete the object. Raises ``Conflict`` if its key exists, ``OutcomeUnknown``, ``Unavailable``."""
         if self._upload is None:
+            self.crc32c = crc_text(self._waiting) if self._wants_checksum else ""
             await self._store.put(
                 self._key, self._waiting, if_absent=self._if_absent, storage_class=self._storage_class, lock=self._lock
             )
@@ -66,6 +72,7 @@ class StreamedUpload:
         await self._wait_for(0)
         await self._store.complete_upload(self._upload, self._sent, if_absent=self._if_absent)
         self._upload = None
+        self.crc32c = crc_text_of_parts(sorted(self._sent, key=lambda part: part.number))
 
     async def abort(self) -> None:
         """Cancel the parts in flight and abort the multipart upload. Does nothing after ``finish``."""

@@ -31,8 +31,8 @@ _KEY_SEGMENT: Final = re.compile(r"[A-Za-z0-9_.=-]{1,200}")
 class ObjectInfo:
     """``etag`` is opaque and changes with the content. ``last_modified_ms`` is by the store's clock.
 
-    The others are known to ``head`` only: the store's id of the version, empty without versions, and the wall time until which
-    the version is locked, 0 if it is not.
+    The others are known to ``head`` only: the store's id of the version, empty without versions; the wall time until which the
+    version is locked, 0 if it is not; the CRC32C that the store keeps of the object (``checksums.py``), empty if it has none.
     """
 
     key: str
@@ -41,6 +41,7 @@ class ObjectInfo:
     last_modified_ms: int
     version_id: str = ""
     locked_until_ms: int = 0
+    crc32c: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +75,7 @@ class StoreFeatures:
     conditional_replace: bool | None
     """A write can require that the object still has a given etag (``If-Match``)."""
     checksums_at_rest: bool | None
-    """The store reports an object's checksum without sending its bytes."""
+    """The store reports the checksum of an object without sending its bytes, and refuses bytes that do not match theirs."""
     versioning: bool | None
     object_lock: bool | None
     final_deletion: bool | None

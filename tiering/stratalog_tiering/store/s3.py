@@ -11,22 +11,21 @@ succeeded, so the stored object is compared before anything is concluded.
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import re
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import boto3
 import botocore.session
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
-from crc32c import crc32c
 
 from stratalog_core.errors import Conflict, Invalid, NoSuchObject, OutcomeUnknown, Unavailable
 from stratalog_core.object_lock import ObjectLock
 from stratalog_core.ports import Background, Buffer
 from stratalog_tiering.store.base import KeyRing, ObjectInfo, StoreFeatures, Upload, UploadedPart, UploadGone, check_range
+from stratalog_tiering.store.checksums import crc_text, crc_text_of_parts
 from stratalog_tiering.store.key_ring import NoKeys
 from stratalog_tiering.store.obstore_reads import CONNECT_TIMEOUT_S, ReadLimits, check_length
 from stratalog_tiering.store.s3_async import AsyncClient
@@ -102,7 +101,7 @@ class S3Store:
         def write() -> None:
             body = b"".join(parts)
             self._client.put_object(
-                Bucket=self._location.bucket, Key=name, Body=body, ChecksumCRC32C=_crc_text((body,)), **options
+                Bucket=self._location.bucket, Key=name, Body=body, ChecksumCRC32C=crc_text((body,)), **options
             )  # fmt: skip
 
         async def is_ours() -> bool:
@@ -154,7 +153,7 @@ class S3Store:
 
         def write() -> UploadedPart:
             body = b"".join(parts)
-            checksum = _crc_text((body,))
+            checksum = crc_text((body,))
             answer = self._client.upload_part(
                 Bucket=self._location.bucket, Key=name, UploadId=upload.upload_id, PartNumber=number, Body=body,
                 ChecksumCRC32C=checksum,
@@ -194,7 +193,7 @@ class S3Store:
             return False
         checksum = str(answer.get("ChecksumCRC32C", ""))
         if "-" in checksum:  # computed from the parts' checksums, not from the whole object
-            return checksum == _checksum_of(parts)
+            return checksum == crc_text_of_parts(parts)
         tag = answer["ETag"].strip('"')
         if tag != _tag_of(parts):
             raise OutcomeUnknown(f"{self.url}: the tag {tag} of {key} does not show whether this upload made it")
@@ -245,11 +244,6 @@ def _boto3_client(session: boto3.Session, location: S3Location, threads: int) ->
     return session.client("s3", endpoint_url=location.endpoint, config=config)
 
 
-def _checksum_of(parts: Sequence[UploadedPart]) -> str:
-    """The checksum of an object made from ``parts``, as S3 computes it from theirs."""
-    return f"{_crc_text(base64.b64decode(part.crc32c) for part in parts)}-{len(parts)}"
-
-
 def _tag_of(parts: Sequence[UploadedPart]) -> str:
     """The tag of an object made from ``parts``; empty if a part's tag is not an MD5."""
     tags = [part.etag.strip('"') for part in parts]
@@ -257,10 +251,3 @@ def _tag_of(parts: Sequence[UploadedPart]) -> str:
         return ""
     digest = hashlib.md5(bytes.fromhex("".join(tags)), usedforsecurity=False)
     return f"{digest.hexdigest()}-{len(parts)}"
-
-
-def _crc_text(parts: Iterable[Buffer]) -> str:
-    crc = 0
-    for part in parts:
-        crc = crc32c(part, crc)
-    return base64.b64encode(crc.to_bytes(4, "big")).decode()

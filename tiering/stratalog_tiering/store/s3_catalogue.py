@@ -25,13 +25,16 @@ class S3Catalogue:
         self._client = client
 
     async def head(self, key: str) -> ObjectInfo:
-        answer = await self._repeated("head_object", key, Key=self._location.name(key))
+        answer = await self._repeated("head_object", key, Key=self._location.name(key), ChecksumMode="ENABLED")
         info = _object_info(key, answer["ContentLength"], answer["ETag"], answer["LastModified"].timestamp())
         until: datetime | None = answer.get("ObjectLockRetainUntilDate")
-        if until is None and "VersionId" not in answer:
-            return info
         locked_until_ms = int(until.timestamp() * 1000) if until is not None else 0
-        return replace(info, version_id=answer.get("VersionId", ""), locked_until_ms=locked_until_ms)
+        return replace(
+            info,
+            version_id=answer.get("VersionId", ""),
+            locked_until_ms=locked_until_ms,
+            crc32c=answer.get("ChecksumCRC32C", ""),
+        )
 
     async def list(self, prefix: str) -> AsyncIterator[ObjectInfo]:
         more: dict[str, Any] = {}

@@ -11,17 +11,19 @@ from botocore.exceptions import ClientError
 
 from stratalog_core.errors import OutcomeUnknown, Unavailable
 from stratalog_tiering.store.base import StoreFeatures
+from stratalog_tiering.store.checksums import crc_text
 from stratalog_tiering.store.s3_async import REQUEST_TIMEOUT_S, AsyncClient
 from stratalog_tiering.store.s3_attempts import repeated, time_limit
 from stratalog_tiering.store.s3_errors import REFUSED_CODES, from_botocore
 from stratalog_tiering.store.store_url import S3Location
 
+_DAMAGED: Final = frozenset({"BadDigest", "InvalidDigest", "XAmzContentChecksumMismatch", "XAmzContentSHA256Mismatch"})
+"""Refusals of bytes that do not match their checksum."""
 _NO_OBJECTS_ETAG: Final = '"00000000000000000000000000000000"'
-_CHECKSUMS: Final = ("ChecksumCRC32C", "ChecksumCRC64NVME", "ChecksumCRC32", "ChecksumSHA256", "ChecksumSHA1")
 
 
 async def read_features(client: AsyncClient, location: S3Location, key: str) -> StoreFeatures:
-    """See :class:`stratalog_tiering.store.base.ObjectStore`. Sends four requests."""
+    """See :class:`stratalog_tiering.store.base.ObjectStore`. Sends five requests."""
 
     async def ask(operation: str, **arguments: Any) -> tuple[str, Any]:
         return await repeated(lambda: _asked(client, location, key, operation, arguments))
@@ -30,10 +32,11 @@ async def read_features(client: AsyncClient, location: S3Location, key: str) -> 
     head_code, head = await ask("head_object", Key=name, ChecksumMode="ENABLED")
     versioning_code, versioning = await ask("get_bucket_versioning")
     lock_code, lock = await ask("get_object_lock_configuration")
+    damaged_code, _ = await ask("put_object", Key=name, Body=b"other bytes", ChecksumCRC32C=crc_text([b"these bytes"]))
     replace_code, _ = await ask("put_object", Key=name, Body=b"", IfMatch=_NO_OBJECTS_ETAG)
     return StoreFeatures(
         conditional_replace=_unless_refused(replace_code, replace_code in ("PreconditionFailed", "412")),
-        checksums_at_rest=_unless_refused(head_code, any(head.get(name) for name in _CHECKSUMS)),
+        checksums_at_rest=_unless_refused(head_code, bool(head.get("ChecksumCRC32C")) and damaged_code in _DAMAGED),
         versioning=_unless_refused(versioning_code, versioning.get("Status") == "Enabled"),
         object_lock=_unless_refused(lock_code, lock.get("ObjectLockConfiguration", {}).get("ObjectLockEnabled") == "Enabled"),
         final_deletion=True,  # deletions name every version
@@ -52,6 +55,7 @@ async def _asked(
         try:
             return "", await getattr(opened, operation)(Bucket=location.bucket, **arguments)
         except ClientError as refused:
-            if isinstance(from_botocore(refused, key, location.url), Unavailable | OutcomeUnknown):
+            code = str(refused.response.get("Error", {}).get("Code", ""))
+            if code not in _DAMAGED and isinstance(from_botocore(refused, key, location.url), Unavailable | OutcomeUnknown):
                 raise
-            return str(refused.response.get("Error", {}).get("Code", "")), {}
+            return code, {}

@@ -97,8 +97,10 @@ class StoreReport:
 class StoreCheck:
     """Probes a store before the first use of it for writing, once; concurrent callers share one probe."""
 
-    def __init__(self, store: ObjectStore, clock: Clock, random: Random) -> None:
+    def __init__(self, store: ObjectStore, clock: Clock, random: Random, *, needs_checksums: bool = False) -> None:
+        """``needs_checksums``: a store that keeps no checksums is refused, because segments are verified by them."""
         self._store = store
+        self._needs_checksums = needs_checksums
         self._clock = clock
         self._random = random
         self._probes: SingleFlight[str, StoreReport] = SingleFlight()
@@ -113,7 +115,7 @@ class StoreCheck:
         self._is_safe = True
 
     async def _probe(self) -> StoreReport:
-        report = await probe_store(self._store, self._clock, self._random)
+        report = await probe_store(self._store, self._clock, self._random, needs_checksums=self._needs_checksums)
         _log.info("%s: %s", report.url, summary(report))
         for warning in report.warnings:
             _log.warning("%s: %s", report.url, warning)
@@ -129,16 +131,16 @@ def summary(report: StoreReport) -> str:
     return "; ".join(f"{verb} {', '.join(names[holds])}" for verb, holds in kinds if names[holds])
 
 
-async def probe_store(store: ObjectStore, clock: Clock, random: Random) -> StoreReport:
+async def probe_store(store: ObjectStore, clock: Clock, random: Random, *, needs_checksums: bool = False) -> StoreReport:
     """Probe ``store`` by some thirty requests. Raises what the store raises; then nothing is known."""
     key, upload_key = probe_key(random.getrandbits(64)), probe_key(random.getrandbits(64))
     try:
-        return await _probed(store, key, upload_key, clock)
+        return await _probed(store, key, upload_key, clock, Need.REQUIRED if needs_checksums else Need.OPTIONAL)
     finally:
         await _delete_quietly(store, [key, upload_key])
 
 
-async def _probed(store: ObjectStore, key: str, upload_key: str, clock: Clock) -> StoreReport:
+async def _probed(store: ObjectStore, key: str, upload_key: str, clock: Clock, checksums: Need) -> StoreReport:
     before_ms = clock.wall_ms()
     winners = await _race(store, key)
     after_ms = clock.wall_ms()
@@ -174,7 +176,7 @@ async def _probed(store: ObjectStore, key: str, upload_key: str, clock: Clock) -
                     "deleted and erased records can be restored until the store's own period is over",
                 ),
                 ("conditional replace", features.conditional_replace, optional, "nothing uses it yet"),
-                ("checksums at rest", features.checksums_at_rest, optional, "only reading an object back shows damage"),
+                ("checksums at rest", features.checksums_at_rest, checksums, "only reading an object back shows damage"),
                 ("versioning", features.versioning, optional, "the store cannot bring back what others delete"),
                 ("object lock", features.object_lock, optional, "topics that lock their history are not offloaded"),
             )

@@ -9,7 +9,7 @@ import asyncio
 import random
 from collections import Counter
 from collections.abc import Sequence
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 from uuid import UUID
 
 import msgspec
@@ -178,7 +178,7 @@ class Many:
         stop()
         return sorted(cold_s[name] - sealed_s[name] for name in names)
 
-    def worker(self, **changes: int) -> TieringWorker:
+    def worker(self, **changes: Any) -> TieringWorker:
         background = SimulatedBackground(self.loop, random.Random(2))
         settings = TieringSettings(worker_id="worker-1", **changes)
         return TieringWorker(settings, self.metadata, self.store, self.ledgers, self.clock, random.Random(3), background)

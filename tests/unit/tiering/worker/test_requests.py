@@ -67,8 +67,13 @@ def ended(cluster: Cluster, offset: int) -> bool:
     return pointer is not None and pointer.end_offset == offset and not cluster.log(0).ledgers
 
 
-async def test_a_sealed_segment_costs_few_requests(cluster: Cluster, requests: Counter[str]) -> None:
-    await cluster.start_worker(sweep_interval_ms=DAY_MS, retention_interval_ms=DAY_MS, block_bytes=1024 * 1024)
+@pytest.mark.parametrize(
+    ("verify", "reads"), [("read", {"GET segments": 2}), ("checksum", {"GET segments": 1, "HEAD segments": 1})]
+)
+async def test_a_sealed_segment_costs_few_requests(
+    cluster: Cluster, requests: Counter[str], verify: str, reads: dict[str, float]
+) -> None:
+    await cluster.start_worker(sweep_interval_ms=DAY_MS, retention_interval_ms=DAY_MS, block_bytes=1024 * 1024, verify=verify)
     for number in range(LEDGERS + 1):
         batch = bytes(build_batch([Record(offset=number, timestamp_ms=number, key=None, value=b"v" * 100)], leader_epoch=0))
         await cluster.add_ledger([batch], number, partition=0)
@@ -84,8 +89,8 @@ async def test_a_sealed_segment_costs_few_requests(cluster: Cluster, requests: C
         "PUT segments": 1,
         "PUT manifests": 1,
         "GET manifests": 1,
-        # The segment is read back, and its end once more before the hot copy is dropped.
-        "GET segments": 2,
+        # The segment is verified, and its end is read before the hot copy is dropped.
+        **reads,
     }
 
 
