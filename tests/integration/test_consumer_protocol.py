@@ -66,7 +66,11 @@ def described(cluster: ProcessCluster, group: str, what: str, expected: str) -> 
 
 
 class PolledMember:
-    """A consumer that a thread polls all the time: only in a poll does it give partitions back, which others wait for."""
+    """A consumer that a thread polls all the time: only in a poll does it give partitions back, which others wait for.
+
+    No other thread may call it meanwhile: ``Consumer.assignment`` waits without releasing the interpreter, which ``on_revoke``
+    needs.
+    """
 
     def __init__(self, cluster: ProcessCluster, topic: str, group: str) -> None:
         self._consumer = Consumer(
@@ -78,6 +82,7 @@ class PolledMember:
         self.values: queue.SimpleQueue[str] = queue.SimpleQueue()
         self.errors: list[str] = []
         self.revoked: list[TopicPartition] = []
+        self.assignment: list[TopicPartition] = []
         self._is_closing = threading.Event()
         self._consumer.subscribe([topic], on_revoke=lambda _, partitions: self.revoked.extend(partitions))
         self._polling = threading.Thread(target=self._poll)
@@ -90,10 +95,7 @@ class PolledMember:
                     self.errors.append(str(message.error()))
                 else:
                     self.values.put((message.value() or b"").decode())
-
-    def assignment(self) -> list[TopicPartition]:
-        assigned: list[TopicPartition] = self._consumer.assignment()
-        return assigned
+            self.assignment = self._consumer.assignment()
 
     def close(self) -> None:
         self._is_closing.set()
@@ -111,14 +113,14 @@ def test_members_only_retry_when_their_coordinator_is_killed(cluster: ProcessClu
         def wait_until(condition: Callable[[], bool]) -> None:
             deadline = time.monotonic() + TIMEOUT_S
             while not condition():
-                assert time.monotonic() < deadline, f"{len(seen)} values, {member.assignment()}"
+                assert time.monotonic() < deadline, f"{len(seen)} values, {member.assignment}"
                 assert member.errors == []
                 for values in (member.values, printed):
                     while not values.empty():
                         seen.add(values.get())
                 time.sleep(0.05)
 
-        wait_until(lambda: len(member.assignment()) == PARTITIONS // 2 and len(seen) == 60)
+        wait_until(lambda: len(member.assignment) == PARTITIONS // 2 and len(seen) == 60)
         stable = rf"{group}\s+\S+\s+\((\d+)\)\s+range\s+Stable\s+(\d+)\s+\2\s+2"
         found = described(cluster, group, "--state", stable)
         described(
