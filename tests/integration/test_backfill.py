@@ -277,7 +277,9 @@ def _write_plain(bootstrap: str, data: Path) -> int:
 
 
 def _delete_before(bootstrap: str, topic: str, partition: int, offset: int) -> None:
-    futures = AdminClient({"bootstrap.servers": bootstrap}).delete_records([TopicPartition(topic, partition, offset)])
+    # Kept: a client that is collected answers nothing.
+    admin = AdminClient({"bootstrap.servers": bootstrap})
+    futures = admin.delete_records([TopicPartition(topic, partition, offset)])
     assert [future.result(30).low_watermark for future in futures.values()] == [offset]
 
 

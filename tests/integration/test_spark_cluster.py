@@ -141,7 +141,7 @@ import json, sys
 from pyspark.sql import SparkSession
 from stratalog_demo.spark_count import count_records, delays_by_carrier
 session = SparkSession.builder.getOrCreate()
-rows = [[row.carrier, row.flights, row.mean_delay] for row in delays_by_carrier(session, sys.argv[1], "delays")]
+rows = [[row.carrier, row.flights, row.mean_delay_minutes] for row in delays_by_carrier(session, sys.argv[1], "delays")]
 print(json.dumps([count_records(session, sys.argv[1], "delays"), rows, session.sparkContext.master]))
 """
 
@@ -202,8 +202,11 @@ def test_spark_submit_runs_the_module_of_the_jobs(cluster: Cluster, bucket: Cold
     assert (report["sound"], report["totals"]["records"]) == (True, FLIGHTS)
     refused = cluster.submit(job_module.__file__, "audit", "--store", bucket.url, "nothing", "--json")
     assert refused.returncode != ExitCode.OK
-    assert [line for line in refused.stderr.splitlines() if "nothing" in line and line.startswith("stratalog: ")]
-    assert "Traceback" not in refused.stderr
+    # spark-submit sends what the program writes to stderr to stdout.
+    assert [line for line in refused.stdout.splitlines() if "nothing" in line and line.startswith("stratalog: ")], (
+        refused.stdout
+    )
+    assert "Traceback" not in refused.stdout + refused.stderr
 
 
 def test_the_demos_query_runs_on_the_cluster(cluster: Cluster, bucket: ColdBucket, tmp_path: Path) -> None:
@@ -215,7 +218,7 @@ def test_the_demos_query_runs_on_the_cluster(cluster: Cluster, bucket: ColdBucke
         for path in Path(stratalog_demo.__file__).parent.glob("*.py"):
             archive.write(path, f"stratalog_demo/{path.name}")
     done = cluster.submit("--py-files", str(demo), str(program), bucket.url)
-    assert done.returncode == ExitCode.OK, done.stderr[-3000:]
+    assert done.returncode == ExitCode.OK, done.stdout + done.stderr[-3000:]
     count, rows, master = json.loads(done.stdout.splitlines()[-1])
     assert (count, master) == (FLIGHTS, cluster.master)
     assert rows == [["AA", 100, 2.0], ["B6", 100, 3.0], ["UA", 100, 2.0]]
