@@ -25,9 +25,9 @@ def register_views(
     """Register a view for each topic whose whole name matches ``pattern``; return the views' names by topic.
 
     A view is named as its topic, with ``_`` for what is no letter, digit or underscore, after ``prefix``. Internal topics have
-    none. ``options`` are those of every read; ``values`` has more for some topics, such as their ``value_format``. Each query
-    plans a view anew, so it shows what is offloaded then; a topic that is created later needs another call. Raises ``Conflict``
-    if two topics would share a name, and what a read raises.
+    none. ``options`` are those of every read; ``values`` has more for some topics, such as their ``value_format``. Spark plans
+    a view once, so it keeps showing what was offloaded when it was first queried: call this again for newer records and topics.
+    Raises ``Conflict`` if two topics would share a name, and what a read raises.
     """
     given = {"missingTail": "ignore", **(options or {}), "store": store}
     with Bucket(store, given.get("secondStore", "")) as bucket:
