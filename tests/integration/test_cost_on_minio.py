@@ -130,4 +130,5 @@ def test_bytes_and_requests_are_those_that_minio_counted(minio_cluster: ProcessC
         assert len(read.splitlines()) == count
     replayed = settled_requests(minio_cluster) - before
     expected = sum(topic["replay_get_requests"] for topic in topics)
-    assert counted(replayed, GETS) == pytest.approx(expected, rel=0.05)
+    # How many blocks one read returns depends on how fast the consumer is at the beginning.
+    assert counted(replayed, GETS) == pytest.approx(expected, rel=0.05, abs=2)

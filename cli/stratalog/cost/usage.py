@@ -33,7 +33,7 @@ PREFIXES: Final = 5
 SWEEP_DAYS: Final = 7
 """The default of ``[tiering] sweep_interval_ms``."""
 _READ_BACK_BYTES: Final = 4 * BLOCK_BYTES_TARGET
-_READ_ALONE: Final = 3
+_READ_ALONE: Final = 2
 """Reads that the first blocks of a replay cost more, because read-ahead grows from one block to several."""
 _PARTS: Final = re.compile(r"[0-9a-f]{32}-(\d{1,5})")
 Sizes = Counter[int]
