@@ -160,7 +160,7 @@ erase-minio: .venv/.test $(MINIO)  ## an erasure on a MinIO that keeps versions 
 	STRATALOG_ERASE_MINIO=1 $(BIN)/python -m pytest -q tests/integration/test_locked_history.py -k erased
 
 .PHONY: exactly-once
-exactly-once: .venv/.test  ## streams and replays of Spark whose drivers and tasks are killed at random points, each record is written once: POINTS=100; and at each step of a commit
+exactly-once: .venv/.test  ## streams, replays, sinks and exports of Spark whose drivers and tasks are killed at random points, each record is written once: POINTS=100; and at each step of a commit
 	STRATALOG_EXACTLY_ONCE_POINTS=$(or $(POINTS),100) $(BIN)/python -m pytest -q -s tests/integration/test_exactly_once*.py
 
 .PHONY: spark-at-size
