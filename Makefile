@@ -137,7 +137,7 @@ contract-all: .venv/.test $(MINIO) $(VERSITYGW)  ## the contract of object store
 
 .PHONY: contract-azure
 contract-azure: .venv/.test $(AZURITE)  ## the contract of object stores, a drill and Spark over Azurite, which needs Node: SEEDS=1
-	STRATALOG_AZURITE=$(AZURITE) STRATALOG_CONTRACT_SEEDS=$(or $(SEEDS),1) $(BIN)/python -m pytest -q tests/contract tests/integration/test_restore.py -k azur
+	STRATALOG_AZURITE=$(AZURITE) STRATALOG_CONTRACT_SEEDS=$(or $(SEEDS),1) $(BIN)/python -m pytest -q tests/contract tests/integration/test_restore.py tests/integration/test_azure_history.py -k azur
 
 .PHONY: store-faults
 store-faults: .venv/.test $(MINIO)  ## offload, retention and cold reads over a MinIO whose answers fail in bursts: SEEDS=20
