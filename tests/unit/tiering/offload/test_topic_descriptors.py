@@ -9,7 +9,7 @@ import msgspec
 
 from stratalog_metadata.records import Topic
 from stratalog_tiering.cold.archive import Archive
-from stratalog_tiering.format.object_keys import topic_key
+from stratalog_tiering.format.object_keys import topic_key, topic_prefix
 from stratalog_tiering.offload.topic_descriptors import TopicDescriptors, describe_topic
 from stratalog_tiering.store import ObjectInfo
 
@@ -68,5 +68,6 @@ async def test_an_offload_costs_no_request_for_the_topic(cluster: Cluster, make_
     for base in range(0, 10, 2):
         await cluster.add_ledger(make_batches(base, [2]), base)
         await cluster.until(lambda end=base + 2: cluster.pointer() is not None and cluster.pointer().end_offset == end)
-    requests = [(name, key) for name, key in cluster.store.calls if key.startswith("topics/")]
+    descriptors = topic_prefix(cluster.topic.topic_id)
+    requests = [(name, key) for name, key in cluster.store.calls if key.startswith(descriptors)]
     assert [name for name, _ in requests] == ["list", "put"]
