@@ -129,6 +129,7 @@ def test_bytes_and_requests_are_those_that_minio_counted(minio_cluster: ProcessC
         read = minio_cluster.run("consume", topic, "--count", str(count), "--json")
         assert len(read.splitlines()) == count
     replayed = settled_requests(minio_cluster) - before
-    expected = sum(topic["replay_get_requests"] for topic in topics)
-    # How many blocks one read returns depends on how fast the consumer is at the beginning.
-    assert counted(replayed, GETS) == pytest.approx(expected, rel=0.05, abs=2)
+    derived = sum(topic["replay_get_requests"] for topic in topics)
+    # Derived for a reader that gets four blocks with each GET. One that overtakes its read-ahead gets some blocks alone.
+    alone = cold_bytes // MIB * 3 // 4
+    assert derived - 2 <= counted(replayed, GETS) <= derived + alone
