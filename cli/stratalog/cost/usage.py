@@ -150,7 +150,8 @@ def add_partition(usage: TopicUsage, partition: PartitionObjects, now_ms: int) -
     data_keys = {info.key for info in partition.others if info.key.endswith(".key")}
     together = 0
     for entry in partition.live.values():
-        blocks, reads = _blocks(entry), -(-_blocks(entry) // RUN_BLOCKS_MAX)
+        blocks = _blocks(entry)
+        reads = -(-blocks // RUN_BLOCKS_MAX)
         together += blocks - reads
         usage.replay_requests.segment_gets += reads + 1
         usage.replay_requests.other_gets += data_key_key(entry.key) in data_keys

@@ -194,9 +194,11 @@ def _zstd_whole(content: Buffer, bytes_max: int) -> bytes | None:
     In one call, without the window of a stream that is copied from: 50 instead of 80 µs for 1 MB.
     """
     try:
-        if not 0 < zstandard.get_frame_parameters(content).content_size <= bytes_max:
+        frame = zstandard.get_frame_parameters(content)
+        if not 0 < frame.content_size <= bytes_max:
             return None
-        unpacker = zstandard.ZstdDecompressor(max_window_size=max(_zstd_window_bytes(content), _ZSTD_WINDOW_BYTES))
+        window_bytes = min(int(frame.window_size), DECOMPRESSED_BYTES_MAX)
+        unpacker = zstandard.ZstdDecompressor(max_window_size=max(window_bytes, _ZSTD_WINDOW_BYTES))
         return bytes(unpacker.decompress(content, allow_extra_data=False))
     except zstandard.ZstdError:
         return None
