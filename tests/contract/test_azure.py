@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import base64
-import contextlib
 import hmac
 import os
 import random
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 from urllib.parse import quote, urlsplit
 from uuid import uuid4
@@ -17,12 +16,13 @@ import pytest
 import pytest_asyncio
 from conftest import AZURE_ACCOUNT, AZURE_KEY, AZURITE, AzureServer
 from obstore.store import AzureStore as ObstoreAzure
-from support.s3_proxy import AZURE_REFUSALS, Fault, S3Proxy
+from support.opened_store import opened
+from support.s3_proxy import AZURE_REFUSALS, S3Proxy
 
 from stratalog_core.errors import Conflict, Invalid, NoSuchObject, OutcomeUnknown, Unavailable
 from stratalog_core.object_lock import LockMode, ObjectLock
 from stratalog_core.system import SystemClock, ThreadBackground
-from stratalog_tiering.store import ObjectStore, location_url, open_store
+from stratalog_tiering.store import ObjectStore, location_url
 from stratalog_tiering.store.azure import AzureStore
 from stratalog_tiering.store.azure_settings import azure_settings
 from stratalog_tiering.store.store_url import parse_azure_url
@@ -32,17 +32,6 @@ pytestmark = [
     pytest.mark.skipif(AZURITE not in os.environ, reason="a suite of its own, which needs Node: make contract-azure"),
 ]
 PART = b"p" * (5 * 1024 * 1024)
-
-
-@contextlib.asynccontextmanager
-async def opened(url: str) -> AsyncIterator[ObjectStore]:
-    background = ThreadBackground(4, "store")
-    store = open_store(url, background=background, clock=SystemClock(), random=random.Random())
-    try:
-        yield store
-    finally:
-        await store.close()
-        background.close()
 
 
 @pytest.fixture
@@ -64,28 +53,15 @@ async def store(url: str, proxy: S3Proxy) -> AsyncIterator[ObjectStore]:
         yield store
 
 
-def lose_answers(proxy: S3Proxy, loses: Callable[[str], bool]) -> None:
-    """Drop the answers to requests whose first line ``loses`` accepts."""
-
-    def choose(line: str) -> Fault | None:
-        return "lost" if loses(line) else None
-
-    proxy.choose = choose
-
-
-def lose(proxy: S3Proxy, method: str, mark: str, times: int) -> None:
-    lose_answers(proxy, lambda line: line.startswith(method) and mark in line and proxy.faults["lost"] < times)
-
-
 async def test_a_put_whose_answer_is_lost_has_won(store: ObjectStore, proxy: S3Proxy) -> None:
-    lose(proxy, "PUT", "object", 1)
+    proxy.lose("PUT", "object", 1)
     await store.put("object", [b"content"])
     assert (proxy.faults["lost"], await store.get("object")) == (1, b"content")
 
 
 async def test_a_put_that_another_won_meanwhile_is_a_conflict(store: ObjectStore, proxy: S3Proxy) -> None:
     await store.put("object", [b"another's"])
-    lose(proxy, "PUT", "object", 1)
+    proxy.lose("PUT", "object", 1)
     with pytest.raises(Conflict):
         await store.put("object", [b"content"])
     assert await store.get("object") == b"another's"
@@ -94,7 +70,7 @@ async def test_a_put_that_another_won_meanwhile_is_a_conflict(store: ObjectStore
 async def test_a_completion_whose_answer_is_lost_has_made_the_object(store: ObjectStore, proxy: S3Proxy) -> None:
     upload = await store.create_upload("object", len(PART))
     parts = [await store.put_part(upload, 1, [PART]), await store.put_part(upload, 2, [b"end"])]
-    lose(proxy, "PUT", "comp=blocklist", 1)
+    proxy.lose("PUT", "comp=blocklist", 1)
     await store.complete_upload(upload, parts)
     assert (proxy.faults["lost"], (await store.head("object")).size_bytes) == (1, len(PART) + 3)
     assert [left async for left in store.list_uploads()] == []
@@ -105,7 +81,7 @@ async def test_equal_content_of_another_upload_is_not_ours(store: ObjectStore, p
     first, second = [await store.create_upload("object", len(PART)) for _ in range(2)]
     part, other_part = await store.put_part(first, 1, [b"equal"]), await store.put_part(second, 1, [b"equal"])
     await store.complete_upload(first, [part])
-    lose(proxy, "PUT", "comp=blocklist", 1)
+    proxy.lose("PUT", "comp=blocklist", 1)
     with pytest.raises(Conflict):
         await store.complete_upload(second, [other_part])
     assert await store.get("object") == b"equal"
@@ -122,20 +98,20 @@ async def test_a_completion_whose_blocks_another_discarded_starts_again(store: O
 
 
 async def test_a_write_that_cannot_be_looked_up_has_an_unknown_outcome(store: ObjectStore, proxy: S3Proxy) -> None:
-    lose_answers(proxy, lambda line: line.startswith(("GET", "HEAD")) or (line.startswith("PUT") and not proxy.faults["lost"]))
+    proxy.lose_answers(lambda line: line.startswith(("GET", "HEAD")) or (line.startswith("PUT") and not proxy.faults["lost"]))
     with pytest.raises(OutcomeUnknown):
         await store.put("object", [b"content"])
-    lose_answers(proxy, lambda line: False)
+    proxy.lose_answers(lambda line: False)
     assert await store.get("object") == b"content"
 
 
 async def test_a_completion_that_cannot_be_looked_up_has_an_unknown_outcome(store: ObjectStore, proxy: S3Proxy) -> None:
     upload = await store.create_upload("object", len(PART))
     parts = [await store.put_part(upload, 1, [b"content"])]
-    lose_answers(proxy, lambda line: line.startswith(("GET", "HEAD")) or (line.startswith("PUT") and not proxy.faults["lost"]))
+    proxy.lose_answers(lambda line: line.startswith(("GET", "HEAD")) or (line.startswith("PUT") and not proxy.faults["lost"]))
     with pytest.raises(OutcomeUnknown):
         await store.complete_upload(upload, parts)
-    lose_answers(proxy, lambda line: False)
+    proxy.lose_answers(lambda line: False)
     assert await store.get("object") == b"content"
 
 
@@ -145,7 +121,7 @@ async def test_an_abort_whose_answers_are_lost_leaves_nothing(
 ) -> None:
     upload = await store.create_upload("object", len(PART))
     await store.put_part(upload, 1, [b"x"])
-    lose(proxy, method, mark, 1)
+    proxy.lose(method, mark, 1)
     await store.abort_upload(upload)
     assert proxy.faults["lost"] == 1
     assert [left async for left in store.list_uploads()] == []

@@ -5,19 +5,17 @@ A proxy stands before a real MinIO: it lets a chosen request through, and drops 
 
 from __future__ import annotations
 
-import contextlib
-import random
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from uuid import uuid4
 
 import pytest
 import pytest_asyncio
 from conftest import S3Server
-from support.s3_proxy import Fault, S3Proxy
+from support.opened_store import opened
+from support.s3_proxy import S3Proxy
 
 from stratalog_core.errors import Conflict, OutcomeUnknown
-from stratalog_core.system import SystemClock, ThreadBackground
-from stratalog_tiering.store import ObjectStore, open_store
+from stratalog_tiering.store import ObjectStore
 
 pytestmark = pytest.mark.s3
 PART = b"p" * (5 * 1024 * 1024)
@@ -30,17 +28,6 @@ async def proxy(minio_server: S3Server) -> AsyncIterator[S3Proxy]:
     await made.close()
 
 
-@contextlib.asynccontextmanager
-async def opened(url: str) -> AsyncIterator[ObjectStore]:
-    background = ThreadBackground(4, "store")
-    store = open_store(url, background=background, clock=SystemClock(), random=random.Random(7))
-    try:
-        yield store
-    finally:
-        await store.close()
-        background.close()
-
-
 @pytest_asyncio.fixture
 async def store(minio_server: S3Server, proxy: S3Proxy) -> AsyncIterator[ObjectStore]:
     url = minio_server.make_bucket(f"test-{uuid4().hex[:12]}")
@@ -48,21 +35,8 @@ async def store(minio_server: S3Server, proxy: S3Proxy) -> AsyncIterator[ObjectS
         yield store
 
 
-def lose_answers(proxy: S3Proxy, loses: Callable[[str], bool]) -> None:
-    """Drop the answers to requests whose first line ``loses`` accepts."""
-
-    def choose(line: str) -> Fault | None:
-        return "lost" if loses(line) else None
-
-    proxy.choose = choose
-
-
-def lose(proxy: S3Proxy, method: str, mark: str, times: int) -> None:
-    lose_answers(proxy, lambda line: line.startswith(method) and mark in line and proxy.faults["lost"] < times)
-
-
 async def test_a_put_whose_answer_is_lost_has_won(store: ObjectStore, proxy: S3Proxy) -> None:
-    lose(proxy, "PUT", "object", 1)
+    proxy.lose("PUT", "object", 1)
     await store.put("object", [b"content"])
     assert proxy.faults["lost"] == 1
     assert await store.get("object") == b"content"
@@ -70,7 +44,7 @@ async def test_a_put_whose_answer_is_lost_has_won(store: ObjectStore, proxy: S3P
 
 async def test_a_put_that_another_won_meanwhile_is_a_conflict(store: ObjectStore, proxy: S3Proxy) -> None:
     await store.put("object", [b"another's"])
-    lose(proxy, "PUT", "object", 1)
+    proxy.lose("PUT", "object", 1)
     with pytest.raises(Conflict):
         await store.put("object", [b"content"])
     assert await store.get("object") == b"another's"
@@ -79,7 +53,7 @@ async def test_a_put_that_another_won_meanwhile_is_a_conflict(store: ObjectStore
 async def test_a_completion_whose_answer_is_lost_has_made_the_object(store: ObjectStore, proxy: S3Proxy) -> None:
     upload = await store.create_upload("object", len(PART))
     parts = [await store.put_part(upload, 1, [PART]), await store.put_part(upload, 2, [b"end"])]
-    lose(proxy, "POST", "uploadId", 1)
+    proxy.lose("POST", "uploadId", 1)
     await store.complete_upload(upload, parts)
     assert (proxy.faults["lost"], (await store.head("object")).size_bytes) == (1, len(PART) + 3)
     assert [left async for left in store.list_uploads()] == []
@@ -91,49 +65,49 @@ async def test_a_lost_completion_is_recognised_among_encrypted_objects(minio_ser
     async with opened(f"{url}&sse=aws:kms") as store:
         ours, others = [await store.create_upload("object", len(PART)) for _ in range(2)]
         part, other_part = await store.put_part(ours, 1, [b"content"]), await store.put_part(others, 1, [b"another"])
-        lose(proxy, "POST", "uploadId", 1)
+        proxy.lose("POST", "uploadId", 1)
         await store.complete_upload(ours, [part])
-        lose(proxy, "POST", "uploadId", 2)
+        proxy.lose("POST", "uploadId", 2)
         with pytest.raises(Conflict):
             await store.complete_upload(others, [other_part])
         assert (proxy.faults["lost"], await store.get("object")) == (2, b"content")
 
 
 async def test_a_write_that_was_answered_needs_no_other_answer(store: ObjectStore, proxy: S3Proxy) -> None:
-    lose(proxy, "HEAD", "object", 100)
+    proxy.lose("HEAD", "object", 100)
     await store.put("object", [b"content"])
     upload = await store.create_upload("object-2", len(PART))
     await store.complete_upload(upload, [await store.put_part(upload, 1, [b"end"])])
-    lose(proxy, "HEAD", "object", 0)
+    proxy.lose("HEAD", "object", 0)
     assert (await store.get("object"), await store.get("object-2")) == (b"content", b"end")
 
 
 async def test_a_lost_answer_that_cannot_be_looked_up_is_an_unknown_outcome(store: ObjectStore, proxy: S3Proxy) -> None:
-    lose_answers(proxy, lambda line: line.startswith(("GET", "HEAD")) or (line.startswith("PUT") and not proxy.faults["lost"]))
+    proxy.lose_answers(lambda line: line.startswith(("GET", "HEAD")) or (line.startswith("PUT") and not proxy.faults["lost"]))
     with pytest.raises(OutcomeUnknown):
         await store.put("object", [b"content"])
-    lose_answers(proxy, lambda line: False)
+    proxy.lose_answers(lambda line: False)
     assert await store.get("object") == b"content"
 
 
 async def test_a_lost_completion_that_cannot_be_looked_up_is_an_unknown_outcome(store: ObjectStore, proxy: S3Proxy) -> None:
     upload = await store.create_upload("object", len(PART))
     parts = [await store.put_part(upload, 1, [b"content"])]
-    lose_answers(proxy, lambda line: line.startswith(("GET", "HEAD")) or (line.startswith("POST") and not proxy.faults["lost"]))
+    proxy.lose_answers(lambda line: line.startswith(("GET", "HEAD")) or (line.startswith("POST") and not proxy.faults["lost"]))
     with pytest.raises(OutcomeUnknown):
         await store.complete_upload(upload, parts)
-    lose_answers(proxy, lambda line: False)
+    proxy.lose_answers(lambda line: False)
     assert await store.get("object") == b"content"
 
 
 async def test_an_answer_that_never_comes_is_an_unknown_outcome(store: ObjectStore, proxy: S3Proxy) -> None:
-    lose(proxy, "PUT", "object", 100)
+    proxy.lose("PUT", "object", 100)
     with pytest.raises(OutcomeUnknown):
         await store.put("object", [b"content"])
 
 
 async def test_harmless_requests_are_repeated(store: ObjectStore, proxy: S3Proxy) -> None:
     await store.put("object", [b"content"])
-    lose(proxy, "HEAD", "object", 2)
+    proxy.lose("HEAD", "object", 2)
     assert (await store.head("object")).size_bytes == 7
     assert proxy.faults["lost"] == 2

@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import random
 import re
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -19,25 +18,14 @@ import boto3
 import pytest
 from conftest import KMS_KEY, S3Server
 from obstore.auth.boto3 import Boto3CredentialProvider
+from support.opened_store import opened
 
 from stratalog_core.errors import Invalid, StratalogError
-from stratalog_core.system import SystemClock, ThreadBackground
-from stratalog_tiering.store import READ_ENGINES, ObjectStore, open_store, s3_location
+from stratalog_tiering.store import READ_ENGINES, s3_location
 from stratalog_tiering.store.s3_reads import CREDENTIALS_LIFETIME
 
 SOURCES = ("environment", "profile", "container", "instance", "web identity")
 STATIC = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
-
-
-@contextlib.asynccontextmanager
-async def opened(url: str) -> AsyncIterator[ObjectStore]:
-    background = ThreadBackground(4, "store")
-    store = open_store(url, background=background, clock=SystemClock(), random=random.Random(1))
-    try:
-        yield store
-    finally:
-        await store.close()
-        background.close()
 
 
 class ScriptedServer(ThreadingHTTPServer):

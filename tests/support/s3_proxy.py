@@ -59,6 +59,14 @@ class S3Proxy:
         self.faults: Counter[Fault] = Counter()
         self._connections: dict[asyncio.Task[None], tuple[asyncio.StreamWriter, ...]] = {}
 
+    def lose_answers(self, loses: Callable[[str], bool]) -> None:
+        """Drop the answers to requests whose first line ``loses`` accepts."""
+        self.choose = lambda line: "lost" if loses(line) else None
+
+    def lose(self, method: str, mark: str, times: int) -> None:
+        """Drop the first ``times`` answers to requests of ``method`` whose first line has ``mark``."""
+        self.lose_answers(lambda line: line.startswith(method) and mark in line and self.faults["lost"] < times)
+
     async def start(self) -> str:
         """Listen; return the endpoint."""
         self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)

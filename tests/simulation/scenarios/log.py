@@ -188,41 +188,44 @@ class Scenario:
     async def _group_has_polled_all(self) -> None:
         self.group.committer.stop = True
         await _in_time(self.group.committer.stopped.wait(), "a group's offsets could not be read")
-        for _ in range(int(FINISH_S / LOOK_S)):
-            unseen = self.group.unseen(self.truth.acknowledged)
-            if not unseen:
-                return
-            await asyncio.sleep(LOOK_S)
-            self._check_processes()
-        raise AssertionError(f"a group has not polled {len(unseen)} acknowledged records: {unseen[:3]}")
+
+        def unseen() -> list[tuple[int, int]]:
+            return self.group.unseen(self.truth.acknowledged)
+
+        await self._comes(
+            lambda: not unseen(), lambda: f"a group has not polled {len(unseen())} acknowledged records: {unseen()[:3]}"
+        )
 
     async def _near_reader_has_read_all(self) -> None:
         topic = self._replayed()[0]
-        for _ in range(int(FINISH_S / LOOK_S)):
-            if not self._near.unread(topic):
-                self._near.stop = True
-                return
-            await asyncio.sleep(LOOK_S)
-            self._check_processes()
-        raise AssertionError(f"a reader with a rack has not reached the ends of {self._near.unread(topic)}")
+        await self._comes(
+            lambda: not self._near.unread(topic),
+            lambda: f"a reader with a rack has not reached the ends of {self._near.unread(topic)}",
+        )
+        self._near.stop = True
 
     async def _positions_are_stored(self) -> None:
         """Wait until a restore would find every acknowledged commit."""
-        for _ in range(int(FINISH_S / LOOK_S)):
-            if self.group.committer.check_restored(self.states.restored(roles.OFFSETS_PARTITIONS)):
-                return
-            await asyncio.sleep(LOOK_S)
-            self._check_processes()
-        raise AssertionError(f"acknowledged commits are in no stored state {FINISH_S:g} s after all faults")
+        await self._comes(
+            lambda: self.group.committer.check_restored(self.states.restored(roles.OFFSETS_PARTITIONS)),
+            lambda: f"acknowledged commits are in no stored state {FINISH_S:g} s after all faults",
+        )
 
     async def _has_offloaded(self) -> None:
         """Wait until records are offloaded: a worker whose message was lost may wait longer for an answer than a run takes."""
+        await self._comes(
+            lambda: self.world.coverage.met[OFFLOADED] >= self.offloaded_min,
+            lambda: f"{self.world.coverage.met[OFFLOADED]} offsets were offloaded {FINISH_S:g} s after all faults",
+        )
+
+    async def _comes(self, is_there: Callable[[], bool], failure: Callable[[], str]) -> None:
+        """Wait until ``is_there``, for at most ``FINISH_S``. Raises ``AssertionError`` with what ``failure`` returns then."""
         for _ in range(int(FINISH_S / LOOK_S)):
-            if self.world.coverage.met[OFFLOADED] >= self.offloaded_min:
+            if is_there():
                 return
             await asyncio.sleep(LOOK_S)
             self._check_processes()
-        raise AssertionError(f"{self.world.coverage.met[OFFLOADED]} offsets were offloaded {FINISH_S:g} s after all faults")
+        raise AssertionError(failure())
 
     async def _pass(self, seconds: float) -> None:
         for _ in range(int(seconds)):

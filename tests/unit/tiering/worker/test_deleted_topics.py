@@ -27,6 +27,7 @@ from stratalog_tiering.format import object_keys
 from stratalog_tiering.format.object_keys import deletion_marker_key, owner_key, segment_key
 from stratalog_tiering.maintenance.deletion import mark_deleted
 from stratalog_tiering.store import ObjectStore
+from stratalog_tiering.worker.worker import TieringWorker
 
 DAY_MS = 86_400_000
 
@@ -52,6 +53,16 @@ async def until_hidden(cluster: Cluster, directory: Path) -> None:
     async with asyncio.timeout(20):
         while marker not in files_in(directory):  # noqa: ASYNC110 - the store tells nobody
             await asyncio.sleep(0.02)
+
+
+async def hide_cold_topic(cluster: Cluster, batches: list[bytes], directory: Path, **settings: int) -> TieringWorker:
+    """Delete the topic once its history is only in the store, so that it can be restored for a day. Return the worker."""
+    await cluster.add_ledger(batches, 0)
+    worker: TieringWorker = await cluster.start_worker(grace_ms=0, **settings)
+    await cluster.until(lambda: not cluster.log().ledgers)
+    await delete(cluster, DAY_MS)
+    await until_hidden(cluster, directory)
+    return worker
 
 
 async def names(store: ObjectStore) -> list[str]:
@@ -124,11 +135,7 @@ async def test_objects_that_are_written_late_are_deleted_too(
 async def test_a_restored_topic_is_seen_again_under_its_new_name_and_goes_on(
     cluster: Cluster, make_batches: Batches, store_directory: Path
 ) -> None:
-    await cluster.add_ledger(make_batches(0, [3]), 0)
-    await cluster.start_worker(grace_ms=0)
-    await cluster.until(lambda: not cluster.log().ledgers)
-    await delete(cluster, DAY_MS)
-    await until_hidden(cluster, store_directory)
+    await hide_cold_topic(cluster, make_batches(0, [3]), store_directory)
     await restore(cluster, "renamed")
     view, restored = cluster.metadata.view, restored_topic_key(cluster.topic.topic_id)
     await cluster.until(lambda: view.get(restored) is None)
@@ -143,11 +150,7 @@ async def test_the_window_begins_again_when_a_restored_topic_is_deleted_again(
     cluster: Cluster, make_batches: Batches, store_directory: Path
 ) -> None:
     """The marker in the bucket is that of the first deletion: no worker has removed it. The broker's clock is behind."""
-    await cluster.add_ledger(make_batches(0, [3]), 0)
-    worker = await cluster.start_worker(grace_ms=0)
-    await cluster.until(lambda: not cluster.log().ledgers)
-    await delete(cluster, DAY_MS)
-    await until_hidden(cluster, store_directory)
+    worker = await hide_cold_topic(cluster, make_batches(0, [3]), store_directory)
     await worker.close()
     await restore(cluster, cluster.topic.name)
     await asyncio.sleep(0.5)
@@ -164,11 +167,7 @@ async def test_the_window_begins_again_if_the_first_marker_was_written_late(
     cluster: Cluster, make_batches: Batches, store_directory: Path
 ) -> None:
     """The answer to the first write was lost, and it took effect after a worker had removed the marker."""
-    await cluster.add_ledger(make_batches(0, [3]), 0)
-    await cluster.start_worker(grace_ms=0)
-    await cluster.until(lambda: not cluster.log().ledgers)
-    await delete(cluster, DAY_MS)
-    await until_hidden(cluster, store_directory)
+    await hide_cold_topic(cluster, make_batches(0, [3]), store_directory)
     key, view = deletion_marker_key(cluster.topic.topic_id), cluster.metadata.view
     first = await cluster.store.get(key)
     await restore(cluster, cluster.topic.name)
@@ -184,11 +183,7 @@ async def test_the_window_begins_again_if_the_first_marker_was_written_late(
 async def test_a_marker_that_was_written_late_does_not_hide_a_restored_topic(
     cluster: Cluster, make_batches: Batches, store_directory: Path
 ) -> None:
-    await cluster.add_ledger(make_batches(0, [3]), 0)
-    await cluster.start_worker(grace_ms=0, sweep_interval_ms=10)
-    await cluster.until(lambda: not cluster.log().ledgers)
-    await delete(cluster, DAY_MS)
-    await until_hidden(cluster, store_directory)
+    await hide_cold_topic(cluster, make_batches(0, [3]), store_directory, sweep_interval_ms=10)
     key = deletion_marker_key(cluster.topic.topic_id)
     first = await cluster.store.get(key)
     await restore(cluster, cluster.topic.name)
