@@ -24,7 +24,7 @@ from simulation.world.object_store import LATER_S, Bucket
 from stratalog_broker.admin.deleted_topics import undelete
 from stratalog_core.errors import StratalogError
 from stratalog_metadata.records import DeletedTopic, Record, Topic, restored_topic_key, topic_key
-from stratalog_tiering.format.object_keys import deletion_marker_key
+from stratalog_tiering.format.object_keys import deleted_topic_of, deletion_marker_key
 
 TOPICS_MAX: Final = 3
 PAUSE_MEAN_S: Final = 1.0
@@ -200,14 +200,14 @@ class Administrator:
         metadata = await roles.connect_metadata(ports)
         key = deletion_marker_key(found.topic_id)
         bucket.late_keys.discard(key)
-        bucket.faults.late_markers = True
+        bucket.faults.is_late = lambda key: deleted_topic_of(key) is not None
         await self._until(lambda: not self._partitions(topic.name), lambda: client.delete_topic(topic.name))
         await self._comes(lambda: key in bucket.late_keys, "was not written")
         while self._found(topic.name) is None:
             with contextlib.suppress(StratalogError):
                 await undelete(metadata, str(found.topic_id))
             await asyncio.sleep(LOOK_S)
-        bucket.faults.late_markers = False
+        bucket.faults.is_late = lambda key: False
         await self._comes(lambda: restored_topic_key(found.topic_id) not in self._records, "was not removed after the restore")
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(LATER_S):

@@ -78,6 +78,8 @@ FAULTS_S: Final = 8.0
 ENDED_S: Final = 60.0
 LISTING_LAG_S: Final = 1.0
 LOOK_S: Final = 0.25
+LATE_SHARE: Final = 0.15
+"""Share of attachments whose descriptor is written so late that it comes shortly before its deletion."""
 TOPICS_MAX: Final = 6
 _TOPIC_ID: Final = re.compile(r"/([0-9a-f]{32})[/.]")
 
@@ -240,6 +242,9 @@ class AttachmentStep:
             settings=settings,
         )  # fmt: skip
         self._world.note(f"attaching {topic.name} ({topic.topic_id.hex}): {topic.configs}")
+        is_late = self._world.random(f"attachments/{self._turns}/late").random() < LATE_SHARE
+        if is_late and self._world.decides(f"late descriptor#{self._turns}"):
+            self._bucket.faults.is_late = lambda key: key.startswith(topic_prefix(topic.topic_id))
         await attach(attach_ports, topic, source, expiry_ms=EXPIRY_MS)
         self._world.note(f"{topic.name} is attached")
 

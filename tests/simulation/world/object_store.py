@@ -22,7 +22,7 @@ from stratalog_core.errors import Conflict, Corrupt, Invalid, NoSuchObject, Outc
 from stratalog_core.object_lock import ObjectLock
 from stratalog_core.ports import Buffer
 from stratalog_metadata.records import ManifestPointer
-from stratalog_tiering.format.object_keys import deleted_topic_of, parse_segment_key
+from stratalog_tiering.format.object_keys import parse_segment_key
 from stratalog_tiering.store.base import (
     DATA_KEY_BYTES,
     Locked,
@@ -48,8 +48,8 @@ class StoreFaults:
     answer_lost: float = 0.0
     happens_later: float = 0.0
     """A write without an answer takes effect after up to ``LATER_S`` seconds."""
-    late_markers: bool = False
-    """All writes of topics' deletion markers get no answer, and take effect after about ``LATER_S``."""
+    is_late: Callable[[str], bool] = lambda key: False
+    """All writes of the keys that it names get no answer, and take effect after about ``LATER_S``."""
     truncated: float = 0.0
     """An answer is truncated; the store's client distinguishes that from the end of the object."""
     damaged: float = 0.0
@@ -172,9 +172,9 @@ class SimulatedStore:
     async def _reach_to_write(self, write: Callable[[], object], key: str = "") -> None:
         """Delay a request to write. At random, leave it unanswered and apply it later."""
         await self._reach()
-        is_late_marker = self._bucket.faults.late_markers and deleted_topic_of(key) is not None
-        if is_late_marker or self._random.random() < self._bucket.faults.happens_later:
-            later_s = LATER_S * (1.0 if is_late_marker else self._random.random())
+        is_late = self._bucket.faults.is_late(key)
+        if is_late or self._random.random() < self._bucket.faults.happens_later:
+            later_s = LATER_S * (1.0 if is_late else self._random.random())
             self._loop.call_later_as(None, later_s, self._write_late, write)
             self._bucket.late_keys.add(key)
             self._bucket.on_unknown()
