@@ -145,7 +145,8 @@ def _run(world: World, run: Run) -> None:
         if world.loop.failure is None:
             raise
     finally:
-        root.removeHandler(handler)
+        # Tasks of crashed processes are closed from here on. Their `finally` and `except` blocks run, and may log.
+        root.handlers[:] = [logging.NullHandler()]
         world.loop.finish()
         gc.enable()
     if world.loop.failure is not None and not world.failure:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
+import logging
 import signal
+import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
@@ -12,7 +16,8 @@ from simulation import runs
 from simulation.__main__ import until_all_states_are_met
 from simulation.checkers.coverage import STATES
 from simulation.mutants.hunt import Mutant, hunt
-from simulation.runs import Outcome, Run, run_many
+from simulation.runs import SCENARIOS, Outcome, Run, run_many, run_one
+from simulation.world.machine import Machine, Ports, World
 
 
 def spins(run: Run) -> None:
@@ -28,6 +33,35 @@ def test_a_run_that_loops_without_yielding_ends_with_its_stack(
     (outcome,) = run_many([Run("quorum", 1)], 1)
     assert f"ended with {-signal.SIGXCPU}" in outcome.failure
     assert "in spins" in capfd.readouterr().err
+
+
+async def logs_when_it_is_closed(machine: Machine, ports: Ports) -> None:
+    try:
+        await asyncio.sleep(60)
+    except BaseException:
+        logging.getLogger("product").exception("closed")
+
+
+def crash_a_process_that_logs_when_it_is_closed(world: World) -> None:
+    machine = Machine(world, "one", logs_when_it_is_closed)
+    machine.boot()
+    world.loop.run_until_complete(asyncio.sleep(1.0))
+    machine.crash()
+    world.loop.run_until_complete(asyncio.sleep(1.0))
+
+
+def test_what_crashed_processes_log_after_the_run_is_ignored(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(SCENARIOS, "crash", crash_a_process_that_logs_when_it_is_closed)
+    monkeypatch.setattr(sys, "unraisablehook", sys.unraisablehook)
+    monkeypatch.setattr(logging.getLogger(), "handlers", [])
+    monkeypatch.setattr(logging.getLogger(), "level", logging.INFO)
+    outcome = run_one("crash", 1)
+    gc.collect()
+    assert outcome.failure == ""
+    assert not any("closed" in line for line in outcome.trace)
+    assert capfd.readouterr().err == ""
 
 
 def test_a_fault_that_cannot_be_planted_was_not_noticed() -> None:
