@@ -15,7 +15,7 @@ from itertools import repeat
 from typing import Any, Final, TypeAlias
 
 import pyarrow as pa
-from confluent_kafka import KafkaError, Message, Producer
+from confluent_kafka import KafkaError, KafkaException, Message, Producer
 from confluent_kafka.admin import AdminClient
 
 from stratalog_core.errors import Invalid, NotFound
@@ -206,6 +206,10 @@ def _produce(producer: Producer, row: Row, on_delivery: Any, failures: Sequence[
             producer.produce(**row, on_delivery=on_delivery)
         except BufferError:
             producer.poll(WAIT_S)
+        except KafkaException:
+            # After a fatal error, produce does not say which; poll raises it.
+            producer.poll(WAIT_S)
+            raise
         else:
             producer.poll(0)
             return

@@ -93,16 +93,20 @@ def test_a_task_that_is_killed_at_any_step_is_written_once(cluster: ProcessClust
     kill_at_each_step(cluster.bootstrap, cluster.new_topic())
 
 
-def test_of_two_attempts_at_once_the_later_one_writes(cluster: ProcessCluster) -> None:
+@pytest.mark.parametrize("learns", ["at its end", "while it sends"])
+def test_of_two_attempts_at_once_the_later_one_writes(cluster: ProcessCluster, learns: str) -> None:
     topic = cluster.new_topic()
     options, unit = options_of(cluster.bootstrap, topic), Unit(write=topic, batch=0, task=0)
-    is_writing, may_end = threading.Event(), threading.Event()
+    is_writing, may_end, has_ended = threading.Event(), threading.Event(), threading.Event()
 
     def slow_rows() -> Iterator[pa.RecordBatch]:
         yield rows_of(0, range(100))
         is_writing.set()
         assert may_end.wait(60)
         yield rows_of(0, range(100, ROWS))
+        while learns == "while it sends":
+            yield rows_of(1, range(1))
+            assert not has_ended.wait(0.01)
 
     failures: list[Exception] = []
 
@@ -118,7 +122,8 @@ def test_of_two_attempts_at_once_the_later_one_writes(cluster: ProcessCluster) -
     assert send_once([rows_of(0)], options, unit) == ROWS
     may_end.set()
     attempt.join(60)
-    assert [type(failure) for failure in failures] == [Fenced]
+    has_ended.set()
+    assert [type(failure) for failure in failures] == [Fenced], failures
     assert send_once([rows_of(0)], options, unit) == ROWS, "a third attempt finds the marker"
     assert committed_values(cluster.bootstrap, topic) == [f"0-{row}" for row in range(ROWS)]
 
