@@ -36,15 +36,17 @@ run: .venv/.run  ## start everything in one process, Kafka on 127.0.0.1:9092 (or
 demo: .venv/.demo $(if $(filter minio,$(STORE)),$(MINIO))  ## the main job on real flights, broker killed half way (STORE=minio: on MinIO)
 	PYTHONPATH=demo $(BIN)/python -m stratalog_demo --store $(STORE)
 
+# Tests of the first part wait for sockets and disks for two thirds of their time.
+UNIT_WORKERS := 4
 WORKERS := 2
 DURATIONS := --durations=50 --durations-min=1
 
 .PHONY: test
-test: .venv/.test tools  ## everything, in two processes: unit and contract tests, then those that start clusters, then one by one those that measure; what only computes beside them
+test: .venv/.test tools  ## everything: unit and contract tests in four processes, then those that start clusters in two, then one by one those that measure; what only computes beside them
 	output=$$(mktemp); \
 	$(BIN)/python tests/spare_time.py $(BIN)/python -m pytest tests -m computes --timeout 3000 --numprocesses $(WORKERS) --dist worksteal $(DURATIONS) > $$output 2>&1 & \
 	computing=$$!; trap "kill -- -$$computing 2> /dev/null || kill $$computing 2> /dev/null" EXIT INT TERM; status=0; \
-	$(BIN)/python -m pytest tests -m "not alone and not clusters and not computes" --numprocesses $(WORKERS) --dist loadfile $(DURATIONS) || status=$$?; \
+	$(BIN)/python -m pytest tests -m "not alone and not clusters and not computes" --numprocesses $(UNIT_WORKERS) --dist loadfile $(DURATIONS) || status=$$?; \
 	$(BIN)/python -m pytest tests -m clusters --numprocesses $(WORKERS) --dist loadfile $(DURATIONS) || status=$$?; \
 	$(BIN)/python -m pytest tests -m alone $(DURATIONS) || status=$$?; \
 	wait $$computing || status=$$?; \

@@ -56,7 +56,8 @@ def _svg(chart: Chart) -> str:
         axis.set_major_formatter(lambda value, _: _size(value) if chart.unit == "bytes" else f"{value:,.0f}")
         axes.spines[["top", "right"]].set_visible(False)
         if len(chart.series) > 1:
-            axes.legend(frameon=False, ncols=4, fontsize=8)
+            # By default it is "best", too, but with a warning if the machine takes more than a second to find it.
+            axes.legend(loc="best", frameon=False, ncols=4, fontsize=8)
         drawn = io.StringIO()
         figure.savefig(drawn, format="svg", metadata={"Date": None, "Title": chart.title})
     return drawn.getvalue()[drawn.getvalue().index("<svg") :]

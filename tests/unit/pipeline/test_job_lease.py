@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +22,9 @@ from stratalog_tiering.cold.lease import LeaseExpired
 if TYPE_CHECKING:
     from unit.pipeline.conftest import ColdBucket
 
-LEASED_MS = 400
+LEASED_MS = 6_000
+"""Long enough to be renewed in time on a busy machine, after a quarter of it."""
+EXPIRED_MS = 400
 
 
 def options(cold_bucket: ColdBucket) -> ReadOptions:
@@ -30,6 +35,13 @@ def options(cold_bucket: ColdBucket) -> ReadOptions:
 
 def leases(root: Path) -> list[Path]:
     return list(root.glob("leases/*.json"))
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 def failing(failure: Exception) -> Any:
@@ -49,18 +61,45 @@ def test_the_lease_is_held_and_renewed_while_the_job_runs(cold_bucket: ColdBucke
             assert document["holder"].startswith("audit by ")
             (topic,) = (each for each in bucket.topics() if each.name == "flights")
             assert document["topic_ids"] == [str(topic.topic_id)]
-            time.sleep(2 * LEASED_MS / 1000)
-            assert path.stat().st_mtime_ns > written
+            wait_until(lambda: path.stat().st_mtime_ns > written)
         assert leases(cold_bucket.root) == []
+
+
+def test_a_renewal_under_way_at_the_end_is_not_written_after_the_deletion(
+    cold_bucket: ColdBucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted, has_begun = options(cold_bucket), threading.Event()
+    writes = list[asyncio.Task[None]]()
+    with Bucket(wanted.store) as bucket:
+        put = bucket.store.put
+
+        async def slowly(*words: Any, **options: Any) -> None:
+            await asyncio.sleep(0.2)
+            await put(*words, **options)
+
+        async def renewal(*words: Any, **options: Any) -> None:
+            # Once begun, it is written even if its caller is cancelled, as by a server that has the request.
+            writes.append(asyncio.create_task(slowly(*words, **options)))
+            has_begun.set()
+            await asyncio.shield(writes[-1])
+
+        async def all_written() -> None:
+            await asyncio.gather(*writes)
+
+        with reader_lease(bucket, wanted, "audit", LEASED_MS):
+            monkeypatch.setattr(bucket.store, "put", renewal)
+            assert has_begun.wait(60)
+        bucket.run(all_written())
+    assert leases(cold_bucket.root) == []
 
 
 def test_a_job_that_outlived_its_lease_says_so(cold_bucket: ColdBucket, monkeypatch: pytest.MonkeyPatch) -> None:
     wanted = options(cold_bucket)
 
     def run(bucket: Bucket) -> None:
-        with reader_lease(bucket, wanted, "audit", LEASED_MS):
+        with reader_lease(bucket, wanted, "audit", EXPIRED_MS):
             monkeypatch.setattr(bucket.store, "put", failing(Unavailable("away")))
-            time.sleep(1.5 * LEASED_MS / 1000)
+            time.sleep(1.5 * EXPIRED_MS / 1000)
             raise Corrupt("a segment is missing")
 
     with Bucket(wanted.store) as bucket, pytest.raises(LeaseExpired) as expired:

@@ -14,7 +14,7 @@ import logging
 import os
 import socket
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
@@ -111,7 +111,8 @@ async def held(lease: HeldLease) -> AsyncIterator[None]:
         _log.warning("the history is read without a lease, so it may be deleted after the grace period: %s", refused.message)
         yield
         return
-    renewing = asyncio.get_running_loop().create_task(restarting(partial(_renew, lease), "the renewal of a lease"))
+    ended = asyncio.Event()
+    renewing = asyncio.get_running_loop().create_task(restarting(partial(_renew, lease, ended), "the renewal of a lease"))
     try:
         yield
     except StratalogError as failure:
@@ -120,14 +121,21 @@ async def held(lease: HeldLease) -> AsyncIterator[None]:
     else:
         lease.check()
     finally:
-        renewing.cancel()
-        await _release(lease)
+        # Not cancelled: a renewal under way may be written all the same, and must not be after the deletion.
+        ended.set()
+        try:
+            await renewing
+        finally:
+            await _release(lease)
 
 
-async def _renew(lease: HeldLease) -> None:
+async def _renew(lease: HeldLease, ended: asyncio.Event) -> None:
     pause_s = lease.renew_after_s
     while True:
-        await asyncio.sleep(pause_s)
+        with suppress(TimeoutError):
+            await asyncio.wait_for(ended.wait(), pause_s)
+        if ended.is_set():
+            return
         try:
             await lease.renew()
             pause_s = lease.renew_after_s
