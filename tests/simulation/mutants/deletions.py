@@ -13,7 +13,7 @@ from stratalog_metadata.records import Ledger, Partition, restored_topic_key
 from stratalog_metadata.state.commands import Command, Delete, Put
 from stratalog_tiering.maintenance import deletion
 from stratalog_tiering.offload import verification
-from stratalog_tiering.worker import partition_work, session
+from stratalog_tiering.worker import session
 
 
 def _swap(owner: object, name: str, new: object) -> None:
@@ -99,10 +99,10 @@ def late_markers_are_taken_for_new_ones() -> None:
 def late_markers_hide_live_topics() -> None:
     """Nobody looks for a marker that was written after the topic's restore had removed it."""
 
-    async def find_late_marker(*_: Any) -> None:
+    async def find(*_: Any) -> None:
         pass
 
-    _swap(partition_work, "find_late_marker", find_late_marker)
+    _swap(deletion.LateMarkers, "find", find)
 
 
 def checksums_are_not_compared() -> None:

@@ -23,6 +23,7 @@ from stratalog_metadata.client.topic_deletion import finish_deletion
 from stratalog_metadata.records import DeletedTopic, PendingTopic, RestoredTopic, Topic, restored_topic_key
 from stratalog_metadata.state.commands import Command, Delete, Put, VersionIs
 from stratalog_tiering.cold.archive import newest_descriptor_key
+from stratalog_tiering.cold.block_cache import LruCache
 from stratalog_tiering.copies.deletions import mark_deletion
 from stratalog_tiering.core.commands import Guards
 from stratalog_tiering.core.garbage import (
@@ -52,6 +53,7 @@ UPLOAD_AGE_MIN_MS: Final = 3_600_000
 """Younger uploads are never aborted, however short the grace period: they may be in progress."""
 
 _BATCH: Final = 1000
+_TOPICS_SEARCHED_MAX: Final = 10_000
 _QUESTIONS_AT_ONCE: Final = 16
 _log = logging.getLogger(__name__)
 
@@ -62,8 +64,9 @@ async def collect_deleted_topic(ports: WorkerPorts, deleted: DeletedTopic, versi
     ``version`` is that of the record ``deleted``. Returns the wall time (ms) at which to call it again, or None once the
     objects and the topic's record are gone. Raises ``Unavailable``, ``OutcomeUnknown``, ``Conflict``.
     """
-    await _replace_earlier_marker(ports, deleted, version, guards)
-    marker = await mark_deleted(ports.store, deleted, ports.clock.wall_ms(), version)
+    marker = await _replace_earlier_marker(ports, deleted, version, guards)
+    if marker is None:
+        marker = await mark_deleted(ports.store, deleted, ports.clock.wall_ms(), version)
     now_ms, due_ms = ports.clock.wall_ms(), deletion_due_ms(deleted, marker.deleted_at_ms, ports.settings.grace_ms)
     if deleted.is_final:
         due_ms = max(due_ms, ports.bucket.deletes_from_ms)
@@ -169,33 +172,59 @@ async def _find_marker(store: ObjectStore, topic_id: UUID) -> DeletionMarker | N
         return None
 
 
-async def _replace_earlier_marker(ports: WorkerPorts, deleted: DeletedTopic, version: int, guards: Guards) -> None:
+async def _replace_earlier_marker(
+    ports: WorkerPorts, deleted: DeletedTopic, version: int, guards: Guards
+) -> DeletionMarker | None:
     """Replace the marker of an earlier deletion: its time would end the periods of this one too early.
 
     The earlier one is still in the bucket if the topic was restored and deleted again before a worker removed it, or if it was
-    written so late that it came after its removal.
+    written so late that it came after its removal. Returns the marker of this deletion if that was found; None: read it.
     """
     restored = ports.metadata.view.get(restored_topic_key(deleted.topic_id))
     if restored is None:
         found = None if deleted.is_final else await _find_marker(ports.store, deleted.topic_id)
         if found is None or found.deletion_version == version:
-            return
+            return found
     marker = _marker(deleted, ports.clock.wall_ms(), version)
     await ports.store.put(deletion_marker_key(deleted.topic_id), [encode_descriptor(marker)], if_absent=False)
     if restored is not None:
         requirements = (*guards, VersionIs(key=restored.record.key(), version=restored.version))
         await ports.metadata.propose(Command(updates=(Delete(key=restored.record.key()),), requirements=requirements))
+    return None
 
 
-async def find_late_marker(ports: WorkerPorts, topic: Topic, guards: Guards) -> None:
-    """Have the deletion marker of a live topic removed: it hides the topic from readers of the bucket.
+class LateMarkers:
+    """Finds deletion markers of live topics, which hide the topics from readers of the bucket.
 
-    A write of the marker that got no answer may take effect after the topic was restored and the marker was removed. ``guards``
-    require that the topic is not deleted.
+    A write of the marker that got no answer may take effect after the topic was restored and the marker was removed. Every
+    sweep of a partition asks, so that it does not matter which partitions have failed. A topic is searched at most twice per
+    sweep interval, however many partitions it has.
     """
-    restored = RestoredTopic(topic_id=topic.topic_id)
-    if ports.metadata.view.get(restored.key()) is None and await _find_marker(ports.store, topic.topic_id) is not None:
-        await ports.metadata.propose(Command(updates=(Put(record=restored),), requirements=guards))
+
+    def __init__(self, ports: WorkerPorts) -> None:
+        self._ports = ports
+        self._pause_s = ports.settings.sweep_interval_ms / 1000 / 2
+        self._next_at: LruCache[UUID, float] = LruCache(_TOPICS_SEARCHED_MAX)
+
+    async def find(self, topic: Topic, guards: Guards) -> None:
+        """Have the marker of ``topic`` removed if there is one. ``guards`` require that the topic is not deleted.
+
+        Raises ``Unavailable``, ``OutcomeUnknown``, ``Conflict``; the next partition of the topic then searches again.
+        """
+        now = self._ports.clock.monotonic()
+        if now < (self._next_at.get(topic.topic_id) or 0.0):
+            return
+        self._next_at.put(topic.topic_id, now + self._pause_s)
+        try:
+            await self._search(topic, guards)
+        except BaseException:
+            self._next_at.put(topic.topic_id, now)
+            raise
+
+    async def _search(self, topic: Topic, guards: Guards) -> None:
+        restored, metadata = RestoredTopic(topic_id=topic.topic_id), self._ports.metadata
+        if metadata.view.get(restored.key()) is None and await _find_marker(self._ports.store, topic.topic_id) is not None:
+            await metadata.propose(Command(updates=(Put(record=restored),), requirements=guards))
 
 
 def _marker(deleted: DeletedTopic, now_ms: int, version: int) -> DeletionMarker:

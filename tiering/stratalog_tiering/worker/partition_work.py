@@ -33,7 +33,7 @@ from stratalog_tiering.core.planning import DropEmpty, DropHot, Fulfil, Idle, Of
 from stratalog_tiering.core.policy import UNLIMITED, TierPolicy, tier_policy
 from stratalog_tiering.format.object_keys import is_version_object
 from stratalog_tiering.maintenance.compaction import Compaction
-from stratalog_tiering.maintenance.deletion import find_late_marker
+from stratalog_tiering.maintenance.deletion import LateMarkers
 from stratalog_tiering.maintenance.fork_resolution import resolve_fork
 from stratalog_tiering.maintenance.hot_expiry import HotExpiry
 from stratalog_tiering.maintenance.merging import merge_small
@@ -56,10 +56,13 @@ _log = logging.getLogger(__name__)
 class PartitionWork:
     """One partition, for the length of one session. ``run`` is never called twice at once."""
 
-    def __init__(self, ports: WorkerPorts, leases: WorkerLeases, topic: Topic, index: int, spread_s: float) -> None:
+    def __init__(
+        self, ports: WorkerPorts, leases: WorkerLeases, late_markers: LateMarkers, topic: Topic, index: int, spread_s: float
+    ) -> None:
         """Maintenance first runs at a random time within ``spread_s``, or within its interval if that is longer."""
         self._ports = ports
         self._leases = leases
+        self._late_markers = late_markers
         self._topic_name = topic.name
         self._topic_id = topic.topic_id
         self._index = index
@@ -254,7 +257,7 @@ class PartitionWork:
         """Run one maintenance task and note when it is due again. Raises the task's own error."""
         try:
             if task is MaintenanceTask.SWEEP:
-                await find_late_marker(self._ports, state.topic, guards)
+                await self._late_markers.find(state.topic, guards)
                 await sweep_orphans(self._ports, state)
                 self._times.swept(self._ports.clock.monotonic())
             else:

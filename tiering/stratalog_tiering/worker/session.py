@@ -32,6 +32,7 @@ from stratalog_tiering.copies.second import SecondCopy
 from stratalog_tiering.core.partition import PartitionId, partition_of
 from stratalog_tiering.core.schedule import BurstPacer, Schedule
 from stratalog_tiering.maintenance.deletion import (
+    LateMarkers,
     abort_stale_uploads,
     collect_deleted_topic,
     collect_pending_topic,
@@ -61,6 +62,7 @@ class WorkerSession:
     def __init__(self, ports: WorkerPorts, second: SecondCopy | None, scrubbed: ScrubMetrics) -> None:
         self._ports = ports
         self._leases = WorkerLeases(ports.metadata, ports.settings.worker_id)
+        self._late_markers = LateMarkers(ports)
         self._copying = CopyWork(ports, second, self._leases) if second is not None else None
         self._scrubbing = ScrubWork(ports, self._leases, scrubbed) if ports.settings.scrub_interval_ms else None
         self._schedule = Schedule()
@@ -220,7 +222,7 @@ class WorkerSession:
         work = self._partitions.get(name)
         if work is None:
             work = self._partitions[name] = PartitionWork(
-                self._ports, self._leases, topic, partition[1], len(self._names) / _FIRST_MAINTENANCE_PER_S
+                self._ports, self._leases, self._late_markers, topic, partition[1], len(self._names) / _FIRST_MAINTENANCE_PER_S
             )
         return await work.run(topic)
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import random
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ import msgspec
 import pytest
 from unit.tiering.worker.test_worker import Batches, Cluster, files_in
 
+from stratalog_core.errors import Unavailable
 from stratalog_core.system import SystemClock
 from stratalog_metadata.client.topic_deletion import delete_topic, restore_topic
 from stratalog_metadata.records import (
@@ -22,10 +25,15 @@ from stratalog_metadata.records import (
     restored_topic_key,
     topic_key,
 )
+from stratalog_metadata.state.commands import Command, Delete, Put
 from stratalog_tiering.cold.archive import live_topics
+from stratalog_tiering.config import TieringSettings
 from stratalog_tiering.format import object_keys
-from stratalog_tiering.format.object_keys import deletion_marker_key, owner_key, segment_key
-from stratalog_tiering.maintenance.deletion import mark_deleted
+from stratalog_tiering.format.descriptor import DeletionMarker, encode_descriptor
+from stratalog_tiering.format.object_keys import deletion_marker_key, owner_key, segment_key, version_key
+from stratalog_tiering.maintenance.deletion import LateMarkers, collect_deleted_topic, mark_deleted
+from stratalog_tiering.offload.ports import WorkerPorts, worker_ports
+from stratalog_tiering.offload.topic_descriptors import describe_topic
 from stratalog_tiering.store import ObjectStore
 from stratalog_tiering.worker.worker import TieringWorker
 
@@ -193,3 +201,119 @@ async def test_a_marker_that_was_written_late_does_not_hide_a_restored_topic(
     async with asyncio.timeout(20):
         while await names(cluster.store) != [cluster.topic.name]:  # noqa: ASYNC110 - the store tells nobody
             await asyncio.sleep(0.02)
+
+
+# --- requests -----------------------------------------------------------------------------------------------------------
+
+
+class SetClock(SystemClock):
+    """Its monotonic time is what a test sets."""
+
+    def __init__(self) -> None:
+        self.seconds = 100.0
+
+    def monotonic(self) -> float:
+        return self.seconds
+
+
+def ports_of(cluster: Cluster, clock: SystemClock, **settings: Any) -> WorkerPorts:
+    return worker_ports(
+        TieringSettings(worker_id="worker-1", **settings), cluster.metadata, cluster.store, cluster.ledgers, clock,
+        random.Random(1), cluster.background,
+    )  # fmt: skip
+
+
+class Turns:
+    """Turns of a worker on a deleted topic, taken one by one, without a grace period."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+        self.ports = ports_of(cluster, SystemClock(), grace_ms=0, deletes_per_s=100_000)
+
+    async def next(self) -> int | None:
+        """Return the wall time of the next turn; None after the last one."""
+        stored = self.cluster.metadata.view.get(deleted_topic_key(self.cluster.topic.topic_id))
+        await self.ports.bucket.ensure()
+        self.cluster.store.calls.clear()
+        again_ms: int | None = await collect_deleted_topic(self.ports, stored.record, stored.version, ())
+        return again_ms
+
+    def reads_of_the_marker(self) -> int:
+        key = deletion_marker_key(self.cluster.topic.topic_id)
+        return sum(call == ("get", key) for call in self.cluster.store.calls)
+
+
+async def test_a_turn_of_a_deletion_reads_the_marker_once(cluster: Cluster) -> None:
+    turns = Turns(cluster)
+    await delete(cluster, DAY_MS)
+    await turns.next()
+    for _ in range(2):
+        due_ms = await turns.next()
+        assert due_ms is not None
+        assert due_ms > SystemClock().wall_ms()
+        assert turns.reads_of_the_marker() == len(turns.cluster.store.calls) == 1
+
+
+async def final_topic_with_history(cluster: Cluster, directory: Path, partitions: int, configs: dict[str, str]) -> int:
+    """Delete the topic for good, with a segment and a manifest in each of its partitions; return how many objects it has."""
+    topic = msgspec.structs.replace(cluster.topic, partition_count=partitions, configs=configs)
+    await describe_topic(cluster.store, topic)
+    for partition in range(partitions):
+        for key in (segment_key(topic.topic_id, partition, 0, 1, 2), version_key(topic.topic_id, partition, 1)):
+            path = directory / key
+            path.parent.mkdir(parents=True)
+            path.write_bytes(b"object")
+    record = DeletedTopic(topic_id=topic.topic_id, name=topic.name, deleted_at_ms=1)
+    await cluster.metadata.propose(Command(updates=(Delete(key=topic_key(topic.name)), Put(record=record))))
+    return 2 * partitions
+
+
+@pytest.mark.parametrize("lock_mode", ["none", "governance"])
+async def test_what_the_deletion_of_a_topic_with_many_partitions_asks_of_the_store(
+    cluster: Cluster, store_directory: Path, monkeypatch: pytest.MonkeyPatch, lock_mode: str
+) -> None:
+    """Requests are by the thousand objects, not by the partition; only where locks are used each object is asked for once."""
+    configs = {"stratalog.tier.lock.mode": lock_mode, "stratalog.tier.lock.ms": "10000"}
+    objects = await final_topic_with_history(cluster, store_directory, 1000, configs)
+    sizes, delete_objects = [], cluster.store.delete
+
+    async def counting(keys: Sequence[str]) -> None:
+        sizes.append(len(keys))
+        await delete_objects(keys)
+
+    monkeypatch.setattr(cluster.store, "delete", counting)
+    turns = Turns(cluster)
+    assert await turns.next() is None
+    assert files_in(store_directory) == [Path(owner_key(0)).name]
+    count = cluster.store.count
+    # Before each request the worker asks whether another cluster has taken the bucket over.
+    claims, asked = len([size for size in sizes if size]), objects if lock_mode != "none" else 0
+    assert sum(sizes) == objects + 2, "the descriptor and the marker too"
+    assert len(sizes) <= objects / 200 + 10
+    assert count("head") <= asked + claims
+    assert count("list") + count("get") <= 20
+
+
+async def test_a_late_marker_is_looked_for_once_for_all_partitions(cluster: Cluster) -> None:
+    """Each partition's sweep asks. The next one searches again after a failure, and once half an interval is over."""
+    clock = SetClock()
+    markers = LateMarkers(ports_of(cluster, clock, sweep_interval_ms=10_000))
+    key = deletion_marker_key(cluster.topic.topic_id)
+    restored, view, store = restored_topic_key(cluster.topic.topic_id), cluster.metadata.view, cluster.store
+
+    async def sweep() -> None:
+        for _ in range(cluster.topic.partition_count):
+            await markers.find(cluster.topic, ())
+
+    await sweep()
+    assert store.calls == [("get", key)]
+    store.before = lambda name, key: Unavailable("no answer")
+    clock.seconds += 5
+    with pytest.raises(Unavailable):
+        await sweep()
+    store.before = lambda name, key: None
+    await store.put(key, [encode_descriptor(DeletionMarker(topic_id=cluster.topic.topic_id, deleted_at_ms=1))])
+    assert view.get(restored) is None
+    await sweep()
+    assert view.get(restored) is not None
+    assert store.count("get") == 3
