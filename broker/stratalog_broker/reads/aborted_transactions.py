@@ -4,24 +4,55 @@ The owner knows those of its newest offsets (``PartitionCore.aborted_between``).
 ledgers' indexes, those of cold history in the segments' footers. A ledger's index also says which transactions are open at its
 end, so a search goes on to the next ledger only while one of them begins within the batches. A footer has every transaction
 that overlaps its segment, so nothing after the segment is read.
+
+Compaction removes aborted records, and later their marker; the owner's memory, and a footer that was read before, still have
+the transaction. So ``runs_in`` compares the transactions found with the batches of the response.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import struct
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from stratalog_broker.partitions.ledger_index import LedgerIndex
 from stratalog_broker.reads.log_reader import LogReader
 from stratalog_broker.reads.readable_log import ReadableLog
+from stratalog_core.batches.batch import read_header
 from stratalog_core.errors import NotFound, Unavailable
 from stratalog_core.partition_state.transactions import AbortedTransaction, aborted_between
+from stratalog_core.ports import Buffer
 from stratalog_metadata.records import LedgerRef
-from stratalog_tiering.cold.reader import ColdReader
+from stratalog_tiering.cold.reader import AbortedRange, ColdReader
 
 _ATTEMPTS: Final = 5
+_BASE_OFFSET: Final = struct.Struct(">q")
 AbortedRun = tuple[int, int]
 """Producer id and first offset of an aborted transaction, as in a Fetch response."""
+
+
+def runs_in(batches: Sequence[Buffer], aborted: Iterable[AbortedRange]) -> list[AbortedRun]:
+    """Return the transactions as a response reports them, without those whose marker compaction removed from the batches.
+
+    A marker goes after its transaction's records. A client that were told of such a transaction would wait for the marker, and
+    would skip what the same producer committed later.
+    """
+    end_offset = read_header(batches[-1]).next_offset
+    return [(producer, first) for producer, first, last in aborted if last >= end_offset or _has_marker(batches, last)]
+
+
+def _has_marker(batches: Sequence[Buffer], offset: int) -> bool:
+    position = bisect_right(batches, offset, key=_base_offset) - 1
+    if position < 0:
+        return False
+    header = read_header(batches[position])
+    return header.base_offset == offset and header.is_control and header.record_count > 0
+
+
+def _base_offset(batch: Buffer) -> int:
+    offset: int = _BASE_OFFSET.unpack_from(batch)[0]
+    return offset
 
 
 class AbortedTransactions:
@@ -31,18 +62,17 @@ class AbortedTransactions:
         self._reader = reader
         self._cold = cold
 
-    def at_once(self, log: ReadableLog, start_offset: int, end_offset: int) -> list[AbortedRun] | None:
+    def at_once(self, log: ReadableLog, start_offset: int, end_offset: int) -> list[AbortedRange] | None:
         """Return those that overlap ``start_offset`` to below ``end_offset``, oldest first; None if that takes a read."""
         core = log.core
         if start_offset >= core.aborted_from:
-            return _runs(core.aborted_between(start_offset, end_offset))
+            return _ranges(core.aborted_between(start_offset, end_offset))
         ref = self._reader.hot_ledger_at(log, start_offset)
         if ref is None:
             pointer = self._reader.manifest_pointer(log)
             if pointer is None or end_offset > pointer.end_offset:
                 return None
-            cold = self._cold.cached_aborted_transactions(pointer, start_offset, end_offset)
-            return None if cold is None else _runs_of_cold(cold)
+            return self._cold.cached_aborted_transactions(pointer, start_offset, end_offset)
         search = _Search(log, start_offset, end_offset)
         for following in self._refs_from(log, ref):
             if search.ends_in_memory(following):
@@ -52,9 +82,9 @@ class AbortedTransactions:
                 return None
             if not search.goes_on_after(index):
                 break
-        return _runs(search.found)
+        return _ranges(search.found)
 
-    async def find(self, log: ReadableLog, start_offset: int, end_offset: int) -> list[AbortedRun]:
+    async def find(self, log: ReadableLog, start_offset: int, end_offset: int) -> list[AbortedRange]:
         """Return what ``at_once`` returns, after reading what it needs. Raises what reading raises."""
         for _ in range(_ATTEMPTS):
             try:
@@ -63,7 +93,7 @@ class AbortedTransactions:
                 continue  # A hot ledger was deleted during the search, because it is also cold.
         raise Unavailable(f"the ledgers of {log.topic_partition} at offset {start_offset} change too fast: retry")
 
-    async def _find(self, log: ReadableLog, start_offset: int, end_offset: int) -> list[AbortedRun]:
+    async def _find(self, log: ReadableLog, start_offset: int, end_offset: int) -> list[AbortedRange]:
         ready = self.at_once(log, start_offset, end_offset)
         if ready is not None:
             return ready
@@ -73,10 +103,10 @@ class AbortedTransactions:
             if pointer is None:
                 raise NotFound(f"offset {start_offset} of {log.topic_partition} is neither hot nor cold")
             middle = min(end_offset, pointer.end_offset)
-            cold = _runs_of_cold(await self._cold.aborted_transactions(pointer, start_offset, middle))
+            cold = await self._cold.aborted_transactions(pointer, start_offset, middle)
             if middle == end_offset:
                 return cold
-            return sorted({*cold, *(await self._find(log, middle, end_offset))}, key=lambda run: run[1])
+            return sorted({*cold, *(await self._find(log, middle, end_offset))}, key=_first_offset)
         search = _Search(log, start_offset, end_offset)
         for following in self._refs_from(log, ref):
             if search.ends_in_memory(following):
@@ -84,7 +114,7 @@ class AbortedTransactions:
             _, index = await self._reader.index_of(log, following)
             if not search.goes_on_after(index):
                 break
-        return _runs(search.found)
+        return _ranges(search.found)
 
     def _refs_from(self, log: ReadableLog, ref: LedgerRef) -> list[LedgerRef]:
         return [one for one in self._reader.hot_ledgers(log) if one.base_offset >= ref.base_offset]
@@ -116,9 +146,9 @@ class _Search:
         return index.end_offset < self._end or index.transactions.reach_beyond(self._end)
 
 
-def _runs(found: Iterable[AbortedTransaction]) -> list[AbortedRun]:
-    return sorted(((one.producer_id, one.first_offset) for one in found), key=lambda run: run[1])
+def _ranges(found: Iterable[AbortedTransaction]) -> list[AbortedRange]:
+    return sorted(((one.producer_id, one.first_offset, one.last_offset) for one in found), key=_first_offset)
 
 
-def _runs_of_cold(found: Iterable[tuple[int, int, int]]) -> list[AbortedRun]:
-    return [(producer_id, first_offset) for producer_id, first_offset, _ in found]
+def _first_offset(aborted: AbortedRange) -> int:
+    return aborted[1]

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import Final, Protocol
 
 from stratalog_broker.protocol.fetch_request import FetchWanted
-from stratalog_broker.reads.aborted_transactions import AbortedRun, AbortedTransactions
+from stratalog_broker.reads.aborted_transactions import AbortedRun, AbortedTransactions, runs_in
 from stratalog_broker.reads.pending_reads import Batches, PendingReads
 from stratalog_broker.reads.readable_log import ReadableLog
 from stratalog_core.batches.batch import read_header
@@ -136,7 +136,7 @@ class FetchReads:
         except StratalogError as failure:
             _log.info("aborted transactions of %s at offset %d: %s", log.topic_partition, one.offset, failure)
         else:
-            self._sink.found(line, one, log, found, aborted)
+            self._sink.found(line, one, log, found, runs_in(found[0], aborted))
 
 
 def aborted_at_once(
@@ -145,7 +145,10 @@ def aborted_at_once(
     """Return the aborted transactions that overlap the batches found; None if that takes a read."""
     if not found[1] or log.core.has_no_aborted_from(one.offset):
         return ()
-    return aborted.at_once(log, one.offset, _end_of(found))
+    known = aborted.at_once(log, one.offset, _end_of(found))
+    if not known:
+        return None if known is None else ()
+    return runs_in(found[0], known)
 
 
 def _end_of(found: Batches) -> int:

@@ -14,7 +14,10 @@ from unit.broker.transactional import TransactionalHistory, append, mark, partit
 from unit.metadata.watching import until
 
 from stratalog_broker.partitions.log import PartitionLog
-from stratalog_core.partition_state.transactions import ABORT
+from stratalog_broker.reads.aborted_transactions import runs_in
+from stratalog_core.batches.batch import read_header, write_header
+from stratalog_core.batches.records import Record, build_batch
+from stratalog_core.partition_state.transactions import ABORT, build_marker
 from stratalog_metadata.records import ManifestPointer, manifest_pointer_key
 from stratalog_pipeline.arrow.schema import COLUMNS
 from stratalog_pipeline.bucket import Bucket
@@ -77,8 +80,8 @@ async def test_a_search_ends_at_the_first_ledger_behind_which_nothing_can_be(tmp
         await until_served(successor, partition_of(cluster, TOPIC).topic_id)
         log = log_of(cluster)
         found = await successor.aborted.find(log, 0, 1)
-        assert found == [(1, 0)]
-        assert await successor.aborted.find(log, 0, 2) == [(1, 0), (2, 1)]
+        assert found == [(1, 0, 2)]
+        assert await successor.aborted.find(log, 0, 2) == [(1, 0, 2), (2, 1, 3)]
         refs = successor.reader.hot_ledgers(log)
         built = [successor.partitions.memory.indexes.cached(ref.ledger_id) is not None for ref in refs]
         assert built[:2] == [True, True]
@@ -139,3 +142,24 @@ async def test_transactions_in_the_object_store(tmp_path: Path) -> None:
         await cluster.start_broker(3)
         await until_served(cluster.broker, partition_of(cluster, TOPIC).topic_id)
         await history.check(await cluster.connect(), end_offset)
+
+
+def test_a_transaction_without_its_marker_is_not_reported() -> None:
+    """Compaction removed it: a reader that waited for the marker would skip what its producer committed later."""
+    record = [Record(offset=0, timestamp_ms=0, key=b"key", value=b"value")]
+    batches = [
+        _placed(build_marker(ABORT, 1, 0, 0, 0), 4),
+        _placed(build_batch(record), 7),
+        _placed(build_marker(ABORT, 2, 0, 0, 0), 9),
+    ]
+    known = [(1, 0, 4), (2, 3, 5), (3, 5, 6), (3, 6, 7), (2, 8, 9), (4, 8, 12)]
+    assert runs_in(batches, known) == [(1, 0), (2, 8), (4, 8)]
+    assert runs_in(batches[1:], known[:1]) == []
+    emptied = read_header(batches[2])._replace(record_count=0)
+    write_header(batches[2], emptied)
+    assert runs_in(batches, [(2, 8, 9)]) == []
+
+
+def _placed(batch: bytearray, offset: int) -> bytearray:
+    write_header(batch, read_header(batch)._replace(base_offset=offset))
+    return batch
