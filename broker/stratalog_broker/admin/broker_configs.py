@@ -53,7 +53,17 @@ _KAFKA_NAMES: Final[Mapping[str, tuple[_KafkaName, ...]]] = {
     "default_partitions": (_KafkaName(name="num.partitions"),),
     "default_replication_factor": (_KafkaName(name="default.replication.factor"),),
     "offsets_topic_partitions": (_KafkaName(name="offsets.topic.num.partitions"),),
-    "offsets_topic_replication_factor": (_KafkaName(name="offsets.topic.replication.factor"),),
+    "offsets_topic_replication_factor": (_KafkaName(name="offsets.topic.replication.factor", kind=ConfigKind.SHORT),),
+    "transaction_state_log_num_partitions": (_KafkaName(name="transaction.state.log.num.partitions"),),
+    "transaction_state_log_replication_factor": (
+        _KafkaName(name="transaction.state.log.replication.factor", kind=ConfigKind.SHORT),
+    ),
+    "transaction_max_timeout_ms": (_KafkaName(name="transaction.max.timeout.ms"),),
+    "transactional_id_expiration_ms": (_KafkaName(name="transactional.id.expiration.ms"),),
+    "transaction_remove_expired_transaction_cleanup_interval_ms": (
+        _KafkaName(name="transaction.remove.expired.transaction.cleanup.interval.ms"),
+    ),
+    "producer_id_expiration_ms": (_KafkaName(name="producer.id.expiration.ms"),),
     "offsets_retention_ms": (_KafkaName(name="offsets.retention.minutes", convert=lambda value: value // 60_000),),
     "frame_bytes_max": (_KafkaName(name="socket.request.max.bytes"),),
     "response_bytes_max": (_KafkaName(name="fetch.max.bytes"),),

@@ -46,7 +46,7 @@ class NamedConfigs:
 
     def _row(self, key: ConfigKey, given: str | None, default_value: str) -> ConfigRow:
         own = () if given is None else (ConfigSynonym(name=key.name, value=given, source=self.source),)
-        default = ConfigSynonym(name=key.name, value=default_value, source=ConfigSource.DEFAULT)
+        default = ConfigSynonym(name=key.default_name, value=default_value, source=ConfigSource.DEFAULT)
         return ConfigRow(name=key.name, synonyms=(*own, default), kind=key.kind, documentation=key.documentation)
 
     def names(self, view: MetadataView) -> Iterator[str]:

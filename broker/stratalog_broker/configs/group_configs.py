@@ -15,16 +15,24 @@ from stratalog_metadata.topic_rules.config_keys import ConfigKey, ConfigKind, fi
 
 SESSION_TIMEOUT_MS: Final = "consumer.session.timeout.ms"
 HEARTBEAT_INTERVAL_MS: Final = "consumer.heartbeat.interval.ms"
+ASSIGNMENT_INTERVAL_MS: Final = "consumer.assignment.interval.ms"
 
 GROUP_CONFIG_KEYS: Final[Mapping[str, ConfigKey]] = key_table(
     [
         ConfigKey(
             name=SESSION_TIMEOUT_MS, kind=ConfigKind.INT, default="45000", minimum=45_000, maximum=60_000,
+            broker_name="group.consumer.session.timeout.ms",
             documentation="A member that does not send a heartbeat for this time is removed from the group.",
         ),
         ConfigKey(
             name=HEARTBEAT_INTERVAL_MS, kind=ConfigKind.INT, default="5000", minimum=5_000, maximum=15_000,
+            broker_name="group.consumer.heartbeat.interval.ms",
             documentation="How often members send heartbeats.",
+        ),
+        ConfigKey(
+            name=ASSIGNMENT_INTERVAL_MS, kind=ConfigKind.INT, default="1000", minimum=0, maximum=15_000,
+            broker_name="group.consumer.assignment.interval.ms",
+            documentation="Minimum time between two assignments of partitions to the members.",
         ),
     ]
 )  # fmt: skip
@@ -36,6 +44,7 @@ class GroupConfigs:
 
     session_timeout_ms: int
     heartbeat_interval_ms: int
+    assignment_interval_ms: int
 
     @classmethod
     def of(cls, configs: Mapping[str, str]) -> GroupConfigs:
@@ -44,6 +53,7 @@ class GroupConfigs:
         return cls(
             session_timeout_ms=int(configs.get(SESSION_TIMEOUT_MS, keys[SESSION_TIMEOUT_MS].default)),
             heartbeat_interval_ms=int(configs.get(HEARTBEAT_INTERVAL_MS, keys[HEARTBEAT_INTERVAL_MS].default)),
+            assignment_interval_ms=int(configs.get(ASSIGNMENT_INTERVAL_MS, keys[ASSIGNMENT_INTERVAL_MS].default)),
         )
 
 
@@ -52,6 +62,7 @@ def group_config_defaults(settings: BrokerSettings) -> dict[str, str]:
     return {
         SESSION_TIMEOUT_MS: str(settings.group_consumer_session_timeout_ms),
         HEARTBEAT_INTERVAL_MS: str(settings.group_consumer_heartbeat_interval_ms),
+        ASSIGNMENT_INTERVAL_MS: str(settings.group_consumer_assignment_interval_ms),
     }
 
 

@@ -197,7 +197,10 @@ class BrokerSettings:
         ),
     )
     group_consumer_assignment_interval_ms: int = setting(
-        1_000, help="Minimum time between two assignments of a group of the consumer protocol", minimum=0, maximum=60_000
+        1_000,
+        help="Minimum time between two assignments of a group of the consumer protocol; groups may set their own",
+        minimum=0,
+        maximum=60_000,
     )
     groups_max: int = setting(
         100_000, help="Maximum number of groups per partition of __consumer_offsets", minimum=1, maximum=10_000_000

@@ -1,4 +1,4 @@
-"""DescribeConfigs, versions 1–4: topics (resource type 2), and brokers (type 4).
+"""DescribeConfigs, versions 1–4: topics (resource type 2), brokers (4), client metrics (16) and groups (32).
 
 A broker named by its id returns its settings, which are read-only, and the topic defaults in force. The empty name returns
 the cluster-wide defaults that were set. Difference from Apache Kafka: other resource types return INVALID_REQUEST.

@@ -48,7 +48,7 @@ def limits_of(settings: BrokerSettings, view: MetadataView) -> CoordinatorLimits
 
     def timeouts_of(group_id: str) -> Timeouts:
         configs = GroupConfigs.of({**defaults, **configs_of(view, GROUP_CONFIGS, group_id)})
-        return Timeouts(configs.session_timeout_ms, configs.heartbeat_interval_ms)
+        return Timeouts(configs.session_timeout_ms, configs.heartbeat_interval_ms, configs.assignment_interval_ms)
 
     return CoordinatorLimits(
         group=GroupLimits(
@@ -62,7 +62,6 @@ def limits_of(settings: BrokerSettings, view: MetadataView) -> CoordinatorLimits
             classic_members_max=settings.group_members_max,
             migration=MigrationPolicy(policy),
             assignors=settings.group_consumer_assignors,
-            assignment_interval_ms=settings.group_consumer_assignment_interval_ms,
             timeouts_of=timeouts_of,
         ),
         groups_max=settings.groups_max,

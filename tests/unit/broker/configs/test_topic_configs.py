@@ -226,6 +226,9 @@ def test_defaults_have_kafkas_names_for_brokers() -> None:
 def test_broker_rows_show_all_settings_and_the_defaults_in_force() -> None:
     settings = BrokerSettings(broker_id=7, default_partitions=3)
     rows = {row.name: row for row in broker_config_rows(settings, {"retention.ms": "9"})}
+    for name in ("transaction.max.timeout.ms", "transactional.id.expiration.ms", "producer.id.expiration.ms"):
+        assert (rows[name].kind, rows[name].read_only) == (ConfigKind.INT, True)
+    assert rows["transaction.state.log.replication.factor"].kind is ConfigKind.SHORT
     assert synonyms(rows["broker.id"]) == [("broker.id", "7", ConfigSource.STATIC_BROKER)]
     assert synonyms(rows["num.partitions"]) == [
         ("num.partitions", "3", ConfigSource.STATIC_BROKER),

@@ -11,7 +11,15 @@ from unit.broker.handlers.test_every_version import create, described, versions
 from unit.broker.mini_cluster import MiniCluster, run_cluster
 from unit.broker.wire_client import WireClient, connect, part
 
-from stratalog_broker.configs.group_configs import HEARTBEAT_INTERVAL_MS, SESSION_TIMEOUT_MS, GroupConfigs
+from stratalog_broker.configs.group_configs import (
+    ASSIGNMENT_INTERVAL_MS,
+    HEARTBEAT_INTERVAL_MS,
+    SESSION_TIMEOUT_MS,
+    GroupConfigs,
+)
+from stratalog_broker.configs.settings import BrokerSettings
+from stratalog_broker.coordination.groups.core.consumer.settings import Timeouts
+from stratalog_broker.coordination.groups.service import limits_of
 from stratalog_metadata.client.named_configs import configs_of
 from stratalog_metadata.records import GROUP_CONFIGS
 from stratalog_metadata.topic_rules.config_keys import ConfigSource
@@ -38,6 +46,7 @@ async def test_configs_of_a_group_are_set_described_and_deleted(mini_cluster: Mi
             assert row.error_code is NONE
             found = await described(client, 4, GROUP, "readers")
             assert {name: row.value for name, row in found.items()} == {
+                ASSIGNMENT_INTERVAL_MS: "1000",
                 HEARTBEAT_INTERVAL_MS: "5000",
                 SESSION_TIMEOUT_MS: "50000",
             }
@@ -51,11 +60,21 @@ async def test_configs_of_a_group_are_set_described_and_deleted(mini_cluster: Mi
         assert (await described(client, 4, GROUP, "never-seen"))[SESSION_TIMEOUT_MS].value == "45000"
 
 
+async def test_the_coordinator_takes_the_configs_of_each_group(mini_cluster: MiniCluster) -> None:
+    async with connect(mini_cluster.bootstrap) as client:
+        for config, value in ((SESSION_TIMEOUT_MS, "50000"), (HEARTBEAT_INTERVAL_MS, "7000"), (ASSIGNMENT_INTERVAL_MS, "0")):
+            assert (await alter(client, 1, "readers", (config, 0, value))).error_code is NONE
+    timeouts_of = limits_of(BrokerSettings(broker_id=1), mini_cluster.broker.metadata.view).consumer.timeouts_of
+    assert timeouts_of("readers") == Timeouts(session_ms=50_000, heartbeat_ms=7_000, assignment_ms=0)
+    assert timeouts_of("others") == Timeouts(session_ms=45_000, heartbeat_ms=5_000, assignment_ms=1_000)
+
+
 @pytest.mark.parametrize(
     ("config", "value", "complaint"),
     [
         (SESSION_TIMEOUT_MS, "44999", "minimum is 45000"),
         (HEARTBEAT_INTERVAL_MS, "15001", "maximum is 15000"),
+        (ASSIGNMENT_INTERVAL_MS, "15001", "maximum is 15000"),
         ("share.session.timeout.ms", "45000", "unknown group config"),
         (SESSION_TIMEOUT_MS, "9" * 5000, "has 5000 characters; maximum is"),
     ],
@@ -92,9 +111,17 @@ async def test_resources_with_configs_are_listed_by_type(mini_cluster: MiniClust
 
 async def test_the_defaults_of_groups_are_settings_of_the_broker(tmp_path: Path) -> None:
     settings = {"group_consumer_session_timeout_ms": 50_000, "group_consumer_heartbeat_interval_ms": 6_000}
+    settings["group_consumer_assignment_interval_ms"] = 2_000
     async with run_cluster(tmp_path, bookies=1, brokers=1, **settings) as cluster, connect(cluster.bootstrap) as client:
         found = await described(client, 4, GROUP, "readers")
         assert {name: row.value for name, row in found.items()} == {
+            ASSIGNMENT_INTERVAL_MS: "2000",
             HEARTBEAT_INTERVAL_MS: "6000",
             SESSION_TIMEOUT_MS: "50000",
+        }
+        names = {name: [one.name for one in row.synonyms] for name, row in found.items()}
+        assert names == {
+            ASSIGNMENT_INTERVAL_MS: ["group.consumer.assignment.interval.ms"],
+            HEARTBEAT_INTERVAL_MS: ["group.consumer.heartbeat.interval.ms"],
+            SESSION_TIMEOUT_MS: ["group.consumer.session.timeout.ms"],
         }

@@ -12,7 +12,7 @@ from unit.broker.coordination.groups.known_topics import KnownTopics
 from stratalog_broker.coordination.groups.core.consumer.group import ConsumerGroup
 from stratalog_broker.coordination.groups.core.consumer.model import Partition
 from stratalog_broker.coordination.groups.core.consumer.requests import HeartbeatAnswer, HeartbeatRequest
-from stratalog_broker.coordination.groups.core.consumer.settings import ConsumerLimits
+from stratalog_broker.coordination.groups.core.consumer.settings import ConsumerLimits, Timeouts
 from stratalog_broker.coordination.groups.core.coordinator import GroupCoordinator, Work, Write
 from stratalog_broker.coordination.groups.core.group_table import CoordinatorLimits
 from stratalog_broker.coordination.groups.core.store import GroupStore
@@ -70,9 +70,10 @@ class Member:
 class Log:
     """A coordinator, the records that are being written, and those that are in the log."""
 
-    def __init__(self, topics: KnownTopics, **limits: Any) -> None:
+    def __init__(self, topics: KnownTopics, *, assignment_ms: int = 1_000, **limits: Any) -> None:
         self.topics = topics
-        self.limits = CoordinatorLimits(consumer=ConsumerLimits(**limits))
+        timeouts = Timeouts(assignment_ms=assignment_ms)
+        self.limits = CoordinatorLimits(consumer=ConsumerLimits(timeouts_of=lambda _: timeouts, **limits))
         self.now = Instant(1_000, 100 * DAY_MS)
         self.records: list[CoordinatorRecord] = []
         self.writing: list[Write] = []

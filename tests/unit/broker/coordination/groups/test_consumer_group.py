@@ -26,7 +26,7 @@ def topics() -> KnownTopics:
 
 @pytest.fixture
 def log(topics: KnownTopics) -> Log:
-    return Log(topics, assignment_interval_ms=0)
+    return Log(topics, assignment_ms=0)
 
 
 def commit(
@@ -95,7 +95,7 @@ def test_a_silent_member_is_removed_after_its_session(log: Log) -> None:
 
 
 def test_many_joins_cause_few_assignments(topics: KnownTopics) -> None:
-    log = Log(topics, assignment_interval_ms=1_000)
+    log = Log(topics, assignment_ms=1_000)
     a, b, c = Member("a"), Member("b"), Member("c")
     log.beat(a, b, c)
     assert (log.group.state.epoch, log.group.state.assignment_epoch) == (3, 1)

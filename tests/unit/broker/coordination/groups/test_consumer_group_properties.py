@@ -26,7 +26,7 @@ class ConsumerGroupMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.topics = KnownTopics(t=3, u=2)
-        self.log = Log(self.topics, assignment_interval_ms=500, turn_requests_max=3)
+        self.log = Log(self.topics, assignment_ms=500, turn_requests_max=3)
         self.members: dict[str, Member] = {}
         self.waiting: dict[int, tuple[str, HeartbeatRequest]] = {}
         self.epoch = 0

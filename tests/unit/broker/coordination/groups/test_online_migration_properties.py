@@ -21,7 +21,7 @@ class MixedGroupMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.group = MixedGroup(topics=KnownTopics(t=3), assignment_interval_ms=500, turn_requests_max=3)
+        self.group = MixedGroup(topics=KnownTopics(t=3), assignment_ms=500, turn_requests_max=3)
         self.started = 0
 
     @rule(name=NAMES, kind=st.sampled_from(["eager", "cooperative", "consumer"]))

@@ -342,7 +342,7 @@ class ConsumerGroup:
         self._assign_at_ms = NEVER_MS
         if self.state.epoch == self.state.assignment_epoch or not self._subscriptions.are_resolved(now):
             return
-        interval_ms = self._limits.assignment_interval_ms
+        interval_ms = self._limits.timeouts_of(self.group_id).assignment_ms
         wait_ms = min(self.state.assigned_at_ms + interval_ms - now.wall_ms, interval_ms)  # the wall clock may have jumped
         if self.state.has_targets and wait_ms > 0:
             self._assign_at_ms = now.monotonic_ms + wait_ms

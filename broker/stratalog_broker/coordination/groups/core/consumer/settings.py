@@ -9,10 +9,15 @@ from typing import NamedTuple
 
 
 class Timeouts(NamedTuple):
-    """A member that sends no heartbeat for ``session_ms`` is removed; it is asked for one every ``heartbeat_ms``."""
+    """A member that sends no heartbeat for ``session_ms`` is removed; it is asked for one every ``heartbeat_ms``.
+
+    A target assignment is computed at most once per ``assignment_ms``, so that many members that join one after the other cause
+    few of them (KIP-1263).
+    """
 
     session_ms: int = 45_000
     heartbeat_ms: int = 5_000
+    assignment_ms: int = 1_000
 
 
 def default_timeouts(group_id: str) -> Timeouts:
@@ -45,10 +50,8 @@ class ConsumerLimits:
     A group that has more than ``classic_members_max`` members is not downgraded. One whose subscriptions are larger than
     ``migration_bytes_max`` is neither upgraded nor downgraded, because all of it is written as one batch.
 
-    A target assignment is computed at most once per ``assignment_interval_ms``, so that many members that join one after the
-    other cause few of them (KIP-1263). ``turn_requests_max`` and ``turn_bytes_max``: heartbeats, and bytes
-    of their subscriptions, that are handled in one step and one batch of records. ``group_bytes_max``: the subscriptions of all
-    members.
+    ``turn_requests_max`` and ``turn_bytes_max``: heartbeats, and bytes of their subscriptions, that are handled in one step and
+    one batch of records. ``group_bytes_max``: the subscriptions of all members.
     """
 
     members_max: int = 10_000
@@ -56,7 +59,6 @@ class ConsumerLimits:
     migration: MigrationPolicy = MigrationPolicy.BIDIRECTIONAL
     migration_bytes_max: int = 4_194_304
     assignors: tuple[str, ...] = ("uniform", "range")
-    assignment_interval_ms: int = 1_000
     timeouts_of: Callable[[str], Timeouts] = default_timeouts
     """Returns the time-outs of a group by its id."""
     name_bytes_max: int = 4_096
