@@ -5,6 +5,7 @@ A consumer that leaves one cluster for the other goes on where its group was: it
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -35,7 +36,8 @@ def run(bootstrap: str, name: str, directory: Path) -> dict[str, str]:
             _commit(origin, f"{name}-group", topic)
         (directory / "mirror").mkdir()
         settings = directory / "mirror" / "settings"
-        write_properties(settings, _settings(kafka.bootstrap, bootstrap, name))
+        clusters = {"kafka": kafka.bootstrap, "own": bootstrap}
+        write_properties(settings, _settings(clusters, ["kafka->own", "own->kafka"], f"{name}-.*", f"{name}-group"))
         arguments = ["-cp", class_path(), "org.apache.kafka.connect.mirror.MirrorMaker", str(settings)]
         outcomes: dict[str, str] = {}
         with java(arguments, directory / "mirror") as output:
@@ -44,7 +46,24 @@ def run(bootstrap: str, name: str, directory: Path) -> dict[str, str]:
                 outcomes |= _mirrored(way, (origin, f"{name}-of-{source}"), (target, f"{source}.{name}-of-{source}"), output)
             for way, (source, _, target) in flows.items():
                 outcomes |= _moved(way, target, f"{source}.{name}-of-{source}", f"{name}-group", output)
-    return outcomes
+        return outcomes | _under_its_own_name(kafka.bootstrap, bootstrap, f"{name}-kept", directory / "one-way")
+
+
+def _under_its_own_name(kafka: str, own: str, topic: str, directory: Path) -> dict[str, str]:
+    """Mirror a topic into the cluster under test by another MirrorMaker, which keeps its name; return the outcomes by step."""
+    create(kafka, topic, partitions=1, copies=1, configs=_CONFIGS)
+    fill(kafka, topic, _values())
+    _commit(kafka, f"{topic}-group", topic)
+    directory.mkdir()
+    settings = _settings({"old": kafka, "new": own}, ["old->new"], topic, f"{topic}-group") | {
+        "new->old.enabled": "false",
+        "replication.policy.class": "org.apache.kafka.connect.mirror.IdentityReplicationPolicy",
+    }
+    write_properties(directory / "settings", settings)
+    arguments = ["-cp", class_path(), "org.apache.kafka.connect.mirror.MirrorMaker", str(directory / "settings")]
+    with java(arguments, directory) as output:
+        way = "under its own name"
+        return _mirrored(way, (kafka, topic), (own, topic), output) | _moved(way, own, topic, f"{topic}-group", output)
 
 
 def _values() -> list[str]:
@@ -123,20 +142,22 @@ def _position(bootstrap: str, group: str, topic: str) -> int:
     return max((int(each.offset) for each in answer.topic_partitions), default=-1)
 
 
-def _settings(kafka: str, own: str, name: str) -> dict[str, str]:
-    """Return the defaults, with intervals of a second in place of minutes, and one copy, since the control has one broker."""
+def _settings(clusters: Mapping[str, str], flows: Sequence[str], topics: str, group: str) -> dict[str, str]:
+    """Return the defaults, with intervals of a second in place of minutes, and one copy, since the control has one broker.
+
+    ``clusters`` are bootstrap addresses by the names that ``flows`` use.
+    """
     seconds = ("emit.checkpoints", "sync.group.offsets", "sync.topic.configs", "refresh.topics", "refresh.groups")
     flow = {
-        "enabled": "true", "topics": f"{name}-.*", "groups": f"{name}-group", "sync.group.offsets.enabled": "true",
+        "enabled": "true", "topics": topics, "groups": group, "sync.group.offsets.enabled": "true",
         "offset.lag.max": "0", **{f"{each}.interval.seconds": "1" for each in seconds},
     }  # fmt: skip
     topic_kinds = ("offset-syncs", "checkpoints", "heartbeats")
     kinds = ("offset.storage", "config.storage", "status.storage", *(f"{kind}.topic" for kind in topic_kinds))
     return {
-        "clusters": "kafka, own",
-        "kafka.bootstrap.servers": kafka,
-        "own.bootstrap.servers": own,
+        "clusters": ", ".join(clusters),
+        **{f"{alias}.bootstrap.servers": bootstrap for alias, bootstrap in clusters.items()},
         "replication.factor": "1",
         **{f"{kind}.replication.factor": "1" for kind in kinds},
-        **{f"{source}.{key}": value for source in ("kafka->own", "own->kafka") for key, value in flow.items()},
+        **{f"{source}.{key}": value for source in flows for key, value in flow.items()},
     }
