@@ -22,12 +22,24 @@ GROUP_DELAY_MS = 500
 
 
 class KafkaCluster:
-    """A cluster below ``data``, alive within the context. ``extra`` settings go to every broker, as ``flush.messages``."""
+    """A cluster below ``data``, alive within the context. ``extra`` settings go to every broker, as ``flush.messages``.
 
-    def __init__(self, data: Path, *, brokers: int = 3, heap: str = "1g", extra: Mapping[str, str] | None = None) -> None:
+    With ``has_racks`` broker 1 is in ``rack-1``, broker 2 in ``rack-2``, …
+    """
+
+    def __init__(
+        self,
+        data: Path,
+        *,
+        brokers: int = 3,
+        heap: str = "1g",
+        extra: Mapping[str, str] | None = None,
+        has_racks: bool = False,
+    ) -> None:
         self._data = data
         self._heap = heap
         self._extra = dict(extra or {})
+        self._has_racks = has_racks
         ports = free_ports(2 * brokers)
         self._client_ports, self._controller_ports = ports[:brokers], ports[brokers:]
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
@@ -98,6 +110,7 @@ class KafkaCluster:
             "group.initial.rebalance.delay.ms": str(GROUP_DELAY_MS),
             # Of a topic that is gone, not later than ours: a disk does not hold a minute of many cells.
             "log.segment.delete.delay.ms": "10000",
+            **({"broker.rack": f"rack-{number}"} if self._has_racks else {}),
             **self._extra,
         }
         return "".join(f"{name}={value}\n" for name, value in settings.items())

@@ -22,6 +22,7 @@ REASONS: Final[Mapping[str, str]] = {
 }
 """Why an error differs from Apache Kafka's, by what is wrong with the batch."""
 _TIMEOUT_S: Final = 30
+_NOT_YET: Final = "not_leader_or_follower"
 _MAGIC, _CRC, _ATTRIBUTES, _LAST_DELTA, _COUNT = 16, 17, 21, 23, 57
 _OLD_MESSAGE: Final = struct.pack(">qiIBBqii", 0, 26, 0, 1, 0, 0, -1, 4) + b"old!"
 
@@ -89,13 +90,24 @@ def run_batches(bootstrap: str, topic: str) -> dict[str, str]:
 
 
 async def _send_all(address: str, topic: str) -> dict[str, str]:
-    outcomes = {}
-    for wrong, records in bad_batches().items():
-        client = await RawClient.connect(address)
-        try:
-            outcomes[wrong] = (await produce(client, topic, records)).error_code.name
-        except (ConnectionError, asyncio.IncompleteReadError, TimeoutError):
-            outcomes[wrong] = "the connection is closed"
-        finally:
-            await client.close()
-    return outcomes
+    return {wrong: await _outcome(address, topic, records) for wrong, records in bad_batches().items()}
+
+
+async def _outcome(address: str, topic: str, records: bytes | None) -> str:
+    """Send the batch, again while the leader that the metadata names has not taken over the new topic yet."""
+    deadline = time.monotonic() + _TIMEOUT_S
+    while True:
+        outcome = await _send(address, topic, records)
+        if outcome != _NOT_YET or time.monotonic() > deadline:
+            return outcome
+        await asyncio.sleep(0.1)
+
+
+async def _send(address: str, topic: str, records: bytes | None) -> str:
+    client = await RawClient.connect(address)
+    try:
+        return str((await produce(client, topic, records)).error_code.name)
+    except (ConnectionError, asyncio.IncompleteReadError, TimeoutError):
+        return "the connection is closed"
+    finally:
+        await client.close()

@@ -1,7 +1,8 @@
 """Outcomes on this cluster and on Apache Kafka, recorded side by side, and the page of their differences.
 
-``python -m integration.compatibility`` runs ``admin_calls.py`` and ``bad_batches.py`` against both and writes
-``compatibility.json``; with ``--page`` it prints ``docs/reference/compatibility.md``, which is made from that record.
+``python -m integration.compatibility`` runs ``admin_calls.py``, ``bad_batches.py``, ``described_configs.py`` and
+``replica_reads.py`` against both and writes ``compatibility.json``; with ``--page`` it prints
+``docs/reference/compatibility.md``, which is made from that record.
 """
 
 from __future__ import annotations
@@ -13,27 +14,33 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from integration import admin_calls, bad_batches
+from integration import admin_calls, bad_batches, described_configs, replica_reads
 from integration.process_cluster import ProcessCluster
 
 from stratalog_loadgen.java_tools import KAFKA_VERSION
 
 RECORD: Final = Path(__file__).parent / "compatibility.json"
 KAFKA, OWN = "kafka", "stratalog"
-CALLS, BATCHES = "calls", "batches"
-REASONS: Final = {CALLS: admin_calls.REASONS, BATCHES: bad_batches.REASONS}
+CALLS, BATCHES, CONFIGS, READS = "calls", "batches", "configs", "reads"
+REASONS: Final = {
+    CALLS: admin_calls.REASONS, BATCHES: bad_batches.REASONS, CONFIGS: described_configs.REASONS, READS: replica_reads.REASONS,
+}  # fmt: skip
+_ABSENT: Final = "absent"
 _CONTROL: Final = {
     "default.replication.factor": "2", "offsets.topic.replication.factor": "2", "min.insync.replicas": "1",
     "transaction.state.log.replication.factor": "2", "transaction.state.log.min.isr": "1",
+    "replica.selector.class": "org.apache.kafka.common.replica.RackAwareReplicaSelector",
 }  # fmt: skip
+_READ_TOPIC: Final = "read-from-replicas"
 Outcomes = dict[str, str]
 
 
 def run_all(bootstrap: str, suffix: str) -> dict[str, Outcomes]:
-    """Run everything against one cluster; return the outcomes by kind."""
+    """Run everything but reads from replicas against one cluster, on any state of it; return the outcomes by kind."""
     return {
         CALLS: admin_calls.run_calls(bootstrap, suffix),
         BATCHES: bad_batches.run_batches(bootstrap, f"batches-{suffix}"),
+        CONFIGS: described_configs.run_describes(bootstrap, suffix),
     }
 
 
@@ -46,7 +53,16 @@ def recorded() -> dict[str, dict[str, Outcomes]]:
 def differences(kind: str) -> dict[str, tuple[str, str]]:
     """Return the outcomes (Kafka's, ours) that differ."""
     kafka, own = recorded()[KAFKA][kind], recorded()[OWN][kind]
-    return {name: (kafka[name], own[name]) for name in kafka if own[name] != kafka[name]}
+    alone = set(_of_one_side(kind, is_kafkas=True)) | set(_of_one_side(kind, is_kafkas=False))
+    pairs = {name: (kafka.get(name, _ABSENT), own.get(name, _ABSENT)) for name in sorted({**kafka, **own}) if name not in alone}
+    return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
+
+
+def _of_one_side(kind: str, *, is_kafkas: bool) -> list[str]:
+    """Return the configs that only Kafka has, or only we, and that the page counts instead of listing them."""
+    kafka, own = recorded()[KAFKA][kind], recorded()[OWN][kind]
+    only = kafka.keys() - own.keys() if is_kafkas else own.keys() - kafka.keys()
+    return [name for name in only if kind == CONFIGS and described_configs.is_of_one_side(name, is_kafkas=is_kafkas)]
 
 
 _HEAD: Final = f"""# Compatibility
@@ -57,8 +73,9 @@ _CALLS: Final = """
 ## Administration
 
 Java's Admin client calls each of its methods, with good and bad arguments: {same} of {all} calls have the same outcome, down to
-the class of the error. ACLs, quotas, SCRAM credentials, delegation tokens, share groups and streams groups are not served and
-not called.
+the class of the error. Quotas, SCRAM credentials, delegation tokens, share groups and streams groups are not served and not
+called. ACLs are not served either: ApiVersions does not list their APIs, so clients fail at once with
+UnsupportedVersionException, and Kafka's tools say so in one line. Kafka without an authorizer answers SECURITY_DISABLED.
 
 | call | Apache Kafka | Stratalog | why |
 | --- | --- | --- | --- |"""
@@ -71,9 +88,23 @@ _BATCHES: Final = """
 | --- | --- | --- | --- |"""
 
 
+_CONFIGS: Final = """
+## Configs
+
+DescribeConfigs has the same type, default, flags, source and synonyms for {same} of {all} configs of a topic, a broker, a
+group and a client metrics subscription. Not listed are {kafkas} settings that only Kafka's broker has, and {own}
+configs of ours that Kafka has no name for ([settings](settings.md), [topic configs](topic-configs.md)).
+
+| config | Apache Kafka | Stratalog | why |
+| --- | --- | --- | --- |"""
 _READS: Final = """
 ## Reads from replicas
 
+{same} of {all} fetches, sent to the owner of a partition and to its replica in another rack, have the same answer.
+
+| fetch | Apache Kafka | Stratalog | why |
+| --- | --- | --- | --- |"""
+_READS_END: Final = """
 Brokers hold no data, so a replica (KIP-392) serves only what is in the object store and no longer on bookies. Elsewhere it
 answers NOT_LEADER_OR_FOLLOWER; a follower of Kafka serves up to its high watermark and answers OFFSET_OUT_OF_RANGE or
 OFFSET_NOT_AVAILABLE beyond. Consumers return to the owner for each of these. Clients that send no leader epoch, as librdkafka
@@ -87,24 +118,31 @@ def page() -> str:
 
 def _lines() -> Iterator[str]:
     yield _HEAD
-    for kind, head in ((CALLS, _CALLS), (BATCHES, _BATCHES)):
-        different, names = differences(kind), recorded()[KAFKA][kind].keys() - {admin_calls.NOT_CALLED}
-        yield head.format(same=len(names - different.keys()), all=len(names))
+    for kind, head in ((CALLS, _CALLS), (BATCHES, _BATCHES), (CONFIGS, _CONFIGS), (READS, _READS)):
+        kafkas, ours = _of_one_side(kind, is_kafkas=True), _of_one_side(kind, is_kafkas=False)
+        different, names = differences(kind), {*recorded()[KAFKA][kind], *recorded()[OWN][kind]}
+        names -= {admin_calls.NOT_CALLED, *kafkas, *ours}
+        yield head.format(same=len(names - different.keys()), all=len(names), kafkas=len(kafkas), own=len(ours))
         for name, (kafka, own) in different.items():
             yield f"| {name} | {kafka} | {own} | {REASONS[kind][name]} |"
-    yield _READS
+    yield _READS_END
 
 
 def _record() -> None:
     from benchmarks.kafka_control import KafkaCluster
 
     with tempfile.TemporaryDirectory() as directory:
-        with KafkaCluster(Path(directory), brokers=2, heap="400m", extra=_CONTROL) as control:
+        with KafkaCluster(Path(directory), brokers=2, heap="400m", extra=_CONTROL, has_racks=True) as control:
             kafka = run_all(control.bootstrap, "s")
+            replica_reads.create_topic(control.bootstrap, _READ_TOPIC)
+            kafka[READS] = replica_reads.run_fetches(control.bootstrap, _READ_TOPIC)
         own_cluster = ProcessCluster(Path(directory) / "own")
         own_cluster.run("cluster", "start", "--metadata", "3", "--bookies", "3", "--brokers", "2", "--tiering", "1")
         try:
             own = run_all(own_cluster.bootstrap, "s")
+            replica_reads.create_topic(own_cluster.bootstrap, _READ_TOPIC)
+            replica_reads.offload_and_restart(own_cluster, _READ_TOPIC)
+            own[READS] = replica_reads.run_fetches(own_cluster.bootstrap, _READ_TOPIC)
         finally:
             own_cluster.run("cluster", "stop")
     RECORD.write_text(json.dumps({KAFKA: kafka, OWN: own}, indent=1) + "\n")

@@ -471,7 +471,11 @@ KAFKA_TOOLS: tuple[Tool, ...] = (
     Tool(
         script="kafka-acls.sh",
         main_class=TOOLS + "AclCommand",
-        steps=(_lacks("list ACLs", f"{_AT} --list", "DESCRIBE_ACLS"),),
+        steps=(
+            _lacks("list ACLs", f"{_AT} --list", "DESCRIBE_ACLS"),
+            _lacks("add an ACL", f"{_AT} --add --allow-principal User:any --topic {{topic}} --operation Read", "DESCRIBE_ACLS"),
+            _lacks("remove ACLs", f"{_AT} --remove --force --topic {{topic}}", "DELETE_ACLS"),
+        ),
     ),
     Tool(
         script="kafka-delegation-tokens.sh",

@@ -11,8 +11,10 @@ import org.apache.kafka.clients.admin.*;
 import org.apache.kafka.clients.consumer.*;
 import org.apache.kafka.clients.producer.*;
 import org.apache.kafka.common.*;
+import org.apache.kafka.common.acl.*;
 import org.apache.kafka.common.config.ConfigResource;
 import org.apache.kafka.common.errors.*;
+import org.apache.kafka.common.resource.*;
 import org.apache.kafka.common.serialization.*;
 
 @SuppressWarnings({"removal", "deprecation"})
@@ -58,6 +60,7 @@ public class AdminCalls {
         owners("admin-" + suffix);
         groups("admin-" + suffix, "group-" + suffix);
         configs("admin-" + suffix, "group-" + suffix);
+        acls();
         call("deleteTopics", () -> get(admin.deleteTopics(List.of("admin-" + suffix)).all()));
         call("deleteTopics, unknown", () -> get(admin.deleteTopics(List.of("unknown-" + suffix)).all()));
         instance();
@@ -155,6 +158,14 @@ public class AdminCalls {
         call("forceTerminateTransaction", () -> get(admin.forceTerminateTransaction("fenced").result()));
         call("abortTransaction, unknown producer", () -> get(admin.abortTransaction(new AbortTransactionSpec(second, 12345, (short) 0, 0)).all()));
         call("listOffsets, after an abort", () -> get(admin.listOffsets(Map.of(second, OffsetSpec.latest())).all()).get(second).offset());
+    }
+
+    static void acls() {
+        AclBinding binding = new AclBinding(new ResourcePattern(ResourceType.TOPIC, "any", PatternType.LITERAL),
+            new AccessControlEntry("User:any", "*", AclOperation.READ, AclPermissionType.ALLOW));
+        call("describeAcls", () -> get(admin.describeAcls(AclBindingFilter.ANY).values()));
+        call("createAcls", () -> get(admin.createAcls(List.of(binding)).all()));
+        call("deleteAcls", () -> get(admin.deleteAcls(List.of(binding.toFilter())).all()));
     }
 
     static void owners(String topic) throws Exception {
