@@ -19,11 +19,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import SystemRandom
-from typing import Final
+from typing import Any, Final
 
 import pytest
 from hypothesis import HealthCheck
 from hypothesis import settings as hypothesis_settings
+from xdist.scheduler import LoadFileScheduling
 
 from stratalog_core.files import open_files as files
 
@@ -41,8 +42,10 @@ hypothesis_settings.load_profile("stratalog")
 _FRESH_SEED = "STRATALOG_FRESH_SEED"
 
 
-_QUICK_START: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+QUICK_START: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 """Spark's jobs in tests last seconds: most of their processor time would go into optimizing code that is not run again."""
+_SPARK_CLASSES: Final = Path(__file__).parents[1] / ".venv" / ".spark.jsa"
+"""What ``spark_classes.py`` writes while the first tests of ``make test`` run; without it Spark only starts more slowly."""
 _PORTS: Final = (20000, 31999)
 _STDERR: Final = pytest.StashKey[int]()
 _HANG_S: Final = 120.0
@@ -54,8 +57,9 @@ def pytest_configure(config: pytest.Config) -> None:
     if not os.environ.get(_FRESH_SEED):
         os.environ[_FRESH_SEED] = str(SystemRandom().randrange(2**31))
     config.stash[_STDERR] = os.dup(2)  # During tests, pytest captures what descriptor 2 gets.
-    for variable in ("SPARK_SUBMIT_OPTS", "SPARK_LAUNCHER_OPTS"):
-        os.environ.setdefault(variable, _QUICK_START)
+    classes = f" -Xlog:disable -XX:SharedArchiveFile={_SPARK_CLASSES}" if _SPARK_CLASSES.exists() else ""
+    os.environ.setdefault("SPARK_SUBMIT_OPTS", QUICK_START + classes)
+    os.environ.setdefault("SPARK_LAUNCHER_OPTS", QUICK_START)
     os.environ["STRATALOG_LOCAL_PORTS"] = _ports_of_this_worker()
 
 
@@ -101,7 +105,56 @@ COMPUTES: Final = ("simulation",)
 """Folders whose tests take processor time only: their clocks are simulated, so that they may run beside any other test."""
 
 
+LONGEST_FIRST: Final = (
+    "integration/test_guides.py",
+    "integration/test_backfill.py",
+    "integration/test_kafka_tools.py",
+    "integration/test_main_job.py",
+    "integration/test_spark_writes.py",
+    "integration/test_exactly_once_spark.py",
+    "integration/test_spark_at_size.py",
+    "integration/test_restore.py",
+    "integration/test_attach.py",
+    "integration/test_consumer_protocol.py",
+    "integration/test_locked_history.py",
+    "integration/test_containers.py",
+    "valid_requests/test_valid_requests.py",
+    "pipeline/spark/test_spark.py",
+    "contract/test_object_store.py",
+    "contract/test_s3_broken_answers.py",
+    "pipeline/spark/test_job_command.py",
+    "handlers/test_fetch_from_replicas.py",
+    "cli/test_cli_command.py",
+    "contract/test_versions_and_locks.py",
+    "worker/test_locked_history.py",
+    "client/test_ledger_client.py",
+    "reads/test_compacted_topics.py",
+    "groups/test_consumer_protocol_clients.py",
+)
+"""Files that take half a minute and more: a worker that took one last would still run it when the others have ended."""
+APART: Final = ("integration/test_guides.py",)
+"""Files whose tests share nothing, so that each may go to another worker."""
+
+
+def _rank(file: str) -> int:
+    return next((rank for rank, each in enumerate(LONGEST_FIRST) if file.endswith(each)), len(LONGEST_FIRST))
+
+
+class _ByFile(LoadFileScheduling):  # type: ignore[misc]
+    """Sends a whole file to one worker, for its fixtures, except files that are ``APART``."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file: str = super()._split_scope(nodeid)
+        return nodeid if file.endswith(APART) else file
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    return _ByFile(config, log) if config.getoption("dist") == "loadfile" else None
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: _rank(item.path.as_posix()))
     for item in items:
         if item.path.parent.name in ALONE:
             item.add_marker(pytest.mark.alone)

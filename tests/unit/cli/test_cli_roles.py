@@ -20,7 +20,7 @@ def _config(directory: Path, text: str) -> Path:
 
 def _start(role: str, config: Path) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "stratalog", role, "--config", str(config)]
-    return subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    return subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=config.parent)
 
 
 def test_a_role_serves_until_sigterm(tmp_path: Path) -> None:
