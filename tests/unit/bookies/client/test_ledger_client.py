@@ -7,7 +7,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from random import Random
 from uuid import UUID
@@ -63,6 +63,8 @@ TOPIC = UUID(int=1)
 SPEC = LedgerSpec(
     topic_id=TOPIC, partition=0, base_offset=100, leader_epoch=3, ensemble_size=3, write_quorum=3, ack_quorum=2
 )  # fmt: skip
+WAIT_MS = 20_000
+"""For what must not be waited for, so that a slow machine is not taken for it."""
 SETTINGS = LedgerClientSettings(
     tick_ms=20, bookie_silence_ms=200, bookie_avoid_ms=100, recovery_retry_ms=50, hedge_delay_ms=100
 )  # fmt: skip
@@ -389,7 +391,7 @@ async def test_an_idle_ledgers_lac_reaches_the_bookies(cluster: Cluster) -> None
 
 async def test_a_bookie_that_goes_away_is_replaced_without_a_stop(cluster: Cluster) -> None:
     await cluster.start_bookie("spare")
-    client = cluster.client()
+    client = cluster.client(replace(SETTINGS, bookie_silence_ms=WAIT_MS, confirm_deadline_ms=2 * WAIT_MS))
     writer, recorder = await open_writer(client)
     for number in range(20):
         writer.append(batch(100 + number))
@@ -401,7 +403,7 @@ async def test_a_bookie_that_goes_away_is_replaced_without_a_stop(cluster: Clust
     for number in range(20, 40):
         writer.append(batch(100 + number))
     await recorder.confirmed(39)
-    assert time.monotonic() - began < 1.0
+    assert time.monotonic() - began < WAIT_MS / 1000, "a broken connection tells at once"
     await settled(writer)
     sealed = await writer.seal(140)
     assert sealed.fragments[-1].first_entry == 20
@@ -504,7 +506,7 @@ async def test_absence_is_explicit(cluster: Cluster) -> None:
 
 
 async def test_a_silent_bookie_costs_reads_one_hedge(cluster: Cluster) -> None:
-    client = cluster.client(LedgerClientSettings(hedge_delay_ms=50, bookie_avoid_ms=30_000))
+    client = cluster.client(LedgerClientSettings(hedge_delay_ms=1_000, bookie_avoid_ms=30_000))
     writer, _ = await open_writer(client)
     writer.append(batch(100))
     sealed = await writer.seal(101)
@@ -515,7 +517,7 @@ async def test_a_silent_bookie_costs_reads_one_hedge(cluster: Cluster) -> None:
     for _ in range(20):
         began = time.monotonic()
         assert len(await client.read(sealed, 0, 0, 100)) == 1
-        slow += time.monotonic() - began >= 0.05
+        slow += time.monotonic() - began >= 1.0
     assert slow <= 2
 
 
@@ -639,7 +641,8 @@ async def test_recovery_with_a_dead_bookie(cluster: Cluster) -> None:
 async def test_recovery_with_a_silent_bookie_does_not_wait_for_it(cluster: Cluster) -> None:
     await cluster.stop_bookie("bookie-2")
     await cluster.silent_bookie("bookie-2s")
-    old, new = cluster.client(), cluster.client()
+    patient = replace(SETTINGS, request_timeout_ms=WAIT_MS, recovery_deadline_ms=2 * WAIT_MS)
+    old, new = cluster.client(), cluster.client(patient)
     writer, recorder = await open_writer(old)
     writer.append(batch(100))
     await recorder.confirmed(0)
@@ -647,7 +650,7 @@ async def test_recovery_with_a_silent_bookie_does_not_wait_for_it(cluster: Clust
     began = time.monotonic()
     (closed,) = await new.recover([writer.ledger.ledger_id])
     assert closed.last_entry == 0
-    assert time.monotonic() - began < 2.0
+    assert time.monotonic() - began < WAIT_MS / 1000
 
 
 async def test_recovery_gives_up_at_the_deadline_and_can_be_repeated(cluster: Cluster) -> None:

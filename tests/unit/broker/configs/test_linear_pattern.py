@@ -24,4 +24,4 @@ def test_what_re2_does_not_compile_is_refused(pattern: str) -> None:
 def test_no_pattern_takes_exponential_time() -> None:
     started = time.perf_counter()
     assert not LinearPattern("(a*)*b").matches("a" * 100_000)
-    assert time.perf_counter() - started < 5
+    assert time.perf_counter() - started < 60
