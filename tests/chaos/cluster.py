@@ -19,7 +19,8 @@ from typing import Any, Final
 
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from chaos import transactions
+from chaos import copier, transactions
+from chaos.compaction import sends as compacted
 from chaos.java_producer import PARTITIONS as JAVA_PARTITIONS
 from chaos.java_producer import TOPIC as JAVA_TOPIC
 from chaos.links import CLIENTS, links_of
@@ -130,6 +131,11 @@ class ChaosCluster:
         new.append(
             NewTopic(transactions.TOPIC, transactions.PARTITIONS, replication_factor=3, config=dict(transactions.CONFIGS))
         )
+        new += [
+            NewTopic(name, compacted.PARTITIONS, replication_factor=3, config=dict(configs))
+            for name, configs in compacted.TOPICS.items()
+        ]
+        new += [NewTopic(name, 1, replication_factor=3, config=dict(copier.CONFIGS)) for name in (copier.INPUT, copier.OUTPUT)]
         for future in admin.create_topics(new).values():
             future.result(60)
 

@@ -8,18 +8,23 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 
-from chaos import transactions
+from chaos import copier, transactions
 from chaos.administrator import Administrator
 from chaos.checker import Verdict, check, offending
 from chaos.client import Client
 from chaos.cluster import ChaosCluster, log_tail
+from chaos.compaction import sends as compacted
+from chaos.compaction.checks import CompactionChecks
 from chaos.consumers import AsyncGroupMember, GroupMember, Replayer, TailReader
+from chaos.copier import CopierChecks
 from chaos.edn import write_edn
 from chaos.final_reads import read_everything
 from chaos.history import Recorder, read_history
@@ -73,6 +78,15 @@ class Result:
         return self.verdict is not None and self.verdict.is_clean and not self.problems
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checks:
+    """The workloads with topics of their own, each with its clients and its checks."""
+
+    transactions: TransactionChecks
+    compaction: CompactionChecks
+    copier: CopierChecks
+
+
 class ChaosRun:
     """One run. Call ``run`` once; other threads may read ``step``, ``progress`` and ``phase`` during it."""
 
@@ -88,7 +102,7 @@ class ChaosRun:
         self._bounds: list[float] = []
         """For each window, the maximum time in seconds for which a partition may confirm nothing."""
         self._stalls = Stalls()
-        self._transactions: TransactionChecks | None = None
+        self._checks: Checks | None = None
 
     def run(self) -> Result:
         """Run everything. Nothing is left running, whatever happens."""
@@ -116,7 +130,11 @@ class ChaosRun:
 
     def _clients(self, bootstrap: str) -> list[Client]:
         recorder, values, seed = self._recorder, Values(), self._options.seed
-        self._transactions = TransactionChecks(recorder, bootstrap, seed=seed + 20)
+        checks = self._checks = Checks(
+            transactions=TransactionChecks(recorder, bootstrap, seed=seed + 20),
+            compaction=CompactionChecks(recorder, bootstrap, self._options.results, seed=seed + 40),
+            copier=CopierChecks(recorder, bootstrap, self._options.results, seed=seed + 50),
+        )
         share = self._options.sends_per_s / 4
 
         def producer(name: str, number: int, *, idempotent: bool, timeout_ms: int) -> LibrdkafkaProducer:
@@ -139,7 +157,9 @@ class ChaosRun:
             AsyncGroupMember("member-3", recorder, bootstrap, seed=seed + 8),
             JavaProducer("java", recorder, bootstrap, self._options.results, per_s=round(share)),
             Administrator("administrator", recorder, bootstrap, seed=seed + 9),
-            *self._transactions.clients,
+            *checks.transactions.clients,
+            *checks.compaction.clients,
+            *checks.copier.clients,
         ]
 
     # -- faults
@@ -198,12 +218,16 @@ class ChaosRun:
     def _finish(self, cluster: ChaosCluster, clients: Sequence[Client]) -> None:
         self.phase = "healed, waiting for all"
         cluster.wait_until_whole(START_S)
+        self._await_proofs()
         self._stop(clients)
         self._ask(clients, cluster)
-        self._read("final-hot-and-cold", cluster)
+        self._read("final-hot-and-cold", cluster, is_compacted=False)
         self.phase = "moving everything to the store"
-        self._command(cluster, "tier", "offload", *TOPICS, transactions.TOPIC, "--wait", "--delete-hot")
-        self._read("final-cold", cluster)
+        offloaded = (*TOPICS, transactions.TOPIC, copier.INPUT, copier.OUTPUT)
+        self._command(cluster, "tier", "offload", *offloaded, "--wait", "--delete-hot")
+        for topic in compacted.TOPICS:
+            self._command(cluster, "tier", "compact", topic)
+        self._read("final-cold", cluster, is_compacted=True)
         self.phase = "verifying"
         verified = json.loads(self._command(cluster, "tier", "verify", "--json") or "{}")
         self._result.numbers["cold records verified"] = sum(row["records"] for row in verified.get("partitions", ()))
@@ -211,6 +235,21 @@ class ChaosRun:
         for name in cluster.names():
             if not cluster.is_running(name):
                 self._problem(f"{name} does not live at the end: {' | '.join(log_tail(cluster.log(name)))}")
+
+    def _await_proofs(self) -> None:
+        """Wait until readers have met compacted history in every partition, and copiers have copied something."""
+        checks = self._checks
+        assert checks is not None
+        gone = checks.compaction.compacted().total()
+        self._result.numbers["keyed records that readers found compacted away during the faults"] = gone
+        deadline = time.monotonic() + LIVENESS_S
+        while (uncompacted := checks.compaction.uncompacted()) or not checks.copier.has_copied():
+            if time.monotonic() > deadline:
+                self._problem(
+                    f"{uncompacted} are not compacted, or no copier got anywhere, {LIVENESS_S:.0f} s after the faults"
+                )
+                return
+            time.sleep(1)
 
     def _stop(self, clients: Sequence[Client]) -> None:
         self.phase = "stopping the clients"
@@ -229,17 +268,21 @@ class ChaosRun:
             for problem in client.final_problems(cluster.bootstrap):
                 self._problem(problem)
 
-    def _read(self, name: str, cluster: ChaosCluster) -> None:
+    def _read(self, name: str, cluster: ChaosCluster, *, is_compacted: bool) -> None:
         self.phase = f"reading everything ({name})"
         ends = read_everything(name, self._recorder, cluster.bootstrap, _FINAL_READ_S)
         if len(ends) < len(KEYS):
             self._problem(f"{name}: of {sorted(set(KEYS) - set(ends))} the end was not read within {_FINAL_READ_S:.0f} s")
         self._result.numbers[f"records in {name}"] = sum(ends.values())
-        assert self._transactions is not None
-        problems, committed = self._transactions.problems()
-        for problem in problems:
-            self._problem(f"{name}: {problem}")
-        self._result.numbers[f"records of committed transactions in {name}"] = committed
+        checks = self._checks
+        assert checks is not None
+        finds = (checks.transactions.find, partial(checks.compaction.find, is_compacted=is_compacted), checks.copier.find)
+        with ThreadPoolExecutor(len(finds)) as side_by_side:
+            found = [side_by_side.submit(find) for find in finds]
+        for findings in (future.result() for future in found):
+            for problem in findings.problems:
+                self._problem(f"{name}: {problem}")
+            self._result.numbers |= {f"{what} in {name}": number for what, number in findings.numbers.items()}
 
     def _command(self, cluster: ChaosCluster, *words: str) -> str:
         """Run one ``stratalog`` command; a failure is a problem."""
@@ -266,7 +309,7 @@ class ChaosRun:
         result.verdict = check(read_history(self._history))
         result.unavailability = self.progress.unavailability(self._windows)
         self._judge_unavailability()
-        states = Counter(self._transactions.outcomes.states().values()) if self._transactions is not None else {}
+        states = Counter(self._checks.transactions.outcomes.states().values()) if self._checks is not None else {}
         result.numbers |= {f"transactions {state.value}": count for state, count in states.items()}
         result.numbers |= {"seed": self._options.seed, "seconds": self._options.seconds, "faults": len(self._windows)}
         result.numbers |= {f"sends {type}": count for type, count in sorted(self.progress.counts.items())}

@@ -1,4 +1,4 @@
-"""A minute of chaos. A failure prints the problems; the run's directory holds history and logs."""
+"""Less than a minute of chaos. A failure prints the problems; the run's directory holds history and logs."""
 
 from __future__ import annotations
 
@@ -15,22 +15,26 @@ import psutil
 import pytest
 
 pytestmark = [pytest.mark.integration, pytest.mark.s3, pytest.mark.timeout(900)]
-SECONDS = 60
+SECONDS = 45
 SEED = 4
 ROOT = Path(__file__).parents[2]
 
 
-def test_a_minute_of_faults_without_an_anomaly(tmp_path: Path) -> None:
+def test_some_faults_without_an_anomaly(tmp_path: Path) -> None:
     results = tmp_path / "results"
     command = [sys.executable, "-m", "chaos", "--seconds", str(SECONDS), "--seed", str(SEED), "--results", str(results)]
     done = subprocess.run(command, env=_environ(), cwd=ROOT, capture_output=True, text=True, timeout=840, check=False)
     print(done.stdout)
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
     summary = json.loads((results / "summary.json").read_text())
-    assert summary["numbers"]["faults"] >= 3
+    assert summary["numbers"]["faults"] >= 2
     assert summary["numbers"]["sends ok"] > 1000
     assert summary["numbers"]["cold records verified"] > 1000
     assert summary["numbers"]["records of committed transactions in final-cold"] > 100
+    assert summary["numbers"]["keyed records acknowledged in final-cold"] > 100
+    assert summary["numbers"]["keyed records that readers found compacted away in final-cold"] > 10
+    assert summary["numbers"]["records copied in final-cold"] > 100
+    assert summary["numbers"]["records copied by copiers that were killed in final-cold"] > 0
     assert _processes_of(results) == []
 
 

@@ -10,9 +10,12 @@ from __future__ import annotations
 import random
 import threading
 import time
+from abc import abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from enum import Enum
+from functools import partial
 from typing import Final
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
@@ -43,6 +46,14 @@ class State(Enum):
     UNKNOWN = "unknown"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Findings:
+    """The findings of a workload's final reading. ``numbers`` are for the summary."""
+
+    problems: Sequence[str]
+    numbers: Mapping[str, int]
+
+
 class Outcomes:
     """The outcomes of all transactions, by name; a name's records are ``NAME/PARTITION``."""
 
@@ -59,15 +70,13 @@ class Outcomes:
             return dict(self._states)
 
 
-class TransactionalProducer(Client):
+class TransactionalClient(Client):
     """librdkafka with a transactional id. A new session fences the one before it, whatever that left open."""
 
-    def __init__(self, name: str, recorder: Recorder, outcomes: Outcomes, bootstrap: str, *, per_s: float, seed: int) -> None:
+    def __init__(self, name: str, recorder: Recorder, bootstrap: str, *, per_s: float, seed: int) -> None:
         super().__init__(name, recorder)
-        self._outcomes = outcomes
         self._interval_s = 1 / per_s
-        self._random = random.Random(seed)
-        self._number = 0
+        self.random = random.Random(seed)
         self._config = {
             "bootstrap.servers": bootstrap,
             "transactional.id": name,
@@ -85,36 +94,36 @@ class TransactionalProducer(Client):
         try:
             self._until_done(lambda: producer.init_transactions(_CALL_S))
             while not self.stopping.is_set() and self._transact(producer):
-                self.stopping.wait(self._random.expovariate(1) * self._interval_s)
+                self.stopping.wait(self.random.expovariate(1) * self._interval_s)
         except KafkaException:
             self.stopping.wait(0.5)
         finally:
             producer.purge()
 
+    @abstractmethod
+    def write(self, producer: Producer) -> Callable[[State], None]:
+        """Produce the records of one transaction, as aborted ones; return what notes its outcome."""
+
     def _transact(self, producer: Producer) -> bool:
         """Carry out one transaction; return whether the producer goes on."""
-        self._number += 1
-        name = f"{self.name}-{self._number}"
-        # Until a commit is asked for, nothing but an abort can come of it.
-        self._outcomes.set(name, State.ABORTED)
         producer.begin_transaction()
-        for partition in range(PARTITIONS):
-            producer.produce(TOPIC, f"{name}/{partition}".encode() + bytes(self._random.randrange(500)), partition=partition)
-        if self._random.random() < _ABANDON_CHANCE:
+        # Until a commit is asked for, nothing but an abort can come of it.
+        note = self.write(producer)
+        if self.random.random() < _ABANDON_CHANCE:
             producer.flush(_CALL_S)
             return False
-        if self._random.random() >= _ABORT_CHANCE:
-            self._outcomes.set(name, State.UNKNOWN)
+        if self.random.random() >= _ABORT_CHANCE:
+            note(State.UNKNOWN)
             try:
                 self._until_done(lambda: producer.commit_transaction(_CALL_S))
             except KafkaException as failure:
                 if not failure.args[0].txn_requires_abort():
                     raise
             else:
-                self._outcomes.set(name, State.COMMITTED)
+                note(State.COMMITTED)
                 return True
         self._until_done(lambda: producer.abort_transaction(_CALL_S))
-        self._outcomes.set(name, State.ABORTED)
+        note(State.ABORTED)
         return True
 
     @staticmethod
@@ -131,12 +140,31 @@ class TransactionalProducer(Client):
                 time.sleep(0.1)
 
 
+class TransactionalProducer(TransactionalClient):
+    """Writes one record to every partition in each transaction."""
+
+    def __init__(self, name: str, recorder: Recorder, outcomes: Outcomes, bootstrap: str, *, per_s: float, seed: int) -> None:
+        super().__init__(name, recorder, bootstrap, per_s=per_s, seed=seed)
+        self._outcomes = outcomes
+        self._number = 0
+
+    def write(self, producer: Producer) -> Callable[[State], None]:
+        self._number += 1
+        name = f"{self.name}-{self._number}"
+        self._outcomes.set(name, State.ABORTED)
+        for partition in range(PARTITIONS):
+            producer.produce(TOPIC, f"{name}/{partition}".encode() + bytes(self.random.randrange(500)), partition=partition)
+        return partial(self._outcomes.set, name)
+
+
 class CommittedReader(Client):
     """librdkafka with ``read_committed``: reads every partition from its beginning on, and again from there now and then."""
 
-    def __init__(self, name: str, recorder: Recorder, bootstrap: str, *, seed: int) -> None:
+    def __init__(self, name: str, recorder: Recorder, bootstrap: str, topic: str, partitions: int, *, seed: int) -> None:
         super().__init__(name, recorder)
         self._bootstrap = bootstrap
+        self._topic = topic
+        self._partitions = partitions
         self._random = random.Random(seed)
         self.seen: dict[tuple[int, int], str] = {}
         """Records by partition and offset."""
@@ -144,7 +172,7 @@ class CommittedReader(Client):
 
     def run_session(self) -> None:
         consumer = Consumer({**librdkafka_config(self._bootstrap, self.name), "isolation.level": "read_committed"})
-        consumer.assign([TopicPartition(TOPIC, partition, 0) for partition in range(PARTITIONS)])
+        consumer.assign([TopicPartition(self._topic, partition, 0) for partition in range(self._partitions)])
         until = time.monotonic() + self._random.uniform(10, 40)
         try:
             while time.monotonic() < until and not self.stopping.is_set():
@@ -157,7 +185,7 @@ class CommittedReader(Client):
     def _note(self, partition: int, offset: int, record: str) -> None:
         known = self.seen.setdefault((partition, offset), record)
         if known != record:
-            self.conflicts.append(f"{TOPIC}-{partition}@{offset}: {record} after {known}")
+            self.conflicts.append(f"{self._topic}-{partition}@{offset}: {record} after {known}")
 
 
 def record_name(value: bytes | None) -> str:
@@ -165,7 +193,7 @@ def record_name(value: bytes | None) -> str:
     return (value or b"").rstrip(b"\0").decode(errors="replace")
 
 
-def read_committed(bootstrap: str) -> tuple[list[list[tuple[int, str]]], list[str]]:
+def read_committed(bootstrap: str, topic: str, partitions: int) -> tuple[list[list[tuple[int, str]]], list[str]]:
     """Return all committed records with their offsets, by partition, and the partitions whose end is not stable in time."""
     config = {
         **librdkafka_config(bootstrap, "final-committed"),
@@ -173,11 +201,11 @@ def read_committed(bootstrap: str) -> tuple[list[list[tuple[int, str]]], list[st
         "enable.partition.eof": True,
     }
     consumer = Consumer(config)
-    records: list[list[tuple[int, str]]] = [[] for _ in range(PARTITIONS)]
-    latest = {TopicPartition(TOPIC, partition): OffsetSpec.latest() for partition in range(PARTITIONS)}
+    records: list[list[tuple[int, str]]] = [[] for _ in range(partitions)]
+    latest = {TopicPartition(topic, partition): OffsetSpec.latest() for partition in range(partitions)}
     ends = {index: end for (_, index), end in kafka.list_offsets(bootstrap, latest, _END_S).items()}
-    open_ends = set(range(PARTITIONS))
-    consumer.assign([TopicPartition(TOPIC, partition, 0) for partition in range(PARTITIONS)])
+    open_ends = set(range(partitions))
+    consumer.assign([TopicPartition(topic, partition, 0) for partition in range(partitions)])
     deadline = time.monotonic() + _END_S
     try:
         while open_ends and time.monotonic() < deadline:
@@ -189,7 +217,7 @@ def read_committed(bootstrap: str) -> tuple[list[list[tuple[int, str]]], list[st
                     open_ends.discard(partition)
     finally:
         consumer.close()
-    return records, [f"{TOPIC}-{partition} is not stable up to {ends[partition]}" for partition in sorted(open_ends)]
+    return records, [f"{topic}-{partition} is not stable up to {ends[partition]}" for partition in sorted(open_ends)]
 
 
 def wrong_records(states: Mapping[str, State], partitions: Sequence[Sequence[tuple[int, str]]]) -> list[str]:
@@ -236,17 +264,19 @@ class TransactionChecks:
     def __init__(self, recorder: Recorder, bootstrap: str, *, seed: int) -> None:
         self.outcomes = Outcomes()
         self._bootstrap = bootstrap
-        self._readers = [CommittedReader(f"committed-{each}", recorder, bootstrap, seed=seed + each) for each in range(2)]
+        self._readers = [
+            CommittedReader(f"committed-{each}", recorder, bootstrap, TOPIC, PARTITIONS, seed=seed + each) for each in range(2)
+        ]
         producers = [
             TransactionalProducer(f"transactional{each}", recorder, self.outcomes, bootstrap, per_s=4, seed=seed + 10 + each)
             for each in range(2)
         ]
         self.clients: Sequence[Client] = (*producers, *self._readers)
 
-    def problems(self) -> tuple[list[str], int]:
-        """Return the problems, and the number of committed records; call after the clients have stopped."""
-        records, unstable = read_committed(self._bootstrap)
+    def find(self) -> Findings:
+        """Read everything that is committed; return what is wrong. Call after the clients have stopped."""
+        records, unstable = read_committed(self._bootstrap, TOPIC, PARTITIONS)
         wrong = wrong_records(self.outcomes.states(), records)
         reads = [problem for reader in self._readers for problem in wrong_reads(reader, records)]
         shown = [*unstable, *wrong[:_SHOWN], *reads[:_SHOWN]]
-        return shown, sum(map(len, records))
+        return Findings(problems=shown, numbers={"records of committed transactions": sum(map(len, records))})
