@@ -294,7 +294,7 @@ async def test_a_finished_read_keeps_nothing_of_its_bytes(store: ObjectStore) ->
         task = asyncio.ensure_future(store.get_range("object", 0, len(PART)))
         content = weakref.ref(await task)
         del task
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while content() is not None:  # noqa: ASYNC110 - no event tells that memory is free
                 await asyncio.sleep(0.01)
     finally:

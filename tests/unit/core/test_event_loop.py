@@ -15,7 +15,7 @@ import pytest
 from stratalog_core.errors import Conflict
 from stratalog_core.event_loop import ServerLoop, run_server
 
-TIMEOUT_S = 20.0
+TIMEOUT_S = 60.0
 
 EXHAUSTED = """
 import asyncio, os, resource, sys, time

@@ -63,7 +63,7 @@ from stratalog_metadata.state.changes import Change
 from stratalog_metadata.state.commands import Allocate, Command, Delete, ExpireSession, Put
 
 OK = Status.OK
-TIMEOUT_S = 20.0
+TIMEOUT_S = 60.0
 
 
 class Talk:

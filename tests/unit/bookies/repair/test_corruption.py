@@ -225,7 +225,7 @@ async def scrub(cluster: Cluster, name: str, *, whole: bool = True) -> messages.
         await asyncio.sleep(0.01)
 
 
-WAIT_S = 20.0
+WAIT_S = 60.0
 
 
 async def held(cluster: Cluster, name: str, ledger: Ledger) -> list[bytes | None]:

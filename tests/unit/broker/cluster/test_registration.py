@@ -37,7 +37,7 @@ class Journal:
         self.changed.set()
 
     async def until(self, count: int) -> None:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while len(self.events) < count:
                 self.changed.clear()
                 await self.changed.wait()

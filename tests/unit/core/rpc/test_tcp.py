@@ -58,7 +58,7 @@ def echo(request: Request) -> None:
 
 async def until(condition: Callable[[], bool]) -> None:
     """Turn the loop until something is so."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not condition():  # noqa: ASYNC110 - what is waited for happens in the code under test, which sets no event
             await asyncio.sleep(0.001)
 

@@ -19,9 +19,9 @@ from stratalog_metadata.client.quorum_client import QuorumClient
 from stratalog_metadata.records import session_key
 from stratalog_metadata.state.commands import Command, ExpireSession
 
-LONG_LEASE_MS = 30_000
+LONG_LEASE_MS = 120_000
 GRACE_MS = 300
-WAIT_S = 15.0
+WAIT_S = 60.0
 """Far less than the lease: what happens within it did not wait for the lease's end."""
 
 

@@ -65,7 +65,7 @@ async def status(transport: TcpTransport, address: str) -> StatusAnswer:
     return messages.decode(body, StatusAnswer)
 
 
-async def until(condition: asyncio.Future[None], timeout_s: float = 10.0) -> None:
+async def until(condition: asyncio.Future[None], timeout_s: float = 60.0) -> None:
     async with asyncio.timeout(timeout_s):
         await condition
 
@@ -363,7 +363,7 @@ async def test_three_nodes_survive_the_leaders_death(tmp_path: Path, transport: 
         for number in range(20):
             await keep_proposing(quorum.client, str(number))
         await leader_of(quorum).close(hand_over=False)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             await keep_proposing(quorum.client, "after")
         assert names(quorum.client) >= {str(number) for number in range(20)}
         assert "after" in names(quorum.client)

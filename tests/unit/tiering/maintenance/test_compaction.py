@@ -350,7 +350,7 @@ async def test_a_pass_that_is_left_gives_its_map_back(cluster: Cluster, monkeypa
     monkeypatch.setattr("stratalog_tiering.worker.partition_work.STEPS_AT_ONCE_MAX", 1)
     worker = await cluster.start_worker()
     asking = asyncio.ensure_future(ask(cluster))
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         await begun.wait()
         session = worker._session
         assert session is not None

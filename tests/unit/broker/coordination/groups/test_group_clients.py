@@ -21,7 +21,7 @@ from unit.broker.mini_cluster import MiniCluster, in_thread, run_cluster
 
 TOPIC = "flights"
 PARTITIONS = 6
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0
 
 
 def make_topic(bootstrap: str, messages: int = 0) -> None:
