@@ -23,6 +23,7 @@ from confluent_kafka import KafkaError, Message, Producer
 
 from chaos.client import Client
 from chaos.history import Recorder
+from chaos.tether import tether_environment, tethered
 from chaos.transactions import CommittedReader, Findings, read_committed, wrong_reads
 from stratalog_loadgen.java_tools import java
 
@@ -132,10 +133,10 @@ class Copier(Client):
             *options,
             heap="128m",
         )
-        command = [program, _LOGGED, "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", *arguments]
+        command = tethered([program, _LOGGED, "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", *arguments])
         began_s = self._progressed_s = time.monotonic()
         before, copied = self.copied, 0
-        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
+        with subprocess.Popen(command, env=tether_environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
             watcher = threading.Thread(target=self._watch, args=(process, kill_after is not None), daemon=True)
             watcher.start()
             assert process.stdout is not None

@@ -18,6 +18,7 @@ from confluent_kafka import Consumer, TopicPartition
 
 from chaos.client import Client
 from chaos.history import Recorder
+from chaos.tether import tether_environment, tethered
 from stratalog_loadgen.java_tools import java
 
 TOPIC: Final = "java"
@@ -59,7 +60,10 @@ class JavaProducer(Client):
             *("--command-config", str(self._config)),
             heap="128m",
         )
-        with self._log.open("ab") as log, subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log) as process:
+        with (
+            self._log.open("ab") as log,
+            subprocess.Popen(tethered(command), env=tether_environment(), stdout=subprocess.PIPE, stderr=log) as process,
+        ):
             watcher = threading.Thread(target=self._end_with_the_run, args=(process,), daemon=True)
             watcher.start()
             assert process.stdout is not None

@@ -1,10 +1,16 @@
-"""The final checks of the administrator and of Java's producer, the jumping clock, and the flipped bit."""
+"""The final checks of the administrator and of Java's producer, the jumping clock, the flipped bit, and tied processes."""
 
 from __future__ import annotations
 
+import os
 import random
+import subprocess
+import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import pytest
 
 from chaos.administrator import wrong_topics
@@ -53,3 +59,36 @@ def test_one_bit_of_the_file_flips(tmp_path: Path) -> None:
     path.write_bytes(bytes(100))
     flip_bit(path, random.Random(1))
     assert sum(byte.bit_count() for byte in path.read_bytes()) == 1
+
+
+_PARENT = """
+import subprocess, time
+from chaos.tether import tether_environment, tethered
+child = subprocess.Popen(tethered(["sleep", "1000"]), env=tether_environment())
+print(child.pid, flush=True)
+time.sleep(1000)
+"""
+
+
+def test_a_tied_process_dies_with_its_parent_however_that_ends() -> None:
+    environ = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+    with subprocess.Popen([sys.executable, "-c", _PARENT], env=environ, stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        child = psutil.Process(int(parent.stdout.readline()))
+        _wait_until(lambda: child.name() == "sleep")
+        parent.kill()
+    _wait_until(lambda: _has_ended(child))
+
+
+def _has_ended(process: psutil.Process) -> bool:
+    try:
+        return process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+def _wait_until(done: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 120
+    while not done():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)

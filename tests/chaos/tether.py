@@ -10,6 +10,7 @@ import ctypes
 import os
 import signal
 import sys
+from collections.abc import Sequence
 from typing import Final
 
 _PR_SET_PDEATHSIG: Final = 1
@@ -25,6 +26,16 @@ def tether() -> None:
     if os.getppid() != int(os.environ[PARENT]):
         # The parent ended before this process was tied to it.
         sys.exit(1)
+
+
+def tethered(command: Sequence[str]) -> list[str]:
+    """Return the command that runs ``command``, tied to the process that ``tether_environment`` names."""
+    return [sys.executable, "-m", "chaos.tether", *command]
+
+
+def tether_environment() -> dict[str, str]:
+    """Return this process's environment, for a process that is tied to it."""
+    return {**os.environ, PARENT: str(os.getpid())}
 
 
 if __name__ == "__main__":
