@@ -95,8 +95,8 @@ class SteadyProducer(Client):
         return self._random.randrange(_OVERSIZED_EVERY) == 0
 
 
-_DRAIN: Final = re.compile(r"Beginning partition drain for .* with in-flight requests: (.*)")
-"""librdkafka's log line (debug=eos) before it bumps its epoch or requests a new producer id, with the reason."""
+DRAIN: Final = re.compile(r"Beginning partition drain (?:in state \w+ )?for .* with in-flight requests: (.*)")
+"""librdkafka's log line (debug=eos) before it bumps its epoch or requests a new producer id; 2.16 names its state there."""
 
 
 class _Epochs(logging.Handler):
@@ -109,7 +109,7 @@ class _Epochs(logging.Handler):
         self._process = recorder.new_process()
 
     def emit(self, record: logging.LogRecord) -> None:
-        reason = _DRAIN.search(record.getMessage())
+        reason = DRAIN.search(record.getMessage())
         if reason:
             self._recorder.record(self._process, "info", "epoch", client=self._name, error=reason[1])
 

@@ -17,6 +17,7 @@ from chaos.administrator import wrong_topics
 from chaos.java_producer import wrong_places
 from chaos.jumping_clock import JumpingClock, set_clock
 from chaos.nemesis import flip_bit
+from chaos.producers import DRAIN
 
 
 @pytest.mark.parametrize(
@@ -41,6 +42,17 @@ def test_acknowledged_values_are_at_their_places_once() -> None:
     assert "1.1 at (1, 1) instead of (1, 0)" in moved
     (twice,) = wrong_places([("1.0", (0, 0)), ("1.1", (1, 0)), ("1.2", (0, 1)), ("1.2", (0, 2))], acknowledged)
     assert "1 values are there twice: 1.2" in twice
+
+
+@pytest.mark.parametrize("state", ["", "in state Assigned "])
+def test_the_reason_of_a_new_epoch_is_found_in_the_log(state: str) -> None:
+    line = (
+        f"DRAIN [hasty#producer-4] [thrd:127.0.0.1:1/2]: Beginning partition drain {state}for PID{{Id:1000,Epoch:5}} epoch bump"
+        " for 3 partition(s) with in-flight requests: 1 message(s) timed out on hot [2]"
+    )
+    found = DRAIN.search(line)
+    assert found
+    assert found[1] == "1 message(s) timed out on hot [2]"
 
 
 def test_the_wall_clock_jumps_and_the_monotonic_clock_does_not(tmp_path: Path) -> None:
