@@ -127,7 +127,7 @@ async def test_versions_that_are_kept_later_are_noticed_by_the_next_deletion(buc
 @versioned("locks")
 @pytest.mark.parametrize("mode", LockMode)
 async def test_a_locked_version_cannot_be_deleted_before_its_time(bucket: Bucket, mode: LockMode) -> None:
-    lock = lock_for(4, mode)
+    lock = lock_for(12, mode)
     await bucket.store.put("put", [b"content"], lock=lock)
     upload = await bucket.store.create_upload("upload", PART_BYTES, lock=lock)
     parts = [await bucket.store.put_part(upload, number, [b"p" * size]) for number, size in ((1, PART_BYTES), (2, 7))]

@@ -356,7 +356,7 @@ class TestCluster:
         await worker.start()
         return worker
 
-    async def until(self, condition: Callable[[], bool], timeout_s: float = 20.0) -> None:
+    async def until(self, condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
         """Wait until metadata's view shows what is expected."""
         changed = asyncio.Event()
         stop = self.metadata.view.subscribe(lambda changes: changed.set())

@@ -56,7 +56,7 @@ async def test_three_join_and_leave(cluster: MiniCluster, assignor: str) -> None
         members.poll_until(lambda: len(set(members.messages)) == 60)
         for one in members.consumers:
             one.commit(asynchronous=False)
-        offsets = members.consumers[0].committed([TopicPartition(TOPIC, index) for index in range(PARTITIONS)], 10)
+        offsets = members.consumers[0].committed([TopicPartition(TOPIC, index) for index in range(PARTITIONS)], 60)
         assert {row.offset for row in offsets} == {10}
         admin = AdminClient({"bootstrap.servers": bootstrap})
         (row,) = admin.list_consumer_groups().result(10).valid
@@ -125,7 +125,7 @@ async def test_offsets_of_a_member_are_committed_in_a_transaction(cluster: MiniC
         member = one.consumer_group_metadata()
         producer.send_offsets_to_transaction([TopicPartition(TOPIC, 0, 1)], member, 20)
         producer.commit_transaction(20)
-        (found,) = one.committed([TopicPartition(TOPIC, 0)], 10)
+        (found,) = one.committed([TopicPartition(TOPIC, 0)], 60)
         assert found.offset == 1
         members.close()  # the member's epoch has ended
         producer.begin_transaction()
@@ -169,7 +169,7 @@ async def test_a_group_survives_its_coordinator(tmp_path: Path, kind: type[Membe
             assert len(members.messages) == 120
             for one in members.consumers:
                 one.commit(asynchronous=False)
-            offsets = members.consumers[0].committed([TopicPartition(TOPIC, index) for index in range(PARTITIONS)], 10)
+            offsets = members.consumers[0].committed([TopicPartition(TOPIC, index) for index in range(PARTITIONS)], 60)
             assert {row.offset for row in offsets} == {20}
             members.close()
 

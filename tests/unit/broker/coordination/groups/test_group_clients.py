@@ -147,10 +147,10 @@ async def test_commits_are_where_they_were_left(mini_cluster: MiniCluster) -> No
     def scenario() -> None:
         make_topic(bootstrap, 60)
         one = consumer(bootstrap)
-        unknown = one.committed([TopicPartition(TOPIC, 0)], 10)
+        unknown = one.committed([TopicPartition(TOPIC, 0)], 60)
         assert [row.offset for row in unknown] == [confluent_kafka.OFFSET_INVALID]
         one.commit(offsets=[TopicPartition(TOPIC, 2, 7, metadata="here")], asynchronous=False)
-        (found,) = one.committed([TopicPartition(TOPIC, 2)], 10)
+        (found,) = one.committed([TopicPartition(TOPIC, 2)], 60)
         assert (found.offset, found.metadata) == (7, "here")
         one.subscribe([TOPIC])
         values: list[bytes] = []
@@ -163,7 +163,7 @@ async def test_commits_are_where_they_were_left(mini_cluster: MiniCluster) -> No
         one.commit(asynchronous=False)
         one.close()
         two = consumer(bootstrap)
-        assert {row.offset for row in two.committed([TopicPartition(TOPIC, index) for index in range(PARTITIONS)], 10)} == {10}
+        assert {row.offset for row in two.committed([TopicPartition(TOPIC, index) for index in range(PARTITIONS)], 60)} == {10}
         two.close()
 
     await in_thread(scenario)
@@ -328,6 +328,6 @@ async def test_no_acknowledged_commit_is_lost_over_two_coordinators_deaths(tmp_p
         finally:
             stopped.set()
             await working
-        (found,) = await in_thread(lambda: committer.committed([TopicPartition(TOPIC, 0)], 10))
+        (found,) = await in_thread(lambda: committer.committed([TopicPartition(TOPIC, 0)], 60))
         assert found.offset >= acknowledged[-1]
         await in_thread(committer.close)
