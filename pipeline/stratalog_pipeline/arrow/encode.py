@@ -6,16 +6,17 @@ row without a timestamp gets the given time.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any, Final, NamedTuple
+from collections.abc import Callable, Iterator
+from typing import Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
 from stratalog_core.batches.batch import HEADER_BYTES, MAGIC, NO_PRODUCER_ID, NO_SEQUENCE, BatchHeader, write_header
-from stratalog_core.batches.compression import compress
+from stratalog_core.batches.compression import NONE, compressor
 from stratalog_core.compiled.jit import Bytes, Ints32, Ints64
 from stratalog_core.errors import Invalid
+from stratalog_core.ports import Buffer
 from stratalog_pipeline.arrow.encode_kernels import HEADER_BYTES_MAX, RECORD_BYTES_MAX, hash_keys, write_records
 
 BATCH_BYTES: Final = 256 * 1024
@@ -52,6 +53,7 @@ def encode_batches(rows: pa.RecordBatch, base_offset: int, codec: int, now_ms: i
         bounds = bounds + (sizes[header_rows[1:]] - sizes[header_rows[:-1]])
     if int(bounds.max()) > _RECORD_BYTES_LIMIT:
         raise Invalid(f"a row has {int(bounds.max())} bytes; maximum is {_RECORD_BYTES_LIMIT}")
+    compress: Callable[[Buffer], Buffer] = compressor(codec) if codec != NONE else _as_is
     ends = np.cumsum(bounds)
     first = 0
     while first < count:
@@ -59,7 +61,7 @@ def encode_batches(rows: pa.RecordBatch, base_offset: int, codec: int, now_ms: i
         last = max(first + 1, int(np.searchsorted(ends, before + BATCH_BYTES, side="right")))
         body = np.empty(int(ends[last - 1]) - before, np.uint8)
         length = write_records(body, 0, first, last, times_ms, *key, *value, header_rows, *names, *contents)
-        yield _batch(body[:length].data, base_offset + first, times_ms[first:last], codec)
+        yield _batch(body[:length].data, base_offset + first, times_ms[first:last], codec, compress)
         first = last
 
 
@@ -72,8 +74,12 @@ def partitions_of(keys: pa.Array, count: int) -> pa.Array:
     return pa.array(found, pa.int32(), mask=there == 0)
 
 
-def _batch(body: memoryview, base_offset: int, times_ms: Ints64, codec: int) -> bytearray:
-    packed: Any = compress(codec, body) if codec else body
+def _as_is(body: Buffer) -> Buffer:
+    return body
+
+
+def _batch(body: memoryview, base_offset: int, times_ms: Ints64, codec: int, compress: Callable[[Buffer], Buffer]) -> bytearray:
+    packed = compress(body)
     batch = bytearray(HEADER_BYTES + len(packed))
     batch[HEADER_BYTES:] = packed
     count = len(times_ms)

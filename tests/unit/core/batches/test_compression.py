@@ -22,6 +22,7 @@ from stratalog_core.batches.compression import (
     SNAPPY,
     ZSTD,
     compress,
+    compressor,
     decompress,
     decompression_bytes,
 )
@@ -39,6 +40,13 @@ contents = st.binary(max_size=2000) | st.builds(
 def test_content_comes_back(codec: int, content: bytes) -> None:
     assert decompress(codec, compress(codec, content)) == content
     assert decompress(codec, memoryview(compress(codec, bytearray(content)))) == content
+
+
+@settings(deadline=None)
+@given(st.sampled_from(PACKED), st.lists(contents, max_size=4))
+def test_a_compressor_that_is_used_again_makes_the_same_bytes(codec: int, pieces: list[bytes]) -> None:
+    compressed_again = compressor(codec)
+    assert [compressed_again(piece) for piece in pieces] == [compress(codec, piece) for piece in pieces]
 
 
 @settings(deadline=None)

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kafka.partitioner import murmur2
 
-from stratalog_core.batches.batch import check_batch
-from stratalog_core.batches.compression import NAMES
+from stratalog_core.batches.batch import HEADER_BYTES, check_batch
+from stratalog_core.batches.compression import NAMES, NONE, compress
 from stratalog_core.batches.records import Record, iterate_records
 from stratalog_core.errors import Invalid
 from stratalog_pipeline.arrow import encode
@@ -84,6 +84,15 @@ def test_every_row_is_a_record(rows: list[Row], base_offset: int, batch_bytes: i
 def test_batches_are_compressed_by_every_codec(codec: int) -> None:
     rows: list[Row] = [(b"k", b"v" * 100, NOW_MS + number, []) for number in range(3000)]
     assert decoded(arrow(rows), 7, codec) == expected(rows, 7)
+
+
+@pytest.mark.parametrize("codec", [codec for codec in NAMES.values() if codec != NONE])
+def test_each_batch_is_compressed_by_itself(codec: int) -> None:
+    rows: list[Row] = [(b"k%d" % number, b"v" * (number % 700), NOW_MS + number, []) for number in range(3000)]
+    plain = list(encode_batches(arrow(rows), 7, NONE, NOW_MS))
+    packed = list(encode_batches(arrow(rows), 7, codec, NOW_MS))
+    assert len(plain) > 2
+    assert [batch[HEADER_BYTES:] for batch in packed] == [compress(codec, batch[HEADER_BYTES:]) for batch in plain]
 
 
 def test_strings_and_missing_columns() -> None:
