@@ -29,6 +29,8 @@ from stratalog_metadata.records import Ledger, ledger_key
 Found = TypeVar("Found")
 
 BOOKIES: Final = 5
+LOG_FILE_BYTES: Final = 64 * 1024
+"""The minimum: bookies write their state whenever a file is full."""
 WRITERS: Final = 3
 RECOVERERS: Final = 2
 FAULTS_S: Final = 14.0
@@ -213,7 +215,8 @@ class Scenario:
         self.audit.copies.watch_answers(world.network)
         self.truth = Truth(self.audit, world.coverage)
         self.metadata = [Machine(world, f"metadata-{number}", roles.run_metadata_node) for number in range(1, 4)]
-        self.bookies = [Machine(world, f"bookie-{number}", roles.run_bookie) for number in range(1, BOOKIES + 1)]
+        bookie = partial(roles.run_bookie, log_file_bytes=LOG_FILE_BYTES)
+        self.bookies = [Machine(world, f"bookie-{number}", bookie) for number in range(1, BOOKIES + 1)]
         self._random = world.random("ambush")
         self._writers = writers = [Writer(self.truth) for _ in range(WRITERS)]
         self.writers = [Machine(world, f"writer-{number}", one.run) for number, one in enumerate(writers)]

@@ -108,7 +108,7 @@ def host_of(bookie: str) -> str:
     return f"host-{int(bookie.rpartition('-')[2]) % BOOKIE_HOSTS}"
 
 
-async def run_bookie(machine: Machine, ports: Ports, **others: Any) -> None:
+async def run_bookie(machine: Machine, ports: Ports, log_file_bytes: int = 256 * 1024, **others: Any) -> None:
     settings = BookieSettings(
         bookie_id=machine.name,
         data_dirs=("disk",),
@@ -116,7 +116,7 @@ async def run_bookie(machine: Machine, ports: Ports, **others: Any) -> None:
         host=host_of(machine.name),
         rack=f"rack-{number_of(machine) % BOOKIE_HOSTS % BOOKIE_RACKS}",
         lease_ms=2_000,
-        log_file_bytes=256 * 1024,
+        log_file_bytes=log_file_bytes,
         spare_files=1,
         collect_interval_s=2.0,
         free_bytes_min=0,
