@@ -23,6 +23,8 @@ from integration.process_cluster import ProcessCluster
 pytestmark = [pytest.mark.alone, pytest.mark.integration]
 RECORDS = int(os.environ.get("STRATALOG_POWER_RECORDS", "30000"))
 CUTS = 3
+UNANSWERED_MAX = min(RECORDS // 10, 50_000)
+"""Records that the client holds at once: half of the 100,000 that it takes."""
 PARTITIONS = 6
 TIMEOUT_S = 120.0
 WATCH_S = 0.1
@@ -124,7 +126,7 @@ def test_nothing_acknowledged_is_lost_when_all_lose_power(powered: PoweredCluste
         if due and len(acknowledged.where) >= due[0] and number % RETRY_RECORDS == 0 and powered.cut_power():
             powered.start()
             due.pop(0)
-        while len(producer) > RECORDS // 10:
+        while len(producer) > UNANSWERED_MAX:
             producer.poll(0.1)
     assert producer.flush(TIMEOUT_S) == 0
     assert not acknowledged.failures, acknowledged.failures[:3]
