@@ -181,7 +181,7 @@ class ChaosRun:
         for fault in step.faults:
             nemesis.begin(fault)
         time.sleep(step.hold_s)
-        for fault in step.faults:
+        for fault in step.in_order_of_repair:
             nemesis.end(fault)
         ended_ns = self._recorder.now_ns()
         self.phase = "recovering"

@@ -17,6 +17,8 @@ from stratalog_core.errors import Invalid
 
 Names = Mapping[str, Sequence[str]]
 """Names of the processes by role."""
+UNDONE_BY_COMMANDS: Final = ("drain", "decommission", "replace")
+"""Actions of operators that are undone by a command to the cluster."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +47,11 @@ class Step:
     faults: tuple[Fault, ...]
     hold_s: float
     quiet_s: float
+
+    @property
+    def in_order_of_repair(self) -> list[Fault]:
+        """The faults, operators' actions last: to undo one takes a quorum, which another fault may prevent."""
+        return sorted(self.faults, key=lambda fault: fault.action in UNDONE_BY_COMMANDS)
 
 
 _ROLES: Final = ("metadata", "bookie", "broker", "tiering", "store")
@@ -150,7 +157,7 @@ class Schedule:
             return Fault(kind=f"{card[1]} everything", action=card[1], processes=names)
         action, role = card
         kind = f"{action} {role}"
-        if action in ("drain", "decommission", "replace", "roll"):
+        if action in (*UNDONE_BY_COMMANDS, "roll"):
             names = tuple(self.names[role]) if action == "roll" else self._one(role)
             return Fault(kind=kind, action=action, processes=names, blocks=False)
         if action == "rot":

@@ -19,7 +19,7 @@ import pytest
 from chaos.faulty_files import DiskFault, FaultyFiles, clear_fault, set_fault
 from chaos.links import CLIENTS, Link, between
 from chaos.proxy_process import ProxyProcess
-from chaos.schedule import Schedule, Step
+from chaos.schedule import Fault, Schedule, Step
 
 WAIT_S = 60
 
@@ -255,6 +255,13 @@ def test_every_role_meets_every_kind_of_fault() -> None:
     assert {"cut clients to broker", "reset broker to store", "kill everything", "cut-backward metadata to metadata"} <= kinds
     assert all(fault.processes or fault.links for fault in faults)
     assert any(len(step.faults) > 1 for step in _steps(1, 150))
+
+
+def test_commands_are_undone_when_no_other_fault_is_left() -> None:
+    replaced, isolated = Fault(kind="replace metadata", action="replace"), Fault(kind="isolate metadata", action="link")
+    step = Step(faults=(replaced, isolated), hold_s=1, quiet_s=1)
+
+    assert step.in_order_of_repair == [isolated, replaced]
 
 
 def test_the_links_between_two_processes_are_those_both_ways() -> None:
