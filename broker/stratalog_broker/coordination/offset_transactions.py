@@ -22,6 +22,8 @@ from stratalog_core.batches.batch import TRANSACTIONAL_BIT, BatchHeader, read_he
 from stratalog_core.batches.records import Record, build_batch
 
 _GROUP_KEY_TYPE: Final = 0
+_NOT_ASKED: Final = (ErrorCode.network_exception, ErrorCode.not_coordinator)
+"""Answers if the transaction's coordinator could not be asked: it has moved, or is not reached."""
 
 
 class OffsetTransactions:
@@ -39,7 +41,8 @@ class OffsetTransactions:
     async def admit(self, transaction: Transaction, group_id: str) -> Callable[[], None]:
         """Return the check to make immediately before the group's offsets are appended; it raises ``KafkaError``.
 
-        Raises ``KafkaError`` with the coordinator's answer if the group does not belong to the transaction.
+        Raises ``KafkaError`` with the answer of the transaction's coordinator if the group does not belong to the transaction;
+        COORDINATOR_LOAD_IN_PROGRESS if that coordinator cannot be asked now. NOT_COORDINATOR is always about the group.
         """
         topic, index = self._locator.partition(_GROUP_KEY_TYPE, group_id)
         log = self._partitions.find_by_name(topic.encode(), index)
@@ -50,6 +53,8 @@ class OffsetTransactions:
             return lambda: _check(log, header, None)
         _check_epoch(log, header)
         answer, guard = await self._verifier.ask(transaction, log, header)
+        if answer in _NOT_ASKED:
+            raise KafkaError(ErrorCode.coordinator_load_in_progress)
         if answer is not ErrorCode.none:
             raise KafkaError(answer)
         return lambda: _check(log, header, guard)

@@ -29,10 +29,6 @@ _ACCESS: Final = Access(Operation.WRITE, Resource.TRANSACTIONAL_ID)
 _GROUP_ACCESS: Final = Access(Operation.READ, Resource.GROUP)
 _ADDS_SINCE: Final = 5
 _ABORTABLE_SINCE: Final = 4
-_LATER: Final = frozenset(
-    {ErrorCode.network_exception, ErrorCode.concurrent_transactions, ErrorCode.not_coordinator}
-)  # fmt: skip
-"""Answers of the transaction's coordinator that older clients do not expect here, or take for the group's coordinator's."""
 
 
 async def handle(
@@ -84,9 +80,7 @@ async def _commit(
 
 def _code_for(code: ErrorCode, version: int) -> ErrorCode:
     """Return the code that clients of this version expect."""
-    if code is ErrorCode.concurrent_transactions and version >= _ADDS_SINCE:
-        return code
-    if code in _LATER:
+    if code is ErrorCode.concurrent_transactions and version < _ADDS_SINCE:
         return ErrorCode.coordinator_load_in_progress
     if code is ErrorCode.transaction_abortable and version < _ABORTABLE_SINCE:
         return ErrorCode.invalid_txn_state

@@ -18,7 +18,7 @@ from stratalog_broker.handlers import HANDLERS
 
 ID = "copier"
 TOPIC = "events"
-FIND, INIT, ADD, ADD_OFFSETS, END, DESCRIBE, LIST = 10, 22, 24, 25, 26, 65, 66
+FIND, INIT, ADD, ADD_OFFSETS, END, COMMIT_OFFSETS, DESCRIBE, LIST = 10, 22, 24, 25, 26, 28, 65, 66
 MINUTE = datetime.timedelta(minutes=1)
 _LATER = (E.coordinator_not_available, E.coordinator_load_in_progress, E.not_coordinator, E.concurrent_transactions)
 
@@ -185,6 +185,30 @@ async def test_offsets_of_a_group_are_a_partition_of_the_transaction(mini_cluste
         assert (await producer.send(ADD_OFFSETS, version, group_id="group")).error_code is E.none
     ((topic,),) = ((row.topic for row in (await producer.describe()).topics),)
     assert topic == "__consumer_offsets"
+
+
+async def test_offsets_are_refused_by_a_broker_that_does_not_coordinate_their_group(tmp_path: Path) -> None:
+    async with run_cluster(tmp_path, brokers=2) as cluster:
+        await create_topic(cluster)
+        producer = Producer(cluster)
+        assert await producer.init() is E.none
+        async with asyncio.timeout(WAIT_S), connect(cluster.bootstrap) as client:
+            while (found := await client.send(FIND, 3, key="group", key_type=0)).error_code is not E.none:  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+        other = next(broker for number, broker in cluster.brokers.items() if number != found.node_id)
+        for version in versions(COMMIT_OFFSETS):
+            row = part(
+                COMMIT_OFFSETS, version, "TxnOffsetCommitRequestPartition", partition_index=0, committed_offset=1,
+                committed_metadata=None,
+            )  # fmt: skip
+            topic = part(COMMIT_OFFSETS, version, "TxnOffsetCommitRequestTopic", name=TOPIC, partitions=(row,))
+            async with connect(other.server.kafka_address) as client:
+                answer = await client.send(
+                    COMMIT_OFFSETS, version, transactional_id=ID, producer_id=producer.producer_id,
+                    producer_epoch=producer.epoch, group_id="group", topics=(topic,),
+                )  # fmt: skip
+            ((refused,),) = (one.partitions for one in answer.topics)
+            assert refused.error_code is E.not_coordinator, "the client looks for the coordinator again"
 
 
 async def test_a_coordinator_that_dies_leaves_the_transaction_to_the_next_one(tmp_path: Path) -> None:
