@@ -178,8 +178,9 @@ async def test_a_group_survives_its_coordinator(tmp_path: Path, kind: type[Membe
 
 @pytest.mark.parametrize("strategy", ["range", "cooperative-sticky"])
 async def test_a_group_changes_its_protocol_member_by_member_and_back(tmp_path: Path, strategy: str) -> None:
-    # Both members shall be in the first generation: a sticky assignor of librdkafka returns to a member that joins again the
-    # user data of its subscription, and a group with user data in its assignments cannot be upgraded, as in Kafka.
+    # Both members shall be in the first generation, and none may leave before the group is upgraded: a sticky assignor of
+    # librdkafka returns to a member that joins again the user data of its subscription, and a group with user data in its
+    # assignments cannot be upgraded, as in Kafka.
     async with run_cluster(tmp_path, bookies=1, brokers=1, **SETTINGS, group_initial_rebalance_delay_ms=2_000) as cluster:
         await in_thread(lambda: _change_protocol_and_back(cluster.bootstrap, strategy))
 
@@ -195,8 +196,9 @@ def _change_protocol_and_back(bootstrap: str, strategy: str) -> None:
     for settings in ({"group.protocol": "consumer"}, classic):
         members.settings = settings
         for _ in range(2):
-            members.commit_and_close_first()
             members.add()
+            members.poll_until(members.balanced)
+            members.commit_and_close_first()
             produce(bootstrap, range(sent, sent + 30))
             sent += 30
             members.poll_until(members.balanced)
