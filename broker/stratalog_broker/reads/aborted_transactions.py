@@ -11,7 +11,6 @@ the transaction. So ``runs_in`` compares the transactions found with the batches
 
 from __future__ import annotations
 
-import struct
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from typing import Final
@@ -19,7 +18,7 @@ from typing import Final
 from stratalog_broker.partitions.ledger_index import LedgerIndex
 from stratalog_broker.reads.log_reader import LogReader
 from stratalog_broker.reads.readable_log import ReadableLog
-from stratalog_core.batches.batch import read_header
+from stratalog_core.batches.batch import base_offset_of, read_header
 from stratalog_core.errors import NotFound, Unavailable
 from stratalog_core.partition_state.transactions import AbortedTransaction, aborted_between
 from stratalog_core.ports import Buffer
@@ -27,7 +26,6 @@ from stratalog_metadata.records import LedgerRef
 from stratalog_tiering.cold.reader import AbortedRange, ColdReader
 
 _ATTEMPTS: Final = 5
-_BASE_OFFSET: Final = struct.Struct(">q")
 AbortedRun = tuple[int, int]
 """Producer id and first offset of an aborted transaction, as in a Fetch response."""
 
@@ -35,24 +33,19 @@ AbortedRun = tuple[int, int]
 def runs_in(batches: Sequence[Buffer], aborted: Iterable[AbortedRange]) -> list[AbortedRun]:
     """Return the transactions as a response reports them, without those whose marker compaction removed from the batches.
 
-    A marker goes after its transaction's records. A client that were told of such a transaction would wait for the marker, and
-    would skip what the same producer committed later.
+    Compaction removes a marker after its transaction's records. A client that is told of such a transaction waits for the
+    marker and skips what the same producer committed later.
     """
     end_offset = read_header(batches[-1]).next_offset
     return [(producer, first) for producer, first, last in aborted if last >= end_offset or _has_marker(batches, last)]
 
 
 def _has_marker(batches: Sequence[Buffer], offset: int) -> bool:
-    position = bisect_right(batches, offset, key=_base_offset) - 1
+    position = bisect_right(batches, offset, key=base_offset_of) - 1
     if position < 0:
         return False
     header = read_header(batches[position])
     return header.base_offset == offset and header.is_control and header.record_count > 0
-
-
-def _base_offset(batch: Buffer) -> int:
-    offset: int = _BASE_OFFSET.unpack_from(batch)[0]
-    return offset
 
 
 class AbortedTransactions:

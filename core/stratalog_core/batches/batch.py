@@ -127,6 +127,12 @@ def write_header(batch: bytearray, header: BatchHeader) -> None:
     _CRC.pack_into(batch, 17, crc32c(memoryview(batch)[CRC_START:]))
 
 
+def base_offset_of(head: Buffer) -> int:
+    """Return the base offset of the batch that begins with ``head``."""
+    offset: int = _BASE_OFFSET.unpack_from(head)[0]
+    return offset
+
+
 def is_control(head: Buffer) -> bool:
     """Whether a batch, or its first bytes, has the control bit; False if they are fewer than a header."""
     return len(head) >= HEADER_BYTES and bool(head[_ATTRIBUTES_LOW_BYTE] & CONTROL_BIT)

@@ -133,7 +133,8 @@ async def _renew(lease: HeldLease, ended: asyncio.Event) -> None:
     pause_s = lease.renew_after_s
     while True:
         with suppress(TimeoutError):
-            await asyncio.wait_for(ended.wait(), pause_s)
+            async with asyncio.timeout(pause_s):
+                await ended.wait()
         if ended.is_set():
             return
         try:

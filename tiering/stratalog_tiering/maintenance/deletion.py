@@ -218,7 +218,7 @@ class LateMarkers:
         try:
             await self._search(topic, guards)
         except BaseException:
-            self._next_at.put(topic.topic_id, now)
+            self._next_at.pop(topic.topic_id)
             raise
 
     async def _search(self, topic: Topic, guards: Guards) -> None:
