@@ -1,8 +1,10 @@
 """The transactional ids of one partition of ``__transaction_state``: which transitions are allowed. Does no I/O.
 
-A request returns an error code, or the transaction to write. That write is pending until ``settled``; until then other requests
-for the id get CONCURRENT_TRANSACTIONS, which clients retry. A write that fails while this broker still owns the partition had
-no effect; one whose outcome is unknown ends the ownership, so the next coordinator decides by the log.
+A request returns an error code, or the transaction to write. That write is pending until ``settled``; until then, and from the
+decision of a transaction until its markers are written, other requests for the id get CONCURRENT_TRANSACTIONS, which clients
+retry. A client of version 2 knows its next epoch, and perhaps its next id, from the decision on, before they are the
+producer's; so that answer comes before any check of them. A write that fails while this broker still owns the partition had no
+effect; one whose outcome is unknown ends the ownership, so the next coordinator decides by the log.
 
 The rules are Kafka's (``TransactionCoordinator``): KIP-98, KIP-360 (a producer raises its own epoch), KIP-890 (every
 transaction raises the epoch).
@@ -39,7 +41,6 @@ _COMPLETED: Final = {
     True: TransactionState.COMPLETE_COMMIT,
     False: TransactionState.COMPLETE_ABORT,
 }
-_PREPARED: Final = {True: TransactionState.PREPARE_COMMIT, False: TransactionState.PREPARE_ABORT}
 _IDLE: Final = frozenset({TransactionState.EMPTY, TransactionState.COMPLETE_COMMIT, TransactionState.COMPLETE_ABORT})
 
 
@@ -115,7 +116,7 @@ class TransactionCoordinator:
             return ErrorCode.invalid_request
         if not 0 < timeout_ms <= self._limits.timeout_ms_max:
             return ErrorCode.invalid_transaction_timeout
-        if transactional_id in self._pending:
+        if self._is_changing(transactional_id):
             return ErrorCode.concurrent_transactions
         known = self._store.transactions.get(transactional_id)
         if known is None:
@@ -123,7 +124,7 @@ class TransactionCoordinator:
             return ErrorCode.none if has_room else ErrorCode.coordinator_not_available
         if expected is not None and not _may_be_producer_of(known, expected):
             return ErrorCode.producer_fenced
-        return ErrorCode.concurrent_transactions if known.state in PREPARED else ErrorCode.none
+        return ErrorCode.none
 
     def _next_epoch(
         self, known: Transaction, timeout_ms: int, expected: ProducerEpoch | None, unused_id: int | None, now: Instant
@@ -150,11 +151,11 @@ class TransactionCoordinator:
         now: Instant,
     ) -> Planned:
         """AddPartitionsToTxn and AddOffsetsToTxn: return NONE if the transaction has all of the partitions."""
+        if self._is_changing(transactional_id):
+            return ErrorCode.concurrent_transactions
         known = self._of_producer(transactional_id, producer)
         if isinstance(known, ErrorCode):
             return known
-        if transactional_id in self._pending or known.state in PREPARED:
-            return ErrorCode.concurrent_transactions
         is_ongoing = known.state is TransactionState.ONGOING
         if is_ongoing and added.issubset(known.partitions):
             return ErrorCode.none
@@ -199,10 +200,12 @@ class TransactionCoordinator:
         if known is None:
             return ErrorCode.invalid_producer_id_mapping
         bumps = client_version >= EPOCH_BUMP_VERSION
+        if bumps and self._is_changing(transactional_id):
+            return ErrorCode.concurrent_transactions
         error = _check_end_bumping(known, producer) if bumps else _check_end(known, producer)
         if error is not ErrorCode.none:
             return error
-        if transactional_id in self._pending:
+        if self._is_changing(transactional_id):
             return ErrorCode.concurrent_transactions
         is_retry = bumps and (_is_bumped_once(known, producer) or _has_overflowed(known, producer))
         begins = bumps and not commit and not is_retry and known.state in _IDLE
@@ -221,6 +224,11 @@ class TransactionCoordinator:
 
     def is_pending(self, transactional_id: str) -> bool:
         return transactional_id in self._pending
+
+    def _is_changing(self, transactional_id: str) -> bool:
+        """Whether a write is pending, or a decided transaction lacks markers: its completion is pending in Kafka."""
+        known = self._store.transactions.get(transactional_id)
+        return transactional_id in self._pending or (known is not None and known.state in PREPARED)
 
     def complete(self, transactional_id: str, now: Instant) -> Transaction | None:
         """All markers are written: return the transaction to write; None if that is being written or was done."""
@@ -312,8 +320,6 @@ def _check_end_bumping(known: Transaction, producer: ProducerEpoch) -> ErrorCode
     is_current = known.producer_epoch == producer.epoch
     if known.state in (TransactionState.ONGOING, TransactionState.EMPTY):
         is_valid = is_current
-    elif known.state in PREPARED:
-        is_valid = _is_bumped_once(known, producer)
     else:
         is_valid = is_current or has_overflowed or _is_bumped_once(known, producer)
     return ErrorCode.none if is_valid else ErrorCode.producer_fenced
@@ -330,9 +336,7 @@ def _has_overflowed(known: Transaction, producer: ProducerEpoch) -> bool:
 
 
 def _ended_already(known: Transaction, *, commit: bool, bumps: bool, is_retry: bool) -> ErrorCode:
-    """Return the answer to EndTxn without an ongoing transaction."""
-    if known.state is _PREPARED[commit]:
-        return ErrorCode.concurrent_transactions
+    """Return the answer to EndTxn if no transaction is ongoing or being completed."""
     if known.state is _COMPLETED[commit] and (is_retry or not bumps):
         return ErrorCode.none
     return ErrorCode.invalid_txn_state

@@ -98,7 +98,7 @@ def test_a_transaction_from_the_first_partition_to_the_last_marker() -> None:
     assert shell.known.state is S.PREPARE_COMMIT
     assert shell.add(A) is E.concurrent_transactions
     assert shell.end(commit=True) is E.concurrent_transactions
-    assert shell.end(commit=False) is E.invalid_txn_state
+    assert shell.end(commit=False) is E.concurrent_transactions, "the markers are being written"
     assert shell.init() is E.concurrent_transactions
     shell.complete()
     assert (shell.known.state, shell.known.partitions) == (S.COMPLETE_COMMIT, ())
@@ -334,6 +334,16 @@ def test_an_abort_without_partitions_raises_the_epoch() -> None:
     assert shell.known.producer_epoch == 2
 
 
+@pytest.mark.parametrize("commit", [True, False])
+def test_an_abort_without_partitions_waits_for_the_markers_of_the_transaction_before_it(commit: bool) -> None:
+    shell = begun(version=2)
+    shell.add(A, version=2)
+    shell.end(commit=commit, version=2)
+    assert shell.end(commit=False, version=2) is E.concurrent_transactions, "the producer knows its next epoch already"
+    shell.complete()
+    assert shell.end(commit=False, version=2) is E.none
+
+
 def test_a_timeout_fences_a_producer_whose_retries_name_the_epoch_before() -> None:
     shell = begun(version=2)
     first = shell.producer
@@ -353,6 +363,9 @@ def test_the_last_epoch_of_an_id_continues_with_another_id() -> None:
     assert shell.end(commit=True, version=2) is E.none
     assert (shell.known.producer_id, shell.known.producer_epoch) == (last.producer_id, EPOCH_MAX)
     renewed = ProducerEpoch(shell.known.next_producer_id, 0)
+    assert shell.add(B, producer=renewed, version=2) is E.concurrent_transactions, "the producer knows its next id already"
+    assert shell.end(commit=False, producer=renewed, version=2) is E.concurrent_transactions
+    assert shell.init(expected=renewed) is E.concurrent_transactions
     shell.complete()
     assert shell.producer == renewed
     assert shell.end(commit=True, producer=last, version=2) is E.none, "a retry of the client, which knows only its old id"
