@@ -126,7 +126,7 @@ site: .venv/.test  ## build docs/ as a site into site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 .PHONY: sim
-sim: .venv/.test  ## simulate whole clusters from seeds: SEEDS=20 FIRST_SEED=1 [PROGRESS=file RESULT=file.md], or SEED=7 [SHRINK=1] for one with its trace; SCENARIO=log
+sim: .venv/.test  ## simulate whole clusters from seeds: SEEDS=20 FIRST_SEED=1 [PROGRESS=directory RESULT=file.md], or SEED=7 [SHRINK=1] for one with its trace; SCENARIO=log
 	PYTHONHASHSEED=0 PYTHONPATH=tests $(BIN)/python -W ignore -m simulation --scenario $(or $(SCENARIO),all) \
 		$(if $(SEED),--seed $(SEED) $(if $(SHRINK),--shrink) $(if $(KEEP),--keep "$(KEEP)"),--seeds $(or $(SEEDS),20) --first-seed $(or $(FIRST_SEED),1) \
 		$(if $(FRESH),--fresh $(FRESH)) $(if $(PROGRESS),--progress "$(PROGRESS)") $(if $(RESULT),--result "$(RESULT)"))

@@ -12,9 +12,10 @@ from random import SystemRandom
 from typing import Final
 
 from simulation.checkers import coverage
-from simulation.recorded_runs import OtherSeries, RecordedRuns, commit_hash, summary
+from simulation.recorded_runs import OtherSeries, RecordedRuns, summary
 from simulation.runs import SCENARIOS, Outcome, Run, broken, load_messages, run_many
 from simulation.shrinking import describe, shrink
+from simulation.simulated_code import code_digest, commit_hash
 
 BAR: Final = 30
 FRESH_SEEDS_BELOW: Final = 2**31
@@ -50,8 +51,8 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--fresh-seed", type=int, help="with --fresh: the first of them, to run the same again")
     parser.add_argument("--require-states", action="store_true", help="fail if a state of coverage.py is met by no run")
     parser.add_argument("--more", type=int, default=0, help="with --require-states: so many more seeds until each is met")
-    parser.add_argument("--progress", type=Path, help="record each run in this file, and run only what it does not have yet")
-    parser.add_argument("--result", type=Path, help="write a summary with the commit's hash to this file")
+    parser.add_argument("--progress", type=Path, help="record runs in this directory, and run only what it has not yet")
+    parser.add_argument("--result", type=Path, help="write a summary that names the code to this file")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes at once; by default one for each core")
     return parser.parse_args()
 
@@ -83,7 +84,7 @@ def _many(names: Sequence[str], arguments: argparse.Namespace) -> list[Outcome]:
     load_messages()
     started = time.perf_counter()
     running = run_many(missing, arguments.jobs)
-    outcomes = list(_shown(recorded.record(running) if recorded else running, len(missing)))
+    outcomes = list(_shown(recorded.record(running) if recorded and missing else running, len(missing)))
     outcomes = recorded.outcomes if recorded else outcomes
     if arguments.require_states:
         further = range(arguments.first_seed + arguments.seeds, arguments.first_seed + arguments.seeds + arguments.more)
@@ -95,8 +96,8 @@ def _many(names: Sequence[str], arguments: argparse.Namespace) -> list[Outcome]:
     _summary(outcomes, len(outcomes) if recorded is None else len(missing), seconds)
     _verdict(outcomes)
     if arguments.result:
-        commit = recorded.commit if recorded else commit_hash()
-        arguments.result.write_text("\n".join(summary(outcomes, commit)) + "\n")
+        code, commits = (recorded.code, recorded.commits) if recorded else (code_digest(), [commit_hash()])
+        arguments.result.write_text("\n".join(summary(outcomes, code, commits)) + "\n")
     return outcomes
 
 

@@ -1,83 +1,108 @@
-"""Outcomes of many runs in a file, one JSON line each, so that a long series can be interrupted and resumed.
+"""Outcomes of many runs in a directory, so that a long series can be interrupted, resumed and shared among processes.
 
-The first line identifies the series: scenarios, seeds and the commit. The file of another series is refused.
+Each process writes a file of its own, one JSON line for each run; all files of the directory are read. A file's first line
+names the code that ran (``simulated_code.py``). A directory with runs of other code is refused.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
-import subprocess
+import platform
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from simulation.checkers import coverage
 from simulation.runs import Outcome, Run
+from simulation.simulated_code import code_digest, commit_hash, file_stamps
 
 
 class OtherSeries(Exception):
-    """The progress file belongs to other seeds, scenarios or another commit."""
-
-
-def commit_hash() -> str:
-    """Return the commit of the working tree; ``-dirty`` is appended if it differs from its commit."""
-    directory = Path(__file__).parent
-    command = ["git", "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty"]
-    return subprocess.run(command, cwd=directory, capture_output=True, text=True, check=True).stdout.strip()
+    """The runs in the directory are those of other code, or the code changed while runs were recorded."""
 
 
 class RecordedRuns:
-    """The outcomes of a series. ``work`` is the whole series; ``path`` is its progress file."""
+    """The outcomes of a series. ``work`` is the whole series; ``directory`` holds what any process has run of it."""
 
-    def __init__(self, path: Path, work: Sequence[Run]) -> None:
-        self._path = path
-        self.commit = commit_hash()
-        self._series = {
-            "commit": self.commit,
-            "scenarios": sorted({run.scenario for run in work}),
-            "seeds": [min(run.seed for run in work), max(run.seed for run in work)],
-            "runs": len(work),
-        }
-        self.outcomes: list[Outcome] = list(self._read())
-        known = {(outcome.run.scenario, outcome.run.seed) for outcome in self.outcomes}
-        self.missing = [run for run in work if (run.scenario, run.seed) not in known]
+    def __init__(self, directory: Path, work: Sequence[Run]) -> None:
+        self._directory = directory
+        self._stamps = file_stamps()
+        self.code = code_digest()
+        self._commit = commit_hash()
+        self.commits: set[str] = set()
+        """The commits on which the recorded runs ran: each has the same simulated code."""
+        found: dict[Run, Outcome] = {}
+        for outcome in self._read(set(work)):
+            if outcome.run not in found or outcome.failure:
+                found[outcome.run] = outcome
+        self.outcomes = list(found.values())
+        self.missing = [run for run in work if run not in found]
 
-    def _read(self) -> Iterator[Outcome]:
-        if not self._path.exists():
-            self._path.write_text(json.dumps(self._series) + "\n")
-            return
-        series, *lines = self._path.read_text().splitlines()
-        if json.loads(series) != self._series:
-            raise OtherSeries(
-                f"{self._path} records {series}; this is {json.dumps(self._series)}: remove the file to begin anew"
-            )
-        for line in lines:
-            with contextlib.suppress(json.JSONDecodeError):  # Truncated when an earlier process was killed.
-                yield _outcome(json.loads(line))
+    def _read(self, work: set[Run]) -> Iterator[Outcome]:
+        if self._directory.is_file():
+            raise OtherSeries(f"{self._directory} is a file; runs are recorded in a directory")
+        for path in sorted(self._directory.glob("*.jsonl")):
+            first, *lines = path.read_text().splitlines() or [""]
+            if not first:  # Another process is about to write it.
+                continue
+            series = json.loads(first)
+            if series.get("code") != self.code:
+                raise OtherSeries(
+                    f"{path} records runs of the code {series.get('code')}; this is {self.code}:"
+                    " name another directory, or remove the file to begin anew"
+                )
+            for line in lines:
+                with contextlib.suppress(json.JSONDecodeError):  # Truncated when its process was killed.
+                    outcome = _outcome(json.loads(line))
+                    if outcome.run in work:
+                        self.commits.add(series["commit"])
+                        yield outcome
 
     def record(self, outcomes: Iterable[Outcome]) -> Iterator[Outcome]:
-        """Write each outcome to the file, then yield it."""
-        with self._path.open("a") as file:
-            if not self._path.read_bytes().endswith(b"\n"):
-                file.write("\n")
+        """Write each outcome to a new file, then yield it. Raise ``OtherSeries`` if the code has changed meanwhile."""
+        with self._create() as file:
+            _write_line(file, {"code": self.code, "commit": self._commit, "python": platform.python_version()})
             for outcome in outcomes:
-                file.write(json.dumps(_row(outcome)) + "\n")
-                file.flush()
+                if file_stamps() != self._stamps:
+                    raise OtherSeries(
+                        f"files of the simulated code changed while it ran: {outcome.run.command()} does not count"
+                    )
+                _write_line(file, _row(outcome))
+                self.commits.add(self._commit)
                 self.outcomes.append(outcome)
                 yield outcome
 
+    def _create(self) -> TextIO:
+        """Open a file that no other process writes."""
+        self._directory.mkdir(parents=True, exist_ok=True)
+        for number in count(1):
+            with contextlib.suppress(FileExistsError):
+                return (self._directory / f"runs-{number:03}.jsonl").open("x")
+        raise AssertionError("numbers have no end")
 
-def summary(outcomes: Sequence[Outcome], commit: str) -> list[str]:
-    """Return a Markdown summary: commit, runs, failures with commands to repeat them, and the states that were met."""
+
+def _write_line(file: TextIO, value: dict[str, Any]) -> None:
+    file.write(json.dumps(value) + "\n")
+    file.flush()
+
+
+def summary(outcomes: Sequence[Outcome], code: str, commits: Iterable[str]) -> list[str]:
+    """Return a Markdown summary: code, runs, failures with commands to repeat them, and the states that were met."""
     failed = [outcome for outcome in outcomes if outcome.failure]
     seeds = [outcome.run.seed for outcome in outcomes]
     counts = Counter(outcome.run.scenario for outcome in outcomes)
-    rows = [f"| `{name}` | {runs} | {sum(each.run.scenario == name for each in failed)} |" for name, runs in counts.items()]
+    rows = [
+        f"| `{name}` | {runs} | {sum(each.run.scenario == name for each in failed)} |" for name, runs in sorted(counts.items())
+    ]
+    named = ", ".join(f"`{commit}`" for commit in sorted(commits))
     return [
-        f"Commit `{commit}`: {len(outcomes)} runs, seeds {min(seeds)} to {max(seeds)}, {len(failed)} failed,"
+        f"{len(outcomes)} runs, seeds {min(seeds)} to {max(seeds)}, {len(failed)} failed,"
         f" {sum(outcome.seconds for outcome in outcomes) / 3600:.1f} hours of a core.",
+        "",
+        f"Simulated code `{code}`, Python {platform.python_version()}, commits {named}.",
         "",
         *(f"- {outcome.failure} (`{outcome.run.command()}`)" for outcome in failed),
         *([""] if failed else []),

@@ -17,7 +17,7 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from multiprocessing import connection
 from multiprocessing.context import ForkProcess
@@ -43,6 +43,7 @@ from simulation.scenarios import (
     raft_scripts,
     transactions,
 )
+from simulation.simulated_code import not_counted
 from simulation.world.loop import CURRENT, FailedInBackground
 from simulation.world.machine import World
 from simulation.world.schedule import Decision, Schedule
@@ -231,7 +232,12 @@ def end_after_cpu_s(seconds: int) -> None:
 
 def _run_here(run: Run, sender: connection.Connection) -> None:
     end_after_cpu_s(RUN_CPU_S)
-    sender.send(_outcome(run))
+    loaded = set(sys.modules)
+    outcome = _outcome(run)
+    uncounted = not_counted({name: module for name, module in sys.modules.items() if name not in loaded})
+    if uncounted and not outcome.failure:
+        outcome = replace(outcome, failure=f"imported {', '.join(uncounted)}: add them to simulated_code.py")
+    sender.send(outcome)
     sender.close()
 
 
