@@ -82,15 +82,8 @@ class Registry:
             registered = self._get(path)
             for each in registered.references:
                 add(each.name, each.subject, str(each.version))
-            content = found.pop(name)
-            try:
-                content = base64.b64decode(registered.schema, validate=True)
-            except ValueError:
-                raise Invalid(
-                    f"the registry returns {subject!r} as text, not as descriptors: give value_schema_file, made by"
-                    " protoc --include_imports -o FILE"
-                ) from None
-            found[name] = content
+            found.pop(name)
+            found[name] = _file(registered.schema, name, subject)
 
         add(name, subject, version)
         return list(found.items())
@@ -126,6 +119,23 @@ def _headers() -> Mapping[str, str]:
     secret = os.environ.get(AUTH_VARIABLE, "")
     authorized = {"Authorization": "Basic " + base64.b64encode(secret.encode()).decode()} if secret else {}
     return {"Accept": _JSON, **authorized}
+
+
+def _file(schema: str, name: str, subject: str) -> bytes:
+    """Return a file's descriptor, which a registry returns in Base64, or as text if it was registered so."""
+    try:
+        return base64.b64decode(schema, validate=True)
+    except ValueError:
+        pass
+    from stratalog_pipeline.value_formats.proto_text import parse_proto
+
+    try:
+        return bytes(parse_proto(schema, name).SerializeToString())
+    except Invalid as refused:
+        raise Invalid(
+            f"the registry's schema of {subject!r} is not understood: {refused.message}; give value_schema_file, made by"
+            " protoc --include_imports -o FILE"
+        ) from None
 
 
 def _descriptor_set(files: Sequence[tuple[str, bytes]]) -> bytes:

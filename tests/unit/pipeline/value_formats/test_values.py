@@ -215,6 +215,28 @@ def descriptors(*, order: str = "order.proto", money: str = "money.proto") -> by
     return bytes(made.SerializeToString())
 
 
+PROTO = """
+syntax = "proto3";
+package shop;
+import "money.proto";
+import "google/protobuf/timestamp.proto";
+enum State { OPEN = 0; PAID = 1; }
+message Unused { bytes x = 1; }
+message Order {
+  int64 id = 1;
+  uint32 small = 2;
+  Money price = 3;
+  State state = 4;
+  google.protobuf.Timestamp at = 5;
+  repeated string tags = 6;
+  map<string, int32> counts = 7;
+  bytes raw = 8;
+  optional string note = 9;
+}
+"""
+"""The second file of ``descriptors`` as text."""
+
+
 def order_class() -> Any:
     files = descriptor_pb2.FileDescriptorSet.FromString(descriptors())
     pool = descriptor_pool.DescriptorPool()
@@ -334,7 +356,8 @@ def test_json_and_protobuf_from_a_registry() -> None:
         "orders-value/versions/latest": {"schema": shape, "schemaType": "JSON"},
         "p/versions/latest?format=serialized": {"schema": top, "schemaType": "PROTOBUF", "references": references},
         "money/versions/4?format=serialized": {"schema": base, "schemaType": "PROTOBUF"},
-        "text/versions/latest?format=serialized": {"schema": 'syntax = "proto3";', "schemaType": "PROTOBUF"},
+        "text/versions/latest?format=serialized": {"schema": PROTO, "schemaType": "PROTOBUF", "references": references},
+        "group/versions/latest?format=serialized": {"schema": "message A { group B = 1", "schemaType": "PROTOBUF"},
     }
     answers = {f"/subjects/{path}": (200, body) for path, body in registered.items()}
     content, row = order()
@@ -347,8 +370,11 @@ def test_json_and_protobuf_from_a_registry() -> None:
         other = (framed(4, b"\x00" + content), framed(4, b"\x04\x02\x00" + content), framed(4, b"\xff\xff"), framed(4, b""))
         rows = decoded(found, framed(4, b"\x02\x02" + content), *other)
         assert [each["value"] for each in rows] == [row, None, None, None, None]
-        with pytest.raises(Invalid, match="as text, not as descriptors: give value_schema_file"):
-            values(value_format="protobuf", value_registry=url, value_subject="text")
+        # A schema that was registered as text, and refers to one that was not.
+        found = values(**{**options, "value_subject": "text"}, value_message="shop.Order")
+        assert [each["value"] for each in decoded(found, framed(4, b"\x02\x02" + content))] == [row]
+        with pytest.raises(Invalid, match=r"'group' is not understood: group\.proto, line 1: 'group' is .* value_schema_file"):
+            values(value_format="protobuf", value_registry=url, value_subject="group")
 
 
 @pytest.mark.parametrize(
