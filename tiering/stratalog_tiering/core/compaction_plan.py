@@ -45,7 +45,9 @@ def cleanable(segments: Iterable[SegmentEntry], policy: CompactionPolicy, hot_of
     for entry in segments:
         end_offset = entry.base_offset if end_offset < 0 else end_offset
         is_dirty = dirty_from >= 0 or not entry.is_compacted or entry.options.dirty_from is not None
-        free_at_ms = max(entry.options.lock_until_ms, newest_ms(entry) + policy.lag_ms_min if is_dirty else 0)
+        # Without a lag nothing is too young, whatever its timestamp: producers' clocks may be ahead, as in Kafka.
+        young_until_ms = newest_ms(entry) + policy.lag_ms_min if is_dirty and policy.lag_ms_min else 0
+        free_at_ms = max(entry.options.lock_until_ms, young_until_ms)
         if entry.end_offset > hot_offset or free_at_ms > now_ms:
             until_ms = free_at_ms if entry.end_offset <= hot_offset else None
             break

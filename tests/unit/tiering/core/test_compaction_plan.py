@@ -64,6 +64,12 @@ def test_a_pass_ends_before_what_must_not_be_compacted(
     assert (found.end_offset, found.due_at_ms) == (end, due)
 
 
+def test_without_a_lag_records_with_timestamps_ahead_of_the_clock_are_compacted() -> None:
+    segments = [segment(0), segment(1, age_ms=-3_600_000), segment(2)]
+    found = cleanable(segments, CompactionPolicy(), EVERYTHING, NOW_MS)
+    assert (found.end_offset, found.due_at_ms) == (30, NOW_MS)
+
+
 def test_the_age_of_the_oldest_dirty_record_makes_a_pass_due() -> None:
     segments = [segment(0, 1_000, clean=True, age_ms=90_000), segment(1, age_ms=5_000), segment(2, age_ms=1_000)]
     found = cleanable(segments, CompactionPolicy(lag_ms_max=7_000), EVERYTHING, NOW_MS)
