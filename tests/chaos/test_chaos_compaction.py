@@ -7,7 +7,7 @@ import pytest
 from chaos.compaction.readings import Gap, Readings, Seen
 from chaos.compaction.sends import Place, Send
 from chaos.compaction.verdict import Passed, wrong_identities, wrong_last_records
-from chaos.transactions import State
+from chaos.outcomes import State
 
 PLACE: Place = ("keyed", 0)
 KEY = b"a 1"
@@ -101,10 +101,10 @@ def test_a_record_that_was_not_passed_over_is_not_counted() -> None:
 
 def test_readers_that_go_back_or_find_another_record_are_named() -> None:
     readings = Readings()
-    readings.note(PLACE, 9, seen(SENDS[0], 10))
-    readings.note(PLACE, 10, seen(SENDS[2], 12))
+    readings.note(PLACE, 9, seen(SENDS[0], 10), 1.0)
+    readings.note(PLACE, 10, seen(SENDS[2], 12), 2.0)
     assert readings.problems() == []
     assert [(gap.before, gap.after) for gap in readings.gaps()] == [(10, 12)]
-    readings.note(PLACE, 12, seen(SENDS[2], 12))
-    readings.note(PLACE, 11, seen(SENDS[0], 12))
+    readings.note(PLACE, 12, seen(SENDS[2], 12), 3.0)
+    readings.note(PLACE, 11, seen(SENDS[0], 12), 4.0)
     assert readings.problems() == ["keyed-0: a reader went back from 12 to 12", "keyed-0@12 was record 2 and is record 0"]

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from chaos.history import Recorder
-from chaos.transactions import CommittedReader, State, record_name, wrong_reads, wrong_records
+from chaos.outcomes import State
+from chaos.transactions import CommittedReader, record_name, wrong_reads, wrong_records
 
 STATES = {"p-1": State.COMMITTED, "p-2": State.ABORTED, "p-3": State.UNKNOWN}
 

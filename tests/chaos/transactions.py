@@ -14,7 +14,6 @@ from abc import abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from enum import Enum
 from functools import partial
 from typing import Final
 
@@ -24,6 +23,7 @@ from confluent_kafka.admin import OffsetSpec
 from chaos.client import Client
 from chaos.consumers import librdkafka_config
 from chaos.history import Recorder
+from chaos.outcomes import State
 from stratalog import kafka
 
 TOPIC: Final = "transactions"
@@ -36,14 +36,6 @@ _ABANDON_CHANCE: Final = 0.03
 _END_S: Final = 60.0
 """An abandoned transaction is aborted after its timeout; the rest is for a busy machine."""
 _SHOWN: Final = 3
-
-
-class State(Enum):
-    """The outcome of a transaction, as far as its producer knows it."""
-
-    ABORTED = "aborted"
-    COMMITTED = "committed"
-    UNKNOWN = "unknown"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

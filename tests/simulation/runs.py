@@ -29,6 +29,7 @@ from simulation.checkers.observers import observe_calls
 from simulation.clients import consumer_protocol, kafka
 from simulation.clients import transactions as client_transactions
 from simulation.scenarios import (
+    compacted_topics,
     compaction,
     everything,
     fencing_races,
@@ -51,6 +52,7 @@ from stratalog_core.errors import StratalogError
 from stratalog_core.restarting import restarting
 
 _CONTEXT: Final = multiprocessing.get_context("fork")
+COMPACTING: Final = ("compaction", "compacted-topics")
 RUN_CPU_S: Final = 300
 """More processor time than any run takes."""
 
@@ -99,6 +101,7 @@ SCENARIOS: dict[str, Callable[[World], None]] = {
     "log": lambda world: log.Scenario(world).simulate(),
     "history": lambda world: history.Scenario(world).simulate(),
     "compaction": lambda world: compaction.Scenario(world).simulate(),
+    "compacted-topics": lambda world: compacted_topics.Scenario(world).simulate(),
     "transactions": lambda world: transactions.Scenario(world).simulate(),
     "everything": lambda world: everything.Scenario(world).simulate(),
 }
@@ -215,7 +218,7 @@ def _load_kernels() -> None:
 
 
 def _fork(run: Run) -> tuple[connection.Connection, ForkProcess]:
-    if run.scenario == "compaction":
+    if run.scenario in COMPACTING:
         _load_kernels()
     receiver, sender = _CONTEXT.Pipe(duplex=False)
     process = _CONTEXT.Process(target=_run_here, args=(run, sender))

@@ -21,7 +21,8 @@ from chaos.compaction.sends import DELETE_RETENTION_MS, PLACES, Place, Sends
 from chaos.compaction.verdict import Passed, wrong_identities, wrong_last_records
 from chaos.consumers import librdkafka_config
 from chaos.history import Recorder
-from chaos.transactions import Findings, State
+from chaos.outcomes import State
+from chaos.transactions import Findings
 from stratalog import kafka
 
 _READ_S: Final = 120.0

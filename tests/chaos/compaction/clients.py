@@ -15,7 +15,8 @@ from chaos.compaction.readings import Readings
 from chaos.compaction.sends import NUMBER, PLACES, Send, Sends
 from chaos.consumers import librdkafka_config
 from chaos.history import Recorder
-from chaos.transactions import State, TransactionalClient
+from chaos.outcomes import State
+from chaos.transactions import TransactionalClient
 
 _STOP_S: Final = 60.0
 _STUCK_S: Final = 120.0

@@ -6,11 +6,12 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
-
-from confluent_kafka import Message
+from typing import TYPE_CHECKING, Final
 
 from chaos.compaction.sends import NUMBER, Place
+
+if TYPE_CHECKING:
+    from confluent_kafka import Message
 
 _PROBLEMS_MAX: Final = 20
 
@@ -27,7 +28,7 @@ class Seen:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gap:
-    """A reader got ``after`` next after ``before``, at ``moment_s`` in monotonic time."""
+    """A reader got ``after`` next after ``before``, at ``moment_s``."""
 
     place: Place
     before: int
@@ -48,8 +49,8 @@ class Readings:
         """Begin to read from offset 0."""
         return Scan(self)
 
-    def note(self, place: Place, before: int, seen: Seen) -> None:
-        """Take a record that a reader got after offset ``before``."""
+    def note(self, place: Place, before: int, seen: Seen, moment_s: float) -> None:
+        """Take a record that a reader got after offset ``before``, at ``moment_s``."""
         name = f"{place[0]}-{place[1]}"
         with self._lock:
             known = self._records.setdefault((place, seen.offset), seen)
@@ -58,7 +59,7 @@ class Readings:
             if seen.offset <= before:
                 self._add_problem(f"{name}: a reader went back from {before} to {seen.offset}")
         if seen.offset > before + 1:
-            self.note_gap(Gap(place=place, before=before, after=seen.offset, moment_s=time.monotonic()))
+            self.note_gap(Gap(place=place, before=before, after=seen.offset, moment_s=moment_s))
 
     def note_gap(self, gap: Gap) -> None:
         with self._lock:
@@ -94,7 +95,7 @@ class Scan:
         """Take the next record."""
         place = (message.topic() or "", message.partition() or 0)
         seen = seen_in(message)
-        self._readings.note(place, self._last.get(place, -1), seen)
+        self._readings.note(place, self._last.get(place, -1), seen, time.monotonic())
         self._last[place] = seen.offset
         self.records.setdefault(place, []).append(seen)
 

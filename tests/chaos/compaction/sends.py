@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from chaos.transactions import State
+from chaos.outcomes import State
 
 _SEGMENTS: Final = {
     "min.insync.replicas": "2",

@@ -18,7 +18,7 @@ from math import inf
 
 from chaos.compaction.readings import Gap, Seen
 from chaos.compaction.sends import Place, Send, by_key
-from chaos.transactions import State
+from chaos.outcomes import State
 
 Starts = Mapping[Place, int]
 """The first offset of each partition; records below it have expired."""

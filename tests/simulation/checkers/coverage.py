@@ -58,6 +58,9 @@ MERGED: Final = "segments merged"
 COMPACTED: Final = "segments compacted"
 TOMBSTONE_DELETED: Final = "tombstones deleted by a compaction"
 EXPIRED_DELETED: Final = "expired records deleted by a compaction"
+COMPACTED_AWAY: Final = "superseded records that readers did not find any more"
+READ_IN_A_GAP: Final = "fetch from an offset that compaction removed"
+MARKER_GONE: Final = "aborted transaction not reported because compaction removed its marker"
 EXPIRED: Final = "segments removed by retention"
 EXPIRED_HOT: Final = "hot ledgers removed by retention while the store was away"
 EXPIRED_BY_SIZE: Final = "segments removed by retention.bytes"
@@ -101,8 +104,8 @@ STATES: Final = (
     ZOMBIES_REFUSED, LATE_BATCHES_REFUSED, NEW_LEADER, FENCED_WRITER, TOPIC_DELETED, TOPIC_RESTORED, MARKED_LATE,
     HANDED_OVER_UNNOTICED,
     PARTITIONS_ADDED,
-    RECORDS_DELETED, START_MOVED, START_AT_TAKEOVER, MERGED, COMPACTED, TOMBSTONE_DELETED, EXPIRED_DELETED, EXPIRED,
-    EXPIRED_HOT,
+    RECORDS_DELETED, START_MOVED, START_AT_TAKEOVER, MERGED, COMPACTED, TOMBSTONE_DELETED, EXPIRED_DELETED,
+    COMPACTED_AWAY, READ_IN_A_GAP, MARKER_GONE, EXPIRED, EXPIRED_HOT,
     EXPIRED_BY_SIZE, EXPIRED_HOT_BY_SIZE, SEGMENT_SIZED, RESUMED, FORKED, COPIED, REPAIRED, LEASED, ATTACHED,
     ATTACHMENT_DIED, DETACHED, LOCKED_DELETED, LOCKED_MERGED, LOCKED_EXPIRED, DRAINED, CONTROLLED_SHUTDOWN, GROUP_UPGRADED,
     GROUP_DOWNGRADED,
@@ -113,6 +116,7 @@ PROGRESS: Final[Mapping[str, Mapping[str, int]]] = {
     "lost-disks": {ENTRIES: 100, SEALED: 5, COPIES_MOVED: 5},
     "ownership-changes": {ACKNOWLEDGED: 10, SEALED: 2, OFFLOADED: 10, COMMITTED: 2},
     "compaction": {COMPACTED: 3},
+    "compacted-topics": {ACKNOWLEDGED: 30, SEALED: 4, OFFLOADED: 60, TRANSACTIONS_COMMITTED: 2, COMPACTED_AWAY: 10},
     "outages": {ACKNOWLEDGED: 150, SEALED: 3, OFFLOADED: 200, COMMITTED: 5},
     "everything": {ACKNOWLEDGED: 20, SEALED: 2, OFFLOADED: 10},
     "transactions": {TRANSACTIONS_COMMITTED: 1},

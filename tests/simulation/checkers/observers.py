@@ -26,7 +26,9 @@ from stratalog_broker.partitions.ownership import Partitions
 from stratalog_broker.partitions.tail_cache import PartitionTail
 from stratalog_broker.partitions.takeover import TakenOver
 from stratalog_broker.partitions.writer_reports import WriterReports
+from stratalog_broker.reads.aborted_transactions import runs_in
 from stratalog_broker.reads.log_reader import LogReader
+from stratalog_broker.requests import fetch_reads
 from stratalog_core.batches.checkpoint import encode_checkpoint
 from stratalog_core.errors import LedgerFenced, OutcomeUnknown, StratalogError
 from stratalog_metadata.protocol import messages
@@ -172,6 +174,7 @@ def observe_calls(coverage: Coverage, changes: ChangeObserver) -> Iterator[None]
         wrap(LogReader, "_read_hot", lambda inner: _counts_async_read(inner, coverage, states.FROM_BOOKIES))
         wrap(LogReader, "_read_cold", lambda inner: _counts_async_read(inner, coverage, states.FROM_STORE))
         wrap(LogReader, "from_either", lambda inner: _counts_turned_reads(inner, coverage))
+        wrap(fetch_reads, runs_in.__name__, lambda inner: _counts_unreported(inner, coverage))
         wrap(LedgerWriter, "seal", lambda inner: _marks_sealing(inner, changes.sealing))
         wrap(LedgerRecoveries, "_recover_open", lambda inner: _marks_recovering(inner, recovering))
         wrap(partition_work, merge_small.__name__, lambda inner: _counts_merges(inner, coverage))
@@ -250,6 +253,15 @@ def _counts_async_read(inner: Callable[..., Any], coverage: Coverage, state: str
         return found
 
     return read
+
+
+def _counts_unreported(inner: Callable[..., Any], coverage: Coverage) -> Callable[..., Any]:
+    def runs(batches: Any, aborted: Any) -> Any:
+        found = inner(batches, aborted)
+        coverage.meet(states.MARKER_GONE, len(aborted) - len(found))
+        return found
+
+    return runs
 
 
 def _marks_sealing(inner: Callable[..., Any], sealing: set[int]) -> Callable[..., Any]:

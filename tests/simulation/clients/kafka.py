@@ -76,14 +76,16 @@ def _no_check() -> None:
     pass
 
 
-class CommittedFetch(NamedTuple):
-    """The answer to a fetch with isolation level ``read_committed``; the next fetch begins at ``next_offset``."""
+class Fetched(NamedTuple):
+    """The answer to a fetch; the next one begins at ``next_offset``."""
 
     error: int
     high_watermark: int
     last_stable_offset: int
     records: list[Record]
     next_offset: int
+    first_offset: int = -1
+    """The base offset of the first batch; -1 if there is none."""
 
 
 class NotServed(Exception):
@@ -364,17 +366,21 @@ class KafkaClient:
 
     async def fetch_committed(
         self, topic: str, partition: int, offset: int, bytes_max: int = 1 << 20, wait_ms: int = 500
-    ) -> CommittedFetch:
+    ) -> Fetched:
         """Fetch with isolation level ``read_committed``, and leave out aborted records as clients do. Raises ``NotServed``."""
-        answer = await self._fetch(topic, partition, offset, bytes_max, wait_ms, isolation_level=1)
+        return await self.fetch_isolated(topic, partition, offset, bytes_max, wait_ms, is_committed=True)
+
+    async def fetch_isolated(
+        self, topic: str, partition: int, offset: int, bytes_max: int, wait_ms: int = 500, *, is_committed: bool
+    ) -> Fetched:
+        """Fetch with isolation level ``read_committed`` or ``read_uncommitted``. Raises ``NotServed``."""
+        answer = await self._fetch(topic, partition, offset, bytes_max, wait_ms, isolation_level=int(is_committed))
         if not answer.responses:
-            return CommittedFetch(int(answer.error_code), -1, -1, [], offset)
+            return Fetched(int(answer.error_code), -1, -1, [], offset)
         result = answer.responses[0].partitions[0]
         aborted = [(each.first_offset, each.producer_id) for each in result.aborted_transactions or ()]
-        records, next_offset = _committed(result.records or b"", aborted, offset)
-        return CommittedFetch(
-            int(result.error_code), int(result.high_watermark), int(result.last_stable_offset), records, next_offset
-        )
+        found = _committed(result.records or b"", aborted, offset)
+        return Fetched(int(result.error_code), int(result.high_watermark), int(result.last_stable_offset), *found)
 
     async def _fetch(self, topic: str, partition: int, offset: int, bytes_max: int, wait_ms: int, isolation_level: int) -> Any:
         place = topic, partition
@@ -407,23 +413,24 @@ class KafkaClient:
         )  # fmt: skip
 
 
-def _committed(content: bytes, aborted: list[tuple[int, int]], offset: int) -> tuple[list[Record], int]:
-    """Return the committed records from ``offset`` on, and the offset after the last batch."""
+def _committed(content: bytes, aborted: list[tuple[int, int]], offset: int) -> tuple[list[Record], int, int]:
+    """Return the committed records from ``offset`` on, the offset after the last batch, and that of the first one."""
     view = memoryview(content)
     pending, skipped = sorted(aborted), set[int]()
     records: list[Record] = []
-    next_offset = offset
+    next_offset, first_offset = offset, -1
     for position, header in iterate_headers(view):
         batch = view[position : position + header.size_bytes]
         while pending and pending[0][0] <= header.last_offset:
             skipped.add(pending.pop(0)[1])
         next_offset = max(next_offset, header.last_offset + 1)
+        first_offset = header.base_offset if first_offset < 0 else first_offset
         if header.is_control:
-            if read_marker(batch, header).kind == ABORT:
+            if header.record_count and read_marker(batch, header).kind == ABORT:
                 skipped.discard(header.producer_id)
         elif not (header.is_transactional and header.producer_id in skipped):
             records += [record for record in iterate_records(batch, header) if record.offset >= offset]
-    return records, next_offset
+    return records, next_offset, first_offset
 
 
 def _records(content: bytes) -> list[Record]:

@@ -46,7 +46,6 @@ from simulation.world.machine import Machine, Ports, World
 from stratalog_core.batches.batch import TRANSACTIONAL_BIT
 
 TIMEOUT_S: Final = 4.0
-PAUSE_MEAN_S: Final = 0.05
 RETRY_S: Final = 0.05
 ABORT_CHANCE: Final = 0.25
 OFFSETS_CHANCE: Final = 0.5
@@ -69,6 +68,8 @@ class Ended(Exception):
 
 class TransactionalWriter:
     """One transactional id. Its records are named ``ID/TRANSACTION/NUMBER``. ``is_v2``: of transaction version 2."""
+
+    pause_mean_s = 0.05
 
     def __init__(
         self,
@@ -109,7 +110,7 @@ class TransactionalWriter:
         turn = 0
         while not self.stop:
             turn += 1
-            await asyncio.sleep(ports.random.expovariate(1 / PAUSE_MEAN_S))
+            await asyncio.sleep(ports.random.expovariate(1 / self.pause_mean_s))
             if not self._world.decides(f"{self._name}/{turn // DECISION_TRANSACTIONS}"):
                 continue
             self._number += 1
@@ -192,53 +193,62 @@ class TransactionalWriter:
         """Send batches to a partition, all at once; then those that were not acknowledged again, one after the other."""
         batches = []
         for _ in range(1 + ports.random.randrange(self._in_flight_max)):
-            values = outcome.more_values(partition, 1 + ports.random.randrange(3))
-            sequence = self._sequences.get(partition, 0)
-            batches.append(make_batch(values, ports.clock.wall_ms(), self._producer, sequence, TRANSACTIONAL_BIT))
-            self._sequences[partition] = sequence + len(values)
+            count, sequence = 1 + ports.random.randrange(3), self._sequences.get(partition, 0)
+            batches.append(self._make_batch(outcome, partition, count, ports, self._producer, sequence))
+            self._sequences[partition] = sequence + count
         if len(batches) > 1:
             self._world.coverage.meet(SEVERAL_OF_A_TRANSACTION)
         has_failed = False
-        for batch, error in zip(batches, await self._send_at_once(client, partition, batches), strict=True):
-            if error in (NONE, DUPLICATE_SEQUENCE):
-                continue
-            if error in LATER or error == NO_ANSWER or (error == OUT_OF_ORDER and has_failed):
-                client.forget(self._topic, partition)
-                error = await self._send(client, partition, batch)
-            has_failed = True
-            if error != DUPLICATE_SEQUENCE:
-                self._check(error, "Produce")
+        for batch, (error, offset) in zip(batches, await self._send_at_once(client, partition, batches), strict=True):
+            if error not in (NONE, DUPLICATE_SEQUENCE):
+                if error in LATER or error == NO_ANSWER or (error == OUT_OF_ORDER and has_failed):
+                    client.forget(self._topic, partition)
+                    error, offset = await self._send(client, partition, batch)
+                has_failed = True
+                if error != DUPLICATE_SEQUENCE:
+                    self._check(error, "Produce")
+            if offset >= 0:
+                self._acknowledged(batch, offset)
 
-    async def _send_at_once(self, client: KafkaClient, partition: int, batches: Sequence[bytes]) -> list[int]:
-        """Send each batch once, in order; return the error codes. After one that could not be sent none is sent."""
+    def _make_batch(
+        self, outcome: Outcome, partition: int, count: int, ports: Ports, producer: tuple[int, int], sequence: int
+    ) -> bytes:
+        """Return a batch of so many further records of the transaction."""
+        values = outcome.more_values(partition, count)
+        return make_batch(values, ports.clock.wall_ms(), producer, sequence, TRANSACTIONAL_BIT)
+
+    def _acknowledged(self, batch: bytes, base_offset: int) -> None:
+        """Take the offset of a batch."""
+
+    async def _send_at_once(self, client: KafkaClient, partition: int, batches: Sequence[bytes]) -> list[tuple[int, int]]:
+        """Send each batch once, in order; return error codes and offsets. After one that could not be sent none is sent."""
         unsent = False
 
         def check_order() -> None:
             if unsent:
                 raise NotServed("a batch before this one was not sent")
 
-        async def send(batch: bytes) -> int:
+        async def send(batch: bytes) -> tuple[int, int]:
             nonlocal unsent
             try:
-                error, _ = await client.produce(
+                return await client.produce(
                     self._topic, partition, batch, before_write=check_order, transactional_id=self._name
                 )
             except NotServed:
                 unsent = True
-                return NO_ANSWER
-            return error
+                return NO_ANSWER, -1
 
         return list(await asyncio.gather(*map(send, batches)))
 
-    async def _send(self, client: KafkaClient, partition: int, batch: bytes) -> int:
-        """Send a batch until its answer is not one to retry; return that."""
+    async def _send(self, client: KafkaClient, partition: int, batch: bytes) -> tuple[int, int]:
+        """Send a batch until its answer is not one to retry; return that, and the batch's offset."""
         while True:
             try:
-                error, _ = await client.produce(self._topic, partition, batch, transactional_id=self._name)
+                error, offset = await client.produce(self._topic, partition, batch, transactional_id=self._name)
             except NotServed:
-                error = NO_ANSWER
+                error, offset = NO_ANSWER, -1
             if error != NO_ANSWER and error not in LATER:
-                return error
+                return error, offset
             client.forget(self._topic, partition)
             await asyncio.sleep(RETRY_S)
 
@@ -248,9 +258,8 @@ class TransactionalWriter:
         producer, sequences = self._before
         late = Outcome(f"late-{self._name}", self._number, State.ABORTED)
         self._outcomes.add(late)
-        values, sequence = late.more_values(partition, 1), sequences.get(partition, 0)
-        batch = make_batch(values, ports.clock.wall_ms(), producer, sequence, TRANSACTIONAL_BIT)
-        error = await self._send(client, partition, batch)
+        batch = self._make_batch(late, partition, 1, ports, producer, sequences.get(partition, 0))
+        error, _ = await self._send(client, partition, batch)
         assert error in FENCED, f"{self._name}/{self._number}: a batch of the last epoch is answered with {error}"
         self._world.coverage.meet(LATE_BATCHES_REFUSED)
 

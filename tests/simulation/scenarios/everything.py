@@ -21,7 +21,7 @@ from simulation.clients.administration import Administrator
 from simulation.clients.kafka import NONE, KafkaClient, NotServed
 from simulation.clients.near_reader import ReplayedTopic
 from simulation.scenarios import log, ownership_changes
-from simulation.scenarios.log import FINISH_S, LOOK_S, bootstrap
+from simulation.scenarios.cluster import FINISH_S, LOOK_S, bootstrap
 from simulation.scenarios.unnoticed_handover import UnnoticedHandover
 from simulation.world import roles
 from simulation.world.machine import Machine, Ports, World

@@ -14,7 +14,8 @@ from typing import Final
 
 from simulation.clients.kafka import NONE, KafkaClient, NotServed
 from simulation.scenarios import log
-from simulation.scenarios.log import TOPIC, Reader, bootstrap
+from simulation.scenarios.cluster import LOOK_S, bootstrap
+from simulation.scenarios.log import TOPIC, Reader
 from simulation.world.machine import Machine, Ports, World
 from simulation.world.object_store import StoreFaults
 from stratalog_metadata.records import (
@@ -84,13 +85,13 @@ class Scenario(log.Scenario):
 
     async def _offloaded_ledger(self) -> Ledger:
         """Return the newest ledger of an earlier owner that is on two bookies and in the store, but in no broker's memory."""
-        for _ in range(int(FOUND_S / log.LOOK_S)):
+        for _ in range(int(FOUND_S / LOOK_S)):
             found = [
                 record for record in self.audit.records.values() if isinstance(record, Ledger) and self._is_in_both(record)
             ]
             if found:
                 return max(found, key=lambda ledger: (ledger.closed_at_ms, ledger.ledger_id))
-            await asyncio.sleep(log.LOOK_S)
+            await asyncio.sleep(LOOK_S)
         raise AssertionError(f"no ledger was offloaded in {FOUND_S:g} s")
 
     def _is_in_both(self, ledger: Ledger) -> bool:

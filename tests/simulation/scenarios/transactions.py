@@ -16,11 +16,11 @@ from simulation.checkers.committed_reads import CommittedReads
 from simulation.checkers.transaction_outcomes import Outcomes, read_committed, stable_offset
 from simulation.clients.committed_reader import CommittedReader
 from simulation.clients.consumer_protocol import GROUP, MEMBERS, Ownership
-from simulation.clients.kafka import NONE, KafkaClient, NotServed
+from simulation.clients.kafka import KafkaClient
 from simulation.clients.migrating_members import MigratingMember, observed_heartbeats
 from simulation.clients.transactions import TransactionalWriter
 from simulation.scenarios import everything, log
-from simulation.scenarios.log import FINISH_S, LOOK_S, bootstrap
+from simulation.scenarios.cluster import FINISH_S, LOOK_S, bootstrap, create_topic
 from simulation.world import roles
 from simulation.world.machine import Machine, Ports, World
 from stratalog_broker.coordination.transactions.core.coordinator import TransactionCoordinator
@@ -85,15 +85,10 @@ class Scenario(everything.Scenario):
         with observed_timeouts(self.outcomes.timed_out), observed_heartbeats(self.ownership):
             super().simulate()
 
-    async def _create_topic(self, machine: Machine, ports: Ports) -> None:
-        await super()._create_topic(machine, ports)
+    async def _create_topics(self, machine: Machine, ports: Ports) -> None:
+        await super()._create_topics(machine, ports)
         client = KafkaClient(self.world, ports, machine.name, bootstrap())
-        error = -1
-        while error not in (NONE, 36):
-            try:
-                error = await client.create_topic(TOPIC, PARTITIONS, self.replication_factor, self.configs())
-            except NotServed:
-                await asyncio.sleep(0.5)
+        await create_topic(client, TOPIC, PARTITIONS, self.replication_factor, self.configs())
 
     async def _group_has_polled_all(self) -> None:
         await super()._group_has_polled_all()
