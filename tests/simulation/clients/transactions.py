@@ -7,6 +7,11 @@ tries to commit. ``checkers/transaction_outcomes.py`` says what must be readable
 A writer has one to five batches of a partition in flight. One of transaction version 2 (KIP-890) adds no partitions, because
 its batches and offsets do, and each of its transactions has an epoch of its own. It sometimes sends a batch of the last
 transaction's epoch within the next one, which must be refused.
+
+A writer remembers the coordinators of its transactions and of its group, as Kafka's clients do: it looks for another one only
+if an answer says that there may be one, or if there is no answer. Sometimes it aborts a transaction that has nothing in it
+right after the one before, while that is being completed: Java's producer of version 2 may go on after that; librdkafka
+(https://github.com/confluentinc/librdkafka/issues/4849) is told at last that its transaction has not begun, and begins again.
 """
 
 from __future__ import annotations
@@ -19,6 +24,7 @@ from typing import Any, Final
 from kio.schema.types import GroupId, ProducerId, TopicName, TransactionalId
 
 from simulation.checkers.coverage import (
+    EMPTY_ABORTED,
     LATE_BATCHES_REFUSED,
     SEVERAL_OF_A_TRANSACTION,
     TRANSACTIONS_ABORTED,
@@ -53,10 +59,13 @@ LEAVE_CHANCE: Final = 0.04
 RESTART_CHANCE: Final = 0.06
 GIVE_UP_CHANCE: Final = 0.5
 LATE_CHANCE: Final = 0.3
+EMPTY_CHANCE: Final = 0.1
 DECISION_TRANSACTIONS: Final = 5
 GROUP_KEY, TRANSACTION_KEY = 0, 1
 INVALID_PRODUCER_EPOCH, INVALID_TXN_STATE, CONCURRENT_TRANSACTIONS, PRODUCER_FENCED = 47, 48, 51, 90
 LATER: Final = RETRIABLE | {14, CONCURRENT_TRANSACTIONS}
+MOVED: Final = frozenset({7, 15, 16})
+"""The answers after which Kafka's clients look for the coordinator again."""
 VERSIONS_2: Final = {**VERSIONS, PRODUCE: 12, TXN_OFFSET_COMMIT: 5, END_TXN: 5}
 """The requests of transaction version 2."""
 FENCED: Final = frozenset({INVALID_PRODUCER_EPOCH, INVALID_TXN_STATE, PRODUCER_FENCED})
@@ -140,6 +149,8 @@ class TransactionalWriter:
             await self._restart(client, outcome)
         else:
             await self._end(client, outcome, commit=ports.random.random() >= ABORT_CHANCE)
+            if ports.random.random() < EMPTY_CHANCE:
+                await self._abort_nothing(client, outcome)
             if ports.random.random() < RESTART_CHANCE:
                 await self._begin_epoch(client)
 
@@ -298,6 +309,28 @@ class TransactionalWriter:
             self._next_producer(answer)
         self._world.coverage.meet(TRANSACTIONS_COMMITTED if commit else TRANSACTIONS_ABORTED)
 
+    async def _abort_nothing(self, client: KafkaClient, last: Outcome) -> None:
+        """Abort a transaction that no partition was added to. ``last`` is the one before it."""
+        where = TRANSACTION_KEY, self._name
+        answer = await self._ask(client, where, END_TXN, **self._identity(), committed=False)
+        what = f"{self._name}/{last.number}, {last.state.value}: the abort of an empty transaction is answered with"
+        self._world.coverage.meet(EMPTY_ABORTED)
+        if self._is_v2:
+            assert answer.error_code == NONE, f"{what} {answer.error_code}"
+            self._next_producer(answer)
+            return
+        # Without an epoch of its own it looks like a retry of the last abort.
+        expected = NONE if last.state is State.ABORTED else INVALID_TXN_STATE
+        assert answer.error_code == expected, f"{what} {answer.error_code}"
+        if answer.error_code == INVALID_TXN_STATE:
+            try:
+                repeated = await client.request(self._coordinators[where], END_TXN, **self._identity(), committed=True)
+                is_ending = repeated.error_code == CONCURRENT_TRANSACTIONS
+                assert not is_ending, f"{what} {answer.error_code} while the last one is being completed"
+            except NotServed:
+                pass
+            await self._begin_epoch(client)
+
     def _gives_up(self, outcome: Outcome) -> bool:
         return self._world.random(f"{outcome.writer}/{outcome.number}/gives up").random() < GIVE_UP_CHANCE
 
@@ -333,7 +366,7 @@ class TransactionalWriter:
                 answer = None
             if answer is not None and code(answer) not in LATER:
                 return answer
-            if answer is None or code(answer) != CONCURRENT_TRANSACTIONS:
+            if answer is None or code(answer) in MOVED:
                 self._coordinators.pop(where, None)
             await asyncio.sleep(RETRY_S)
 

@@ -14,8 +14,10 @@ from stratalog_broker.coordination.transaction_verification import Transaction a
 from stratalog_broker.coordination.transaction_verification import TransactionVerifier
 from stratalog_broker.coordination.transactions import application
 from stratalog_broker.coordination.transactions.application import TransactionApplication
+from stratalog_broker.coordination.transactions.core.coordinator import Planned, ProducerEpoch, TransactionCoordinator
 from stratalog_broker.coordination.transactions.core.marker_queue import MarkerQueue
 from stratalog_broker.coordination.transactions.core.transaction import PREPARED, Transaction
+from stratalog_broker.handlers import txn_offset_commit
 
 LATE_S: Final = 0.5
 """Time for the markers to reach their partitions."""
@@ -103,7 +105,47 @@ def implicit_partitions_are_not_added() -> None:
     _swap(TransactionVerifier, "_ask_once", confirmed)
 
 
+def moved_groups_are_said_to_be_loading() -> None:
+    """TxnOffsetCommit answers COORDINATOR_LOAD_IN_PROGRESS after the group's partition has moved to another broker."""
+    code_for: Callable[..., ErrorCode] = txn_offset_commit._code_for
+
+    def loading(code: ErrorCode, version: int) -> ErrorCode:
+        return ErrorCode.coordinator_load_in_progress if code is ErrorCode.not_coordinator else code_for(code, version)
+
+    _swap(txn_offset_commit, "_code_for", loading)
+
+
+def epochs_are_checked_before_markers_are_written() -> None:
+    """EndTxn of version 2 checks the producer's epoch first, which the decision of its last transaction has raised."""
+    end: Callable[..., Planned] = TransactionCoordinator.end
+
+    def checked(self: TransactionCoordinator, transactional_id: str, producer: ProducerEpoch, **fields: Any) -> Planned:
+        known = self._store.transactions.get(transactional_id)
+        is_ending = known is not None and known.state in PREPARED and known.bumps_epochs
+        if known is not None and is_ending and producer.epoch != known.last_producer_epoch:
+            return ErrorCode.producer_fenced
+        return end(self, transactional_id, producer, **fields)
+
+    _swap(TransactionCoordinator, "end", checked)
+
+
+def other_outcomes_are_refused_before_markers_are_written() -> None:
+    """EndTxn with the other outcome is final while the markers of the decided transaction are being written."""
+    end: Callable[..., Planned] = TransactionCoordinator.end
+
+    def refused(self: TransactionCoordinator, transactional_id: str, producer: ProducerEpoch, **fields: Any) -> Planned:
+        known = self._store.transactions.get(transactional_id)
+        if known is not None and known.state in PREPARED and known.is_commit is not fields["commit"]:
+            return ErrorCode.invalid_txn_state
+        return end(self, transactional_id, producer, **fields)
+
+    _swap(TransactionCoordinator, "end", refused)
+
+
 IN_TRANSACTIONS: Final = (
+    moved_groups_are_said_to_be_loading,
+    epochs_are_checked_before_markers_are_written,
+    other_outcomes_are_refused_before_markers_are_written,
     decisions_are_written_after_their_markers,
     producers_keep_their_epoch,
     failed_markers_are_forgotten,
