@@ -18,6 +18,7 @@ from stratalog_core.errors import Invalid
 from stratalog_core.object_lock import LockMode, ObjectLock
 from stratalog_core.system import SystemClock, ThreadBackground
 from stratalog_tiering.store import Locked, ObjectStore, open_store
+from stratalog_tiering.store.s3_versions import S3Versions
 
 pytestmark = pytest.mark.s3
 PART_BYTES = 5 * 2**20
@@ -111,6 +112,26 @@ async def test_few_keys_among_many_are_deleted_with_few_listings(bucket: Bucket,
     assert sorted(set(bucket.keys())) == [name for name in names if name not in gone]
     await bucket.store.delete(names)
     assert bucket.versions() == []
+
+
+@versioned("versions")
+async def test_keys_of_many_directories_are_deleted_with_few_listings(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A topic that is deleted has two directories for each partition, with few objects each. Another topic's lie between."""
+    monkeypatch.setattr("stratalog_tiering.store.s3_versions._OTHERS_MAX", 5)
+    gone = [f"{kind}/{partition:02d}/{number}" for kind in ("m", "s") for partition in range(20) for number in range(2)]
+    kept = [f"n/{number:02d}" for number in range(20)]
+    for name in (*gone, *kept):
+        await bucket.store.put(name, [b"x"])
+    listings, list_page = [], S3Versions._list_page
+
+    async def counted(versions: S3Versions, prefix: str, *more: Any) -> Any:
+        listings.append(prefix)
+        return await list_page(versions, prefix, *more)
+
+    monkeypatch.setattr(S3Versions, "_list_page", counted)
+    await bucket.store.delete(gone)
+    assert len(listings) == 2, "one up to the other topic, and one after it"
+    assert bucket.keys() == kept
 
 
 @versioned("unversioned")

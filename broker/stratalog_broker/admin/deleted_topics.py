@@ -18,6 +18,7 @@ from stratalog_metadata.client.api import MetadataClient, MetadataView
 from stratalog_metadata.client.guarded_updates import decide_again, propose_guarded
 from stratalog_metadata.client.topic_deletion import finish_deletion, restorable_topics, restore_topic
 from stratalog_metadata.records import DeletedTopic, Topic, deleted_topic_key, topic_key
+from stratalog_metadata.state.guarded_update import Superseded
 
 TIMEOUT_S: Final = 10.0
 
@@ -68,14 +69,24 @@ async def undelete(metadata: MetadataClient, wanted: str, new_name: str | None =
 
 
 async def delete_for_good(metadata: MetadataClient, topic_id: UUID, timeout_s: float = TIMEOUT_S) -> None:
-    """Make a topic's deletion final; does nothing if it is. Raises ``NotFound``, ``Unavailable``, ``OutcomeUnknown``."""
+    """Make a topic's deletion final, or finish one that is; each of its commands may take ``timeout_s``.
+
+    Returns early if somebody else, such as a tiering worker, goes on with a final deletion. Raises ``NotFound``,
+    ``Unavailable``, ``OutcomeUnknown``.
+    """
 
     async def attempt() -> None:
         deleted, version = await _read(metadata, topic_id, timeout_s)
-        if deleted.is_final:
-            return
         await metadata.refresh(timeout_s)
-        await propose_guarded(metadata, finish_deletion(metadata.view, deleted, version), deleted.key(), timeout_s)
+        is_final = deleted.is_final
+        for part in finish_deletion(metadata.view, deleted):
+            try:
+                version = await propose_guarded(metadata, part.command(version), deleted.key(), timeout_s)
+            except (Conflict, Superseded):
+                if is_final:
+                    return
+                raise
+            is_final = True
 
     await decide_again(f"deleted topic {topic_id}", attempt)
 

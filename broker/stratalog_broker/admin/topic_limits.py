@@ -22,9 +22,9 @@ def check_request(settings: BrokerSettings, partitions: int) -> None:
 def check_cluster(settings: BrokerSettings, view: MetadataView, topics: int, partitions: int) -> None:
     """Raise ``LimitExceeded`` if the cluster may not have this many more.
 
-    Deleted topics that can be restored count, because their records are still in metadata. Internal topics do not.
+    Deleted topics count as long as metadata has records of their partitions. Internal topics do not.
     """
-    deleted = [each.topic.partition_count for each in view.all(DeletedTopic) if each.topic is not None]
+    deleted = [each.partitions_kept for each in view.all(DeletedTopic) if each.partitions_kept]
     found = [*deleted, *(topic.partition_count for topic in view.all(Topic) if not topic.internal)]
     advice = "delete some, or raise it"
     if deleted:

@@ -7,7 +7,9 @@ meanwhile, because that requires the ownership.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Final
 from uuid import UUID
 
@@ -37,6 +39,10 @@ _KEPT_OF_EACH_PARTITION: Final[tuple[Callable[[UUID, int], str], ...]] = (
     tier_status_key,
     fork_decision_key,
 )
+
+
+PART_RECORDS_MAX: Final = 1_000
+"""A command that makes a deletion final removes about this many records: no other command waits long behind it."""
 
 
 def delete_topic(
@@ -102,18 +108,53 @@ def restore_topic(deleted: DeletedTopic, version: int, name: str) -> Command:
     )
 
 
-def finish_deletion(view: MetadataView, deleted: DeletedTopic, version: int, guards: tuple[Requirement, ...] = ()) -> Command:
-    """Make the deletion final: remove the topic's logs, ledgers and manifest pointers.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeletionPart:
+    """A step of a final deletion: removes the records at ``keys``, and leaves ``deleted`` as the deletion's record."""
 
-    ``view`` must be at ``version``, that of the record ``deleted``, or newer: it then has all ledgers of the topic.
+    keys: Sequence[str]
+    deleted: DeletedTopic
+
+    def command(self, version: int, guards: tuple[Requirement, ...] = ()) -> Command:
+        """Require that the deletion's record is at ``version``: as it was found, or as the part before left it."""
+        requirements = (*guards, VersionIs(key=self.deleted.key(), version=version))
+        return Command(updates=(*(Delete(key=key) for key in self.keys), Put(record=self.deleted)), requirements=requirements)
+
+
+def finish_deletion(view: MetadataView, deleted: DeletedTopic) -> Iterator[DeletionPart]:
+    """Make the deletion final: yield the commands, in order, that remove the topic's logs, ledgers and manifest pointers.
+
+    The first of them ends the time for a restore. A topic may have hundreds of thousands of records, so each command removes
+    about ``PART_RECORDS_MAX``, and its record of the deletion says what is left. Whoever finds that record goes on, by calling
+    this again. Yields nothing if nothing is left.
+
+    ``view`` must be at the version of the record ``deleted``, or newer: it then has all ledgers of the topic that are left.
     """
-    assert deleted.topic is not None, f"the deletion of topic {deleted.name!r} is final"
-    keys = [ledger.key() for ledger in view.all(Ledger) if ledger.topic_id == deleted.topic_id]
-    for index in range(deleted.topic.partition_count):
+    ledgers: dict[int, list[str]] = defaultdict(list)
+    for ledger in view.all(Ledger):
+        if ledger.topic_id == deleted.topic_id:
+            ledgers[ledger.partition].append(ledger.key())
+    keys: list[str] = []
+    left = deleted.partitions_kept
+    for index in reversed(range(left)):
+        for key in sorted(ledgers[index]):
+            if len(keys) >= PART_RECORDS_MAX:
+                yield _part(deleted, keys, left)
+                keys = []
+            keys.append(key)
+        # In one command: who writes a partition's status requires its log.
         keys += [make_key(deleted.topic_id, index) for make_key in _KEPT_OF_EACH_PARTITION]
-    final = DeletedTopic(topic_id=deleted.topic_id, name=deleted.name, deleted_at_ms=deleted.deleted_at_ms)
-    requirements = (*guards, VersionIs(key=deleted.key(), version=version))
-    return Command(updates=(*(Delete(key=key) for key in keys), Put(record=final)), requirements=requirements)
+        left = index
+        if len(keys) >= PART_RECORDS_MAX or left == 0:
+            yield _part(deleted, keys, left)
+            keys = []
+
+
+def _part(deleted: DeletedTopic, keys: Sequence[str], left: int) -> DeletionPart:
+    final = DeletedTopic(
+        topic_id=deleted.topic_id, name=deleted.name, deleted_at_ms=deleted.deleted_at_ms, partitions_left=left
+    )  # fmt: skip
+    return DeletionPart(keys=keys, deleted=final)
 
 
 def is_restorable(view: MetadataView, topic_id: UUID) -> bool:

@@ -28,6 +28,7 @@ class DeletedTopic(RecordBase, frozen=True, kw_only=True, tag="deleted_topic"):
 
     For ``restorable_ms`` the topic can be restored: ``topic`` is its record, ``leader_epochs`` and ``replicas`` are those of
     its partitions, and its logs, ledgers and manifest pointers stay. Then the deletion becomes final, and ``topic`` is None.
+    Only the partitions below ``partitions_left`` still have such records then; they go in several commands.
     """
 
     topic_id: UUID
@@ -37,11 +38,17 @@ class DeletedTopic(RecordBase, frozen=True, kw_only=True, tag="deleted_topic"):
     topic: Topic | None = None
     leader_epochs: tuple[int, ...] = ()
     replicas: tuple[tuple[int, ...], ...] = ()
+    partitions_left: int = 0
 
     @property
     def is_final(self) -> bool:
         """Whether the topic can no longer be restored."""
         return self.topic is None
+
+    @property
+    def partitions_kept(self) -> int:
+        """How many partitions may have logs, ledgers and manifest pointers in metadata."""
+        return self.topic.partition_count if self.topic is not None else self.partitions_left
 
     @property
     def restorable_until_ms(self) -> int:

@@ -236,6 +236,21 @@ class Audit:
             promised_s = before.restorable_ms / 1000
             what = f"the deletion of topic {after.name} is final after {kept_s:.1f} s of {promised_s:.1f}"
             self.require(kept_s >= promised_s * CLOCK_MARGIN, what)
+        if after.is_final:
+            self._partitions_are_forgotten(after)
+
+    def _partitions_are_forgotten(self, deleted: DeletedTopic) -> None:
+        """Require that metadata has nothing of the partitions that a final deletion no longer counts."""
+        for key, record in self.records.items():
+            match record:
+                case Log() | ManifestPointer():
+                    topic_id, index = record.topic_id, record.index
+                case Ledger():
+                    topic_id, index = record.topic_id, record.partition
+                case _:
+                    continue
+            is_left = topic_id == deleted.topic_id and index >= deleted.partitions_left and key not in self._leaving
+            self.require(not is_left, f"the deletion of topic {deleted.name} is over for partition {index}, and left {key}")
 
     def _ledger_removed(self, ledger: Ledger) -> None:
         deleted = self.records.get(deleted_topic_key(ledger.topic_id))

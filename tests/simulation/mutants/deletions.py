@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 import msgspec
@@ -66,6 +67,20 @@ def deletions_become_final_at_once() -> None:
     _swap(session, "collect_deleted_topic", collect_deleted_topic)
 
 
+def final_deletions_end_with_their_first_step() -> None:
+    """The first of several commands says that metadata has forgotten the topic, so nobody goes on."""
+    finish: Callable[..., Iterator[topic_deletion.DeletionPart]] = topic_deletion.finish_deletion
+
+    def finish_deletion(*deleted: Any) -> Iterator[topic_deletion.DeletionPart]:
+        for part in itertools.islice(finish(*deleted), 1):
+            yield topic_deletion.DeletionPart(
+                keys=part.keys, deleted=msgspec.structs.replace(part.deleted, partitions_left=0)
+            )  # fmt: skip
+
+    _swap(deletion, "finish_deletion", finish_deletion)
+    _swap(deleted_topics, "finish_deletion", finish_deletion)
+
+
 def the_marker_of_an_earlier_deletion_stays() -> None:
     """A topic that is deleted again, by brokers whose clocks are behind, keeps the time of its first deletion."""
     delete: Callable[..., Command] = topic_deletion.delete_topic
@@ -119,6 +134,7 @@ IN_EVERYTHING: Final = (
     deletion_drops_the_ledgers_at_once,
     restored_partitions_begin_at_epoch_0,
     deletions_become_final_at_once,
+    final_deletions_end_with_their_first_step,
     the_marker_of_an_earlier_deletion_stays,
     late_markers_are_taken_for_new_ones,
     late_markers_hide_live_topics,

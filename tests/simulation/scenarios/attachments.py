@@ -134,7 +134,7 @@ class AttachmentStep:
         for machine in self._history.tiering:
             machine.crash()
             machine.boot()
-        with roles.merges_of_few_segments():
+        with roles.merges_of_few_segments(), roles.deletions_in_steps():
             await self._under_faults()
             await self._until_ended()
         # Listings show the last writes, too.

@@ -72,7 +72,7 @@ class Scenario(ownership_changes.Scenario):
         return super().partitions + sum(topic.partitions for topic in self._administrator.live)
 
     def simulate(self) -> None:
-        with roles.merges_of_few_segments(), roles.new_segments_verified_by_checksum():
+        with roles.merges_of_few_segments(), roles.deletions_in_steps(), roles.new_segments_verified_by_checksum():
             super().simulate()
 
     def _begin_faults(self) -> list[Callable[[], object]]:

@@ -17,6 +17,7 @@ from stratalog_broker.configs.settings import BrokerSettings
 from stratalog_broker.network.server import BrokerServer
 from stratalog_broker.partitions.state_uploads import StateUploads
 from stratalog_core.search_pool import SearchPool
+from stratalog_metadata.client import topic_deletion
 from stratalog_metadata.client.quorum_client import QuorumClient
 from stratalog_metadata.node.config import MetadataSettings
 from stratalog_metadata.node.server import MetadataServer
@@ -148,6 +149,17 @@ def merges_of_few_segments() -> Iterator[None]:
         yield
     finally:
         setattr(merging, "FAN_IN", fan_in)  # noqa: B010
+
+
+@contextlib.contextmanager
+def deletions_in_steps() -> Iterator[None]:
+    """Make a deletion final by a command for each partition while the context lasts: topics are small here."""
+    most = topic_deletion.PART_RECORDS_MAX
+    setattr(topic_deletion, "PART_RECORDS_MAX", 1)  # noqa: B010 - it is a constant to the type checker
+    try:
+        yield
+    finally:
+        setattr(topic_deletion, "PART_RECORDS_MAX", most)  # noqa: B010
 
 
 @contextlib.contextmanager

@@ -166,6 +166,9 @@ FULL: dict[str, Record] = {
         leader_epochs=(4, 7),
         replicas=((1, 2), ()),
     ),
+    "DeletedTopic that is being forgotten": DeletedTopic(
+        topic_id=TOPIC, name="t", deleted_at_ms=1_700_000_000_000, partitions_left=5_000
+    ),
     "Bookie with ledger ids": Bookie(bookie_id="b2", address="h:2", cookie="c", greatest_ledger_id=77),
     "Log that was restored": Log(
         topic_id=TOPIC, index=3, log_start_offset=120, restored_from="coordinators/__consumer_offsets/3/x.state"

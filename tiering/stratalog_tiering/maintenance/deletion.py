@@ -67,13 +67,16 @@ async def collect_deleted_topic(ports: WorkerPorts, deleted: DeletedTopic, versi
     marker = await _replace_earlier_marker(ports, deleted, version, guards)
     if marker is None:
         marker = await mark_deleted(ports.store, deleted, ports.clock.wall_ms(), version)
+    if deleted.is_final and deleted.partitions_left:
+        await _remove_records(ports, deleted, version, guards)
+        return ports.clock.wall_ms()
     now_ms, due_ms = ports.clock.wall_ms(), deletion_due_ms(deleted, marker.deleted_at_ms, ports.settings.grace_ms)
     if deleted.is_final:
         due_ms = max(due_ms, ports.bucket.deletes_from_ms)
     if now_ms < due_ms:
         return due_ms
     if not deleted.is_final:
-        await ports.metadata.propose(finish_deletion(ports.metadata.view, deleted, version, guards))
+        await _remove_records(ports, deleted, version, guards)
         return now_ms
     leases = await leases_in_force(ports.store, now_ms)
     leased_ms = max([lease.until_ms for lease in leases if lease.covers(deleted.topic_id)], default=0)
@@ -96,6 +99,12 @@ async def collect_deleted_topic(ports: WorkerPorts, deleted: DeletedTopic, versi
     await ports.store.delete([deletion_marker_key(deleted.topic_id)])
     await ports.metadata.propose(Command(updates=(Delete(key=deleted.key()),), requirements=guards))
     return None
+
+
+async def _remove_records(ports: WorkerPorts, deleted: DeletedTopic, version: int, guards: Guards) -> None:
+    """Make the deletion final, or go on with it: remove what metadata still has of the topic."""
+    for part in finish_deletion(ports.metadata.view, deleted):
+        version = (await ports.metadata.propose(part.command(version, guards))).index
 
 
 async def show_restored_topic(ports: WorkerPorts, restored: RestoredTopic, version: int, guards: Guards) -> None:

@@ -8,6 +8,7 @@ answer that reports a delete marker tells it.
 from __future__ import annotations
 
 import logging
+import posixpath
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, Final
 
@@ -22,9 +23,7 @@ from stratalog_tiering.store.store_url import S3Location
 
 _DELETE_BATCH: Final = 1000
 _OTHERS_MAX: Final = 250
-"""Versions of other keys after which a listing ends and another one begins at the next wanted key."""
-_LAST: Final = "\x7f"
-"""Greater than each character of a key."""
+"""Versions of other keys in a row after which a listing ends and another one begins at the next wanted key."""
 _log = logging.getLogger(__name__)
 
 
@@ -110,25 +109,28 @@ class S3Versions:
     async def _versions_of(self, keys: Sequence[str]) -> dict[str, list[str]]:
         """Ids of all versions and markers of ``keys``, by key. Keys that follow each other closely are found by one listing."""
         found: dict[str, list[str]] = {key: [] for key in keys}
+        wanted = sorted(found)
         passed = ""
-        for key in sorted(found):
+        for key in wanted:
             if key > passed:
-                passed = await self._find_from(key, found)
+                passed = await self._find_from(key, wanted[-1], found)
         return found
 
-    async def _find_from(self, key: str, found: Mapping[str, list[str]]) -> str:
-        """Add versions of the keys ``found`` to their lists, from ``key`` on; return up to which key all are found."""
-        directory = key[: key.rfind("/") + 1]
+    async def _find_from(self, key: str, last: str, found: Mapping[str, list[str]]) -> str:
+        """Add versions of the keys ``found``, whose last is ``last``, from ``key`` on; return up to which key all are found."""
+        directory = posixpath.commonpath([posixpath.dirname(key), posixpath.dirname(last)])
+        prefix = f"{directory}/" if directory else ""
         passed, others = key, 0
-        async for listed, version_id in self._listed(self._location.prefix + directory, self._location.name(key)):
-            if listed in found:
-                found[listed].append(version_id)
-            else:
-                others += 1
+        async for listed, version_id in self._listed(self._location.prefix + prefix, self._location.name(key)):
+            if listed > last:
+                break
+            others = 0 if listed in found else others + 1
             if others > _OTHERS_MAX:
                 return passed
+            if listed in found:
+                found[listed].append(version_id)
             passed = max(passed, listed)
-        return directory + _LAST
+        return last
 
     async def _listed(self, prefix: str, first: str = "") -> AsyncIterator[tuple[str, str]]:
         """Keys and ids of the versions and markers whose names begin with ``prefix``, by name, from the name ``first`` on."""

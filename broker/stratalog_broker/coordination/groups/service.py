@@ -154,7 +154,10 @@ class GroupService:
 
     def _on_changes(self, changes: Sequence[Change]) -> None:
         for change in changes:
+            before = change.before.record if change.before is not None else None
             deleted = change.after.record if change.after is not None else None
+            if isinstance(before, DeletedTopic) and before.is_final:
+                continue  # another command of a deletion that is final already
             if isinstance(deleted, DeletedTopic) and deleted.is_final:
                 for application in self.coordinators():
                     application.forget_topic(deleted.name, (deleted.topic_id,))

@@ -15,8 +15,12 @@ from unit.broker.mini_cluster import WAIT_S, MiniCluster, in_thread, run_cluster
 from unit.metadata.watching import until
 
 from stratalog_broker.admin.deleted_topics import delete_for_good, deleted_topic, undelete
-from stratalog_broker.admin.errors import Protected
+from stratalog_broker.admin.errors import LimitExceeded, Protected
+from stratalog_broker.admin.topic_limits import check_cluster
+from stratalog_broker.configs.settings import BrokerSettings
 from stratalog_core.errors import Conflict, Invalid, NotFound
+from stratalog_metadata.client import topic_deletion
+from stratalog_metadata.client.topic_deletion import finish_deletion
 from stratalog_metadata.records import (
     DeletedTopic,
     DynamicConfig,
@@ -160,7 +164,7 @@ async def test_namesakes_are_named_by_their_ids(mini_cluster: MiniCluster) -> No
         await undelete(metadata, "unknown")
 
 
-async def test_a_final_deletion_removes_everything_in_one_command(mini_cluster: MiniCluster) -> None:
+async def test_a_final_deletion_removes_everything(mini_cluster: MiniCluster) -> None:
     await in_thread(lambda: create_with_records(mini_cluster, "flights", [b"1"]))
     await in_thread(lambda: delete(mini_cluster, "flights"))
     metadata, view = mini_cluster.metadata, mini_cluster.metadata.view
@@ -171,6 +175,30 @@ async def test_a_final_deletion_removes_everything_in_one_command(mini_cluster: 
     await delete_for_good(metadata, deleted.topic_id)
     with pytest.raises(NotFound, match="see `stratalog topic list --deleted`"):
         await undelete(metadata, "flights")
+
+
+async def test_a_final_deletion_goes_on_after_it_was_interrupted(
+    mini_cluster: MiniCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It counts against the limits until metadata has forgotten its partitions, and cannot be restored."""
+    monkeypatch.setattr(topic_deletion, "PART_RECORDS_MAX", 1)
+    await in_thread(lambda: create_with_records(mini_cluster, "flights", [b"1"]))
+    await in_thread(lambda: delete(mini_cluster, "flights"))
+    metadata, view = mini_cluster.metadata, mini_cluster.metadata.view
+    (deleted,) = view.all(DeletedTopic)
+    stored = view.get(deleted.key())
+    assert stored is not None
+    first, *others = finish_deletion(view, deleted)
+    assert others
+    await metadata.propose(first.command(stored.version))
+    assert [(each.is_final, each.partitions_kept) for each in view.all(DeletedTopic)] == [(True, 1)]
+    with pytest.raises(NotFound, match="see `stratalog topic list --deleted`"):
+        await undelete(metadata, "flights")
+    with pytest.raises(LimitExceeded, match="there would be 2 partitions; partitions_max is 1: 1 deleted topics count"):
+        check_cluster(BrokerSettings(broker_id=1, partitions_max=1), view, 0, 1)
+    await delete_for_good(metadata, deleted.topic_id)
+    assert [*view.all(Log), *view.all(Ledger), *view.all(ManifestPointer)] == []
+    assert [(each.is_final, each.partitions_kept) for each in view.all(DeletedTopic)] == [(True, 0)]
 
 
 async def test_the_positions_of_groups_go_when_the_deletion_is_final(mini_cluster: MiniCluster) -> None:

@@ -117,7 +117,8 @@ async def test_a_deleted_topic_waits_for_the_end_of_all_its_periods(cluster: Clu
     assert restorable.due == ()
     assert {each.reason for each in restorable.waiting} == {RESTORABLE_TOPIC}
     stored = view.get(deleted_topic_key(cluster.topic.topic_id))
-    await cluster.metadata.propose(finish_deletion(view, stored.record, stored.version))
+    (part,) = finish_deletion(view, stored.record)
+    await cluster.metadata.propose(part.command(stored.version))
     (unmarked,) = await found(cluster, 1000 * HOUR_MS)
     assert unmarked.due == (), "the period begins when a worker writes the marker"
     deleted = view.find(DeletedTopic, deleted_topic_key(cluster.topic.topic_id))
@@ -154,6 +155,7 @@ async def test_a_topic_that_is_deleted_during_the_listing_has_no_orphans(cluster
     stored = view.get(topic_key(cluster.topic.name))
     await cluster.metadata.propose(delete_topic(view, stored.record, stored.version, 0, 0))
     stored = view.get(deleted_topic_key(cluster.topic.topic_id))
-    await cluster.metadata.propose(finish_deletion(view, stored.record, stored.version))
+    (part,) = finish_deletion(view, stored.record)
+    await cluster.metadata.propose(part.command(stored.version))
     with pytest.raises(Conflict, match="was deleted while its objects were listed"):
         await find_garbage(ports(cluster), state, 0, 0)

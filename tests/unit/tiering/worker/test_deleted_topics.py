@@ -14,6 +14,7 @@ from unit.tiering.worker.test_worker import Batches, Cluster, files_in
 
 from stratalog_core.errors import Unavailable
 from stratalog_core.system import SystemClock
+from stratalog_metadata.client import topic_deletion
 from stratalog_metadata.client.topic_deletion import delete_topic, restore_topic
 from stratalog_metadata.records import (
     DeletedTopic,
@@ -266,6 +267,48 @@ async def final_topic_with_history(cluster: Cluster, directory: Path, partitions
     record = DeletedTopic(topic_id=topic.topic_id, name=topic.name, deleted_at_ms=1)
     await cluster.metadata.propose(Command(updates=(Delete(key=topic_key(topic.name)), Put(record=record))))
     return 2 * partitions
+
+
+async def test_no_object_is_deleted_before_metadata_has_forgotten_all_partitions(
+    cluster: Cluster, store_directory: Path, make_batches: Batches, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The worker dies after the first command of a final deletion; the next one goes on with the others."""
+    monkeypatch.setattr(topic_deletion, "PART_RECORDS_MAX", 1)
+    view, propose = cluster.metadata.view, cluster.metadata.propose
+    worker = await hide_cold_topic(cluster, make_batches(0, [3]), store_directory)
+    await worker.close()
+    topic_id, segments = cluster.topic.topic_id, {name for name in files_in(store_directory) if name.endswith(".segment")}
+    partitions = [Put(record=Log(topic_id=topic_id, index=index)) for index in (1, 2)]
+    stored = view.get(deleted_topic_key(topic_id))
+    wider = msgspec.structs.replace(
+        stored.record, restorable_ms=0, topic=msgspec.structs.replace(stored.record.topic, partition_count=3)
+    )
+    await propose(Command(updates=(*partitions, Put(record=wider))))
+    done = 0
+
+    async def propose_once(*args: Any) -> Any:
+        nonlocal done
+        done += 1
+        if done > 1:
+            raise Unavailable("the worker is dead")
+        return await propose(*args)
+
+    turns = Turns(cluster)
+    monkeypatch.setattr(cluster.metadata, "propose", propose_once)
+    with pytest.raises(Unavailable):
+        await turns.next()
+    monkeypatch.undo()
+    monkeypatch.setattr(topic_deletion, "PART_RECORDS_MAX", 1)
+    deleted = view.find(DeletedTopic, deleted_topic_key(topic_id))
+    assert (deleted.is_final, deleted.partitions_left) == (True, 2)
+    again_ms = await Turns(cluster).next()
+    assert again_ms is not None
+    assert view.find(DeletedTopic, deleted_topic_key(topic_id)).partitions_left == 0
+    assert [*view.all(Log), *view.all(ManifestPointer)] == []
+    assert segments
+    assert segments <= set(files_in(store_directory))
+    assert await Turns(cluster).next() is None
+    assert files_in(store_directory) == [Path(owner_key(0)).name]
 
 
 @pytest.mark.parametrize("lock_mode", ["none", "governance"])
