@@ -36,6 +36,15 @@ _SNAPPY_RATIO_MAX: Final = 22
 """Three bytes of a snappy block expand to at most 64."""
 _ZSTD_WINDOW_BYTES: Final = 8 * 1024 * 1024
 """Minimum window to allow: a later frame of a batch may have a larger window than the first."""
+_ZSTD_SKIPPABLE: Final = struct.Struct("<II")
+"""Magic number and length of the content of a frame that is skipped."""
+_ZSTD_SKIPPABLE_MAGIC: Final = 0x184D2A50
+_ZSTD_SKIPPABLE_MASK: Final = 0xFFFFFFF0
+_ZSTD_HEADER_BYTES_MAX: Final = 18
+_ZSTD_BLOCK_HEADER_BYTES: Final = 3
+_ZSTD_REPEATED_BYTE: Final = 1
+"""Type of a block that stores one byte, however long it is."""
+_ZSTD_CHECKSUM_BYTES: Final = 4
 _LENGTH = struct.Struct(">i")
 _GZIP_LEVEL: Final = -1
 """zlib's own default."""
@@ -190,6 +199,7 @@ def _lz4_pieces(content: Buffer, piece_bytes: int) -> Iterator[bytes]:
 
 
 def _zstd_pieces(content: Buffer, piece_bytes: int) -> Iterator[bytes]:
+    _require_whole_zstd(memoryview(content))
     unpacker = zstandard.ZstdDecompressor(max_window_size=max(_zstd_window_bytes(content), _ZSTD_WINDOW_BYTES))
     stream = unpacker.stream_reader(content, read_across_frames=True)
     size = piece_bytes
@@ -197,6 +207,39 @@ def _zstd_pieces(content: Buffer, piece_bytes: int) -> Iterator[bytes]:
         piece = stream.read(piece_bytes)
         size = len(piece)
         yield piece
+
+
+def _require_whole_zstd(content: memoryview) -> None:
+    """Raise ``Corrupt`` unless ``content`` ends with a frame: a stream over less ends without an error where the bytes end.
+
+    Steps from block to block, of which each holds up to 128 KiB. Layout: RFC 8878, sections 3.1.1 and 3.1.2.
+    """
+    size, position = len(content), 0
+    while position < size:
+        if size - position < _ZSTD_SKIPPABLE.size:  # No frame is shorter.
+            raise Corrupt("compressed records are cut short")
+        magic, length = _ZSTD_SKIPPABLE.unpack_from(content, position)
+        if magic & _ZSTD_SKIPPABLE_MASK == _ZSTD_SKIPPABLE_MAGIC:
+            position += _ZSTD_SKIPPABLE.size + length
+        else:
+            position = _zstd_frame_end(content, position)
+    if position > size:
+        raise Corrupt("compressed records are cut short")
+
+
+def _zstd_frame_end(content: memoryview, position: int) -> int:
+    """Where the frame at ``position`` ends, beyond the content if it is cut. Raises ``ZstdError`` for a bad frame header."""
+    head = content[position : position + _ZSTD_HEADER_BYTES_MAX]
+    has_checksum = zstandard.get_frame_parameters(head).has_checksum
+    position += zstandard.frame_header_size(head)
+    is_last = False
+    while not is_last:
+        if position + _ZSTD_BLOCK_HEADER_BYTES > len(content):
+            return len(content) + 1
+        block = int.from_bytes(content[position : position + _ZSTD_BLOCK_HEADER_BYTES], "little")
+        is_last, kind, length = bool(block & 1), block >> 1 & 3, block >> 3
+        position += _ZSTD_BLOCK_HEADER_BYTES + (1 if kind == _ZSTD_REPEATED_BYTE else length)
+    return position + (_ZSTD_CHECKSUM_BYTES if has_checksum else 0)
 
 
 def _zstd_whole(content: Buffer, bytes_max: int) -> bytes | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gzip
+import random
 import tracemalloc
 
 import cramjam
@@ -99,13 +100,32 @@ def test_a_zstd_window_over_the_limit_is_refused(claimed_bytes: int) -> None:
         decompress(ZSTD, frame)
 
 
-@pytest.mark.parametrize("codec", [GZIP, SNAPPY, LZ4])
+@pytest.mark.parametrize("codec", PACKED)
 @pytest.mark.parametrize("size", [1, 1000, 300_000])
 def test_a_cut_is_noticed(codec: int, size: int) -> None:
     packed = compress(codec, bytes(range(256)) * (size // 256 + 1))
     for kept in (1, len(packed) // 2, len(packed) - 1):
         with pytest.raises(Corrupt):
             decompress(codec, packed[:kept])
+
+
+@pytest.mark.parametrize("sized", [True, False])
+@pytest.mark.parametrize("checksum", [True, False])
+@pytest.mark.parametrize("content", [b"", b"abc", bytes(300_000), random.Random(1).randbytes(300_000)])
+def test_a_cut_of_a_zstd_frame_is_noticed_wherever_it_is(content: bytes, sized: bool, checksum: bool) -> None:
+    """The library's stream ends without an error where the bytes end. The frame may be the second one."""
+    packed = zstandard.ZstdCompressor(write_content_size=sized, write_checksum=checksum).compress(content)
+    skippable = (0x184D2A51).to_bytes(4, "little") + (5).to_bytes(4, "little") + b"12345"
+    first = zstandard.ZstdCompressor().compress(b"first")
+    cuts = {*range(1, min(len(packed), 40)), *range(1, len(packed), 997), len(packed) - 1}
+    for before in (b"", skippable, first):
+        assert decompress(ZSTD, before + packed) == (b"first" if before == first else b"") + content
+        for kept in cuts:
+            with pytest.raises(Corrupt, match=r"does not decompress|are cut short"):
+                decompress(ZSTD, before + packed[:kept])
+    for kept in range(1, len(skippable)):
+        with pytest.raises(Corrupt, match="are cut short"):
+            decompress(ZSTD, packed + skippable[:kept])
 
 
 @pytest.mark.parametrize("codec", PACKED)
