@@ -29,6 +29,10 @@ class TieringCounters(MetricGroup):
     compaction_written_bytes: int = counter("bytes", "Bytes of the segments that compaction wrote")
     records_compacted: int = counter("records", "Records that compaction removed, tombstones included")
     tombstones_deleted: int = counter("records", "Tombstones that compaction removed after their delete.retention.ms")
+    batches_not_compacted: int = counter(
+        "batches",
+        "Batches that a pass left as they are because their bytes are not exactly their records; a log line names the first",
+    )
     ledgers_dropped: int = counter("ledgers", "Ledgers deleted because they are cold, empty or past retention")
     failures: int = counter("errors", "Failures of work on a partition; the work is retried")
 

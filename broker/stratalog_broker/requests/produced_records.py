@@ -29,6 +29,8 @@ from stratalog_metadata.topic_rules.topic_configs import TopicConfigs
 
 AT_ONCE_BYTES: Final = 16 * 1024
 """Size up to which an uncompressed batch is checked on the event loop: at most about 1 ms, with 2,000 empty records."""
+COMPACTED_RECORDS_MAX: Final = 1_000_000
+"""Records of a batch that compaction takes apart at most (``record_spans.RECORDS_MAX``, whose module loads numba)."""
 Failure = Refused | StratalogError
 
 
@@ -90,6 +92,7 @@ class ProducedRecords:
             if header.compression or len(batch) > AT_ONCE_BYTES:
                 return False
             rules = configs.record_rules(produced.now_ms)
+            _refuse_count(header, rules)
             _refuse(first_refused(batch, header, rules), rules)
         return True
 
@@ -117,6 +120,8 @@ class ProducedRecords:
             return Examined(batch, header)
         rules, bytes_max = configs.record_rules(produced.now_ms), self._searches.bytes_max
         limit_bytes = min(configs.max_message_bytes, ENTRY_BYTES_MAX)
+
+        _refuse_count(header, rules)
 
         def examine(is_wanted: IsWanted) -> bytearray | None:
             _refuse(first_refused(batch, header, rules, is_wanted=is_wanted, memory_bytes=bytes_max), rules)
@@ -151,6 +156,15 @@ class ProducedRecords:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+
+
+def _refuse_count(header: BatchHeader, rules: RecordRules) -> None:
+    """Refuse a batch that compaction could not take apart in bounded memory: a few KB expand to millions of records."""
+    if rules.needs_key and header.record_count > COMPACTED_RECORDS_MAX:
+        raise Refused(
+            ErrorCode.invalid_record,
+            f"the batch has {header.record_count} records; a compacted topic accepts at most {COMPACTED_RECORDS_MAX} in one",
+        )
 
 
 def _refuse(found: FoundInBatch | None, rules: RecordRules) -> None:

@@ -87,7 +87,7 @@ def _searched(
         if not is_wanted():
             raise Unavailable("no client waits for this search any longer")
         search.read(piece)
-        if search.found is not None or not search.records_left:
+        if search.found is not None or search.is_over():
             return search.found
     search.end()
     return search.found
@@ -114,8 +114,15 @@ class _Search:
     def end(self) -> None:
         """Finish after the last piece. Raises ``Corrupt`` if records are missing."""
         self._walk(self._rest, 1)
-        if self.found is None and (self.records_left or self._skip):
+        if self.found is not None:
+            return
+        if self.records_left or self._skip:
             raise Corrupt(f"{self.records_left} records are missing in the batch at {self._header.base_offset}")
+        self.is_over()
+
+    def is_over(self) -> bool:
+        """Whether nothing that follows can matter. Raises ``Corrupt`` if something follows that may not."""
+        return not self.records_left
 
     def _walk(self, content: bytes, ahead_bytes: int) -> None:
         position, size = 0, len(content)
@@ -130,14 +137,14 @@ class _Search:
             key_bytes, position = decode_varint(content, position)
             if position > end:
                 raise Corrupt(f"record at byte {start} is too short for its head in the batch at {self._header.base_offset}")
-            self._see(timestamp_delta, offset_delta, key_bytes)
+            self._see(timestamp_delta, offset_delta, key_bytes, end - position)
             if self.found is not None:
                 return
             position = end
         self._skip = max(position - size, 0)
         self._rest = content[position:]
 
-    def _see(self, timestamp_delta: int, offset_delta: int, key_bytes: int) -> None:
+    def _see(self, timestamp_delta: int, offset_delta: int, key_bytes: int, room_bytes: int) -> None:
         header = self._header
         offset = header.base_offset + offset_delta
         if not self._earlier < offset <= header.last_offset:
@@ -145,10 +152,11 @@ class _Search:
         self._earlier = offset
         self.records_left -= 1
         timestamp_ms = header.max_timestamp_ms if header.is_log_append_time else header.base_timestamp_ms + timestamp_delta
-        if self._is_sought(offset, timestamp_ms, key_bytes):
+        if self._is_sought(offset, timestamp_ms, key_bytes, room_bytes):
             self.found = FoundInBatch(offset, timestamp_ms)
 
-    def _is_sought(self, offset: int, timestamp_ms: int, key_bytes: int) -> bool:
+    def _is_sought(self, offset: int, timestamp_ms: int, key_bytes: int, room_bytes: int) -> bool:
+        """Whether this record is the one. ``room_bytes`` follow the length of its key in the record."""
         raise NotImplementedError
 
 
@@ -158,14 +166,23 @@ class _TimeSearch(_Search):
         self._timestamp_ms = timestamp_ms
         self._from_offset = from_offset
 
-    def _is_sought(self, offset: int, timestamp_ms: int, key_bytes: int) -> bool:
+    def _is_sought(self, offset: int, timestamp_ms: int, key_bytes: int, room_bytes: int) -> bool:
         return timestamp_ms >= self._timestamp_ms and offset >= self._from_offset
 
 
 class _RuleSearch(_Search):
+    """Examines what is to be stored, so it also requires that keys are within their records, and that nothing follows these."""
+
     def __init__(self, header: BatchHeader, rules: RecordRules) -> None:
         super().__init__(header)
         self._rules = rules
 
-    def _is_sought(self, offset: int, timestamp_ms: int, key_bytes: int) -> bool:
+    def is_over(self) -> bool:
+        if not self.records_left and self._rest:
+            raise Corrupt(f"bytes follow the last record of the batch at {self._header.base_offset}")
+        return False
+
+    def _is_sought(self, offset: int, timestamp_ms: int, key_bytes: int, room_bytes: int) -> bool:
+        if key_bytes > room_bytes:
+            raise Corrupt(f"key of {key_bytes} bytes in {room_bytes} of the record at {offset}")
         return (key_bytes < 0 and self._rules.needs_key) or not self._rules.allows_time(timestamp_ms)

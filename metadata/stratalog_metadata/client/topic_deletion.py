@@ -125,8 +125,8 @@ def finish_deletion(view: MetadataView, deleted: DeletedTopic) -> Iterator[Delet
     """Make the deletion final: yield the commands, in order, that remove the topic's logs, ledgers and manifest pointers.
 
     The first of them ends the time for a restore. A topic may have hundreds of thousands of records, so each command removes
-    about ``PART_RECORDS_MAX``, and its record of the deletion says what is left. Whoever finds that record goes on, by calling
-    this again. Yields nothing if nothing is left.
+    about ``PART_RECORDS_MAX``, and its record of the deletion says what is left. A caller that finds such a record calls this
+    again, to go on. Yields nothing if nothing is left.
 
     ``view`` must be at the version of the record ``deleted``, or newer: it then has all ledgers of the topic that are left.
     """

@@ -14,6 +14,10 @@ A batch keeps its base and last offset, leader epoch, producer, sequence and cod
 one of each producer that is still known, stay without records if they lose them all, so that the end of a segment, and the
 sequences of producers, are never lost.
 
+A batch whose bytes are not exactly its records, or that is too large to take apart, stays as it is: brokers may have checked
+its header and its CRC only. Its keys are unknown, so what it replaced stays, too. Such batches are counted, and the first one
+of a pass is named.
+
 The map (``offset_map.py``) is bounded: it ends where it is full, and the next pass continues there (ADR 137).
 
 Compiled kernels locate records, find them in the map and copy them; the rules are expressions over all records of a batch.
@@ -35,6 +39,7 @@ from stratalog_core.batches.checkpoint import ProducerEntry
 from stratalog_core.batches.record_kernels import NEVER
 from stratalog_core.batches.record_spans import RecordSpans, batch_body, record_spans
 from stratalog_core.compiled.jit import Bools, Ints64
+from stratalog_core.errors import Corrupt
 from stratalog_core.ports import Buffer
 from stratalog_tiering.core.offset_map import OffsetMap
 from stratalog_tiering.core.rewritten_batches import Filtered, emptied, rebuilt
@@ -119,11 +124,12 @@ class MapBuilder:
             spans = record_spans(batch_body(batch, header), header)
             self.transactions.is_marker_done(header, spans.key(0) if spans else None)
         elif not self.transactions.is_aborted(header) and header.last_offset >= self._dirty_from:
-            spans = record_spans(batch_body(batch, header), header)
-            noted = self.offsets.put(spans, header.base_offset, self._dirty_from)
-            if noted < len(spans):
-                self.end_offset = max(self.end_offset, header.base_offset + int(spans.offset_deltas[noted]))
-                return False
+            found = _records_of(batch, header)
+            if isinstance(found, RecordSpans):
+                noted = self.offsets.put(found, header.base_offset, self._dirty_from)
+                if noted < len(found):
+                    self.end_offset = max(self.end_offset, header.base_offset + int(found.offset_deltas[noted]))
+                    return False
         self.end_offset = max(self.end_offset, header.next_offset)
         return True
 
@@ -143,6 +149,9 @@ class CompactionCounts:
     tombstones_kept: int = 0
     tombstones_deleted: int = 0
     keyless_deleted: int = 0
+    batches_unreadable: int = 0
+    first_unreadable: str = ""
+    """Why the first of them is, with its offset."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,7 +194,10 @@ class BatchFilter:
 
     def fingerprint(self, batch: Buffer, header: BatchHeader) -> int:
         """Sum of hashes of the batch's records, to compare with those that must be there. Raises ``Corrupt``."""
-        return self._fingerprint(header, record_spans(batch_body(batch, header), header))
+        if header.is_control:
+            return self._fingerprint(header, record_spans(batch_body(batch, header), header))
+        spans = _records_of(batch, header)
+        return self._offsets.fingerprint_of(batch) if isinstance(spans, Corrupt) else self._fingerprint(header, spans)
 
     def trial(self) -> BatchFilter:
         """A filter that goes on as this one would, without changing it."""
@@ -232,7 +244,9 @@ class BatchFilter:
         return Filtered(batch=batch, fingerprint=self._fingerprint(header, spans))
 
     def _records(self, batch: Buffer, header: BatchHeader, *, stays: bool) -> Filtered:
-        spans = record_spans(batch_body(batch, header), header)
+        spans = _records_of(batch, header)
+        if isinstance(spans, Corrupt):
+            return self._unreadable(batch, header, spans)
         if header.base_offset >= self._map_end:
             self.counts.records_kept += header.record_count
             return Filtered(batch=batch, fingerprint=self._fingerprint(header, spans))
@@ -248,6 +262,13 @@ class BatchFilter:
             return Filtered(batch=batch, fingerprint=fingerprint)
         changed = rebuilt(header, spans, kept, self._horizon_ms if sets_horizon else None)
         return Filtered(batch=changed, fingerprint=fingerprint)
+
+    def _unreadable(self, batch: Buffer, header: BatchHeader, reason: Corrupt) -> Filtered:
+        self.counts.records_kept += header.record_count
+        self.counts.batches_unreadable += 1
+        if not self.counts.first_unreadable:
+            self.counts.first_unreadable = f"offset {header.base_offset}: {reason.message}"
+        return Filtered(batch=batch, fingerprint=self._offsets.fingerprint_of(batch))
 
     def _mapped(self, header: BatchHeader, spans: RecordSpans) -> MappedRecords:
         have_values = spans.have_values
@@ -293,6 +314,17 @@ def survivors(map_end: int, now_ms: int, header: BatchHeader, records: MappedRec
         found &= records.have_values
     found |= records.offsets >= map_end
     return found
+
+
+def _records_of(batch: Buffer, header: BatchHeader) -> RecordSpans | Corrupt:
+    """The records of a batch that a client wrote, or why they cannot be read.
+
+    That is what the client wrote: the block's and the batch's checksums have been compared.
+    """
+    try:
+        return record_spans(batch_body(batch, header), header)
+    except Corrupt as unreadable:
+        return unreadable
 
 
 def _gone(header: BatchHeader, *, stays: bool) -> Filtered:

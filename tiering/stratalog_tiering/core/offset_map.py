@@ -19,6 +19,7 @@ from stratalog_core.batches.record_kernels import END, KEY_AT, KEY_BYTES, OFFSET
 from stratalog_core.batches.record_spans import RecordSpans
 from stratalog_core.compiled.jit import Bools, Bytes, Int, Ints64, Words, compiled, inlined
 from stratalog_core.compiled.siphash import Word, sip_64, sip_128
+from stratalog_core.ports import Buffer
 
 _SLOTS_MIN: Final = 1024
 _GROWTH: Final = 4
@@ -121,6 +122,11 @@ class OffsetMap:
         Two of them can be compared if they were made by one map.
         """
         return int(_fingerprint(spans.content, spans.rows, counted, base_offset, self._secret))
+
+    def fingerprint_of(self, batch: Buffer) -> int:
+        """Hash of a whole batch whose records are not known, for such a sum."""
+        digest = hashlib.blake2b(batch, digest_size=8, key=self._secret.tobytes()).digest()
+        return int.from_bytes(digest, "big")
 
     def _keys_now(self) -> int:
         """The keys that the table may hold at its size."""

@@ -12,6 +12,7 @@ One partition of a worker holds a map at a time (``MapSlot``), so ``compaction_m
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -52,6 +53,7 @@ KEY_BYTES: Final = 40
 """Memory of one key in the map: an entry of 24 bytes, a quarter of them empty, and a fifth of that again while it grows."""
 _SLOT_RETRY_MS: Final = 5_000
 _SECRET_BITS: Final = 256
+_log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -189,7 +191,7 @@ class Compaction:
             if group:
                 break
         if not group:
-            self._done(ports, batch_filter)
+            self._done(ports, state, batch_filter)
             return
         unchanged = await _unchanged(ports, group, batch_filter)
         if unchanged is not None:
@@ -209,11 +211,17 @@ class Compaction:
         else:
             self.end(ports)
 
-    def _done(self, ports: WorkerPorts, batch_filter: BatchFilter) -> None:
+    def _done(self, ports: WorkerPorts, state: PartitionSnapshot, batch_filter: BatchFilter) -> None:
         counts, counters = batch_filter.counts, ports.counters
         counters.compaction_passes += 1
         counters.records_compacted += counts.records_read - counts.records_kept
         counters.tombstones_deleted += counts.tombstones_deleted
+        if counts.batches_unreadable:
+            counters.batches_not_compacted += counts.batches_unreadable
+            _log.warning(
+                "%s-%d: compaction left %d batches as they are, whose records cannot be read; the first: %s",
+                state.topic.name, state.log.index, counts.batches_unreadable, counts.first_unreadable,
+            )  # fmt: skip
         self.last_done_ms = ports.clock.wall_ms()
         self.end(ports)
 

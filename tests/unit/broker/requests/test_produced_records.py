@@ -12,15 +12,23 @@ import pytest
 import pytest_asyncio
 from crc32c import crc32c
 from kio.schema.errors import ErrorCode
+from support.hostile_batches import KINDS, hostile_batch
 from unit.broker.handlers.test_round_trip import consume, create_topic, produce
 from unit.broker.mini_cluster import MiniCluster, in_thread, run_cluster, until_served
 from unit.broker.raw_client import RawClient, fetch
 from unit.broker.raw_client import produce as produce_raw
 
 from stratalog_broker.requests.produce_checks import Refused
-from stratalog_broker.requests.produced_records import AT_ONCE_BYTES, Examined, Produced, ProducedRecords
+from stratalog_broker.requests.produced_records import (
+    AT_ONCE_BYTES,
+    COMPACTED_RECORDS_MAX,
+    Examined,
+    Produced,
+    ProducedRecords,
+)
 from stratalog_core.batches.batch import iterate_headers, read_header
 from stratalog_core.batches.compression import NAMES
+from stratalog_core.batches.record_spans import RECORDS_MAX
 from stratalog_core.batches.records import Record, build_batch
 from stratalog_core.errors import Corrupt, Overloaded, StratalogError
 from stratalog_core.search_pool import SearchPool
@@ -69,6 +77,22 @@ async def test_records_that_do_not_decompress_are_refused_and_the_next_are_not(m
     broken[17:21] = crc32c(bytes(broken[21:])).to_bytes(4, "big")
     assert await code_of(client, bytes(broken)) is ErrorCode.corrupt_message
     assert await code_of(client, batch([b"b"])) is ErrorCode.none
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "a value beyond its record"])
+async def test_what_compaction_could_not_read_is_refused_and_the_next_is_not(mini_cluster: MiniCluster, kind: str) -> None:
+    """A value that exceeds its record is stored: the broker reads the head of each record only."""
+    client = await mini_cluster.connect()
+    refused = ErrorCode.invalid_record if kind == "more records than are located" else ErrorCode.corrupt_message
+    for codec in range(5):
+        content = hostile_batch(kind, codec)
+        too_large = len(content) > 2**20  # A bomb of snappy: it expands to 22 times its size at most.
+        assert await code_of(client, content) is (ErrorCode.message_too_large if too_large else refused)
+    assert await code_of(client, batch([b"b"])) is ErrorCode.none
+
+
+async def test_as_many_records_are_accepted_as_are_located() -> None:
+    assert COMPACTED_RECORDS_MAX == RECORDS_MAX
 
 
 async def test_an_idempotent_producer_with_a_full_pipeline_keeps_its_order(mini_cluster: MiniCluster) -> None:

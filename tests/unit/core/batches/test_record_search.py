@@ -10,6 +10,7 @@ import tracemalloc
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.hostile_batches import CODECS, KINDS, hostile_batch
 
 from stratalog_core.batches.batch import HEADER, HEADER_BYTES, LENGTH_PREFIX_BYTES, MAGIC, TIMESTAMP_TYPE_BIT, read_header
 from stratalog_core.batches.compression import LZ4, NAMES, NONE, SNAPPY, ZSTD, compress
@@ -181,3 +182,15 @@ def test_the_first_record_that_the_rules_refuse_is_found(
 
     expected = next((FoundInBatch(each.offset, each.timestamp_ms) for each in written if is_refused(each)), None)
     assert first_refused(batch, read_header(batch), rules) == expected
+
+
+ADMITTED = ("a value beyond its record", "more records than are located")
+"""Only the head of each record is read, so an admitted batch may have such a value. The broker refuses so many records."""
+
+
+@pytest.mark.parametrize("codec", CODECS)
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in ADMITTED])
+def test_a_batch_that_cannot_be_read_is_refused(kind: str, codec: int) -> None:
+    batch = hostile_batch(kind, codec)
+    with pytest.raises(Corrupt):
+        first_refused(batch, read_header(batch), RecordRules(needs_key=True))

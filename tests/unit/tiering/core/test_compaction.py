@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.hostile_batches import CODECS, KINDS, hostile_batch
 
 from stratalog_core.batches.batch import (
     CONTROL_BIT,
@@ -342,3 +343,34 @@ def test_the_fingerprint_tells_that_a_record_is_missing(wrong: str, monkeypatch:
     monkeypatch.setattr(BatchFilter, "_keeps", loses)
     with pytest.raises(AssertionError):
         log.compact(1_000)
+
+
+@pytest.mark.parametrize("codec", CODECS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_batch_that_cannot_be_read_stays_and_the_others_are_compacted(kind: str, codec: int) -> None:
+    log = Log()
+    log.append([(b"a", b"1"), (b"b", b"1")], 10)
+    hostile = hostile_batch(kind, codec, base_offset=2)
+    header = read_header(hostile)
+    log.batches.append(hostile)
+    log.end = header.next_offset
+    log.append([(b"a", b"2")], 20)
+    for _ in range(2):  # a map of a later pass begins after it
+        counts = log.compact(now_ms=100).counts
+        assert (counts.batches_unreadable, counts.first_unreadable[:10]) == (1, "offset 2: ")
+        kept = [[each.key for each in iterate_records(batch)] for batch in log.batches if batch != hostile]
+        assert kept == [[b"b"], [b"a"]]
+        assert log.batches[1] == hostile
+        assert counts.records_read - counts.records_kept in (0, 1)
+        log.append([(b"c", b"1")], 30)
+        log.compact(now_ms=100)
+        log.batches.pop()
+
+
+def test_another_batch_in_the_place_of_one_that_cannot_be_read_is_noticed() -> None:
+    """It has no records by which they could be compared."""
+    first, second = (hostile_batch(kind, 0) for kind in KINDS[:2])
+    fingerprints = {
+        BatchFilter(OffsetMap(10, SECRET), 0, 0, 0).fingerprint(batch, read_header(batch)) for batch in (first, second)
+    }
+    assert len(fingerprints) == 2

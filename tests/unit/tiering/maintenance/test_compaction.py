@@ -10,8 +10,10 @@ from typing import Any
 import msgspec
 import pytest
 from support.compaction_kernels import load_kernels
+from support.hostile_batches import hostile_batch
 
 from stratalog_core.batches.batch import BatchHeader, read_header
+from stratalog_core.batches.compression import ZSTD
 from stratalog_core.batches.records import Record, build_batch, iterate_records
 from stratalog_core.compiled.jit import Bools
 from stratalog_core.errors import Corrupt, NotFound, Unavailable
@@ -274,6 +276,36 @@ async def test_a_damaged_segment_stops_the_compaction(cluster: Cluster, store_di
     await cluster.metadata.propose(Command(updates=(Put(record=request),)))
     await cluster.until(lambda: Corrupt.__name__ in cluster.last_error())
     assert [each.kind for each in (await manifest_of(cluster)).segments] == [SegmentKind.RAW] * 3
+
+
+@pytest.mark.parametrize("kind", ["a bomb", "a length that does not end", "more records than are located"])
+async def test_a_batch_that_cannot_be_read_stays_and_is_counted_and_named(
+    cluster: Cluster, store_directory: Path, caplog: pytest.LogCaptureFixture, kind: str
+) -> None:
+    """Its partition is compacted around it, and so is the other one of the worker."""
+    hostile = hostile_batch(kind, ZSTD, base_offset=2)
+    end = read_header(hostile).next_offset
+    offloader = await cluster.start_worker("offloader", segment_bytes=1)
+    for partition in range(2):
+        await cluster.add_ledger(batches_of(0, [("a", "1"), ("b", "1")]), 0, partition=partition)
+    await cluster.add_ledger([hostile], 2)
+    await cluster.add_ledger(batches_of(end, [("a", "2")]), end)
+    await cluster.add_ledger(batches_of(2, [("a", "2")]), 2, partition=1)
+    await cluster.until(lambda: not (cluster.log(0).ledgers or cluster.log(1).ledgers))
+    await offloader.close()
+    worker = await cluster.start_worker()
+    await asyncio.gather(ask(cluster, 0), ask(cluster, 1))
+    (segment,) = (await manifest_of(cluster)).segments
+    assert hostile in (store_directory / segment.key).read_bytes()
+    pointer, reader = cluster.pointer(), ColdReader(cluster.store, ColdReaderSettings(), SystemClock())
+    first, *_, last = (await reader.fetch(pointer, 0, 2**20, 10)).batches
+    await reader.close()
+    assert [each.key for batch in (first, last) for each in iterate_records(batch)] == [b"b", b"a"]
+    assert (await ManifestSource(cluster.store).manifest(cluster.pointer(1))).record_count == 2
+    (counters,) = [group for group in worker.metrics() if hasattr(group, "compaction_passes")]
+    assert (counters.compaction_passes, counters.batches_not_compacted, counters.failures) == (2, 1, 0)
+    assert "flights-0: compaction left 1 batches as they are" in caplog.text
+    assert "the first: offset 2: " in caplog.text
 
 
 async def test_a_policy_that_only_compacts_deletes_nothing(cluster: Cluster) -> None:
