@@ -4,31 +4,42 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import fastavro
+import pyarrow as pa
 import pytest
 from confluent_kafka import OFFSET_BEGINNING, Consumer, Message, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
+from integration.test_exactly_once_bulk import live_topics, stored_topics
 from integration.test_restore import stratalog, up
 from kafka.partitioner import murmur2
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sql
+from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
+from pyspark.sql.types import StructType
 from pyspark.taskcontext import TaskContext
 
 from stratalog.exit_codes import ExitCode
 from stratalog.local.state import load_state
 from stratalog_core.errors import Conflict, Invalid, NotFound
+from stratalog_pipeline.bucket import Bucket
+from stratalog_pipeline.bulk_sink import parse_bulk_options
 from stratalog_pipeline.jobs.backfill import BulkTarget, backfill, backfill_files, backfill_kafka
 from stratalog_pipeline.jobs.backfill_sources import KafkaSource, kafka_range
+from stratalog_pipeline.spark.bulk_writer import BulkWriter, WrittenSegments
+from stratalog_pipeline.spark.source import StratalogDataSource
 
 pytestmark = [pytest.mark.integration, pytest.mark.spark]
 SPARK_MASTER = "local[2,3]"
 """A failed task runs up to three times."""
 ROWS, PARTITIONS = 20_000, 4
 FIRST_MS = 1_600_000_000_000
+DELETED_S = 180.0
+"""A worker deletes what a write left one second after it; on a loaded machine much later."""
 
 
 @pytest.fixture(scope="module")
@@ -124,6 +135,74 @@ def test_a_task_that_is_run_again_writes_nothing_twice(spark: SparkSession, fram
         assert len({_number(message) for message in consume(bootstrap, "orders", ROWS)}) == ROWS
 
 
+def test_what_failed_tasks_and_aborted_writes_leave_is_deleted_after_the_grace_period(
+    spark: SparkSession, frame: DataFrame, tmp_path: Path
+) -> None:
+    data, bucket, config, notes = tmp_path / "data", tmp_path / "bucket", tmp_path / "config.toml", tmp_path / "notes"
+    notes.mkdir()
+    config.write_text("[tiering]\ngrace_ms = 1000\nretention_interval_ms = 500\nsweep_interval_ms = 1000\n")
+    for source in _dying_sources(notes):
+        spark.dataSource.register(source)
+    arranged = frame.withColumn("partition", sql.pmod(sql.hash("timestamp"), sql.lit(PARTITIONS)))
+    arranged = arranged.repartitionById(PARTITIONS, sql.col("partition"))
+    with up(data, bucket, "--config", str(config)) as bootstrap:
+        with pytest.raises(PySparkException, match="dies with everything written"):
+            # In one task: another one might still write while the driver aborts.
+            _write(frame.withColumn("partition", sql.lit(0)).coalesce(1), data, bucket, "always_dies", topic="aborted")
+        _write(arranged, data, bucket, "dies_once")
+        left = [note.read_text().split() for note in notes.iterdir()]
+        assert len(left) == 3 + PARTITIONS
+        assert all(left), "each attempt has left a segment"
+        keys = {key for each in left for key in each}
+        deadline = time.monotonic() + DELETED_S
+        while (still := keys & stored_keys(bucket)) or live_topics(str(bucket)) != stored_topics(str(bucket)):
+            assert time.monotonic() < deadline, f"{len(still)} of {len(keys)} objects are left"
+            time.sleep(0.5)
+        assert len({_number(message) for message in consume(bootstrap, "orders", ROWS)}) == ROWS
+        stratalog("tier", "verify", "orders", "--data", str(data))
+
+
+def _dying_sources(notes: Path) -> list[type[StratalogDataSource]]:
+    """Bulk writes whose tasks die with everything written: each once, or always. ``notes`` gets the keys of their segments.
+
+    The classes are local, so they are sent to the workers, which do not have this module.
+    """
+
+    def dying(source: str, attempts: int) -> type[StratalogDataSource]:
+        class DyingWriter(BulkWriter):
+            def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+                message = super().write(iterator)
+                context = TaskContext.get()
+                assert context is not None
+                assert isinstance(message, WrittenSegments)
+                if context.attemptNumber() < attempts:
+                    keys = [made.entry.key for segments in message.segments.values() for made in segments]
+                    (notes / f"{source}-{context.taskAttemptId()}").write_text("\n".join(keys))
+                    raise RuntimeError("the task dies with everything written")
+                return message
+
+        class Dying(StratalogDataSource):
+            @classmethod
+            def name(cls) -> str:
+                return source
+
+            def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
+                return DyingWriter(parse_bulk_options(self.options))
+
+        return Dying
+
+    return [dying("dies_once", 1), dying("always_dies", 1000)]
+
+
+def stored_keys(bucket: Path) -> set[str]:
+    with Bucket(str(bucket)) as opened:
+
+        async def keys() -> set[str]:
+            return {info.key async for info in opened.store.list("")}
+
+        return opened.run(keys())
+
+
 def test_rows_in_the_wrong_order_are_refused_and_nothing_is_left(spark: SparkSession, frame: DataFrame, tmp_path: Path) -> None:
     data, bucket = tmp_path / "data", tmp_path / "bucket"
     with up(data, bucket):
@@ -146,9 +225,9 @@ def test_rows_in_the_wrong_order_are_refused_and_nothing_is_left(spark: SparkSes
         stratalog("tier", "verify", "orders", *cluster, expect=ExitCode.NOT_FOUND)
 
 
-def _write(frame: DataFrame, data: Path, bucket: Path) -> None:
-    writer = frame.write.format("stratalog").option("store", str(bucket)).option("metadata", load_state(data).metadata)
-    writer.option("topic", "orders").option("partitions", PARTITIONS).mode("append").save()
+def _write(frame: DataFrame, data: Path, bucket: Path, source: str = "stratalog", topic: str = "orders") -> None:
+    writer = frame.write.format(source).option("store", str(bucket)).option("metadata", load_state(data).metadata)
+    writer.option("topic", topic).option("partitions", PARTITIONS).mode("append").save()
 
 
 def test_an_export_becomes_a_topic_again(tmp_path: Path) -> None:

@@ -27,9 +27,10 @@ PARTITIONS = 2
 
 
 @contextmanager
-def up(data: Path, store: Path | str) -> Iterator[str]:
-    """``stratalog up`` on ``data``; its Kafka address."""
-    command = [sys.executable, "-m", "stratalog", "up", "--data", str(data), "--store", str(store), "--kafka", "127.0.0.1:0"]
+def up(data: Path, store: Path | str, *more: str) -> Iterator[str]:
+    """``stratalog up`` on ``data``, with ``more`` options; its Kafka address."""
+    options = ["--data", str(data), "--store", str(store), "--kafka", "127.0.0.1:0", *more]
+    command = [sys.executable, "-m", "stratalog", "up", *options]
     with (
         (data.parent / f"{data.name}.log").open("a") as log,
         subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True) as node,
