@@ -30,6 +30,8 @@ NODE_PACKAGES: Final = {
     "confluent": {"@confluentinc/kafka-javascript": "1.10.1"},
 }
 CRATES: Final = {"rdkafka": ("0.39.0", ["zstd"]), "tokio": ("1.48.0", ["rt-multi-thread", "time"])}
+CONFLUENT_PYTHON_VERSION: Final = "2.16.1"
+_CONFLUENT_EXTRAS: Final = "schemaregistry,avro,json,protobuf"
 KAFKA_PYTHON_VERSION: Final = "3.0.12"
 _NOT_IN_KAFKA_PYTHON: Final = {
     "__init__.py": "",
@@ -113,6 +115,18 @@ def java_program() -> list[str]:
     options = ["-Xmx256m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Dorg.slf4j.simpleLogger.defaultLogLevel=off"]
     java = tool("java", "install Java 17 or newer")
     return [java, *options, "-cp", class_path(), str(SOURCES / "java" / "JavaClient.java")]
+
+
+def confluent_python() -> str:
+    """The Python of an environment that has confluent-kafka with its serializers."""
+    root, is_new = _folder("python", CONFLUENT_PYTHON_VERSION, None)
+    python = root / "environment" / "bin" / "python"
+    if is_new:
+        _run([sys.executable, "-m", "venv", "environment"], root)
+        wanted = f"confluent-kafka[{_CONFLUENT_EXTRAS}]=={CONFLUENT_PYTHON_VERSION}"
+        _run([str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", wanted], root)
+        _complete(root)
+    return str(python)
 
 
 def _dependency(crate: str) -> str:

@@ -25,7 +25,7 @@ _INCOMPATIBLE: Final = {"name": "gate", "type": "int"}
 def run(bootstrap: str, prefix: str, directory: Path) -> dict[str, str]:
     """Return the outcomes by step."""
     outcomes: dict[str, str] = {}
-    with _running(bootstrap, prefix, directory / "first") as first, _running(bootstrap, prefix, directory / "second") as second:
+    with running(bootstrap, prefix, directory / "first") as first, running(bootstrap, prefix, directory / "second") as second:
         outcomes["register a schema"] = first("POST", f"{_SUBJECT}/versions", _schema())
         outcomes["ask for compatible ones"] = first("PUT", "/config/flights", {"compatibility": "BACKWARD"})
         outcomes["find it in another registry"] = _eventually(second, f"{_SUBJECT}/versions", "200 [1]")
@@ -34,7 +34,7 @@ def run(bootstrap: str, prefix: str, directory: Path) -> dict[str, str]:
         outcomes["list versions"] = _eventually(first, f"{_SUBJECT}/versions", "200 [1, 2]")
         outcomes["take a snapshot"] = first.snapshot()
         outcomes["register another subject"] = first("POST", "/subjects/airports/versions", _schema())
-    with _running(bootstrap, prefix, directory / "third") as third:
+    with running(bootstrap, prefix, directory / "third") as third:
         outcomes["list subjects after a kill"] = third("GET", "/subjects")
         outcomes["list versions after a kill"] = third("GET", f"{_SUBJECT}/versions")
         outcomes["read a schema after a kill"] = third("GET", f"{_SUBJECT}/versions/1/schema")
@@ -52,10 +52,11 @@ class Registry:
 
     def __init__(self, port: int, output: Path) -> None:
         self._base = f"http://127.0.0.1:{port}/apis"
+        self.url = f"{self._base}/ccompat/v7"
         self.output = output
 
     def __call__(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> str:
-        status, answer = call(method, f"{self._base}/ccompat/v7{path}", body)
+        status, answer = call(method, self.url + path, body)
         return f"{status} {json.dumps(answer, sort_keys=True)}" if status == 200 else str(status)
 
     def snapshot(self) -> str:
@@ -69,7 +70,7 @@ def _eventually(registry: Registry, path: str, answer: str) -> str:
 
 
 @contextmanager
-def _running(bootstrap: str, prefix: str, directory: Path) -> Iterator[Registry]:
+def running(bootstrap: str, prefix: str, directory: Path) -> Iterator[Registry]:
     """A registry, killed at the end."""
     directory.mkdir()
     port, management_port = free_ports(2)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from ecosystem import connect, kafka_python, kcat, mirror, programs, registry
+from ecosystem import connect, kafka_python, kcat, mirror, programs, registry, serializers
 from ecosystem.clusters import BROKERS
 
 from stratalog_loadgen.java_tools import KAFKA_VERSION
@@ -84,6 +84,11 @@ SUITES: Final = {
         reasons={"ask for ACLs": "no ACLs are served; MirrorMaker logs an error and copies everything else"},
     ),
     "apicurio": Suite(software="Apicurio Registry", version=programs.APICURIO_VERSION, run=registry.run),
+    "serializers": Suite(
+        software="confluent-kafka's serializers, Apicurio Registry and Spark",
+        version=programs.CONFLUENT_PYTHON_VERSION,
+        run=serializers.run,
+    ),
     "kafka-python": Suite(
         software="kafka-python's own integration tests",
         version=programs.KAFKA_PYTHON_VERSION,
