@@ -11,7 +11,7 @@ import os
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Final
 from urllib.parse import quote, urlsplit
 
@@ -19,6 +19,7 @@ import msgspec
 
 from stratalog_core.errors import Invalid, NotFound, Unavailable
 from stratalog_core.malformed import MALFORMED
+from stratalog_pipeline.value_formats.avro_references import with_referenced
 
 AUTH_VARIABLE: Final = "STRATALOG_SCHEMA_REGISTRY_AUTH"
 REQUEST_S_MAX: Final = 10.0
@@ -64,6 +65,21 @@ class Registry:
         """Return the schema with an id, which never changes. Raises as ``of_subject`` does."""
         return self._get(f"/schemas/ids/{schema_id}")
 
+    def whole_avro(self, registered: RegisteredSchema) -> str:
+        """Return an Avro schema with the types of the schemas that it refers to. Raises as ``of_subject`` does."""
+        found: dict[tuple[str, int], str] = {}
+
+        def add(references: Sequence[Reference]) -> None:
+            for each in references:
+                if (each.subject, each.version) not in found:
+                    _check_count(found, each.subject)
+                    referenced = self.of_subject(each.subject, str(each.version))
+                    found[each.subject, each.version] = referenced.schema
+                    add(referenced.references)
+
+        add(registered.references)
+        return with_referenced(registered.schema, list(found.values())) if found else registered.schema
+
     def descriptors(self, subject: str, version: str = "latest") -> bytes:
         """Return a subject's schema in Protobuf as a serialized FileDescriptorSet, with all files that it imports."""
         return _descriptor_set(self._files(f"{subject}.proto", subject, version))
@@ -75,8 +91,7 @@ class Registry:
         def add(name: str, subject: str, version: str) -> None:
             if name in found:
                 return
-            if len(found) >= REFERENCES_MAX:
-                raise Invalid(f"subject {subject!r} refers to more than {REFERENCES_MAX} schemas")
+            _check_count(found, subject)
             found[name] = b""
             path = f"/subjects/{quote(subject, safe='')}/versions/{quote(version, safe='')}?format=serialized"
             registered = self._get(path)
@@ -113,6 +128,11 @@ class Registry:
             if attempt + 1 < ATTEMPTS:
                 time.sleep(_WAIT_S * 2**attempt)
         raise Unavailable(f"the registry does not answer at {self._url}{path}: {reason}")
+
+
+def _check_count(found: Collection[object], subject: str) -> None:
+    if len(found) >= REFERENCES_MAX:
+        raise Invalid(f"a schema refers to more than {REFERENCES_MAX} others: subject {subject!r} is one too many")
 
 
 def _headers() -> Mapping[str, str]:

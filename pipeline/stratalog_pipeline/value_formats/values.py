@@ -154,7 +154,7 @@ def _registered_schema(given: ValueOptions, options: ReadOptions) -> bytes:
         return registry.descriptors(subject)
     found = registry.of_subject(subject)
     _check_type(found, given.format, f"subject {subject!r}")
-    return found.schema.encode()
+    return (registry.whole_avro(found) if given.format == "avro" else found.schema).encode()
 
 
 def _only_topic(options: ReadOptions) -> str:
@@ -169,7 +169,7 @@ def _only_topic(options: ReadOptions) -> str:
 def _check_type(found: RegisteredSchema, wanted: str, what: str) -> None:
     if found.schema_type.upper() != _REGISTRY_TYPES[wanted]:
         raise Invalid(f"{what} has a schema of {found.schema_type}, but value_format is {wanted}")
-    if found.references:
+    if found.references and wanted == "json":
         raise Invalid(f"{what} refers to other schemas: give the whole schema by value_schema_file")
 
 
@@ -234,7 +234,7 @@ class _ByWriter:
             raise ValueError(missing.message) from None
         _check_type(found, "avro", f"id {schema_id}")
         avro = _avro()
-        made: Decode = avro.decoder(avro.parse_schema(found.schema), self._reader)
+        made: Decode = avro.decoder(avro.parse_schema(self._registry.whole_avro(found)), self._reader)
         self._decoders[schema_id] = made
         return made
 

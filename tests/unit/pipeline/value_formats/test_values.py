@@ -29,7 +29,7 @@ from stratalog_pipeline.value_formats import registry as registry_module
 from stratalog_pipeline.value_formats.ddl import parse_ddl
 from stratalog_pipeline.value_formats.json_values import parse_schema
 from stratalog_pipeline.value_formats.protobuf import ProtobufMessages
-from stratalog_pipeline.value_formats.registry import AUTH_VARIABLE
+from stratalog_pipeline.value_formats.registry import AUTH_VARIABLE, REFERENCES_MAX
 from stratalog_pipeline.value_formats.values import CORRUPT_RECORD, Values, resolve
 
 READ = {"store": "file:///nowhere", "subscribe": "orders"}
@@ -345,6 +345,58 @@ def test_avro_from_a_registry(monkeypatch: pytest.MonkeyPatch) -> None:
     # A registry that is away fails the read, also a permissive one: it says nothing about the values.
     with pytest.raises(Unavailable, match="the registry does not answer"):
         decoded(found, second)
+
+
+def test_avro_with_references_from_a_registry() -> None:
+    currency = {"type": "enum", "name": "Currency", "namespace": "money", "symbols": ["EUR", "USD"]}
+    amount_fields = [{"name": "cents", "type": "long"}, {"name": "currency", "type": "Currency"}]
+    amount = {"type": "record", "name": "money.Amount", "fields": amount_fields}
+    plain = {"type": "fixed", "name": "Plain", "size": 2}
+    fields = [
+        {"name": "price", "type": "money.Amount"},
+        {"name": "fees", "type": {"type": "array", "items": ["null", "money.Amount"]}},
+        {"name": "paid", "type": {"type": "map", "values": "money.Currency"}},
+        {"name": "own", "type": {"type": "record", "name": "Own", "fields": [{"name": "x", "type": "int"}]}},
+        {"name": "again", "type": ["null", "Own"], "default": None},
+    ]
+    order = {"type": "record", "name": "Order", "namespace": "shop", "fields": fields}
+    to_currency = [{"name": "money.Currency", "subject": "currency", "version": 3}]
+    to_amount = [{"name": "money.Amount", "subject": "amount", "version": 1}]
+    registered = {
+        "/subjects/orders-value/versions/latest": (order, to_amount),
+        "/schemas/ids/1": (order, to_amount),
+        "/subjects/amount/versions/1": (amount, to_currency),
+        "/subjects/currency/versions/3": (currency, []),
+        "/subjects/twice/versions/latest": ([{"type": "record", "name": "A", "fields": []}, 7], to_amount),
+        "/subjects/plain/versions/1": (plain, []),
+        "/subjects/within/versions/latest": (
+            {**order, "fields": [{"name": "p", "type": plain["name"]}]}, [{"name": "Plain", "subject": "plain", "version": 1}]
+        ),
+    }  # fmt: skip
+    answers = {path: (200, {"schema": json.dumps(of), "references": to}) for path, (of, to) in registered.items()}
+    whole_amount = {**amount, "fields": [amount_fields[0], {"name": "currency", "type": currency}]}
+    whole = {**order, "fields": [{"name": "price", "type": whole_amount}, *fields[1:]]}
+    row = {
+        "price": {"cents": 5, "currency": "USD"}, "fees": [None, {"cents": 1, "currency": "EUR"}], "paid": {"me": "EUR"},
+        "own": {"x": 1}, "again": {"x": 2},
+    }  # fmt: skip
+    with serving(answers) as url:
+        found = values(value_format="avro", value_registry=url)
+        assert [each["value"] for each in decoded(found, framed(1, avro(whole, row)))] == [row]
+        with pytest.raises(Invalid, match="one of its references is none"):
+            values(value_format="avro", value_registry=url, value_subject="twice")
+        # A name within a namespace is of that namespace, so this one refers to nothing.
+        with pytest.raises(Invalid, match="this is no Avro schema"):
+            values(value_format="avro", value_registry=url, value_subject="within")
+    many = {
+        f"/subjects/{number}/versions/1": (
+            200, {"schema": "{}", "references": [{"name": "n", "subject": str(number + 1), "version": 1}]}
+        )
+        for number in range(REFERENCES_MAX + 1)
+    }  # fmt: skip
+    latest = {"/subjects/orders-value/versions/latest": many["/subjects/0/versions/1"]}
+    with serving({**many, **latest}) as url, pytest.raises(Invalid, match=f"more than {REFERENCES_MAX} others"):
+        values(value_format="avro", value_registry=url)
 
 
 def test_json_and_protobuf_from_a_registry() -> None:
