@@ -8,7 +8,8 @@ warms caches.
 | --- | --- | --- |
 | ``spark_scan_ratio`` | every column to a noop sink | the same rows in zstd Parquet through Spark's own reader |
 | ``spark_scan_limit_ratio`` | the same | blocks fetched and decompressed, then ready Arrow batches sent in their place |
-| ``stream_catchup_ratio`` | the same rows by a stream that reads what is there | the batch scan |
+| ``stream_catchup_ratio`` | ``CATCH_UP_COPIES`` times as many rows by a stream of what is there | a batch scan of these |
+| ``stream_start_s`` | seconds that a stream takes longer than a batch scan of the first rows | |
 | ``bulk_sink_ratio`` | rows to a new topic in the bucket | the same rows by the Kafka sink to one broker, one copy |
 | ``spark_kafka_ratio`` | a new topic of the bulk sink, every column to a noop sink | Spark's Kafka connector on Apache Kafka |
 | ``spark_kafka_own_ratio`` | the same | Spark's Kafka connector on our brokers, which have the rows in their caches |
@@ -25,7 +26,7 @@ import random
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import cramjam
@@ -59,7 +60,10 @@ RECORDS_PER_BATCH = BATCH_BYTES // RECORD_BYTES
 PARTITIONS = 4
 BATCHES_PER_SEGMENT = 200
 RUNS = 3
-SINK_RECORDS = 200_000
+CATCH_UP_COPIES = 4
+"""Spark starts a Python process for each stream, which takes a second. A stream that catches up has work for longer."""
+CATCH_UP_RUNS = 2
+SINK_RECORDS = 600_000
 """Records that the sinks write in a run."""
 COUNTED_RECORDS = 10_000_000
 """Records of the topic whose metadata are counted."""
@@ -84,13 +88,28 @@ def batch(first: int, source: random.Random) -> bytes:
 
 
 def build_bucket(root: Path, records: int) -> str:
+    """Make a bucket with a topic of ``records``, and one that has these ``CATCH_UP_COPIES`` times, each at its own offsets."""
     sys.path.insert(0, "tests")
     from unit.pipeline.conftest import ColdBucket
 
     bucket = ColdBucket(root)
     batches = records // RECORDS_PER_BATCH // PARTITIONS
-    bucket.add_topic("bench", [list(segments(batches, seed)) for seed in range(PARTITIONS)], block_bytes=1024 * 1024)
+    partitions = [list(segments(batches, seed)) for seed in range(PARTITIONS)]
+    bucket.add_topic("bench", partitions, block_bytes=1024 * 1024)
+    bucket.add_topic("catch-up", [repeated(each) for each in partitions], block_bytes=1024 * 1024)
     return bucket.url
+
+
+def repeated(written: Sequence[Sequence[bytes]]) -> list[list[bytes]]:
+    """Return the segments ``CATCH_UP_COPIES`` times, one copy of their batches after the other."""
+    numbers = itertools.count()
+
+    def copy(batch: bytes) -> bytes:
+        moved = bytearray(batch)
+        assign_offset(moved, next(numbers) * RECORDS_PER_BATCH, 0)
+        return bytes(moved)
+
+    return [[copy(each) for each in segment] for _ in range(CATCH_UP_COPIES) for segment in written]
 
 
 def build_long_history(root: Path) -> str:
@@ -180,11 +199,11 @@ class _ReadyReader(DataSourceReader):
             yield ready.slice(0, rows)
 
 
-def rows_per_second(run: Callable[[], None], records: int) -> float:
+def rows_per_second(run: Callable[[], None], records: int, runs: int = RUNS) -> float:
     """Return the best of several runs after one that does not count."""
     run()
     best = 0.0
-    for _ in range(RUNS):
+    for _ in range(runs):
         start = time.perf_counter()
         run()
         best = max(best, records / (time.perf_counter() - start))
@@ -195,9 +214,9 @@ def scan(frame: Callable[[], DataFrame]) -> Callable[[], None]:
     return lambda: frame().write.format("noop").mode("overwrite").save()
 
 
-def catch_up(session: SparkSession, url: str) -> Callable[[], None]:
+def catch_up(session: SparkSession, url: str, topic: str) -> Callable[[], None]:
     def run() -> None:
-        options = {"subscribe": "bench", "startingOffsets": "earliest", "missingTail": "ignore"}
+        options = {"subscribe": topic, "startingOffsets": "earliest", "missingTail": "ignore"}
         frame = session.readStream.format("stratalog").options(**options).load(url)
         with tempfile.TemporaryDirectory() as checkpoint:
             writer = frame.writeStream.format("noop").option("checkpointLocation", checkpoint)
@@ -299,11 +318,14 @@ def main() -> None:
         control.mkdir()
         write_parquet(url, control)
         reader = session.read.format("stratalog").options(subscribe="bench", missingTail="ignore")
+        more = session.read.format("stratalog").options(subscribe="catch-up", missingTail="ignore")
         rates = {
             "parquet": rows_per_second(scan(lambda: session.read.parquet(str(control))), records),
             "limit": rows_per_second(scan(lambda: session.read.format("ready-batches").load(url)), records),
             "scan": rows_per_second(scan(lambda: reader.load(url)), records),
-            "stream": rows_per_second(catch_up(session, url), records),
+            "stream": rows_per_second(catch_up(session, url, "bench"), records),
+            "scan_of_more": rows_per_second(scan(lambda: more.load(url)), CATCH_UP_COPIES * records, CATCH_UP_RUNS),
+            "stream_of_more": rows_per_second(catch_up(session, url, "catch-up"), CATCH_UP_COPIES * records, CATCH_UP_RUNS),
         }
         for name, rate in rates.items():
             print(f"{name}_million_rows_per_s {rate / 1e6:.3f}")
@@ -320,7 +342,8 @@ def main() -> None:
         print(f"bulk_sink_ratio {rates['bulk_sink'] / rates['kafka_sink']:.2f}")
         print(f"spark_scan_ratio {rates['scan'] / rates['parquet']:.2f}")
         print(f"spark_scan_limit_ratio {rates['scan'] / rates['limit']:.2f}")
-        print(f"stream_catchup_ratio {rates['stream'] / rates['scan']:.2f}")
+        print(f"stream_catchup_ratio {rates['stream_of_more'] / rates['scan_of_more']:.2f}")
+        print(f"stream_start_s {records / rates['stream'] - records / rates['scan']:.2f}")
         long = build_long_history(Path(directory) / "long")
         print(f"metadata_table_count_s {count_seconds(session, long, COUNTED_RECORDS):.2f}")
         print(f"audit_gb_per_core_s {audit_gb_per_second(url):.2f}")

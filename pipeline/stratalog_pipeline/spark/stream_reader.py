@@ -47,6 +47,7 @@ class StratalogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         self._columns = columns
         self._values = values
         self._target: Offsets | None = None
+        self._latest: Offsets | None = None
         self._last_batch_s = time.monotonic()
 
     def initialOffset(self) -> Offsets:  # noqa: N802 - Spark's name
@@ -70,6 +71,7 @@ class StratalogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
     def latestOffset(self, start: Offsets, limit: ReadLimit) -> Offsets:  # noqa: N802 - Spark's name
         """Return the end of the next batch, ``start`` if there is to be none. Raises ``Invalid`` if records were lost."""
         found = available(self._options)
+        self._latest = next_end({}, found, None)
         if self._options.fail_on_data_loss:
             check_no_loss(start, found)
         if self._target is not None:
@@ -88,7 +90,8 @@ class StratalogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         return time.monotonic() - self._last_batch_s < self._options.trigger_delay_max_s
 
     def reportLatestOffset(self) -> Offsets | None:  # noqa: N802 - Spark's name
-        return next_end({}, available(self._options), None)
+        """Return what was available when the last batch was planned, as Spark's Kafka source does: Spark asks after each."""
+        return self._latest
 
     def partitions(self, start: Offsets, end: Offsets) -> Sequence[InputPartition]:
         return [TaskPartition(splits) for splits in plan_batch(self._options, start, end).tasks]
