@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,22 +21,20 @@ from stratalog.tier.session import metadata_session, reader_lease, store_session
 from stratalog_core.errors import Conflict, Invalid, Unavailable
 from stratalog_core.system import SystemClock, ThreadBackground
 from stratalog_metadata.client.api import MetadataClient
-from stratalog_metadata.client.topic_defaults import topic_defaults
 from stratalog_tiering.cold.archive import read_owner
 from stratalog_tiering.core.restoring import TopicHistory
 from stratalog_tiering.format.descriptor import TopicDescriptor
 from stratalog_tiering.maintenance.cutting import CutPoint, CutPorts
 from stratalog_tiering.maintenance.restoring import (
     Points,
-    cut_histories,
+    RestoredTopics,
     is_known,
     planned_cuts,
     read_history,
-    restore_history,
-    skip_producer_ids,
+    restore_topics,
     wanted_topics,
 )
-from stratalog_tiering.offload.ownership import cluster_id_in, take_over
+from stratalog_tiering.offload.ownership import cluster_id_in
 from stratalog_tiering.store import ObjectStore
 
 _COLUMNS: Final = ("topic", "partition", "start_offset", "end_offset", "records", "bytes", "state")
@@ -154,31 +152,33 @@ async def _restore(
             return await _planned(store, histories, points, new_name)
         async with _quorum(data, metadata, url) as client:
             cluster_id = await _cluster_id(client)
-            known = [is_known(client.view, history, new_name or history.descriptor.name) for history in histories]
-            await _confirm_takeover(store, cluster_id, yes=yes)
-            owner = await take_over(store, cluster_id, SystemClock().wall_ms())
-            # The first look has shown, before anything is changed, that the history can be read. The previous owner's workers
-            # may have committed since.
-            histories = await _histories(store, wanted, "reading what was committed meanwhile")
-            await skip_producer_ids(client, owner.number)
-            if points is not None:
-                new = [history for history, each in zip(histories, known, strict=True) if not each]
-                old = [history for history, each in zip(histories, known, strict=True) if each]
-                histories = [*await _cut(store, new, points, cluster_id, client), *old]
-            rows = []
             for history in histories:
-                name = new_name or history.descriptor.name
-                done = await restore_history(client, history, name, factor, owner.number, (store, SystemClock()))
-                rows += _rows(history, new_name, "restored" if done else "known already")
+                is_known(client.view, history, new_name or history.descriptor.name)
+            await _confirm_takeover(store, cluster_id, yes=yes)
+            # The first look has shown, before anything is changed, that the history can be read.
+            restored = await _restored(store, client, cluster_id, wanted, points, new_name, factor)
+            histories = [history for history, _ in restored.topics]
+            rows = [
+                row
+                for history, done in restored.topics
+                for row in _rows(history, new_name, "restored" if done else "known already")
+            ]
             await client.refresh(_FOUND_S)
             ends = ends_in_cluster(client.view, histories, new_name)
-            return rows, await restore_groups(client, store, ends, factor, owner.number, cluster_id)
+            return rows, await restore_groups(client, store, ends, factor, restored.owner.number, cluster_id)
 
 
 async def _histories(store: ObjectStore, wanted: Sequence[TopicDescriptor], title: str) -> list[TopicHistory]:
+    with _progress(wanted, title) as on_partition:
+        return await read_history(store, wanted, on_partition)
+
+
+@contextmanager
+def _progress(wanted: Sequence[TopicDescriptor], title: str) -> Iterator[Callable[[], None]]:
+    """Show how many partitions have been read. Yields a function to call for each."""
     with progress_bar() as progress:
         task = progress.add_task(title, total=sum(topic.partition_count for topic in wanted))
-        return await read_history(store, wanted, lambda: progress.advance(task))
+        yield lambda: progress.advance(task)
 
 
 def _points(to_offsets: Sequence[str], to_time: str | None, topics: Sequence[str]) -> Points | None:
@@ -197,16 +197,25 @@ def _points(to_offsets: Sequence[str], to_time: str | None, topics: Sequence[str
     return {int(partition): CutPoint(offset=int(offset)) for partition, offset in given.items()}
 
 
-async def _cut(
-    store: ObjectStore, histories: list[TopicHistory], points: Points, cluster_id: str, client: MetadataClient
-) -> list[TopicHistory]:
+async def _restored(
+    store: ObjectStore,
+    client: MetadataClient,
+    cluster_id: str,
+    wanted: Sequence[TopicDescriptor],
+    points: Points | None,
+    new_name: str | None,
+    factor: int | None,
+) -> RestoredTopics:
     background = ThreadBackground(_THREADS, "cut")
     try:
         ports = CutPorts(
             store=store, clock=SystemClock(), background=background,
             random_id=lambda: random.SystemRandom().getrandbits(64), cluster_id=cluster_id,
         )  # fmt: skip
-        return await cut_histories(ports, histories, points, topic_defaults(client.view))
+        with _progress(wanted, "reading what was committed meanwhile") as on_partition:
+            return await restore_topics(
+                client, ports, wanted, points=points, new_name=new_name, replication_factor=factor, on_partition=on_partition
+            )
     finally:
         background.close()
 

@@ -7,7 +7,7 @@ is restored up to a point also gets new manifest versions, which end there (``cu
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
 
@@ -18,6 +18,7 @@ from stratalog_core.errors import Conflict, Invalid, NotFound
 from stratalog_core.ports import Clock
 from stratalog_metadata.client.api import MetadataClient, MetadataView
 from stratalog_metadata.client.guarded_updates import decide_again, propose_guarded
+from stratalog_metadata.client.topic_defaults import topic_defaults
 from stratalog_metadata.records import PRODUCER_IDS, Counter, Topic, counter_key, deleted_topic_key
 from stratalog_metadata.state.commands import ABSENT, Command, Put, VersionIs
 from stratalog_tiering.cold.archive import Archive, ambiguous_name
@@ -29,15 +30,57 @@ from stratalog_tiering.core.restoring import (
     restore_from_bucket,
     restored_topic,
 )
-from stratalog_tiering.format.descriptor import TopicDescriptor
+from stratalog_tiering.format.descriptor import OwnerDescriptor, TopicDescriptor
 from stratalog_tiering.maintenance.cutting import CutPoint, CutPorts, cut_history, point_offset
 from stratalog_tiering.offload.commit_markers import mark_committed
+from stratalog_tiering.offload.ownership import take_over
 from stratalog_tiering.store import ObjectStore
 
 Points = Mapping[int, CutPoint] | CutPoint
 """The point up to which each partition is restored, by its number, or one for all."""
 _READS_AT_ONCE: Final = 32
 _TIMEOUT_S: Final = 60.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RestoredTopics:
+    """``topics``: each history, and whether it was restored; False: the cluster had the topic already."""
+
+    owner: OwnerDescriptor
+    topics: tuple[tuple[TopicHistory, bool], ...]
+
+
+async def restore_topics(
+    metadata: MetadataClient,
+    ports: CutPorts,
+    wanted: Sequence[TopicDescriptor],
+    *,
+    points: Points | None = None,
+    new_name: str | None = None,
+    replication_factor: int | None = None,
+    on_partition: Callable[[], None] = lambda: None,
+) -> RestoredTopics:
+    """Take the bucket over for the cluster of ``metadata`` and restore ``wanted``, each up to its point.
+
+    Call it again after an error, also if the process has ended in the middle: nothing is restored twice. ``on_partition`` is
+    called for each partition whose history was read. Raises ``Conflict`` if another cluster takes the bucket over at the same
+    time or another topic has a name, ``Corrupt``, ``Unavailable``, ``OutcomeUnknown``.
+    """
+    owner = await take_over(ports.store, ports.cluster_id, ports.clock.wall_ms())
+    # The previous owner's workers may have committed until now.
+    histories = await read_history(ports.store, wanted, on_partition)
+    await skip_producer_ids(metadata, owner.number)
+    if points is not None:
+        await metadata.refresh(_TIMEOUT_S)
+        old = [each for each in histories if is_known(metadata.view, each, new_name or each.descriptor.name)]
+        new = [each for each in histories if each not in old]
+        histories = [*await cut_histories(ports, new, points, topic_defaults(metadata.view)), *old]
+    restored: list[tuple[TopicHistory, bool]] = []
+    for history in histories:
+        name = new_name or history.descriptor.name
+        done = await restore_history(metadata, history, name, replication_factor, owner.number, (ports.store, ports.clock))
+        restored.append((history, done))
+    return RestoredTopics(owner=owner, topics=tuple(restored))
 
 
 async def wanted_topics(store: ObjectStore, names: Sequence[str]) -> list[TopicDescriptor]:

@@ -142,28 +142,23 @@ def _checked(store: ObjectStore, owner: OwnerDescriptor | None, cluster_id: str)
 
 
 async def take_over(store: ObjectStore, cluster_id: str, now_ms: int) -> OwnerDescriptor:
-    """Make the cluster the bucket's owner; returns the owner. Does nothing if it is that already.
+    """Make the cluster the bucket's owner; returns the owner. Writes nothing if it is that already.
 
     Returns when the previous owner's workers begin no commit any more: what they have committed until then is in the bucket.
+    It also waits for that if the cluster is the owner already: an attempt before this one may have ended just after its write.
     Raises ``Conflict`` if another cluster takes the bucket over at the same time, ``OutcomeUnknown`` (call it again).
     """
-    previous = await read_owner(store)
-    if previous is not None and previous.cluster_id == cluster_id:
-        return previous
-    number = previous.number + 1 if previous is not None else 0
-    await put_once(
-        store,
-        owner_key(number),
-        OwnerDescriptor(
-            cluster_id=cluster_id,
-            number=number,
-            taken_at_ms=now_ms,
-            previous_cluster_id=previous.cluster_id if previous is not None else "",
-        ),
-    )
     owner = await read_owner(store)
     if owner is None or owner.cluster_id != cluster_id:
+        number = owner.number + 1 if owner is not None else 0
+        made = OwnerDescriptor(
+            cluster_id=cluster_id, number=number, taken_at_ms=now_ms,
+            previous_cluster_id=owner.cluster_id if owner is not None else "",
+        )  # fmt: skip
+        await put_once(store, owner_key(number), made)
+        owner = await read_owner(store)
+    if owner is None or owner.cluster_id != cluster_id:
         raise Conflict(f"cluster {owner.cluster_id if owner else 'unknown'} has taken {store.url} over at the same time")
-    if previous is not None:
+    if owner.number:
         await asyncio.sleep(_TAKEOVER_S)
     return owner

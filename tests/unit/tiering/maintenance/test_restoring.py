@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -35,7 +36,7 @@ from stratalog_tiering.core.restoring import EPOCH_GAP, PRODUCER_IDS_GAP, restor
 from stratalog_tiering.format.descriptor import OwnerDescriptor, TopicDescriptor, encode_descriptor
 from stratalog_tiering.format.object_keys import owner_key, segment_key
 from stratalog_tiering.maintenance.restoring import read_history, restore_history, skip_producer_ids, wanted_topics
-from stratalog_tiering.offload.ownership import cluster_id_in, take_over
+from stratalog_tiering.offload.ownership import COMMITS_SHARE_S, cluster_id_in, take_over
 
 Cluster = Any  # the TestCluster of conftest.py, which cannot be imported
 Batches = Callable[..., list[bytes]]
@@ -142,6 +143,24 @@ async def test_a_restore_can_be_repeated_and_refuses_a_name_that_is_taken(
         assert not await restore_history(new.metadata, history, "flights-2025", 1, 1)
         with pytest.raises(NotFound, match="contains no topic 'trains'; it contains flights"):
             await wanted_topics(new.store, ["trains"])
+
+
+async def test_a_restore_that_is_repeated_waits_for_commits_of_the_previous_owner(
+    store: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The attempt before it ended just after it had taken the bucket over."""
+    await store.put(owner_key(0), [encode_descriptor(OwnerDescriptor(cluster_id="first", number=0, taken_at_ms=1))])
+    await store.put(owner_key(1), [encode_descriptor(OwnerDescriptor(cluster_id="mine", number=1, taken_at_ms=2))])
+    pauses: list[float] = []
+    sleep = asyncio.sleep
+
+    async def paused(seconds: float) -> None:
+        pauses.append(seconds)
+        await sleep(0)
+
+    monkeypatch.setattr(asyncio, "sleep", paused)
+    assert (await take_over(store, "mine", 3)).number == 1
+    assert max(pauses, default=0.0) > COMMITS_SHARE_S, "a commit that shares an earlier look may still be under way"
 
 
 async def test_one_of_two_clusters_that_take_a_bucket_over_at_once_is_refused(store: Any) -> None:
