@@ -42,6 +42,7 @@ from simulation.scenarios import (
     ownership_changes,
     quorum,
     raft_scripts,
+    restores,
     transactions,
 )
 from simulation.simulated_code import not_counted
@@ -100,6 +101,7 @@ SCENARIOS: dict[str, Callable[[World], None]] = {
     "ownership-changes": lambda world: ownership_changes.Scenario(world).simulate(),
     "log": lambda world: log.Scenario(world).simulate(),
     "history": lambda world: history.Scenario(world).simulate(),
+    "restores": lambda world: restores.Scenario(world).simulate(),
     "compaction": lambda world: compaction.Scenario(world).simulate(),
     "compacted-topics": lambda world: compacted_topics.Scenario(world).simulate(),
     "transactions": lambda world: transactions.Scenario(world).simulate(),

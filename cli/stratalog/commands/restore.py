@@ -146,7 +146,8 @@ async def _restore(
         wanted = await wanted_topics(store, topics)
         if not dry_run:
             # The former owner of the bucket may still delete from it.
-            await stack.enter_async_context(reader_lease(store, "restore", [topic.topic_id for topic in wanted]))
+            leased = [topic.topic_id for topic in wanted] if topics else []
+            await stack.enter_async_context(reader_lease(store, "restore", leased))
         histories = await _histories(store, wanted, "reading manifests")
         if dry_run:
             return await _planned(store, histories, points, new_name)
@@ -156,7 +157,7 @@ async def _restore(
                 is_known(client.view, history, new_name or history.descriptor.name)
             await _confirm_takeover(store, cluster_id, yes=yes)
             # The first look has shown, before anything is changed, that the history can be read.
-            restored = await _restored(store, client, cluster_id, wanted, points, new_name, factor)
+            restored = await _restored(store, client, cluster_id, wanted, topics, points, new_name, factor)
             histories = [history for history, _ in restored.topics]
             rows = [
                 row
@@ -202,6 +203,7 @@ async def _restored(
     client: MetadataClient,
     cluster_id: str,
     wanted: Sequence[TopicDescriptor],
+    names: Sequence[str],
     points: Points | None,
     new_name: str | None,
     factor: int | None,
@@ -214,7 +216,7 @@ async def _restored(
         )  # fmt: skip
         with _progress(wanted, "reading what was committed meanwhile") as on_partition:
             return await restore_topics(
-                client, ports, wanted, points=points, new_name=new_name, replication_factor=factor, on_partition=on_partition
+                client, ports, names, points=points, new_name=new_name, replication_factor=factor, on_partition=on_partition
             )
     finally:
         background.close()

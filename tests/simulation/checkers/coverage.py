@@ -92,6 +92,12 @@ FENCED_WRITER: Final = "writer fenced by a recovery"
 GROUP_UPGRADED: Final = "classic group with members upgraded"
 GROUP_DOWNGRADED: Final = "consumer group with members downgraded"
 
+BUCKET_TAKEN_OVER: Final = "bucket taken over by a restore"
+TAKEN_OVER_AGAIN: Final = "bucket taken over again by another restore"
+RESTORE_REPEATED: Final = "restore repeated after it was interrupted"
+RESTORED_TO_A_POINT: Final = "bucket restored up to a point in time"
+REFUSED_AFTER_TAKEOVER: Final = "worker of an earlier owner of the bucket refused"
+
 ALWAYS: Final = (ACKNOWLEDGED, ENTRIES, SEALED, OFFLOADED, COMMITTED)
 """Counted in amounts; the others in occurrences."""
 STATES: Final = (
@@ -109,7 +115,7 @@ STATES: Final = (
     COMPACTED_AWAY, READ_IN_A_GAP, MARKER_GONE, EXPIRED, EXPIRED_HOT,
     EXPIRED_BY_SIZE, EXPIRED_HOT_BY_SIZE, SEGMENT_SIZED, RESUMED, FORKED, COPIED, REPAIRED, LEASED, ATTACHED,
     ATTACHMENT_DIED, DETACHED, LOCKED_DELETED, LOCKED_MERGED, LOCKED_EXPIRED, DRAINED, CONTROLLED_SHUTDOWN, GROUP_UPGRADED,
-    GROUP_DOWNGRADED,
+    GROUP_DOWNGRADED, BUCKET_TAKEN_OVER, TAKEN_OVER_AGAIN, RESTORE_REPEATED, RESTORED_TO_A_POINT, REFUSED_AFTER_TAKEOVER,
 )  # fmt: skip
 PROGRESS: Final[Mapping[str, Mapping[str, int]]] = {
     "ledgers": {ENTRIES: 2, SEALED: 1},
@@ -117,6 +123,7 @@ PROGRESS: Final[Mapping[str, Mapping[str, int]]] = {
     "lost-disks": {ENTRIES: 100, SEALED: 5, COPIES_MOVED: 5},
     "ownership-changes": {ACKNOWLEDGED: 10, SEALED: 2, OFFLOADED: 10, COMMITTED: 2},
     "compaction": {COMPACTED: 3},
+    "restores": {BUCKET_TAKEN_OVER: 1, OFFLOADED: 20},
     "compacted-topics": {ACKNOWLEDGED: 30, SEALED: 4, OFFLOADED: 60, TRANSACTIONS_COMMITTED: 2, COMPACTED_AWAY: 10},
     "outages": {ACKNOWLEDGED: 150, SEALED: 3, OFFLOADED: 200, COMMITTED: 5},
     "everything": {ACKNOWLEDGED: 20, SEALED: 2, OFFLOADED: 10},

@@ -38,6 +38,7 @@ from simulation.mutants import partition_transactions as mutants_of_partition_tr
 from simulation.mutants import reads as mutants_of_reads
 from simulation.mutants import recompression as mutants_of_recompression
 from simulation.mutants import replicas as mutants_of_replicas
+from simulation.mutants import restores as mutants_of_restores
 from simulation.mutants import second_copy as mutants_of_second_copies
 from simulation.mutants import tiers as mutants_of_tiers
 from simulation.mutants import transactions as mutants_of_transactions
@@ -97,6 +98,7 @@ def all_mutants() -> list[Mutant]:
             "history",
             (*mutants_of_history.IN_HISTORY, *mutants_of_second_copies.IN_HISTORY, *mutants_of_attachments.IN_HISTORY),
         ),
+        ("restores", mutants_of_restores.IN_RESTORES),
         ("compaction", mutants_of_compaction.IN_COMPACTION),
         (
             "transactions",

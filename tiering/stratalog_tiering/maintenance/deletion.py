@@ -96,7 +96,7 @@ async def collect_deleted_topic(ports: WorkerPorts, deleted: DeletedTopic, versi
         await mark_deletion(ports.second_store, deleted, now_ms)
     # The marker goes last: without it the descriptors would name a live topic.
     await _delete_below(ports, topic_prefix(deleted.topic_id))
-    await ports.store.delete([deletion_marker_key(deleted.topic_id)])
+    await ports.delete_objects([deletion_marker_key(deleted.topic_id)])
     await ports.metadata.propose(Command(updates=(Delete(key=deleted.key()),), requirements=guards))
     return None
 
@@ -116,7 +116,7 @@ async def show_restored_topic(ports: WorkerPorts, restored: RestoredTopic, versi
     if topic is not None:
         if await newest_descriptor_key(ports.store, topic.topic_id) is not None:
             await describe_topic(ports.store, topic)
-        await ports.store.delete([deletion_marker_key(topic.topic_id)])
+        await ports.delete_objects([deletion_marker_key(topic.topic_id)])
     requirements = (*guards, VersionIs(key=restored.key(), version=version))
     await ports.metadata.propose(Command(updates=(Delete(key=restored.key()),), requirements=requirements))
 

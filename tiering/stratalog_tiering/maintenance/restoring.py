@@ -33,7 +33,7 @@ from stratalog_tiering.core.restoring import (
 from stratalog_tiering.format.descriptor import OwnerDescriptor, TopicDescriptor
 from stratalog_tiering.maintenance.cutting import CutPoint, CutPorts, cut_history, point_offset
 from stratalog_tiering.offload.commit_markers import mark_committed
-from stratalog_tiering.offload.ownership import take_over
+from stratalog_tiering.offload.ownership import refuse_next_owner, take_over
 from stratalog_tiering.store import ObjectStore
 
 Points = Mapping[int, CutPoint] | CutPoint
@@ -53,22 +53,22 @@ class RestoredTopics:
 async def restore_topics(
     metadata: MetadataClient,
     ports: CutPorts,
-    wanted: Sequence[TopicDescriptor],
+    names: Sequence[str],
     *,
     points: Points | None = None,
     new_name: str | None = None,
     replication_factor: int | None = None,
     on_partition: Callable[[], None] = lambda: None,
 ) -> RestoredTopics:
-    """Take the bucket over for the cluster of ``metadata`` and restore ``wanted``, each up to its point.
+    """Take the bucket over for the cluster of ``metadata`` and restore the topics that ``names`` name, or all of them.
 
     Call it again after an error, also if the process has ended in the middle: nothing is restored twice. ``on_partition`` is
-    called for each partition whose history was read. Raises ``Conflict`` if another cluster takes the bucket over at the same
-    time or another topic has a name, ``Corrupt``, ``Unavailable``, ``OutcomeUnknown``.
+    called for each partition whose history was read. Raises ``Conflict`` if another cluster takes the bucket over meanwhile or
+    another topic has a name, ``NotFound``, ``Invalid``, ``Corrupt``, ``Unavailable``, ``OutcomeUnknown``.
     """
     owner = await take_over(ports.store, ports.cluster_id, ports.clock.wall_ms())
-    # The previous owner's workers may have committed until now.
-    histories = await read_history(ports.store, wanted, on_partition)
+    # The previous owner's workers may have committed until now, and described topics that the bucket did not have.
+    histories = await read_history(ports.store, await wanted_topics(ports.store, names), on_partition)
     await skip_producer_ids(metadata, owner.number)
     if points is not None:
         await metadata.refresh(_TIMEOUT_S)
@@ -207,8 +207,8 @@ async def restore_history(
     """Restore one topic under ``name``; False if the cluster has a topic with its id, which is left as it is.
 
     If the history was cut, the bucket is told that it is committed: ``marked_in`` is the bucket. Call it again after an error:
-    nothing is restored twice. Raises ``Conflict`` if another topic has the name,
-    ``Unavailable``, ``OutcomeUnknown``.
+    nothing is restored twice. Raises ``Conflict`` if another topic has the name, or another cluster has taken the bucket over
+    meanwhile, ``Unavailable``, ``OutcomeUnknown``.
     """
     await metadata.refresh(_TIMEOUT_S)
     if is_known(metadata.view, history, name):
@@ -219,5 +219,7 @@ async def restore_history(
         store, clock = marked_in
         for found in history.partitions:
             if found.left_out_end_offset and found.pointer is not None:
+                # Without the marker the next owner does not see the cut, which would be a fork of its history.
+                await refuse_next_owner(store, owner_number)
                 await mark_committed(store, found.pointer, clock.wall_ms())
     return True

@@ -141,6 +141,15 @@ def _checked(store: ObjectStore, owner: OwnerDescriptor | None, cluster_id: str)
     return owner
 
 
+async def refuse_next_owner(store: ObjectStore, number: int) -> None:
+    """Raise ``Conflict`` if another cluster has taken the bucket over from its owner of this number."""
+    try:
+        await store.head(owner_key(number + 1))
+    except NoSuchObject:
+        return
+    raise Conflict(f"another cluster has taken {store.url} over since this restore began")
+
+
 async def take_over(store: ObjectStore, cluster_id: str, now_ms: int) -> OwnerDescriptor:
     """Make the cluster the bucket's owner; returns the owner. Writes nothing if it is that already.
 

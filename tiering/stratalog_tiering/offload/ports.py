@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Final, Protocol
 
 from stratalog_core.ports import Background, Clock, Random
@@ -19,7 +20,7 @@ from stratalog_tiering.core.offload_job import SourceEntry
 from stratalog_tiering.metrics import TieringCounters
 from stratalog_tiering.offload.commit_markers import RecentCommits
 from stratalog_tiering.offload.locks import KnownLocks
-from stratalog_tiering.offload.ownership import BucketOwnership, cluster_id_in
+from stratalog_tiering.offload.ownership import COMMITS_SHARE_S, BucketOwnership, cluster_id_in
 from stratalog_tiering.offload.topic_descriptors import TopicDescriptors
 from stratalog_tiering.store import ObjectStore
 
@@ -174,13 +175,14 @@ def worker_ports(
     second_store: ObjectStore | None = None,
 ) -> WorkerPorts:
     """The ports of one worker, or of a command that does a worker's work. ``check_store``: see ``BucketOwnership``."""
+    bucket = BucketOwnership(store, metadata, clock, settings.grace_ms, check_store)
     return WorkerPorts(
         settings=settings,
         metadata=metadata,
         store=store,
-        bucket=BucketOwnership(store, metadata, clock, settings.grace_ms, check_store),
+        bucket=bucket,
         source=ManifestSource(store, background=background),
-        topics=TopicDescriptors(store),
+        topics=TopicDescriptors(store, partial(bucket.confirm, COMMITS_SHARE_S)),
         commits=RecentCommits(store, clock, settings.grace_ms),
         locks=KnownLocks(store),
         ledgers=ledgers,

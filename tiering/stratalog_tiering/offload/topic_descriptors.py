@@ -6,6 +6,7 @@ listing and one read per worker, and nothing per offload. Versions are never ove
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from typing import Final
 from uuid import UUID
 
@@ -21,16 +22,21 @@ _KNOWN_MAX: Final = 10_000
 
 
 class TopicDescriptors:
-    """The descriptors that one worker has seen or written."""
+    """The descriptors that one worker has seen or written.
 
-    def __init__(self, store: ObjectStore) -> None:
+    ``confirm`` is awaited before one is written. It raises ``Invalid`` if the bucket is another cluster's.
+    """
+
+    def __init__(self, store: ObjectStore, confirm: Callable[[], Awaitable[None]]) -> None:
         self._store = store
+        self._confirm = confirm
         self._known: LruCache[UUID, TopicDescriptor] = LruCache(_KNOWN_MAX)
 
     async def ensure(self, topic: Topic) -> None:
-        """Return once the bucket's newest descriptor describes ``topic``. Raises the store's errors."""
+        """Return once the bucket's newest descriptor describes ``topic``. Raises what the store and ``confirm`` raise."""
         wanted = descriptor_of(topic)
         if self._known.get(topic.topic_id) != wanted:
+            await self._confirm()
             await describe_topic(self._store, topic)
             self._known.put(topic.topic_id, wanted)
 

@@ -20,6 +20,7 @@ from stratalog_metadata.state.guarded_update import Superseded
 from stratalog_tiering.core.locks import pointer_lock
 from stratalog_tiering.format.manifest import decode_manifest
 from stratalog_tiering.format.object_keys import is_version_object, manifest_key
+from stratalog_tiering.offload.ownership import COMMITS_SHARE_S
 from stratalog_tiering.offload.ports import WorkerPorts
 
 _TIMEOUT_S: Final = 30.0
@@ -28,8 +29,9 @@ _TIMEOUT_S: Final = 30.0
 async def ensure_in_store(ports: WorkerPorts, pointer: ManifestPointer) -> None:
     """Make the committed version ``pointer`` readable without metadata: store its manifest, and its marker if it has one.
 
-    Does nothing if this is known to be done. Raises ``Conflict`` if the pointer has changed, ``Corrupt`` if the store returns
-    other bytes than were written, ``Unavailable``, ``OutcomeUnknown``; call it again.
+    Does nothing if this is known to be done. Raises ``Conflict`` if the pointer has changed, ``Invalid`` if another cluster has
+    taken the bucket over, ``Corrupt`` if the store returns other bytes than were written, ``Unavailable``, ``OutcomeUnknown``;
+    call it again.
     """
     if pointer.content:
         await _store(ports, pointer)
@@ -38,6 +40,8 @@ async def ensure_in_store(ports: WorkerPorts, pointer: ManifestPointer) -> None:
 
 
 async def _store(ports: WorkerPorts, pointer: ManifestPointer) -> None:
+    # The commit may have waited for metadata, and the bucket may have been taken over since the look before it.
+    await ports.bucket.confirm(COMMITS_SHARE_S)
     # If the key exists, what is there may be ours, after a lost answer or a change of workers.
     with contextlib.suppress(Conflict):
         await ports.store.put(pointer.object_key, [pointer.content], lock=pointer_lock(pointer, ports.clock.wall_ms()))

@@ -133,8 +133,6 @@ class PartitionWork:
 
     async def _stored(self, pointer: ManifestPointer) -> bool:
         """Store the manifest of a worker that ended after its commit; True if the pointer has changed by that."""
-        if pointer.content:
-            await self._ports.bucket.confirm()
         await ensure_in_store(self._ports, pointer)
         if pointer.content and not is_version_object(pointer.object_key):
             self._times.sweep_at_once(self._ports.clock.monotonic())  # The key of its version was taken: a fork.

@@ -241,7 +241,7 @@ class WorkerSession:
         if found is None or guards is None:
             await self._leases.release(name)
             return None
-        await self._ports.bucket.ensure()
+        await self._ports.bucket.confirm()
         again_ms = None
         if isinstance(found.record, DeletedTopic):
             again_ms = await collect_deleted_topic(self._ports, found.record, found.version, guards)

@@ -10,6 +10,7 @@ import msgspec
 from stratalog_metadata.records import Topic
 from stratalog_tiering.cold.archive import Archive
 from stratalog_tiering.format.object_keys import topic_key, topic_prefix
+from stratalog_tiering.offload.ports import trusted
 from stratalog_tiering.offload.topic_descriptors import TopicDescriptors, describe_topic
 from stratalog_tiering.store import ObjectInfo
 
@@ -23,7 +24,7 @@ def writes(store: Store) -> list[str]:
 
 
 async def test_a_descriptor_is_written_only_on_change(store: Store, topic: Topic) -> None:
-    descriptors = TopicDescriptors(store)
+    descriptors = TopicDescriptors(store, trusted)
     for _ in range(5):
         await descriptors.ensure(topic)
     assert writes(store) == [topic_key(topic.topic_id, 1)]
@@ -36,8 +37,8 @@ async def test_a_descriptor_is_written_only_on_change(store: Store, topic: Topic
 
 
 async def test_a_second_worker_writes_nothing(store: Store, topic: Topic) -> None:
-    await TopicDescriptors(store).ensure(topic)
-    again = TopicDescriptors(store)
+    await TopicDescriptors(store, trusted).ensure(topic)
+    again = TopicDescriptors(store, trusted)
     store.calls.clear()
     for _ in range(5):
         await again.ensure(topic)

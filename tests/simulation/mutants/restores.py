@@ -1,0 +1,78 @@
+"""Planted faults of takeovers of a bucket, run in ``restores``."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Final
+
+from stratalog_tiering.core import restoring as core_restoring
+from stratalog_tiering.maintenance import restoring
+from stratalog_tiering.offload import ownership, version_objects
+from stratalog_tiering.offload.ownership import BucketOwnership
+
+
+def workers_look_for_another_owner_at_their_start_only() -> None:
+    """A worker that has found the bucket to be its own commits and deletes until it ends."""
+
+    async def confirm(self: BucketOwnership, within_s: float = 0.0) -> None:
+        await self.ensure()
+
+    BucketOwnership.confirm = confirm  # type: ignore[method-assign]
+
+
+def deletions_share_the_look_of_commits() -> None:
+    """A deletion relies on a look up to a second ago."""
+    look = BucketOwnership.confirm
+
+    async def confirm(self: BucketOwnership, within_s: float = 0.0) -> None:
+        await look(self, ownership.COMMITS_SHARE_S)
+
+    BucketOwnership.confirm = confirm  # type: ignore[method-assign]
+
+
+def manifests_are_stored_without_a_look() -> None:
+    """A commit that waited for metadata stores its manifest although the bucket was taken over meanwhile."""
+    version_objects.COMMITS_SHARE_S = math.inf  # type: ignore[attr-defined]
+
+
+def the_history_is_read_before_the_takeover() -> None:
+    """A restore commits what it has read before it wrote the new owner."""
+    take_over, read_history = restoring.take_over, restoring.read_history  # type: ignore[attr-defined]
+    early: list[Any] = []
+
+    async def read_and_take_over(store: Any, *others: Any) -> Any:
+        early[:] = await read_history(store, await restoring.wanted_topics(store, ()))
+        return await take_over(store, *others)
+
+    async def read_earlier(*ignored: Any) -> Any:
+        return list(early)
+
+    restoring.take_over = read_and_take_over  # type: ignore[assignment, attr-defined]
+    restoring.read_history = read_earlier  # type: ignore[assignment]
+
+
+def a_restore_does_not_wait_for_commits_that_have_begun() -> None:
+    """The history is read as soon as the new owner is written."""
+    ownership._TAKEOVER_S = 0.0  # type: ignore[misc]
+
+
+def owners_delete_within_the_grace_period_after_a_takeover() -> None:
+    """A restored installation sweeps at once."""
+    ownership.deletes_from_ms = lambda owner, grace_ms: 0
+
+
+def restored_partitions_go_on_in_the_last_epoch() -> None:
+    """Leader epochs begin where those in the bucket end."""
+    core_restoring.restore_epoch = lambda last_epoch, owner_number: last_epoch
+
+
+IN_RESTORES: Final = (
+    workers_look_for_another_owner_at_their_start_only,
+    deletions_share_the_look_of_commits,
+    manifests_are_stored_without_a_look,
+    the_history_is_read_before_the_takeover,
+    a_restore_does_not_wait_for_commits_that_have_begun,
+    owners_delete_within_the_grace_period_after_a_takeover,
+    restored_partitions_go_on_in_the_last_epoch,
+)
+"""Planted faults by the part of the product that they change; :mod:`.hunt` runs them."""

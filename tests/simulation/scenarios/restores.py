@@ -1,0 +1,521 @@
+"""Scenario: a bucket is restored into a new installation while the old one still runs, or comes back.
+
+An installation is a metadata node, an owner that seals ledgers, and two tiering workers that offload, merge, expire and sweep
+over a store that fails. The workers and the node crash, stop and lose answers. Then one or two others restore the bucket by
+the restore of production, which crashes at any step and is repeated, and which may race the other one; in some runs up to a
+point in time. The old installations go on all the time. ``checkers/incarnations.py`` says and checks what they may still do.
+
+At the end the last owner of the bucket has every record that was offloaded when the bucket was taken over, as it was written,
+and its own; if an old worker's manifest came late, the history has forked, and an operator keeps the owner's line first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final
+from uuid import UUID
+
+import msgspec
+
+from simulation.checkers.coverage import (
+    BUCKET_TAKEN_OVER,
+    FORKED,
+    MERGED,
+    REFUSED_AFTER_TAKEOVER,
+    RESTORE_REPEATED,
+    RESTORED_TO_A_POINT,
+    TAKEN_OVER_AGAIN,
+)
+from simulation.checkers.final_checks import FinalChecks
+from simulation.checkers.incarnations import GRACE_S, Incarnation, Incarnations, RestoreAudit, WatchedStore
+from simulation.checkers.observers import ChangeObserver
+from simulation.faults.nemesis import Nemesis, NemesisPlan
+from simulation.scenarios.history import Batch, Ledgers, LedgersOfProcess
+from simulation.world import roles
+from simulation.world.clock import SimulatedClock
+from simulation.world.loop import CURRENT
+from simulation.world.machine import Machine, Ports, World
+from simulation.world.object_store import Bucket, SimulatedStore, StoreFaults
+from stratalog_core.batches.records import Record, build_batch
+from stratalog_core.errors import Conflict, Invalid, StratalogError
+from stratalog_metadata.client.quorum_client import QuorumClient
+from stratalog_metadata.node.server import MetadataServer
+from stratalog_metadata.records import (
+    KEEP_METADATA,
+    ForkDecision,
+    Fragment,
+    Ledger,
+    LedgerRef,
+    LedgerState,
+    Log,
+    ManifestPointer,
+    Partition,
+    TierStatus,
+    Topic,
+    ledger_key,
+    log_key,
+    manifest_pointer_key,
+    partition_key,
+    tier_status_key,
+)
+from stratalog_metadata.state.commands import Command, Put, VersionIs
+from stratalog_metadata.storage.state_store import SnapshotFileStore
+from stratalog_tiering.cold.archive import read_owner
+from stratalog_tiering.cold.block_source import ColdReaderSettings
+from stratalog_tiering.cold.lease import HeldLease, held
+from stratalog_tiering.cold.reader import ColdReader
+from stratalog_tiering.config import TieringSettings
+from stratalog_tiering.core import leases
+from stratalog_tiering.format.object_keys import manifests_prefix
+from stratalog_tiering.maintenance.cutting import CutPoint, CutPorts
+from stratalog_tiering.maintenance.fork_resolution import read_lines
+from stratalog_tiering.maintenance.restoring import restore_topics, wanted_topics
+from stratalog_tiering.offload.ownership import cluster_id_in
+from stratalog_tiering.worker.worker import TieringWorker
+
+KEPT: Final = Topic(
+    name="kept", topic_id=UUID(int=0xF), partition_count=1, replication_factor=1, configs={"retention.ms": "-1"}
+)
+EXPIRING: Final = Topic(
+    name="expiring", topic_id=UUID(int=0xE), partition_count=1, replication_factor=1,
+    configs={"retention.ms": "5000", "segment.ms": "400"},
+)  # fmt: skip
+PARTITIONS: Final = tuple((topic, index) for topic in (KEPT, EXPIRING) for index in range(topic.partition_count))
+BEFORE_S: Final = 7.0
+RIVAL_LATEST_S: Final = 5.0
+AFTER_S: Final = 7.0
+LEASE_MS: Final = 6_000
+"""A restore that crashed leaves its lease, and nothing is deleted before it has expired."""
+QUIET_S: Final = 11.0
+"""Without faults: longer than late writes, the grace period and a sweep."""
+FINISH_S: Final = 60.0
+LOOK_S: Final = 0.25
+CONFIG_CHANGE_CHANCE: Final = 0.1
+CRASHES_MAX: Final = 3
+CALLBACKS_MAX: Final = 150
+"""About the number of callbacks of one restore."""
+REPEAT_S: Final = 0.5
+
+
+@contextlib.contextmanager
+def _clocks_that_agree() -> Iterator[None]:
+    """Let leases end on time while the context lasts: the allowance for clocks is longer than a run."""
+    apart_ms = leases.CLOCKS_APART_MS
+    setattr(leases, "CLOCKS_APART_MS", 100)  # noqa: B010 - it is a constant to the type checker
+    try:
+        yield
+    finally:
+        setattr(leases, "CLOCKS_APART_MS", apart_ms)  # noqa: B010
+
+
+class StoppedMachine(Machine):
+    """A machine that notes when it is stopped."""
+
+    def __init__(self, world: World, name: str, main: Callable[[Machine, Ports], Any], stops: list[tuple[str, float]]) -> None:
+        super().__init__(world, name, main)
+        self._stops = stops
+
+    def stop(self) -> None:
+        self._stops.append((self.name, self.world.loop.time()))
+        super().stop()
+
+    def go_on(self) -> None:
+        self._stops.append((self.name, self.world.loop.time()))
+        super().go_on()
+
+
+class Installation:
+    """One cluster over the bucket, and the restore that makes it the bucket's owner; the first one needs none."""
+
+    def __init__(self, world: World, bucket: Bucket, incarnations: Incarnations, name: str) -> None:
+        self.world = world
+        self.name = name
+        self.bucket = bucket
+        self._incarnations = incarnations
+        self.ledgers = Ledgers()
+        self.audit = RestoreAudit(world, bucket, incarnations, self.ledgers)
+        self.incarnation = incarnations.add(Incarnation(f"{name}-installation-".ljust(22, "0"), self.audit))
+        self.is_restored = False
+        self.is_refused = False
+        """Another cluster has taken the bucket over, and the operator does not take it back."""
+        self.stop = False
+        self.restores = 0
+        self.point: CutPoint | None = None
+        self._changes = ChangeObserver(world.coverage)
+        self.metadata = Machine(world, f"{name}-metadata-1", self._run_node)
+        stops = self.incarnation.stops
+        self.tiering = [StoppedMachine(world, f"{name}-tiering-{number}", self._run_worker, stops) for number in (1, 2)]
+        self.owner = Machine(world, f"{name}-owner-0", self._run_owner)
+        self.restore = Machine(world, f"{name}-restore-0", self._run_restore)
+        for machine in [*self.tiering, self.owner, self.restore]:
+            machine.clock = SimulatedClock(world.loop)  # grace periods are compared
+
+    @property
+    def machines(self) -> Sequence[Machine]:
+        return [self.metadata, *self.tiering, self.owner, self.restore]
+
+    def boot(self) -> None:
+        for machine in [*self.tiering, self.owner]:
+            machine.boot()
+
+    async def connect(self, ports: Ports) -> QuorumClient:
+        client = QuorumClient([f"{self.metadata.name}:{roles.METADATA_PORT}"], ports.transport, ports.clock, ports.random)
+        process = CURRENT.get()
+        assert process is not None
+        self.audit.promise_checker.holds_sessions(process, ports.clock, client._sessions)
+        await client.start(timeout_s=roles.START_TIMEOUT_S)
+        return client
+
+    def _store(self, machine: Machine, ports: Ports) -> WatchedStore:
+        return WatchedStore(self.bucket, ports, machine, self.incarnation, self._incarnations)
+
+    async def _run_node(self, machine: Machine, ports: Ports) -> None:
+        settings = roles.metadata_settings(
+            machine, peers=(f"1={machine.name}:{roles.METADATA_PORT}",), cluster_id=self.incarnation.cluster_id
+        )
+        server = MetadataServer(
+            settings, ports.transport, machine.files, ports.clock, ports.random, ports.background,
+            SnapshotFileStore(machine.files),
+        )  # fmt: skip
+        await server.start()
+        await server.until_takes_part()
+        assert server._node is not None
+        self.audit.watch(machine.name, server._node.replica)
+        self.audit.on_committed = self._changes.committed
+        while server.failure is None:  # noqa: ASYNC110 - the server has no event for it, and needs none
+            await asyncio.sleep(0.5)
+        raise server.failure
+
+    async def _run_worker(self, machine: Machine, ports: Ports) -> None:
+        metadata = await self.connect(ports)
+        settings = TieringSettings(
+            worker_id=f"{machine.name}-{machine.starts}", session_lease_ms=2_000, deletion_lag_ms=300, block_bytes=4096,
+            grace_ms=int(GRACE_S * 1000), retention_interval_ms=500, sweep_interval_ms=1_000, retry_ms_max=1_000,
+        )  # fmt: skip
+        source = LedgersOfProcess(self.ledgers, ports)
+        worker = TieringWorker(
+            settings, metadata, self._store(machine, ports), source, ports.clock, ports.random, ports.background
+        )
+        try:
+            await worker.start()
+        except Invalid as refused:
+            is_owner = self.incarnation.is_owner
+            self.audit.require(not is_owner, f"{machine.name} was refused although it owns the bucket: {refused}")
+            self.world.coverage.meet(REFUSED_AFTER_TAKEOVER)
+            return
+        await asyncio.Event().wait()
+
+    # -- the owner of the partitions
+
+    async def create_topics(self, machine: Machine, ports: Ports) -> None:
+        client = await self.connect(ports)
+        updates: list[Put] = [Put(record=KEPT), Put(record=EXPIRING)]
+        for topic, index in PARTITIONS:
+            updates.append(Put(record=Partition(topic_id=topic.topic_id, index=index, leader_epoch=7)))
+            updates.append(Put(record=Log(topic_id=topic.topic_id, index=index)))
+        await client.propose(Command(updates=tuple(updates)))
+
+    async def _run_owner(self, machine: Machine, ports: Ports) -> None:
+        client = await self.connect(ports)
+        while True:
+            await asyncio.sleep(ports.random.uniform(0.2, 0.4))
+            if not self.stop:
+                for topic, index in PARTITIONS:
+                    await self._append(client, ports, topic, index)
+                if ports.random.random() < CONFIG_CHANGE_CHANCE:
+                    await self._change_config(client, ports)
+
+    async def _change_config(self, client: QuorumClient, ports: Ports) -> None:
+        """Give a topic other configs, which tiering workers describe in the bucket while it is their own."""
+        found = client.view.get(KEPT.key())
+        if found is not None and isinstance(found.record, Topic):
+            configs = {**found.record.configs, "segment.ms": str(ports.random.randint(300, 900))}
+            changed = msgspec.structs.replace(found.record, configs=configs)
+            unchanged = VersionIs(key=KEPT.key(), version=found.version)
+            with contextlib.suppress(StratalogError):
+                await client.propose(Command(updates=(Put(record=changed),), requirements=(unchanged,)))
+
+    async def _append(self, client: QuorumClient, ports: Ports, topic: Topic, index: int) -> None:
+        """Append a sealed ledger of one batch."""
+        found, partition = (
+            client.view.get(log_key(topic.topic_id, index)),
+            client.view.find(Partition, partition_key(topic.topic_id, index)),
+        )
+        if found is None or partition is None or not isinstance(found.record, Log):
+            return
+        base, now_ms, epoch = self._end(client, found.record), ports.clock.wall_ms(), partition.leader_epoch
+        count = ports.random.randint(1, 3)
+        records = [
+            Record(offset=base + n, timestamp_ms=now_ms, key=None, value=f"{self.name} {base + n} {now_ms}".encode())
+            for n in range(count)
+        ]
+        batch = Batch(base, base + count, now_ms, bytes(build_batch(records, leader_epoch=epoch)))
+        ledger = Ledger(
+            ledger_id=self.ledgers.add(batch), topic_id=topic.topic_id, partition=index, base_offset=base, leader_epoch=epoch,
+            write_quorum=1, ack_quorum=1, fragments=(Fragment(first_entry=0, bookies=("bookie",)),),
+            state=LedgerState.CLOSED, last_entry=1, payload_bytes=len(batch.content), end_offset=batch.end_offset,
+            closed_at_ms=now_ms,
+        )  # fmt: skip
+        ref = LedgerRef(ledger_id=ledger.ledger_id, base_offset=base, leader_epoch=epoch)
+        log: Log = msgspec.structs.replace(found.record, ledgers=(*found.record.ledgers, ref))
+        command = Command(
+            updates=(Put(record=ledger), Put(record=log)), requirements=(VersionIs(key=log.key(), version=found.version),)
+        )
+        with contextlib.suppress(StratalogError):  # If it took effect, the view shows the ledger, and the next one follows it.
+            await client.propose(command)
+
+    def _end(self, client: QuorumClient, log: Log) -> int:
+        pointer = client.view.find(ManifestPointer, manifest_pointer_key(log.topic_id, log.index))
+        last = client.view.find(Ledger, ledger_key(log.ledgers[-1].ledger_id)) if log.ledgers else None
+        return max(
+            last.end_offset if last is not None else 0, pointer.end_offset if pointer is not None else 0, log.log_start_offset
+        )
+
+    # -- the restore
+
+    async def _run_restore(self, machine: Machine, ports: Ports) -> None:
+        client, store = await self.connect(ports), self._store(machine, ports)
+        while not (self.is_restored or self.is_refused):
+            self.restores += 1
+            try:
+                await self._restore(client, store, ports)
+            except Conflict as lost:
+                self.world.note(f"{machine.name} gives up: {lost}")
+                self.is_refused = True
+            except StratalogError as failure:
+                self.world.note(f"{machine.name} is repeated after {type(failure).__name__}: {failure}")
+                await asyncio.sleep(REPEAT_S)
+
+    async def _restore(self, client: QuorumClient, store: WatchedStore, ports: Ports) -> None:
+        """Do what ``stratalog restore`` does, and what its operator does if another cluster has been faster."""
+        owner = await read_owner(store)
+        if owner is not None and owner.cluster_id != self.incarnation.cluster_id and self.incarnation.was_owner:
+            raise Conflict(f"{owner.cluster_id} has taken the bucket over since")
+        await wanted_topics(store, ())
+        lease = HeldLease(store, ports.clock, ports.random.getrandbits(64), "restore", (), LEASE_MS)
+        async with held(lease):
+            cut = CutPorts(
+                store=store, clock=ports.clock, background=ports.background,
+                random_id=lambda: ports.random.getrandbits(64), cluster_id=cluster_id_in(client),
+            )  # fmt: skip
+            restored = await restore_topics(client, cut, (), points=self.point)
+        for history, is_done in restored.topics:
+            for found in history.partitions if is_done else ():
+                key = manifest_pointer_key(history.descriptor.topic_id, found.index)
+                is_right = self.audit.records.get(key) == found.pointer
+                self.audit.require(is_right, f"the restore reports {found.pointer} of {key}, and has restored another one")
+        self.world.note(f"{self.name} is restored")
+        self.is_restored = True
+
+
+async def _decided(client: QuorumClient, decision: ForkDecision) -> None:
+    while (waiting := client.view.find(ForkDecision, decision.key())) is not None and not waiting.refused:  # noqa: ASYNC110
+        await asyncio.sleep(LOOK_S)
+
+
+class Scenario:
+    """One run."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.bucket = Bucket()
+        self.incarnations = Incarnations(world, self.bucket, PARTITIONS)
+        self.old = Installation(world, self.bucket, self.incarnations, "old")
+        self.new = [Installation(world, self.bucket, self.incarnations, name) for name in ("new", "rival")]
+        self._random = world.random("restores")
+        if not (self._random.random() < 0.65 and world.decides("rival")):
+            self.new.pop()
+        if self._random.random() < 0.4 and world.decides("point"):
+            self.new[0].point = CutPoint(timestamp_ms=0)
+        world.network.connections.on_broken = self._connection_broke
+
+    @property
+    def installations(self) -> list[Installation]:
+        return [self.old, *self.new]
+
+    def _connection_broke(self, process: Any) -> None:
+        for each in self.installations:
+            each.audit.promise_checker.connection_broke(process)
+
+    def simulate(self) -> None:
+        with roles.merges_of_few_segments(), _clocks_that_agree():
+            self.world.loop.run_until_complete(self._run())
+
+    async def _run(self) -> None:
+        self.old.metadata.boot()
+        await self._in_checker(self.old.create_topics)
+        self.old.boot()
+        everyone = [self.old.metadata, *self.old.tiering]
+        nemesis = self._nemesis("old", everyone)
+        if self.world.decides("store"):
+            # Listings do not lag: no store that is supported lists late, and a restore trusts the listing of manifests.
+            self.bucket.faults = StoreFaults(
+                unavailable=0.03, answer_lost=0.03, damaged=0.02, truncated=0.02, happens_later=0.08
+            )
+        await self._pass_time(self._random.uniform(0.5, 1.0) * BEFORE_S)
+        restores = [asyncio.get_running_loop().create_task(self._restores(each)) for each in self.new]
+        await self._pass_time(AFTER_S, restores)
+        for task in restores:
+            await self._in_time(task, "a restore")
+        await self._pass_time(AFTER_S)
+        winner = self._winner()
+        self.bucket.faults = StoreFaults()
+        nemesis()
+        await self._quiet(winner)
+        self.world.coverage.meet(BUCKET_TAKEN_OVER, len(self.incarnations.owners) - 1)
+        self.world.coverage.meet(
+            TAKEN_OVER_AGAIN, len(self.incarnations.owners) - 2 if len(self.incarnations.owners) > 2 else 0
+        )
+        self.world.coverage.meet(MERGED, sum(each.audit.merges for each in self.installations))
+        self.world.note(f"{winner.name} owns the bucket at the end, {len(self.bucket.objects)} objects")
+
+    def _nemesis(self, name: str, machines: Sequence[Machine]) -> Callable[[], None]:
+        """Start to inject faults into an installation; returns the function that ends it."""
+        plan = NemesisPlan(crash=0.3, stop=0.4, partition=0.1, one_way=0, lossy=0, clock_jump=0, pause_mean_s=0.8)
+        nemesis = Nemesis(self.world, machines, plan, name=name)
+        task = asyncio.get_running_loop().create_task(nemesis.run())
+
+        def end() -> None:
+            task.cancel()
+            nemesis.stop()
+
+        return end
+
+    def _winner(self) -> Installation:
+        (winner,) = (each for each in self.installations if each.incarnation.is_owner)
+        assert winner.is_restored, f"{winner.name} owns the bucket, and its restore has not ended: {winner.restores} attempts"
+        return winner
+
+    async def _restores(self, installation: Installation) -> None:
+        """Restore into an installation, with crashes, and then let it work."""
+        chance = self.world.random(f"restores/{installation.name}")
+        if installation is not self.new[0]:
+            await asyncio.sleep(chance.uniform(0.0, RIVAL_LATEST_S))
+        if installation.point is not None:
+            installation.point = CutPoint(timestamp_ms=installation.restore.clock.wall_ms() - chance.randint(500, 3_000))
+            installation.incarnation.point_ms = installation.point.timestamp_ms
+        installation.metadata.boot()
+        pause = asyncio.get_running_loop().create_task(self._pause_metadata(installation.name, chance))
+        for number in range(CRASHES_MAX):
+            installation.restore.boot()
+            if chance.random() < 0.6 and self.world.decides(f"{installation.name}-crash#{number}"):
+                within = chance.randint(1, CALLBACKS_MAX) if chance.random() < 0.7 else 2 * CALLBACKS_MAX
+                installation.restore.crash_within(within)
+            while installation.restore.is_up and not installation.restore.ended.is_set():  # noqa: ASYNC110 - a crash sets none
+                await asyncio.sleep(0.05)
+            if installation.restore.ended.is_set():
+                break
+            await asyncio.sleep(chance.uniform(0.0, 0.5))
+        else:
+            installation.restore.boot()
+            await installation.restore.ended.wait()
+        await pause
+        self.world.coverage.meet(RESTORE_REPEATED, installation.restores - 1)
+        if installation.is_restored:
+            self.world.coverage.meet(RESTORED_TO_A_POINT, installation.point is not None)
+            installation.boot()
+
+    async def _pause_metadata(self, name: str, chance: random.Random) -> None:
+        """Stop the old metadata node about when the bucket is taken over, so that commits wait after their look."""
+        after_s, for_s = chance.uniform(0.0, 0.3), chance.uniform(1.5, 4.0)
+        if chance.random() < 0.6 and self.world.decides(f"{name}-pause"):
+            await asyncio.sleep(after_s)
+            self.old.metadata.stop()
+            await asyncio.sleep(for_s)
+            self.old.metadata.go_on()
+
+    async def _quiet(self, winner: Installation) -> None:
+        """Without faults, let the owner of the bucket resolve its forks and collect its garbage; check what is left."""
+        for each in self.installations:
+            each.restore.crash()
+            if each is not winner:
+                each.stop = True
+        until = self.world.loop.time() + QUIET_S
+        while self.world.loop.time() < until:
+            await self._pass_time(1.0)
+            for topic, index in PARTITIONS:
+                if self._has_forked(winner, topic, index):
+                    await self._decide(winner, topic, index)
+                    until = max(until, self.world.loop.time() + QUIET_S)
+        winner.stop = True
+        await self._pass_time(2.0)
+        await self._in_checker(FinalChecks(winner.audit, self.bucket, [], len(PARTITIONS)).run)
+        await self._in_checker(lambda machine, ports: self._read_everything(winner, ports))
+        self.incarnations.check_end(winner.incarnation)
+
+    def _has_forked(self, installation: Installation, topic: Topic, index: int) -> bool:
+        status = installation.audit.records.get(tier_status_key(topic.topic_id, index))
+        return isinstance(status, TierStatus) and status.last_error.startswith("Forked")
+
+    async def _decide(self, winner: Installation, topic: Topic, index: int) -> None:
+        """Keep the line of the bucket's owner, as the operator does who has restored it."""
+        self.world.coverage.meet(FORKED)
+        self.incarnations.require_late_manifest(topic.topic_id, index)
+
+        async def person(machine: Machine, ports: Ports) -> None:
+            client = await winner.connect(ports)
+            store = SimulatedStore(self.bucket, ports.loop, ports.random)
+            pointer = client.view.find(ManifestPointer, manifest_pointer_key(topic.topic_id, index))
+            lines = await read_lines(store, manifests_prefix(topic.topic_id, index), pointer)
+            if lines is None:
+                return
+            decision = ForkDecision(
+                topic_id=topic.topic_id, index=index, keep=KEEP_METADATA, metadata_key=lines.fork.metadata_key,
+                store_key=lines.fork.store_key, discard_hot=True,
+            )  # fmt: skip
+            await client.propose(Command(updates=(Put(record=decision),)))
+            await self._in_time(_decided(client, decision), "a decision")
+
+        await self._in_checker(person)
+
+    async def _read_everything(self, winner: Installation, ports: Ports) -> None:
+        reader = ColdReader(SimulatedStore(self.bucket, ports.loop, ports.random), ColdReaderSettings(), ports.clock)
+        for topic, index in PARTITIONS:
+            key = manifest_pointer_key(topic.topic_id, index)
+            pointer, log = winner.audit.records.get(key), winner.audit.records.get(log_key(topic.topic_id, index))
+            if pointer is None or log is None:
+                continue  # The topic was new: nothing of it was in the bucket at the takeover (`check_end`).
+            assert isinstance(pointer, ManifestPointer)
+            assert isinstance(log, Log)
+            assert not log.ledgers, f"{log.key()} still has hot ledgers: {log.ledgers}"
+            line, offset = winner.audit.lines[log.key()], pointer.start_offset
+            assert topic is not KEPT or offset == 0, f"the history of {key} begins at offset {offset}"
+            while offset < pointer.end_offset:
+                content = b"".join((await reader.fetch(pointer, offset, 2**20, 10.0)).batches)
+                while content:
+                    batch = line[offset]
+                    found, content = content[: len(batch.content)], content[len(batch.content) :]
+                    assert found == batch.content, f"{key}@{offset} is not what was written"
+                    offset = batch.end_offset
+        await reader.close()
+
+    # -- time
+
+    async def _in_checker(self, work: Callable[[Machine, Ports], Any]) -> None:
+        machine = Machine(self.world, "checker-0", work)
+        machine.boot()
+        await self._in_time(machine.ended.wait(), getattr(work, "__qualname__", str(work)))
+        if machine.failure is not None:
+            raise machine.failure
+
+    async def _in_time(self, event: Any, what: str) -> None:
+        try:
+            await asyncio.wait_for(event, FINISH_S)
+        except TimeoutError:
+            raise AssertionError(f"{what} did not come to its end in {FINISH_S:g} s") from None
+
+    async def _pass_time(self, seconds: float, unless_done: Any = ()) -> None:
+        until = self.world.loop.time() + seconds
+        while self.world.loop.time() < until and not (unless_done and all(task.done() for task in unless_done)):
+            await asyncio.sleep(min(LOOK_S, max(0.001, until - self.world.loop.time())))
+            self._check()
+
+    def _check(self) -> None:
+        for each in self.installations:
+            assert not each.audit.broken, each.audit.broken[0]
+            for machine in each.machines:
+                if machine.failure is not None:
+                    raise AssertionError(f"{machine.name} failed: {machine.failure!r}") from machine.failure
