@@ -3,6 +3,8 @@
 Each transaction writes one record to every partition. Some are aborted, some are left open by a producer that dies.
 A producer knows the outcome of a transaction, or asked for a commit and lost the answer. At the end no aborted record may be
 readable, every committed one must be, once and in its order, and a transaction is readable in all partitions or in none.
+
+A fatal error ends a producer's session. It is a problem of the run if it came from a broker and nothing explains it.
 """
 
 from __future__ import annotations
@@ -11,13 +13,13 @@ import random
 import threading
 import time
 from abc import abstractmethod
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
 from confluent_kafka.admin import OffsetSpec
 
 from chaos.client import Client
@@ -32,10 +34,13 @@ CONFIGS: Final = {"min.insync.replicas": "2", "segment.ms": "4000", "segment.byt
 _TIMEOUT_MS: Final = 15_000
 _CALL_S: Final = 10.0
 _ABORT_CHANCE: Final = 0.25
+_CONFIRMED_CHANCE: Final = 0.5
+"""The share of aborts that wait for their records first; the others begin while the first request is under way."""
 _ABANDON_CHANCE: Final = 0.03
 _END_S: Final = 60.0
 """An abandoned transaction is aborted after its timeout; the rest is for a busy machine."""
 _SHOWN: Final = 3
+_FENCED: Final = (KafkaError.INVALID_PRODUCER_EPOCH, KafkaError.PRODUCER_FENCED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +74,10 @@ class TransactionalClient(Client):
         super().__init__(name, recorder)
         self._interval_s = 1 / per_s
         self.random = random.Random(seed)
+        self._is_aborting = self._has_records = self._has_asked = False
+        self.fatal_errors = Counter[str]()
+        """The fatal errors that ended sessions, by name."""
+        self._unexplained: list[str] = []
         self._config = {
             "bootstrap.servers": bootstrap,
             "transactional.id": name,
@@ -79,7 +88,16 @@ class TransactionalClient(Client):
             "reconnect.backoff.max.ms": 1000,
             "linger.ms": 5,
             "log_level": 0,
+            "on_delivery": self.note_delivery,
         }
+
+    def note_delivery(self, failure: KafkaError | None, message: Message) -> None:
+        """Note a record's delivery. Subclasses with callbacks of their own call it."""
+        self._has_records = self._has_records or failure is None
+
+    def final_problems(self, bootstrap: str) -> Sequence[str]:
+        shown = self._unexplained[:_SHOWN]
+        return [f"{self.name} ended with a fatal error that nothing explains: {each}" for each in shown]
 
     def run_session(self) -> None:
         producer = Producer(self._config)
@@ -87,10 +105,18 @@ class TransactionalClient(Client):
             self._until_done(lambda: producer.init_transactions(_CALL_S))
             while not self.stopping.is_set() and self._transact(producer):
                 self.stopping.wait(self.random.expovariate(1) * self._interval_s)
-        except KafkaException:
+        except KafkaException as failure:
+            self._take(failure.args[0])
             self.stopping.wait(0.5)
         finally:
             producer.purge()
+
+    def _take(self, error: KafkaError) -> None:
+        if error.fatal():
+            self.fatal_errors[error.name()] += 1
+            is_ongoing = self._has_records and not self._has_asked
+            if not is_explained(error.code(), is_aborting=self._is_aborting, is_ongoing=is_ongoing):
+                self._unexplained.append(f"{error.name()}: {error.str()}")
 
     @abstractmethod
     def write(self, producer: Producer) -> Callable[[State], None]:
@@ -98,6 +124,7 @@ class TransactionalClient(Client):
 
     def _transact(self, producer: Producer) -> bool:
         """Carry out one transaction; return whether the producer goes on."""
+        self._is_aborting = self._has_records = self._has_asked = False
         producer.begin_transaction()
         # Until a commit is asked for, nothing but an abort can come of it.
         note = self.write(producer)
@@ -106,6 +133,7 @@ class TransactionalClient(Client):
             return False
         if self.random.random() >= _ABORT_CHANCE:
             note(State.UNKNOWN)
+            self._has_asked = True
             try:
                 self._until_done(lambda: producer.commit_transaction(_CALL_S))
             except KafkaException as failure:
@@ -114,6 +142,9 @@ class TransactionalClient(Client):
             else:
                 note(State.COMMITTED)
                 return True
+        elif self.random.random() < _CONFIRMED_CHANCE:
+            producer.flush(_CALL_S)
+        self._is_aborting = True
         self._until_done(lambda: producer.abort_transaction(_CALL_S))
         note(State.ABORTED)
         return True
@@ -130,6 +161,18 @@ class TransactionalClient(Client):
                 if not failure.args[0].retriable() or time.monotonic() >= deadline:
                     raise
                 time.sleep(0.1)
+
+
+def is_explained(code: int, *, is_aborting: bool, is_ongoing: bool) -> bool:
+    """Return whether a transactional producer may get a fatal error with this code from a broker without a fault of its own.
+
+    librdkafka's errors (negative) and fencing follow from time-outs, of the client or of the transaction. An abort may get
+    INVALID_TXN_STATE if the transaction is not ``is_ongoing`` for sure: its commit may be decided, or its first request was
+    refused when librdkafka asked for the abort (https://github.com/confluentinc/librdkafka/issues/4849).
+    """
+    if code < 0 or code in _FENCED:
+        return True
+    return code == KafkaError.INVALID_TXN_STATE and is_aborting and not is_ongoing
 
 
 class TransactionalProducer(TransactionalClient):
@@ -263,6 +306,7 @@ class TransactionChecks:
             TransactionalProducer(f"transactional{each}", recorder, self.outcomes, bootstrap, per_s=4, seed=seed + 10 + each)
             for each in range(2)
         ]
+        self._producers = producers
         self.clients: Sequence[Client] = (*producers, *self._readers)
 
     def find(self) -> Findings:
@@ -271,4 +315,9 @@ class TransactionChecks:
         wrong = wrong_records(self.outcomes.states(), records)
         reads = [problem for reader in self._readers for problem in wrong_reads(reader, records)]
         shown = [*unstable, *wrong[:_SHOWN], *reads[:_SHOWN]]
-        return Findings(problems=shown, numbers={"records of committed transactions": sum(map(len, records))})
+        fatal = sum((producer.fatal_errors for producer in self._producers), Counter[str]())
+        numbers = {
+            "records of committed transactions": sum(map(len, records)),
+            **{f"transactional sessions that ended with {error}": count for error, count in fatal.items()},
+        }
+        return Findings(problems=shown, numbers=numbers)

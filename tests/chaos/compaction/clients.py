@@ -93,13 +93,13 @@ class KeyedTransactionalProducer(TransactionalClient):
             send = self._sends.begin(self.name, self.random)
             send.state = State.ABORTED
             written.append(send)
-            produce(producer, send, partial(_note_offset, send))
+            produce(producer, send, partial(self._note_offset, send))
         return partial(_note_state, written)
 
-
-def _note_offset(send: Send, failure: KafkaError | None, message: Message) -> None:
-    if failure is None:
-        send.offset = message.offset()
+    def _note_offset(self, send: Send, failure: KafkaError | None, message: Message) -> None:
+        self.note_delivery(failure, message)
+        if failure is None:
+            send.offset = message.offset()
 
 
 def _note_state(written: list[Send], state: State) -> None:
