@@ -102,6 +102,10 @@ bench-spark: .venv/.test  ## measure the data pipeline on Spark against its cont
 bench-compaction: .venv/.test  ## measure compaction beside the log cleaner of Apache Kafka, in turns: MB of records per second of a core, three minutes
 	@PYTHONPATH=.:tests $(BIN)/python -m benchmarks.compaction_beside_kafka
 
+.PHONY: bench-members
+bench-members: .venv/.test  ## measure 10,000 connections of group members beside Apache Kafka: they join, some leave, a broker is killed: GROUPS=100 MEMBERS=100
+	@PYTHONPATH=.:tests $(BIN)/python -m benchmarks.many_members $(if $(GROUPS),--groups $(GROUPS)) $(if $(MEMBERS),--members $(MEMBERS))
+
 .PHONY: bench-cold
 bench-cold: .venv/.test $(MINIO)  ## measure cold replay, seeks and offload over MinIO beside controls, one figure per line: ONLY='cold_seek_p99_ms …' JSON=file SMOKE=1 OPTIONS='--rounds 5'
 	@PYTHONPATH=.:tests $(BIN)/python -m benchmarks.cold $(if $(ONLY),--only $(ONLY)) $(if $(JSON),--json "$(JSON)") $(if $(SMOKE),--smoke) $(OPTIONS)
