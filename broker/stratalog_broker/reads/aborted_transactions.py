@@ -55,6 +55,10 @@ class AbortedTransactions:
         self._reader = reader
         self._cold = cold
 
+    def version_of(self, log: ReadableLog) -> int:
+        """Return the version of the cold history in which a search begins now; 0 if there is none."""
+        return self._reader.history_version(log)
+
     def at_once(self, log: ReadableLog, start_offset: int, end_offset: int) -> list[AbortedRange] | None:
         """Return those that overlap ``start_offset`` to below ``end_offset``, oldest first; None if that takes a read."""
         core = log.core

@@ -205,6 +205,11 @@ class LogReader:
         identity = log.topic_partition
         return self._view.find(ManifestPointer, manifest_pointer_key(identity.topic_id, identity.partition))
 
+    def history_version(self, log: ReadableLog) -> int:
+        """Return the version of the cold history; 0 if there is none."""
+        pointer = self.manifest_pointer(log)
+        return 0 if pointer is None else pointer.manifest_version
+
     def hot_start_offset(self, log: PartitionLog) -> int:
         """Return the first offset on bookies (ListOffsets -4); the log's end if there is none."""
         refs = self.hot_ledgers(log)

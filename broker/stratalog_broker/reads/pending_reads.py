@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from typing import Final
+from weakref import WeakKeyDictionary
 
 from stratalog_broker.reads.log_reader import LogReader
 from stratalog_broker.reads.read_runs import ReadRuns
@@ -56,6 +57,7 @@ class PendingReads:
         self._clock = clock
         self._is_kept = is_kept
         self._reads: SingleFlight[_Key, BatchRun] = SingleFlight()
+        self._versions: WeakKeyDictionary[asyncio.Task[BatchRun], int] = WeakKeyDictionary()
         self._sizes: dict[_Key, int] = {}
         """Maximum bytes of each read in ``_reads``."""
         self._cold: set[_Key] = set()
@@ -127,7 +129,14 @@ class PendingReads:
         self._sizes[(log, offset)] = size
         if is_cold:
             self._cold.add((log, offset))
-        return self._reads.start((log, offset), lambda: self._read(log, offset, end_offset, size), keep=True)
+        version = self._reader.history_version(log)
+        task = self._reads.start((log, offset), lambda: self._read(log, offset, end_offset, size), keep=True)
+        self._versions[task] = version
+        return task
+
+    def version_of(self, task: asyncio.Task[BatchRun]) -> int:
+        """Return the version of the cold history when a read was started: what it read is of this or a later one."""
+        return self._versions[task]
 
     async def _read(self, log: ReadableLog, offset: int, end_offset: int, size: int) -> BatchRun:
         key, runs = (log, offset), _runs_of(log)

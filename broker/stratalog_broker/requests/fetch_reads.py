@@ -3,6 +3,9 @@
 All partitions are read side by side until the request's deadline. Once there are enough bytes to respond, slower partitions get
 only ``GRACE_S``, so that a replay does not delay a tail read. A read that is not finished leaves its partition empty, without
 an error, and continues for the next fetch.
+
+A compaction that removes an aborted transaction leaves its name for one more version of the history, for readers that have
+batches of the version before. Batches of an older one are dropped, and read again by the next fetch.
 """
 
 from __future__ import annotations
@@ -23,6 +26,8 @@ from stratalog_core.errors import StratalogError, Unavailable
 from stratalog_core.ports import Clock
 
 GRACE_S: Final = 0.02
+_VERSIONS_MAX: Final = 1
+"""By how many versions of the history batches may be older than the search for the transactions aborted in them."""
 _log = logging.getLogger(__name__)
 
 
@@ -51,8 +56,8 @@ class FetchReads:
         self._sink = sink
         self._is_committed = is_committed
         self._unread: list[tuple[int, FetchWanted, ReadableLog, int]] = []
-        self._unexplained: list[tuple[int, FetchWanted, ReadableLog, Batches]] = []
-        """Batches that were read, but not yet which transactions were aborted in them."""
+        self._unexplained: list[tuple[int, FetchWanted, ReadableLog, Batches, int]] = []
+        """Batches that were read, of which version at least, but not yet which transactions were aborted in them."""
 
     def read_later(self, line: int, one: FetchWanted, log: ReadableLog, end_offset: int) -> None:
         """Read batches below ``end_offset``."""
@@ -60,7 +65,7 @@ class FetchReads:
 
     def explain_later(self, line: int, one: FetchWanted, log: ReadableLog, found: Batches) -> None:
         """Read which transactions were aborted in batches that are in memory."""
-        self._unexplained.append((line, one, log, found))
+        self._unexplained.append((line, one, log, found, self._aborted.version_of(log)))
 
     @property
     def lines(self) -> list[int]:
@@ -111,9 +116,12 @@ class FetchReads:
             core = log.core
             end_offset = core.last_stable_offset if self._is_committed else core.high_watermark
             found = self._pending_reads.taken(log, one.offset, end_offset, share, task.result())
+            version = self._pending_reads.version_of(task)
+            if self._is_committed and self._is_outdated(log, version):
+                return
             aborted = aborted_at_once(self._aborted, one, log, found) if self._is_committed else ()
             if aborted is None:
-                self._unexplained.append((line, one, log, found))
+                self._unexplained.append((line, one, log, found, version))
             else:
                 self._sink.found(line, one, log, found, aborted)
         elif isinstance(failure, StratalogError):
@@ -130,13 +138,18 @@ class FetchReads:
             async with asyncio.timeout(left_s):
                 await asyncio.gather(*(self._explain_one(*one) for one in unexplained))
 
-    async def _explain_one(self, line: int, one: FetchWanted, log: ReadableLog, found: Batches) -> None:
+    def _is_outdated(self, log: ReadableLog, version: int) -> bool:
+        """Whether compactions may have removed the names of transactions that were aborted in batches of this version."""
+        return self._aborted.version_of(log) > version + _VERSIONS_MAX
+
+    async def _explain_one(self, line: int, one: FetchWanted, log: ReadableLog, found: Batches, version: int) -> None:
         try:
             aborted = await self._aborted.find(log, one.offset, _end_of(found))
         except StratalogError as failure:
             _log.info("aborted transactions of %s at offset %d: %s", log.topic_partition, one.offset, failure)
         else:
-            self._sink.found(line, one, log, found, runs_in(found[0], aborted))
+            if not self._is_outdated(log, version):
+                self._sink.found(line, one, log, found, runs_in(found[0], aborted))
 
 
 def aborted_at_once(

@@ -139,6 +139,9 @@ class Reader:
     def is_in_tail(self, log: object, offset: int) -> bool:
         return offset >= self.tail_start
 
+    def history_version(self, log: object) -> int:
+        return 0
+
     def is_cold(self, log: object, offset: int) -> bool:
         return offset < self.cold_below
 
