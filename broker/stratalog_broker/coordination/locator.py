@@ -137,12 +137,15 @@ class CoordinatorLocator:
         if kind is None:
             served = ", ".join(map(str, sorted(self._kinds)))
             raise KafkaError(ErrorCode.invalid_request, f"coordinators of key type {key_type} are not served; served: {served}")
+        return self._owner_of(await self._created(kind), key)
+
+    async def _created(self, kind: CoordinatorKind[Any, Any]) -> Topic:
+        """Return the topic of a kind, created if it does not exist. Raises ``KafkaError`` COORDINATOR_NOT_AVAILABLE."""
         try:
-            topic = await self._ensure_internal_topic(kind.topic, kind.partition_count, kind.copies, CREATE_TIMEOUT_S)
+            return await self._ensure_internal_topic(kind.topic, kind.partition_count, kind.copies, CREATE_TIMEOUT_S)
         except (KafkaError, StratalogError) as failure:
             # The client must retry, whatever the reason.
             raise KafkaError(ErrorCode.coordinator_not_available, failure.message) from failure
-        return self._owner_of(topic, key)
 
     def owner(self, key_type: int, key: str) -> Broker:
         """Return the broker that coordinates a key of a served type, without creating the topic.
@@ -161,6 +164,11 @@ class CoordinatorLocator:
     def partition(self, key_type: int, key: str) -> tuple[str, int]:
         """Return topic and index of the partition that has a key's state. Raises ``KafkaError`` COORDINATOR_NOT_AVAILABLE."""
         topic = self._topic_of(key_type)
+        return topic.name, partition_of(key, topic.partition_count)
+
+    async def created_partition(self, key_type: int, key: str) -> tuple[str, int]:
+        """Return what ``partition`` returns. Creates the topic if it does not exist."""
+        topic = await self._created(self._kinds[key_type])
         return topic.name, partition_of(key, topic.partition_count)
 
     def _owner_of(self, topic: Topic, key: str) -> Broker:

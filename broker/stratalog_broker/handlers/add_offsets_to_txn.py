@@ -34,10 +34,12 @@ async def handle(
     try:
         permissions.check_transactional_id(context, _ACCESS, request.transactional_id)
         permissions.check_group(context, _GROUP_ACCESS, request.group_id)
+        # The group need not exist: a producer that only sends its offsets asks for the group's coordinator after this.
+        offsets = await locator.created_partition(_GROUP_KEY_TYPE, request.group_id)
         error = await transactions.add_partitions(
             request.transactional_id,
             ProducerEpoch(request.producer_id, request.producer_epoch),
-            frozenset((locator.partition(_GROUP_KEY_TYPE, request.group_id),)),
+            frozenset((offsets,)),
             client_version=0,
         )
     except KafkaError as refused:
