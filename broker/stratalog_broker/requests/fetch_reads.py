@@ -70,7 +70,7 @@ class FetchReads:
     @property
     def lines(self) -> list[int]:
         """The partitions' places in the request."""
-        return [line for line, *_ in (*self._unread, *self._unexplained)]
+        return [*(line for line, *_ in self._unread), *(line for line, *_ in self._unexplained)]
 
     async def run(self, room: int, bytes_min: int, deadline: float) -> None:
         """Read up to ``room`` bytes until ``deadline``."""

@@ -124,7 +124,7 @@ PROGRESS: Final[Mapping[str, Mapping[str, int]]] = {
     "ownership-changes": {ACKNOWLEDGED: 10, SEALED: 2, OFFLOADED: 10, COMMITTED: 2},
     "compaction": {COMPACTED: 3},
     "restores": {BUCKET_TAKEN_OVER: 1, OFFLOADED: 20},
-    "compacted-topics": {ACKNOWLEDGED: 30, SEALED: 4, OFFLOADED: 60, TRANSACTIONS_COMMITTED: 2, COMPACTED_AWAY: 10},
+    "compacted-topics": {ACKNOWLEDGED: 5, SEALED: 2, OFFLOADED: 10},
     "outages": {ACKNOWLEDGED: 150, SEALED: 3, OFFLOADED: 200, COMMITTED: 5},
     "everything": {ACKNOWLEDGED: 20, SEALED: 2, OFFLOADED: 10},
     "transactions": {TRANSACTIONS_COMMITTED: 1},

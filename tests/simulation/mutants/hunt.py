@@ -27,6 +27,7 @@ from typing import Final
 from simulation.mutants import attachments as mutants_of_attachments
 from simulation.mutants import bookies as mutants_of_bookies
 from simulation.mutants import clusters as mutants_of_clusters
+from simulation.mutants import compacted_topics as mutants_of_compacted_topics
 from simulation.mutants import compaction as mutants_of_compaction
 from simulation.mutants import copies as mutants_of_copies
 from simulation.mutants import deletions as mutants_of_deletions
@@ -100,6 +101,7 @@ def all_mutants() -> list[Mutant]:
         ),
         ("restores", mutants_of_restores.IN_RESTORES),
         ("compaction", mutants_of_compaction.IN_COMPACTION),
+        ("compacted-topics", mutants_of_compacted_topics.IN_COMPACTED_TOPICS),
         (
             "transactions",
             (
