@@ -22,7 +22,8 @@ from simulation.world.unhandled import NumberedTask, OwnedFuture, Unhandled
 Result = TypeVar("Result")
 Arguments = TypeVarTuple("Arguments")
 SHORTEST_WAIT_S: Final = 1e-6
-MAXIMUM_TURNS_WITHOUT_TIME: Final = 200_000
+MAXIMUM_TURNS_PER_S: Final = 200_000
+"""Callbacks within a simulated second. The busiest second of a scenario has a tenth."""
 LOOK_S: Final = 1.0
 
 
@@ -105,6 +106,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         self.unhandled = Unhandled()
         self._task_numbers = itertools.count()
         self._next_look = LOOK_S
+        self._last_turn = MAXIMUM_TURNS_PER_S
         self.turns = 0
         self.is_over = False
         self.streams: Any = None
@@ -186,11 +188,11 @@ class SimulatedLoop(asyncio.BaseEventLoop):
     def _run_once(self) -> None:
         """Run until ``stop`` is called."""
         handles = self._handles
-        last_turn = self.turns + MAXIMUM_TURNS_WITHOUT_TIME
+        last_turn = self._last_turn
         while not self._stopping:  # type: ignore[attr-defined]
             if not handles:
                 self._jump()
-                last_turn = self.turns + MAXIMUM_TURNS_WITHOUT_TIME
+                last_turn = self._last_turn
                 continue
             handle = handles.popleft()
             if handle._cancelled:
@@ -200,7 +202,9 @@ class SimulatedLoop(asyncio.BaseEventLoop):
                 continue
             self.turns += 1
             if self.turns > last_turn:
-                self.fail(SimulationStuck(f"{MAXIMUM_TURNS_WITHOUT_TIME} callbacks ran and time did not move"))
+                self.fail(
+                    SimulationStuck(f"more than {MAXIMUM_TURNS_PER_S} callbacks ran in a second, the last for {_name(process)}")
+                )
             try:
                 handle._context.run(handle._callback, *handle._args)
             except Exception as failure:
@@ -235,6 +239,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
             self._handles.append(heappop(timers)[2])
         if now >= self._next_look:
             self._next_look = now + LOOK_S
+            self._last_turn = self.turns + MAXIMUM_TURNS_PER_S
             self.check_unhandled()
 
     def stop_process(self, process: Process) -> None:

@@ -155,14 +155,16 @@ class Compaction:
         manifest, builder = (await previous_version(ports, state)).manifest, current.builder
         entry = await ports.source.segment_at(manifest, max(current.position, manifest.start_offset))
         is_full = False
-        if entry is not None and entry.base_offset < current.range.end_offset:
+        if entry is None or entry.base_offset >= current.range.end_offset:
+            current.position = current.range.end_offset  # Retention has removed what was left of the range.
+        else:
             builder.transactions.add((await ports.source.footer(entry)).aborted_transactions)
             async for content, block, cipher in stored_blocks(ports, entry):
                 if not await ports.background.run(partial(_note_keys, builder, content, block, cipher, entry)):
                     is_full = True
                     break
             current.position = entry.end_offset
-        if is_full or entry is None or current.position >= current.range.end_offset:
+        if is_full or current.position >= current.range.end_offset:
             if not is_full:
                 builder.end_offset = max(builder.end_offset, current.range.end_offset)
             producers = await ports.source.producers(manifest.segments[-1]) if manifest.segments else ()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,8 @@ from stratalog_tiering.cold.proofs import prove_batch, prove_growth
 from stratalog_tiering.cold.reader import ColdReader, ColdReaderSettings
 from stratalog_tiering.cold.verifier import Verifier
 from stratalog_tiering.core.compaction import BatchFilter, MappedRecords
+from stratalog_tiering.core.partition import partition_snapshot
+from stratalog_tiering.core.policy import tier_policy
 from stratalog_tiering.format.manifest import Manifest, Reason, SegmentKind
 from stratalog_tiering.format.manifest_writers import OLDEST_WRITER
 from stratalog_tiering.maintenance.compaction import Compaction
@@ -318,6 +320,28 @@ async def test_a_policy_that_only_compacts_deletes_nothing(cluster: Cluster) -> 
     both = msgspec.structs.replace(old, configs={**old.configs, "cleanup.policy": "compact,delete"})
     await cluster.metadata.propose(Command(updates=(Put(record=both),)))
     await cluster.until(lambda: cluster.log().log_start_offset == 10)
+
+
+async def test_a_pass_whose_range_is_deleted_meanwhile_ends(cluster: Cluster) -> None:
+    await cold(cluster, *LEDGERS)
+    worker = await cluster.start_worker(deletion_lag_ms=0)
+    while worker._session is None:  # noqa: ASYNC110 - no event tells
+        await asyncio.sleep(0.01)
+    ports, policy, compaction = worker._session._ports, tier_policy(LAZY), Compaction()
+
+    def step() -> Awaitable[bool]:
+        state = partition_snapshot(cluster.metadata.view, cluster.topic, 0)
+        assert state is not None
+        return compaction.step(ports, state, policy, (), is_asked=not compaction.is_running)
+
+    assert await step()
+    await cluster.add_ledger(batches_of(10, [("f", "1")]), 10)
+    await cluster.until(lambda: cluster.pointer().end_offset == 11 and not cluster.log().ledgers)
+    await cluster.metadata.propose(Command(updates=(Put(record=msgspec.structs.replace(cluster.log(), log_start_offset=10)),)))
+    await cluster.until(lambda: cluster.pointer().start_offset == 10)
+    for _ in range(2):
+        assert await step()
+    assert not compaction.is_running, "it fills its map with nothing, then finds nothing to rewrite"
 
 
 async def test_one_partition_has_the_map_and_the_other_waits_for_it(cluster: Cluster) -> None:
