@@ -29,7 +29,10 @@ class BookieSettings:
         10_000, minimum=500, maximum=300_000, help="silence after which the bookie counts as dead (milliseconds)"
     )
     log_file_bytes: int = setting(
-        64 * _MEBIBYTE, minimum=64 * 1024, maximum=_GIBIBYTE, help="size of a log file (bytes); an ADD must fit into one"
+        64 * _MEBIBYTE,
+        minimum=64 * 1024,
+        maximum=_GIBIBYTE,
+        help="size of a log file (bytes); an ADD of clients' request_bytes_max must fit into one",
     )
     spare_files: int = setting(
         4, minimum=0, maximum=1000, help="prewritten log files kept ready on each disk: overwriting beats appending"

@@ -45,8 +45,8 @@ TOPIC_ID: Final = uuid.UUID(int=7)
 
 
 def _client(metadata: QuorumClient, ports: Ports) -> LedgerClient:
-    """Return a client with short timeouts, so that lost requests are given up while it still matters."""
-    settings = LedgerClientSettings(request_timeout_ms=500, recovery_retry_ms=100)
+    """Return a client that gives up lost requests while it still matters, and whose ADDs fit into a log file."""
+    settings = LedgerClientSettings(request_timeout_ms=500, recovery_retry_ms=100, request_bytes_max=LOG_FILE_BYTES // 2)
     return LedgerClient(metadata, ports.transport, ports.clock, ports.random, settings)
 
 
