@@ -117,7 +117,7 @@ reference: .venv/.test  ## write the generated pages of docs/: reference, index 
 	PYTHONPATH=tests $(BIN)/python -m decision_index
 
 .PHONY: compatibility
-compatibility: .venv/.test  ## run Java's Admin client, bad batches, DescribeConfigs and reads from replicas against Apache Kafka and against a cluster, and write the table of differences
+compatibility: .venv/.test  ## run Java's Admin client, bad batches, DescribeConfigs, EndTxn and reads from replicas against Apache Kafka and against a cluster, and write the table of differences
 	PYTHONPATH=tests:. $(BIN)/python -m integration.compatibility
 	PYTHONPATH=tests $(BIN)/python -m integration.compatibility --page > docs/reference/compatibility.md
 

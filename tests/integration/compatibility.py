@@ -1,7 +1,7 @@
 """Outcomes on this cluster and on Apache Kafka, recorded side by side, and the page of their differences.
 
-``python -m integration.compatibility`` runs ``admin_calls.py``, ``bad_batches.py``, ``described_configs.py`` and
-``replica_reads.py`` against both and writes ``compatibility.json``; with ``--page`` it prints
+``python -m integration.compatibility`` runs ``admin_calls.py``, ``bad_batches.py``, ``described_configs.py``,
+``transaction_ends.py`` and ``replica_reads.py`` against both and writes ``compatibility.json``; with ``--page`` it prints
 ``docs/reference/compatibility.md``, which is made from that record.
 """
 
@@ -14,21 +14,23 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from integration import admin_calls, bad_batches, described_configs, replica_reads
+from integration import admin_calls, bad_batches, described_configs, replica_reads, transaction_ends
 from integration.process_cluster import ProcessCluster
 
 from stratalog_loadgen.java_tools import KAFKA_VERSION
 
 RECORD: Final = Path(__file__).parent / "compatibility.json"
 KAFKA, OWN = "kafka", "stratalog"
-CALLS, BATCHES, CONFIGS, READS = "calls", "batches", "configs", "reads"
+CALLS, BATCHES, CONFIGS, ENDS, READS = "calls", "batches", "configs", "ends", "reads"
 REASONS: Final = {
-    CALLS: admin_calls.REASONS, BATCHES: bad_batches.REASONS, CONFIGS: described_configs.REASONS, READS: replica_reads.REASONS,
+    CALLS: admin_calls.REASONS, BATCHES: bad_batches.REASONS, CONFIGS: described_configs.REASONS,
+    ENDS: transaction_ends.REASONS, READS: replica_reads.REASONS,
 }  # fmt: skip
 _ABSENT: Final = "absent"
 _CONTROL: Final = {
     "default.replication.factor": "2", "offsets.topic.replication.factor": "2", "min.insync.replicas": "1",
     "transaction.state.log.replication.factor": "2", "transaction.state.log.min.isr": "1",
+    "transaction.abort.timed.out.transaction.cleanup.interval.ms": "300",
     "replica.selector.class": "org.apache.kafka.common.replica.RackAwareReplicaSelector",
 }  # fmt: skip
 _READ_TOPIC: Final = "read-from-replicas"
@@ -41,6 +43,7 @@ def run_all(bootstrap: str, suffix: str) -> dict[str, Outcomes]:
         CALLS: admin_calls.run_calls(bootstrap, suffix),
         BATCHES: bad_batches.run_batches(bootstrap, f"batches-{suffix}"),
         CONFIGS: described_configs.run_describes(bootstrap, suffix),
+        ENDS: transaction_ends.run_ends(bootstrap, f"ends-{suffix}"),
     }
 
 
@@ -97,6 +100,16 @@ configs of ours that Kafka has no name for ([settings](settings.md), [topic conf
 
 | config | Apache Kafka | Stratalog | why |
 | --- | --- | --- | --- |"""
+_ENDS: Final = """
+## The end of a transaction
+
+EndTxn in each state of a transactional id, with each outcome, by clients without (3) and with (5) an epoch of each transaction:
+{same} of {all} answers are the same. While the markers of a decided transaction are being written, both tell the client to
+retry. An abort of librdkafka may end with INVALID_TXN_STATE on both
+([its issue 4849](https://github.com/confluentinc/librdkafka/issues/4849)).
+
+| request | Apache Kafka | Stratalog | why |
+| --- | --- | --- | --- |"""
 _READS: Final = """
 ## Reads from replicas
 
@@ -118,7 +131,7 @@ def page() -> str:
 
 def _lines() -> Iterator[str]:
     yield _HEAD
-    for kind, head in ((CALLS, _CALLS), (BATCHES, _BATCHES), (CONFIGS, _CONFIGS), (READS, _READS)):
+    for kind, head in ((CALLS, _CALLS), (BATCHES, _BATCHES), (CONFIGS, _CONFIGS), (ENDS, _ENDS), (READS, _READS)):
         kafkas, ours = _of_one_side(kind, is_kafkas=True), _of_one_side(kind, is_kafkas=False)
         different, names = differences(kind), {*recorded()[KAFKA][kind], *recorded()[OWN][kind]}
         names -= {admin_calls.NOT_CALLED, *kafkas, *ours}

@@ -6,7 +6,19 @@ from pathlib import Path
 
 import pytest
 from integration.admin_calls import NOT_CALLED, OTHER_ISSUES
-from integration.compatibility import BATCHES, CALLS, CONFIGS, KAFKA, READS, REASONS, differences, page, recorded, run_all
+from integration.compatibility import (
+    BATCHES,
+    CALLS,
+    CONFIGS,
+    ENDS,
+    KAFKA,
+    READS,
+    REASONS,
+    differences,
+    page,
+    recorded,
+    run_all,
+)
 from integration.process_cluster import ProcessCluster
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "compatibility.md"
@@ -21,7 +33,7 @@ def test_each_outcome_is_the_recorded_one(cluster: ProcessCluster) -> None:
         assert sorted(outcomes.items() - expected) == [], "run: make compatibility"
 
 
-@pytest.mark.parametrize("kind", [CALLS, BATCHES, CONFIGS, READS])
+@pytest.mark.parametrize("kind", [CALLS, BATCHES, CONFIGS, ENDS, READS])
 def test_each_difference_has_a_reason(kind: str) -> None:
     assert differences(kind).keys() == REASONS[kind].keys()
 
