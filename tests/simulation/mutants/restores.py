@@ -51,11 +51,6 @@ def the_history_is_read_before_the_takeover() -> None:
     restoring.read_history = read_earlier  # type: ignore[assignment]
 
 
-def a_restore_does_not_wait_for_commits_that_have_begun() -> None:
-    """The history is read as soon as the new owner is written."""
-    ownership._TAKEOVER_S = 0.0  # type: ignore[misc]
-
-
 def owners_delete_within_the_grace_period_after_a_takeover() -> None:
     """A restored installation sweeps at once."""
     ownership.deletes_from_ms = lambda owner, grace_ms: 0
@@ -71,7 +66,6 @@ IN_RESTORES: Final = (
     deletions_share_the_look_of_commits,
     manifests_are_stored_without_a_look,
     the_history_is_read_before_the_takeover,
-    a_restore_does_not_wait_for_commits_that_have_begun,
     owners_delete_within_the_grace_period_after_a_takeover,
     restored_partitions_go_on_in_the_last_epoch,
 )

@@ -13,7 +13,7 @@ from unit.tiering.maintenance.test_restoring import new_cluster, offload
 
 from stratalog_core.batches.batch import TRANSACTIONAL_BIT
 from stratalog_core.batches.records import Record, build_batch
-from stratalog_core.errors import Invalid
+from stratalog_core.errors import Conflict, Invalid
 from stratalog_core.system import SystemClock, ThreadBackground
 from stratalog_metadata.records import ManifestPointer, Partition, partition_key
 from stratalog_tiering.cold.archive import Archive
@@ -141,6 +141,23 @@ async def test_no_transaction_is_cut_in_two(cluster: Cluster, make_batches: Batc
     for offset, end in ((11, 10), (12, 10), (13, 13), (17, 13)):
         cut = await cut_history(made, cluster.pointer(), offset, tier_policy({}))
         assert cut.pointer.end_offset == end
+
+
+async def test_a_restore_that_another_one_has_overtaken_does_not_mark_its_cut(
+    cluster: Cluster, make_batches: Batches, tmp_path: Path, background: ThreadBackground
+) -> None:
+    await cluster.start_worker()
+    await offload(cluster, make_batches(0, [4, 4]), 0, 8)
+    await cluster.close()
+    store, whole = cluster.store, cluster.pointer()
+    histories = await read_history(store, await wanted_topics(store, ()))
+    async with new_cluster(cluster, tmp_path / "new") as new:
+        owner = await take_over(store, cluster_id_in(new.metadata), CLOCK.wall_ms())
+        (history,) = await cut_histories(ports(store, background), histories, {0: CutPoint(offset=6)}, {})
+        await take_over(store, "another", CLOCK.wall_ms())
+        with pytest.raises(Conflict, match="taken"):
+            await restore_history(new.metadata, history, "flights", None, owner.number, (store, CLOCK))
+        assert await committed(store) == whole, "the next owner continues the whole history"
 
 
 async def test_a_topic_is_restored_up_to_a_point_and_goes_on(

@@ -17,7 +17,8 @@ from support.embedded_quorum import embedded_quorum
 
 from stratalog_core.errors import Conflict, NotFound
 from stratalog_core.rpc.tcp import TcpTransport
-from stratalog_core.system import SystemClock
+from stratalog_core.system import SystemClock, ThreadBackground
+from stratalog_metadata.client.topic_deletion import delete_topic
 from stratalog_metadata.records import (
     CLUSTER_KEY,
     PRODUCER_IDS,
@@ -31,11 +32,19 @@ from stratalog_metadata.records import (
     topic_key,
 )
 from stratalog_metadata.state.commands import Command, Put
-from stratalog_tiering.cold.archive import read_owner
+from stratalog_tiering.cold.archive import live_topics, read_owner
 from stratalog_tiering.core.restoring import EPOCH_GAP, PRODUCER_IDS_GAP, restore_epoch, restored_topic
+from stratalog_tiering.format import object_keys
 from stratalog_tiering.format.descriptor import OwnerDescriptor, TopicDescriptor, encode_descriptor
 from stratalog_tiering.format.object_keys import owner_key, segment_key
-from stratalog_tiering.maintenance.restoring import read_history, restore_history, skip_producer_ids, wanted_topics
+from stratalog_tiering.maintenance.cutting import CutPorts
+from stratalog_tiering.maintenance.restoring import (
+    read_history,
+    restore_history,
+    restore_topics,
+    skip_producer_ids,
+    wanted_topics,
+)
 from stratalog_tiering.offload.ownership import COMMITS_SHARE_S, cluster_id_in, take_over
 
 Cluster = Any  # the TestCluster of conftest.py, which cannot be imported
@@ -143,6 +152,47 @@ async def test_a_restore_can_be_repeated_and_refuses_a_name_that_is_taken(
         assert not await restore_history(new.metadata, history, "flights-2025", 1, 1)
         with pytest.raises(NotFound, match="contains no topic 'trains'; it contains flights"):
             await wanted_topics(new.store, ["trains"])
+
+
+async def test_a_topic_that_appears_until_the_takeover_is_restored(
+    cluster: Cluster, make_batches: Batches, tmp_path: Path, background: ThreadBackground
+) -> None:
+    """The previous cluster has described it since the first look of the restore."""
+    await cluster.start_worker()
+    await offload(cluster, make_batches(0, [3]), 0, 3)
+    await cluster.close()
+    late = TopicDescriptor(topic_id=UUID(int=0xCC), name="late", partition_count=1, replication_factor=1)
+    path = Path(cluster.store.url.removeprefix("file://")) / object_keys.topic_key(late.topic_id, 1)
+
+    def described(name: str, key: str) -> BaseException | None:
+        if name == "put" and key == owner_key(1):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(encode_descriptor(late))
+        return None
+
+    cluster.store.before = described
+    async with new_cluster(cluster, tmp_path / "new") as new:
+        made = CutPorts(
+            store=cluster.store, clock=SystemClock(), background=background, random_id=lambda: 1,
+            cluster_id=cluster_id_in(new.metadata),
+        )  # fmt: skip
+        restored = await restore_topics(new.metadata, made, ())
+        assert [(history.descriptor.name, done) for history, done in restored.topics] == [("flights", True), ("late", True)]
+
+
+async def test_the_previous_owner_does_not_hide_a_topic_that_was_restored(
+    cluster: Cluster, make_batches: Batches, tmp_path: Path
+) -> None:
+    worker = await cluster.start_worker()
+    await offload(cluster, make_batches(0, [3]), 0, 3)
+    async with new_cluster(cluster, tmp_path / "new") as new:
+        await restore_all(new)
+        stored = cluster.metadata.view.get(topic_key("flights"))
+        await cluster.metadata.propose(delete_topic(cluster.metadata.view, stored.record, stored.version, 1, 0))
+        async with asyncio.timeout(60):
+            while next(iter(worker.metrics())).failures == 0:  # noqa: ASYNC110 - a counter has no event
+                await asyncio.sleep(0.05)
+        assert [topic.name for topic in await live_topics(new.store)] == ["flights"]
 
 
 async def test_a_restore_that_is_repeated_waits_for_commits_of_the_previous_owner(

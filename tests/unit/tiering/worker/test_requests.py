@@ -81,8 +81,8 @@ async def test_a_sealed_segment_costs_few_requests(
         await asyncio.sleep(0.1)
         if number == 0:
             requests.clear()
-    # Commits of one second share a look for another owner.
-    assert 0 < requests.pop("HEAD owners") <= LEDGERS
+    # Commits of one second share a look for another owner. One that takes longer looks again before it stores its manifest.
+    assert 0 < requests.pop("HEAD owners") <= 2 * LEDGERS
     counted = Counter({name: count / LEDGERS for name, count in requests.items()})
     assert counted == {
         # Offload: upload, read back, commit, store the manifest and read it back.
