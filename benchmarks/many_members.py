@@ -17,6 +17,7 @@ from typing import Final
 
 from benchmarks.systems import System, started
 from stratalog_loadgen.clients.many_members import ManyMembers
+from stratalog_loadgen.results.report import figure
 
 _TIMEOUT_S: Final = 240.0
 _LEAVERS: Final = 1
@@ -98,12 +99,12 @@ def main() -> None:
     _, files_max = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (files_max, files_max))  # of this process and of the cluster, which inherits it
     found: dict[str, dict[str, float]] = {}
-    for name in arguments.systems:
-        with tempfile.TemporaryDirectory() as directory, started(name, Path(directory)) as system:
-            found[name] = asyncio.run(_measure(system, arguments.groups, arguments.members))
+    for kind in arguments.systems:
+        with tempfile.TemporaryDirectory() as directory, started(kind, Path(directory)) as system:
+            found[kind] = asyncio.run(_measure(system, arguments.groups, arguments.members))
     print(f"| figure | {' | '.join(found)} |\n| --- | {' | '.join('---' for _ in found)} |")
-    for figure in next(iter(found.values())):
-        print(f"| {figure} | {' | '.join(f'{each[figure]:,.4g}' for each in found.values())} |")
+    for name in next(iter(found.values())):
+        print(f"| {name} | {' | '.join(figure(each[name]) for each in found.values())} |")
 
 
 if __name__ == "__main__":
