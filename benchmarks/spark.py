@@ -65,6 +65,7 @@ CATCH_UP_COPIES = 4
 CATCH_UP_RUNS = 2
 SINK_RECORDS = 600_000
 """Records that the sinks write in a run."""
+VISIBLE_S = 120
 COUNTED_RECORDS = 10_000_000
 """Records of the topic whose metadata are counted."""
 SINK_CLUSTER = ("--metadata", "1", "--bookies", "1", "--brokers", "1", "--tiering", "1")
@@ -272,13 +273,24 @@ def sink_rates(session: SparkSession, frame: DataFrame, records: int) -> dict[st
                 frame.write.format("stratalog").mode("append").options(**options).save()
 
             rates = {"bulk_sink": rows_per_second(bulk, records)}
-            bucket = session.read.format("stratalog").options(subscribe=f"bulk-{next(numbers) - 1}", missingTail="ignore")
+            last = f"bulk-{next(numbers) - 1}"
+            wait_for_topic(state["store"], last)
+            bucket = session.read.format("stratalog").options(subscribe=last, missingTail="ignore")
             rates["bulk_scan"] = rows_per_second(scan(lambda: bucket.load(state["store"])), records)
             rates["kafka_sink"] = rows_per_second(kafka, records)
             rates["connector_own"] = connector_rate(session, state["bootstrap"], f"kafka-{next(numbers) - 1}", records)
             return rates
         finally:
             cluster.run("cluster", "stop")
+
+
+def wait_for_topic(store: str, topic: str) -> None:
+    """Wait until a reader of the bucket finds a new topic: a tiering worker removes the marker that hid it."""
+    deadline = time.monotonic() + VISIBLE_S
+    with Bucket(store) as bucket:
+        while topic not in {each.name for each in bucket.topics()}:
+            assert time.monotonic() < deadline, f"topic {topic} is not in the bucket after {VISIBLE_S} s"
+            time.sleep(0.1)
 
 
 def connector_rate(session: SparkSession, bootstrap: str, topic: str, records: int) -> float:
