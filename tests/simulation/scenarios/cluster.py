@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Final
 
@@ -16,6 +16,7 @@ from simulation.checkers.coverage import UNKNOWN_OBJECT
 from simulation.checkers.final_checks import FinalChecks
 from simulation.clients.kafka import NONE, KafkaClient, NotServed
 from simulation.faults.nemesis import Nemesis, NemesisPlan
+from simulation.scenarios.checker_machine import run_in_checker
 from simulation.world import roles
 from simulation.world.machine import Machine, Ports, World
 from simulation.world.object_store import Bucket, StoreFaults
@@ -25,14 +26,6 @@ BROKERS: Final = 3
 FINISH_S: Final = 120.0
 LOOK_S: Final = 0.25
 TOPIC_ALREADY_EXISTS: Final = 36
-
-
-async def in_time(event: Awaitable[object], what: str) -> None:
-    """Wait for ``event``, for at most ``FINISH_S``. Raises ``AssertionError`` with ``what``."""
-    try:
-        await asyncio.wait_for(event, FINISH_S)
-    except TimeoutError:
-        raise AssertionError(f"{what} in {FINISH_S:g} s") from None
 
 
 def bootstrap() -> list[str]:
@@ -169,13 +162,8 @@ class Cluster(ABC):
             *(task.cancel for task in tasks),
         ]
 
-    async def _in_checker(self, work: object) -> None:
-        assert callable(work)
-        machine = Machine(self.world, "checker-0", work)
-        machine.boot()
-        await in_time(machine.ended.wait(), f"{getattr(work, '__qualname__', work)} did not come to its end")
-        if machine.failure is not None:
-            raise machine.failure
+    async def _in_checker(self, work: roles.Main) -> None:
+        await run_in_checker(self.world, work, FINISH_S)
 
     def _check_processes(self) -> None:
         assert not self.audit.broken, self.audit.broken[0]

@@ -22,7 +22,8 @@ from simulation.checkers.compacted_reads import CompactedReads
 from simulation.checkers.transaction_outcomes import Outcomes
 from simulation.clients.compacted_topics import CompactedReader, KeyedProducer, KeyedTransactionalWriter, fetch, start_of
 from simulation.clients.kafka import NONE, KafkaClient
-from simulation.scenarios.cluster import FINISH_S, Cluster, bootstrap, create_topic, in_time
+from simulation.scenarios.checker_machine import in_time
+from simulation.scenarios.cluster import FINISH_S, Cluster, bootstrap, create_topic
 from simulation.scenarios.transactions import observed_timeouts
 from simulation.world import roles
 from simulation.world.machine import Machine, Ports, World
@@ -128,7 +129,7 @@ class Scenario(Cluster):
         for reader in self._readers:
             reader.stop = True
         for producer in producers:
-            await in_time(producer.stopped.wait(), "a producer still waits for an answer")
+            await in_time(producer.stopped.wait(), "a producer still waits for an answer", FINISH_S)
         await self._in_checker(self._compact_everything)
         await self._in_checker(self._check_everything)
         self.world.note(f"{self.reads.sent} records sent, {len(self.bucket.objects)} objects")

@@ -16,12 +16,12 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, NamedTuple
 from uuid import UUID
 
-import msgspec
-
 from simulation.checkers.audit import Audit
 from simulation.checkers.compacted import CompactedHistory, Written
 from simulation.checkers.coverage import COMPACTED, EXPIRED_DELETED, TOMBSTONE_DELETED
+from simulation.clients.sealed_ledgers import append_sealed, end_of
 from simulation.faults.nemesis import Nemesis, NemesisPlan
+from simulation.scenarios.checker_machine import run_in_checker
 from simulation.scenarios.history import Entry, EntryHead
 from simulation.world import roles
 from simulation.world.clock import SimulatedClock
@@ -30,25 +30,21 @@ from simulation.world.object_store import Bucket, SimulatedStore, StoreFaults
 from stratalog_core.batches.batch import CONTROL_BIT, TRANSACTIONAL_BIT
 from stratalog_core.batches.checkpoint import Checkpoint, encode_checkpoint
 from stratalog_core.batches.records import Record, build_batch
-from stratalog_core.errors import StratalogError, Unavailable
+from stratalog_core.errors import Unavailable
 from stratalog_metadata.client.quorum_client import QuorumClient
 from stratalog_metadata.records import (
-    Fragment,
     Ledger,
-    LedgerRef,
-    LedgerState,
     Log,
     ManifestPointer,
     TierRequest,
     Topic,
-    ledger_key,
     log_key,
     manifest_pointer_key,
     tier_request_key,
 )
 from stratalog_metadata.records import Record as MetadataRecord
 from stratalog_metadata.state.changes import Change
-from stratalog_metadata.state.commands import Command, Put, VersionIs
+from stratalog_metadata.state.commands import Command, Put
 from stratalog_tiering.cold.block_source import ColdReaderSettings
 from stratalog_tiering.cold.reader import ColdReader
 from stratalog_tiering.config import TieringSettings
@@ -137,28 +133,12 @@ class Owner:
         found = client.view.get(log_key(TOPIC.topic_id, 0))
         if found is None or not isinstance(found.record, Log):
             return
-        base, now_ms = self._end(client, found.record), ports.clock.wall_ms()
+        base, now_ms = end_of(client.view, found.record), ports.clock.wall_ms()
         batches, written = _content(ports, base, now_ms)
-        ledger_id, end = len(self._ledgers.sealed) + 1, base + len(written)
+        ledger_id, offsets = len(self._ledgers.sealed) + 1, range(base, base + len(written))
         self._ledgers.sealed[ledger_id] = Sealed(base, batches)
-        ledger = Ledger(
-            ledger_id=ledger_id, topic_id=TOPIC.topic_id, partition=0, base_offset=base, leader_epoch=0, write_quorum=1,
-            ack_quorum=1, fragments=(Fragment(first_entry=0, bookies=("bookie",)),), state=LedgerState.CLOSED,
-            last_entry=len(batches), payload_bytes=sum(map(len, batches)), end_offset=end, closed_at_ms=now_ms,
-        )  # fmt: skip
-        ref = LedgerRef(ledger_id=ledger_id, base_offset=base, leader_epoch=0)
-        log: Log = msgspec.structs.replace(found.record, ledgers=(*found.record.ledgers, ref))
-        unchanged = VersionIs(key=log.key(), version=found.version)
         self._history.offer(ledger_id, written)
-        try:
-            await client.propose(Command(updates=(Put(record=ledger), Put(record=log)), requirements=(unchanged,)))
-        except StratalogError:
-            return  # if it took effect, the view shows the ledger, and the next one follows it
-
-    def _end(self, client: QuorumClient, log: Log) -> int:
-        pointer = client.view.find(ManifestPointer, manifest_pointer_key(log.topic_id, log.index))
-        last = client.view.find(Ledger, ledger_key(log.ledgers[-1].ledger_id)) if log.ledgers else None
-        return max(last.end_offset if last is not None else 0, pointer.end_offset if pointer is not None else 0)
+        await append_sealed(client, found.record, found.version, ledger_id, batches, offsets, now_ms)
 
 
 def _content(ports: Ports, base: int, now_ms: int) -> tuple[tuple[bytes, ...], list[Written]]:
@@ -347,14 +327,7 @@ class Scenario:
         await reader.close()
 
     async def _in_checker(self, work: Callable[[Machine, Ports], Any]) -> None:
-        machine = Machine(self.world, "checker-0", work)
-        machine.boot()
-        try:
-            await asyncio.wait_for(machine.ended.wait(), FINISH_S)
-        except TimeoutError:
-            raise AssertionError(f"{work.__qualname__} did not come to its end in {FINISH_S:g} s") from None
-        if machine.failure is not None:
-            raise machine.failure
+        await run_in_checker(self.world, work, FINISH_S)
         self._check()
 
     async def _pass_time(self, seconds: float) -> None:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 from uuid import UUID
 
@@ -36,8 +36,10 @@ from simulation.checkers.coverage import (
 from simulation.checkers.final_checks import FinalChecks
 from simulation.checkers.kept_sizes import excess, kept_sizes, too_large
 from simulation.clients.policy_operator import PolicyOperator, set_policy
+from simulation.clients.sealed_ledgers import append_sealed, end_of
 from simulation.faults.nemesis import Nemesis, NemesisPlan
 from simulation.scenarios.attachments import AttachmentStep
+from simulation.scenarios.checker_machine import run_in_checker
 from simulation.scenarios.second_copy import COPY_GRACE_S, SecondCopyStep
 from simulation.world import roles
 from simulation.world.clock import SimulatedClock
@@ -46,21 +48,17 @@ from simulation.world.object_store import Bucket, SimulatedStore, StoreFaults
 from stratalog_core.batches.batch import read_header
 from stratalog_core.batches.checkpoint import Checkpoint, encode_checkpoint
 from stratalog_core.batches.records import Record, build_batch
-from stratalog_core.errors import Conflict, OutcomeUnknown, StratalogError, Unavailable
+from stratalog_core.errors import Conflict, OutcomeUnknown, Unavailable
 from stratalog_metadata.client.quorum_client import QuorumClient
 from stratalog_metadata.records import (
     KEEP_METADATA,
     KEEP_STORE,
     ForkDecision,
-    Fragment,
     Ledger,
-    LedgerRef,
-    LedgerState,
     Log,
     ManifestPointer,
     TierStatus,
     Topic,
-    ledger_key,
     log_key,
     manifest_pointer_key,
     tier_status_key,
@@ -409,31 +407,14 @@ class Owner:
         found = client.view.get(log_key(topic.topic_id, index))
         if found is None or not isinstance(found.record, Log):
             return
-        base, now_ms = self._end(client, found.record), ports.clock.wall_ms()
+        base, now_ms = end_of(client.view, found.record), ports.clock.wall_ms()
         count = ports.random.randint(1, 3)
         records = [
             Record(offset=base + n, timestamp_ms=now_ms, key=None, value=b"%d/%d" % (base + n, now_ms)) for n in range(count)
         ]
         batch = Batch(base, base + count, now_ms, bytes(build_batch(records)))
-        ledger_id = self._ledgers.add(batch)
-        ledger = Ledger(
-            ledger_id=ledger_id, topic_id=topic.topic_id, partition=index, base_offset=base, leader_epoch=0, write_quorum=1,
-            ack_quorum=1, fragments=(Fragment(first_entry=0, bookies=("bookie",)),), state=LedgerState.CLOSED, last_entry=1,
-            payload_bytes=len(batch.content), end_offset=batch.end_offset, closed_at_ms=now_ms,
-        )  # fmt: skip
-        ref = LedgerRef(ledger_id=ledger_id, base_offset=base, leader_epoch=0)
-        log: Log = msgspec.structs.replace(found.record, ledgers=(*found.record.ledgers, ref))
-        unchanged = VersionIs(key=log.key(), version=found.version)
-        command = Command(updates=(Put(record=ledger), Put(record=log)), requirements=(unchanged,))
-        try:
-            await client.propose(command)
-        except StratalogError:
-            return  # if it took effect, the view shows the ledger, and the next one follows it
-
-    def _end(self, client: QuorumClient, log: Log) -> int:
-        pointer = client.view.find(ManifestPointer, manifest_pointer_key(log.topic_id, log.index))
-        last = client.view.find(Ledger, ledger_key(log.ledgers[-1].ledger_id)) if log.ledgers else None
-        return max(last.end_offset if last is not None else 0, pointer.end_offset if pointer is not None else 0)
+        offsets = range(batch.base_offset, batch.end_offset)
+        await append_sealed(client, found.record, found.version, self._ledgers.add(batch), [batch.content], offsets, now_ms)
 
 
 class Scenario:
@@ -808,17 +789,7 @@ class Scenario:
         return self.ledgers.add(Batch(base_offset, end_offset, timestamp_ms, content)), end_offset
 
     async def in_checker(self, work: Callable[[Machine, Ports], Any]) -> None:
-        machine = Machine(self.world, "checker-0", work)
-        machine.boot()
-        await self._in_time(machine.ended.wait(), getattr(work, "__qualname__", str(work)))
-        if machine.failure is not None:
-            raise machine.failure
-
-    async def _in_time(self, event: Awaitable[object], what: str) -> None:
-        try:
-            await asyncio.wait_for(event, FINISH_S)
-        except TimeoutError:
-            raise AssertionError(f"{what} did not come to its end in {FINISH_S:g} s") from None
+        await run_in_checker(self.world, work, FINISH_S)
 
     async def pass_time(self, seconds: float, check: Callable[[], None] = lambda: None) -> None:
         until = self.world.loop.time() + seconds

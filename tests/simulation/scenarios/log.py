@@ -20,7 +20,8 @@ from simulation.clients.near_reader import NearReader, ReplayedTopic
 from simulation.clients.operators import Operator, lower_factor
 from simulation.clients.producers import Producer, UnsafeProducer
 from simulation.faults.nemesis import NemesisPlan
-from simulation.scenarios.cluster import BOOKIES, FINISH_S, Cluster, bootstrap, create_topic, in_time
+from simulation.scenarios.checker_machine import in_time
+from simulation.scenarios.cluster import BOOKIES, FINISH_S, Cluster, bootstrap, create_topic
 from simulation.world import roles
 from simulation.world.machine import Machine, Ports, World
 
@@ -114,7 +115,7 @@ class Scenario(Cluster):
         for client in clients:
             client.stop = True
         for producer in self._producers:
-            await in_time(producer.stopped.wait(), "a producer still waits for an answer")
+            await in_time(producer.stopped.wait(), "a producer still waits for an answer", FINISH_S)
         await self._group_has_polled_all()
         await self._near_reader_has_read_all()
         await self._has_offloaded()
@@ -134,7 +135,7 @@ class Scenario(Cluster):
 
     async def _group_has_polled_all(self) -> None:
         self.group.committer.stop = True
-        await in_time(self.group.committer.stopped.wait(), "a group's offsets could not be read")
+        await in_time(self.group.committer.stopped.wait(), "a group's offsets could not be read", FINISH_S)
 
         def unseen() -> list[tuple[int, int]]:
             return self.group.unseen(self.truth.acknowledged)

@@ -32,7 +32,9 @@ from simulation.checkers.coverage import (
 from simulation.checkers.final_checks import FinalChecks
 from simulation.checkers.incarnations import GRACE_S, Incarnation, Incarnations, RestoreAudit, WatchedStore
 from simulation.checkers.observers import ChangeObserver
+from simulation.clients.sealed_ledgers import append_sealed, end_of
 from simulation.faults.nemesis import Nemesis, NemesisPlan
+from simulation.scenarios.checker_machine import in_time, run_in_checker
 from simulation.scenarios.history import Batch, Ledgers, LedgersOfProcess
 from simulation.world import roles
 from simulation.world.clock import SimulatedClock
@@ -46,16 +48,11 @@ from stratalog_metadata.node.server import MetadataServer
 from stratalog_metadata.records import (
     KEEP_METADATA,
     ForkDecision,
-    Fragment,
-    Ledger,
-    LedgerRef,
-    LedgerState,
     Log,
     ManifestPointer,
     Partition,
     TierStatus,
     Topic,
-    ledger_key,
     log_key,
     manifest_pointer_key,
     partition_key,
@@ -253,26 +250,11 @@ class Installation:
             for n in range(count)
         ]
         batch = Batch(base, base + count, now_ms, bytes(build_batch(records, leader_epoch=epoch)))
-        ledger = Ledger(
-            ledger_id=self.ledgers.add(batch), topic_id=topic.topic_id, partition=index, base_offset=base, leader_epoch=epoch,
-            write_quorum=1, ack_quorum=1, fragments=(Fragment(first_entry=0, bookies=("bookie",)),),
-            state=LedgerState.CLOSED, last_entry=1, payload_bytes=len(batch.content), end_offset=batch.end_offset,
-            closed_at_ms=now_ms,
-        )  # fmt: skip
-        ref = LedgerRef(ledger_id=ledger.ledger_id, base_offset=base, leader_epoch=epoch)
-        log: Log = msgspec.structs.replace(found.record, ledgers=(*found.record.ledgers, ref))
-        command = Command(
-            updates=(Put(record=ledger), Put(record=log)), requirements=(VersionIs(key=log.key(), version=found.version),)
-        )
-        with contextlib.suppress(StratalogError):  # If it took effect, the view shows the ledger, and the next one follows it.
-            await client.propose(command)
+        ledger_id, offsets = self.ledgers.add(batch), range(batch.base_offset, batch.end_offset)
+        await append_sealed(client, found.record, found.version, ledger_id, [batch.content], offsets, now_ms, epoch)
 
     def _end(self, client: QuorumClient, log: Log) -> int:
-        pointer = client.view.find(ManifestPointer, manifest_pointer_key(log.topic_id, log.index))
-        last = client.view.find(Ledger, ledger_key(log.ledgers[-1].ledger_id)) if log.ledgers else None
-        return max(
-            last.end_offset if last is not None else 0, pointer.end_offset if pointer is not None else 0, log.log_start_offset
-        )
+        return max(end_of(client.view, log), log.log_start_offset)
 
     # -- the restore
 
@@ -359,16 +341,15 @@ class Scenario:
         restores = [asyncio.get_running_loop().create_task(self._restores(each)) for each in self.new]
         await self._pass_time(AFTER_S, restores)
         for task in restores:
-            await self._in_time(task, "a restore")
+            await in_time(task, "a restore did not come to its end", FINISH_S)
         await self._pass_time(AFTER_S)
         winner = self._winner()
         self.bucket.faults = StoreFaults()
         nemesis()
         await self._quiet(winner)
-        self.world.coverage.meet(BUCKET_TAKEN_OVER, len(self.incarnations.owners) - 1)
-        self.world.coverage.meet(
-            TAKEN_OVER_AGAIN, len(self.incarnations.owners) - 2 if len(self.incarnations.owners) > 2 else 0
-        )
+        takeovers = len(self.incarnations.owners) - 1
+        self.world.coverage.meet(BUCKET_TAKEN_OVER, takeovers)
+        self.world.coverage.meet(TAKEN_OVER_AGAIN, max(takeovers - 1, 0))
         self.world.coverage.meet(MERGED, sum(each.audit.merges for each in self.installations))
         self.world.note(f"{winner.name} owns the bucket at the end, {len(self.bucket.objects)} objects")
 
@@ -467,7 +448,7 @@ class Scenario:
                 store_key=lines.fork.store_key, discard_hot=True,
             )  # fmt: skip
             await client.propose(Command(updates=(Put(record=decision),)))
-            await self._in_time(_decided(client, decision), "a decision")
+            await in_time(_decided(client, decision), "a decision did not come to its end", FINISH_S)
 
         await self._in_checker(person)
 
@@ -495,17 +476,7 @@ class Scenario:
     # -- time
 
     async def _in_checker(self, work: Callable[[Machine, Ports], Any]) -> None:
-        machine = Machine(self.world, "checker-0", work)
-        machine.boot()
-        await self._in_time(machine.ended.wait(), getattr(work, "__qualname__", str(work)))
-        if machine.failure is not None:
-            raise machine.failure
-
-    async def _in_time(self, event: Any, what: str) -> None:
-        try:
-            await asyncio.wait_for(event, FINISH_S)
-        except TimeoutError:
-            raise AssertionError(f"{what} did not come to its end in {FINISH_S:g} s") from None
+        await run_in_checker(self.world, work, FINISH_S)
 
     async def _pass_time(self, seconds: float, unless_done: Any = ()) -> None:
         until = self.world.loop.time() + seconds

@@ -1,0 +1,57 @@
+"""Appends ledgers that are sealed already, as the owner of a partition in scenarios without brokers and bookies."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+
+import msgspec
+
+from stratalog_core.errors import StratalogError
+from stratalog_metadata.client.api import MetadataView
+from stratalog_metadata.client.quorum_client import QuorumClient
+from stratalog_metadata.records import (
+    Fragment,
+    Ledger,
+    LedgerRef,
+    LedgerState,
+    Log,
+    ManifestPointer,
+    ledger_key,
+    manifest_pointer_key,
+)
+from stratalog_metadata.state.commands import Command, Put, VersionIs
+
+
+def end_of(view: MetadataView, log: Log) -> int:
+    """Return the offset at which the next ledger begins, hot and cold history considered."""
+    pointer = view.find(ManifestPointer, manifest_pointer_key(log.topic_id, log.index))
+    last = view.find(Ledger, ledger_key(log.ledgers[-1].ledger_id)) if log.ledgers else None
+    return max(last.end_offset if last is not None else 0, pointer.end_offset if pointer is not None else 0)
+
+
+async def append_sealed(
+    client: QuorumClient,
+    log: Log,
+    version: int,
+    ledger_id: int,
+    batches: Sequence[bytes],
+    offsets: range,
+    now_ms: int,
+    leader_epoch: int = 0,
+) -> None:
+    """Append a ledger of ``batches`` with ``offsets`` to ``log``, which was read at ``version``.
+
+    A failure is ignored: if the command took effect, the view shows the ledger, and the next one follows it.
+    """
+    ledger = Ledger(
+        ledger_id=ledger_id, topic_id=log.topic_id, partition=log.index, base_offset=offsets.start,
+        leader_epoch=leader_epoch, write_quorum=1, ack_quorum=1, fragments=(Fragment(first_entry=0, bookies=("bookie",)),),
+        state=LedgerState.CLOSED, last_entry=len(batches), payload_bytes=sum(map(len, batches)), end_offset=offsets.stop,
+        closed_at_ms=now_ms,
+    )  # fmt: skip
+    ref = LedgerRef(ledger_id=ledger_id, base_offset=offsets.start, leader_epoch=leader_epoch)
+    longer = msgspec.structs.replace(log, ledgers=(*log.ledgers, ref))
+    unchanged = VersionIs(key=log.key(), version=version)
+    with contextlib.suppress(StratalogError):
+        await client.propose(Command(updates=(Put(record=ledger), Put(record=longer)), requirements=(unchanged,)))
