@@ -32,7 +32,7 @@ class BookieSettings:
         64 * _MEBIBYTE,
         minimum=64 * 1024,
         maximum=_GIBIBYTE,
-        help="size of a log file (bytes); an ADD of clients' request_bytes_max must fit into one",
+        help="size of a log file (bytes); must exceed what clients send in one ADD (request_bytes_max)",
     )
     spare_files: int = setting(
         4, minimum=0, maximum=1000, help="prewritten log files kept ready on each disk: overwriting beats appending"

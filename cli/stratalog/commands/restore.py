@@ -154,6 +154,7 @@ async def _restore(
         async with _quorum(data, metadata, url) as client:
             cluster_id = await _cluster_id(client)
             for history in histories:
+                # Raises if another topic has the name, before the bucket is taken over.
                 is_known(client.view, history, new_name or history.descriptor.name)
             await _confirm_takeover(store, cluster_id, yes=yes)
             # The first look has shown, before anything is changed, that the history can be read.

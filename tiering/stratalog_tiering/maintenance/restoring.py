@@ -72,8 +72,9 @@ async def restore_topics(
     await skip_producer_ids(metadata, owner.number)
     if points is not None:
         await metadata.refresh(_TIMEOUT_S)
-        old = [each for each in histories if is_known(metadata.view, each, new_name or each.descriptor.name)]
-        new = [each for each in histories if each not in old]
+        old, new = list[TopicHistory](), list[TopicHistory]()
+        for each in histories:
+            (old if is_known(metadata.view, each, new_name or each.descriptor.name) else new).append(each)
         histories = [*await cut_histories(ports, new, points, topic_defaults(metadata.view)), *old]
     restored: list[tuple[TopicHistory, bool]] = []
     for history in histories:
