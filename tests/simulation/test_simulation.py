@@ -46,6 +46,7 @@ ONCE_BROKEN = [
     ("history", 74001820),  # a descriptor of an attachment that was given up was written after the deletion of its objects
     ("history", 73000378),  # a marker of a deleted topic was written again, and the write took effect after its deletion
     ("transactions", 74000002),  # a removed member trusted a heartbeat that a loading coordinator had accepted
+    ("history", 74101734),  # the policy of a topic whose deletion was final was looked up for a pointer still there
     ("history", 1516595452),  # retention lost its race against an owner that kept opening ledgers
     ("history", 74101629),  # a checker took a pointer that still contained its manifest for another version, so for a fork
 ]

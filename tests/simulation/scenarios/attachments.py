@@ -47,7 +47,6 @@ from stratalog_metadata.records import (
     PendingTopic,
     RestoredTopic,
     Topic,
-    deleted_topic_key,
     log_key,
     manifest_pointer_key,
 )
@@ -116,6 +115,8 @@ class AttachmentStep:
         """The source of each topic, whether it was attached or not."""
         self._detached: dict[UUID, tuple[Topic, list[ManifestPointer], frozenset[str]]] = {}
         """The topics that the bucket keeps by itself, with all objects that they need."""
+        self._last_topics: dict[UUID, Topic] = {}
+        """The last record of each topic: the pointers of a deleted topic may change until its final deletion removes them."""
         self._manifests: dict[str, Manifest] = {}
         """By pointer key: the newest committed manifest."""
 
@@ -286,9 +287,10 @@ class AttachmentStep:
     def _committed(self, changes: Sequence[Change], records: Mapping[str, MetadataRecord]) -> None:
         after = {change.key: change.after.record for change in changes if change.after is not None}
         before = {change.key: change.before.record for change in changes if change.before is not None}
+        self._last_topics.update({each.topic_id: each for each in after.values() if isinstance(each, Topic)})
         for record in after.values():
             if isinstance(record, ManifestPointer) and record.topic_id in self._sources:
-                self._check_locks(record, {**records, **after})
+                self._check_locks(record)
         for key in before.keys() - after.keys():
             gone = before[key]
             if isinstance(gone, PendingTopic):
@@ -332,13 +334,13 @@ class AttachmentStep:
         self._detached[topic.topic_id] = (topic, pointers, objects)
         self._world.coverage.meet(DETACHED)
 
-    def _check_locks(self, pointer: ManifestPointer, records: Mapping[str, MetadataRecord]) -> None:
+    def _check_locks(self, pointer: ManifestPointer) -> None:
         """Require that each object of the history is locked as the topic wants it."""
         if not pointer.content and pointer.object_key not in self._bucket.objects:
             return  # the audit says so
         manifest, former = decode_manifest(self._bucket.manifest_content(pointer)), self._manifests.get(pointer.key())
         self._manifests[pointer.key()] = manifest
-        policy = tier_policy(_topic_of(pointer, records).configs)
+        policy = tier_policy(self._last_topics[pointer.topic_id].configs)
         known = {entry.key: entry for entry in former.segments} if former is not None else {}
         now_ms = self._operator.clock.wall_ms()
         for entry in known.values():
@@ -440,11 +442,3 @@ def _made(chance: random.Random, now_ms: int) -> MadePartition:
         starts.append(offset)
         offset += count
     return MadePartition(base_offset=base, log_start_offset=chance.choice([base, base, starts[-1]]), contents=contents)
-
-
-def _topic_of(pointer: ManifestPointer, records: Mapping[str, MetadataRecord]) -> Topic:
-    """Return the pointer's topic, also if it was deleted: its manifests are still stored, because it can be restored."""
-    deleted = records.get(deleted_topic_key(pointer.topic_id))
-    if isinstance(deleted, DeletedTopic) and deleted.topic is not None:
-        return deleted.topic
-    return next(each for each in records.values() if isinstance(each, Topic) and each.topic_id == pointer.topic_id)
