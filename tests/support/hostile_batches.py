@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from stratalog_core.batches.batch import HEADER_BYTES, MAGIC, BatchHeader, write_header
+from stratalog_core.batches.batch import HEADER_BYTES, LOCATED_RECORDS_MAX, MAGIC, BatchHeader, write_header
 from stratalog_core.batches.compression import DECOMPRESSED_BYTES_MAX, NAMES, NONE, compress, compress_pieces
-from stratalog_core.batches.record_spans import RECORDS_MAX
 from stratalog_core.batches.records import Record, build_batch, encode_varint
 
 _MIB: Final = 1024 * 1024
@@ -28,7 +27,7 @@ KINDS: Final = (*_BODIES, "more records than are located", "a bomb", "cut short"
 
 def hostile_batch(kind: str, codec: int, base_offset: int = 0) -> bytes:
     """A batch with one record, or as many as the kind claims. ``kind`` is one of ``KINDS``."""
-    records = RECORDS_MAX + 1 if kind == "more records than are located" else 1
+    records = LOCATED_RECORDS_MAX + 1 if kind == "more records than are located" else 1
     if kind == "a bomb":
         packed = b"".join(compress_pieces(codec, _zeros())) if codec != NONE else _ENDLESS
     elif kind == "cut short":

@@ -19,7 +19,7 @@ from kio.schema.errors import ErrorCode
 
 from stratalog_bookies.client.ledger_writer import ENTRY_BYTES_MAX
 from stratalog_broker.requests.produce_checks import Refused
-from stratalog_core.batches.batch import BatchHeader, read_header
+from stratalog_core.batches.batch import LOCATED_RECORDS_MAX, BatchHeader, read_header
 from stratalog_core.batches.recompression import recompressed
 from stratalog_core.batches.record_search import FoundInBatch, IsWanted, RecordRules, first_refused, search_bytes
 from stratalog_core.errors import Overloaded, StratalogError, Unavailable
@@ -29,8 +29,6 @@ from stratalog_metadata.topic_rules.topic_configs import TopicConfigs
 
 AT_ONCE_BYTES: Final = 16 * 1024
 """Size up to which an uncompressed batch is checked on the event loop: at most about 1 ms, with 2,000 empty records."""
-COMPACTED_RECORDS_MAX: Final = 1_000_000
-"""Records of a batch that compaction takes apart at most (``record_spans.RECORDS_MAX``, whose module loads numba)."""
 Failure = Refused | StratalogError
 
 
@@ -160,10 +158,10 @@ class ProducedRecords:
 
 def _refuse_count(header: BatchHeader, rules: RecordRules) -> None:
     """Refuse a batch that compaction could not take apart in bounded memory: a few KB expand to millions of records."""
-    if rules.needs_key and header.record_count > COMPACTED_RECORDS_MAX:
+    if rules.needs_key and header.record_count > LOCATED_RECORDS_MAX:
         raise Refused(
             ErrorCode.invalid_record,
-            f"the batch has {header.record_count} records; a compacted topic accepts at most {COMPACTED_RECORDS_MAX} in one",
+            f"the batch has {header.record_count} records; a compacted topic accepts at most {LOCATED_RECORDS_MAX} in one",
         )
 
 

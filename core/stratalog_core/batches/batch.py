@@ -36,6 +36,9 @@ CONTROL_BIT: Final = 0x20
 DELETE_HORIZON_BIT: Final = 0x40
 """Set by compaction (KIP-534): the base timestamp is the time from which the batch's tombstones may be deleted."""
 
+LOCATED_RECORDS_MAX: Final = 1_000_000
+"""Records of a batch that compaction and erasure take apart at most: a row has 64 bytes, few KB can expand to 20 million."""
+
 NO_PRODUCER_ID: Final = -1
 NO_SEQUENCE: Final = -1
 

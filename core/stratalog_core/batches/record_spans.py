@@ -13,15 +13,13 @@ from typing import Final
 import numpy as np
 
 from stratalog_core.batches import record_kernels as kernels
-from stratalog_core.batches.batch import HEADER_BYTES, BatchHeader
+from stratalog_core.batches.batch import HEADER_BYTES, LOCATED_RECORDS_MAX, BatchHeader
 from stratalog_core.batches.compression import NONE, decompress
 from stratalog_core.batches.records import decode_varint
 from stratalog_core.compiled.jit import Bools, Bytes, Ints64
 from stratalog_core.errors import Corrupt
 from stratalog_core.ports import Buffer
 
-RECORDS_MAX: Final = 1_000_000
-"""Records of a batch that are located at most: their rows take 64 bytes each, and few KB can expand to 20 million records."""
 _RECORD_BYTES_MIN: Final = 6
 """Length, attributes, two deltas, and the lengths of key and value take at least one byte each."""
 _REASONS: Final = {
@@ -100,10 +98,10 @@ class RecordSpans:
 
 
 def batch_body(batch: Buffer, header: BatchHeader) -> bytes:
-    """The batch's records, decompressed. Raises ``Corrupt``, also if they are more than ``RECORDS_MAX``."""
-    if header.record_count > RECORDS_MAX:
+    """The batch's records, decompressed. Raises ``Corrupt``, also if they are more than ``LOCATED_RECORDS_MAX``."""
+    if header.record_count > LOCATED_RECORDS_MAX:
         raise Corrupt(
-            f"batch at offset {header.base_offset} has {header.record_count} records; at most {RECORDS_MAX} are located"
+            f"batch at offset {header.base_offset} has {header.record_count} records; at most {LOCATED_RECORDS_MAX} are located"
         )
     packed = memoryview(batch)[HEADER_BYTES : header.size_bytes]
     return bytes(packed) if header.compression == NONE else decompress(header.compression, packed)

@@ -1,13 +1,16 @@
-"""Appends ledgers that are sealed already, as the owner of a partition in scenarios without brokers and bookies."""
+"""Ledgers that are sealed already, for scenarios without brokers and bookies: as owners append them and workers read them."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-from collections.abc import Sequence
+import random
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import msgspec
 
-from stratalog_core.errors import StratalogError
+from stratalog_core.errors import StratalogError, Unavailable
 from stratalog_metadata.client.api import MetadataView
 from stratalog_metadata.client.quorum_client import QuorumClient
 from stratalog_metadata.records import (
@@ -21,6 +24,38 @@ from stratalog_metadata.records import (
     manifest_pointer_key,
 )
 from stratalog_metadata.state.commands import Command, Put, VersionIs
+
+
+class Entry(NamedTuple):
+    entry_id: int
+    payload: memoryview
+
+
+class EntryHead(NamedTuple):
+    entry_id: int
+    head: bytes
+
+
+class LedgersOfProcess:
+    """See :class:`stratalog_tiering.offload.ports.LedgerSource`."""
+
+    def __init__(self, entries: Callable[[int], Sequence[bytes]], chance: random.Random) -> None:
+        """``entries`` returns the entries of a ledger by its id."""
+        self._entries = entries
+        self._random = chance
+
+    async def read(self, ledger: Ledger, first: int, last: int, max_bytes: int) -> Sequence[Entry]:
+        await asyncio.sleep(self._random.expovariate(1 / 0.005))
+        if self._random.random() < 0.02:
+            raise Unavailable("the simulated bookies do not answer")
+        entries = self._entries(ledger.ledger_id)
+        return [Entry(number, memoryview(entries[number])) for number in range(first, last + 1)]
+
+    async def read_headers(self, ledger: Ledger, first: int, last: int) -> Sequence[EntryHead]:
+        return [EntryHead(entry.entry_id, bytes(entry.payload)) for entry in await self.read(ledger, first, last, 0)]
+
+    async def delete(self, ledger_ids: Sequence[int]) -> None:
+        pass
 
 
 def end_of(view: MetadataView, log: Log) -> int:

@@ -19,10 +19,9 @@ from uuid import UUID
 from simulation.checkers.audit import Audit
 from simulation.checkers.compacted import CompactedHistory, Written
 from simulation.checkers.coverage import COMPACTED, EXPIRED_DELETED, TOMBSTONE_DELETED
-from simulation.clients.sealed_ledgers import append_sealed, end_of
+from simulation.clients.sealed_ledgers import LedgersOfProcess, append_sealed, end_of
 from simulation.faults.nemesis import Nemesis, NemesisPlan
 from simulation.scenarios.checker_machine import run_in_checker
-from simulation.scenarios.history import Entry, EntryHead
 from simulation.world import roles
 from simulation.world.clock import SimulatedClock
 from simulation.world.machine import Machine, Ports, World
@@ -30,7 +29,6 @@ from simulation.world.object_store import Bucket, SimulatedStore, StoreFaults
 from stratalog_core.batches.batch import CONTROL_BIT, TRANSACTIONAL_BIT
 from stratalog_core.batches.checkpoint import Checkpoint, encode_checkpoint
 from stratalog_core.batches.records import Record, build_batch
-from stratalog_core.errors import Unavailable
 from stratalog_metadata.client.quorum_client import QuorumClient
 from stratalog_metadata.records import (
     Ledger,
@@ -88,30 +86,9 @@ class Ledgers:
     def __init__(self) -> None:
         self.sealed: dict[int, Sealed] = {}
 
-    def of_process(self, ports: Ports) -> LedgersOfProcess:
-        return LedgersOfProcess(self, ports)
-
-
-class LedgersOfProcess:
-    """See :class:`stratalog_tiering.offload.ports.LedgerSource`."""
-
-    def __init__(self, ledgers: Ledgers, ports: Ports) -> None:
-        self._ledgers = ledgers
-        self._random = ports.random
-
-    async def read(self, ledger: Ledger, first: int, last: int, max_bytes: int) -> Sequence[Entry]:
-        await asyncio.sleep(self._random.expovariate(1 / 0.005))
-        if self._random.random() < 0.02:
-            raise Unavailable("the simulated bookies do not answer")
-        sealed = self._ledgers.sealed[ledger.ledger_id]
-        entries = [*encode_checkpoint(Checkpoint(offset=sealed.base_offset)), *sealed.batches]
-        return [Entry(number, memoryview(entries[number])) for number in range(first, last + 1)]
-
-    async def read_headers(self, ledger: Ledger, first: int, last: int) -> Sequence[EntryHead]:
-        return [EntryHead(entry.entry_id, bytes(entry.payload)) for entry in await self.read(ledger, first, last, 0)]
-
-    async def delete(self, ledger_ids: Sequence[int]) -> None:
-        pass
+    def entries(self, ledger_id: int) -> list[bytes]:
+        sealed = self.sealed[ledger_id]
+        return [*encode_checkpoint(Checkpoint(offset=sealed.base_offset)), *sealed.batches]
 
 
 class Owner:
@@ -256,7 +233,7 @@ class Scenario:
             compaction_map_bytes=MAP_KEYS * KEY_BYTES,
         )  # fmt: skip
         store = SimulatedStore(self.bucket, ports.loop, ports.random)
-        source = self.ledgers.of_process(ports)
+        source = LedgersOfProcess(self.ledgers.entries, ports.random)
         await TieringWorker(settings, metadata, store, source, ports.clock, ports.random, ports.background).start()
         await asyncio.Event().wait()
 

@@ -36,7 +36,7 @@ from simulation.checkers.coverage import (
 from simulation.checkers.final_checks import FinalChecks
 from simulation.checkers.kept_sizes import excess, kept_sizes, too_large
 from simulation.clients.policy_operator import PolicyOperator, set_policy
-from simulation.clients.sealed_ledgers import append_sealed, end_of
+from simulation.clients.sealed_ledgers import LedgersOfProcess, append_sealed, end_of
 from simulation.faults.nemesis import Nemesis, NemesisPlan
 from simulation.scenarios.attachments import AttachmentStep
 from simulation.scenarios.checker_machine import run_in_checker
@@ -130,16 +130,6 @@ class Batch(NamedTuple):
     content: bytes
 
 
-class Entry(NamedTuple):
-    entry_id: int
-    payload: memoryview
-
-
-class EntryHead(NamedTuple):
-    entry_id: int
-    head: bytes
-
-
 class Ledgers:
     """Sealed ledgers that every process can read. They outlive their records, as on bookies after a restore."""
 
@@ -153,27 +143,6 @@ class Ledgers:
     def entries(self, ledger_id: int) -> list[bytes]:
         batch = self.batches[ledger_id]
         return [*encode_checkpoint(Checkpoint(offset=batch.base_offset)), batch.content]
-
-
-class LedgersOfProcess:
-    """See :class:`stratalog_tiering.offload.ports.LedgerSource`."""
-
-    def __init__(self, ledgers: Ledgers, ports: Ports) -> None:
-        self._ledgers = ledgers
-        self._random = ports.random
-
-    async def read(self, ledger: Ledger, first: int, last: int, max_bytes: int) -> Sequence[Entry]:
-        await asyncio.sleep(self._random.expovariate(1 / 0.005))
-        if self._random.random() < 0.02:
-            raise Unavailable("the simulated bookies do not answer")
-        entries = self._ledgers.entries(ledger.ledger_id)
-        return [Entry(number, memoryview(entries[number])) for number in range(first, last + 1)]
-
-    async def read_headers(self, ledger: Ledger, first: int, last: int) -> Sequence[EntryHead]:
-        return [EntryHead(entry.entry_id, bytes(entry.payload)) for entry in await self.read(ledger, first, last, 0)]
-
-    async def delete(self, ledger_ids: Sequence[int]) -> None:
-        pass
 
 
 class HistoryAudit(Audit):
@@ -458,7 +427,7 @@ class Scenario:
             copy_grace_ms=int(COPY_GRACE_S * 1000),
         )  # fmt: skip
         store = SimulatedStore(self.bucket, ports.loop, ports.random)
-        source = LedgersOfProcess(self.ledgers, ports)
+        source = LedgersOfProcess(self.ledgers.entries, ports.random)
         second = SimulatedStore(self.second, ports.loop, ports.random) if self.second is not None else None
         await TieringWorker(
             settings, metadata, store, source, ports.clock, ports.random, ports.background, second=second

@@ -32,10 +32,10 @@ from simulation.checkers.coverage import (
 from simulation.checkers.final_checks import FinalChecks
 from simulation.checkers.incarnations import GRACE_S, Incarnation, Incarnations, RestoreAudit, WatchedStore
 from simulation.checkers.observers import ChangeObserver
-from simulation.clients.sealed_ledgers import append_sealed, end_of
+from simulation.clients.sealed_ledgers import LedgersOfProcess, append_sealed, end_of
 from simulation.faults.nemesis import Nemesis, NemesisPlan
 from simulation.scenarios.checker_machine import in_time, run_in_checker
-from simulation.scenarios.history import Batch, Ledgers, LedgersOfProcess
+from simulation.scenarios.history import Batch, Ledgers
 from simulation.world import roles
 from simulation.world.clock import SimulatedClock
 from simulation.world.loop import CURRENT
@@ -192,7 +192,7 @@ class Installation:
             worker_id=f"{machine.name}-{machine.starts}", session_lease_ms=2_000, deletion_lag_ms=300, block_bytes=4096,
             grace_ms=int(GRACE_S * 1000), retention_interval_ms=500, sweep_interval_ms=1_000, retry_ms_max=1_000,
         )  # fmt: skip
-        source = LedgersOfProcess(self.ledgers, ports)
+        source = LedgersOfProcess(self.ledgers.entries, ports.random)
         worker = TieringWorker(
             settings, metadata, self._store(machine, ports), source, ports.clock, ports.random, ports.background
         )

@@ -21,14 +21,12 @@ from unit.broker.raw_client import produce as produce_raw
 from stratalog_broker.requests.produce_checks import Refused
 from stratalog_broker.requests.produced_records import (
     AT_ONCE_BYTES,
-    COMPACTED_RECORDS_MAX,
     Examined,
     Produced,
     ProducedRecords,
 )
 from stratalog_core.batches.batch import iterate_headers, read_header
 from stratalog_core.batches.compression import NAMES
-from stratalog_core.batches.record_spans import RECORDS_MAX
 from stratalog_core.batches.records import Record, build_batch
 from stratalog_core.errors import Corrupt, Overloaded, StratalogError
 from stratalog_core.search_pool import SearchPool
@@ -89,10 +87,6 @@ async def test_what_compaction_could_not_read_is_refused_and_the_next_is_not(min
         too_large = len(content) > 2**20  # A bomb of snappy: it expands to 22 times its size at most.
         assert await code_of(client, content) is (ErrorCode.message_too_large if too_large else refused)
     assert await code_of(client, batch([b"b"])) is ErrorCode.none
-
-
-async def test_as_many_records_are_accepted_as_are_located() -> None:
-    assert COMPACTED_RECORDS_MAX == RECORDS_MAX
 
 
 async def test_an_idempotent_producer_with_a_full_pipeline_keeps_its_order(mini_cluster: MiniCluster) -> None:
