@@ -70,7 +70,7 @@ def produce(bootstrap: str, first: int, count: int) -> None:
 
 def consume(bootstrap: str, count: int) -> list[tuple[int, int, int]]:
     """The first ``count`` records: partition, offset, number."""
-    consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": "drill", "auto.offset.reset": "earliest"})
+    consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": "drill", "enable.auto.commit": False})
     consumer.assign([TopicPartition("orders", partition, 0) for partition in range(PARTITIONS)])
     rows: list[tuple[int, int, int]] = []
     try:
@@ -86,15 +86,20 @@ def consume(bootstrap: str, count: int) -> list[tuple[int, int, int]]:
     return sorted(rows)
 
 
-def test_the_bucket_alone_brings_a_cluster_back(tmp_path: Path) -> None:
-    data, new, store = tmp_path / "data", tmp_path / "new", tmp_path / "bucket"
-    with up(data, store) as bootstrap:
+def test_the_bucket_alone_brings_a_cluster_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So does its second copy, with the positions of groups."""
+    monkeypatch.setenv("STRATALOG_BROKER_STATE_UPLOAD_INTERVAL_MS", "200")
+    data, new, third = tmp_path / "data", tmp_path / "new", tmp_path / "third"
+    store, second = tmp_path / "bucket", tmp_path / "second"
+    with up(data, store, "--second-store", str(second)) as bootstrap:
         admin = AdminClient({"bootstrap.servers": bootstrap})
         (made,) = admin.create_topics([NewTopic("orders", PARTITIONS, 1, config={"segment.ms": "3600000"})]).values()
         made.result(30)
         produce(bootstrap, 0, 1000)
         stratalog("tier", "offload", "orders", "--wait", "--data", str(data))
         offloaded = consume(bootstrap, 1000)
+        assert len(consume_as_member(bootstrap, 1000)) == 1000
+        until_stored(str(second), PARTITIONS, records=1000)
         produce(bootstrap, 1000, 10)
     shutil.move(data, tmp_path / "lost")
 
@@ -122,6 +127,16 @@ def test_the_bucket_alone_brings_a_cluster_back(tmp_path: Path) -> None:
     assert refused.returncode != 0
     assert "belongs to cluster" in refused.stderr
 
+    for each in (new, store):
+        shutil.move(each, tmp_path / f"lost-{each.name}")
+    shown = json.loads(stratalog("restore", "--store", str(second), "--data", str(third), "--yes", "--json").stdout)
+    assert [row["state"] for row in shown["partitions"]] == ["restored"] * PARTITIONS
+    assert (shown["groups"]["positions"], shown["groups"]["moved"]) == (PARTITIONS, [])
+    with up(third, second) as bootstrap:
+        assert consume(bootstrap, 1000) == offloaded
+        produce(bootstrap, 3000, 10)
+        assert sorted(consume_as_member(bootstrap, 10)) == list(range(3000, 3010))
+
 
 def consume_as_member(bootstrap: str, count: int, group: str = "billing") -> list[int]:
     """The next ``count`` numbers of a group with one member, which commits them and leaves."""
@@ -141,14 +156,19 @@ def consume_as_member(bootstrap: str, count: int, group: str = "billing") -> lis
     return numbers
 
 
-def until_stored(store: str, positions: int) -> None:
-    """Wait until the bucket has so many positions."""
-    deadline = time.monotonic() + 60
+def until_stored(store: str, positions: int, records: int = 0) -> None:
+    """Wait until the bucket has so many positions of groups, and at least so many records."""
+    deadline = time.monotonic() + 120
+    command = [sys.executable, "-m", "stratalog", "restore", "--store", store, "--dry-run", "--json"]
     while True:
-        report = json.loads(stratalog("restore", "--store", str(store), "--dry-run", "--json").stdout)
-        if report["groups"]["positions"] == positions:
-            return
-        assert time.monotonic() < deadline
+        # A second copy may not have the topic yet: then the command fails.
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+        if done.returncode == 0:
+            report = json.loads(done.stdout)
+            found = sum(row["records"] for row in report["partitions"])
+            if report["groups"]["positions"] == positions and found >= records:
+                return
+        assert time.monotonic() < deadline, done.stderr
 
 
 @pytest.mark.s3
