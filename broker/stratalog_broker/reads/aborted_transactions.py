@@ -67,7 +67,7 @@ class AbortedTransactions:
         ref = self._reader.hot_ledger_at(log, start_offset)
         if ref is None:
             pointer = self._reader.manifest_pointer(log)
-            if pointer is None or end_offset > pointer.end_offset:
+            if pointer is None or not pointer.start_offset <= start_offset <= end_offset <= pointer.end_offset:
                 return None
             return self._cold.cached_aborted_transactions(pointer, start_offset, end_offset)
         search = _Search(log, start_offset, end_offset)
@@ -97,7 +97,7 @@ class AbortedTransactions:
         ref = self._reader.hot_ledger_at(log, start_offset)
         if ref is None or self._reader.is_cold(log, start_offset):
             pointer = self._reader.manifest_pointer(log)
-            if pointer is None:
+            if pointer is None or not pointer.start_offset <= start_offset < pointer.end_offset:
                 raise NotFound(f"offset {start_offset} of {log.topic_partition} is neither hot nor cold")
             middle = min(end_offset, pointer.end_offset)
             cold = await self._cold.aborted_transactions(pointer, start_offset, middle)

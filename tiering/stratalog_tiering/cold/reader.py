@@ -53,6 +53,11 @@ def _aborted_in(footer: SegmentFooter, from_offset: int, to_offset: int) -> set[
     return {(aborted.producer_id, aborted.first_offset, aborted.last_offset) for aborted in overlapping}
 
 
+def _require_from_start(pointer: ManifestPointer, offset: int) -> None:
+    if offset < pointer.start_offset:
+        raise NotFound(f"offset {offset} is below the cold history's start {pointer.start_offset}")
+
+
 def _by_first_offset(aborted: AbortedRange) -> int:
     return aborted[1]
 
@@ -139,8 +144,7 @@ class ColdReader:
         ``Unavailable`` if nothing is ready within ``timeout_s`` (the load continues), ``NotFound`` below the start, ``Corrupt``
         that names segment, block and offsets.
         """
-        if offset < pointer.start_offset:
-            raise NotFound(f"offset {offset} is below the cold history's start {pointer.start_offset}")
+        _require_from_start(pointer, offset)
         work = _Fetch(pointer=pointer, deadline=self._clock.monotonic() + timeout_s, stream=self._stream_at(pointer, offset))
         next_offset = offset
         try:
@@ -217,11 +221,13 @@ class ColdReader:
     async def aborted_transactions(self, pointer: ManifestPointer, from_offset: int, to_offset: int) -> list[AbortedRange]:
         """Return the aborted transactions that overlap ``[from_offset, to_offset)``, oldest first.
 
-        Each footer has all that overlap its segment, so only the segments of these offsets are looked at.
+        Each footer has all that overlap its segment, so only the segments of these offsets are looked at. Raises ``NotFound``
+        below the start: the segments there are no longer known.
         """
+        _require_from_start(pointer, from_offset)
         deadline = self._clock.monotonic() + LOOKUP_TIMEOUT_S
         found: set[AbortedRange] = set()
-        offset = max(from_offset, pointer.start_offset)
+        offset = from_offset
         while offset < min(to_offset, pointer.end_offset):
             entry, footer = await self._segment(pointer, offset, deadline)
             found |= _aborted_in(footer, from_offset, to_offset)
@@ -231,9 +237,10 @@ class ColdReader:
     def cached_aborted_transactions(
         self, pointer: ManifestPointer, from_offset: int, to_offset: int
     ) -> list[AbortedRange] | None:
-        """Return what ``aborted_transactions`` returns if that takes no read, else None."""
+        """Return what ``aborted_transactions`` returns if that takes no read, else None. Raises ``NotFound`` as it does."""
+        _require_from_start(pointer, from_offset)
         found: set[AbortedRange] = set()
-        offset = max(from_offset, pointer.start_offset)
+        offset = from_offset
         while offset < min(to_offset, pointer.end_offset):
             cached = self._source.cached(pointer, offset)
             if cached is None:

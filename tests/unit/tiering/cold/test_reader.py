@@ -196,6 +196,23 @@ async def test_below_the_start_is_not_found(writer: ArchiveWriter, reader: ColdR
         await fetched(reader, pointer, 4, 100, 5)
 
 
+async def test_what_was_aborted_below_the_start_is_not_found(
+    writer: ArchiveWriter, reader: ColdReader, make_batches: Batches
+) -> None:
+    """Retention has removed the segments: an empty list would say that every transaction was committed."""
+    aborted = [AbortedTransaction(producer_id=1, first_offset=0, last_offset=4, last_stable_offset=5)]
+    await writer.append(0, make_batches(0, [5]), aborted_transactions=aborted)
+    pointer, _ = await writer.append(0, make_batches(5, [5]))
+    assert await reader.aborted_transactions(pointer, 3, 10) == [(1, 0, 4)]
+    after = msgspec.structs.replace(pointer, start_offset=5)
+    for start in range(5):
+        with pytest.raises(NotFound):
+            await reader.aborted_transactions(after, start, 10)
+        with pytest.raises(NotFound):
+            reader.cached_aborted_transactions(after, start, 10)
+    assert await reader.aborted_transactions(after, 5, 10) == []
+
+
 async def test_a_lookup_costs_two_reads_then_footer_and_block(
     writer: ArchiveWriter, reader: ColdReader, store: Store, make_batches: Batches
 ) -> None:
