@@ -135,7 +135,8 @@ def _lines() -> Iterator[str]:
         kafkas, ours = _of_one_side(kind, is_kafkas=True), _of_one_side(kind, is_kafkas=False)
         different, names = differences(kind), {*recorded()[KAFKA][kind], *recorded()[OWN][kind]}
         names -= {admin_calls.NOT_CALLED, *kafkas, *ours}
-        yield head.format(same=len(names - different.keys()), all=len(names), kafkas=len(kafkas), own=len(ours))
+        text = head.format(same=len(names - different.keys()), all=len(names), kafkas=len(kafkas), own=len(ours))
+        yield text if different else text.partition("\n\n| ")[0]
         for name, (kafka, own) in different.items():
             yield f"| {name} | {kafka} | {own} | {REASONS[kind][name]} |"
     yield _READS_END

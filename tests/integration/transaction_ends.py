@@ -16,13 +16,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from kio.schema.errors import ErrorCode as E
 from unit.broker.wire_client import WireClient, connect, part
 
-_TIMED_OUT: Final = (
-    "the time-out fences the producer, as it does on both for version 3; Kafka lets one of version 5 abort and go on"
-)
-REASONS: Final[Mapping[str, str]] = {
-    "EndTxn 5, timed out: abort with its epoch": _TIMED_OUT,
-    "EndTxn 5, timed out: commit with its epoch": _TIMED_OUT,
-}
+REASONS: Final[Mapping[str, str]] = {}
 """Why an answer differs from Apache Kafka's, by its case."""
 VERSIONS: Final = (3, 5)
 STATES: Final = ("empty", "ongoing", "committed", "aborted", "timed out", "taken over")

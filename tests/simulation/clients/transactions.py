@@ -6,7 +6,8 @@ tries to commit. ``checkers/transaction_outcomes.py`` says what must be readable
 
 A writer has one to five batches of a partition in flight. One of transaction version 2 (KIP-890) adds no partitions, because
 its batches and offsets do, and each of its transactions has an epoch of its own. It sometimes sends a batch of the last
-transaction's epoch within the next one, which must be refused.
+transaction's epoch within the next one, which must be refused. It aborts a transaction that exceeded its timeout without being
+fenced.
 
 A writer remembers the coordinators of its transactions and of its group, as Kafka's clients do: it looks for another one only
 if an answer says that there may be one, or if there is no answer. Sometimes it aborts a transaction that has nothing in it
@@ -27,6 +28,7 @@ from simulation.checkers.coverage import (
     EMPTY_ABORTED,
     LATE_BATCHES_REFUSED,
     SEVERAL_OF_A_TRANSACTION,
+    TIMED_OUT_ABORTED,
     TRANSACTIONS_ABORTED,
     TRANSACTIONS_COMMITTED,
     TRANSACTIONS_TIMED_OUT,
@@ -303,11 +305,20 @@ class TransactionalWriter:
             await self._begin_epoch(client)
             return
         answer = await self._ask(client, where, END_TXN, **self._identity(), committed=commit)
+        if self._is_v2 and not commit:
+            self._check_abort(answer.error_code)
         self._check(answer.error_code, "EndTxn")
         outcome.state = State.COMMITTED if commit else State.ABORTED
         if self._is_v2:
             self._next_producer(answer)
         self._world.coverage.meet(TRANSACTIONS_COMMITTED if commit else TRANSACTIONS_ABORTED)
+
+    def _check_abort(self, error: int) -> None:
+        """A producer of version 2 aborts a transaction that its coordinator has aborted after the timeout, and goes on."""
+        assert error == NONE, f"{self._name}/{self._number}: an abort is answered with {error}"
+        if self._name in self._outcomes.timed_out:
+            self._outcomes.timed_out.discard(self._name)
+            self._world.coverage.meet(TIMED_OUT_ABORTED)
 
     async def _abort_nothing(self, client: KafkaClient, last: Outcome) -> None:
         """Abort a transaction that no partition was added to. ``last`` is the one before it."""

@@ -17,6 +17,7 @@ from stratalog_broker.coordination.transactions.application import TransactionAp
 from stratalog_broker.coordination.transactions.core.coordinator import Planned, ProducerEpoch, TransactionCoordinator
 from stratalog_broker.coordination.transactions.core.marker_queue import MarkerQueue
 from stratalog_broker.coordination.transactions.core.transaction import PREPARED, Transaction
+from stratalog_broker.coordination.wake_times import Instant
 from stratalog_broker.handlers import txn_offset_commit
 
 LATE_S: Final = 0.5
@@ -142,7 +143,18 @@ def other_outcomes_are_refused_before_markers_are_written() -> None:
     _swap(TransactionCoordinator, "end", refused)
 
 
+def timeouts_fence_producers() -> None:
+    """A coordinator that aborts a transaction after its timeout raises the epoch of its producer by two."""
+    abort: Callable[..., Transaction] = TransactionCoordinator._server_abort
+
+    def fencing(self: TransactionCoordinator, transaction: Transaction, now: Instant) -> Transaction:
+        return abort(self, transaction.fenced(), now)
+
+    _swap(TransactionCoordinator, "_server_abort", fencing)
+
+
 IN_TRANSACTIONS: Final = (
+    timeouts_fence_producers,
     moved_groups_are_said_to_be_loading,
     epochs_are_checked_before_markers_are_written,
     other_outcomes_are_refused_before_markers_are_written,

@@ -108,7 +108,7 @@ class TransactionCoordinator:
                 )
             )  # fmt: skip
         if known.state is TransactionState.ONGOING:
-            return self._plan(self._fenced_abort(known, now))
+            return self._plan(self._server_abort(known, now))
         return self._next_epoch(known, timeout_ms, expected, unused_id, now)
 
     def _check_init(self, transactional_id: str, timeout_ms: int, expected: ProducerEpoch | None) -> ErrorCode:
@@ -253,11 +253,17 @@ class TransactionCoordinator:
         self._pending[transaction.transactional_id] = transaction
         return transaction
 
-    def _fenced_abort(self, transaction: Transaction, now: Instant) -> Transaction:
-        """Return the abort of an ongoing transaction whose producer is fenced, with an epoch that nobody is given."""
-        return transaction.fenced().prepared(
-            commit=False, client_version=self._version(), next_producer_id=NO_PRODUCER_ID, now_ms=now.wall_ms
-        )
+    def _server_abort(self, transaction: Transaction, now: Instant) -> Transaction:
+        """Return the abort of an ongoing transaction that its producer did not ask for.
+
+        At version 2 this raises the epoch once, as an abort by the producer does (KAFKA-19367): a producer of version 2 whose
+        transaction timed out gets the next epoch by EndTxn, and any producer gets it by InitProducerId with its epoch. Below
+        version 2, and if the epochs are exhausted, the new epoch is given to nobody and the producer is fenced.
+        """
+        version = self._version()
+        if version < EPOCH_BUMP_VERSION or transaction.is_epoch_exhausted:
+            transaction = transaction.fenced()
+        return transaction.prepared(commit=False, client_version=version, next_producer_id=NO_PRODUCER_ID, now_ms=now.wall_ms)
 
     # -- time
 
@@ -280,7 +286,7 @@ class TransactionCoordinator:
             if deadline_ms > now.monotonic_ms or transactional_id in self._pending:
                 self._wakes.plan(transactional_id, max(deadline_ms, now.monotonic_ms + RETRY_MS))
             else:
-                yield self._plan(self._fenced_abort(known, now))
+                yield self._plan(self._server_abort(known, now))
 
     def expired(self, now: Instant) -> Iterator[Transaction]:
         """Plan and yield the removal of the ids that were not used for a long time and have no transaction."""
@@ -326,7 +332,9 @@ def _check_end_bumping(known: Transaction, producer: ProducerEpoch) -> ErrorCode
 
 
 def _is_bumped_once(known: Transaction, producer: ProducerEpoch) -> bool:
-    return known.bumps_epochs and known.producer_epoch == producer.epoch + 1
+    """Whether the last transaction had the producer's epoch. One that was fenced by raising the epoch is not known by it."""
+    is_last = known.last_producer_epoch == producer.epoch
+    return known.bumps_epochs and is_last and known.producer_epoch == producer.epoch + 1
 
 
 def _has_overflowed(known: Transaction, producer: ProducerEpoch) -> bool:

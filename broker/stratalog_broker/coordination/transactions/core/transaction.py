@@ -54,7 +54,7 @@ class Transaction(msgspec.Struct, frozen=True, kw_only=True):
     timeout_ms: int
     updated_at_ms: int
     last_producer_epoch: int = NO_EPOCH
-    """The epoch before the last bump that the producer asked for: it recognises a retry of that request."""
+    """The epoch before the last bump, unless that fenced the producer: a retry of the request that raised it names it."""
     previous_producer_id: int = NO_PRODUCER_ID
     next_producer_id: int = NO_PRODUCER_ID
     """The id to use after this transaction, because the epochs of the present one are exhausted."""

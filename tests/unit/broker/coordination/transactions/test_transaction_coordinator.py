@@ -344,15 +344,81 @@ def test_an_abort_without_partitions_waits_for_the_markers_of_the_transaction_be
     assert shell.end(commit=False, version=2) is E.none
 
 
-def test_a_timeout_fences_a_producer_whose_retries_name_the_epoch_before() -> None:
-    shell = begun(version=2)
-    first = shell.producer
+def time_out(shell: Shell) -> None:
+    """Add a partition, and abort the transaction after its timeout."""
     shell.add(A, version=2)
     shell.now_ms += TIMEOUT_MS
     (abort,) = shell.core.timed_out(shell.now)
     shell.write(abort)
+
+
+def test_a_producer_whose_transaction_timed_out_aborts_it_and_goes_on() -> None:
+    shell = begun(version=2)
+    first = shell.producer
+    time_out(shell)
+    assert shell.producer == ProducerEpoch(101, 1), "markers have the raised epoch"
+    assert shell.end(commit=False, producer=first, version=2) is E.concurrent_transactions
     shell.complete()
-    assert shell.end(commit=False, producer=first, version=2) is E.producer_fenced
+    assert shell.add(A, producer=first, version=2) is E.producer_fenced
+    assert shell.end(commit=True, producer=first, version=2) is E.invalid_txn_state
+    assert shell.end(commit=False, producer=first, version=2) is E.none
+    assert shell.producer == ProducerEpoch(101, 1), "EndTxn answers with the next transaction's epoch"
+    assert shell.add(A, version=2) is E.none
+    assert shell.end(commit=True, version=2) is E.none
+
+
+def test_the_next_coordinator_lets_a_producer_abort_what_has_timed_out() -> None:
+    shell = begun(version=2)
+    first = shell.producer
+    time_out(shell)
+    successor = Shell(TransactionStore.from_snapshot(shell.store.snapshot()), version=2)
+    successor.complete()
+    assert successor.end(commit=False, producer=first, version=2) is E.none
+    assert successor.producer == ProducerEpoch(101, 1)
+
+
+def test_a_producer_whose_transaction_timed_out_can_raise_its_epoch() -> None:
+    shell = begun(version=2)
+    first = shell.producer
+    time_out(shell)
+    shell.complete()
+    assert shell.init(expected=first) == ProducerEpoch(101, 1)
+    assert shell.end(commit=False, producer=first, version=2) is E.producer_fenced, "that transaction is forgotten"
+
+
+def test_a_producer_without_an_epoch_per_transaction_is_fenced_after_a_timeout() -> None:
+    shell = begun(version=2)
+    first = shell.producer
+    time_out(shell)
+    shell.complete()
+    for commit in (True, False):
+        assert shell.end(commit=commit, producer=first, version=0) is E.producer_fenced
+
+
+def test_a_new_producer_fences_the_old_one_although_its_abort_raised_the_epoch_once() -> None:
+    shell = begun(version=2)
+    first = shell.producer
+    shell.add(A, version=2)
+    assert shell.init() is E.concurrent_transactions
+    assert shell.known.producer_epoch == 1
+    shell.complete()
+    assert shell.init() == ProducerEpoch(101, 2)
+    for commit in (True, False):
+        assert shell.end(commit=commit, producer=first, version=2) is E.producer_fenced
+
+
+def test_a_timeout_at_the_last_epoch_of_an_id_fences_the_producer() -> None:
+    shell = begun(version=2)
+    shell.store.transactions[ID] = shell.known.initialized(EPOCH_MAX - 1, -1, TIMEOUT_MS, 0)
+    last = shell.producer
+    time_out(shell)
+    shell.complete()
+    assert shell.producer == ProducerEpoch(101, EPOCH_MAX), "an epoch that no producer is given"
+    assert shell.end(commit=False, producer=last, version=2) is E.producer_fenced
+    assert shell.init(expected=last) is E.producer_fenced
+    renewed = shell.init()
+    assert isinstance(renewed, ProducerEpoch)
+    assert renewed.producer_id != last.producer_id
 
 
 def test_the_last_epoch_of_an_id_continues_with_another_id() -> None:
