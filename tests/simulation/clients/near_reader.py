@@ -53,6 +53,8 @@ class NearReader:
         self._starts: dict[tuple[str, int], list[tuple[float, int]]] = {}
         """When this reader first knew of each start of a log: a committed one, whichever broker knows of it."""
         self.reached: dict[tuple[str, int], int] = {}
+        self.catches_up = False
+        """Whether it begins again only at the end: else a long log's end takes exponentially many replays to reach."""
         self.stop = False
 
     async def run(self, machine: Machine, ports: Ports) -> None:
@@ -108,7 +110,8 @@ class NearReader:
         position = self._positions[key] = offset + len(records)
         self.reached[key] = max(position, self.reached.get(key, 0))
         is_at_end = not records and position >= watermark
-        if ports.random.random() < (AGAIN_SHARE if is_at_end else BACK_SHARE):
+        back_share = 0.0 if self.catches_up else BACK_SHARE
+        if ports.random.random() < (AGAIN_SHARE if is_at_end else back_share):
             # A replica may be asked for what has been deleted meanwhile.
             self._positions[key] = 0
 

@@ -146,6 +146,7 @@ class Scenario(Cluster):
 
     async def _near_reader_has_read_all(self) -> None:
         topic = self._replayed()[0]
+        self._near.catches_up = True
         await self._comes(
             lambda: not self._near.unread(topic),
             lambda: f"a reader with a rack has not reached the ends of {self._near.unread(topic)}",
