@@ -14,7 +14,7 @@ from confluent_kafka.admin import AdminClient, OffsetSpec
 
 from stratalog_core import kafka_clients
 from stratalog_core.errors import NotFound, Unavailable
-from stratalog_core.kafka_clients import CHECK_CLUSTER, translated
+from stratalog_core.kafka_clients import CHECK_CLUSTER, retried, translated
 
 Result = TypeVar("Result")
 TIMEOUT_S = 15.0
@@ -43,6 +43,19 @@ def only(futures: Mapping[Any, Future[Result]]) -> Result:
             return future.result(TIMEOUT_S)
     except TimeoutError as late:
         raise Unavailable(f"no answer within {TIMEOUT_S:.0f} s; {CHECK_CLUSTER}") from late
+
+
+def of_group(bootstrap: str, call: Callable[[AdminClient], Mapping[Any, Future[Result]]]) -> Result:
+    """Return the result of an admin call that a group's coordinator answers. Raises as :func:`only`.
+
+    Repeated while the coordinator moves or loads, with a new client each time: a client keeps the coordinator that it found.
+    """
+
+    def once() -> Result:
+        client = admin(bootstrap)
+        return only(call(client))
+
+    return retried(once, TIMEOUT_S)
 
 
 def partitions_of(list_topics: Callable[..., Any], topic: str) -> list[int]:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from typing import Any, Final
 from uuid import UUID
 
 from stratalog import kafka
-from stratalog.deletion import Delete
 from stratalog.moments import format_moment
 from stratalog.tier.session import metadata_session
 from stratalog_broker.admin.deleted_topics import TIMEOUT_S, delete_for_good, deleted_topic, undelete
@@ -18,6 +18,8 @@ from stratalog_metadata.client.api import MetadataClient
 from stratalog_metadata.client.topic_deletion import restorable_topics
 from stratalog_metadata.records import Partition, Topic, partition_key, topic_key
 
+Delete = Callable[[list[str]], Mapping[str, Future[None]]]
+"""An admin client's call that deletes topics by name."""
 DELETED_COLUMNS: Final = ("name", "topic_id", "partitions", "deleted_at", "restorable_until", "seconds_left")
 
 
@@ -73,11 +75,12 @@ async def delete_now(addresses: Sequence[str], names: Sequence[str], delete: Del
         living = {name: topic for name in names if (topic := client.view.find(Topic, topic_key(name))) is not None}
         gone: list[UUID] = [deleted_topic(client.view, name).topic_id for name in names if name not in living]
         if living:
-            await asyncio.to_thread(_deleted, delete, list(living))
+            await asyncio.to_thread(delete_named, delete, list(living))
         for topic_id in [*gone, *(topic.topic_id for topic in living.values())]:
             await delete_for_good(client, topic_id)
 
 
-def _deleted(delete: Delete, names: list[str]) -> None:
+def delete_named(delete: Delete, names: list[str]) -> None:
+    """Delete the topics; return when the brokers have deleted them."""
     for name, future in delete(names).items():
         kafka.only({name: future})

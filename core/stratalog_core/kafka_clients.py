@@ -8,13 +8,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec
 
 from stratalog_core.errors import Conflict, Fenced, Invalid, NotFound, StratalogError, Unavailable
 
+Result = TypeVar("Result")
 CHECK_CLUSTER = "is the cluster up? Check with `stratalog cluster status` or `stratalog doctor`"
 _RETRY_S = 0.2
 
@@ -71,6 +72,23 @@ def translated() -> Iterator[None]:
         raise as_ours(failure.args[0]) from failure
 
 
+def retried(call: Callable[[], Result], timeout_s: float) -> Result:
+    """Return the result of ``call``, repeated for ``timeout_s`` while it raises ``Unavailable`` or what translates to it.
+
+    librdkafka (2.16) retries only some requests: an OffsetFetch that was answered with NOT_COORDINATOR, because the group's
+    coordinator moved, fails at once. Java's client retries it.
+    """
+    deadline = time.monotonic() + timeout_s
+    while True:
+        try:
+            with translated():
+                return call()
+        except Unavailable:
+            if time.monotonic() >= deadline:
+                raise
+            time.sleep(_RETRY_S)
+
+
 def list_offsets(
     connect: Callable[[], AdminClient], wanted: Mapping[TopicPartition, OffsetSpec], timeout_s: float, **options: Any
 ) -> dict[tuple[str, int], int]:
@@ -79,14 +97,10 @@ def list_offsets(
     Retries with a new client if a partition's leader moved, because a client keeps asking the leader that it asked first.
     Raises ``NotFound``, ``Invalid``, and ``Unavailable`` after ``timeout_s``.
     """
-    deadline = time.monotonic() + timeout_s
-    while True:
+
+    def once() -> dict[tuple[str, int], int]:
         client = connect()
         futures = client.list_offsets(dict(wanted), request_timeout=timeout_s, **options)
-        try:
-            with translated():
-                return {(place.topic, place.partition): future.result(timeout_s).offset for place, future in futures.items()}
-        except Unavailable:
-            if time.monotonic() >= deadline:
-                raise
-            time.sleep(_RETRY_S)
+        return {(place.topic, place.partition): future.result(timeout_s).offset for place, future in futures.items()}
+
+    return retried(once, timeout_s)

@@ -15,10 +15,10 @@ data sees are those of units whose markers are there.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any, Final
+from typing import Final
 from zlib import crc32
 
 import msgspec
@@ -26,7 +26,7 @@ import pyarrow as pa
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 
 from stratalog_core.errors import Conflict, Corrupt, Fenced, OutcomeUnknown, Unavailable
-from stratalog_core.kafka_clients import as_ours, translated
+from stratalog_core.kafka_clients import as_ours, retried, translated
 from stratalog_core.malformed import MALFORMED
 from stratalog_pipeline.brokers import options_checked
 from stratalog_pipeline.kafka_sink import CLIENT_DEFAULTS, REQUEST_S_MAX, Row, WriteOptions, rows_of, send_rows
@@ -37,7 +37,6 @@ TRANSACTION_TIMEOUT_MS: Final = 900_000
 """The longest that brokers allow by default: a task's rows must be written in this time."""
 DECIDE_S: Final = 120.0
 """For an earlier transaction to be decided, and for a commit to be answered."""
-RETRY_S: Final = 0.1
 _SUM_MASK: Final = 2**64 - 1
 
 
@@ -132,7 +131,7 @@ def _begin(options: WriteOptions, unit: Unit) -> Producer:
     timeout = {"transaction.timeout.ms": TRANSACTION_TIMEOUT_MS}
     with options_checked():
         producer = Producer({**CLIENT_DEFAULTS, **timeout, **options.client, "transactional.id": unit.name})
-    _retried(lambda: producer.init_transactions(REQUEST_S_MAX))
+    retried(lambda: producer.init_transactions(REQUEST_S_MAX), DECIDE_S)
     return producer
 
 
@@ -169,7 +168,7 @@ def read_marker(options: WriteOptions, unit: Unit) -> Marker | None:
     consumer = _consumer(options, unit)
     try:
         place = TopicPartition(_topic(options), 0)
-        found = _retried(lambda: _committed(consumer, place))
+        found = retried(lambda: _committed(consumer, place), DECIDE_S)
     finally:
         consumer.close()
     if found.offset < 0:
@@ -227,7 +226,7 @@ def _send_marker(producer: Producer, options: WriteOptions, unit: Unit, total: R
         group = consumer.consumer_group_metadata()
     finally:
         consumer.close()
-    _retried(lambda: producer.send_offsets_to_transaction([place], group, REQUEST_S_MAX))
+    retried(lambda: producer.send_offsets_to_transaction([place], group, REQUEST_S_MAX), DECIDE_S)
 
 
 def _commit(producer: Producer, unit: Unit) -> bool:
@@ -277,15 +276,3 @@ def _abort(producer: Producer) -> None:
         producer.abort_transaction(REQUEST_S_MAX)
     except KafkaException:
         return
-
-
-def _retried(call: Callable[[], Any]) -> Any:
-    deadline = time.monotonic() + DECIDE_S
-    while True:
-        try:
-            with translated():
-                return call()
-        except Unavailable:
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(RETRY_S)

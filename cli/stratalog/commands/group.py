@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
+from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
 from confluent_kafka import ConsumerGroupTopicPartitions, TopicPartition
-from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin import AdminClient, ConsumerGroupListing
 
 from stratalog import kafka
-from stratalog.deletion import confirm, delete_named, yes_option
+from stratalog.deletion import confirm, yes_option
 from stratalog.offset_deletion import delete_offsets as delete_committed
 from stratalog.output import json_option, print_done, print_json, print_listing, print_rows
 from stratalog.places import TARGETS, bounds, places
 from stratalog.target import bootstrap_of, kafka_options
 from stratalog_core.errors import NotFound
-from stratalog_core.kafka_clients import as_ours, translated
+from stratalog_core.kafka_clients import as_ours, retried
 
 
 @click.group()
@@ -31,12 +33,9 @@ def group() -> None:
 @json_option
 def list_groups(data: Path | None, bootstrap: str | None, as_json: bool) -> None:
     """List groups."""
-    client = kafka.admin(bootstrap_of(data, bootstrap))
-    with translated():
-        found = client.list_consumer_groups(request_timeout=kafka.TIMEOUT_S).result()
-    for failure in found.errors:
-        raise as_ours(failure)
-    rows = [{"group": entry.group_id, "state": entry.state.name.lower()} for entry in found.valid]
+    address = bootstrap_of(data, bootstrap)
+    found = retried(lambda: _listed(address), kafka.TIMEOUT_S)
+    rows = [{"group": entry.group_id, "state": entry.state.name.lower()} for entry in found]
     print_listing("groups", sorted(rows, key=lambda row: row["group"]), ("group", "state"), as_json=as_json)
 
 
@@ -47,8 +46,7 @@ def list_groups(data: Path | None, bootstrap: str | None, as_json: bool) -> None
 def describe(name: str, data: Path | None, bootstrap: str | None, as_json: bool) -> None:
     """Show a group's members, committed offsets and lag."""
     address = bootstrap_of(data, bootstrap)
-    client = kafka.admin(address)
-    found = kafka.only(client.describe_consumer_groups([name], request_timeout=kafka.TIMEOUT_S))
+    found = kafka.of_group(address, lambda client: client.describe_consumer_groups([name], request_timeout=kafka.TIMEOUT_S))
     members = [
         {
             "member": member.member_id,
@@ -58,7 +56,7 @@ def describe(name: str, data: Path | None, bootstrap: str | None, as_json: bool)
         }
         for member in found.members
     ]
-    offsets = _lag_rows(address, _committed(client, name))
+    offsets = _lag_rows(address, _committed(address, name))
     state = found.state.name.lower()
     if not members and not offsets and state in ("dead", "unknown"):
         raise NotFound(f"no group {name!r}: see `stratalog group list`")
@@ -90,8 +88,7 @@ def reset(
 ) -> None:
     """Set a group's committed offsets for TOPIC. The group must have no members."""
     address = bootstrap_of(data, bootstrap)
-    client = kafka.admin(address)
-    wanted = list(partitions) or kafka.partitions_of(client.list_topics, topic)
+    wanted = list(partitions) or kafka.partitions_of(kafka.admin(address).list_topics, topic)
     reader = kafka.consumer(address, {"group.id": name})
     try:
         found = places(reader, topic, wanted, target)
@@ -99,7 +96,7 @@ def reset(
         reader.close()
     if not dry_run:
         change = ConsumerGroupTopicPartitions(name, found)
-        kafka.only(client.alter_consumer_group_offsets([change], request_timeout=kafka.TIMEOUT_S))
+        kafka.of_group(address, lambda client: client.alter_consumer_group_offsets([change], request_timeout=kafka.TIMEOUT_S))
     rows = [{"topic": topic, "partition": place.partition, "committed_offset": place.offset} for place in found]
     print_listing("offsets", rows, ("topic", "partition", "committed_offset"), as_json=as_json)
 
@@ -111,9 +108,11 @@ def reset(
 @json_option
 def delete(names: tuple[str, ...], yes: bool, data: Path | None, bootstrap: str | None, as_json: bool) -> None:
     """Delete groups that have no members, with their committed offsets."""
-    client = kafka.admin(bootstrap_of(data, bootstrap))
-    call = partial(client.delete_consumer_groups, request_timeout=kafka.TIMEOUT_S)
-    delete_named(names, "committed offsets", call, yes=yes, as_json=as_json)
+    address, listed = bootstrap_of(data, bootstrap), ", ".join(names)
+    confirm(f"Delete {listed} and all their committed offsets?", yes=yes)
+    for name in names:
+        kafka.of_group(address, partial(_delete, name))
+    print_done({"deleted": list(names)}, f"deleted {listed}", as_json=as_json)
 
 
 @group.command("delete-offsets")
@@ -136,9 +135,26 @@ def delete_offsets(
     print_done(document, f"deleted the offsets of group {name} for {len(wanted)} partitions of {topic}", as_json=as_json)
 
 
-def _committed(client: AdminClient, name: str) -> list[TopicPartition]:
+def _delete(name: str, client: AdminClient) -> Mapping[str, Future[None]]:
+    found: Mapping[str, Future[None]] = client.delete_consumer_groups([name], request_timeout=kafka.TIMEOUT_S)
+    return found
+
+
+def _listed(address: str) -> list[ConsumerGroupListing]:
+    """Return the groups of all coordinators."""
+    client = kafka.admin(address)
+    found = client.list_consumer_groups(request_timeout=kafka.TIMEOUT_S).result()
+    for failure in found.errors:
+        raise as_ours(failure)
+    groups: list[ConsumerGroupListing] = found.valid
+    return groups
+
+
+def _committed(address: str, name: str) -> list[TopicPartition]:
     request = [ConsumerGroupTopicPartitions(name)]
-    answer = kafka.only(client.list_consumer_group_offsets(request, request_timeout=kafka.TIMEOUT_S))
+    answer = kafka.of_group(
+        address, lambda client: client.list_consumer_group_offsets(request, request_timeout=kafka.TIMEOUT_S)
+    )
     return [place for place in answer.topic_partitions if place.offset >= 0]
 
 

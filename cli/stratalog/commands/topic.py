@@ -24,7 +24,7 @@ from confluent_kafka.admin import (
 )
 
 from stratalog import kafka
-from stratalog.deletion import confirm, delete_named, yes_option
+from stratalog.deletion import confirm, yes_option
 from stratalog.output import json_option, print_done, print_json, print_listing, print_rows
 from stratalog.places import TARGETS, places
 from stratalog.refusals import explained
@@ -39,7 +39,7 @@ from stratalog.target import (
     store_option,
 )
 from stratalog.tier.session import metadata_session
-from stratalog.topic_deletion import DELETED_COLUMNS, delete_now, deleted_rows, restore
+from stratalog.topic_deletion import DELETED_COLUMNS, delete_named, delete_now, deleted_rows, restore
 from stratalog.topic_retention import Expiring, change_of, confirm_compaction, confirm_shortening
 from stratalog_broker.admin.replication_factor import change_replication_factor
 from stratalog_broker.admin.retention_changes import RETENTION
@@ -269,11 +269,13 @@ def delete(
     """
     client = kafka.admin(bootstrap_of(data, bootstrap))
     call = partial(client.delete_topics, request_timeout=kafka.TIMEOUT_S)
-    if not now:
-        with explained(partial(_configs, client), names, data, metadata):
-            delete_named(names, "records", call, yes=yes, as_json=as_json)
-        return
     listed = ", ".join(names)
+    if not now:
+        confirm(f"Delete {listed} and all their records?", yes=yes)
+        with explained(partial(_configs, client), names, data, metadata):
+            delete_named(call, list(names))
+        print_done({"deleted": list(names)}, f"deleted {listed}", as_json=as_json)
+        return
     confirm(f"Delete {listed} and all their records for good?", yes=yes)
     with explained(partial(_configs, client), names, data, metadata):
         asyncio.run(delete_now(metadata_of(data, metadata), names, call))
