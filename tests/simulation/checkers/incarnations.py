@@ -11,8 +11,9 @@ nothing else:
 
 The owner of a bucket deletes what it has not written itself only when the grace period after its takeover is over, and never an
 object that one of its committed manifests refers to. The history that a restore finds ends no earlier than
-the newest manifest that was in the bucket at the takeover, or at the point up to which it restores; it was committed, and its
-leader epochs are new.
+the newest manifest that was in the bucket at the takeover, or at the point up to which it restores, or at that of the owner
+before, if that one had committed its cut before the takeover and the marker came later; it was committed, and its leader
+epochs are new.
 """
 
 from __future__ import annotations
@@ -86,6 +87,8 @@ class Incarnations:
         """By pointer key and digest of the manifest: the records up to its end."""
         self._offloaded: dict[str, int] = {}
         """By pointer key: the end of the history in the bucket at the last takeover."""
+        self._cut: dict[str, str] = {}
+        """By pointer key: the digest of the manifest in the metadata of the owner before, if it restored up to a point."""
         self._excused: set[str] = set()
         """Keys of manifests and markers that were sent by a process that stood still before."""
         bucket.on_written = self._written
@@ -109,11 +112,18 @@ class Incarnations:
         for each in self._all:
             each.is_owner = each is made
         made.number, made.taken_at_ms = owner.number, owner.taken_at_ms
+        self._cut = self._cut_by(self.owners[-1]) if self.owners else {}
         self.owners.append(made)
         self._offloaded = {
             manifest_pointer_key(topic.topic_id, index): self._newest_end(topic.topic_id, index)
             for topic, index in self._partitions
         }
+
+    def _cut_by(self, owner: Incarnation) -> dict[str, str]:
+        if owner.point_ms is None:
+            return {}
+        pointers = [record for record in owner.audit.records.values() if isinstance(record, ManifestPointer)]
+        return {pointer.key(): pointer.sha256 for pointer in pointers}
 
     def _newest_end(self, topic_id: UUID, index: int) -> int:
         """The end of the history that the bucket's newest marker names; 0 if there is none, or one of each of two lines."""
@@ -148,15 +158,19 @@ class Incarnations:
         """Check the history that a restore commits; returns its records."""
         key, point_ms = pointer.key(), self.of(audit).point_ms
         line = self._committed.get((key, pointer.sha256))
+        found_sha256 = pointer.sha256
         if line is not None:
             end_offset = pointer.end_offset
         else:
             manifest = decode_manifest(self._bucket.manifest_content(pointer))
-            line = self._committed.get((key, manifest.previous_sha256.hex()))
+            found_sha256 = manifest.previous_sha256.hex()
+            line = self._committed.get((key, found_sha256))
             audit.require(line is not None, f"{key} is restored from a manifest that was never committed")
             line = line or {}
             end_offset = max((batch.end_offset for batch in line.values()), default=0)
         if self.of(audit).is_owner:
+            if found_sha256 == self._cut.get(key):
+                self._offloaded[key] = min(self._offloaded[key], end_offset)
             offloaded = self._offloaded[key]
             audit.require(end_offset >= offloaded, f"{key} is restored up to {end_offset}, and {offloaded} were in the bucket")
         beyond = [base for base, batch in line.items() if point_ms is not None and batch.timestamp_ms >= point_ms]

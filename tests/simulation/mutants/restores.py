@@ -61,6 +61,15 @@ def restored_partitions_go_on_in_the_last_epoch() -> None:
     core_restoring.restore_epoch = lambda last_epoch, owner_number: last_epoch
 
 
+def cuts_are_marked_without_a_look() -> None:
+    """A restore up to a point marks its cut although the bucket was taken over since."""
+
+    async def refuse_nothing(store: Any, number: int) -> None:
+        pass
+
+    restoring.refuse_next_owner = refuse_nothing  # type: ignore[attr-defined]
+
+
 IN_RESTORES: Final = (
     workers_look_for_another_owner_at_their_start_only,
     deletions_share_the_look_of_commits,
@@ -68,5 +77,6 @@ IN_RESTORES: Final = (
     the_history_is_read_before_the_takeover,
     owners_delete_within_the_grace_period_after_a_takeover,
     restored_partitions_go_on_in_the_last_epoch,
+    cuts_are_marked_without_a_look,
 )
 """Planted faults by the part of the product that they change; :mod:`.hunt` runs them."""
