@@ -116,8 +116,7 @@ class PartitionLog:
         """Apply changed configs of the topic or changed cluster-wide defaults."""
         self.topic = topic
         self.configs = TopicConfigs.in_force(topic, self._view)
-        limits = self.configs.roll_limits(self._settings.ledger_idle_ms)
-        self.core.set_limits(limits)
+        self.core.set_limits(self.configs.roll_limits(self._settings.ledger_idle_ms))
         self._watch_age()
         self._follow_quorums()
 
@@ -393,6 +392,7 @@ class PartitionLog:
             return
         self.is_serving = False
         self._rolls.forget(self)
+        self._ledger_opening.stop()
         if self._writer is not None:
             self._writer.abandon()
         if self._retry is not None:

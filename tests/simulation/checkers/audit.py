@@ -199,6 +199,8 @@ class Audit:
             earlier = [self._ledger(other.ledger_id) for other in after.ledgers if other.leader_epoch < ref.leader_epoch]
             unsealed = [each.ledger_id for each in earlier if each is not None and each.state is not LedgerState.CLOSED]
             self.require(not unsealed, f"{key} got ledger {ref.ledger_id} while {unsealed} of earlier owners are not sealed")
+        if len(after.ledgers) > len(before.ledgers):
+            self._check_opening_offset(before, after)
         for ref in set(before.ledgers) - set(after.ledgers):
             self.require(ledger_key(ref.ledger_id) in self._leaving, f"{key} lost ledger {ref.ledger_id}, which still is there")
         if self._is_internal(after.topic_id):
@@ -208,6 +210,17 @@ class Audit:
         ledgers = (self.records.get(ledger_key(ref.ledger_id)) for ref in after.ledgers)
         open_ledgers = sum(isinstance(ledger, Ledger) and ledger.state is not LedgerState.CLOSED for ledger in ledgers)
         self.require(open_ledgers <= UNSEALED_MAX, f"{key} has {open_ledgers} ledgers that are not sealed")
+
+    def _check_opening_offset(self, before: Log, after: Log) -> None:
+        """Require that no new ledger begins below the end of the log: that of its last ledger, or of its cold history."""
+        last = self._ledger(before.ledgers[-1].ledger_id) if before.ledgers else None
+        pointer = self.records.get(manifest_pointer_key(after.topic_id, after.index))
+        end_offset = pointer.end_offset if isinstance(pointer, ManifestPointer) else before.log_start_offset
+        if last is not None:
+            end_offset = last.end_offset
+        opened = after.ledgers[len(before.ledgers)]
+        begins = f"ledger {opened.ledger_id} of {after.key()} begins at {opened.base_offset}"
+        self.require(opened.base_offset >= end_offset, f"{begins}; the log ends at {end_offset}")
 
     def _is_internal(self, topic_id: UUID) -> bool:
         return any(isinstance(each, Topic) and each.internal and each.topic_id == topic_id for each in self.records.values())

@@ -1,4 +1,4 @@
-"""Planted faults of shared commands, of read-ahead, and of handovers between owners."""
+"""Planted faults of shared commands, of read-ahead, of handovers between owners, and of owners that resign."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import msgspec
 from stratalog_broker.partitions import ownership
 from stratalog_broker.partitions.core import PartitionCore
 from stratalog_broker.partitions.handover import OutgoingHandovers
+from stratalog_broker.partitions.ledger_opening import LedgerOpening
 from stratalog_broker.partitions.log import PartitionLog
 from stratalog_broker.partitions.ownership import Partitions
 from stratalog_broker.partitions.release import Release
@@ -137,10 +138,17 @@ def readers_are_answered_during_a_handover() -> None:
     PartitionLog.is_releasing = never
 
 
+def resigned_owners_go_on_opening_ledgers() -> None:
+    """An owner that has lost its partition goes on opening its next ledger, at the end that it knew, in its successor's log."""
+    _swap(LedgerOpening, "stop", lambda self: None)
+    _swap(LedgerOpening, "_require_end", lambda self, *known: None)
+
+
 IN_OWNERSHIP_CHANGES: Final = (
     handover_does_not_end_a_reassignment,
     handover_keeps_the_epoch,
     handover_passes_on_no_producers,
+    resigned_owners_go_on_opening_ledgers,
     runs_are_served_to_any_partition,
     runs_skip_a_batch,
 )
