@@ -124,8 +124,8 @@ def takeover_and_opening_recover_only_the_last_ledger() -> None:
     """Takeover seals only the last ledger, and opening seals no leftovers: each fault alone is masked by the other defence."""
     takeover_recovers_only_the_last_ledger()
 
-    async def seal_leftovers(self: LedgerOpening, log: Log) -> None:
-        pass
+    async def seal_leftovers(self: LedgerOpening, log: Log) -> tuple[Ledger, ...]:
+        return ()
 
     _swap(LedgerOpening, "_seal_leftovers", seal_leftovers)
 
