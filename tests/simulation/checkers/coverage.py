@@ -60,6 +60,7 @@ TOMBSTONE_DELETED: Final = "tombstones deleted by a compaction"
 EXPIRED_DELETED: Final = "expired records deleted by a compaction"
 COMPACTED_AWAY: Final = "superseded records that readers did not find any more"
 READ_IN_A_GAP: Final = "fetch from an offset that compaction removed"
+READ_OVERTAKEN: Final = "history removed by retention while a replica read it"
 MARKER_GONE: Final = "aborted transaction not reported because compaction removed its marker"
 EXPIRED: Final = "segments removed by retention"
 EXPIRED_HOT: Final = "hot ledgers removed by retention while the store was away"
@@ -113,7 +114,7 @@ STATES: Final = (
     HANDED_OVER_UNNOTICED,
     PARTITIONS_ADDED,
     RECORDS_DELETED, START_MOVED, START_AT_TAKEOVER, MERGED, COMPACTED, TOMBSTONE_DELETED, EXPIRED_DELETED,
-    COMPACTED_AWAY, READ_IN_A_GAP, MARKER_GONE, EXPIRED, EXPIRED_HOT,
+    COMPACTED_AWAY, READ_IN_A_GAP, MARKER_GONE, READ_OVERTAKEN, EXPIRED, EXPIRED_HOT,
     EXPIRED_BY_SIZE, EXPIRED_HOT_BY_SIZE, SEGMENT_SIZED, RESUMED, FORKED, COPIED, REPAIRED, LEASED, ATTACHED,
     ATTACHMENT_DIED, DETACHED, LOCKED_DELETED, LOCKED_MERGED, LOCKED_EXPIRED, DRAINED, CONTROLLED_SHUTDOWN, GROUP_UPGRADED,
     GROUP_DOWNGRADED, BUCKET_TAKEN_OVER, TAKEN_OVER_AGAIN, RESTORE_REPEATED, RESTORED_TO_A_POINT, REFUSED_AFTER_TAKEOVER,

@@ -41,5 +41,18 @@ def replicas_report_no_aborted_transactions() -> None:
     AbortedTransactions.at_once = forgetful  # type: ignore[method-assign]
 
 
+def nothing_was_aborted_below_the_start() -> None:
+    """Batches that retention removed while they were read are served as if all their transactions had been committed."""
+    at_once = AbortedTransactions.at_once
+
+    def from_the_start(self: AbortedTransactions, log: Any, start_offset: int, end_offset: int) -> Any:
+        pointer = self._reader.manifest_pointer(log)
+        if pointer is not None and start_offset < pointer.start_offset and start_offset < log.core.aborted_from:
+            start_offset = pointer.start_offset
+        return at_once(self, log, start_offset, end_offset) if start_offset < end_offset else []
+
+    AbortedTransactions.at_once = from_the_start  # type: ignore[method-assign]
+
+
 IN_LOG: Final = (replicas_serve_beyond_the_end_of_history,)
-IN_TRANSACTIONS: Final = (replicas_report_no_aborted_transactions,)
+IN_TRANSACTIONS: Final = (replicas_report_no_aborted_transactions, nothing_was_aborted_below_the_start)

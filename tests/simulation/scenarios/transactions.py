@@ -21,6 +21,7 @@ from simulation.clients.migrating_members import MigratingMember, observed_heart
 from simulation.clients.transactions import TransactionalWriter
 from simulation.scenarios import everything, log
 from simulation.scenarios.cluster import FINISH_S, LOOK_S, bootstrap, create_topic
+from simulation.scenarios.overtaken_read import OvertakenRead
 from simulation.world import roles
 from simulation.world.machine import Machine, Ports, World
 from stratalog_broker.coordination.transactions.core.coordinator import TransactionCoordinator
@@ -128,3 +129,5 @@ class Scenario(everything.Scenario):
             expected = self.outcomes.expected_offset(writer.group.removeprefix("group-"))
             assert offset == expected, f"{writer.group} has offset {offset} after transaction {expected} committed it"
         await super()._check_everything(machine, ports)
+        if self.world.decides("overtaken read"):
+            await OvertakenRead(self.world, self.bucket, self.outcomes, TOPIC, self.brokers).run(machine, ports)

@@ -38,6 +38,7 @@ from stratalog_tiering.store.checksums import crc_text
 LATER_S: Final = 4.0
 SLOW_S: Final = 5.0
 STALL_S: Final = 10.0
+HELD_LOOK_S: Final = 0.01
 
 
 @dataclass(slots=True)
@@ -60,6 +61,8 @@ class StoreFaults:
     """A request takes up to ``SLOW_S`` seconds."""
     listing_lag_s: float = 0.0
     """Maximum delay in seconds until listings show a write or deletion."""
+    holds_blocks: bool = False
+    """Answers to brokers' reads of a part of an object stay on their way while this is set."""
     delay_mean_s: float = 0.01
 
 
@@ -78,6 +81,8 @@ class Bucket:
     earlier: dict[str, list[int]] = field(default_factory=dict)
     """By key: the numbers of the versions that a later one has replaced."""
     upload_locks: dict[str, ObjectLock] = field(default_factory=dict)
+    held_reads: int = 0
+    """The number of reads that ``holds_blocks`` holds."""
     late_keys: set[str] = field(default_factory=set)
     """Keys of writes that got no answer and took effect later, or will."""
     on_deleted: Callable[[Sequence[str]], None] = lambda keys: None
@@ -147,8 +152,9 @@ class SimulatedStore:
 
     url = "simulated:"
 
-    def __init__(self, bucket: Bucket, loop: SimulatedLoop, randomness: random.Random) -> None:
+    def __init__(self, bucket: Bucket, loop: SimulatedLoop, randomness: random.Random, *, is_of_broker: bool = False) -> None:
         self._bucket = bucket
+        self._is_of_broker = is_of_broker
         self._loop = loop
         self._random = randomness
         self.keys = SimulatedKeys(randomness)
@@ -255,10 +261,20 @@ class SimulatedStore:
         check_range(start, length)
         await self._reach()
         content = self._existing(key)[start : start + length]
+        if self._is_of_broker:
+            await self._held()
         self._check_cut(key)
         if len(content) < length and not or_less:
             raise Corrupt(f"object {key} ends before {start + length}")
         return memoryview(content)
+
+    async def _held(self) -> None:
+        self._bucket.held_reads += 1
+        try:
+            while self._bucket.faults.holds_blocks:  # noqa: ASYNC110 - no event tells
+                await asyncio.sleep(HELD_LOOK_S)
+        finally:
+            self._bucket.held_reads -= 1
 
     async def head(self, key: str) -> ObjectInfo:
         await self._reach()

@@ -180,7 +180,7 @@ def ledger_client(metadata: QuorumClient, ports: Ports) -> LedgerClient:
 def broker(bucket: Bucket) -> Main:
     async def run(machine: Machine, ports: Ports) -> None:
         metadata = await connect_metadata(ports)
-        store = SimulatedStore(bucket, ports.loop, ports.random)
+        store = SimulatedStore(bucket, ports.loop, ports.random, is_of_broker=True)
         searches = SearchPool(ports.background, 1024 * 1024)
         cold = ColdReader(store, ColdReaderSettings(), ports.clock, background=ports.background, searches=searches)
         settings = BrokerSettings(
