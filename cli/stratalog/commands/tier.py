@@ -12,13 +12,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from stratalog.commands.attach import attach, detach
+from stratalog.commands.collection import gc
 from stratalog.commands.compact import compact
-from stratalog.deletion import confirm, yes_option
 from stratalog.exit_codes import ExitCode
 from stratalog.moments import format_moment
 from stratalog.output import human_bytes, json_option, print_done, print_json, print_rows, progress_bar
 from stratalog.target import addresses_or_store, metadata_of, metadata_options, second_store_of, store_of
-from stratalog.tier.collection import collect, due_rows, refused_rows, waiting_rows
 from stratalog.tier.copies import copied_partitions
 from stratalog.tier.forks import (
     ForkedPartition,
@@ -39,7 +38,6 @@ from stratalog_core.errors import Invalid
 from stratalog_core.system import ThreadBackground
 from stratalog_metadata.records import KEEP_METADATA, KEEP_STORE
 from stratalog_tiering.cold.verifier import PartitionReport, Verifier
-from stratalog_tiering.config import TieringSettings
 from stratalog_tiering.core.forks import Forked
 from stratalog_tiering.store import ObjectStore
 
@@ -47,11 +45,6 @@ if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
 _CHECKSUM_THREADS = 2
-_GRACE_MS = next(field.default for field in dataclasses.fields(TieringSettings) if field.name == "grace_ms")
-_GRACE_MIN_MS = 3_600_000
-"""An upload that is in progress is younger than this. Only its commit makes it part of the history."""
-_DUE_COLUMNS = ("topic", "partition", "reason", "bytes", "key")
-_WAITING_COLUMNS = ("topic", "partition", "reason", "objects", "bytes", "first_due_at", "last_due_at", "lease")
 _SEGMENT_COLUMNS = ("topic", "partition", "base_offset", "last_offset", "record_count", "bytes", "key")
 _VERIFIED_COLUMNS = ("topic", "partition", "start_offset", "end_offset", "segments", "records", "bytes", "findings")
 _STATUS_COLUMNS = (
@@ -68,6 +61,7 @@ def tier() -> None:
 tier.add_command(attach)
 tier.add_command(detach)
 tier.add_command(compact)
+tier.add_command(gc)
 
 
 def _copy_option(text: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -302,52 +296,6 @@ async def _verify(addresses: list[str], url: str, topics: tuple[str, ...]) -> li
         return reports
     finally:
         background.close()
-
-
-@tier.command()
-@click.argument("topics", nargs=-1)
-@click.option("--dry-run", is_flag=True, help="Delete nothing.")
-@click.option(
-    "--grace-ms",
-    type=click.IntRange(min=_GRACE_MIN_MS),
-    default=_GRACE_MS,
-    show_default=True,
-    help="Time for which objects stay after they left the history; not less than the workers' [tiering] grace_ms.",
-)
-@yes_option
-@metadata_options
-@json_option
-@click.pass_context
-def gc(
-    context: click.Context,
-    topics: tuple[str, ...],
-    dry_run: bool,
-    grace_ms: int,
-    yes: bool,
-    data: Path | None,
-    metadata: str | None,
-    store: str | None,
-    as_json: bool,
-) -> None:
-    """Delete objects that no history refers to any more, once. With --dry-run, list what would go and why.
-
-    Also lists what waits for the end of a period or of a reader's lease, and until when. Tiering workers do the same at their
-    intervals. Exits with 1 if a partition may not be judged, for example because its history has forked; nothing of it is
-    deleted. Times are compared with this machine's clock.
-    """
-    if not dry_run:
-        confirm("Delete all objects that `stratalog tier gc --dry-run` lists as due?", yes=yes)
-    found = asyncio.run(collect(metadata_of(data, metadata), store_of(data, store), topics, grace_ms, dry_run=dry_run))
-    due, waiting, refused = due_rows(found), waiting_rows(found), refused_rows(found)
-    if as_json:
-        print_json({"due" if dry_run else "deleted": due, "waiting": waiting, "refused": refused})
-    else:
-        print_rows(due, _DUE_COLUMNS, title="would be deleted now" if dry_run else "deleted")
-        print_rows(waiting, _WAITING_COLUMNS, title="waiting")
-        for row in refused:
-            click.echo(f"{row['topic']}-{row['partition']}: {row['error']}", err=True)
-    if refused:
-        context.exit(ExitCode.FAILED)
 
 
 @tier.command()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from uuid import UUID
 
 from stratalog.moments import format_moment
 from stratalog.tier.report import topics_named
@@ -10,10 +11,23 @@ from stratalog.tier.session import metadata_session, store_session
 from stratalog_core.system import SystemClock
 from stratalog_metadata.records import Topic
 from stratalog_tiering.cold.manifest_source import ManifestSource
+from stratalog_tiering.maintenance.earlier_deletions import confirm_deletion
 from stratalog_tiering.offload.locks import KnownLocks
+from stratalog_tiering.offload.ownership import check_claim, cluster_id_in
 from stratalog_tiering.worker.collection import CollectorPorts, Found, delete_due, find_all
 
 Row = dict[str, object]
+
+
+async def confirm_deletions(addresses: Sequence[str], store_url: str, topic_ids: Sequence[UUID]) -> None:
+    """Have topics collected whose history went on after an earlier owner of the bucket deleted them.
+
+    Raises ``Invalid`` if the bucket is not the cluster's, ``NotFound`` if one of them does not wait for that.
+    """
+    async with metadata_session(addresses) as client, store_session(store_url) as store:
+        owner = await check_claim(store, cluster_id_in(client))
+        for topic_id in topic_ids:
+            await confirm_deletion(store, client, owner, topic_id, SystemClock().wall_ms())
 
 
 async def collect(

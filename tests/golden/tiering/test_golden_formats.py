@@ -426,7 +426,16 @@ def test_page() -> None:
                 topic_id=TOPIC, name="flights", partition_count=12, replication_factor=3, configs={"retention.ms": "-1"}
             ),
         ),
-        ("deleted.json", DeletionMarker(topic_id=TOPIC, deleted_at_ms=1_700_000_000_000, deletion_version=417)),
+        (
+            "deleted_by_cluster.json",
+            DeletionMarker(
+                topic_id=TOPIC,
+                deleted_at_ms=1_700_000_000_000,
+                deletion_version=417,
+                cluster_id="AAAAAAAAAAAAAAAAAAAAAA",
+                restorable_ms=3_600_000,
+            ),
+        ),
         ("data_key.json", WrappedDataKey(topic_id=TOPIC, partition=3, key_name="k1", wrapped=bytes(range(60)))),
         ("marker.json", CommitMarker(manifest_key=manifest_key(TOPIC, 3, 12, 0x66), manifest_version=12, sha256="ab" * 32)),
     ],
@@ -435,6 +444,14 @@ def test_descriptors(name: str, descriptor: Descriptor) -> None:
     stored = golden(name, encode_descriptor(descriptor))
     assert stored == encode_descriptor(descriptor)
     assert decode_descriptor(stored, type(descriptor), name) == descriptor
+
+
+def test_a_deletion_marker_without_its_cluster() -> None:
+    stored = (HERE / "deleted.json").read_bytes()
+    expected = DeletionMarker(
+        topic_id=TOPIC, deleted_at_ms=1_700_000_000_000, deletion_version=417, cluster_id="", restorable_ms=86_400_000
+    )
+    assert decode_descriptor(stored, DeletionMarker, "deleted.json") == expected
 
 
 def test_a_deletion_marker_without_the_version_of_its_deletion() -> None:

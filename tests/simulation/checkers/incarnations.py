@@ -10,10 +10,12 @@ nothing else:
 - new segments and their parts, which are orphans, and are deleted by the owner after the grace period; it overwrites nothing.
 
 The owner of a bucket deletes what it has not written itself only when the grace period after its takeover is over, and never an
-object that one of its committed manifests refers to. The history that a restore finds ends no earlier than
-the newest manifest that was in the bucket at the takeover, or at the point up to which it restores, or at that of the owner
-before, if that one had committed its cut before the takeover and the marker came later; it was committed, and its leader
-epochs are new.
+object that one of its committed manifests refers to. Nothing of a topic that an earlier owner deleted goes before the grace
+period after the time for which that owner could have restored it.
+
+The history that a restore finds ends no earlier than the newest manifest that was in the bucket at the takeover, or at the
+point up to which it restores, or at that of the owner before, if that one had committed its cut before the takeover and the
+marker came later; it was committed, and its leader epochs are new.
 """
 
 from __future__ import annotations
@@ -32,17 +34,29 @@ from simulation.world.object_store import Bucket, SimulatedStore
 from stratalog_core.errors import NoSuchObject
 from stratalog_core.object_lock import ObjectLock
 from stratalog_core.ports import Buffer
-from stratalog_metadata.records import Ledger, Log, ManifestPointer, Partition, Topic, log_key, manifest_pointer_key
+from stratalog_metadata.records import (
+    Ledger,
+    Log,
+    ManifestPointer,
+    Partition,
+    Topic,
+    log_key,
+    manifest_pointer_key,
+    partition_key,
+)
 from stratalog_metadata.state.changes import Change
 from stratalog_tiering.format.commit_marker import decode_marker
-from stratalog_tiering.format.descriptor import OwnerDescriptor, decode_descriptor
+from stratalog_tiering.format.descriptor import DeletionMarker, OwnerDescriptor, decode_descriptor
 from stratalog_tiering.format.manifest import decode_manifest
 from stratalog_tiering.format.object_keys import (
     LEASES_PREFIX,
     OWNERS_PREFIX,
     TOPICS_PREFIX,
+    deleted_topic_of,
+    deletion_marker_key,
     is_marker,
     manifests_prefix,
+    object_owner,
     parse_manifest_key,
 )
 from stratalog_tiering.offload.ownership import COMMITS_SHARE_S
@@ -91,6 +105,8 @@ class Incarnations:
         """By pointer key: the digest of the manifest in the metadata of the owner before, if it restored up to a point."""
         self._excused: set[str] = set()
         """Keys of manifests and markers that were sent by a process that stood still before."""
+        self.kept_until_ms: dict[UUID, float] = {}
+        """By topic: until when the cluster that deleted it could have restored it, by the marker in the bucket."""
         bucket.on_written = self._written
         bucket.on_deleted = self._deleted
 
@@ -104,6 +120,10 @@ class Incarnations:
     # -- the bucket
 
     def _written(self, key: str, content: bytes) -> None:
+        if (topic_id := deleted_topic_of(key)) is not None:
+            marker = decode_descriptor(content, DeletionMarker, key)
+            marked_ms = max(marker.deleted_at_ms, self._now_ms())
+            self.kept_until_ms[topic_id] = marked_ms + marker.restorable_ms
         if not key.startswith(OWNERS_PREFIX):
             return
         owner = decode_descriptor(content, OwnerDescriptor, key)
@@ -126,7 +146,12 @@ class Incarnations:
         return {pointer.key(): pointer.sha256 for pointer in pointers}
 
     def _newest_end(self, topic_id: UUID, index: int) -> int:
-        """The end of the history that the bucket's newest marker names; 0 if there is none, or one of each of two lines."""
+        """The end of the history that the bucket's newest marker names.
+
+        0 if there is none, or one of each of two lines, or the topic is deleted.
+        """
+        if deletion_marker_key(topic_id) in self._bucket.objects:
+            return 0
         keys = [key for key in self._bucket.objects if key.startswith(manifests_prefix(topic_id, index)) and is_marker(key)]
         versions = {key: parsed.version for key in keys if (parsed := parse_manifest_key(key)) is not None}
         newest = [key for key in versions if versions[key] == max(versions.values())]
@@ -225,6 +250,20 @@ class Incarnations:
             since_s = (EPOCH_MS + now * 1000 - made_by.taken_at_ms) / 1000
             what = f"{machine} deletes {foreign[0]}, which it has not written, {since_s:.1f} s after its takeover"
             made_by.audit.require(since_s >= GRACE_S - CLOCK_MARGIN_S, what)
+            self._require_not_restorable(made_by, foreign, machine)
+
+    def _require_not_restorable(self, made_by: Incarnation, keys: Sequence[str], machine: str) -> None:
+        """Require that nothing goes of a topic that another cluster deleted and could have restored."""
+        for topic_id, index in {owner for key in keys if (owner := object_owner(key)) is not None}:
+            kept_until_ms = self.kept_until_ms.get(topic_id)
+            if kept_until_ms is None or partition_key(topic_id, index) in made_by.audit.records:
+                continue
+            since_s = (self._now_ms() - kept_until_ms) / 1000
+            what = f"{machine} deletes objects of {topic_id}, {since_s:.1f} s after the topic could have been restored"
+            made_by.audit.require(since_s >= GRACE_S - CLOCK_MARGIN_S, what)
+
+    def _now_ms(self) -> float:
+        return EPOCH_MS + self.world.loop.time() * 1000
 
     def check_end(self, last: Incarnation) -> None:
         """Require that the owner at the end has at least what was in the bucket when it took it over."""
@@ -232,7 +271,8 @@ class Incarnations:
             pointer = last.audit.records.get(key)
             is_whole = isinstance(pointer, ManifestPointer) and pointer.end_offset >= end_offset
             is_cut = last.point_ms is not None and pointer is not None
-            assert is_whole or is_cut or not end_offset, f"{key} ends before {end_offset}: {pointer}"
+            is_deleted = pointer is None and any(key == manifest_pointer_key(each, 0) for each in self.kept_until_ms)
+            assert is_whole or is_cut or is_deleted or not end_offset, f"{key} ends before {end_offset}: {pointer}"
 
 
 class RestoreAudit(Audit):

@@ -25,7 +25,7 @@ def attached_history_is_not_locked() -> None:
 def attachments_are_not_hidden() -> None:
     """Readers of the bucket see a topic while it is being attached."""
 
-    async def mark_nothing(store: Any, deleted: Any, now_ms: int, version: int = 0) -> Any:
+    async def mark_nothing(store: Any, deleted: Any, now_ms: int, cluster_id: str, version: int = 0) -> Any:
         return None
 
     attachment.mark_deleted = mark_nothing  # type: ignore[attr-defined]

@@ -5,7 +5,10 @@ from __future__ import annotations
 import math
 from typing import Any, Final
 
+import msgspec
+
 from stratalog_tiering.core import restoring as core_restoring
+from stratalog_tiering.maintenance import earlier_deletions as earlier
 from stratalog_tiering.maintenance import restoring
 from stratalog_tiering.offload import ownership, version_objects
 from stratalog_tiering.offload.ownership import BucketOwnership
@@ -70,6 +73,25 @@ def cuts_are_marked_without_a_look() -> None:
     restoring.refuse_next_owner = refuse_nothing  # type: ignore[attr-defined]
 
 
+def topics_that_earlier_owners_deleted_stay() -> None:
+    """A new owner of the bucket does not learn which topics the clusters before it deleted."""
+
+    async def earlier_deletions(*ignored: Any) -> list[Any]:
+        return []
+
+    earlier.earlier_deletions = earlier_deletions  # type: ignore[assignment]
+
+
+def promises_of_earlier_owners_to_keep_a_topic_end_at_the_takeover() -> None:
+    """The grace period of a topic that an earlier owner deleted begins although that could still have restored it."""
+    decide: Any = earlier.earlier_deletion  # type: ignore[attr-defined]
+
+    def earlier_deletion(marker: Any, *others: Any) -> Any:
+        return decide(msgspec.structs.replace(marker, restorable_ms=0), *others)
+
+    earlier.earlier_deletion = earlier_deletion  # type: ignore[assignment, attr-defined]
+
+
 IN_RESTORES: Final = (
     workers_look_for_another_owner_at_their_start_only,
     deletions_share_the_look_of_commits,
@@ -78,5 +100,7 @@ IN_RESTORES: Final = (
     owners_delete_within_the_grace_period_after_a_takeover,
     restored_partitions_go_on_in_the_last_epoch,
     cuts_are_marked_without_a_look,
+    topics_that_earlier_owners_deleted_stay,
+    promises_of_earlier_owners_to_keep_a_topic_end_at_the_takeover,
 )
 """Planted faults by the part of the product that they change; :mod:`.hunt` runs them."""

@@ -3,10 +3,12 @@
 An installation is a metadata node, an owner that seals ledgers, and two tiering workers that offload, merge, expire and sweep
 over a store that fails. The workers and the node crash, stop and lose answers. Then one or two others restore the bucket by
 the restore of production, which crashes at any step and is repeated, and which may race the other one; in some runs up to a
-point in time. The old installations go on all the time. ``checkers/incarnations.py`` says and checks what they may still do.
+point in time. In some runs the first installation deletes a topic before. The old installations go on all the time.
+``checkers/incarnations.py`` says and checks what they may still do.
 
 At the end the last owner of the bucket has every record that was offloaded when the bucket was taken over, as it was written,
-and its own; if an old worker's manifest came late, the history has forked, and an operator keeps the owner's line first.
+and its own; if an old worker's manifest came late, the history has forked, and an operator keeps the owner's line first. The
+deleted topic is restored if the bucket did not say so yet; else nothing of it is left.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ import msgspec
 
 from simulation.checkers.coverage import (
     BUCKET_TAKEN_OVER,
+    EARLIER_DELETION,
     FORKED,
     MERGED,
     REFUSED_AFTER_TAKEOVER,
@@ -44,6 +47,7 @@ from simulation.world.object_store import Bucket, SimulatedStore, StoreFaults
 from stratalog_core.batches.records import Record, build_batch
 from stratalog_core.errors import Conflict, Invalid, StratalogError
 from stratalog_metadata.client.quorum_client import QuorumClient
+from stratalog_metadata.client.topic_deletion import delete_topic
 from stratalog_metadata.node.server import MetadataServer
 from stratalog_metadata.records import (
     KEEP_METADATA,
@@ -53,6 +57,7 @@ from stratalog_metadata.records import (
     Partition,
     TierStatus,
     Topic,
+    deleted_topic_key,
     log_key,
     manifest_pointer_key,
     partition_key,
@@ -66,11 +71,13 @@ from stratalog_tiering.cold.lease import HeldLease, held
 from stratalog_tiering.cold.reader import ColdReader
 from stratalog_tiering.config import TieringSettings
 from stratalog_tiering.core import leases
-from stratalog_tiering.format.object_keys import manifests_prefix
+from stratalog_tiering.format.object_keys import deletion_marker_key, manifests_prefix, topic_prefix, topic_prefixes
 from stratalog_tiering.maintenance.cutting import CutPoint, CutPorts
+from stratalog_tiering.maintenance.earlier_deletions import confirm_deletion, earlier_deletions
 from stratalog_tiering.maintenance.fork_resolution import read_lines
 from stratalog_tiering.maintenance.restoring import restore_topics, wanted_topics
 from stratalog_tiering.offload.ownership import cluster_id_in
+from stratalog_tiering.worker import session
 from stratalog_tiering.worker.worker import TieringWorker
 
 KEPT: Final = Topic(
@@ -80,7 +87,14 @@ EXPIRING: Final = Topic(
     name="expiring", topic_id=UUID(int=0xE), partition_count=1, replication_factor=1,
     configs={"retention.ms": "5000", "segment.ms": "400"},
 )  # fmt: skip
-PARTITIONS: Final = tuple((topic, index) for topic in (KEPT, EXPIRING) for index in range(topic.partition_count))
+DELETED: Final = Topic(
+    name="deleted", topic_id=UUID(int=0xD), partition_count=1, replication_factor=1, configs={"retention.ms": "-1"}
+)
+"""The first installation deletes it in some runs."""
+PARTITIONS: Final = tuple((topic, index) for topic in (KEPT, EXPIRING, DELETED) for index in range(topic.partition_count))
+RESTORABLE_MS_MAX: Final = 15_000
+"""Beyond the takeover in about half of the runs: nothing goes within about eight seconds after it anyway."""
+BUCKET_INTERVAL_S: Final = 2.0
 BEFORE_S: Final = 7.0
 RIVAL_LATEST_S: Final = 5.0
 AFTER_S: Final = 7.0
@@ -98,14 +112,16 @@ REPEAT_S: Final = 0.5
 
 
 @contextlib.contextmanager
-def _clocks_that_agree() -> Iterator[None]:
-    """Let leases end on time while the context lasts: the allowance for clocks is longer than a run."""
-    apart_ms = leases.CLOCKS_APART_MS
+def _times_of_a_short_run() -> Iterator[None]:
+    """Let leases end on time while the context lasts, and workers look at the whole bucket: both take longer than a run."""
+    apart_ms, interval_s = leases.CLOCKS_APART_MS, session.BUCKET_INTERVAL_S
     setattr(leases, "CLOCKS_APART_MS", 100)  # noqa: B010 - it is a constant to the type checker
+    setattr(session, "BUCKET_INTERVAL_S", BUCKET_INTERVAL_S)  # noqa: B010
     try:
         yield
     finally:
         setattr(leases, "CLOCKS_APART_MS", apart_ms)  # noqa: B010
+        setattr(session, "BUCKET_INTERVAL_S", interval_s)  # noqa: B010
 
 
 class StoppedMachine(Machine):
@@ -209,11 +225,21 @@ class Installation:
 
     async def create_topics(self, machine: Machine, ports: Ports) -> None:
         client = await self.connect(ports)
-        updates: list[Put] = [Put(record=KEPT), Put(record=EXPIRING)]
+        updates: list[Put] = [Put(record=topic) for topic in (KEPT, EXPIRING, DELETED)]
         for topic, index in PARTITIONS:
             updates.append(Put(record=Partition(topic_id=topic.topic_id, index=index, leader_epoch=7)))
             updates.append(Put(record=Log(topic_id=topic.topic_id, index=index)))
         await client.propose(Command(updates=tuple(updates)))
+
+    async def delete_topic(self, machine: Machine, ports: Ports) -> None:
+        """Delete a topic, and end when the cluster knows it."""
+        client, restorable_ms = await self.connect(ports), ports.random.randint(0, RESTORABLE_MS_MAX)
+        while (found := client.view.get(DELETED.key())) is not None:
+            assert isinstance(found.record, Topic)
+            command = delete_topic(client.view, found.record, found.version, ports.clock.wall_ms(), restorable_ms)
+            with contextlib.suppress(StratalogError):
+                await client.propose(command)
+            await asyncio.sleep(LOOK_S)
 
     async def _run_owner(self, machine: Machine, ports: Ports) -> None:
         client = await self.connect(ports)
@@ -323,7 +349,7 @@ class Scenario:
             each.audit.promise_checker.connection_broke(process)
 
     def simulate(self) -> None:
-        with roles.merges_of_few_segments(), _clocks_that_agree():
+        with roles.merges_of_few_segments(), _times_of_a_short_run():
             self.world.loop.run_until_complete(self._run())
 
     async def _run(self) -> None:
@@ -337,6 +363,7 @@ class Scenario:
             self.bucket.faults = StoreFaults(
                 unavailable=0.03, answer_lost=0.03, damaged=0.02, truncated=0.02, happens_later=0.08
             )
+        deletion = asyncio.get_running_loop().create_task(self._delete_topic())
         await self._pass_time(self._random.uniform(0.5, 1.0) * BEFORE_S)
         restores = [asyncio.get_running_loop().create_task(self._restores(each)) for each in self.new]
         await self._pass_time(AFTER_S, restores)
@@ -346,12 +373,19 @@ class Scenario:
         winner = self._winner()
         self.bucket.faults = StoreFaults()
         nemesis()
+        await in_time(deletion, "the deletion of a topic did not come to its end", FINISH_S)
         await self._quiet(winner)
         takeovers = len(self.incarnations.owners) - 1
         self.world.coverage.meet(BUCKET_TAKEN_OVER, takeovers)
         self.world.coverage.meet(TAKEN_OVER_AGAIN, max(takeovers - 1, 0))
         self.world.coverage.meet(MERGED, sum(each.audit.merges for each in self.installations))
         self.world.note(f"{winner.name} owns the bucket at the end, {len(self.bucket.objects)} objects")
+
+    async def _delete_topic(self) -> None:
+        chance = self.world.random("restores/deletion")
+        if chance.random() < 0.6 and self.world.decides("deletion"):
+            await asyncio.sleep(chance.uniform(0.2, 1.0) * BEFORE_S)
+            await self._in_checker(self.old.delete_topic)
 
     def _nemesis(self, name: str, machines: Sequence[Machine]) -> Callable[[], None]:
         """Start to inject faults into an installation; returns the function that ends it."""
@@ -421,11 +455,33 @@ class Scenario:
                 if self._has_forked(winner, topic, index):
                     await self._decide(winner, topic, index)
                     until = max(until, self.world.loop.time() + QUIET_S)
+        await self._in_checker(lambda machine, ports: self._decide_on_deletions(winner, ports))
         winner.stop = True
         await self._pass_time(2.0)
         await self._in_checker(FinalChecks(winner.audit, self.bucket, [], len(PARTITIONS)).run)
         await self._in_checker(lambda machine, ports: self._read_everything(winner, ports))
         self.incarnations.check_end(winner.incarnation)
+        await self._in_checker(lambda machine, ports: self._until_nothing_is_left(winner))
+
+    async def _decide_on_deletions(self, winner: Installation, ports: Ports) -> None:
+        """Let go of a topic whose history went on after its deletion, as an operator does who has looked at it."""
+        client, store = await winner.connect(ports), SimulatedStore(self.bucket, ports.loop, ports.random)
+        owner = await read_owner(store)
+        assert owner is not None
+        for each in await earlier_deletions(store, client, owner):
+            if each.refused:
+                self.world.note(f"{each.deleted.name}: {each.refused}")
+                await confirm_deletion(store, client, owner, each.deleted.topic_id, ports.clock.wall_ms())
+
+    async def _until_nothing_is_left(self, winner: Installation) -> None:
+        """Return when no object is left of the deleted topic, unless its bucket was taken over before it was marked."""
+        prefixes = (*topic_prefixes(DELETED.topic_id), topic_prefix(DELETED.topic_id), deletion_marker_key(DELETED.topic_id))
+        while partition_key(DELETED.topic_id, 0) not in winner.audit.records:
+            left = [key for key in self.bucket.objects if key.startswith(prefixes)]
+            if not left and deleted_topic_key(DELETED.topic_id) not in winner.audit.records:
+                self.world.coverage.meet(EARLIER_DELETION)
+                return
+            await asyncio.sleep(LOOK_S)
 
     def _has_forked(self, installation: Installation, topic: Topic, index: int) -> bool:
         status = installation.audit.records.get(tier_status_key(topic.topic_id, index))

@@ -180,7 +180,8 @@ async def reserve(ports: AttachPorts, topic: Topic, expiry_ms: int) -> Reserved:
         topic=topic, configs=configs, cluster_id=cluster_id, owner_number=owner.number, pending=pending, version=version
     )
     try:
-        await mark_deleted(ports.store, DeletedTopic(topic_id=topic.topic_id, name=topic.name, deleted_at_ms=now_ms), now_ms)
+        hidden = DeletedTopic(topic_id=topic.topic_id, name=topic.name, deleted_at_ms=now_ms)
+        await mark_deleted(ports.store, hidden, now_ms, cluster_id)
         # With the configs in force: if this is given up, they say whether the store is to be asked for locks.
         described: Topic = msgspec.structs.replace(topic, configs=configs)
         await describe_topic(ports.store, described)

@@ -15,6 +15,7 @@ from stratalog_metadata.client.api import MetadataView
 from stratalog_metadata.client.topic_defaults import topic_defaults
 from stratalog_metadata.records import DeletedTopic, PendingTopic, RestoredTopic, Topic
 from stratalog_tiering.copies.second import SecondCopy, put_if_absent
+from stratalog_tiering.core.deletion_markers import deletion_marker
 from stratalog_tiering.format.descriptor import DeletionMarker, decode_descriptor, encode_descriptor
 from stratalog_tiering.format.object_keys import (
     TOPICS_PREFIX,
@@ -31,10 +32,10 @@ _BATCH: Final = 1000
 _TIMEOUT_S: Final = 30.0
 
 
-async def mark_deletion(second: ObjectStore, deleted: DeletedTopic, now_ms: int) -> None:
+async def mark_deletion(second: ObjectStore, deleted: DeletedTopic, now_ms: int, cluster_id: str) -> None:
     """Hide a deleted topic from readers of the second copy, if that has the topic."""
     async for _ in second.list(topic_prefix(deleted.topic_id)):
-        marker = DeletionMarker(topic_id=deleted.topic_id, deleted_at_ms=max(deleted.deleted_at_ms, now_ms))
+        marker = deletion_marker(deleted, now_ms, cluster_id)
         await put_if_absent(second, deletion_marker_key(deleted.topic_id), encode_descriptor(marker))
         return
 
@@ -49,16 +50,17 @@ async def apply_deletions(ports: WorkerPorts, second: SecondCopy) -> None:
     await ports.metadata.refresh(_TIMEOUT_S)
     view, now_ms = ports.metadata.view, ports.clock.wall_ms()
     for deleted in view.all(DeletedTopic):
-        await mark_deletion(second.store, deleted, now_ms)
+        await mark_deletion(second.store, deleted, now_ms, ports.cluster_id)
     live = {topic.topic_id for topic in view.all(Topic)}
     for topic_id in marked:
         if topic_id in live:
             await second.store.delete([deletion_marker_key(topic_id)])
-        elif topic_id not in _known(view) and await _marked_before(second, topic_id, now_ms - second.grace_ms):
+        elif topic_id not in known_topics(view) and await _marked_before(second, topic_id, now_ms - second.grace_ms):
             await _delete_topic(ports, second, topic_id)
 
 
-def _known(view: MetadataView) -> set[UUID]:
+def known_topics(view: MetadataView) -> set[UUID]:
+    """The topics that metadata has in any state."""
     kinds: tuple[Iterable[DeletedTopic | PendingTopic | RestoredTopic | Topic], ...] = (
         view.all(Topic), view.all(DeletedTopic), view.all(PendingTopic), view.all(RestoredTopic),
     )  # fmt: skip

@@ -25,6 +25,8 @@ OLD_MANIFEST: Final = "old-manifest"
 DELETED_TOPIC: Final = "deleted-topic"
 RESTORABLE_TOPIC: Final = "restorable-topic"
 """Its topic can still be restored; a worker makes the deletion final first."""
+EARLIER_DELETION: Final = "earlier-deletion"
+"""Its topic was deleted by an earlier owner of the bucket; a worker records that first."""
 PENDING_TOPIC: Final = "pending-topic"
 """Its topic is being attached, or the process that did it has died; a worker gives the attachment up first."""
 
@@ -44,7 +46,7 @@ class Garbage:
 
     def is_due(self, now_ms: int) -> bool:
         """Whether the object may be deleted at the wall time ``now_ms``."""
-        return self.reason not in (RESTORABLE_TOPIC, PENDING_TOPIC) and self.due_ms <= now_ms
+        return self.reason not in (RESTORABLE_TOPIC, EARLIER_DELETION, PENDING_TOPIC) and self.due_ms <= now_ms
 
 
 def orphans(listed: Iterable[ObjectInfo], referenced: frozenset[str], grace_ms: int) -> list[Garbage]:

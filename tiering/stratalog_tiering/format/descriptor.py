@@ -19,6 +19,8 @@ from stratalog_core.ports import Buffer
 FORMAT_VERSION: Final = 1
 LEASE_MS_MAX: Final = 24 * 3_600_000
 """A holder that died keeps nothing for longer."""
+RESTORABLE_MS_UNKNOWN: Final = 24 * 3_600_000
+"""Assumed of a deletion marker that does not say it: what a broker promises unless it is configured otherwise."""
 PARTITIONS_MAX: Final = 1_000_000
 """More than a broker creates. Readers visit every partition, so a damaged count must not keep them busy."""
 
@@ -50,12 +52,15 @@ class TopicDescriptor(msgspec.Struct, frozen=True, kw_only=True):
 class DeletionMarker(msgspec.Struct, frozen=True, kw_only=True):
     """Marks a deleted topic. Readers check for its key, so an offload that rewrites the descriptor later changes nothing.
 
-    ``deletion_version`` is the version of the deletion's record in metadata; 0 if it is not known.
+    ``deletion_version`` is the version of the deletion's record in metadata; 0 if it is not known. ``cluster_id`` is the
+    cluster that deleted the topic; empty if it is not known. ``restorable_ms`` is for how long it promised to keep the topic.
     """
 
     topic_id: UUID
     deleted_at_ms: int
     deletion_version: int = 0
+    cluster_id: str = ""
+    restorable_ms: int = RESTORABLE_MS_UNKNOWN
     format_version: int = FORMAT_VERSION
 
 

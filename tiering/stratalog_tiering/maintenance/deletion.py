@@ -26,6 +26,7 @@ from stratalog_tiering.cold.archive import newest_descriptor_key
 from stratalog_tiering.cold.block_cache import LruCache
 from stratalog_tiering.copies.deletions import mark_deletion
 from stratalog_tiering.core.commands import Guards
+from stratalog_tiering.core.deletion_markers import deletion_marker
 from stratalog_tiering.core.garbage import (
     Garbage,
     deleted_topic_garbage,
@@ -66,7 +67,7 @@ async def collect_deleted_topic(ports: WorkerPorts, deleted: DeletedTopic, versi
     """
     marker = await _replace_earlier_marker(ports, deleted, version, guards)
     if marker is None:
-        marker = await mark_deleted(ports.store, deleted, ports.clock.wall_ms(), version)
+        marker = await mark_deleted(ports.store, deleted, ports.clock.wall_ms(), ports.cluster_id, version)
     if deleted.is_final and deleted.partitions_left:
         await _remove_records(ports, deleted, version, guards)
         return ports.clock.wall_ms()
@@ -93,7 +94,7 @@ async def collect_deleted_topic(ports: WorkerPorts, deleted: DeletedTopic, versi
         return late_until_ms
     if ports.second_store is not None:
         # Once the record is gone, only its marker says to the second copy that the topic was deleted.
-        await mark_deletion(ports.second_store, deleted, now_ms)
+        await mark_deletion(ports.second_store, deleted, now_ms, ports.cluster_id)
     # The marker goes last: without it the descriptors would name a live topic.
     await _delete_below(ports, topic_prefix(deleted.topic_id))
     await ports.delete_objects([deletion_marker_key(deleted.topic_id)])
@@ -156,15 +157,17 @@ async def _all_objects(store: ObjectStore, topic_id: UUID) -> list[ObjectInfo]:
     return [info for prefix in prefixes async for info in store.list(prefix)]
 
 
-async def mark_deleted(store: ObjectStore, deleted: DeletedTopic, now_ms: int, version: int = 0) -> DeletionMarker:
+async def mark_deleted(
+    store: ObjectStore, deleted: DeletedTopic, now_ms: int, cluster_id: str, version: int = 0
+) -> DeletionMarker:
     """Write the marker that hides a deleted topic from the bucket's readers unless there is one; returns the bucket's.
 
-    ``version`` is that of the record ``deleted``, if that is in metadata. It looks first: a write whose answer is lost may take
-    effect late, and would come after the deletion of the marker.
+    ``cluster_id`` is the cluster that deletes it, ``version`` that of the record ``deleted``, if that is in metadata. It looks
+    first: a write whose answer is lost may take effect late, and would come after the deletion of the marker.
     """
     found = await _find_marker(store, deleted.topic_id)
     if found is None:
-        await put_once(store, deletion_marker_key(deleted.topic_id), _marker(deleted, now_ms, version))
+        await put_once(store, deletion_marker_key(deleted.topic_id), deletion_marker(deleted, now_ms, cluster_id, version))
         found = await _read_marker(store, deleted.topic_id)
     return found
 
@@ -194,7 +197,7 @@ async def _replace_earlier_marker(
         found = None if deleted.is_final else await _find_marker(ports.store, deleted.topic_id)
         if found is None or found.deletion_version == version:
             return found
-    marker = _marker(deleted, ports.clock.wall_ms(), version)
+    marker = deletion_marker(deleted, ports.clock.wall_ms(), ports.cluster_id, version)
     await ports.store.put(deletion_marker_key(deleted.topic_id), [encode_descriptor(marker)], if_absent=False)
     if restored is not None:
         requirements = (*guards, VersionIs(key=restored.record.key(), version=restored.version))
@@ -234,12 +237,6 @@ class LateMarkers:
         restored, metadata = RestoredTopic(topic_id=topic.topic_id), self._ports.metadata
         if metadata.view.get(restored.key()) is None and await _find_marker(self._ports.store, topic.topic_id) is not None:
             await metadata.propose(Command(updates=(Put(record=restored),), requirements=guards))
-
-
-def _marker(deleted: DeletedTopic, now_ms: int, version: int) -> DeletionMarker:
-    return DeletionMarker(
-        topic_id=deleted.topic_id, deleted_at_ms=max(deleted.deleted_at_ms, now_ms), deletion_version=version
-    )  # fmt: skip
 
 
 async def _delete_below(ports: WorkerPorts, prefix: str, *, asks: bool = False) -> int:

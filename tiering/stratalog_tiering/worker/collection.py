@@ -16,9 +16,10 @@ from stratalog_core.errors import Conflict, Corrupt, Invalid
 from stratalog_metadata.client.api import MetadataClient
 from stratalog_metadata.records import DeletedTopic, PendingTopic, Topic
 from stratalog_tiering.cold.manifest_source import ManifestSource
-from stratalog_tiering.core.garbage import Garbage
+from stratalog_tiering.core.garbage import EARLIER_DELETION, Garbage
 from stratalog_tiering.core.partition import partition_snapshot
 from stratalog_tiering.maintenance.deletion import find_deleted_garbage, find_pending_garbage
+from stratalog_tiering.maintenance.earlier_deletions import earlier_deletions
 from stratalog_tiering.maintenance.orphans import find_garbage
 from stratalog_tiering.offload.locks import KnownLocks
 from stratalog_tiering.offload.ownership import check_claim, cluster_id_in, deletes_from_ms
@@ -52,7 +53,7 @@ class Found:
 
 
 async def find_all(ports: CollectorPorts, topics: Sequence[Topic], grace_ms: int, now_ms: int) -> list[Found]:
-    """The garbage of ``topics`` and of all deleted and pending topics at the wall time ``now_ms``. Deletes nothing.
+    """The garbage of ``topics``, and of all deleted and pending topics, at the wall time ``now_ms``. Deletes nothing.
 
     Raises ``Invalid`` if the bucket is not this cluster's, ``Unavailable``.
     """
@@ -66,6 +67,10 @@ async def find_all(ports: CollectorPorts, topics: Sequence[Topic], grace_ms: int
     for deleted in ports.metadata.view.all(DeletedTopic):
         garbage = await find_deleted_garbage(ports.store, deleted, grace_ms, now_ms)
         found.append(_found(deleted.name, -1, garbage, from_ms, now_ms))
+    for earlier in await earlier_deletions(ports.store, ports.metadata, owner):
+        garbage = await find_deleted_garbage(ports.store, earlier.deleted, grace_ms, now_ms) if not earlier.refused else []
+        unrecorded = [replace(each, reason=EARLIER_DELETION) for each in garbage]
+        found.append(replace(_found(earlier.deleted.name, -1, unrecorded, from_ms, now_ms), refused=earlier.refused))
     for pending in ports.metadata.view.all(PendingTopic):
         garbage = await find_pending_garbage(ports.store, pending, grace_ms)
         found.append(_found(pending.name, -1, garbage, from_ms, now_ms))

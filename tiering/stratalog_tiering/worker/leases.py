@@ -17,7 +17,7 @@ from stratalog_metadata.records import Lease, TieringWorker, lease_key
 from stratalog_metadata.state.commands import ABSENT, Command, Delete, Put, Requirement, SessionAlive, VersionIs
 
 UPLOADS_LEASE: Final = "tiering/uploads"
-"""Name of the lease on stale multipart uploads of the whole bucket."""
+"""Name of the lease on what concerns the whole bucket: stale multipart uploads, deletions by its earlier owners."""
 
 
 def partition_lease(topic_id: UUID, index: int) -> str:

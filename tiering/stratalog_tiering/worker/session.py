@@ -38,6 +38,7 @@ from stratalog_tiering.maintenance.deletion import (
     collect_pending_topic,
     show_restored_topic,
 )
+from stratalog_tiering.maintenance.earlier_deletions import learn_earlier_deletions
 from stratalog_tiering.metrics import ScrubMetrics, TieringMetrics
 from stratalog_tiering.offload.ports import WorkerPorts
 from stratalog_tiering.worker.copying import CopyWork
@@ -45,7 +46,7 @@ from stratalog_tiering.worker.leases import UPLOADS_LEASE, WorkerLeases, deletio
 from stratalog_tiering.worker.partition_work import PartitionWork
 from stratalog_tiering.worker.scrubbing import ScrubWork
 
-_UPLOADS_INTERVAL_S: Final = 3600.0
+BUCKET_INTERVAL_S: Final = 3600.0
 _FAILED_PAUSE_S: Final = 10.0
 _SEALED_BURST: Final = 10
 _SEALED_PER_S: Final = 5.0
@@ -213,7 +214,7 @@ class WorkerSession:
 
     async def _work(self, name: str) -> float | None:
         if name == UPLOADS_LEASE:
-            return await self._collect_uploads()
+            return await self._work_on_bucket()
         partition = self._names.get(name)
         if partition is None:
             self._close_partition(name)
@@ -226,12 +227,14 @@ class WorkerSession:
             )
         return await work.run(topic)
 
-    async def _collect_uploads(self) -> float | None:
+    async def _work_on_bucket(self) -> float | None:
         await self._ports.bucket.ensure()
-        if await self._leases.hold(UPLOADS_LEASE) is not None:
+        guards = await self._leases.hold(UPLOADS_LEASE)
+        if guards is not None:
             await abort_stale_uploads(self._ports)
+            await learn_earlier_deletions(self._ports, guards)
             await self._leases.release(UPLOADS_LEASE)
-        return _UPLOADS_INTERVAL_S
+        return BUCKET_INTERVAL_S
 
     async def _collect_topic(self, name: str) -> float | None:
         """Work on the pending, deleted or restored topic that the lease ``name`` is on."""

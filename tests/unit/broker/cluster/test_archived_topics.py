@@ -114,7 +114,7 @@ async def test_more_history_gets_a_new_epoch_and_nothing_else_changes(
     await topics.load()
     assert changed == [manifest_pointer_key(topic_id, 1), partition_key(topic_id, 1)]
     assert partition_of(metadata, topic_id, 1).leader_epoch == 1
-    await mark_deleted(store, DeletedTopic(topic_id=topic_id, name="flights", deleted_at_ms=9), now_ms=10)
+    await mark_deleted(store, DeletedTopic(topic_id=topic_id, name="flights", deleted_at_ms=9), now_ms=10, cluster_id="")
     await fill(store, "other")
     await topics.load()
     assert names(metadata) == ["other"]
@@ -129,7 +129,7 @@ async def test_deleted_topics_and_topics_of_one_name_are_named_by_their_ids(
     await describe_topic(store, again)
     await served().load()
     assert names(metadata) == sorted([f"flights-{first.topic_id}", f"flights-{again.topic_id}"])
-    await mark_deleted(store, DeletedTopic(topic_id=first.topic_id, name="flights", deleted_at_ms=9), now_ms=10)
+    await mark_deleted(store, DeletedTopic(topic_id=first.topic_id, name="flights", deleted_at_ms=9), now_ms=10, cluster_id="")
     alone = MemoryMetadata()
     await ArchivedTopics(Archive(store), alone, BROKER, hidden=frozenset(), with_deleted=True).load()
     assert names(alone) == ["flights", f"flights-{first.topic_id}"]

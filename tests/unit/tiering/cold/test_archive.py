@@ -64,7 +64,7 @@ async def test_a_version_without_a_marker_is_not_committed(writer: ArchiveWriter
 
 async def test_deleted_topics_are_ignored(writer: ArchiveWriter, store: Store, topic: Topic, make_batches: Batches) -> None:
     await writer.append(0, make_batches(0, [4]))
-    await mark_deleted(store, DeletedTopic(topic_id=topic.topic_id, name=topic.name, deleted_at_ms=9), now_ms=10)
+    await mark_deleted(store, DeletedTopic(topic_id=topic.topic_id, name=topic.name, deleted_at_ms=9), now_ms=10, cluster_id="")
     archive = Archive(store)
     with pytest.raises(NotFound, match="contains none"):
         await archive.topic("flights")

@@ -122,7 +122,7 @@ async def test_a_deleted_topic_waits_for_the_end_of_all_its_periods(cluster: Clu
     (unmarked,) = await found(cluster, 1000 * HOUR_MS)
     assert unmarked.due == (), "the period begins when a worker writes the marker"
     deleted = view.find(DeletedTopic, deleted_topic_key(cluster.topic.topic_id))
-    await mark_deleted(cluster.store, deleted, now_ms)
+    await mark_deleted(cluster.store, deleted, now_ms, cluster_id="")
     assert due_keys(await found(cluster)) == []
     await delete_due(cluster.store, await found(cluster, 2 * HOUR_MS))
     assert await objects(cluster.store) == {owner_key(0), deletion_marker_key(cluster.topic.topic_id)}

@@ -81,13 +81,13 @@ async def names(store: ObjectStore) -> list[str]:
 async def test_a_marker_that_is_there_is_not_written_again(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     """A write whose answer is lost may take effect after the marker has been deleted as the topic's last object."""
     deleted = DeletedTopic(topic_id=cluster.topic.topic_id, name="flights", deleted_at_ms=9)
-    written = await mark_deleted(cluster.store, deleted, now_ms=10)
+    written = await mark_deleted(cluster.store, deleted, now_ms=10, cluster_id="")
 
     async def put(*args: Any, **named: Any) -> None:
         raise AssertionError("it is there")
 
     monkeypatch.setattr(cluster.store, "put", put)
-    assert await mark_deleted(cluster.store, deleted, now_ms=11) == written
+    assert await mark_deleted(cluster.store, deleted, now_ms=11, cluster_id="") == written
 
 
 async def test_a_deleted_topic_is_hidden_and_keeps_all_it_has_until_the_window_ends(

@@ -1,0 +1,88 @@
+"""``stratalog tier gc``: collects garbage in the bucket once."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from pathlib import Path
+from uuid import UUID
+
+import click
+
+from stratalog.deletion import confirm, yes_option
+from stratalog.exit_codes import ExitCode
+from stratalog.output import json_option, print_json, print_rows
+from stratalog.target import metadata_of, metadata_options, store_of
+from stratalog.tier.collection import collect, confirm_deletions, due_rows, refused_rows, waiting_rows
+from stratalog_tiering.config import TieringSettings
+
+_GRACE_MS = next(field.default for field in dataclasses.fields(TieringSettings) if field.name == "grace_ms")
+_GRACE_MIN_MS = 3_600_000
+"""An upload that is in progress is younger than this. Only its commit makes it part of the history."""
+_DUE_COLUMNS = ("topic", "partition", "reason", "bytes", "key")
+_WAITING_COLUMNS = ("topic", "partition", "reason", "objects", "bytes", "first_due_at", "last_due_at", "lease")
+
+
+@click.command()
+@click.argument("topics", nargs=-1)
+@click.option("--dry-run", is_flag=True, help="Delete nothing.")
+@click.option(
+    "--grace-ms",
+    type=click.IntRange(min=_GRACE_MIN_MS),
+    default=_GRACE_MS,
+    show_default=True,
+    help="Time for which objects stay after they left the history; not less than the workers' [tiering] grace_ms.",
+)
+@click.option(
+    "--deleted",
+    "deleted_ids",
+    type=click.UUID,
+    multiple=True,
+    metavar="ID",
+    help="First confirm that this topic is deleted: its history went on after an earlier owner of the bucket deleted it.",
+)
+@yes_option
+@metadata_options
+@json_option
+@click.pass_context
+def gc(
+    context: click.Context,
+    topics: tuple[str, ...],
+    dry_run: bool,
+    grace_ms: int,
+    deleted_ids: tuple[UUID, ...],
+    yes: bool,
+    data: Path | None,
+    metadata: str | None,
+    store: str | None,
+    as_json: bool,
+) -> None:
+    """Delete objects that no history refers to any more, once. With --dry-run, list what would go and why.
+
+    Also lists what waits for the end of a period or of a reader's lease, and until when. Tiering workers do the same at their
+    intervals. Exits with 1 if a partition may not be judged, for example because its history has forked; nothing of it is
+    deleted. Times are compared with this machine's clock.
+
+    Topics that an earlier owner of the bucket deleted are collected, too, when it could no longer restore them for a grace
+    period. One whose history went on after its deletion waits for --deleted; its periods begin again then.
+    """
+    if deleted_ids and dry_run:
+        raise click.UsageError("--deleted cannot be used with --dry-run")
+    if deleted_ids:
+        named = ", ".join(map(str, deleted_ids))
+        confirm(f"Delete topic {named} with all of its records, when its periods are over?", yes=yes)
+        asyncio.run(confirm_deletions(metadata_of(data, metadata), store_of(data, store), deleted_ids))
+    if not dry_run:
+        confirm("Delete all objects that `stratalog tier gc --dry-run` lists as due?", yes=yes)
+    found = asyncio.run(collect(metadata_of(data, metadata), store_of(data, store), topics, grace_ms, dry_run=dry_run))
+    due, waiting, refused = due_rows(found), waiting_rows(found), refused_rows(found)
+    if as_json:
+        print_json({"due" if dry_run else "deleted": due, "waiting": waiting, "refused": refused})
+    else:
+        print_rows(due, _DUE_COLUMNS, title="would be deleted now" if dry_run else "deleted")
+        print_rows(waiting, _WAITING_COLUMNS, title="waiting")
+        for row in refused:
+            place = f"deleted topic {row['topic']}" if row["partition"] is None else f"{row['topic']}-{row['partition']}"
+            click.echo(f"{place}: {row['error']}", err=True)
+    if refused:
+        context.exit(ExitCode.FAILED)
