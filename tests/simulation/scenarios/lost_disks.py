@@ -64,10 +64,12 @@ class Scenario:
         self.writers = [Machine(world, f"writer-{number}", one.run) for number, one in enumerate(writers)]
         self.clients = [*self.writers, Machine(world, "recoverer-0", recoverer.run)]
         self._random = world.random("losses")
-        self._open_at_loss: set[int] = set()
-        """The ledgers that were open when the last disk was lost: nobody repairs them until they are closed."""
+        self._exposed: set[int] = set()
+        """The open ledgers that may lack a copy since the last disk was lost: nobody repairs them until they are closed."""
         self._taken_over: set[int] = set()
+        """The ledgers that were recovered since the last disk was lost while their writers had them open."""
         self._next_number = BOOKIES
+        self._lost: set[str] = set()
 
     def _bookie(self, number: int) -> Machine:
         main = partial(roles.run_bookie, audit_delay_s=1.0, audit_interval_s=0.5)
@@ -87,8 +89,8 @@ class Scenario:
             await self._pass(BETWEEN_S + self._random.random())
             nemesis.stop()
             task.cancel()
-            await self._in_machine(f"successor-{number}", self._recover_abandoned)
-            await self._until_whole(self._open_at_loss)
+            self._require_writers_that_go_on()
+            await self._restore_copies(number)
             # The oldest first: at the end none of the first bookies is left.
             await self._lose(self.bookies.pop(0))
             await self._until_replicated()
@@ -99,7 +101,8 @@ class Scenario:
         self.world.note(f"{len(self._closed())} ledgers, {self.truth.entries_confirmed} entries confirmed, {LOSSES} disks lost")
 
     async def _lose(self, bookie: Machine) -> None:
-        self._open_at_loss = {ledger.ledger_id for ledger in self._open()}
+        self._exposed = {ledger.ledger_id for ledger in self._open()}
+        self._lost.add(bookie.name)
         bookie.crash()
         bookie.disk = Disk(bookie.name, self._random)
         self.audit.copies.lost(bookie.name)
@@ -162,20 +165,34 @@ class Scenario:
             machine.crash()
         await self._in_machine("sealer-0", self._seal)
 
-    async def _recover_abandoned(self, machine: Machine, ports: Ports) -> None:
-        """Recover abandoned ledgers, and those that lost a disk while they were open.
-
-        Only closed ledgers are re-replicated, and the next lost disk may hold the last copies.
-        """
-        client = await self._client(ports)
-        writing = {writer.open_ledger for writer in self._writing if writer.is_writing}
-        # A writer whose ledger was recovered one lost disk ago must have continued or given up by now; otherwise it hangs.
-        stuck = writing & self._taken_over
+    def _require_writers_that_go_on(self) -> None:
+        """Check that a writer whose ledger was recovered one lost disk ago has continued or given up; otherwise it hangs."""
+        stuck = {writer.open_ledger for writer in self._writing if writer.is_writing} & self._taken_over
         assert not stuck, f"the writers of ledgers {sorted(stuck)}, taken over a disk ago, neither went on nor gave up"
+        self._taken_over = set()
+
+    async def _restore_copies(self, number: int) -> None:
+        """Close the ledgers that may lack a copy, and wait until they have it: the next lost disk may hold another one.
+
+        While too few bookies are live, writers place new ledgers on lost ones too, so it ends when no open ledger names one.
+        """
+        while True:
+            await self._in_machine(f"successor-{number}", self._recover_abandoned)
+            await self._until_whole(self._exposed)
+            self._exposed = {ledger.ledger_id for ledger in self._open() if self._names_lost(ledger)}
+            if not self._exposed:
+                return
+
+    def _names_lost(self, ledger: Ledger) -> bool:
+        return any(not self._lost.isdisjoint(fragment.bookies) for fragment in ledger.fragments)
+
+    async def _recover_abandoned(self, machine: Machine, ports: Ports) -> None:
+        """Recover the ledgers without a writer, and the exposed ones."""
+        client = await self._client(ports)
         held = {writer.open_ledger for writer in self._writing}
-        self._taken_over = held & self._open_at_loss
+        self._taken_over |= held & self._exposed
         for left in self._open():
-            if left.ledger_id in self._open_at_loss or left.ledger_id not in held:
+            if left.ledger_id in self._exposed or left.ledger_id not in held:
                 for ledger in await client.recover([left.ledger_id]):
                     self.truth.closed(ledger)
 
