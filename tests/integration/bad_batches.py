@@ -5,23 +5,34 @@ from __future__ import annotations
 import asyncio
 import struct
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Final
 
 from confluent_kafka.admin import AdminClient, NewTopic
 from crc32c import crc32c
 from unit.broker.raw_client import RawClient, produce
 
-from stratalog_core.batches.batch import CRC_START, HEADER
-from stratalog_core.batches.records import Record, build_batch
+from stratalog_core.batches.batch import CRC_START, HEADER, HEADER_BYTES, read_header, write_header
+from stratalog_core.batches.compression import LZ4, NONE, compress
+from stratalog_core.batches.records import Record, build_batch, encode_varint
 
+_UNREAD: Final = "records are not read on the way into a topic that is not compacted; consumers, erasure and Spark report them"
+_BAD_RECORDS: Final = (
+    "a key beyond its record", "a value beyond its record", "a value shorter than its record", "more headers than bytes",
+    "a negative number of headers", "a header without a name", "a header beyond its record", "bytes after the headers",
+    "bytes after the last record",
+)  # fmt: skip
 REASONS: Final[Mapping[str, str]] = {
+    **{f"{wrong}, {codec}": _UNREAD for wrong in _BAD_RECORDS for codec in ("uncompressed", "lz4")},
+    "a record beyond its batch, uncompressed": _UNREAD,
+    "a record beyond its batch, lz4, compacted topic": "compaction could not read it; Kafka reads what there is",
     "null": "Kafka closes the connection; here the other partitions of the request are served",
     "codec 5": "Kafka fails with an internal error",
     "codec 7": "Kafka fails with an internal error",
 }
 """Why an error differs from Apache Kafka's, by what is wrong with the batch."""
 _TIMEOUT_S: Final = 30
+_CODECS: Final = (("uncompressed", NONE), ("lz4", LZ4))
 _NOT_YET: Final = "not_leader_or_follower"
 _MAGIC, _CRC, _ATTRIBUTES, _LAST_DELTA, _COUNT = 16, 17, 21, 23, 57
 _OLD_MESSAGE: Final = struct.pack(">qiIBBqii", 0, 26, 0, 1, 0, 0, -1, 4) + b"old!"
@@ -74,23 +85,64 @@ def bad_batches() -> Mapping[str, bytes | None]:
         "a producer without a sequence": bytes(_batch(producer_id=7, producer_epoch=0)),
         "too large": bytes(_batch(bytes(1_100_000))),
         "a timestamp two days ahead": bytes(_batch(timestamp_ms=int(time.time() * 1000) + 2 * day_ms)),
+        **{f"{wrong}, {name}": _with_record(record, codec) for wrong, record in _records() for name, codec in _CODECS},
     }
 
 
+def _records() -> Iterator[tuple[str, bytes]]:
+    """Yield a record by what is wrong with it."""
+    key, value, no_headers = encode_varint(1) + b"k", encode_varint(1) + b"v", encode_varint(0)
+    yield "a sound record", _record(key, value, no_headers)
+    yield "a key beyond its record", _record(encode_varint(100) + b"k", value, no_headers)
+    yield "a value beyond its record", _record(key, encode_varint(100) + b"v", no_headers)
+    yield "a value shorter than its record", _record(key, encode_varint(0) + b"v", no_headers)
+    yield "more headers than bytes", _record(key, value, encode_varint(100))
+    yield "a negative number of headers", _record(key, value, encode_varint(-1))
+    yield "a header without a name", _record(key, value, encode_varint(1), encode_varint(-1), value)
+    yield "a header beyond its record", _record(key, value, encode_varint(1), key, encode_varint(100))
+    yield "bytes after the headers", _record(key, value, no_headers, b"x")
+    yield "a record beyond its batch", encode_varint(100) + _record(key, value, no_headers)[1:]
+    yield "bytes after the last record", _record(key, value, no_headers) + b"x"
+
+
+def _record(*parts: bytes) -> bytes:
+    """Return the parts after the deltas, behind the length that they have."""
+    content = b"".join((bytes(3), *parts))
+    return encode_varint(len(content)) + content
+
+
+def _with_record(record: bytes, codec: int) -> bytes:
+    """Return a batch with a sound header and CRC around one record."""
+    whole = _batch()
+    batch = bytearray(whole[:HEADER_BYTES]) + compress(codec, record)
+    write_header(batch, read_header(whole)._replace(attributes=codec))
+    return bytes(batch)
+
+
 def run_batches(bootstrap: str, topic: str) -> dict[str, str]:
-    """Send each batch to a new topic; return the errors by what is wrong with the batch."""
+    """Send each batch to a new topic, those with one bad record also to a compacted one; return the errors by what is wrong."""
     admin = AdminClient({"bootstrap.servers": bootstrap, "log_level": 0})
-    for future in admin.create_topics([NewTopic(topic, num_partitions=1, replication_factor=1)]).values():
+    batches, compacted = bad_batches(), f"{topic}-compacted"
+    keyed = {wrong: batch for wrong, batch in batches.items() if wrong.rpartition(", ")[2] in dict(_CODECS)}
+    outcomes = _send_to_topic(admin, topic, {}, batches)
+    to_compacted = _send_to_topic(admin, compacted, {"cleanup.policy": "compact"}, keyed)
+    return outcomes | {f"{wrong}, compacted topic": error for wrong, error in to_compacted.items()}
+
+
+def _send_to_topic(
+    admin: AdminClient, topic: str, configs: dict[str, str], batches: Mapping[str, bytes | None]
+) -> dict[str, str]:
+    for future in admin.create_topics([NewTopic(topic, num_partitions=1, replication_factor=1, config=configs)]).values():
         future.result(_TIMEOUT_S)
     deadline = time.monotonic() + _TIMEOUT_S
     while (leader := admin.list_topics(topic).topics[topic].partitions[0].leader) < 0 and time.monotonic() < deadline:
         time.sleep(0.1)
     broker = admin.list_topics(topic).brokers[leader]
-    return asyncio.run(_send_all(f"{broker.host}:{broker.port}", topic))
+    return asyncio.run(_send_all(f"{broker.host}:{broker.port}", topic, batches))
 
 
-async def _send_all(address: str, topic: str) -> dict[str, str]:
-    return {wrong: await _outcome(address, topic, records) for wrong, records in bad_batches().items()}
+async def _send_all(address: str, topic: str, batches: Mapping[str, bytes | None]) -> dict[str, str]:
+    return {wrong: await _outcome(address, topic, records) for wrong, records in batches.items()}
 
 
 async def _outcome(address: str, topic: str, records: bytes | None) -> str:

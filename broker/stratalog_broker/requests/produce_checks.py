@@ -3,7 +3,10 @@
 The rules are Kafka's (LogValidator): exactly one batch of magic 2 per partition, offset deltas that match the record count, no
 control batch, a sequence if there is a producer id, timestamps within the topic's limits. Here these are the batch's first and
 greatest timestamp, because records are not decoded on the hot path; each record's is checked where
-``message.timestamp.before.max.ms`` is set, or records are read anyway (``produced_records.py``).
+``message.timestamp.before.max.ms`` is set, or records are read anyway (``produced_records.py``). So a batch whose records have
+wrong lengths is stored in a topic that is not compacted, where Kafka answers INVALID_RECORD. To find these lengths takes a
+compiled kernel 14 us in 128 records of 1 KB, beside 6 us for everything here, and 75 MB of memory in each broker; plain Python
+takes 200 us; compressed batches would have to be decompressed. Readers of stored batches report what they cannot read.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
 """Examines the records of produced batches, for topics whose configs ask for more than a batch's header tells.
 
-As Kafka's LogValidator does: records of compacted topics need keys, each record's timestamp must be within the limits, and a
-topic whose ``compression.type`` is a codec stores its batches with that. A batch that has the codec is stored as it is.
+As Kafka's LogValidator does: records of compacted topics need keys, each record's timestamp must be within the limits, the
+fields of a record must fill it, and a topic whose ``compression.type`` is a codec stores its batches with that. A batch that
+has the codec is stored as it is. Kafka checks the fields for every topic; that would cost the hot path a tenth
+(``produce_checks.py``).
 
 Small uncompressed batches are checked at once. Others are examined beside the event loop, within the budget of searches; a
 partition's batches are continued in the order in which they arrived, so producers' sequences stay in order. A rewritten batch
@@ -22,7 +24,7 @@ from stratalog_broker.requests.produce_checks import Refused
 from stratalog_core.batches.batch import LOCATED_RECORDS_MAX, BatchHeader, read_header
 from stratalog_core.batches.recompression import recompressed
 from stratalog_core.batches.record_search import FoundInBatch, IsWanted, RecordRules, first_refused, search_bytes
-from stratalog_core.errors import Overloaded, StratalogError, Unavailable
+from stratalog_core.errors import Corrupt, Overloaded, StratalogError, Unavailable
 from stratalog_core.search_pool import SearchPool
 from stratalog_metadata.records import TopicPartition
 from stratalog_metadata.topic_rules.topic_configs import TopicConfigs
@@ -82,7 +84,7 @@ class ProducedRecords:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def check_at_once(self, partition: TopicPartition, produced: Produced) -> bool:
-        """Check a small batch now; False if it must be examined by :meth:`start`. Raises ``Refused``, ``Corrupt``."""
+        """Check a small batch now; False if it must be examined by :meth:`start`. Raises ``Refused``."""
         batch, header, configs = produced.batch, produced.header, produced.configs
         if partition in self._queues or produced.is_rewritten:
             return False
@@ -91,7 +93,10 @@ class ProducedRecords:
                 return False
             rules = configs.record_rules(produced.now_ms)
             _refuse_count(header, rules)
-            _refuse(first_refused(batch, header, rules), rules)
+            try:
+                _refuse(first_refused(batch, header, rules), rules)
+            except Corrupt as malformed:
+                raise _refusal(malformed) from malformed
         return True
 
     def start(self, partition: TopicPartition, produced: Produced, on_examined: OnExamined) -> None:
@@ -105,6 +110,8 @@ class ProducedRecords:
     async def _examine(self, partition: TopicPartition, examination: _Examination, produced: Produced) -> None:
         try:
             examination.outcome = await self._outcome(produced)
+        except Corrupt as malformed:
+            examination.outcome = _refusal(malformed)
         except (Refused, StratalogError) as failure:
             examination.outcome = failure
         finally:
@@ -154,6 +161,11 @@ class ProducedRecords:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+
+
+def _refusal(malformed: Corrupt) -> Refused:
+    """Kafka's code for records that cannot be read; clients do not repeat the batch, as they would after CORRUPT_MESSAGE."""
+    return Refused(ErrorCode.invalid_record, malformed.message)
 
 
 def _refuse_count(header: BatchHeader, rules: RecordRules) -> None:

@@ -27,7 +27,7 @@ from stratalog_core.errors import Corrupt
 from stratalog_core.ports import Buffer
 
 Header = tuple[str, bytes | None]
-_VARINT_BYTES_MAX: Final = 10
+VARINT_BYTES_MAX: Final = 10
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True):
@@ -107,7 +107,7 @@ def decode_varint(buffer: bytes | memoryview, position: int) -> tuple[int, int]:
     if position < len(buffer) and (first := buffer[position]) < 0x80:  # nearly all
         return (first >> 1) ^ -(first & 1), position + 1
     result = shift = 0
-    for index in range(position, position + _VARINT_BYTES_MAX):
+    for index in range(position, position + VARINT_BYTES_MAX):
         if index >= len(buffer):
             break
         byte = buffer[index]
