@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -13,6 +14,7 @@ from stratalog.cost.monthly import DAY_S, MONTH_DAYS, MONTH_S, Replays, monthly_
 from stratalog.cost.prices import GB, Prices, load_prices, parse_prices, shipped_names, shipped_text
 from stratalog.cost.usage import SWEEP_DAYS, Activity, Departure, Requests, TopicUsage
 from stratalog_core.errors import Invalid, NotFound
+from stratalog_tiering.store.azure import TIERS
 
 STANDARD = load_prices("s3-standard")
 KIB = 1024
@@ -37,12 +39,30 @@ def prices_with(**segments: float) -> Prices:
 
 
 def test_shipped_prices_are_complete() -> None:
-    assert shipped_names() == ["minio", "s3-glacier-ir", "s3-standard", "s3-standard-ia"]
+    assert shipped_names() == [
+        "azure-cold", "azure-cool", "azure-hot", "gcs-standard", "minio", "s3-glacier-ir", "s3-standard", "s3-standard-ia"
+    ]  # fmt: skip
     for name in shipped_names():
         assert load_prices(name).name == name
-    colder = [load_prices(name).segments for name in ("s3-standard", "s3-standard-ia", "s3-glacier-ir")]
+
+
+@pytest.mark.parametrize(
+    "names", [("s3-standard", "s3-standard-ia", "s3-glacier-ir"), ("azure-hot", "azure-cool", "azure-cold")]
+)
+def test_colder_classes_are_cheaper_to_keep_and_dearer_to_use(names: Sequence[str]) -> None:
+    warm, *cold = prices = [load_prices(name) for name in names]
+    colder = [each.segments for each in prices]
     assert [each.storage_per_gb_month for each in colder] == sorted((e.storage_per_gb_month for e in colder), reverse=True)
     assert [each.minimum_days for each in colder] == [0, 30, 90]
+    uses = [(each.put_per_1000, each.get_per_1000, each.retrieval_per_gb) for each in colder]
+    assert uses == sorted(uses)
+    assert warm.other_objects is None
+    others = msgspec.structs.replace(warm.segments, storage_class="")
+    assert [each.other_objects for each in cold] == [others] * 2, "manifests and pages are in the bucket's default class"
+
+
+def test_the_tiers_of_azure_are_those_that_the_store_accepts() -> None:
+    assert [load_prices(f"azure-{tier.lower()}").segments.storage_class for tier in TIERS] == list(TIERS)
 
 
 def test_a_price_file_is_loaded_by_its_path(tmp_path: Path) -> None:
@@ -70,7 +90,7 @@ def test_a_bad_price_file_is_refused_with_the_place_and_the_remedy(before: str, 
 
 
 def test_unknown_prices_are_refused_with_the_names() -> None:
-    with pytest.raises(NotFound, match="no prices 'gold': choose one of minio, s3-glacier-ir, s3-standard, s3-standard-ia"):
+    with pytest.raises(NotFound, match=f"no prices 'gold': choose one of {', '.join(shipped_names())}"):
         load_prices("gold")
 
 
