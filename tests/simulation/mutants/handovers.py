@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+import asyncio
+from collections.abc import Awaitable, Callable, Hashable, Sequence
 from typing import Any, Final
 
 import msgspec
 
+from stratalog_bookies.client import LedgerWriter
 from stratalog_broker.partitions import ownership
 from stratalog_broker.partitions.core import PartitionCore
 from stratalog_broker.partitions.handover import OutgoingHandovers
@@ -139,8 +141,19 @@ def readers_are_answered_during_a_handover() -> None:
 
 
 def resigned_owners_go_on_opening_ledgers() -> None:
-    """An owner that has lost its partition goes on opening its next ledger, at the end that it knew, in its successor's log."""
-    _swap(LedgerOpening, "stop", lambda self: None)
+    """An owner that has lost its partition goes on opening its next ledger, at the end that it knew, in its successor's log.
+
+    Its attempt begins a moment late, so that its successor has usually opened a ledger before.
+    """
+    open_once: Callable[..., Awaitable[LedgerWriter]] = LedgerOpening._open_once
+
+    async def open_late(self: LedgerOpening, *given: Any) -> LedgerWriter:
+        if getattr(self, "_has_resigned", False):
+            await asyncio.sleep(0.2)
+        return await open_once(self, *given)
+
+    _swap(LedgerOpening, "stop", lambda self: setattr(self, "_has_resigned", True))
+    _swap(LedgerOpening, "_open_once", open_late)
     _swap(LedgerOpening, "_require_end", lambda self, *known: None)
 
 
