@@ -74,7 +74,8 @@ def erase(
     it again: it goes on with what is left.
 
     Exits with 7 if some records stay: those with hot copies, and those in locked segments. Run it again when these are cold,
-    or the locks have ended.
+    or the locks have ended. It also exits with 7 if a client wrote a batch whose records cannot be read: that stays as it is,
+    and may have such records.
     """
     where = JobOptions(**given)
     selection = _selection(keys, hex_keys, keys_file, headers)

@@ -22,7 +22,7 @@ from stratalog_pipeline.options import ReadOptions
 from stratalog_pipeline.planning import OPEN_BYTES, OffsetRange, PartitionName
 from stratalog_pipeline.scan_plan import wanted_partitions
 from stratalog_pipeline.segments import read_blocks
-from stratalog_tiering.core.erasure import Selection, selected
+from stratalog_tiering.core.erasure import Selection, selected_or_unreadable
 from stratalog_tiering.format.manifest import SegmentEntry
 from stratalog_tiering.format.segment import iterate_block_batches
 
@@ -39,22 +39,31 @@ class SearchTask:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoundRecords:
-    """A segment with ``records`` selected records. Offsets: end exclusive."""
+    """A segment with ``records`` selected records. Offsets: end exclusive.
+
+    Nobody can say what is in its ``unreadable_batches``; ``first_unreadable`` says where the first is, and why.
+    """
 
     name: PartitionName
     base_offset: int
     end_offset: int
     records: int
     stored_bytes: int
+    unreadable_batches: int = 0
+    first_unreadable: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Search:
-    """``offsets`` are those of each partition that was searched: what was cold when the job began."""
+    """``offsets`` are those of each partition that was searched: what was cold when the job began.
+
+    ``unreadable`` are the segments with batches that could not be searched, with selected records or without.
+    """
 
     offsets: dict[PartitionName, OffsetRange]
     segments: int
     found: tuple[FoundRecords, ...]
+    unreadable: tuple[FoundRecords, ...] = ()
 
 
 def search(
@@ -64,8 +73,14 @@ def search(
     with Bucket(options.store) as bucket, reader_lease(bucket, options, "erase"):
         offsets, segments = plan_search(bucket, options)
         tasks = search_tasks(segments, selection, options.split_bytes)
-        found = run_tasks(spark, options.store, tasks, search_segments, on_progress)
-    return Search(offsets=offsets, segments=len(segments), found=tuple(each for results in found for each in results))
+        results = run_tasks(spark, options.store, tasks, search_segments, on_progress)
+    noted = [each for of_task in results for each in of_task]
+    return Search(
+        offsets=offsets,
+        segments=len(segments),
+        found=tuple(each for each in noted if each.records),
+        unreadable=tuple(each for each in noted if each.unreadable_batches),
+    )
 
 
 def plan_search(
@@ -100,26 +115,28 @@ def search_tasks(
 
 
 def search_segments(bucket: Bucket, task: SearchTask) -> list[FoundRecords]:
-    """Return the segments of a task that have selected records. Raises ``Corrupt``, ``Unavailable``."""
-    counted = [(name, entry, _count(bucket, entry, task.selection)) for name, entry in task.segments]
-    return [
-        FoundRecords(
-            name=name, base_offset=entry.base_offset, end_offset=entry.end_offset, records=records,
-            stored_bytes=entry.stored_bytes,
-        )
-        for name, entry, records in counted
-        if records
-    ]  # fmt: skip
+    """Return the segments of a task with selected records or unreadable batches. Raises ``Corrupt``, ``Unavailable``."""
+    searched = [_search_segment(bucket, name, entry, task.selection) for name, entry in task.segments]
+    return [each for each in searched if each.records or each.unreadable_batches]
 
 
-def _count(bucket: Bucket, entry: SegmentEntry, selection: Selection) -> int:
+def _search_segment(bucket: Bucket, name: PartitionName, entry: SegmentEntry, selection: Selection) -> FoundRecords:
     footer, records = bucket.run(bucket.source.footer(entry)), 0
+    unreadable_batches, first_unreadable = 0, ""
     for _, plain in read_blocks(bucket, entry, footer, footer.blocks):
         for batch, header in iterate_block_batches(plain):
             if not crc_matches(batch, header):
                 raise Corrupt(f"segment {entry.key}: the batch at offset {header.base_offset} does not match its CRC")
-            records += selected(batch, header, selection)
-    return records
+            found = selected_or_unreadable(batch, header, selection)
+            if isinstance(found, Corrupt):
+                unreadable_batches += 1
+                first_unreadable = first_unreadable or f"the batch at offset {header.base_offset}: {found.message}"
+            else:
+                records += found
+    return FoundRecords(
+        name=name, base_offset=entry.base_offset, end_offset=entry.end_offset, records=records,
+        stored_bytes=entry.stored_bytes, unreadable_batches=unreadable_batches, first_unreadable=first_unreadable,
+    )  # fmt: skip
 
 
 def ranges_of(found: Sequence[FoundRecords]) -> dict[PartitionName, list[tuple[int, int]]]:

@@ -41,7 +41,8 @@ def erasure_report(
         {
             **_place(name), "start_offset": each.entry.base_offset, "end_offset": each.entry.end_offset,
             "records_erased": each.records, "altered_batches": each.altered_batches,
-            "identical_batches": each.identical_batches, "old_key": each.source.key, "new_key": each.entry.key,
+            "identical_batches": each.identical_batches, "unreadable_batches": each.unreadable_batches,
+            "old_key": each.source.key, "new_key": each.entry.key,
         }
         for name, each in erased
     ]  # fmt: skip
@@ -52,22 +53,36 @@ def erasure_report(
         f"{name}: offsets from {offset} on are still hot and were not searched there: offload them, and erase again"
         for name, offset in hot.items()
     ]
+    unreadable = [
+        {
+            **_place(each.name), "start_offset": each.base_offset, "end_offset": each.end_offset,
+            "batches": each.unreadable_batches, "first": each.first_unreadable,
+        }
+        for each in found.unreadable
+    ]  # fmt: skip
+    problems += [
+        f"{each.name}: {each.unreadable_batches} batches of offsets {each.base_offset}..{each.end_offset - 1} cannot be read:"
+        f" they may have such records, and stay as they are; {each.first_unreadable}"
+        for each in found.unreadable
+    ]
     totals = {
         "records_found": sum(each.records for each in found.found),
         "segments_found": len(found.found),
         "segments_searched": found.segments,
         "records_erased": sum(each.records for _, each in erased),
+        "unreadable_batches": sum(each.unreadable_batches for each in found.unreadable),
     }
     return Report(
         title="Erase",
         document={
             "dry_run": is_dry_run, **totals, "partitions": rows, "segments": replaced, "objects": kept, "refused": refusals,
-            "problems": problems,
+            "unreadable": unreadable, "problems": problems,
         },
         facts={"verdict": _verdict(problems, is_dry_run=is_dry_run), **totals},
         tables=[
             Table(title="Partitions", columns=tuple(rows[0]) if rows else (), rows=rows),
             Table(title="Segments replaced", columns=tuple(replaced[0]) if replaced else (), rows=replaced),
+            Table(title="Unreadable batches", columns=tuple(unreadable[0]) if unreadable else (), rows=unreadable),
             Table(title="Old objects", columns=("key", "bytes", "is_deleted", "due_at", "lease"), rows=kept),
         ],
         charts=_charts(rows),
@@ -77,7 +92,7 @@ def erasure_report(
 
 def _verdict(problems: Sequence[str], *, is_dry_run: bool) -> str:
     if is_dry_run:
-        return "dry run"
+        return f"dry run, {len(problems)} parts not searched" if problems else "dry run"
     return f"{len(problems)} parts left" if problems else "complete"
 
 

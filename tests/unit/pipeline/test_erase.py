@@ -8,6 +8,7 @@ from uuid import UUID
 
 import msgspec
 import pytest
+from support.hostile_batches import hostile_batch
 
 from stratalog_core.batches.records import Record, build_batch
 from stratalog_core.errors import Corrupt
@@ -71,6 +72,25 @@ def test_damage_ends_the_search(cold_bucket: ColdBucket) -> None:
         found_in(cold_bucket, ALICE)
 
 
+def test_a_batch_that_cannot_be_read_is_a_problem_of_the_report_even_if_nothing_was_found(cold_bucket: ColdBucket) -> None:
+    broken = hostile_batch("a value beyond its record", 0, base_offset=1)
+    cold_bucket.add_topic("a", [[[*batches(0, "bob"), broken]]])
+    key = Selection(keys=frozenset({b"key"}))
+    assert found_in(cold_bucket, Selection(keys=frozenset({b"nobody"}))) == [], "its bytes do not have that key"
+    (each,) = found_in(cold_bucket, key)
+    assert (each.records, each.unreadable_batches) == (0, 1)
+    held = {each.name: OffsetRange(first=0, end=2)}
+    found = Search(offsets=held, segments=1, found=(), unreadable=(each,))
+    for is_dry_run, verdict in ((True, "dry run, 1 parts not searched"), (False, "1 parts left")):
+        report = erasure_report(found, [], [], [], {}, is_dry_run=is_dry_run)
+        assert report.facts["verdict"] == verdict
+        assert [problem.partition(":")[0] for problem in report.problems] == ["a-0"]
+        assert "the batch at offset 1: batch at offset 1: a record is malformed" in report.problems[0]
+        assert report.document["unreadable_batches"] == 1
+        assert report.document["unreadable"][0]["batches"] == 1
+        assert "Unreadable batches" in render_page(report, "erase", "now")
+
+
 def test_neighbouring_segments_are_one_range() -> None:
     name = PartitionName(topic="a", topic_id=UUID(int=1), partition=0)
     found = [
@@ -87,7 +107,7 @@ def test_what_stays_is_a_problem_of_the_report(cold_bucket: ColdBucket) -> None:
         _, [(name, entry)] = plan_search(bucket, parse_options({"path": cold_bucket.url, "subscribe": "a"}))
     found = Search(offsets={name: OffsetRange(first=0, end=2)}, segments=1, found=(each,))
     new = msgspec.structs.replace(entry, key="new")
-    erased = [(name, Erased(source=entry, entry=new, records=1, altered_batches=1, identical_batches=1))]
+    erased = [(name, Erased(source=entry, entry=new, records=1, altered_batches=1, identical_batches=1, unreadable_batches=0))]
     objects = [OldObject(topic="a", partition=0, key=entry.key, bytes=9, is_deleted=False, due_ms=86_400_000)]
     complete = erasure_report(found, erased, [], objects, {}, is_dry_run=False)
     assert (complete.facts["verdict"], complete.problems) == ("complete", [])

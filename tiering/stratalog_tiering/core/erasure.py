@@ -3,6 +3,9 @@
 A record goes if its key is one of those asked for, or if it has one of the headers, whatever became of its transaction. Every
 batch stays, if need be without records, with its offsets, producer and sequence; control batches are never touched. So neither
 offsets nor producers' states nor transactions change, and each batch is a leaf of the partition's tree as before.
+
+A broker does not read the records of most topics, so a client may have written a batch whose records cannot be read. Such a
+batch stays as it is and is counted: nobody can say whether a record in it goes.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ from stratalog_core.batches.batch import BatchHeader
 from stratalog_core.batches.record_spans import RecordSpans, batch_body, record_spans
 from stratalog_core.batches.records import Record, iterate_records
 from stratalog_core.compiled.jit import Bools
+from stratalog_core.errors import Corrupt
 from stratalog_core.ports import Buffer
 from stratalog_tiering.core.rewritten_batches import Filtered, emptied, rebuilt
 from stratalog_tiering.format.erased_leaves import ErasedLeaf
@@ -55,13 +59,24 @@ class Selection:
 
 
 def selected(batch: Buffer, header: BatchHeader, selection: Selection) -> int:
-    """The number of a batch's records that go. Raises ``Corrupt``."""
+    """The number of a batch's records that go. Raises ``Corrupt``, also if what would be left cannot be decoded."""
     if header.is_control or not header.record_count:
         return 0
     body = batch_body(batch, header)
     if not selection.may_select(body):
         return 0
-    return int(np.count_nonzero(selection.selected(record_spans(body, header))))
+    records = int(np.count_nonzero(selection.selected(record_spans(body, header))))
+    if records:
+        rest_of(batch, header, selection)
+    return records
+
+
+def selected_or_unreadable(batch: Buffer, header: BatchHeader, selection: Selection) -> int | Corrupt:
+    """:func:`selected`, or why the records cannot be read. The caller has compared the CRC: a client wrote the batch so."""
+    try:
+        return selected(batch, header, selection)
+    except Corrupt as unreadable:
+        return unreadable
 
 
 def rest_of(batch: Buffer, header: BatchHeader, selection: Selection) -> list[Record]:
@@ -74,7 +89,7 @@ class EraseFilter:
     """Filters the batches of one segment. ``known`` are the leaves that earlier erasures have kept, by batch number.
 
     ``leaves`` holds the leaf of each batch as the segment had it; those in ``altered`` lost records now, with the records
-    that must be left of each.
+    that must be left of each. ``unreadable_batches`` stay as they are, whatever is in them.
     """
 
     selection: Selection
@@ -82,6 +97,7 @@ class EraseFilter:
     leaves: list[bytes] = field(default_factory=list)
     altered: dict[int, list[Record]] = field(default_factory=dict)
     records_erased: int = 0
+    unreadable_batches: int = 0
     _aborted: list[AbortedTransaction] = field(default_factory=list)
 
     def begin_segment(self, aborted: Iterable[AbortedTransaction]) -> None:
@@ -92,10 +108,13 @@ class EraseFilter:
         return self._aborted
 
     def filter(self, batch: Buffer, header: BatchHeader, *, is_last: bool) -> Filtered:
-        """The batch without the records that go: the same buffer if there is none. Raises ``Corrupt``."""
+        """The batch without the records that go: the same buffer if there is none, or if its records cannot be read."""
         del is_last  # every batch stays
         self.leaves.append(batch_leaf(batch))
-        if not selected(batch, header, self.selection):
+        found = selected_or_unreadable(batch, header, self.selection)
+        if isinstance(found, Corrupt):
+            self.unreadable_batches += 1
+        if not found or isinstance(found, Corrupt):
             return Filtered(batch=batch, fingerprint=0)
         spans = record_spans(batch_body(batch, header), header)
         gone = self.selection.selected(spans)

@@ -22,7 +22,7 @@ from stratalog_core.batches.batch import BatchHeader
 from stratalog_core.batches.records import iterate_records
 from stratalog_core.errors import Conflict, Corrupt
 from stratalog_tiering.core.commands import commit_segment
-from stratalog_tiering.core.erasure import EraseFilter, Selection, selected
+from stratalog_tiering.core.erasure import EraseFilter, Selection, selected_or_unreadable
 from stratalog_tiering.core.policy import TierPolicy
 from stratalog_tiering.format.block_cipher import BlockCipher
 from stratalog_tiering.format.erased_leaves import ErasedLeaf, restore_leaves
@@ -42,13 +42,17 @@ from stratalog_tiering.offload.ports import WorkerPorts
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Erased:
-    """The erasure of records from one segment: ``entry`` has replaced ``source``. The other batches are byte-identical."""
+    """The erasure of records from one segment: ``entry`` has replaced ``source``. The other batches are byte-identical.
+
+    So are ``unreadable_batches``, which may have records that should go: a client wrote them so that nobody can say.
+    """
 
     source: SegmentEntry
     entry: SegmentEntry
     records: int
     altered_batches: int
     identical_batches: int
+    unreadable_batches: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,7 +120,7 @@ async def erase_segment(ports: WorkerPorts, now: CurrentPartition, source: Segme
         raise Conflict(f"{state.topic.name}-{state.log.index} has changed during the erasure")
     return Erased(
         source=source, entry=entry, records=rules.records_erased, altered_batches=len(rules.altered),
-        identical_batches=len(rules.leaves) - len(rules.altered),
+        identical_batches=len(rules.leaves) - len(rules.altered), unreadable_batches=rules.unreadable_batches,
     )  # fmt: skip
 
 
@@ -132,7 +136,7 @@ def reason_to_refuse(entry: SegmentEntry, hot_offset: int, now_ms: int) -> Refus
 
 
 async def selected_in(ports: WorkerPorts, entry: SegmentEntry, selection: Selection) -> bool:
-    """Whether a segment has a selected record; reads it up to the first. Raises ``Corrupt``, ``Unavailable``."""
+    """Whether a readable batch of a segment has a selected record; reads up to it. Raises ``Corrupt``, ``Unavailable``."""
     async for count in _counts(ports, entry, selection):
         if count:
             return True
@@ -146,7 +150,8 @@ async def _counts(ports: WorkerPorts, entry: SegmentEntry, selection: Selection)
 
 def _count(stored: memoryview, block: BlockEntry, cipher: BlockCipher | None, entry: SegmentEntry, selection: Selection) -> int:
     plain = audit_block(stored, block, cipher=cipher, is_compacted=entry.is_compacted)
-    return sum(selected(batch, header, selection) for batch, header in iterate_block_batches(plain))
+    found = (selected_or_unreadable(batch, header, selection) for batch, header in iterate_block_batches(plain))
+    return sum(records for records in found if not isinstance(records, Corrupt))
 
 
 def _leaves_to_keep(rules: EraseFilter, source: SegmentEntry) -> tuple[ErasedLeaf, ...]:

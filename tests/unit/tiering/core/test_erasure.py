@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.hostile_batches import CODECS, KINDS, hostile_batch
 
-from stratalog_core.batches.batch import TIMESTAMP_TYPE_BIT, check_batch, read_header
+from stratalog_core.batches.batch import TIMESTAMP_TYPE_BIT, check_batch, read_header, write_header
 from stratalog_core.batches.records import Record, build_batch, iterate_records
-from stratalog_tiering.core.erasure import EraseFilter, Selection, selected
+from stratalog_core.errors import Corrupt
+from stratalog_tiering.core.erasure import NEEDLES_MAX, EraseFilter, Selection, selected, selected_or_unreadable
 
 KEYS = st.sampled_from([None, b"", b"a", b"b", b"alice", b"x" * 40])
 VALUES = st.sampled_from([None, b"", b"a", b"alice"])
@@ -56,3 +59,30 @@ def test_exactly_the_selected_records_go(batch: bytes, selection: Selection) -> 
     assert (after.base_offset, after.last_offset, after.leader_epoch) == (100, header.last_offset, 3)
     assert (after.producer_id, after.producer_epoch, after.base_sequence) == (5, 1, 7)
     assert (rules.records_erased, [each.index for each in rules.erased_leaves()]) == (len(gone), [0])
+
+
+EVERY = Selection(keys=frozenset(b"key %d" % number for number in range(NEEDLES_MAX + 1)))
+"""So many keys that each record is located."""
+
+
+@pytest.mark.parametrize("codec", CODECS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_batch_that_cannot_be_read_stays_and_is_counted(kind: str, codec: int) -> None:
+    batch = hostile_batch(kind, codec)
+    header = read_header(batch)
+    assert isinstance(selected_or_unreadable(batch, header, EVERY), Corrupt)
+    rules = EraseFilter(selection=EVERY)
+    assert rules.filter(batch, header, is_last=False).batch is batch
+    assert (rules.unreadable_batches, rules.records_erased, rules.altered) == (1, 0, {})
+
+
+def test_a_batch_with_a_selected_record_beside_an_unreadable_one_stays() -> None:
+    """The kernel that locates records does not read headers, the decoder that decides what must be left does."""
+    first = Record(offset=0, timestamp_ms=0, key=b"alice", value=b"v")
+    batch = build_batch([first, Record(offset=1, timestamp_ms=0, key=b"bob", value=b"v", headers=(("", b""),))])
+    batch[-1] = 2  # The header's value would have one byte more.
+    write_header(batch, read_header(batch))
+    header = check_batch(batch)
+    rules = EraseFilter(selection=Selection(keys=frozenset({b"alice"})))
+    assert rules.filter(batch, header, is_last=False).batch is batch
+    assert (rules.unreadable_batches, rules.altered) == (1, {})

@@ -8,8 +8,16 @@ from typing import Any
 
 import msgspec
 import pytest
+from support.hostile_batches import hostile_batch
 
-from stratalog_core.batches.batch import CONTROL_BIT, TRANSACTIONAL_BIT, BatchHeader, read_header
+from stratalog_core.batches.batch import (
+    CONTROL_BIT,
+    HEADER_BYTES,
+    TRANSACTIONAL_BIT,
+    BatchHeader,
+    read_header,
+    write_header,
+)
 from stratalog_core.batches.records import Record, build_batch, iterate_records
 from stratalog_core.errors import Corrupt, NotFound, OutcomeUnknown, Unavailable
 from stratalog_core.ports import Buffer
@@ -171,6 +179,26 @@ async def test_segments_with_hot_copies_are_left_and_named(cluster: Cluster) -> 
     assert isinstance(refused, Refused)
     assert refused.reason == "offsets from 0 on still have hot copies"
     assert [each.kind for each in (await manifest_of(cluster)).segments] == [SegmentKind.RAW]
+
+
+async def test_batches_that_cannot_be_read_stay_byte_identical(cluster: Cluster, background: ThreadBackground) -> None:
+    unreadable = hostile_batch("a length beyond the batch", 0, base_offset=3)
+    named = batch_of(4, "alice")
+    assert b"alice" not in unreadable, "that is certain, so this batch needs no report"
+    broken = bytearray(batch_of(5, "alice"))
+    broken[HEADER_BYTES] = 2 * 60  # the record's length
+    write_header(broken, read_header(broken))
+    segments = [[batch_of(0, "alice", "bob", "carol"), unreadable, named, bytes(broken)], [bytes(batch_of(6, "bob"))]]
+    await cold(cluster, segments)
+    (done,) = await erase(cluster)
+    assert isinstance(done, Erased)
+    assert (done.records, done.altered_batches, done.identical_batches, done.unreadable_batches) == (2, 2, 2, 1)
+    left = await batches_in(cluster)
+    assert left[1] == segments[0][1]
+    assert left[3] == segments[0][3]
+    assert [each.key for batch in (left[0], left[2]) for each in iterate_records(batch)] == [b"bob", b"carol"]
+    assert await erase(cluster) == [], "what cannot be read is not found again"
+    assert (await Verifier(cluster.store, background).partition("flights", cluster.pointer())).findings == ()
 
 
 def lose_a_record(monkeypatch: pytest.MonkeyPatch) -> None:
