@@ -33,6 +33,15 @@ def return_free_memory() -> None:
         _trim(0)
 
 
+def resident_memory() -> int:
+    """Return the resident memory of this process in bytes; 0 if the system does not have Linux's ``/proc``."""
+    try:
+        pages = Path("/proc/self/statm").read_bytes().split()[1]
+    except OSError:
+        return 0
+    return int(pages) * os.sysconf("SC_PAGE_SIZE")
+
+
 class SystemClock:
     monotonic = staticmethod(time.monotonic)
 

@@ -23,7 +23,7 @@ PARTITION_BYTES: Final = 12 * 1024
 """Size of an owned partition with its producers and an open ledger, without batches."""
 SESSION_PARTITION_BYTES: Final = 400
 """Size of one partition of a fetch session."""
-_PEAK_PARTS: Final = 8
+_FREE_PARTS: Final = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,17 +70,23 @@ def within_memory(settings: BrokerSettings) -> BrokerSettings:
     )
 
 
-class Peaks:
-    """Detects when enough memory has been freed that the allocator should return it."""
+class FreeMemory:
+    """Detects when the allocator keeps so much free memory that it should return it.
+
+    Resident memory is what is held, what the budget does not include, and free memory. What the budget does not include changes
+    slowly, so free memory is how much resident memory, without what is held, exceeds its minimum since the last release. A peak
+    of what is held can begin and end between two looks; the free memory that it leaves is seen at the next one.
+    """
 
     def __init__(self, memory_bytes: int) -> None:
-        self._step = memory_bytes // _PEAK_PARTS
-        self._peak = 0
+        self._step = memory_bytes // _FREE_PARTS
+        self._least: int | None = None
 
-    def has_ended(self, held: int) -> bool:
-        """Whether ``held`` is an eighth of the budget below the peak since the last call that returned True."""
-        self._peak = max(self._peak, held)
-        if self._peak - held < self._step:
+    def should_return(self, resident: int, held: int) -> bool:
+        """Whether an eighth of the budget is free. The minimum is measured again after a True, so one release is asked for."""
+        rest = resident - held
+        self._least = rest if self._least is None else min(self._least, rest)
+        if rest - self._least < self._step:
             return False
-        self._peak = held
+        self._least = None
         return True

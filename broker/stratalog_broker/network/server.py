@@ -21,7 +21,7 @@ from stratalog_broker.cluster.partition_rows import PartitionRows
 from stratalog_broker.cluster.producer_ids import ProducerIds
 from stratalog_broker.cluster.registration import Registration
 from stratalog_broker.configs.listeners import Listener, advertised_endpoints, parse_listeners
-from stratalog_broker.configs.memory import SESSION_PARTITION_BYTES, MemoryShares, Peaks, within_memory
+from stratalog_broker.configs.memory import SESSION_PARTITION_BYTES, FreeMemory, MemoryShares, within_memory
 from stratalog_broker.configs.settings import BrokerSettings
 from stratalog_broker.coordination.groups.service import GroupService
 from stratalog_broker.coordination.locator import CoordinatorLocator
@@ -91,8 +91,12 @@ class BrokerServer:
         handlers: Mapping[int, HandlerInfo] = HANDLERS,
         internal: InternalPartitions | None = None,
         store_url: str = "",
+        resident_memory: Callable[[], int] = lambda: 0,
     ) -> None:
-        """``release_memory`` returns free memory to the system, at once, after a peak. ``store_url``: for clients to read."""
+        """``resident_memory``: that of the process, in bytes; 0 if unknown. ``store_url``: for clients to read.
+
+        ``release_memory`` returns at once, and free memory to the system.
+        """
         self.settings = settings = within_memory(settings)
         self.metadata = metadata
         self.clock = clock
@@ -139,7 +143,8 @@ class BrokerServer:
         self.load = LoadMeter(settings.broker_id, clock, self.partitions.all, lambda: self.groups.unreadable_records)
         self._registration: Registration | None = None
         self._sweeper: asyncio.TimerHandle | None = None
-        self._peaks = Peaks(settings.memory_bytes)
+        self._free_memory = FreeMemory(settings.memory_bytes)
+        self._resident_memory = resident_memory
         self._release_memory = release_memory
 
     def _services(self, ledgers: LedgerClient, cold: ColdReader, random: Random, rules: AccessRules) -> Services:
@@ -267,7 +272,7 @@ class BrokerServer:
         self._sweeper = asyncio.get_running_loop().call_later(LOOK_S, self._sweep)
         self.connections.sweep()
         self.partitions.memory.bound(self.partitions.all())
-        if self._peaks.has_ended(self.bytes_held):
+        if self._free_memory.should_return(self._resident_memory(), self.bytes_held):
             self._release_memory()
 
     @property

@@ -26,7 +26,7 @@ from stratalog_broker.partitions.internal_topics import CONSUMER_OFFSETS, INTERN
 from stratalog_core.errors import Invalid, StorageFailed, StratalogError
 from stratalog_core.restarting import restarting
 from stratalog_core.search_pool import SearchPool
-from stratalog_core.system import return_free_memory
+from stratalog_core.system import resident_memory, return_free_memory
 from stratalog_metadata.client.memory_metadata import MemoryMetadata
 from stratalog_metadata.records import Cluster, Partition, Topic
 from stratalog_metadata.state.commands import Command, Put
@@ -74,7 +74,8 @@ async def start(node: Node, *, positions: Path, follow_s: float, with_deleted: b
     positions_file = PositionsFile(position_files, positions.name, background)
     server = BrokerServer(
         settings, metadata, ledgers, cold, searches, node.clock, node.random,
-        release_memory=lambda: background.run(return_free_memory), store_url=location_url(node.settings.store),
+        release_memory=lambda: background.run(return_free_memory), resident_memory=resident_memory,
+        store_url=location_url(node.settings.store),
         handlers=READ_ONLY_HANDLERS, internal=positions_file,
     )  # fmt: skip
     node.metrics.add_source(server.metrics)

@@ -20,7 +20,7 @@ from stratalog_broker.network.server import BrokerServer
 from stratalog_broker.partitions.state_uploads import StateUploads
 from stratalog_core.ports import Background, Files
 from stratalog_core.search_pool import SearchPool
-from stratalog_core.system import return_free_memory
+from stratalog_core.system import resident_memory, return_free_memory
 from stratalog_metadata.client.api import MetadataClient
 from stratalog_tiering.cold.block_source import ColdReaderSettings
 from stratalog_tiering.cold.reader import ColdReader
@@ -53,7 +53,8 @@ async def start(node: Node) -> str:
     node.metrics.add_source(cold.metrics)
     server = BrokerServer(
         settings, metadata, ledgers, cold, searches, node.clock, node.random,
-        release_memory=lambda: background.run(return_free_memory), store_url=location_url(node.settings.store),
+        release_memory=lambda: background.run(return_free_memory), resident_memory=resident_memory,
+        store_url=location_url(node.settings.store),
     )  # fmt: skip
     node.metrics.add_source(server.metrics)
     await server.start()

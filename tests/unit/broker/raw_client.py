@@ -19,6 +19,9 @@ from stratalog_broker.protocol.entities import encode_response as encode_entity
 from stratalog_broker.protocol.frame import is_flexible
 from stratalog_core.batches.records import Record, build_batch
 
+TIMEOUT_S = 120
+"""For an answer: a machine may be busy."""
+
 
 class RawClient:
     """One connection. Requests may be pipelined; answers come in order."""
@@ -63,7 +66,7 @@ class RawClient:
         return answer
 
     async def receive_bytes(self) -> bytes:
-        async with asyncio.timeout(15):
+        async with asyncio.timeout(TIMEOUT_S):
             (size,) = struct.unpack(">i", await self._reader.readexactly(4))
             return await self._reader.readexactly(size)
 
@@ -73,7 +76,7 @@ class RawClient:
 
     async def closed(self) -> bool:
         """Wait for the broker to close the connection."""
-        async with asyncio.timeout(15):
+        async with asyncio.timeout(TIMEOUT_S):
             try:
                 return await self._reader.read(1) == b""
             except ConnectionError:

@@ -8,11 +8,12 @@ import threading
 from pathlib import Path
 from random import Random
 
+import psutil
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stratalog_core.system import SystemClock, SystemFiles, ThreadBackground
+from stratalog_core.system import SystemClock, SystemFiles, ThreadBackground, resident_memory
 
 
 @pytest.fixture
@@ -139,3 +140,8 @@ async def test_a_cancelled_call_is_not_made_and_the_next_one_is() -> None:
         assert made == ["last"]
     finally:
         background.close()
+
+
+def test_resident_memory_is_that_of_the_system() -> None:
+    before = psutil.Process().memory_info().rss
+    assert before // 2 < resident_memory() < 2 * before

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stratalog_bookies.client import LedgerClient
-from stratalog_broker.configs.memory import MemoryShares, Peaks, within_memory
+from stratalog_broker.configs.memory import FreeMemory, MemoryShares, within_memory
 from stratalog_broker.configs.settings import BrokerSettings
 from stratalog_broker.partitions.ledger_index import LedgerIndex
 from stratalog_broker.partitions.memory import PartitionMemory
@@ -32,14 +32,29 @@ def test_one_request_and_one_response_fit_into_their_shares() -> None:
     assert within_memory(settings) == settings, "the defaults fit"
 
 
-def test_a_peak_ends_once() -> None:
-    peaks = Peaks(80)
-    assert not peaks.has_ended(50)
-    assert not peaks.has_ended(41)
-    assert peaks.has_ended(40)
-    assert not peaks.has_ended(40)
-    assert not peaks.has_ended(31)
-    assert peaks.has_ended(30)
+def test_free_memory_is_returned_once() -> None:
+    free = FreeMemory(80)
+    assert not free.should_return(resident=150, held=50)
+    assert not free.should_return(resident=150, held=41)
+    assert free.should_return(resident=150, held=40)
+    assert not free.should_return(resident=150, held=40), "the allocator could not return it"
+    assert not free.should_return(resident=150, held=31)
+    assert free.should_return(resident=150, held=30)
+
+
+def test_free_memory_is_seen_although_nobody_looked_during_the_peak() -> None:
+    free = FreeMemory(80)
+    assert not free.should_return(resident=110, held=10)
+    assert free.should_return(resident=120, held=10)
+    assert not free.should_return(resident=112, held=10)
+    assert not free.should_return(resident=131, held=30), "what is held is not free"
+    assert free.should_return(resident=131, held=20)
+
+
+def test_without_resident_memory_the_ends_of_peaks_are_seen() -> None:
+    free = FreeMemory(80)
+    assert not free.should_return(resident=0, held=50)
+    assert free.should_return(resident=0, held=40)
 
 
 class Partition:
