@@ -6,7 +6,7 @@ import time
 
 from confluent_kafka import Consumer, KafkaError, TopicPartition
 
-TIMEOUT_S = 60.0
+TIMEOUT_S = 120.0
 
 
 def committed_values(bootstrap: str, topic: str, partition: int = 0) -> list[str]:

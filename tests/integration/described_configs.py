@@ -19,7 +19,7 @@ from stratalog_metadata.topic_rules.topic_configs import TOPIC_CONFIGS_NOT_SERVE
 
 _DESCRIBE, _VERSION = 32, 4
 _ALTER, _ALTER_VERSION = 44, 1
-_TIMEOUT_S: Final = 30
+_TIMEOUT_S: Final = 120
 
 
 class Kind(IntEnum):

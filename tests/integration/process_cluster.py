@@ -77,7 +77,7 @@ class ProcessCluster:
         name = f"topic-{next(_numbers)}"
         new = NewTopic(name, num_partitions=partitions, replication_factor=copies, config=dict(configs or {}))
         for future in self.admin.create_topics([new]).values():
-            future.result(30)
+            future.result(COMMAND_TIMEOUT_S)
         return name
 
     def fill(self, topic: str, *values: str) -> None:
@@ -86,7 +86,7 @@ class ProcessCluster:
         failures: list[object] = []
         for value in values:
             producer.produce(topic, value, on_delivery=lambda failure, _: failures.extend([failure] if failure else []))
-        assert producer.flush(30) == 0
+        assert producer.flush(COMMAND_TIMEOUT_S) == 0
         assert failures == []
 
     def new_group(self) -> str:

@@ -24,7 +24,7 @@ OWNER, REPLICA = 1, 2
 VALUES: Final = tuple(f"{number}-".ljust(1000, "x") for number in range(200))
 """The records of the partition, each in a batch of its own."""
 _METADATA: Final = 3
-_TIMEOUT_S: Final = 60.0
+_TIMEOUT_S: Final = 120.0
 
 _ONLY_HISTORY: Final = "brokers hold no data: a replica serves what is in the object store, and the owner everything else"
 _NEEDS_EPOCH: Final = "the epoch shows that the client knows the owner; without one it would take this broker for the owner"

@@ -20,7 +20,7 @@ from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 
 pytestmark = pytest.mark.integration
 CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
-TIMEOUT_S = 60.0
+TIMEOUT_S = 120.0
 MEGABYTE = 1_000_000
 REQUEST_BYTES_MAX = 4_000_000
 

@@ -12,7 +12,7 @@ from integration.process_cluster import ProcessCluster
 from stratalog_loadgen import java_tools as tools
 
 pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("java_tools")]
-_TIMEOUT_S = 30.0
+_TIMEOUT_S = 120.0
 _COMMAND = "org.apache.kafka.tools.ClientMetricsCommand"
 
 
@@ -39,7 +39,7 @@ def test_librdkafka_and_java_push_their_metrics(cluster: ProcessCluster) -> None
         while 'client_id="pushing"' not in (shown := _shown(cluster)) and time.monotonic() < deadline:
             producer.produce(topic, b"value")
             producer.poll(0.2)
-        producer.flush(30)
+        producer.flush(_TIMEOUT_S)
         assert 'metric="org.apache.kafka.producer.connection.creation' in shown
         # The last push of a Java consumer comes when it is closed.
         tools.consume(cluster.bootstrap, topic, records=1)

@@ -21,7 +21,7 @@ from integration.process_cluster import ProcessCluster
 from prometheus_client.parser import text_string_to_metric_families
 
 pytestmark = pytest.mark.integration
-_TIMEOUT_S = 60.0
+_TIMEOUT_S = 120.0
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ from integration.process_cluster import ProcessCluster
 from stratalog_loadgen import java_tools
 
 ROOT = Path(__file__).parents[2]
-TIMEOUT_S = 60
+TIMEOUT_S = 120
 QUICK_START = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC")
 _MAIN = (b"\x01\x00\x04main", b"\x01\x00\x16([Ljava/lang/String;)V")
 """Name and type of a ``main`` as constants of a class file."""

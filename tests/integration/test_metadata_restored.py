@@ -21,7 +21,7 @@ RECORDS = 20
 PARTITIONS = 4
 DELIVERY_MS = 20_000
 """Less than the retry delay of a failed takeover."""
-TIMEOUT_S = 60.0
+TIMEOUT_S = 120.0
 METADATA = "metadata-1"
 
 

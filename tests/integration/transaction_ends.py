@@ -22,7 +22,7 @@ VERSIONS: Final = (3, 5)
 STATES: Final = ("empty", "ongoing", "committed", "aborted", "timed out", "taken over")
 _PARTITIONS: Final = 20
 """So that the markers take their time."""
-_TIMEOUT_S: Final = 60
+_TIMEOUT_S: Final = 120
 _FIND, _INIT, _ADD, _END, _DESCRIBE = 10, 22, 24, 26, 65
 _ADDED_BY_BROKERS: Final = 5
 _LATER: Final = (

@@ -21,7 +21,7 @@ from stratalog_core.batches.records import Record, build_batch
 
 TOPIC: Final = "probe"
 GROUP: Final = "probe"
-DEADLINE_S: Final = 20.0
+DEADLINE_S: Final = 60.0
 _RETRY_S: Final = 0.05
 _SECONDS: Final = datetime.timedelta(seconds=5)
 _CONFIGS: Final = {
