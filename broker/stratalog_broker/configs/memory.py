@@ -73,9 +73,9 @@ def within_memory(settings: BrokerSettings) -> BrokerSettings:
 class FreeMemory:
     """Detects when the allocator keeps so much free memory that it should return it.
 
-    Resident memory is what is held, what the budget does not include, and free memory. What the budget does not include changes
-    slowly, so free memory is how much resident memory, without what is held, exceeds its minimum since the last release. A peak
-    of what is held can begin and end between two looks; the free memory that it leaves is seen at the next one.
+    Resident memory consists of held bytes, memory outside the budget, and free memory. Memory outside the budget changes
+    slowly, so free memory is the growth of resident memory less held bytes above its minimum since the last release. A peak may
+    begin and end between two calls; the free memory that it leaves is seen by the next call.
     """
 
     def __init__(self, memory_bytes: int) -> None:

@@ -1,8 +1,9 @@
 """One Kafka client connection: splits frames, sends responses in order, and bounds the memory that the client occupies.
 
 Kafka handles a connection's requests one at a time and responds in order. Here Produce requests start immediately, because
-clients pipeline them; every other request waits for the previous one. Responses are sent in request order. All responses
-written in one event loop iteration are sent in one call, measured to be three times as fast on small requests.
+clients pipeline them; every other request waits until the response of the previous one is passed to the transport and charged.
+So one connection adds at most one response to the memory that is not charged yet. Responses are sent in request order. All
+responses written in one event loop iteration are sent in one call, measured to be three times as fast on small requests.
 
 Reading: small frames are read through one buffer that all connections share, so an idle connection costs almost nothing.
 An incomplete frame gets a buffer of its exact size, which then belongs to the request. A connection is not read while it
@@ -57,6 +58,8 @@ class ClientConnection(asyncio.BufferedProtocol):
         self._waiting: Waiting | None = None
         self._waiting_context: RequestContext | None = None
         self._outgoing: list[Buffer] = []
+        self._unflushed: RequestContext | None = None
+        """The last request that is answered, Produce excepted, until its response is passed to the transport."""
         self._flush_scheduled = False
         self._retained = 0
         self._is_paused = False
@@ -192,8 +195,14 @@ class ClientConnection(asyncio.BufferedProtocol):
             self._run_queue()
 
     def _run_queue(self) -> None:
-        """Handle queued requests until one has to wait or the client stops reading responses."""
-        while self._queue and self._running is None and self._waiting is None and not self._is_writing_paused:
+        """Handle queued requests until one has to wait, is answered, or the client stops reading responses."""
+        while (
+            self._queue
+            and self._running is None
+            and self._waiting is None
+            and self._unflushed is None
+            and not self._is_writing_paused
+        ):
             info, context, body = self._queue.popleft()
             if info.handle_raw is not None:
                 self._waiting = dispatch_raw(info, context, body)
@@ -216,6 +225,8 @@ class ClientConnection(asyncio.BufferedProtocol):
         registry = self._registry
         registry.requests.seconds[context.api_key].observe(registry.clock.monotonic() - context.arrived_at_s)
         order = self._order
+        if parts and context.api_key != PRODUCE_KEY:
+            self._unflushed = context
         while order and order[0].response is not None:
             self._outgoing.extend(order.popleft().response or ())
         if self._outgoing and not self._flush_scheduled:
@@ -237,6 +248,10 @@ class ClientConnection(asyncio.BufferedProtocol):
             if self.unsent_bytes > _UNCOUNTED_BYTES:
                 # uvloop sends at the end of this iteration; bytes left after that wait for the client.
                 self._loop.call_soon(self._count_unsent, outgoing)
+            if self._unflushed is not None and self._unflushed not in self._order:
+                self._unflushed = None
+                if self._queue:
+                    self._loop.call_soon(self._run_queue)
 
     def _count_unsent(self, outgoing: Sequence[Buffer]) -> None:
         """Charge the whole write while the socket holds part of it: the transport may keep any of its views until then."""

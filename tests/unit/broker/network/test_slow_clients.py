@@ -5,18 +5,22 @@ from __future__ import annotations
 import asyncio
 import socket
 import struct
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import psutil
 import pytest
 import pytest_asyncio
-from unit.broker.mini_cluster import MiniCluster, run_cluster
-from unit.broker.raw_client import RawClient, request
+from unit.broker.mini_cluster import MiniCluster, in_thread, run_cluster
+from unit.broker.partitions.test_failover import create_topic
+from unit.broker.raw_client import RawClient, batch, fetch_request, produce, request
 
 from stratalog_broker.network import connection
 from stratalog_broker.network.connection import ClientConnection
+from stratalog_broker.protocol.entities import encode_response as encode_entity
 from stratalog_core.connections.silent_clients import FRAME_LOOKS_MAX, LOOK_S
+from stratalog_core.ports import Buffer
 
 MIB = 1024 * 1024
 API_VERSIONS = struct.pack(">ihhih", 10, 18, 0, 7, -1)
@@ -109,3 +113,31 @@ async def test_a_client_that_reads_no_responses_is_closed(cluster: MiniCluster, 
                 connections.sweep()
                 await served(cluster)
         await asyncio.gather(sending, return_exceptions=True)
+
+
+async def test_a_pipelined_fetch_waits_until_the_response_before_it_is_charged(
+    cluster: MiniCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise clients that take nothing fill memory, before it is counted, with a response for each of their fetches."""
+    written: list[int] = []
+    flush = ClientConnection._flush
+
+    def watched(self: ClientConnection) -> None:
+        parts: Sequence[Buffer] = self._outgoing
+        written.append(sum(map(len, parts)))
+        flush(self)
+
+    await in_thread(partial(create_topic, cluster, "topic", 1))
+    client = await cluster.connect()
+    for _ in range(20):
+        await produce(client, "topic", batch(b"x" * 100))
+    body = encode_entity(fetch_request("topic", 0))
+    monkeypatch.setattr(ClientConnection, "_flush", watched)
+    for _ in range(30):
+        client.send(1, 11, body)
+    answers = [await client.receive() for _ in range(30)]
+    (size,) = {len(answer.responses[0].partitions[0].records) for answer in answers}
+    assert size > 20 * 100
+    assert len(written) == 30
+    assert max(written) < 2 * size
+    await client.close()
