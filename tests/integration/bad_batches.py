@@ -124,15 +124,16 @@ def run_batches(bootstrap: str, topic: str) -> dict[str, str]:
     admin = AdminClient({"bootstrap.servers": bootstrap, "log_level": 0})
     batches, compacted = bad_batches(), f"{topic}-compacted"
     keyed = {wrong: batch for wrong, batch in batches.items() if wrong.rpartition(", ")[2] in dict(_CODECS)}
-    outcomes = _send_to_topic(admin, topic, {}, batches)
-    to_compacted = _send_to_topic(admin, compacted, {"cleanup.policy": "compact"}, keyed)
+    outcomes = send_to_new_topic(admin, topic, {}, batches)
+    to_compacted = send_to_new_topic(admin, compacted, {"cleanup.policy": "compact"}, keyed)
     return outcomes | {f"{wrong}, compacted topic": error for wrong, error in to_compacted.items()}
 
 
-def _send_to_topic(
-    admin: AdminClient, topic: str, configs: dict[str, str], batches: Mapping[str, bytes | None]
+def send_to_new_topic(
+    admin: AdminClient, topic: str, configs: Mapping[str, str], batches: Mapping[str, bytes | None]
 ) -> dict[str, str]:
-    for future in admin.create_topics([NewTopic(topic, num_partitions=1, replication_factor=1, config=configs)]).values():
+    """Create a topic with one partition and send it each batch; return the errors by name."""
+    for future in admin.create_topics([NewTopic(topic, num_partitions=1, replication_factor=1, config=dict(configs))]).values():
         future.result(_TIMEOUT_S)
     deadline = time.monotonic() + _TIMEOUT_S
     while (leader := admin.list_topics(topic).topics[topic].partitions[0].leader) < 0 and time.monotonic() < deadline:
