@@ -31,7 +31,7 @@ REASONS: Final[Mapping[str, str]] = {
     "codec 7": "Kafka fails with an internal error",
 }
 """Why an error differs from Apache Kafka's, by what is wrong with the batch."""
-_TIMEOUT_S: Final = 30
+_TIMEOUT_S: Final = 120
 _CODECS: Final = (("uncompressed", NONE), ("lz4", LZ4))
 _NOT_YET: Final = "not_leader_or_follower"
 _MAGIC, _CRC, _ATTRIBUTES, _LAST_DELTA, _COUNT = 16, 17, 21, 23, 57
