@@ -126,6 +126,9 @@ def run_batches(bootstrap: str, topic: str) -> dict[str, str]:
     keyed = {wrong: batch for wrong, batch in batches.items() if wrong.rpartition(", ")[2] in dict(_CODECS)}
     outcomes = send_to_new_topic(admin, topic, {}, batches)
     to_compacted = send_to_new_topic(admin, compacted, {"cleanup.policy": "compact"}, keyed)
+    # What reads every topic of the cluster could not read these.
+    for future in admin.delete_topics([topic, compacted]).values():
+        future.result(_TIMEOUT_S)
     return outcomes | {f"{wrong}, compacted topic": error for wrong, error in to_compacted.items()}
 
 

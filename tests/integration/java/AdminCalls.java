@@ -211,6 +211,17 @@ public class AdminCalls {
         return seen;
     }
 
+    /** Returns the first list with so many elements, or the last one seen. */
+    static <T> List<T> filled(Callable<List<T>> look, int size) throws Exception {
+        long deadline = System.nanoTime() + Duration.ofSeconds(20).toNanos();
+        List<T> seen = look.call();
+        while (seen.size() < size && System.nanoTime() < deadline) {
+            Thread.sleep(50);
+            seen = look.call();
+        }
+        return seen;
+    }
+
     static void groups(String topic, String group) throws Exception {
         TopicPartition first = new TopicPartition(topic, 0);
         Map<String, Object> settings = new HashMap<>(properties);
@@ -259,6 +270,11 @@ public class AdminCalls {
         alter(ofTopic, "unknown", set("no.such.config", "1"));
         alter(new ConfigResource(ConfigResource.Type.TOPIC, "unknown"), "unknown topic", set("segment.bytes", "2000000"));
         alter(ofAll, "defaults of all", set("log.roll.jitter.ms", "1234"));
+        // The next request may go to another broker, which has to know of the change.
+        for (String broker : List.of("1", "2")) {
+            ConfigResource one = new ConfigResource(ConfigResource.Type.BROKER, broker);
+            until(() -> String.valueOf(get(admin.describeConfigs(List.of(one)).all()).get(one).get("log.roll.jitter.ms").value()), "1234");
+        }
         alter(ofAll, "delete defaults", delete("log.roll.jitter.ms"));
         alter(ofBroker, "delete a throttle", delete("leader.replication.throttled.rate"));
         alter(ofGroup, "group", set("consumer.session.timeout.ms", "50000"));
@@ -269,16 +285,17 @@ public class AdminCalls {
         alter(ofMetrics, "client metrics, too often", set("interval.ms", "1"));
         alter(ofMetrics, "client metrics, bad match", set("match", "colour=blue"));
         alter(ofMetrics, "client metrics, unknown", set("no.such.config", "1"));
+        Map<ConfigResource, Integer> given = Map.of(ofTopic, 2, ofGroup, 1, ofMetrics, 3);
         for (ConfigResource resource : List.of(ofTopic, ofGroup, ofMetrics)) {
-            call("describeConfigs, " + resource.type(), () -> get(admin.describeConfigs(List.of(resource)).all()).get(resource).entries().stream()
+            call("describeConfigs, " + resource.type(), () -> filled(() -> get(admin.describeConfigs(List.of(resource)).all()).get(resource).entries().stream()
                 .filter(entry -> OWN.contains(entry.source()))
-                .map(entry -> entry.name() + "=" + entry.value() + " of " + entry.source()).sorted().toList());
+                .map(entry -> entry.name() + "=" + entry.value() + " of " + entry.source()).sorted().toList(), given.get(resource)));
         }
         call("describeConfigs, BROKER", () -> get(admin.describeConfigs(List.of(ofBroker)).all()).get(ofBroker).get("broker.id").value());
         call("describeConfigs, unknown topic", () -> get(admin.describeConfigs(List.of(new ConfigResource(ConfigResource.Type.TOPIC, "unknown"))).all()));
-        call("listConfigResources", () -> get(admin.listConfigResources().all()).stream()
-            .filter(one -> List.of(ofTopic, ofBroker, ofGroup, ofMetrics).contains(one)).map(one -> one.type()).sorted().toList());
-        call("listClientMetricsResources", () -> get(admin.listClientMetricsResources().all()).stream().anyMatch(one -> one.name().equals(group)));
+        call("listConfigResources", () -> filled(() -> get(admin.listConfigResources().all()).stream()
+            .filter(one -> List.of(ofTopic, ofBroker, ofGroup, ofMetrics).contains(one)).map(one -> one.type()).sorted().toList(), 4));
+        call("listClientMetricsResources", () -> until(() -> get(admin.listClientMetricsResources().all()).stream().anyMatch(one -> one.name().equals(group)), true));
         alter(ofGroup, "delete group's", delete("consumer.session.timeout.ms"));
         alter(ofMetrics, "delete client metrics", delete("interval.ms"), delete("metrics"), delete("match"));
     }
