@@ -40,6 +40,7 @@ async def update_features(
     """Set the finalized levels. Raises ``InvalidFeatureLevel``, in which case nothing is changed."""
 
     async def attempt() -> None:
+        await metadata.refresh(timeout_s)
         stored = metadata.view.get(FEATURES_KEY)
         before = finalized_features(metadata.view).levels
         for update in updates:

@@ -61,6 +61,7 @@ class NamedConfigs:
         key = dynamic_config_key(self.prefix + name)
 
         async def attempt() -> None:
+            await metadata.refresh(timeout_s)
             stored = metadata.view.get(key)
             before = dict(configs_of(metadata.view, self.prefix, name))
             after = dict(edit(dict(before)))

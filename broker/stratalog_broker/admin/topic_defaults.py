@@ -17,6 +17,7 @@ async def configure_defaults(metadata: MetadataClient, edit: EditConfigs, timeou
     """Replace the defaults by the result of ``edit``. Raises ``InvalidConfig``. Logs a warning if retention gets shorter."""
 
     async def attempt() -> None:
+        await metadata.refresh(timeout_s)
         stored = metadata.view.get(TOPIC_DEFAULTS_KEY)
         record = stored.record if stored is not None else None
         before = record.configs if isinstance(record, DynamicConfig) else {}
