@@ -24,6 +24,8 @@ PARTITION_BYTES: Final = 12 * 1024
 SESSION_PARTITION_BYTES: Final = 400
 """Size of one partition of a fetch session."""
 _FREE_PARTS: Final = 8
+_RELEASES_MAX: Final = 15
+_CALLS_BETWEEN_MAX: Final = 12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,19 +76,31 @@ class FreeMemory:
     """Detects when the allocator keeps so much free memory that it should return it.
 
     Resident memory consists of held bytes, memory outside the budget, and free memory. Memory outside the budget changes
-    slowly, so free memory is the growth of resident memory less held bytes above its minimum since the last release. A peak may
-    begin and end between two calls; the free memory that it leaves is seen by the next call.
+    slowly, so free memory is the growth of resident memory less held bytes above its minimum. A peak may begin and end between
+    two calls; the free memory that it leaves is seen by the next call.
+
+    A release during a load leaves what is in use then, and what the load frees at its end can only be returned by another one.
+    So releases are repeated until one has helped, at growing intervals. After ``_RELEASES_MAX`` in vain the memory is not free.
     """
 
     def __init__(self, memory_bytes: int) -> None:
         self._step = memory_bytes // _FREE_PARTS
         self._least: int | None = None
+        self._in_vain = 0
+        self._calls_to_skip = 0
 
     def should_return(self, resident: int, held: int) -> bool:
-        """Whether an eighth of the budget is free. The minimum is measured again after a True, so one release is asked for."""
+        """Whether an eighth of the budget is free and it is time for another release. To be called at equal intervals."""
         rest = resident - held
-        self._least = rest if self._least is None else min(self._least, rest)
+        if self._least is None or self._in_vain > _RELEASES_MAX:
+            self._least = rest
+        self._least = min(self._least, rest)
         if rest - self._least < self._step:
+            self._in_vain = self._calls_to_skip = 0
             return False
-        self._least = None
+        if self._calls_to_skip > 0:
+            self._calls_to_skip -= 1
+            return False
+        self._calls_to_skip = min(2**self._in_vain, _CALLS_BETWEEN_MAX) - 1
+        self._in_vain += 1
         return True
