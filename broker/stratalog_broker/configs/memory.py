@@ -24,8 +24,9 @@ PARTITION_BYTES: Final = 12 * 1024
 SESSION_PARTITION_BYTES: Final = 400
 """Size of one partition of a fetch session."""
 _FREE_PARTS: Final = 8
-_RELEASES_MAX: Final = 15
+_RELEASES_MAX: Final = 16
 _CALLS_BETWEEN_MAX: Final = 12
+"""A minute between the calls that ask for a release."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +81,8 @@ class FreeMemory:
     two calls; the free memory that it leaves is seen by the next call.
 
     A release during a load leaves what is in use then, and what the load frees at its end can only be returned by another one.
-    So releases are repeated until one has helped, at growing intervals. After ``_RELEASES_MAX`` in vain the memory is not free.
+    So releases are repeated until one has helped, at growing intervals. After ``_RELEASES_MAX`` in vain the memory is taken to
+    be in use.
     """
 
     def __init__(self, memory_bytes: int) -> None:
@@ -92,7 +94,7 @@ class FreeMemory:
     def should_return(self, resident: int, held: int) -> bool:
         """Whether an eighth of the budget is free and it is time for another release. To be called at equal intervals."""
         rest = resident - held
-        if self._least is None or self._in_vain > _RELEASES_MAX:
+        if self._least is None or self._in_vain >= _RELEASES_MAX:
             self._least = rest
         self._least = min(self._least, rest)
         if rest - self._least < self._step:

@@ -93,9 +93,9 @@ class BrokerServer:
         store_url: str = "",
         resident_memory: Callable[[], int] = lambda: 0,
     ) -> None:
-        """``resident_memory``: that of the process, in bytes; 0 if unknown. ``store_url``: for clients to read.
+        """``store_url`` is what clients are told. ``resident_memory`` is that of the process, in bytes; 0 if unknown.
 
-        ``release_memory`` returns at once, and free memory to the system.
+        ``release_memory`` returns the allocator's free memory to the system, in the background.
         """
         self.settings = settings = within_memory(settings)
         self.metadata = metadata

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
@@ -58,17 +59,34 @@ class Selection:
         return record.key in self.keys or not headers.isdisjoint(self.headers)
 
 
-def selected(batch: Buffer, header: BatchHeader, selection: Selection) -> int:
-    """The number of a batch's records that go. Raises ``Corrupt``, also if what would be left cannot be decoded."""
+class _Split(NamedTuple):
+    """The records of a batch: which of them go, and those that must be left, as the plain decoder reads them."""
+
+    spans: RecordSpans
+    gone: Bools
+    rest: list[Record]
+
+
+def _split(batch: Buffer, header: BatchHeader, selection: Selection) -> _Split | None:
+    """Take a batch apart; None if no record goes. Raises ``Corrupt``, also if what would be left cannot be decoded."""
     if header.is_control or not header.record_count:
-        return 0
+        return None
     body = batch_body(batch, header)
     if not selection.may_select(body):
-        return 0
-    records = int(np.count_nonzero(selection.selected(record_spans(body, header))))
-    if records:
-        rest_of(batch, header, selection)
-    return records
+        return None
+    spans = record_spans(body, header)
+    gone = selection.selected(spans)
+    if not gone.any():
+        return None
+    # Decided by the plain decoder, apart from the filter, to check it.
+    rest = [record for record in iterate_records(batch, header) if not selection.selects_decoded(record)]
+    return _Split(spans, gone, rest)
+
+
+def selected(batch: Buffer, header: BatchHeader, selection: Selection) -> int:
+    """The number of a batch's records that go. Raises ``Corrupt``, also if what would be left cannot be decoded."""
+    split = _split(batch, header, selection)
+    return 0 if split is None else int(np.count_nonzero(split.gone))
 
 
 def selected_or_unreadable(batch: Buffer, header: BatchHeader, selection: Selection) -> int | Corrupt:
@@ -77,11 +95,6 @@ def selected_or_unreadable(batch: Buffer, header: BatchHeader, selection: Select
         return selected(batch, header, selection)
     except Corrupt as unreadable:
         return unreadable
-
-
-def rest_of(batch: Buffer, header: BatchHeader, selection: Selection) -> list[Record]:
-    """The records that must be left of a batch, decided by the plain decoder, apart from the filter, to check it."""
-    return [record for record in iterate_records(batch, header) if not selection.selects_decoded(record)]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -111,16 +124,17 @@ class EraseFilter:
         """The batch without the records that go: the same buffer if there is none, or if its records cannot be read."""
         del is_last  # every batch stays
         self.leaves.append(batch_leaf(batch))
-        found = selected_or_unreadable(batch, header, self.selection)
-        if isinstance(found, Corrupt):
+        try:
+            split = _split(batch, header, self.selection)
+        except Corrupt:
             self.unreadable_batches += 1
-        if not found or isinstance(found, Corrupt):
+            split = None
+        if split is None:
             return Filtered(batch=batch, fingerprint=0)
-        spans = record_spans(batch_body(batch, header), header)
-        gone = self.selection.selected(spans)
-        self.records_erased += int(np.count_nonzero(gone))
-        self.altered[len(self.leaves) - 1] = rest_of(batch, header, self.selection)
-        return Filtered(batch=emptied(header) if gone.all() else rebuilt(header, spans, ~gone, None), fingerprint=0)
+        self.records_erased += int(np.count_nonzero(split.gone))
+        self.altered[len(self.leaves) - 1] = split.rest
+        rest = emptied(header) if split.gone.all() else rebuilt(header, split.spans, ~split.gone, None)
+        return Filtered(batch=rest, fingerprint=0)
 
     def erased_leaves(self) -> Iterator[ErasedLeaf]:
         """The leaves that the new segment must keep, in the order of their batches."""

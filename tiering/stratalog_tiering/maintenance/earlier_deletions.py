@@ -67,7 +67,8 @@ async def earlier_deletions(store: ObjectStore, metadata: MetadataClient, owner:
     marked = [topic_id async for key in store.list_keys(TOPICS_PREFIX) if (topic_id := deleted_topic_of(key))]
     # After the listing: the record of a deletion goes after its marker, so what is unknown now has no marker, or is nobody's.
     await metadata.refresh(_TIMEOUT_S)
-    unknown = [topic_id for topic_id in marked if topic_id not in known_topics(metadata.view)] if marked else []
+    known = known_topics(metadata.view)
+    unknown = [topic_id for topic_id in marked if topic_id not in known]
     found = await bounded_map(partial(_find, store, owner), unknown, _READS_AT_ONCE)
     return [each for each in found if each is not None]
 

@@ -16,7 +16,7 @@ from stratalog_metadata.client.api import MetadataClient
 from stratalog_metadata.records import Lease, TieringWorker, lease_key
 from stratalog_metadata.state.commands import ABSENT, Command, Delete, Put, Requirement, SessionAlive, VersionIs
 
-UPLOADS_LEASE: Final = "tiering/uploads"
+BUCKET_LEASE: Final = "tiering/uploads"
 """Name of the lease on what concerns the whole bucket: stale multipart uploads, deletions by its earlier owners."""
 
 

@@ -42,7 +42,7 @@ from stratalog_tiering.maintenance.earlier_deletions import learn_earlier_deleti
 from stratalog_tiering.metrics import ScrubMetrics, TieringMetrics
 from stratalog_tiering.offload.ports import WorkerPorts
 from stratalog_tiering.worker.copying import CopyWork
-from stratalog_tiering.worker.leases import UPLOADS_LEASE, WorkerLeases, deletion_lease, partition_lease
+from stratalog_tiering.worker.leases import BUCKET_LEASE, WorkerLeases, deletion_lease, partition_lease
 from stratalog_tiering.worker.partition_work import PartitionWork
 from stratalog_tiering.worker.scrubbing import ScrubWork
 
@@ -134,7 +134,7 @@ class WorkerSession:
         for topic_id in self._topics.keys() - {topic.topic_id for topic in view.all(Topic)}:
             self._forget_topic(topic_id)
         self._schedule.set_all_due((deletion_lease(record.topic_id) for record in self._topics_in_transition()), now)
-        self._schedule.set_due(UPLOADS_LEASE, now)
+        self._schedule.set_due(BUCKET_LEASE, now)
 
     def _schedule_topic(self, topic: Topic) -> None:
         """Make all partitions of a topic due now: the topic is new, has changed, or is now another worker's."""
@@ -213,7 +213,7 @@ class WorkerSession:
             work.close()
 
     async def _work(self, name: str) -> float | None:
-        if name == UPLOADS_LEASE:
+        if name == BUCKET_LEASE:
             return await self._work_on_bucket()
         partition = self._names.get(name)
         if partition is None:
@@ -229,11 +229,11 @@ class WorkerSession:
 
     async def _work_on_bucket(self) -> float | None:
         await self._ports.bucket.ensure()
-        guards = await self._leases.hold(UPLOADS_LEASE)
+        guards = await self._leases.hold(BUCKET_LEASE)
         if guards is not None:
             await abort_stale_uploads(self._ports)
             await learn_earlier_deletions(self._ports, guards)
-            await self._leases.release(UPLOADS_LEASE)
+            await self._leases.release(BUCKET_LEASE)
         return BUCKET_INTERVAL_S
 
     async def _collect_topic(self, name: str) -> float | None:
