@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
-from pathlib import Path
 from uuid import UUID
 
 import pytest
 from click.testing import CliRunner
-from support.embedded_quorum import EmbeddedQuorum, embedded_quorum
+from support.embedded_quorum import EmbeddedQuorum
 
 from stratalog.app import stratalog
 from stratalog.brokers.draining import drain, owned, undrain, wait_until_drained
 from stratalog.brokers.report import broker_rows
 from stratalog_core.errors import Invalid, NotFound, Unavailable
-from stratalog_core.rpc.tcp import TcpTransport
 from stratalog_metadata.client.quorum_client import QuorumClient
 from stratalog_metadata.protocol.broker_loads import BrokerLoad
 from stratalog_metadata.records import TOPIC_DEFAULTS_KEY, Broker, DynamicConfig, Partition
@@ -24,14 +21,6 @@ from stratalog_metadata.state.commands import Command, Put
 
 TOPIC = UUID(int=7)
 LEASE_MS = 60_000
-
-
-@pytest.fixture
-async def quorum(tmp_path: Path) -> AsyncIterator[EmbeddedQuorum]:
-    transport = TcpTransport()
-    async with embedded_quorum(tmp_path / "metadata", transport) as made:
-        yield made
-    await transport.close()
 
 
 async def register(client: QuorumClient, broker_id: int, partitions: int) -> None:

@@ -5,18 +5,15 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-from collections.abc import AsyncIterator
 from pathlib import Path
 from uuid import UUID
 
 import pytest
 from click.testing import CliRunner, Result
-from support.embedded_quorum import EmbeddedQuorum, embedded_quorum
+from support.embedded_quorum import EmbeddedQuorum
 
 from stratalog.app import stratalog
 from stratalog_core.errors import Invalid, NotFound
-from stratalog_core.rpc.tcp import TcpTransport
-from stratalog_metadata.records import CLUSTER_KEY
 from stratalog_tiering.format.descriptor import DeletionMarker, OwnerDescriptor, TopicDescriptor, encode_descriptor
 from stratalog_tiering.format.object_keys import deletion_marker_key, owner_key, topic_key, version_key
 from stratalog_tiering.offload.ownership import cluster_id_in
@@ -24,20 +21,6 @@ from stratalog_tiering.offload.ownership import cluster_id_in
 TOPIC_ID = UUID(int=7)
 LONG_AGO_S = 1_700_000_000
 DAY_S = 86_400
-
-
-@pytest.fixture
-async def quorum(tmp_path: Path) -> AsyncIterator[EmbeddedQuorum]:
-    transport = TcpTransport()
-    async with embedded_quorum(tmp_path / "metadata", transport) as made:
-        changed = asyncio.Event()
-        stop = made.client.view.subscribe(lambda changes: changed.set())
-        while made.client.view.get(CLUSTER_KEY) is None:
-            await changed.wait()
-            changed.clear()
-        stop()
-        yield made
-    await transport.close()
 
 
 def _put(store: Path, key: str, content: bytes, written_s: int) -> None:

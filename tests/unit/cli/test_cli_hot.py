@@ -12,7 +12,7 @@ from uuid import UUID
 
 import pytest
 from click.testing import CliRunner
-from support.embedded_quorum import EmbeddedQuorum, embedded_quorum
+from support.embedded_quorum import EmbeddedQuorum
 
 from stratalog.app import stratalog
 from stratalog.health.disks import check_disks
@@ -33,7 +33,6 @@ from stratalog_core.rpc.tcp import TcpTransport
 from stratalog_core.system import SystemClock, SystemFiles, ThreadBackground
 from stratalog_metadata.client.quorum_client import QuorumClient
 from stratalog_metadata.records import (
-    CLUSTER_KEY,
     Bookie,
     Fragment,
     Ledger,
@@ -45,20 +44,6 @@ from stratalog_metadata.records import (
 from stratalog_metadata.state.commands import Command, Put
 
 TOPIC = Topic(name="flights", topic_id=UUID(int=7), partition_count=1, replication_factor=2)
-
-
-@pytest.fixture
-async def quorum(tmp_path: Path) -> AsyncIterator[EmbeddedQuorum]:
-    transport = TcpTransport()
-    async with embedded_quorum(tmp_path / "metadata", transport) as made:
-        changed = asyncio.Event()
-        stop = made.client.view.subscribe(lambda changes: changed.set())
-        while made.client.view.get(CLUSTER_KEY) is None:
-            await changed.wait()
-            changed.clear()
-        stop()
-        yield made
-    await transport.close()
 
 
 async def _put(metadata: QuorumClient, *records: Record) -> None:

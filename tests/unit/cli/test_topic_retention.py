@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 import random
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from uuid import UUID
 
 import click
 import pytest
 from support.archive_writer import ArchiveWriter
-from support.embedded_quorum import EmbeddedQuorum, embedded_quorum
+from support.embedded_quorum import EmbeddedQuorum
 
 from stratalog.deletion import confirm
 from stratalog.topic_retention import (
@@ -27,7 +27,6 @@ from stratalog.topic_retention import (
 )
 from stratalog_core.batches.records import Record, build_batch
 from stratalog_core.errors import Invalid, Unavailable
-from stratalog_core.rpc.tcp import TcpTransport
 from stratalog_core.system import SystemClock, ThreadBackground
 from stratalog_metadata.records import Fragment, Ledger, LedgerRef, LedgerState, Log, Topic
 from stratalog_metadata.state.commands import Command, Put
@@ -35,14 +34,6 @@ from stratalog_tiering.store import ObjectStore, open_store
 
 TOPIC = Topic(name="flights", topic_id=UUID(int=7), partition_count=1, replication_factor=1, configs={"retention.ms": "-1"})
 NOW_MS = 10_000
-
-
-@pytest.fixture
-async def quorum(tmp_path: Path) -> AsyncIterator[EmbeddedQuorum]:
-    transport = TcpTransport()
-    async with embedded_quorum(tmp_path / "metadata", transport) as made:
-        yield made
-    await transport.close()
 
 
 @pytest.fixture
