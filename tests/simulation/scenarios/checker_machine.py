@@ -17,9 +17,9 @@ async def in_time(event: Awaitable[object], what: str, seconds: float) -> None:
         raise AssertionError(f"{what} in {seconds:g} s") from None
 
 
-async def run_in_checker(world: World, work: roles.Main, seconds: float) -> None:
+async def run_in_checker(world: World, work: roles.Main, seconds: float, name: str = "checker-0") -> None:
     """Run ``work`` on a machine that has no faults, for at most ``seconds``. Raises what it raises, or ``AssertionError``."""
-    machine = Machine(world, "checker-0", work)
+    machine = Machine(world, name, work)
     machine.boot()
     await in_time(machine.ended.wait(), f"{getattr(work, '__qualname__', work)} did not come to its end", seconds)
     if machine.failure is not None:

@@ -16,6 +16,7 @@ from typing import Final
 
 from simulation.checkers.audit import Audit
 from simulation.faults.nemesis import Nemesis, NemesisPlan
+from simulation.scenarios.checker_machine import run_in_checker
 from simulation.scenarios.ledgers import TOPIC_ID, Recoverer, Truth, Writer
 from simulation.world import roles
 from simulation.world.disk import Disk
@@ -242,12 +243,7 @@ class Scenario:
         return writer.ledger.ledger_id
 
     async def _in_machine(self, name: str, work: roles.Main) -> None:
-        machine = Machine(self.world, name, work)
-        machine.boot()
-        async with asyncio.timeout(READ_S):
-            await machine.ended.wait()
-        if machine.failure is not None:
-            raise AssertionError(f"{name} failed: {machine.failure!r}") from machine.failure
+        await run_in_checker(self.world, work, READ_S, name)
 
     async def _pass(self, seconds: float) -> None:
         await asyncio.sleep(seconds)
