@@ -3,7 +3,8 @@
 All of them write an order (``Partition.next_owner``), which the owner carries out by a handover; no record is copied. Each
 requires the partition's record to be unchanged, so a command and a handover exclude each other.
 
-The commands of one request are proposed together and answered one by one: an outcome is None, or the error.
+The commands of one request are proposed together and answered one by one: an outcome is None, or the error. They are decided
+on what was committed before the request: the view is refreshed first, and a lagging view would find nothing to change.
 """
 
 from __future__ import annotations
@@ -85,7 +86,11 @@ class OwnershipOrders:
     async def reassign(
         self, wanted: Mapping[NamedPartition, Replicas | None], timeout_s: float, *, may_change_factor: bool
     ) -> dict[NamedPartition, Outcome]:
-        """Assign brokers to partitions, the first of them as owner; None instead of brokers cancels a reassignment."""
+        """Assign brokers to partitions, the first of them as owner; None instead of brokers cancels a reassignment.
+
+        Raises ``Unavailable`` before anything is changed if the view cannot be refreshed within ``timeout_s``.
+        """
+        await self._metadata.refresh(timeout_s)
         outcomes = {name: self._fault(name, replicas) for name, replicas in wanted.items()}
         sound = {name: replicas for name, replicas in wanted.items() if outcomes[name] is None}
         assigned = [(name.topic, name.partition, replicas) for name, replicas in sound.items() if replicas is not None]
@@ -111,7 +116,11 @@ class OwnershipOrders:
         return None
 
     async def elect_preferred(self, wanted: Sequence[NamedPartition] | None, timeout_s: float) -> dict[NamedPartition, Outcome]:
-        """Move partitions to their preferred owners; return when they have moved. None: all that are not there."""
+        """Move partitions to their preferred owners; return when they have moved. None: all that are not there.
+
+        Raises ``Unavailable`` before anything is changed if the view cannot be refreshed within ``timeout_s``.
+        """
+        await self._metadata.refresh(timeout_s)
         names = [name for name in self._all() if self._is_misplaced(name)] if wanted is None else list(wanted)
         outcomes = dict(zip(names, await self._change_all([(n, self._elected) for n in names], timeout_s), strict=True))
         ordered = [name for name, outcome in outcomes.items() if outcome is None]

@@ -6,6 +6,7 @@ has taken the partition over. The replication factor belongs to the topic (``adm
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, Final
 
 from kio.schema.errors import ErrorCode
@@ -17,27 +18,26 @@ from stratalog_broker.requests.admin_errors import admin_error_code_of
 from stratalog_broker.requests.context import RequestContext
 from stratalog_broker.requests.handler_info import HandlerInfo
 from stratalog_broker.requests.permissions import CLUSTER_NAME, Permissions, denial
+from stratalog_core.errors import StratalogError
 
 _ACCESS: Final = Access(Operation.ALTER, Resource.CLUSTER)
 
 
 async def handle(context: RequestContext, request: Any, *, orders: OwnershipOrders, permissions: Permissions) -> Any:
-    if not permissions.allows_cluster(context, _ACCESS.operation):
-        return context.new(
-            "AlterPartitionReassignmentsResponse",
-            error_code=ErrorCode.cluster_authorization_failed, error_message=denial(context, _ACCESS, CLUSTER_NAME),
-            allow_replication_factor_change=True, responses=(),
-        )  # fmt: skip
     may_change_factor = getattr(request, "allow_replication_factor_change", True)
+    respond = partial(context.new, "AlterPartitionReassignmentsResponse", allow_replication_factor_change=may_change_factor)
+    if not permissions.allows_cluster(context, _ACCESS.operation):
+        message = denial(context, _ACCESS, CLUSTER_NAME)
+        return respond(error_code=ErrorCode.cluster_authorization_failed, error_message=message, responses=())
     wanted = {
         NamedPartition(topic.name, row.partition_index): row.replicas for topic in request.topics for row in topic.partitions
     }
-    outcomes = await orders.reassign(wanted, request_timeout_s(request.timeout), may_change_factor=may_change_factor)
-    return context.new(
-        "AlterPartitionReassignmentsResponse",
-        error_code=ErrorCode.none, error_message=None, allow_replication_factor_change=may_change_factor,
-        responses=tuple(_topic(context, topic, outcomes) for topic in request.topics),
-    )  # fmt: skip
+    try:
+        outcomes = await orders.reassign(wanted, request_timeout_s(request.timeout), may_change_factor=may_change_factor)
+    except StratalogError as failure:
+        return respond(error_code=admin_error_code_of(failure), error_message=failure.message, responses=())
+    rows = tuple(_topic(context, topic, outcomes) for topic in request.topics)
+    return respond(error_code=ErrorCode.none, error_message=None, responses=rows)
 
 
 def _topic(context: RequestContext, topic: Any, outcomes: dict[NamedPartition, Outcome]) -> Any:

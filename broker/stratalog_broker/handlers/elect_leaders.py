@@ -20,6 +20,7 @@ from stratalog_broker.requests.admin_errors import admin_error_code_of
 from stratalog_broker.requests.context import RequestContext
 from stratalog_broker.requests.handler_info import HandlerInfo
 from stratalog_broker.requests.permissions import CLUSTER_NAME, Permissions, denial
+from stratalog_core.errors import StratalogError
 
 _ACCESS: Final = Access(Operation.ALTER, Resource.CLUSTER)
 _PREFERRED: Final = 0
@@ -32,7 +33,10 @@ async def handle(context: RequestContext, request: Any, *, orders: OwnershipOrde
         denied = ErrorCode.cluster_authorization_failed, denial(context, _ACCESS, CLUSTER_NAME)
         return _response(context, denied[0], dict.fromkeys(wanted or (), denied))
     if getattr(request, "election_type", _PREFERRED) == _PREFERRED:
-        outcomes = await orders.elect_preferred(wanted, request_timeout_s(request.timeout))
+        try:
+            outcomes = await orders.elect_preferred(wanted, request_timeout_s(request.timeout))
+        except StratalogError as failure:
+            return _response(context, admin_error_code_of(failure), {})
     else:
         outcomes = orders.refuse_unclean(wanted or ())
     return _response(context, ErrorCode.none, {name: _row(outcome) for name, outcome in outcomes.items()})

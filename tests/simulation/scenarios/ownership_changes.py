@@ -28,7 +28,7 @@ from simulation.world.network import BROKEN, Message
 from stratalog_bookies.client import LedgerClient, LedgerSpec
 from stratalog_bookies.protocol import messages as bookie_messages
 from stratalog_broker.admin.ownership_orders import NamedPartition, OwnershipOrders
-from stratalog_core.errors import StratalogError
+from stratalog_core.errors import StratalogError, Unavailable
 from stratalog_metadata.protocol import messages
 from stratalog_metadata.records import (
     NO_OWNER,
@@ -212,11 +212,12 @@ class Scenario(log.Scenario):
             name = NamedPartition(topic.name, ports.random.randrange(topic.partition_count))
             replicas = tuple(ports.random.sample(live, min(len(live), topic.replication_factor)))
             chance = ports.random.random()
-            if chance < ELECT_CHANCE:
-                await orders.elect_preferred([name], ELECT_S)
-            else:
-                wanted = None if chance < ELECT_CHANCE + CANCEL_CHANCE else replicas
-                await orders.reassign({name: wanted}, REASSIGN_S, may_change_factor=False)
+            with contextlib.suppress(Unavailable):
+                if chance < ELECT_CHANCE:
+                    await orders.elect_preferred([name], ELECT_S)
+                else:
+                    wanted = None if chance < ELECT_CHANCE + CANCEL_CHANCE else replicas
+                    await orders.reassign({name: wanted}, REASSIGN_S, may_change_factor=False)
 
     def _check_reassignments(self, changes: Sequence[Change]) -> None:
         """A reassignment ends with the change of owner that it asked for, and with any other."""

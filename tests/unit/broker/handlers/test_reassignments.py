@@ -18,7 +18,8 @@ from unit.broker.wire_client import WireClient, connect, part
 from unit.metadata.watching import until
 
 from stratalog_broker.admin.topics import NewTopic
-from stratalog_metadata.records import Partition, Topic, partition_key, topic_key
+from stratalog_core.errors import Unavailable
+from stratalog_metadata.records import NO_OWNER, Partition, Topic, partition_key, topic_key
 from stratalog_metadata.state.commands import Command, Put
 
 NONE, INVALID = ErrorCode.none, ErrorCode.invalid_replica_assignment
@@ -105,6 +106,27 @@ async def test_a_reassignment_is_listed_until_it_is_over_and_can_be_cancelled(cl
         await stall(cluster, replicas=(2,), reassigned_from=(1, 2))
         row = (await reassignments(client))[("flights", 0)]
         assert (row.replicas, row.adding_replicas, row.removing_replicas) == ((2, 1), (), (1,))
+
+
+async def test_orders_of_a_broker_that_does_not_reach_the_metadata_fail_as_a_whole(
+    cluster: MiniCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are decided on what was committed before the request, so a broker that cannot find out decides nothing."""
+
+    async def refresh(timeout_s: float) -> int:
+        raise Unavailable("no metadata node answered")
+
+    for broker in cluster.brokers.values():
+        monkeypatch.setattr(broker.metadata, "refresh", refresh)
+    async with connect(cluster.bootstrap) as client:
+        rows = (part(ALTER, 1, "ReassignablePartition", partition_index=0, replicas=(2, 1)),)
+        wanted = (part(ALTER, 1, "ReassignableTopic", name="flights", partitions=rows),)
+        altered = await client.send(ALTER, 1, timeout=SECONDS, topics=wanted, allow_replication_factor_change=True)
+        elected = await client.send(ELECT, 2, election_type=0, topic_partitions=None, timeout=SECONDS)
+
+    assert (altered.error_code, altered.error_message) == (ErrorCode.request_timed_out, "no metadata node answered")
+    assert elected.error_code is ErrorCode.request_timed_out
+    assert partition(cluster).next_owner == NO_OWNER
 
 
 async def test_a_cancellation_and_a_handover_exclude_each_other(cluster: MiniCluster) -> None:
