@@ -20,10 +20,11 @@ from stratalog_metadata.records import (
     LedgerState,
     Log,
     ManifestPointer,
+    Partition,
     ledger_key,
     manifest_pointer_key,
 )
-from stratalog_metadata.state.commands import Command, Put, VersionIs
+from stratalog_metadata.state.commands import Command, EpochIs, Put, Requirement, VersionIs
 
 
 class Entry(NamedTuple):
@@ -73,12 +74,16 @@ async def append_sealed(
     batches: Sequence[bytes],
     offsets: range,
     now_ms: int,
-    leader_epoch: int = 0,
+    partition: Partition | None = None,
 ) -> None:
     """Append a ledger of ``batches`` with ``offsets`` to ``log``, which was read at ``version``.
 
+    ``partition`` must still be as it was read: the log of a deleted topic does not change while the topic can be restored.
+    None: the scenario deletes no topics.
+
     A failure is ignored: if the command took effect, the view shows the ledger, and the next one follows it.
     """
+    leader_epoch = partition.leader_epoch if partition is not None else 0
     ledger = Ledger(
         ledger_id=ledger_id, topic_id=log.topic_id, partition=log.index, base_offset=offsets.start,
         leader_epoch=leader_epoch, write_quorum=1, ack_quorum=1, fragments=(Fragment(first_entry=0, bookies=("bookie",)),),
@@ -87,6 +92,8 @@ async def append_sealed(
     )  # fmt: skip
     ref = LedgerRef(ledger_id=ledger_id, base_offset=offsets.start, leader_epoch=leader_epoch)
     longer = msgspec.structs.replace(log, ledgers=(*log.ledgers, ref))
-    unchanged = VersionIs(key=log.key(), version=version)
+    requirements: list[Requirement] = [VersionIs(key=log.key(), version=version)]
+    if partition is not None:
+        requirements.append(EpochIs(key=partition.key(), owner=partition.owner, leader_epoch=leader_epoch))
     with contextlib.suppress(StratalogError):
-        await client.propose(Command(updates=(Put(record=ledger), Put(record=longer)), requirements=(unchanged,)))
+        await client.propose(Command(updates=(Put(record=ledger), Put(record=longer)), requirements=tuple(requirements)))

@@ -277,7 +277,7 @@ class Installation:
         ]
         batch = Batch(base, base + count, now_ms, bytes(build_batch(records, leader_epoch=epoch)))
         ledger_id, offsets = self.ledgers.add(batch), range(batch.base_offset, batch.end_offset)
-        await append_sealed(client, found.record, found.version, ledger_id, [batch.content], offsets, now_ms, epoch)
+        await append_sealed(client, found.record, found.version, ledger_id, [batch.content], offsets, now_ms, partition)
 
     def _end(self, client: QuorumClient, log: Log) -> int:
         return max(end_of(client.view, log), log.log_start_offset)
