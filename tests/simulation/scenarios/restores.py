@@ -370,7 +370,7 @@ class Scenario:
         for task in restores:
             await in_time(task, "a restore did not come to its end", FINISH_S)
         await self._pass_time(AFTER_S)
-        winner = self._winner()
+        winner = await self._winner()
         self.bucket.faults = StoreFaults()
         nemesis()
         await in_time(deletion, "the deletion of a topic did not come to its end", FINISH_S)
@@ -399,9 +399,19 @@ class Scenario:
 
         return end
 
-    def _winner(self) -> Installation:
-        (winner,) = (each for each in self.installations if each.incarnation.is_owner)
-        assert winner.is_restored, f"{winner.name} owns the bucket, and its restore has not ended: {winner.restores} attempts"
+    async def _winner(self) -> Installation:
+        """Return the owner of the bucket. Its takeover may have arrived after its operator gave up: then restore again."""
+        (winner,) = (each for each in self.new if each.incarnation.is_owner)
+        if not winner.is_restored:
+            assert winner.is_refused, f"{winner.name} owns the bucket, and its restore has not ended"
+            winner.is_refused = False
+            winner.restore.crash()
+            winner.restore.ended.clear()
+            winner.restore.boot()
+            await in_time(winner.restore.ended.wait(), "the restore of a late takeover did not come to its end", FINISH_S)
+            assert winner.is_restored, f"{winner.name} owns the bucket, and its restore was refused"
+            winner.boot()
+            await self._pass_time(AFTER_S)
         return winner
 
     async def _restores(self, installation: Installation) -> None:
