@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -15,13 +15,18 @@ import pytest
 from support.embedded_quorum import EmbeddedQuorum, embedded_quorum
 
 from stratalog_core.errors import Conflict, Corrupt, Invalid, OutcomeUnknown, StratalogError, Unavailable
-from stratalog_core.rpc.tcp import TcpTransport
+from stratalog_core.rpc.tcp import TcpChannel, TcpTransport
 from stratalog_core.system import SystemClock, SystemFiles, ThreadBackground
 from stratalog_metadata.client.quorum_client import QuorumClient
+from stratalog_metadata.node import server as server_module
 from stratalog_metadata.node.config import MetadataSettings
+from stratalog_metadata.node.peers import Peers
 from stratalog_metadata.node.server import MetadataServer
 from stratalog_metadata.protocol import messages
 from stratalog_metadata.protocol.messages import StatusAnswer, StatusRequest
+from stratalog_metadata.raft import Message
+from stratalog_metadata.raft.elections import Elections
+from stratalog_metadata.raft.messages import TimeoutNow, VoteRequest
 from stratalog_metadata.records import (
     CLUSTER_KEY,
     Broker,
@@ -32,6 +37,7 @@ from stratalog_metadata.records import (
     Session,
     dynamic_config_key,
     lease_key,
+    session_key,
 )
 from stratalog_metadata.state.commands import Allocate, Command, Put, VersionIs
 from stratalog_metadata.storage.state_store import SnapshotFileStore
@@ -308,14 +314,33 @@ async def test_closing_a_session_ends_it_at_once(tmp_path: Path, transport: TcpT
 async def test_a_holder_that_cannot_renew_stops_before_the_quorum_ends_its_session(
     tmp_path: Path, transport: TcpTransport
 ) -> None:
-    expired: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-    async with embedded_quorum(tmp_path, transport) as quorum:
-        clock = SystemClock()
-        opened_at = clock.monotonic()
-        await quorum.client.open_session("holder", 2_000, lambda: expired.set_result(None))
-        await quorum.server.close(hand_over=False)
-        await until(expired)
-        assert clock.monotonic() - opened_at < 7.0
+    events: list[str] = []
+    wires = CutTransport()
+    async with embedded_quorum(tmp_path, transport) as quorum, a_client(quorum, wires) as holder:
+        session_id = await holder.open_session("holder", 2_000, lambda: events.append("the holder stops"))
+        ended = when(quorum.client, lambda: quorum.client.view.get(session_key(session_id)) is None)
+        wires.cut(quorum.addresses[0])
+        await until(ended)
+        events.append("the quorum has ended the session")
+        assert events == ["the holder stops", "the quorum has ended the session"]
+    await wires.close()
+
+
+class CutTransport(TcpTransport):
+    """A real transport that reaches nobody once it is cut, so that its client learns nothing from the quorum either."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._is_cut = False
+
+    def cut(self, address: str) -> None:
+        connection = self.channel(address)._connection
+        assert connection is not None
+        self._is_cut = True
+        connection.abort()
+
+    def channel(self, address: str) -> TcpChannel:
+        return super().channel("127.0.0.1:1" if self._is_cut else address)
 
 
 async def test_the_holder_is_told_when_somebody_else_ends_its_session(tmp_path: Path, transport: TcpTransport) -> None:
@@ -378,14 +403,30 @@ async def keep_proposing(client: QuorumClient, name: str) -> None:
             await client.refresh()
 
 
-async def test_a_leader_that_is_shut_down_hands_over_without_a_gap(tmp_path: Path, transport: TcpTransport) -> None:
-    async with embedded_quorum(tmp_path, transport, nodes=3, election_timeout_ms=5000) as quorum:
+async def test_a_leader_that_is_shut_down_hands_over_without_a_gap(
+    tmp_path: Path, transport: TcpTransport, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent: list[Message] = []
+    send = Peers.send
+
+    def record(peers: Peers, outgoing: Sequence[Message]) -> None:
+        sent.extend(outgoing)
+        send(peers, outgoing)
+
+    monkeypatch.setattr(Peers, "send", record)
+    monkeypatch.setattr(server_module, "HAND_OVER_TIMEOUT_S", 60.0)
+    # Until there is a leader, the nodes ask for votes one by one; after that, not for a minute.
+    monkeypatch.setattr(Elections, "_first_timeout", lambda elections: 10.0 * elections._settings.node_id - 9.5)
+    async with embedded_quorum(tmp_path, transport, nodes=3, election_timeout_ms=60_000) as quorum:
         await quorum.client.propose(put("before"))
-        clock = SystemClock()
-        began_at = clock.monotonic()
-        await leader_of(quorum).close()
+        leader = leader_of(quorum)
+        sent.clear()
+        await leader.close()
         await keep_proposing(quorum.client, "after")
-        assert clock.monotonic() - began_at < 5.0, "nobody waited for an election timeout"
+        (order,) = [message for message in sent if isinstance(message, TimeoutNow)]
+        votes = [message for message in sent if isinstance(message, VoteRequest)]
+        asked = {(vote.sender, vote.pre, vote.transfer) for vote in votes}
+        assert asked == {(order.receiver, False, True)}, "nobody waited for an election timeout"
 
 
 async def test_a_node_that_was_away_catches_up(tmp_path: Path, transport: TcpTransport) -> None:
