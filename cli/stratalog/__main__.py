@@ -33,19 +33,19 @@ def main() -> None:
 def _do_not_load_hypothesis() -> None:
     """Make ``import hypothesis`` fail in this process.
 
-    kio, which has the schemas of Kafka's messages, loads it wherever it is installed, for tests of its own. That takes half a
-    second of a broker's start.
+    kio, which has the schemas of Kafka's messages, imports it if it is installed, although only kio's tests use it. The import
+    takes half a second of a broker's start.
     """
     modules = cast(dict[str, ModuleType | None], sys.modules)
     modules.setdefault("hypothesis", None)
 
 
 def _leave(code: int) -> NoReturn:
-    """End the process; everything has been closed by now.
+    """Exit the process after everything is closed.
 
-    Native threads of the S3 client may still be letting go of Python objects. One that asks for the interpreter while it is
-    being taken down is ended in the middle of its own frames (before Python 3.14), and that aborts the process: so where that
-    client was loaded, the interpreter is not taken down.
+    Native threads of the S3 client may still release Python objects. Before Python 3.14 the interpreter's finalization ends a
+    thread that waits for the GIL, which aborts the process if the thread is inside native frames. So skip finalization if that
+    client was loaded.
     """
     if "obstore" in sys.modules:
         try:

@@ -14,18 +14,18 @@ _COMMANDS: Final = {
     "broker": ("stratalog.commands.broker", "Run a broker; list and drain brokers; show and set topic defaults."),
     "cluster": ("stratalog.commands.cluster", "Start and stop a local cluster of processes."),
     "consume": ("stratalog.commands.consume", "Read records of a topic."),
-    "cost": ("stratalog.commands.cost", "What each topic costs in a month, and would cost with another retention."),
+    "cost": ("stratalog.commands.cost", "Estimate what each topic costs in a month, also with another retention."),
     "doctor": ("stratalog.commands.doctor", "Check the machine, a cluster and its store."),
     "group": ("stratalog.commands.group", "List, describe, reset and delete consumer groups."),
-    "job": ("stratalog.commands.job", "Audit, measure, export and replay a bucket's history on Spark."),
-    "key": ("stratalog.commands.key", "Make keys for encrypted history, and replace them."),
+    "job": ("stratalog.commands.job", "Audit, measure, export, replay, backfill and erase history on Spark."),
+    "key": ("stratalog.commands.key", "Create and rotate the keys of encrypted history."),
     "ledger": ("stratalog.commands.ledger", "List ledgers and read their entries."),
     "metadata": ("stratalog.commands.metadata", "Run a metadata node; show the quorum; add and remove nodes."),
     "produce": ("stratalog.commands.produce", "Write records to a topic."),
     "ready": ("stratalog.commands.ready", "Check that a role on this machine is ready."),
     "serve-archive": ("stratalog.commands.serve_archive", "Serve a bucket's history to consumers, without a cluster."),
     "restore": ("stratalog.commands.restore", "Restore topics from their bucket."),
-    "store": ("stratalog.commands.store", "Prepare a bucket for a cluster's history, and see what its server guarantees."),
+    "store": ("stratalog.commands.store", "Prepare a bucket for a cluster's history; probe what its server guarantees."),
     "tier": ("stratalog.commands.tier", "Show, offload and verify history in the object store."),
     "tiering": ("stratalog.commands.role", "Run a tiering worker."),
     "topic": ("stratalog.commands.topic", "Create, list, describe, alter and delete topics and their records."),
@@ -64,5 +64,6 @@ def stratalog() -> None:
     """Stratalog: a log that speaks Kafka's protocol and keeps its history in object storage.
 
     Exit codes: 0 done, 1 failed, 2 wrong usage, 3 unavailable (retry), 4 not found, 5 conflict, 6 corrupt data,
-    130 interrupted. Shell completion: eval "$(_STRATALOG_COMPLETE=bash_source stratalog)" (or zsh_source, fish_source).
+    7 problems found, 130 interrupted. Shell completion: eval "$(_STRATALOG_COMPLETE=bash_source stratalog)" (or zsh_source,
+    fish_source).
     """

@@ -23,5 +23,5 @@ def confirm(question: str, *, yes: bool) -> None:
     if yes:
         return
     if not sys.stdin.isatty():
-        raise Invalid(f"{question} There is no terminal to ask on: give --yes to confirm")
+        raise Invalid(f"{question} Standard input is not a terminal: give --yes to confirm")
     click.confirm(question, abort=True, err=True)

@@ -27,7 +27,7 @@ class ExitCode(IntEnum):
     DAMAGED = 6
     """Stored data does not match its checksums."""
     FINDINGS = 7
-    """``tier scrub`` found damaged or unexplained objects; its report names each."""
+    """``tier scrub``, ``job audit`` or ``job erase`` reports problems that it did not repair."""
     INTERRUPTED = 130
 
 

@@ -1,6 +1,6 @@
 """Finds and aborts hanging transactions, as Kafka's tool does: open in a partition, but no coordinator will end them (KIP-664).
 
-Such a transaction stops the readers of committed records for good. A candidate is one whose producer has been silent for longer
+Such a transaction blocks read_committed consumers permanently. A candidate is one whose producer has been silent for longer
 than any transaction may take; it hangs if the coordinator of its producer does not know the partition.
 """
 
@@ -36,7 +36,7 @@ class OpenTransaction(NamedTuple):
 async def find_hanging(bootstrap: str, topic: str | None, transaction_timeout_ms: int) -> list[OpenTransaction]:
     """Return the hanging transactions of a topic, or of all. Raises ``NotFound``, and ``Unavailable`` after a time.
 
-    ``transaction_timeout_ms``: producers that were silent for less are left alone.
+    ``transaction_timeout_ms``: producers that wrote something within this time are skipped.
     """
     found = await until_available(lambda: _open_transactions(bootstrap, topic))
     silent_since_ms = time.time_ns() // 1_000_000 - transaction_timeout_ms
@@ -73,7 +73,7 @@ async def _partitions_by_leader(bootstrap: str, topic: str | None) -> dict[str, 
 
 
 async def _open_at(leader: str, places: list[tuple[str, int]]) -> list[OpenTransaction]:
-    """Ask the owner of partitions for their open transactions. A partition that was deleted meanwhile has none."""
+    """Ask the owner of partitions for their open transactions. A partition that has been deleted has none."""
     by_topic = defaultdict[str, list[int]](list)
     for name, index in places:
         by_topic[name].append(index)
@@ -118,7 +118,7 @@ async def _abort_once(transaction: OpenTransaction) -> None:
     topic, index = transaction.topic, transaction.partition
     present = {each.producer_id: each.start_offset for each in await _open_at(transaction.leader, [(topic, index)])}
     if present.get(transaction.producer_id) != transaction.start_offset:
-        raise Conflict(f"the transaction of producer {transaction.producer_id} in {topic}-{index} has ended meanwhile")
+        raise Conflict(f"the transaction of producer {transaction.producer_id} in {topic}-{index} has already ended")
     place = request_part(WRITE_TXN_MARKERS, "WritableTxnMarkerTopic")(name=topic, partition_indexes=(index,))
     marker = request_part(WRITE_TXN_MARKERS, "WritableTxnMarker")(
         producer_id=transaction.producer_id,

@@ -1,4 +1,4 @@
-"""Says why brokers refused to delete a topic or its records: the client library passes on the response's code only."""
+"""Explains why brokers refused to delete a topic or its records: the client library returns only the error code."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Restores groups and transactional ids for ``stratalog restore``, and reports on them.
 
-The broker knows the formats of coordinators' states, tiering how they are stored and restored; this module joins the two.
+The broker package defines the formats of coordinators' states, and tiering stores and restores them; this module joins both.
 """
 
 from __future__ import annotations
@@ -45,18 +45,20 @@ class GroupsReport:
         found = self.positions
         if found.moved:
             rows = [move._asdict() for move in found.moved]
-            print_rows(rows, ("group_id", "topic", "partition", "committed", "restored"), title="Positions past the end")
+            print_rows(
+                rows, ("group_id", "topic", "partition", "committed", "restored"), title="Committed offsets past the end"
+            )
         for row in self.topics:
             for problem in row["damaged"]:
-                click.echo(f"a damaged state was passed over: {problem}", err=True)
-            taken = f"as of {format_moment(row['newest_state_ms'])} at the latest; what came later is lost"
-            outcome = taken if row["state"] != PRESENT else "which is left as it is"
+                click.echo(f"skipped a corrupt state: {problem}", err=True)
+            taken = f"as of {format_moment(row['newest_state_ms'])} at the latest; later changes are lost"
+            outcome = taken if row["state"] != PRESENT else "which is not changed"
             click.echo(f"{row['topic']}: {row['state']}, {outcome}", err=True)
         if not self.topics:
-            click.echo("no positions of consumer groups are in the bucket", err=True)
+            click.echo("no committed offsets of consumer groups are in the bucket", err=True)
         elif found.restored or found.left_out:
-            left_out = f"; {found.left_out} of other topics are left out" if found.left_out else ""
-            click.echo(f"{found.restored} positions of {len(found.groups)} groups{left_out}", err=True)
+            left_out = f"; {found.left_out} of topics that are not restored are left out" if found.left_out else ""
+            click.echo(f"{found.restored} committed offsets of {len(found.groups)} groups{left_out}", err=True)
 
     def add(self, found: InternalTopic, state: str) -> None:
         taken = [each.taken_at_ms for each in found.states]
@@ -75,7 +77,7 @@ class GroupsReport:
 def _adapted(
     found: InternalTopic, state: bytes | None, ends: Mapping[UUID, RestoredEnds], report: GroupsReport
 ) -> bytes | None:
-    """A coordinator's state as it is restored: transactional ids as they were, positions within what was restored."""
+    """Return a coordinator's state as restored: transactional ids unchanged, committed offsets clamped to restored ends."""
     return restore_positions(state, ends, report.positions) if found.newest.topic == CONSUMER_OFFSETS else state
 
 

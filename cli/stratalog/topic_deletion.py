@@ -1,4 +1,4 @@
-"""Deleted topics for the command line: lists them, restores one, deletes topics for good."""
+"""Deleted topics for the command line: lists them, restores one, deletes topics permanently."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ async def wait_for_owners(client: MetadataClient, topic: Topic, event: str) -> N
 
 
 async def delete_now(addresses: Sequence[str], names: Sequence[str], delete: Delete) -> None:
-    """Delete topics for good. Those that exist are deleted by ``delete`` first, so that brokers may refuse it.
+    """Delete topics permanently. Existing topics are first deleted by ``delete``, so that brokers can refuse.
 
     Raises ``NotFound``.
     """

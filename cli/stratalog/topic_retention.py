@@ -1,7 +1,7 @@
 """Counts the records that a shorter retention of topics deletes, by the rules that the tiering workers apply.
 
-Segments are counted from the manifests' entries, and sealed ledgers that are not cold yet from metadata, by the time at which
-they were closed. Records that expire under the present retention anyway are not counted.
+Segments are counted from manifests, and sealed ledgers that are not cold yet from metadata, by the time of their close. Records
+that expire under the present retention anyway are not counted.
 """
 
 from __future__ import annotations
@@ -75,10 +75,10 @@ def changes_by_defaults(view: MetadataView, after: Configs) -> list[RetentionCha
 
 
 def confirm_shortening(changes: Sequence[RetentionChange], place: Callable[[], Place], *, yes: bool) -> list[Expiring]:
-    """Say what ``changes`` delete and ask whether to go on; returns the counts. Without changes it asks nothing.
+    """Print what ``changes`` delete, ask for confirmation, and return the counts. Without changes it does nothing.
 
-    ``place`` returns the cluster. If that or the cluster fails, the question says that the counts are unknown, and why. Raises
-    as :func:`confirm` does.
+    ``place`` returns the cluster. If it fails, or the cluster does not answer, the question says that the counts are unknown,
+    and why. Raises as :func:`confirm` does.
     """
     if not changes:
         return []
@@ -95,7 +95,7 @@ def confirm_shortening(changes: Sequence[RetentionChange], place: Callable[[], P
 
 
 def confirm_compaction(topic: str, before: Configs, after: Configs, *, yes: bool) -> None:
-    """Ask whether a topic may become a compacted one, if it does. Raises as :func:`confirm` does."""
+    """Ask for confirmation if the change starts to compact the topic. Raises as :func:`confirm` does."""
     if COMPACT not in cleanup_policies(after) or COMPACT in cleanup_policies(before):
         return
     text = f"Compaction of {topic} keeps the newest record of each key only, and deletes all records without a key."
@@ -127,7 +127,7 @@ async def expiring_by(view: MetadataView, store: ObjectStore, topic: Topic, chan
 
 
 async def _expired(source: ManifestSource, state: PartitionSnapshot, policy: TierPolicy, now_ms: int) -> Expiring:
-    """All of a partition that has expired under ``policy``. Ledgers are judged as if they were offloaded now."""
+    """Count what has expired of a partition under ``policy``. Ledgers are treated as if they were offloaded now."""
     records, cold_bytes, kept, all_ledgers = 0, 0, None, dataclasses.replace(state, pointer=None)
     if state.pointer is not None:
         manifest = await source.manifest(state.pointer)
@@ -149,7 +149,7 @@ async def _expired(source: ManifestSource, state: PartitionSnapshot, policy: Tie
 
 
 def _added(total: Expiring, anyway: Expiring, after: Expiring) -> Expiring:
-    """``total`` with what expires of a partition after the change but not before it. Either is a prefix of the partition."""
+    """Add what expires of a partition after the change but not before it. Both are prefixes of the partition."""
     kept_ms = [each.oldest_kept_ms for each in (total, after) if each.oldest_kept_ms is not None]
     return Expiring(
         topic=total.topic,

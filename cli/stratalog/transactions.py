@@ -36,9 +36,9 @@ _LATER: Final = {
 
 
 async def list_transactions(bootstrap: str, states: Sequence[str], producer_ids: Sequence[int] = ()) -> list[dict[str, Any]]:
-    """Return a row for each transactional id, sorted; ``states``, by Kafka's names, and ``producer_ids``: only those.
+    """Return a row per transactional id, sorted. ``states`` (Kafka's names) and ``producer_ids`` filter them.
 
-    Raises ``Invalid`` for a name that is no state, ``Unavailable`` after a time.
+    Raises ``Invalid`` for an unknown state, ``Unavailable`` after the time-out.
     """
     return await until_available(lambda: _list_once(bootstrap, states, producer_ids))
 
@@ -58,7 +58,9 @@ async def _list_once(bootstrap: str, states: Sequence[str], producer_ids: Sequen
         )
         check(answer.error_code, f"broker {broker.node_id}")
         if answer.unknown_state_filters:
-            raise Invalid(f"no state {answer.unknown_state_filters[0]!r}: names are Kafka's, such as Ongoing or CompleteCommit")
+            raise Invalid(
+                f"unknown state {answer.unknown_state_filters[0]!r}: use Kafka's names, such as Ongoing or CompleteCommit"
+            )
         rows += [
             {
                 "transactional_id": each.transactional_id,
@@ -86,7 +88,7 @@ async def _describe_once(bootstrap: str, transactional_id: str) -> dict[str, Any
     try:
         answer = await ask(connection, DESCRIBE_TRANSACTIONS, transactional_ids=(transactional_id,))
     except SerialError:
-        # kio does not read a time before 1970: ids that have had no transaction have none, which is -1 in the response.
+        # The start time of an id without a transaction is -1, which kio cannot decode.
         return {"transactional_id": transactional_id, "state": "Empty", "coordinator": found.node_id, "partitions": []}
     (row,) = answer.transaction_states
     check(row.error_code, transactional_id)

@@ -1,4 +1,4 @@
-"""``stratalog tier attach`` makes a topic of history from elsewhere; ``stratalog tier detach`` leaves one to its bucket."""
+"""``stratalog tier attach`` creates a topic from existing history; ``tier detach`` removes one and keeps its history."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ _COLUMNS = ("topic", "partition", "start_offset", "end_offset", "records", "byte
 
 @click.command()
 @click.argument("sources", nargs=-1, required=True, metavar="SOURCE...")
-@click.option("--topic", help="The source's topic, by name or id (default: its only one).")
+@click.option("--topic", help="Topic in SOURCE, by name or id (default: its only topic).")
 @click.option("--as", "name", help="Name of the new topic (default: as in the source).")
 @click.option("--config", "configs", multiple=True, metavar="NAME=VALUE", help="Topic config, by Kafka's name; repeatable.")
 @click.option(
     "--replication-factor",
     "factor",
     type=click.IntRange(min=1),
-    help="Copies of new records (default: up to 3, one per bookie).",
+    help="Replication factor of new records (default: 3, or the number of bookies if that is less).",
 )
 @click.option("--dry-run", is_flag=True, help="Show what the source holds; write nothing.")
 @metadata_options
@@ -40,11 +40,11 @@ def attach(
     store: str | None,
     as_json: bool,
 ) -> None:
-    """Make a new topic of the history in SOURCE, which no broker reads or writes meanwhile.
+    """Create a topic from the history in SOURCE. The records do not pass through brokers.
 
     SOURCE is the bucket of another cluster (a directory, s3:// or az:// URL), or the log directories of Kafka's brokers.
-    Offsets stay as they are. Each batch and offset is checked, and each segment is read back. Then all partitions appear at
-    once; if anything is wrong, nothing does. Positions of groups are not taken over.
+    Offsets are kept. Each batch and offset is checked, and each segment is read back. All partitions appear at once at the
+    end; if a check fails, no topic is created. Committed offsets of groups are not copied.
 
     retention.ms is unlimited unless the source's topic or --config sets it.
     """
@@ -77,8 +77,8 @@ def detach(
     """Remove TOPIC from the cluster and leave all of its history in the bucket.
 
     Everything is offloaded first. Nothing deletes the objects from then on. `stratalog serve-archive` and Spark read them,
-    `stratalog restore --topic` brings the topic back, `stratalog tier attach` takes it to another cluster. Positions of groups
-    are lost.
+    `stratalog restore --topic` brings the topic back, `stratalog tier attach` copies it to another cluster. Committed offsets
+    of groups are lost.
     """
     from stratalog.tier.attaching import detach as detach_topic
 

@@ -29,7 +29,7 @@ _COLUMNS = ("bookie", "state", "host", "rack", "address", "fragments", "remark")
 @click.option("--config", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="TOML file of the bookie to run.")
 @click.pass_context
 def bookie(context: click.Context, config: Path | None) -> None:
-    """Run a bookie until SIGTERM, configured by a TOML file and the environment, or manage bookies by a command below."""
+    """Run a bookie until SIGTERM, configured by a TOML file and the environment. The commands below manage bookies."""
     if context.invoked_subcommand is None:
         run_role("bookie", config)
 
@@ -50,15 +50,15 @@ async def _rows(addresses: list[str]) -> list[Row]:
 
 @bookie.command()
 @click.argument("name")
-@click.option("--wait", is_flag=True, help="Wait until no ledger names it; then its disks can be removed.")
+@click.option("--wait", is_flag=True, help="Wait until no ledger has a copy on it; then its disks can be removed.")
 @click.option("--timeout", "timeout_s", default=3600.0, show_default=True, help="Seconds to wait.")
-@click.option("--cancel", is_flag=True, help="Return it to service.")
+@click.option("--cancel", is_flag=True, help="Return the bookie to service.")
 @quorum_options
 @json_option
 def decommission(
     name: str, wait: bool, timeout_s: float, cancel: bool, data: Path | None, metadata: str | None, as_json: bool
 ) -> None:
-    """Move everything from bookie NAME to other bookies, and give it no new ledgers.
+    """Move all ledgers of bookie NAME to other bookies. It gets no new ledgers.
 
     Refused if too few other bookies remain for the replication factors in use. Closed ledgers move at once, open ones after
     they are closed. Keep the bookie running until then: entries that only it has are read from it.
@@ -72,7 +72,7 @@ def decommission(
     sentence = (
         f"{name} is draining: it is still in {describe_left(left)}"
         if left
-        else f"{name} is decommissioned: no ledger names it, so it can be stopped and its disks removed"
+        else f"{name} is decommissioned: no ledger has a copy on it, so it can be stopped and its disks removed"
     )
     print_done({"bookie": name, "draining": True, "ledgers": len(left)}, sentence, as_json=as_json)
 
@@ -100,7 +100,7 @@ async def _decommission(addresses: list[str], name: str, timeout_s: float | None
 @bookie.command()
 @click.argument("name", required=False)
 @click.option("--all", "every", is_flag=True, help="Scrub every live bookie.")
-@click.option("--wait", is_flag=True, help="Wait for the check and the repair; exits with 6 if corruption is left.")
+@click.option("--wait", is_flag=True, help="Wait for the check and the repair; exits with 6 if corruption remains.")
 @quorum_options
 @json_option
 @click.pass_context

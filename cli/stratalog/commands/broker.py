@@ -29,7 +29,7 @@ _COLUMNS = ("broker", "state", "rack", "address", "partitions", "in_bytes_per_s"
 @click.option("--config", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="TOML file of the broker to run.")
 @click.pass_context
 def broker(context: click.Context, config: Path | None) -> None:
-    """Run a broker until SIGTERM, configured by a TOML file and the environment, or manage brokers by a command below."""
+    """Run a broker until SIGTERM, configured by a TOML file and the environment. The commands below manage brokers."""
     if context.invoked_subcommand is None:
         run_role("broker", config)
 
@@ -55,9 +55,9 @@ async def _rows(addresses: list[str]) -> list[Row]:
 @quorum_options
 @json_option
 def drain(broker_id: int, wait: bool, timeout_s: float, data: Path | None, metadata: str | None, as_json: bool) -> None:
-    """Move all partitions of broker ID to other brokers, and give it none until `undrain`.
+    """Move all partitions of broker ID to other brokers. It gets none until `stratalog broker undrain`.
 
-    Clients see at most a retry. The broker keeps running; stopping it afterwards moves nothing.
+    Clients retry at most. The broker keeps running; stopping it afterwards moves no partition.
     """
     left = asyncio.run(_drain(metadata_of(data, metadata), broker_id, timeout_s if wait else None))
     sentence = f"broker {broker_id} {'is draining' if left else 'is drained'}: it owns {left or 'no'} partitions"

@@ -22,9 +22,7 @@ _data_option = click.option(
     type=click.Path(file_okay=False, path_type=Path),
     help="The cluster's directory.",
 )
-_timeout_option = click.option(
-    "--timeout", "timeout_s", default=60.0, show_default=True, help="Seconds to wait until it serves."
-)
+_timeout_option = click.option("--timeout", "timeout_s", default=60.0, show_default=True, help="Seconds to wait.")
 _names = click.argument("names", nargs=-1)
 
 
@@ -66,7 +64,7 @@ def start(
     timeout_s: float,
     as_json: bool,
 ) -> None:
-    """Start a new cluster, or start the one in DIR again, with the sizes and store that it has.
+    """Start a new cluster in DIR, or the one that DIR holds, with the sizes and the store that it was created with.
 
     Returns when every broker serves. If the cluster cannot start, all its processes are stopped. The ports of a
     new cluster come from 20000-31999, or from the range that STRATALOG_LOCAL_PORTS=FIRST-LAST sets.
@@ -146,7 +144,7 @@ def add(role: str, data: Path, timeout_s: float, as_json: bool) -> None:
 @_timeout_option
 @json_option
 def remove(name: str, data: Path, timeout_s: float, as_json: bool) -> None:
-    """Remove metadata node NAME from the quorum and stop it; its directory stays."""
+    """Remove metadata node NAME from the quorum and stop it. Its directory is kept."""
     local = LocalCluster(data, _say)
     remove_metadata(local, name, timeout_s=timeout_s)
     _say(f"{name} removed")

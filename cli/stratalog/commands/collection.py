@@ -1,4 +1,4 @@
-"""``stratalog tier gc``: collects garbage in the bucket once."""
+"""``stratalog tier gc``: deletes unreferenced objects of the bucket once."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from stratalog_tiering.config import TieringSettings
 
 _GRACE_MS = next(field.default for field in dataclasses.fields(TieringSettings) if field.name == "grace_ms")
 _GRACE_MIN_MS = 3_600_000
-"""An upload that is in progress is younger than this. Only its commit makes it part of the history."""
+"""Longer than any upload takes. Until its commit, nothing references an uploaded object."""
 _DUE_COLUMNS = ("topic", "partition", "reason", "bytes", "key")
 _WAITING_COLUMNS = ("topic", "partition", "reason", "objects", "bytes", "first_due_at", "last_due_at", "lease")
 
@@ -31,7 +31,7 @@ _WAITING_COLUMNS = ("topic", "partition", "reason", "objects", "bytes", "first_d
     type=click.IntRange(min=_GRACE_MIN_MS),
     default=_GRACE_MS,
     show_default=True,
-    help="Time for which objects stay after they left the history; not less than the workers' [tiering] grace_ms.",
+    help="Milliseconds for which an object is kept after it left the history; at least the workers' [tiering] grace_ms.",
 )
 @click.option(
     "--deleted",
@@ -39,7 +39,8 @@ _WAITING_COLUMNS = ("topic", "partition", "reason", "objects", "bytes", "first_d
     type=click.UUID,
     multiple=True,
     metavar="ID",
-    help="First confirm that this topic is deleted: its history went on after an earlier owner of the bucket deleted it.",
+    help="Confirm first that this topic is deleted, although its history continued after an earlier owner of the bucket deleted"
+    " it; repeatable.",
 )
 @yes_option
 @metadata_options
@@ -57,20 +58,21 @@ def gc(
     store: str | None,
     as_json: bool,
 ) -> None:
-    """Delete objects that no history refers to any more, once. With --dry-run, list what would go and why.
+    """Delete objects that no history references any more, once. With --dry-run, list what would be deleted and why.
 
-    Also lists what waits for the end of a period or of a reader's lease, and until when. Tiering workers do the same at their
-    intervals. Exits with 1 if a partition may not be judged, for example because its history has forked; nothing of it is
-    deleted. Times are compared with this machine's clock.
+    Also lists objects that are kept until the end of a grace period or of a reader's lease, and until when. Tiering workers do
+    the same at intervals. Exits with 1 if it cannot decide for a partition, for example because its history has forked; none of
+    its objects are deleted. Times are compared with this machine's clock.
 
-    Topics that an earlier owner of the bucket deleted are collected, too, when it could no longer restore them for a grace
-    period. One whose history went on after its deletion waits for --deleted; its periods begin again then.
+    Topics that an earlier owner of the bucket deleted are collected, too, one grace period after that owner could no longer
+    restore them. If the history of such a topic continued after the deletion, it is kept until --deleted names it; its grace
+    period starts then.
     """
     if deleted_ids and dry_run:
         raise click.UsageError("--deleted cannot be used with --dry-run")
     if deleted_ids:
         named = ", ".join(map(str, deleted_ids))
-        confirm(f"Delete topic {named} with all of its records, when its periods are over?", yes=yes)
+        confirm(f"Delete topic {named} with all of its records, when its grace period is over?", yes=yes)
         asyncio.run(confirm_deletions(metadata_of(data, metadata), store_of(data, store), deleted_ids))
     if not dry_run:
         confirm("Delete all objects that `stratalog tier gc --dry-run` lists as due?", yes=yes)

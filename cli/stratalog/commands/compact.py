@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 @click.command()
 @click.argument("topic")
 @click.option("--partition", type=click.IntRange(min=0), help="Only this partition.")
-@click.option("--no-wait", is_flag=True, help="Only request it.")
+@click.option("--no-wait", is_flag=True, help="Return as soon as the compaction is requested.")
 @click.option("--timeout", "timeout_s", default=600.0, show_default=True, help="Seconds to wait.")
 @metadata_options
 @json_option
@@ -39,9 +39,9 @@ def compact(
     store: str | None,
     as_json: bool,
 ) -> None:
-    """Move everything that TOPIC contains now to the object store, and compact it there, however little is dirty.
+    """Offload everything that TOPIC contains now, and compact it in the object store, whatever its dirty ratio.
 
-    Records younger than min.compaction.lag.ms, and those written meanwhile, are left.
+    Records that are younger than min.compaction.lag.ms or that are written during the command are not compacted.
     """
     addresses = metadata_of(data, metadata)
     before, after = asyncio.run(_compact(addresses, topic, partition, None if no_wait else timeout_s))

@@ -35,14 +35,14 @@ _SHORT_S: Final = 0.9 * DAY_S
 @click.argument("topics", nargs=-1)
 @click.option(
     "--prices", "given", multiple=True, default=(_DEFAULT_PRICES,), show_default=True, metavar="NAME|FILE",
-    help=f"Price file, or the name of a shipped one ({', '.join(shipped_names())}); may be repeated to compare.",
+    help=f"Price file, or the name of a shipped one ({', '.join(shipped_names())}); repeatable, to compare.",
 )  # fmt: skip
 @click.option(
     "--retention", "retentions", multiple=True, metavar="TIME", help="Also price this retention (30d, 12h, 2y); repeatable."
 )
 @click.option(
     "--replays-per-month", type=click.FloatRange(min=0), default=0.0, show_default=True,
-    help="How often in a month the whole history is read from the store.",
+    help="How many times a month the whole history is read from the store.",
 )  # fmt: skip
 @click.option(
     "--egress-share", type=click.FloatRange(min=0, max=1), default=1.0, show_default=True,
@@ -50,7 +50,7 @@ _SHORT_S: Final = 0.9 * DAY_S
 )  # fmt: skip
 @click.option(
     "--window", default="1d", show_default=True, metavar="TIME",
-    help="Count requests and intake in this time until now; not longer than the workers' [tiering] grace_ms.",
+    help="Time until now in which requests and offloaded bytes are counted; at most the workers' [tiering] grace_ms.",
 )  # fmt: skip
 @click.option("--print-prices", metavar="NAME", help="Print a shipped price file, to copy and change, and do nothing else.")
 @metadata_options
@@ -180,7 +180,10 @@ def _print_notes(found: Sequence[TopicUsage], prices: Sequence[Prices]) -> None:
         least = min(usage.activity.seconds for usage in short)
         names = ", ".join(usage.topic for usage in short[:5])
         time = f"{least / 3600:.1f} hours" if least >= SHORTEST_S else "less than an hour"
-        click.echo(f"requests and intake of {names} are projected from {time}: judge them after a day", err=True)
+        click.echo(
+            f"requests and offloaded bytes of {names} are projected from {time} of activity: run this again after a day",
+            err=True,
+        )
     priced = {each.segments.storage_class for each in prices} | {""}
     for usage in found:
         for unpriced in sorted(usage.storage_classes - priced):

@@ -31,7 +31,7 @@ def doctor(
     """Check this machine, a cluster (default: the one in ./data) and its store. Exits with 1 if a check fails.
 
     For a local cluster it also checks the files of stopped metadata nodes, read-only. With --spark it runs a task in every slot
-    of Spark's executors and says what they lack; with --store also whether they can read it.
+    of Spark's executors and reports what is missing there; with --store, also whether they can read the store.
     """
     if master is not None:
         from stratalog.health.spark import check_spark

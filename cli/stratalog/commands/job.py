@@ -44,13 +44,13 @@ def job() -> None:
 
 @job.command()
 @job_options
-@click.option("--bootstrap", help="Also compare with these brokers (HOST:PORT).")
+@click.option("--bootstrap", help="Also compare the bucket with what these brokers serve (HOST:PORT).")
 def audit(bootstrap: str | None, **given: Any) -> None:
-    """Check that every offset is present once and unaltered: all topics, or the named ones.
+    """Check that every offset is present exactly once and unaltered, in all topics or in the named ones.
 
-    Reads every byte of every segment: block and batch checksums, offsets, manifests and their chain, and the Merkle tree of
-    each partition, whose head is the digest. Reports records by day, late records and repeated batches, too.
-    Exit code 7: there are problems.
+    Reads every segment in full and checks the checksums of blocks and batches, offsets, the chain of manifests, and the Merkle
+    tree of each partition, whose head is the partition's digest. Also reports records by day, late records and repeated
+    batches. Exits with 7 if it finds problems.
     """
     where = JobOptions(**given)
     options = where.source(**({"kafka.bootstrap.servers": bootstrap} if bootstrap else {}))
@@ -77,10 +77,15 @@ def audit(bootstrap: str | None, **given: Any) -> None:
     help="blocks: read indexes only; batches: headers too, for producers and compression; records: everything, for keys.",
 )
 @click.option(
-    "--top", "heaviest", type=click.IntRange(1, 10_000), default=20, show_default=True, help="Producers and keys listed."
+    "--top",
+    "heaviest",
+    type=click.IntRange(1, 10_000),
+    default=20,
+    show_default=True,
+    help="Number of producers and keys to list.",
 )
 def usage(depth: Literal["blocks", "batches", "records"], heaviest: int, **given: Any) -> None:
-    """Show what takes how much space: by topic, partition and day; by compression and producer; and which keys are heavy."""
+    """Show how much space history takes: by topic, partition and day, by compression and producer, and the largest keys."""
     where = JobOptions(**given)
     with modules():
         from stratalog_pipeline.jobs.report import usage_report
@@ -101,17 +106,21 @@ def usage(depth: Literal["blocks", "batches", "records"], heaviest: int, **given
     type=click.Choice(["read_committed", "read_uncommitted"]),
     default="read_committed",
     show_default=True,
-    help="read_committed leaves aborted transactions out.",
+    help="read_committed skips the records of aborted transactions.",
 )
 @click.option(
-    "--file-mib", type=click.IntRange(1, 4096), default=128, show_default=True, help="Stored MiB of history per file."
+    "--file-mib", type=click.IntRange(1, 4096), default=128, show_default=True, help="MiB of stored history per file."
 )
 @click.option("--verify", is_flag=True, help="Read each file back and compare it with the bucket, record by record.")
-@click.option("--allow-gaps", is_flag=True, help="Go on if retention removed records before they were exported.")
+@click.option("--allow-gaps", is_flag=True, help="Continue if retention removed records before they were exported.")
 @click.option(
-    "--iceberg", metavar="NAMESPACE.TABLE", help="Publish the files in this table of Apache Iceberg, created if need be."
+    "--iceberg",
+    metavar="NAMESPACE.TABLE",
+    help="Publish the files in this Apache Iceberg table. It is created if it does not exist.",
 )
-@click.option("--catalog", default="default", show_default=True, help="Iceberg's catalog, by the name in pyiceberg's settings.")
+@click.option(
+    "--catalog", default="default", show_default=True, help="Name of the Iceberg catalog in pyiceberg's configuration."
+)
 @click.option(
     "--catalog-property", "properties", multiple=True, metavar="NAME=VALUE",
     help="Property of the catalog, such as uri=sqlite:////dir/catalog.db or type=rest; repeatable.",
@@ -131,8 +140,9 @@ def export(
 ) -> None:
     """Export history to Parquet, and to Iceberg, each record exactly once.
 
-    Run it again to add what was offloaded since, or to finish a run that was interrupted: nothing is written twice. Files lie
-    in topic=NAME/partition=N/ below the target. With --value-format, values are columns with the fields of their schema.
+    Run it again to add what was offloaded since, or to finish a run that was interrupted: nothing is written twice. Files are
+    written to topic=NAME/partition=N/ below the target. With --value-format, values become columns with the fields of their
+    schema.
     """
     values = {name: given.pop(name) for name in [*given] if name.startswith("value_")}
     where = JobOptions(**given)
@@ -162,43 +172,57 @@ def export(
 
 @job.command()
 @job_options
-@click.option("--bootstrap", help="Also replay what is not in the bucket yet, from these brokers (HOST:PORT).")
-@click.option("--to", required=True, metavar="HOST:PORT", help="The brokers to send to.")
+@click.option("--bootstrap", help="Brokers (HOST:PORT) from which to replay also the records that are not offloaded yet.")
+@click.option("--to", required=True, metavar="HOST:PORT", help="Brokers to send to.")
 @click.option(
     "--to-topic",
     default="{topic}.replay",
     show_default=True,
-    help="The topic to send to, which must exist; {topic} stands for the source's.",
+    help="Topic to send to, which must exist; {topic} stands for the name of the source topic.",
 )
 @click.option(
-    "--to-config", "client", multiple=True, metavar="NAME=VALUE", help="Option of the sending client, by librdkafka's name."
+    "--to-config", "client", multiple=True, metavar="NAME=VALUE", help="librdkafka setting of the producers; repeatable."
 )
-@click.option("--since", help="First time: 2013-07-04T12:00:00Z, milliseconds since 1970, or 7d (ago).")
-@click.option("--until", help="Time at which to end, exclusive (default: what is there now).")
-@click.option("--offsets", metavar="FIRST..END", help="Offsets of every partition, END exclusive.")
-@click.option("--where", help="Condition in SQL over key, value, topic, partition, offset, timestamp, headers.")
-@click.option("--timestamps", type=click.Choice(["original", "now"]), default="original", show_default=True)
+@click.option("--since", help="Start at this time: 2013-07-04T12:00:00Z, milliseconds since 1970, or 7d (ago).")
+@click.option("--until", help="End before this time (default: the end of each partition at the start of the replay).")
+@click.option("--offsets", metavar="FIRST..END", help="Replay these offsets of every partition, END exclusive.")
+@click.option("--where", help="SQL condition on key, value, topic, partition, offset, timestamp and headers.")
+@click.option(
+    "--timestamps", type=click.Choice(["original", "now"]), default="original", show_default=True,
+    help="Keep the original timestamps, or use the time of sending.",
+)  # fmt: skip
 @click.option("--shift", "shift_s", type=float, default=0.0, help="Seconds to add to original timestamps.")
 @click.option(
-    "--rate", type=click.FloatRange(min=0), default=0.0, help="Records per second at most, over all partitions (0: no limit)."
+    "--rate", type=click.FloatRange(min=0), default=0.0, help="Maximum records per second over all partitions (0: no limit)."
 )
-@click.option("--window", type=click.IntRange(min=1), default=1_000_000, show_default=True, help="Offsets in a window.")
 @click.option(
-    "--checkpoint", help="Directory, s3:// or az:// URL that records the progress, so that the same command can go on."
+    "--window",
+    type=click.IntRange(min=1),
+    default=1_000_000,
+    show_default=True,
+    help="Offsets per window; the checkpoint is updated after each.",
 )
-@click.option("--keep-partitions", is_flag=True, help="Send to partitions of the same numbers instead of by key.")
+@click.option(
+    "--checkpoint",
+    help="Directory, s3:// or az:// URL for the progress, so that the same command continues an interrupted replay.",
+)
+@click.option(
+    "--keep-partitions",
+    is_flag=True,
+    help="Send each record to the partition number that it has in the source, instead of partitioning by key.",
+)
 @click.option("--mark", is_flag=True, help="Add the header stratalog.source: topic, partition and offset of the original.")
 @click.option(
     "--delivery",
     type=click.Choice(["exactly-once", "at-least-once"]),
     default="exactly-once",
     show_default=True,
-    help="What an interruption may do to the window under way: nothing, or have its records sent twice.",
+    help="After an interruption, at-least-once may send the records of the current window twice; exactly-once never does.",
 )
 @click.option(
     "--trust-markers",
     is_flag=True,
-    help="Go on although markers of written tasks are missing, or the history changed after they were written.",
+    help="Continue although markers of written tasks are missing, or the history changed after they were written.",
 )
 def replay(
     bootstrap: str | None,
@@ -220,11 +244,11 @@ def replay(
     trust_markers: bool,
     **given: Any,
 ) -> None:
-    """Send records of the past to a topic again, here or elsewhere.
+    """Send records from history to a topic again, in the same cluster or another one.
 
-    The range is fixed when the replay begins. Each partition's records are sent in their order, in transactions: consumers of
-    committed data see each record once, also if the replay was interrupted and goes on from its checkpoint. Consumer groups of
-    the original topic are not touched.
+    The range is fixed when the replay starts. Each partition's records are sent in order, in transactions: read_committed
+    consumers see each record once, even if the replay is interrupted and continues from its checkpoint. Consumer groups of
+    the source topic are not changed.
     """
     shared = JobOptions(**given)
     with modules():
@@ -254,7 +278,7 @@ def replay(
 
 
 def _range(since: str | None, until: str | None, offsets: str | None) -> dict[str, str]:
-    """Return the source's bounds by time. Raises ``Invalid`` for malformed times, and for offsets beside them."""
+    """Return the source's bounds by time. Raises ``Invalid`` for malformed times, or times with offsets."""
     if offsets is not None and (since or until):
         raise Invalid("give --offsets, or --since and --until, not both")
     now_ms = time.time_ns() // 1_000_000
@@ -265,7 +289,7 @@ def _range(since: str | None, until: str | None, offsets: str | None) -> dict[st
 
 
 def _offsets_of(options: ReadOptions, text: str) -> dict[str, str]:
-    """Return the source's bounds for the same offsets of every selected partition, cut to what there is. Raises ``Invalid``."""
+    """Return the source's bounds for these offsets of every selected partition, clamped to its offsets. Raises ``Invalid``."""
     from stratalog_pipeline.stream_plan import wanted_ranges
 
     match = re.fullmatch(r"(\d*)\.\.(\d*)", text)

@@ -1,4 +1,4 @@
-"""``stratalog job backfill``: files, or a topic of another Kafka cluster, as a new topic, on Spark."""
+"""``stratalog job backfill``: creates a topic from files, or from a topic of another Kafka cluster, on Spark."""
 
 from __future__ import annotations
 
@@ -19,34 +19,39 @@ _FORMATS = ("parquet", "orc", "json", "csv", "avro")
 @click.option(
     "--format",
     "file_format",
-    type=click.Choice(["parquet", "orc", "json", "csv", "avro"]),
+    type=click.Choice(_FORMATS),
     default="parquet",
     show_default=True,
+    help="Format of the files.",
 )
 @click.option(
     "--avro-schema", type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="Schema to read Avro files by, as JSON (default: that of the first file, which all others must have).",
+    help="Reader schema of Avro files, as JSON (default: the schema of the first file, which all others must have).",
 )  # fmt: skip
 @click.option("--from-kafka", metavar="HOST:PORT", help="Copy a topic of the cluster at these brokers instead of files.")
 @click.option("--from-topic", help="Name of the topic to copy (default: that of the new one).")
 @click.option(
     "--from-config", "client", multiple=True, metavar="NAME=VALUE",
-    help="Option of the reading client, by librdkafka's name; repeatable.",
+    help="librdkafka setting of the consumers; repeatable.",
 )  # fmt: skip
-@click.option("--keep-offsets", is_flag=True, help="Keep the offsets of the copied records, instead of counting from 0.")
+@click.option("--keep-offsets", is_flag=True, help="Keep the offsets of the copied records, instead of numbering them from 0.")
 @click.option("--topic", required=True, help="Name of the new topic.")
-@click.option("--partitions", type=click.IntRange(min=1), help="Number of its partitions; of a copy, that of the original.")
-@click.option("--key", help="SQL for the key (default: column key, if there is one).")
-@click.option("--value", help="SQL for the value (default: column value, else the row as JSON).")
-@click.option("--headers", help="SQL for the headers: an array of structs of key and value.")
-@click.option("--timestamp", help="SQL for the time (default: column timestamp, else now).")
-@click.option("--partition", help="SQL for the partition (default: column partition, else by the key's hash).")
+@click.option(
+    "--partitions",
+    type=click.IntRange(min=1),
+    help="Partitions of the new topic. Required for files; a copy has as many as the original.",
+)
+@click.option("--key", help="SQL expression for the key (default: column key, if it exists).")
+@click.option("--value", help="SQL expression for the value (default: column value, else the row as JSON).")
+@click.option("--headers", help="SQL expression for the headers: an array of structs of key and value.")
+@click.option("--timestamp", help="SQL expression for the timestamp (default: column timestamp, else now).")
+@click.option("--partition", help="SQL expression for the partition (default: column partition, else by the key's hash).")
 @click.option(
     "--compression", type=click.Choice(["none", "gzip", "snappy", "lz4", "zstd"]), default="zstd", show_default=True,
     help="Compression of the record batches.",
 )  # fmt: skip
 @click.option("--config", "configs", multiple=True, metavar="NAME=VALUE", help="Topic config, by Kafka's name; repeatable.")
-@click.option("--master", help="Spark's master (default: local[*], or what spark-submit says).")
+@click.option("--master", help="Spark master (default: local[*], or the one of spark-submit).")
 @metadata_options
 @json_option
 def backfill_job(
@@ -68,12 +73,12 @@ def backfill_job(
     as_json: bool,
     **expressions: str | None,
 ) -> None:
-    """Make a new topic of files, or of a topic of another Kafka cluster; executors write it to the bucket as sealed segments.
+    """Create a topic from files, or from a topic of another Kafka cluster. Spark's executors write its segments to the bucket.
 
-    No broker of this cluster sees the records. The topic appears as a whole at the end; if the job fails, nothing does. Records
-    of files are in the order of their time within a partition; a copied topic keeps keys, values, headers, timestamps,
-    partitions and order, of the committed records that it had when the job began. retention.ms is unlimited unless --config
-    sets it.
+    The records do not pass through this cluster's brokers. The topic appears as a whole at the end; if the job fails, no topic
+    is created. Records from files are ordered by timestamp within a partition. A copied topic has the records that were
+    committed when the job started, with their keys, values, headers, timestamps, partitions and order. retention.ms is
+    unlimited unless --config sets it.
     """
     given = {name: text for name, text in expressions.items() if text is not None}
     of_files = [*paths, *(f"--{name}" for name in given), *(["--avro-schema"] if avro_schema else [])]
@@ -113,6 +118,6 @@ def _check_files(paths: tuple[str, ...], partitions: int | None, has_options_of_
     if has_options_of_copies:
         raise Invalid("--from-topic, --from-config and --keep-offsets need --from-kafka")
     if not paths:
-        raise Invalid("name the files to read, or the brokers of a topic to copy by --from-kafka")
+        raise Invalid("no source: name the files to read, or the brokers of a topic to copy with --from-kafka")
     if partitions is None:
         raise Invalid("--partitions is missing: the number of the new topic's partitions")

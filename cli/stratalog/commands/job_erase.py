@@ -32,11 +32,13 @@ GRACE_MS = next(field.default for field in dataclasses.fields(TieringSettings) i
 @click.command()
 @job_options
 @click.option("--key", "keys", multiple=True, metavar="TEXT", help="Erase the records with this key, as UTF-8; repeatable.")
-@click.option("--key-hex", "hex_keys", multiple=True, metavar="HEX", help="The same for a key that is not text; repeatable.")
+@click.option(
+    "--key-hex", "hex_keys", multiple=True, metavar="HEX", help="Erase the records with this key, in hexadecimal; repeatable."
+)
 @click.option(
     "--keys-file",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="A file with a key in each line, as UTF-8.",
+    help="File with one key per line, as UTF-8.",
 )
 @click.option(
     "--header", "headers", multiple=True, metavar="NAME=VALUE", help="Erase the records with this header; repeatable."
@@ -45,12 +47,12 @@ GRACE_MS = next(field.default for field in dataclasses.fields(TieringSettings) i
 @click.option(
     "--delete-now",
     is_flag=True,
-    help="Delete the replaced objects at once, unless a job reads them, instead of after the grace period. Readers that began "
-    "before may fail.",
+    help="Delete the replaced objects at once instead of after the grace period, except those under a reader's lease. Readers"
+    " without a lease may fail.",
 )
 @click.option(
     "--grace-ms", type=click.IntRange(min=0), default=GRACE_MS, show_default=True,
-    help="The workers' [tiering] grace_ms, to say when the replaced objects go.",
+    help="The workers' [tiering] grace_ms, to report when the replaced objects are deleted.",
 )  # fmt: skip
 @yes_option
 @quorum_options
@@ -67,15 +69,15 @@ def erase(
     metadata: str | None,
     **given: Any,
 ) -> None:
-    """Erase the records with given keys or headers from cold history. Offsets and all other records stay.
+    """Erase the records with the given keys or headers from cold history. All other records and all offsets are kept.
 
-    Executors search the history; then each segment that has such records is written again without them, read back, checked and
+    Spark's executors search the history. Each segment that has such records is rewritten without them, read back, verified and
     committed. All other batches stay byte-identical, which the partition's Merkle tree proves. If the job is interrupted, run
-    it again: it goes on with what is left.
+    it again to continue.
 
-    Exits with 7 if some records stay: those with hot copies, and those in locked segments. Run it again when these are cold,
-    or the locks have ended. It also exits with 7 if a client wrote a batch whose records cannot be read: that stays as it is,
-    and may have such records.
+    Exits with 7 if some records remain: those with hot copies, and those in locked segments. Run it again when they are cold
+    or the locks have expired. It also exits with 7 if a client wrote a batch whose records cannot be decoded: that batch is
+    not changed and may contain matching records.
     """
     where = JobOptions(**given)
     selection = _selection(keys, hex_keys, keys_file, headers)
@@ -109,7 +111,7 @@ def erase(
 
 
 def _selection(keys: tuple[str, ...], hex_keys: tuple[str, ...], keys_file: Path | None, headers: tuple[str, ...]) -> Selection:
-    """Return what is to be erased. Raises ``Invalid`` if that is nothing, or malformed."""
+    """Return the keys and headers to erase. Raises ``Invalid`` if there is none, or one is malformed."""
     wanted = [key.encode() for key in keys]
     try:
         wanted += [bytes.fromhex(text) for text in hex_keys]
@@ -120,5 +122,5 @@ def _selection(keys: tuple[str, ...], hex_keys: tuple[str, ...], keys_file: Path
     named = [name_values([text]) for text in headers]
     pairs = {(name.encode(), value.encode()) for each in named for name, value in each.items()}
     if not wanted and not pairs:
-        raise Invalid("say what to erase: --key, --key-hex, --keys-file or --header")
+        raise Invalid("nothing to erase is named: give --key, --key-hex, --keys-file or --header")
     return Selection(keys=frozenset(wanted), headers=frozenset(pairs))

@@ -1,4 +1,4 @@
-"""``stratalog key …``: the keys that encrypt history, and their rotation. Uses a key directory and the store, no broker."""
+"""``stratalog key …``: creates and rotates the keys that encrypt history. Uses a key directory and the store, no broker."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _keys_option = click.option(
 
 @click.group()
 def key() -> None:
-    """Make keys for encrypted history, and replace them.
+    """Create and rotate the keys of encrypted history.
 
     A topic's segments are encrypted if its config stratalog.tier.encryption.key names a key of the key ring, which is the
     directory in the option `keys` of the store's URL: /bucket?keys=/etc/stratalog/keys, or s3://bucket?…&keys=/etc/stratalog/keys.
@@ -42,9 +42,9 @@ def key() -> None:
 @_keys_option
 @json_option
 def create(name: str, directory: Path, as_json: bool) -> None:
-    """Make the key NAME. Copy it to every machine that reads the history, and to a safe place: without it nothing can."""
+    """Create the key NAME. Copy it to every machine that reads the history, and back it up: without it nothing can be read."""
     path = create_key(directory, name)
-    sentence = f"{path}: copy it to a safe place; what it encrypts is lost with it"
+    sentence = f"{path}: back it up; without it, the history that it encrypts is lost"
     print_done({"key": name, "file": str(path)}, sentence, as_json=as_json)
 
 
@@ -62,18 +62,20 @@ def list_keys(directory: Path, as_json: bool) -> None:
 
 @key.command()
 @click.argument("topics", nargs=-1, required=True)
-@click.option("--to", "name", required=True, metavar="NAME", help="The key that shall protect the history from now on.")
-@click.option("--copy", metavar="URL", help="Store of a second copy, in which they are rotated, too (default: that of --data).")
+@click.option("--to", "name", required=True, metavar="NAME", help="Name of the new key.")
+@click.option(
+    "--copy", metavar="URL", help="Store of the second copy, where the key is rotated, too (default: that of --data)."
+)
 @store_options
 @json_option
 def rotate(
     topics: tuple[str, ...], name: str, copy: str | None, data: Path | None, store: str | None, as_json: bool
 ) -> None:  # fmt: skip
-    """Let another key protect the history of TOPICS. Rewrites the small objects with data keys, and no segment.
+    """Wrap the data keys of TOPICS with another key. Rewrites the small objects that hold data keys, not the segments.
 
-    The key rings of the stores need both keys. Set stratalog.tier.encryption.key of the topics first, so that new segments have
-    the new key, too. The old key is no longer needed once a rotation that began after that has ended. Repeat the command if it
-    fails.
+    The key rings of the stores need both keys. Set stratalog.tier.encryption.key of the topics first, so that new segments use
+    the new key, too. The old key is no longer needed once a rotation that started after that has ended. If the command fails,
+    repeat it.
     """
     if KEY_NAME.fullmatch(name) is None:
         raise Invalid(f"key name {name!r} is invalid; use 1 to 64 letters, digits and ._-")

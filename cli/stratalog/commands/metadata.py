@@ -21,9 +21,7 @@ _timeout_option = click.option("--timeout", "timeout_s", default=60.0, show_defa
 @click.option("--config", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="TOML file of the node to run.")
 @click.pass_context
 def metadata(context: click.Context, config: Path | None) -> None:
-    """Run a metadata node until SIGTERM, configured by a TOML file and the environment, or manage the quorum by a command
-    below.
-    """
+    """Run a metadata node until SIGTERM, configured by a TOML file and the environment. Commands below manage the quorum."""
     if context.invoked_subcommand is None:
         run_role("metadata", config)
 
@@ -64,8 +62,8 @@ async def _status(addresses: list[str]) -> StatusAnswer:
 def add(node: str, no_wait: bool, timeout_s: float, data: Path | None, metadata: str | None, as_json: bool) -> None:
     """Add the node that runs at HOST:PORT and was started with an empty data_dir. Returns when it is a voter.
 
-    Its setting `peers` must name the quorum's nodes and itself. Changes are made one at a time: the next one waits.
-    For a member that was started again with its own data_dir at another address, this records the new address.
+    Its setting `peers` must name the quorum's nodes and itself. The quorum makes one change at a time; the next one waits.
+    For a member that was restarted with its data_dir at another address, this records the new address.
     """
     node_id, address = split_node(node)
     asyncio.run(_add(metadata_of(data, metadata), node_id, address, timeout_s, wait=not no_wait))

@@ -79,7 +79,9 @@ class _Sender:
         waiting = self._client.flush(_FLUSH_TIMEOUT_S)
         self._raise_failure()
         if waiting:
-            raise Unavailable(f"{waiting} records were not acknowledged in {_FLUSH_TIMEOUT_S:.0f} s; they may be written")
+            raise Unavailable(
+                f"{waiting} records were not acknowledged within {_FLUSH_TIMEOUT_S:.0f} s; check whether they were written"
+            )
         return self._acknowledged
 
     def _send(self, key: bytes | None, value: bytes | None) -> None:

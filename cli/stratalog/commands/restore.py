@@ -54,19 +54,19 @@ _RETRY_S: Final = 0.1
     "--metadata", help="Restore into the cluster of these metadata nodes (HOST:PORT,…), before its brokers and workers start."
 )
 @click.option("--topic", "topics", multiple=True, help="Only this topic, by name or id; repeatable (default: all).")
-@click.option("--as", "new_name", help="Another name for the topic. Needs exactly one --topic.")
+@click.option("--as", "new_name", help="Restore the topic under this name. Needs exactly one --topic.")
 @click.option(
     "--replication-factor",
     "factor",
     type=click.IntRange(min=1),
-    help="Copies of new records (default: with --data 1, because `up` has one bookie; else as each topic had).",
+    help="Replication factor of new records (default: that of each topic; 1 with --data, because `up` has one bookie).",
 )
 @click.option(
     "--to-offset",
     "to_offsets",
     multiple=True,
     metavar="PARTITION=OFFSET",
-    help="Restore this partition of the one --topic up to this offset, exclusive; repeatable (default: all of it).",
+    help="Restore this partition up to this offset, exclusive; repeatable (default: all of it). Needs exactly one --topic.",
 )
 @click.option(
     "--to-time", metavar="TIME", help="Restore each partition up to its first record at this time or later, exclusive."
@@ -89,16 +89,17 @@ def restore(
 ) -> None:
     """Restore topics from their bucket into an empty directory, or into a cluster.
 
-    Topics return with their configs and with all records that were offloaded. Records that were only on bookies are not in
-    the bucket. Positions of consumer groups and transactional ids return as brokers have last stored them; a position past
-    the end of what is restored becomes that end, and is listed.
+    Topics are restored with their configs and all records that were offloaded. Records that were only on bookies are not in
+    the bucket. Committed offsets of groups and transactional ids are restored as brokers last stored them; an offset past the
+    restored end of its partition is set to that end, and listed.
 
-    The cluster takes the bucket over: workers of the cluster that had it delete nothing more and stop committing within a
-    second. Nothing is deleted from the bucket for one grace period. Run it again if it fails: no topic is restored twice.
+    The cluster takes over the bucket: tiering workers of its former cluster delete nothing more and stop committing within a
+    second. Nothing is deleted from the bucket for one grace period. If the command fails, run it again: no topic is restored
+    twice.
 
-    With --to-offset or --to-time topics return without their last records. The cut is at the end of the last record batch
-    before the point that leaves no transaction open. The report names what is left out; it stays in the bucket for the grace
-    period.
+    With --to-offset or --to-time, topics are restored without their last records. The cut is at the end of the last record
+    batch before the given point that leaves no transaction open. The report names what is left out; it stays in the bucket for
+    the grace period.
     """
     if new_name is not None and len(topics) != 1:
         raise Invalid("--as needs exactly one --topic")
@@ -119,8 +120,8 @@ def restore(
         return
     print_rows(rows, _COLUMNS if points is None else (*_COLUMNS[:-1], "left_out_records", "left_out_end_offset", "state"))
     records, size = sum(row["records"] for row in rows), human_bytes(sum(row["bytes"] for row in rows))
-    click.echo(f"{records} records ({size}) {'can be restored' if dry_run else 'are back'}; records at or above end offset were"
-               " not offloaded", err=True)  # fmt: skip
+    outcome = "can be restored" if dry_run else "are restored"
+    click.echo(f"{records} records ({size}) {outcome}; records at or above the end offset were not offloaded", err=True)
     groups.show()
 
 
@@ -154,10 +155,11 @@ async def _restore(
         async with _quorum(data, metadata, url) as client:
             cluster_id = await _cluster_id(client)
             for history in histories:
-                # Raises if another topic has the name, before the bucket is taken over.
+                # Raises if another topic has the name. Check it before the takeover of the bucket.
                 is_known(client.view, history, new_name or history.descriptor.name)
             await _confirm_takeover(store, cluster_id, yes=yes)
-            # The first look has shown, before anything is changed, that the history can be read.
+            # Read the histories again: the former owner may have committed since. The first read, before any change, proved
+            # them readable.
             restored = await _restored(store, client, cluster_id, wanted, topics, points, new_name, factor)
             histories = [history for history, _ in restored.topics]
             rows = [
@@ -215,7 +217,7 @@ async def _restored(
             store=store, clock=SystemClock(), background=background,
             random_id=lambda: random.SystemRandom().getrandbits(64), cluster_id=cluster_id,
         )  # fmt: skip
-        with _progress(wanted, "reading what was committed meanwhile") as on_partition:
+        with _progress(wanted, "reading manifests again") as on_partition:
             return await restore_topics(
                 client, ports, names, points=points, new_name=new_name, replication_factor=factor, on_partition=on_partition
             )
@@ -257,7 +259,7 @@ async def _confirm_takeover(store: ObjectStore, cluster_id: str, *, yes: bool) -
 
 @asynccontextmanager
 async def _quorum(data: Path | None, metadata: str | None, url: str) -> AsyncIterator[MetadataClient]:
-    """A client of the metadata nodes, or of one that runs in this process on ``data`` until the context ends."""
+    """Yield a client of the metadata nodes, or of a node that runs on ``data`` in this process until the context ends."""
     if data is None:
         addresses = [address.strip() for address in (metadata or "").split(",") if address.strip()]
         async with metadata_session(addresses) as client:

@@ -25,7 +25,7 @@ from stratalog_core.errors import NotFound
     default="archive-positions",
     show_default=True,
     type=click.Path(dir_okay=False, path_type=Path),
-    help="File that keeps the positions of consumer groups.",
+    help="File that stores the committed offsets of consumer groups.",
 )
 @click.option(
     "--follow",
@@ -34,23 +34,22 @@ from stratalog_core.errors import NotFound
     show_default=True,
     type=click.FloatRange(min=0),
     metavar="SECONDS",
-    help="Look for more history at this interval; 0: serve what is there at the start.",
+    help="Look for new history at this interval; 0: serve only what exists at the start.",
 )
 @click.option(
     "--lease/--no-lease",
     default=True,
     show_default=True,
-    help="Keep what is served from being deleted, by a small object in STORE that is renewed.",
+    help="Hold a lease, a small object in STORE, so that what is served is not deleted.",
 )
-@click.option("--deleted", "with_deleted", is_flag=True, help="Serve deleted topics, too, as NAME-ID.")
-@click.option("--config", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="TOML file for everything else.")
+@click.option("--deleted", "with_deleted", is_flag=True, help="Also serve deleted topics, as NAME-ID.")
+@click.option("--config", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="TOML file with further settings.")
 def serve_archive(
     store: str, listen: str, positions: Path, follow_s: float, lease: bool, with_deleted: bool, config: Path | None
 ) -> None:  # fmt: skip
     """Serve the committed history in STORE to Kafka consumers until Ctrl-C. Writes nothing to STORE but its lease.
 
-    Needs no cluster. With credentials that may only read there is no lease. Requests that change topics or records are
-    refused.
+    Needs no cluster. With read-only credentials it serves without a lease. Requests that change topics or records are refused.
     """
     overrides = archive.archive_overrides(store=_url(store), listen=listen)
     file = positions.absolute()
@@ -70,5 +69,5 @@ def _url(store: str) -> str:
     path, separator, options = store.partition("?")
     directory = Path(path).absolute()
     if not directory.is_dir():
-        raise NotFound(f"store {directory} is no directory: give the directory or URL that holds the history")
+        raise NotFound(f"store {directory} is not a directory: give the directory or URL that holds the history")
     return f"{directory}{separator}{options}"

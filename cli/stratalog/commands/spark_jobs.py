@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from stratalog_pipeline.options import ReadOptions
 
 Command = TypeVar("Command", bound=Callable[..., Any])
-_INSTALL = "jobs need Spark and what draws their pages: pip install 'stratalog[jobs]'"
+_INSTALL = "jobs need Spark and the packages that render reports: pip install 'stratalog[jobs]'"
 _SUBMIT_PORT = "PYSPARK_GATEWAY_PORT"
 """Set by spark-submit, which then decides the master."""
 
@@ -52,9 +52,14 @@ def job_options(command: Command) -> Command:
             "--html", type=click.Path(dir_okay=False, path_type=Path), help="Also write the report as one HTML page with plots."
         ),
         json_option,
-        click.option("--master", help="Spark's master (default: local[*], or what spark-submit says)."),
-        click.option("--topic-id", "topic_ids", multiple=True, help="Chooses between topics of the same name; repeatable."),
-        click.option("--pattern", help="All topics whose whole name matches this regular expression."),
+        click.option("--master", help="Spark master (default: local[*], or the one of spark-submit)."),
+        click.option(
+            "--topic-id",
+            "topic_ids",
+            multiple=True,
+            help="Select the topic with this id if several have the same name; repeatable.",
+        ),
+        click.option("--pattern", help="Select the topics whose whole name matches this regular expression."),
         click.option("--store", envvar="STRATALOG_STORE", required=True, help="The bucket: a directory, s3:// or az:// URL."),
         click.argument("topics", nargs=-1, metavar="[TOPIC]…"),
     ):
@@ -67,17 +72,17 @@ def value_options(command: Command) -> Command:
     for option in (
         click.option(
             "--value-mode", type=click.Choice(["FAILFAST", "PERMISSIVE"]),
-            help="A value that does not decode fails the job, or becomes null beside its bytes in column _corrupt_record"
-            " (default: FAILFAST).",
+            help="A value that cannot be decoded: FAILFAST fails the job; PERMISSIVE writes null, and the bytes to column"
+            " _corrupt_record (default: FAILFAST).",
         ),
-        click.option("--value-message", help="Full name of the message of Protobuf (default: the first of the file)."),
+        click.option("--value-message", help="Full name of the Protobuf message (default: the first in the file)."),
         click.option("--value-subject", help="Subject of the schema in the registry (default: TOPIC-value)."),
-        click.option("--value-registry", help="URL of a schema registry; values begin with the id of their schema."),
+        click.option("--value-registry", help="URL of a schema registry; each value starts with the id of its schema."),
         click.option("--value-schema-file", help="File with the schema."),
-        click.option("--value-schema", help="The schema: columns as in SQL, JSON Schema, or Avro's JSON."),
+        click.option("--value-schema", help="The schema: SQL column definitions, JSON Schema or Avro JSON."),
         click.option(
             "--value-format", type=click.Choice(["json", "avro", "protobuf"]),
-            help="Decode values into columns, by a schema that one of the following options names.",
+            help="Decode values into columns, with the schema that one of the next options names.",
         ),
     ):  # fmt: skip
         command = option(command)

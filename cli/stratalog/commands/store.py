@@ -1,4 +1,4 @@
-"""``stratalog store …``: prepares the bucket that keeps a cluster's history, and tells what its server guarantees."""
+"""``stratalog store …``: prepares the bucket of a cluster's history, and probes what its server guarantees."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _HOLDS = {True: "yes", False: "no", None: "unknown"}
 
 @click.group()
 def store() -> None:
-    """Prepare a bucket for a cluster's history, and see what its server guarantees."""
+    """Prepare a bucket for a cluster's history, and probe what its server guarantees."""
 
 
 @store.command()

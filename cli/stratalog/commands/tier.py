@@ -111,7 +111,11 @@ async def _report(addresses: list[str], topics: tuple[str, ...]) -> list[Partiti
 @tier.command()
 @click.argument("topics", nargs=-1, required=True)
 @click.option("--wait", is_flag=True, help="Wait until everything is cold and verified.")
-@click.option("--delete-hot", is_flag=True, help="Delete hot copies as soon as the cold ones are verified, without the lag.")
+@click.option(
+    "--delete-hot",
+    is_flag=True,
+    help="Delete hot copies as soon as the cold ones are verified, without waiting for the deletion lag.",
+)
 @click.option("--timeout", "timeout_s", default=120.0, show_default=True, help="Seconds to wait per topic.")
 @metadata_options
 @json_option
@@ -206,7 +210,9 @@ async def _tell_forks(addresses: list[str], store: ObjectStore, topics: tuple[st
     type=click.Choice([KEEP_METADATA, KEEP_STORE]),
     help="The history to keep (default: show both and change nothing).",
 )
-@click.option("--discard-hot", is_flag=True, help="With --keep store: delete hot ledgers that do not continue it, at once.")
+@click.option(
+    "--discard-hot", is_flag=True, help="With --keep store: delete at once the hot ledgers that do not continue that history."
+)
 @click.option("--timeout", "timeout_s", default=120.0, show_default=True, help="Seconds to wait for a tiering worker.")
 @metadata_options
 @json_option
@@ -263,7 +269,7 @@ def verify(
     store: str | None,
     as_json: bool,
 ) -> None:
-    """Read all history back and check every byte. Exits with 6 if any is corrupt, and names segment, block and offsets.
+    """Read all history back and verify every checksum. Exits with 6 if data is corrupt; names segment, block and offsets.
 
     With --store alone it reads only the object store, and the cluster need not run.
     """
@@ -299,7 +305,7 @@ async def _verify(addresses: list[str], url: str, topics: tuple[str, ...]) -> li
 
 
 @tier.command()
-@click.option("--topic", "topics", multiple=True, metavar="NAME", help="Only this topic, by name or id; may be repeated.")
+@click.option("--topic", "topics", multiple=True, metavar="NAME", help="Only this topic, by name or id; repeatable.")
 @click.option("--partition", type=click.IntRange(min=0), help="Only this partition of the one --topic.")
 @click.option(
     "--rate", "bytes_per_s", type=click.IntRange(min=1), metavar="BYTES_PER_S", help="Maximum rate of reads (default: none)."
@@ -310,9 +316,9 @@ async def _verify(addresses: list[str], url: str, topics: tuple[str, ...]) -> li
     type=click.IntRange(min=0),
     default=MIN_AGE_S,
     show_default=True,
-    help="Seconds after which an object that nothing refers to is reported; younger ones may be part of a commit or deletion.",
+    help="Report unreferenced objects of at least this age in seconds; younger ones may be part of a commit or deletion.",
 )
-@click.option("--repair", is_flag=True, help="Repair what is found, from --copy, from hot copies, and from metadata.")
+@click.option("--repair", is_flag=True, help="Repair the findings from --copy, from hot copies, and from metadata.")
 @_copy_option("With --repair: the store that holds a second copy of the bucket")
 @metadata_options
 @json_option
@@ -330,11 +336,11 @@ def scrub(
     store: str | None,
     as_json: bool,
 ) -> None:
-    """Check a bucket without its cluster: every object of every partition, what is missing, and what nothing refers to.
+    """Check a bucket without its cluster: every object of every partition, missing objects and unreferenced objects.
 
-    Exits with 7 if it finds anything that it does not repair, and says of each finding what can be done. Changes nothing unless
-    --repair is given, and never deletes anything. A repair puts back the bytes that were committed, from the second copy; with
-    the metadata nodes of a running cluster (--data or --metadata) it also writes segments again whose hot copies still exist.
+    Exits with 7 if findings are left unrepaired, and names the remedy of each. Changes nothing unless --repair is given, and
+    never deletes anything. A repair restores the committed bytes from the second copy; with the metadata nodes of a running
+    cluster (--data or --metadata) it also rewrites segments whose hot copies still exist.
     """
     if partition is not None and len(topics) != 1:
         raise Invalid("--partition needs exactly one --topic")

@@ -249,7 +249,9 @@ def _offsets(servers: str, name: str, partitions: list[int], spec: OffsetSpec) -
 @topic.command()
 @click.argument("names", nargs=-1, required=True)
 @click.option(
-    "--now", is_flag=True, help="Delete for good and free the space; also topics that are deleted already (name or id)."
+    "--now",
+    is_flag=True,
+    help="Delete permanently and free the space. Also takes topics that are already deleted, by name or id.",
 )
 @yes_option
 @cluster_options
@@ -265,7 +267,7 @@ def delete(
 ) -> None:
     """Delete topics with all their records, including history in the object store.
 
-    `stratalog topic undelete` restores them, by default for 24 hours ([broker] undelete_window_ms). With --now nothing can.
+    `stratalog topic undelete` can restore them, by default for 24 hours ([broker] undelete_window_ms). After --now nothing can.
     """
     client = kafka.admin(bootstrap_of(data, bootstrap))
     call = partial(client.delete_topics, request_timeout=kafka.TIMEOUT_S)
@@ -288,9 +290,10 @@ def delete(
 @quorum_options
 @json_option
 def undelete(wanted: str, new_name: str | None, data: Path | None, metadata: str | None, as_json: bool) -> None:
-    """Restore a deleted topic: its records, its settings, and its groups' positions.
+    """Restore a deleted topic: its records, its configs, and the committed offsets of its groups.
 
-    `stratalog topic list --deleted` shows what can be restored and for how long. Under another name, groups have no positions.
+    `stratalog topic list --deleted` shows what can be restored and for how long. Under another name, groups have no committed
+    offsets.
     """
     restored = asyncio.run(restore(metadata_of(data, metadata), wanted, new_name))
     document = {"name": restored.name, "topic_id": str(restored.topic_id), "partitions": restored.partition_count}
@@ -319,7 +322,7 @@ def config(
     """Show or change a topic's configs.
 
     A shorter retention.ms or retention.bytes deletes records: the command says how many, and asks. Give the metadata nodes and
-    the store, or --data, so that it can count them. It also asks before cleanup.policy makes the topic a compacted one.
+    the store, or --data, so that it can count them. It also asks before a new cleanup.policy starts to compact the topic.
     """
     client = kafka.admin(bootstrap_of(data, bootstrap))
     expiring: list[Expiring] = []

@@ -51,12 +51,12 @@ def describe(transactional_id: str, data: Path | None, bootstrap: str | None, as
 @kafka_options
 @json_option
 def abort(transactional_id: str, data: Path | None, bootstrap: str | None, as_json: bool) -> None:
-    """Abort the ongoing transaction of a transactional id, and fence its producer, which cannot continue."""
+    """Abort the ongoing transaction of a transactional id, and fence its producer."""
     address = bootstrap_of(data, bootstrap)
     found = asyncio.run(describe_transaction(address, transactional_id))
     if found["state"] != "Ongoing":
         raise Conflict(f"{transactional_id} has no ongoing transaction; its state is {found['state']}")
-    # As Kafka's Admin.fenceProducers: a new instance of the producer aborts what the one before it has begun.
+    # Like Kafka's Admin.fenceProducers: InitProducerId aborts the transaction of the previous producer.
     producer = kafka.producer(address, {"transactional.id": transactional_id, "transaction.timeout.ms": found["timeout_ms"]})
     with translated():
         producer.init_transactions(kafka.TIMEOUT_S)
@@ -64,22 +64,24 @@ def abort(transactional_id: str, data: Path | None, bootstrap: str | None, as_js
 
 
 @txn.command("find-hanging")
-@click.option("--topic", help="Only partitions of this topic; otherwise those of all topics.")
+@click.option("--topic", help="Only partitions of this topic (default: all topics).")
 @click.option(
     "--max-transaction-timeout",
     "timeout_minutes",
     type=click.IntRange(0),
     default=15,
     show_default=True,
-    help="Leave producers alone that were silent for fewer minutes than this.",
+    help="Skip producers that wrote something within this many minutes.",
 )
-@click.option("--abort", "aborts", is_flag=True, help="Abort what is found, so that readers of committed records continue.")
+@click.option(
+    "--abort", "aborts", is_flag=True, help="Abort the transactions found, so that read_committed consumers continue."
+)
 @kafka_options
 @json_option
 def find_hanging_ones(
     topic: str | None, timeout_minutes: int, aborts: bool, data: Path | None, bootstrap: str | None, as_json: bool
 ) -> None:
-    """List the transactions that are open in a partition although no coordinator will end them."""
+    """List transactions that are open in a partition but that no coordinator will end (KIP-664)."""
     found = asyncio.run(_find_hanging(bootstrap_of(data, bootstrap), topic, timeout_minutes * 60_000, aborts=aborts))
     rows = [
         {

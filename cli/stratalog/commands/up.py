@@ -29,7 +29,7 @@ _ROLE = "all"
 )
 @click.option("--store", help="Object store for history: a directory, s3:// or az:// URL (default: DIR/store).")
 @click.option("--second-store", help="Store of a second copy of the history, which the tiering worker keeps (default: none).")
-@click.option("--config", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="TOML file for everything else.")
+@click.option("--config", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="TOML file with further settings.")
 def up(data: Path, kafka: str, store: str | None, second_store: str | None, config: Path | None) -> None:
     """Run everything in one process until Ctrl-C. The data is kept and served again at the next start."""
     data = data.absolute()

@@ -17,7 +17,7 @@ MONTH_S: Final = 730 * 3600
 DAY_S: Final = 86_400
 MONTH_DAYS: Final = MONTH_S / DAY_S
 SHORTEST_S: Final = 3600
-"""A shorter observed time is projected as if it had been this long: a first test of a topic says nothing about its month."""
+"""A shorter observed time counts as this long: a first test of a topic does not represent its month."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,7 +106,7 @@ def _storage(billed_bytes: float, prices: ObjectPrices) -> float:
 
 
 def _early_deletion(departures: Counter[Departure], prices: ObjectPrices) -> float:
-    """The bill for the days that deleted objects lack to the minimum duration."""
+    """Return the charge for the days by which deleted objects fall short of the minimum duration."""
     billed = 0.0
     for each, count in departures.items():
         missing_days = max(0, prices.minimum_days - each.age_days)
@@ -133,7 +133,7 @@ def _requests(usage: TopicUsage, prices: Prices, scale: float, replays: float) -
 
 
 def _worker_retrieval(usage: TopicUsage, prices: Prices) -> float:
-    """The bill for what the workers read in the observed time: each new segment once, and the sources of merges."""
+    """Return the charge for the workers' reads in the observed time: each new segment once, and the sources of merges."""
     merged_bytes = sum(each.size_bytes * count for each, count in usage.activity.merged_away.items())
     # A merged segment is as large as its sources.
     return (usage.activity.offloaded_bytes + 2 * merged_bytes) / GB * prices.segments.retrieval_per_gb

@@ -91,7 +91,7 @@ async def topic_usage(store: ObjectStore, topic: PricedTopic, *, window_s: float
             others.setdefault(_partition(info), []).append(info)
     segments = list[ObjectInfo]()
     async for info in store.list(segments_prefix):
-        # A wrapped data key lies beside its segment, but in the bucket's default class.
+        # A wrapped data key has the prefix of its segment, but the bucket's default storage class.
         (segments if parse_segment_key(info.key) else others.setdefault(_partition(info), [])).append(info)
     listed = [*descriptors, *segments, *(info for group in others.values() for info in group)]
     age_s = (now_ms - min((info.last_modified_ms for info in listed), default=0)) / 1000

@@ -34,7 +34,7 @@ SWEEP_DAYS: Final = 7
 """The default of ``[tiering] sweep_interval_ms``."""
 _READ_BACK_BYTES: Final = 4 * BLOCK_BYTES_TARGET
 _READ_ALONE: Final = 2
-"""Reads that the first blocks of a replay cost more, because read-ahead grows from one block to several."""
+"""Additional reads for the first blocks of a replay, because read-ahead starts with one block."""
 _PARTS: Final = re.compile(r"[0-9a-f]{32}-(\d{1,5})")
 Sizes = Counter[int]
 """Number of objects by size in bytes."""
@@ -242,14 +242,14 @@ def _read_back_gets(info: ObjectInfo, entry: SegmentEntry | None) -> int:
 
 
 def _merge_gets(merged: ObjectInfo, sources: int) -> int:
-    """Reads of a merge: each small source at once, else the footer and each block, and the producers at the end of the last."""
+    """Return the reads of a merge: one per small source, else each footer and block, and the last source's producers."""
     if merged.size_bytes <= sources * READ_WHOLE_BYTES_MAX:
         return sources
     return sources + max(sources, -(-merged.size_bytes // BLOCK_BYTES_TARGET)) + 1
 
 
 def _source_count(merged: ObjectInfo, partition: PartitionObjects) -> int:
-    """The number of segments that a merge replaced; a merged segment that has left the history no longer says it."""
+    """Return the number of segments that a merge replaced; the default if the merged segment has left the history."""
     entry = partition.live.get(merged.key)
     return len(entry.sources) if entry is not None else FAN_IN
 

@@ -1,4 +1,4 @@
-"""Status reports of live bookies. Metadata does not know of corruption, nor of what a bookie refuses to do."""
+"""Asks live bookies for their status. Metadata knows neither their corruption nor whether they refuse to delete ledgers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from stratalog_metadata.records import Bookie
 _TIMEOUT_S: Final = 10.0
 
 Answers = dict[str, BookieInfo | StratalogError]
-"""By bookie; an error says why there is no answer."""
+"""The status of each bookie by its id, or the error of the request."""
 
 
 async def ask_live(view: MetadataView) -> Answers:

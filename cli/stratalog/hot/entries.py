@@ -36,18 +36,18 @@ async def entry_rows(ledgers: LedgerClient, ledger: Ledger, first: int, last: in
 
 async def follow_rows(view: MetadataView, ledgers: LedgerClient, ledger_id: int, first: int) -> AsyncIterator[dict[str, Any]]:
     """Yield entries from ``first`` on as they are confirmed, until the ledger is closed. Raises as ``entry_rows`` does."""
-    told = -1
+    reported_lac = -1
     while True:
         ledger = ledger_named(view, ledger_id)
-        end = max(await ledgers.read_lac(ledger), told)
+        end = max(await ledgers.read_lac(ledger), reported_lac)
         async for row in _rows(ledgers, ledger, first, end):
             yield row
         first = max(first, end + 1)
         if ledger.state is LedgerState.CLOSED:
             return
-        news = await ledgers.await_lac(ledger, end, _FOLLOW_WAIT_S)
-        told = news.lac
-        if news.ended:
+        answer = await ledgers.await_lac(ledger, end, _FOLLOW_WAIT_S)
+        reported_lac = answer.lac
+        if answer.ended:
             await asyncio.sleep(_RECORD_PAUSE_S)
 
 

@@ -15,18 +15,18 @@ Row = dict[str, Any]
 
 def bookie_rows(view: MetadataView) -> list[Row]:
     """Return one row per bookie. ``fragments`` counts the ledger fragments that name it."""
-    stands = copies_by_bookie(view.all(Ledger))
+    fragments = copies_by_bookie(view.all(Ledger))
     return [
         {
             "bookie": each.bookie_id,
-            "state": bookie_state(each, stands[each.bookie_id]),
+            "state": bookie_state(each, fragments[each.bookie_id]),
             "live": each.session_id != 0,
             "read_only": each.read_only,
             "draining": each.draining,
             "host": each.failure_host,
             "rack": each.rack,
             "address": each.address,
-            "fragments": stands[each.bookie_id],
+            "fragments": fragments[each.bookie_id],
         }
         for each in view.all(Bookie)
     ]
@@ -70,7 +70,7 @@ def ledger_row(ledger: Ledger, topic: str, live: frozenset[str]) -> Row:
 
 
 def ledger_document(view: MetadataView, ledger_id: int) -> Row:
-    """Return all that metadata knows about one ledger. Raises ``NoSuchLedger``."""
+    """Return everything that metadata has about one ledger. Raises ``NoSuchLedger``."""
     ledger = ledger_named(view, ledger_id)
     names = {each.topic_id: each.name for each in view.all(Topic)}
     live = live_bookies(view)

@@ -1,4 +1,4 @@
-"""The server of an archive: a broker that reads one bucket, without bookies, quorum and tiering worker."""
+"""The role behind ``stratalog serve-archive``: a broker over one bucket, without bookies, quorum and tiering worker."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ def archive_overrides(*, store: str, listen: str) -> dict[str, dict[str, Any]]:
 async def start(node: Node, *, positions: Path, follow_s: float, with_deleted: bool, leased: bool = True) -> str:
     """Serve the bucket of ``[node] store``; return the address of the Kafka listener.
 
-    ``follow_s``: seconds between two looks for more history; 0: what is there at the start is served until the end. ``leased``:
-    a lease in the bucket keeps what is served from being deleted.
+    ``follow_s``: interval in seconds at which new history is loaded; 0: only at the start. ``leased``: a lease in the bucket
+    keeps what is served from being deleted.
     """
     settings = node.configuration.section(BrokerSettings, "broker")
     settings = replace(settings, connections_max=connections_within(settings.connections_max, open_files_max()))
@@ -91,7 +91,7 @@ async def start(node: Node, *, positions: Path, follow_s: float, with_deleted: b
     lease = _Lease(node, store) if leased else None
     partitions = await _load(topics, lease)
     await server.start()
-    while server.partitions.takeovers_waiting:  # noqa: ASYNC110 - no event tells
+    while server.partitions.takeovers_waiting:  # noqa: ASYNC110 - there is no event for it
         await asyncio.sleep(_TAKEOVER_CHECK_S)
     _log.info("serving %d partitions of %s, read-only", partitions, store.url)
     if follow_s:
@@ -127,7 +127,7 @@ class _Lease:
         node.closing(self._close)
 
     async def begin(self) -> bool:
-        """Acquire a lease, besides the one in force. A failure is logged, once if the store refuses it; False then."""
+        """Acquire another lease. On a failure, log it (only once if the store refuses) and return False."""
         now_ms = self._clock.wall_ms()
         document = ReaderLease(holder=holder_name("serve-archive"), began_at_ms=now_ms, duration_ms=DURATION_MS)
         lease = SharedLease(key=lease_key(self._random.getrandbits(64)), lease=document, begun_ms=now_ms)
@@ -145,7 +145,7 @@ class _Lease:
         return True
 
     async def end(self, *, newest: bool) -> None:
-        """Release the newest lease, or the others."""
+        """Release the newest lease, or all others."""
         await self._release(self._held[-1:] if newest else self._held[:-1])
 
     async def _release(self, ending: Sequence[tuple[SharedLease, asyncio.Task[None]]]) -> None:
@@ -163,7 +163,7 @@ class _Lease:
 
 
 async def _load(topics: ArchivedTopics, lease: _Lease | None) -> int:
-    """Load the topics under a lease that began before, and release what kept the topics as they were."""
+    """Load the topics under a new lease, then release the older leases. Without a new lease, keep the older ones."""
     if lease is None:
         return await topics.load()
     has_begun = await lease.begin()
@@ -179,7 +179,7 @@ async def _load(topics: ArchivedTopics, lease: _Lease | None) -> int:
 
 
 def _follow(node: Node, topics: ArchivedTopics, lease: _Lease | None, interval_s: float) -> None:
-    """Look for more history every ``interval_s``, until the node stops."""
+    """Load new history every ``interval_s``, until the node stops."""
 
     async def follow() -> None:
         while True:

@@ -37,7 +37,7 @@ from stratalog_tiering.store import STORE_THREADS, ObjectStore, check_store_url,
 Settings = TypeVar("Settings")
 _WATCH_INTERVAL_S: Final = 1.0
 _LOCK_TIMEOUT_S: Final = 3.0
-"""A killed process holds its locks until its last thread has left the kernel, which a write to the disk may delay."""
+"""A killed process holds its locks until its last thread has left the kernel, which a disk write can delay."""
 _LOCK_RETRY_S: Final = 0.1
 _log = logging.getLogger("stratalog")
 

@@ -1,4 +1,4 @@
-"""Attaches a topic from elsewhere, and detaches one, for ``stratalog tier attach`` and ``detach``."""
+"""Behind ``stratalog tier attach`` and ``detach``: creates a topic from existing history, removes one and keeps its history."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class AttachOptions:
 async def opened_source(sources: Sequence[str], topic: str | None, *, leased: bool) -> AsyncIterator[TopicSource]:
     """The topic in ``sources``: one bucket, or directories of Kafka's brokers. Raises ``Invalid``, ``NotFound``.
 
-    ``leased``: the bucket's owner deletes nothing of it meanwhile.
+    ``leased``: a reader's lease keeps the bucket's owner from deleting it.
     """
     background = ThreadBackground(_THREADS, "source")
     try:
@@ -58,7 +58,7 @@ async def opened_source(sources: Sequence[str], topic: str | None, *, leased: bo
         if len(sources) != 1:
             raise Invalid("several sources must all be log directories of Kafka, with subdirectories TOPIC-PARTITION")
         if directories and not directories[0].is_dir():
-            raise Invalid(f"{directories[0]} is no directory")
+            raise Invalid(f"{directories[0]} is not a directory: name a bucket, or log directories of Kafka")
         async with store_session(sources[0]) as store, reader_lease(store, "attach") if leased else nullcontext():
             yield await stored_topic(store, topic, background)
     finally:
@@ -114,7 +114,7 @@ async def detach(addresses: Sequence[str], store_url: str, name: str, timeout_s:
                 await wait_for_offload(client, topic, Waiting(timeout_s=timeout_s, on_progress=on_progress))
             await detachment.detach(client, store, SystemClock(), topic, timeout_s)
 
-        await decide_again(f"topic {name!r}, which somebody writes to,", attempt)
+        await decide_again(f"topic {name!r}, which clients still write to,", attempt)
 
 
 async def source_rows(sources: Sequence[str], options: AttachOptions) -> list[Row]:

@@ -20,9 +20,9 @@ Row = dict[str, object]
 
 
 async def confirm_deletions(addresses: Sequence[str], store_url: str, topic_ids: Sequence[UUID]) -> None:
-    """Have topics collected whose history went on after an earlier owner of the bucket deleted them.
+    """Confirm that topics are deleted whose history continued after an earlier owner of the bucket deleted them.
 
-    Raises ``Invalid`` if the bucket is not the cluster's, ``NotFound`` if one of them does not wait for that.
+    Raises ``Invalid`` if the bucket is not the cluster's, ``NotFound`` for a topic that needs no confirmation.
     """
     async with metadata_session(addresses) as client, store_session(store_url) as store:
         owner = await check_claim(store, cluster_id_in(client))

@@ -1,4 +1,4 @@
-"""How far the second copy is behind, for ``stratalog tier status``: compares metadata with the markers in the second store."""
+"""Measures the lag of the second copy for ``stratalog tier status``: compares metadata with the markers in the second store."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Copied:
 
 
 async def copied_partitions(addresses: Sequence[str], names: Sequence[str], url: str) -> list[Row]:
-    """A row for each partition of the topics, in the order of `tier_report`, with the members that the second copy adds.
+    """Return a row per partition of the topics, in the order of `tier_report`, with the columns of the second copy.
 
     Raises ``Corrupt`` if the second copy's newest version is damaged, ``Unavailable``.
     """

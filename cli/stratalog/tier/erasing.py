@@ -28,7 +28,7 @@ from stratalog_tiering.store import ObjectStore
 from stratalog_tiering.worker.collection import CollectorPorts, find_all
 
 WRITER = "job-erase"
-"""Named as the writer of manifests that an erasure commits."""
+"""The writer's name in manifests that an erasure commits."""
 _CHECKSUM_THREADS = 2
 Ranges = Mapping[PartitionName, Sequence[tuple[int, int]]]
 
@@ -62,8 +62,8 @@ async def erase_found(
 ) -> Erasure:
     """Erase the selected records within ``ranges``; ``names`` are all partitions that were searched.
 
-    Raises ``Invalid`` if ``store`` is not the bucket of the cluster or a topic is protected against deletion, before anything
-    is changed; and as `erase_range`, when some segments may be replaced: the same request can be made again.
+    Raises ``Invalid``, before any change, if ``store`` is not the bucket of the cluster or a topic is protected against
+    deletion. Raises as `erase_range` does, when some segments may be replaced already; the call can be repeated.
     """
     background, clock, done = ThreadBackground(_CHECKSUM_THREADS, "checksums"), SystemClock(), Erasure()
     try:
@@ -111,9 +111,9 @@ async def _hot(ports: WorkerPorts, names: Sequence[PartitionName]) -> dict[Parti
 async def _old_objects(
     origin: EraseFrom, metadata: QuorumClient, store: ObjectStore, now_ms: int, names: Sequence[PartitionName]
 ) -> list[OldObject]:
-    """The objects that erasures replaced and that are still there: deleted now if that was asked for and nothing keeps them.
+    """Return the objects that erasures replaced and that still exist; with ``deletes_now``, delete those that nothing keeps.
 
-    They are judged as `stratalog tier gc` does: not while history is forked, a reader's lease or a lock keeps them.
+    The rules are those of `stratalog tier gc`: forked history, a reader's lease and a lock keep them.
     """
     ids = {name.topic_id for name in names}
     topics = [topic for topic in metadata.view.all(Topic) if topic.topic_id in ids]

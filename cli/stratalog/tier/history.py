@@ -1,4 +1,4 @@
-"""Finds each partition's committed history: through the metadata quorum if it is given, else by the bucket alone."""
+"""Finds each partition's committed history: from the metadata quorum if its addresses are given, else from the bucket."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Behind ``stratalog tier scrub --repair``: opens what the right bytes may come from, and describes what was done."""
+"""Behind ``stratalog tier scrub --repair``: opens the sources of intact bytes, and describes each repair."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from stratalog_tiering.offload.topic_descriptors import descriptor_of
 from stratalog_tiering.store import ObjectStore
 
 WRITER: Final = "tier-scrub"
-"""Named as the writer of manifests that a repair commits."""
+"""The writer's name in manifests that a repair commits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,13 +56,13 @@ async def repair_sources(wanted: RepairFrom, store: ObjectStore, background: Bac
 
 
 def repair_row(repair: Repair | None) -> dict[str, Any]:
-    """The result of a repair for JSON; None: the finding was not to be repaired."""
+    """Return the result of a repair for JSON. None: there is no repair for this kind of finding."""
     if repair is None:
         return {"repaired_from": None, "not_repaired": "there is no repair for it"}
     return {"repaired_from": repair.source.value if repair.source is not None else None, "not_repaired": repair.problem}
 
 
 def repair_text(row: Mapping[str, Any]) -> str:
-    """Return a line about what was done about a finding."""
+    """Return a line about the repair of a finding."""
     source = row["repaired_from"]
     return f"repaired from the {source}" if source else f"not repaired: {row['not_repaired']}"

@@ -22,7 +22,7 @@ from stratalog_tiering.core.damage import REMEDIES, Finding
 from stratalog_tiering.offload.ports import Throttle
 
 MIN_AGE_S: Final = 9 * 24 * 3600
-"""Workers delete orphans once a week, a day after they were written or later: by default an older one is unexpected."""
+"""Workers delete orphans that are a day old, once a week. With default settings an orphan of this age is unexpected."""
 _CHECKSUM_THREADS: Final = 2
 
 
@@ -118,7 +118,7 @@ def _partitions(inventory: Inventory, part: Part) -> list[tuple[FoundTopic, int]
 
 
 def _row(finding: Finding, repairs: Repairs | None, topic: str | None = None, partition: int | None = None) -> dict[str, Any]:
-    """A finding for JSON; with ``repairs``, also what was done about it."""
+    """Return a finding for JSON; with ``repairs``, also the result of its repair."""
     has_offsets = finding.end_offset > finding.base_offset
     done = repair_row(repairs.get((finding.kind, finding.key))) if repairs is not None else {}
     return {
@@ -136,7 +136,7 @@ def _row(finding: Finding, repairs: Repairs | None, topic: str | None = None, pa
 
 
 def finding_text(row: Mapping[str, Any]) -> str:
-    """A finding: what is wrong and where, what was done about it if it was to be repaired, and else what can be done."""
+    """Return a finding as text: problem and place, then the result of the repair, or the remedy if it was not repaired."""
     place = "" if row["topic"] is None else f" of {row['topic']}-{row['partition']}"
     offsets = "" if row["base_offset"] is None else f", offsets {row['base_offset']} to {row['last_offset']}"
     lines = [f"{row['kind']}{place}{offsets}: {row['key']}: {row['detail']}"]

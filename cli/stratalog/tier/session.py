@@ -1,4 +1,4 @@
-"""One command's connection to the metadata quorum, and to the object store, and its lease on what it reads there."""
+"""A command's connections to the metadata quorum and to the object store, and its lease on the history that it reads."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ async def store_session(url: str) -> AsyncIterator[ObjectStore]:
 
 @asynccontextmanager
 async def reader_lease(store: ObjectStore, what: str, topic_ids: Sequence[UUID] = ()) -> AsyncIterator[None]:
-    """Keep what of these topics, or of the whole bucket, a command reads from being deleted. Raises as ``held`` does."""
+    """Hold a lease: nothing of these topics (none: of the whole bucket) is deleted. Raises as ``held`` does."""
     clock = SystemClock()
     number = random.SystemRandom().getrandbits(64)
     async with held(HeldLease(store, clock, number, holder_name(what), topic_ids, DURATION_MS)):

@@ -44,7 +44,7 @@ def test_a_store_must_exist_and_keeps_its_options(tmp_path: Path) -> None:
     assert _url(f"{tmp_path}?keys=/etc/keys") == f"{tmp_path}?keys=/etc/keys"
     assert _url(str(tmp_path)) == str(tmp_path)
     assert _url("s3://bucket/prefix?keys=/etc/keys") == "s3://bucket/prefix?keys=/etc/keys"
-    with pytest.raises(NotFound, match="missing is no directory"):
+    with pytest.raises(NotFound, match="missing is not a directory"):
         _url(f"{tmp_path / 'missing'}?keys=/etc/keys")
 
 

@@ -125,5 +125,5 @@ async def test_a_transaction_that_has_ended_is_not_aborted(cluster: MiniCluster)
     await leave_open(cluster, producer_id=77)
     (found,) = await find_hanging(cluster.bootstrap, None, 0)
     await abort_hanging(found)
-    with pytest.raises(Conflict, match="ended meanwhile"):
+    with pytest.raises(Conflict, match="already ended"):
         await abort_hanging(found)
