@@ -19,6 +19,7 @@ import msgspec
 
 from stratalog_core.errors import Invalid
 from stratalog_core.malformed import MALFORMED
+from stratalog_pipeline.option_values import choice, duration_s, flag, integer, natural
 from stratalog_pipeline.value_options import VALUE_OPTIONS, ValueOptions, parse_value_options
 
 EARLIEST: Final = -2
@@ -108,7 +109,8 @@ class ReadOptions:
 
     ``topic_ids`` select a topic if several in the bucket share its name. ``missing_timestamp_is_latest``: a partition without a
     record at or after the start time is read from its end, instead of failing the query. ``fail_on_data_loss``: requested
-    offsets that are missing fail the query, instead of being left out.
+    offsets that are missing fail the query, instead of being left out. ``skips_corrupt``: damaged blocks, and batches that
+    cannot be read, are left out and logged, instead of failing the query.
 
     ``rows_per_trigger_max`` (0: no bound) and ``rows_per_trigger_min`` bound the offsets of a stream's batch; fewer than the
     minimum wait for up to ``trigger_delay_max_s``. They mean nothing in a batch read.
@@ -132,6 +134,7 @@ class ReadOptions:
     records_per_split_max: int = 0
     split_bytes: int = SPLIT_BYTES
     fail_on_data_loss: bool = True
+    skips_corrupt: bool = False
     include_headers: bool = False
     expiry_header: str = ""
     read_committed: bool = True
@@ -152,8 +155,9 @@ KNOWN: Final = (
     "path", "store", "assign", "subscribe", "subscribePattern", "topicIds", "startingOffsets", "endingOffsets",
     "startingOffsetsByTimestamp", "endingOffsetsByTimestamp", "startingTimestamp", "endingTimestamp",
     "startingOffsetsByTimestampStrategy", "minPartitions", "maxRecordsPerPartition", "splitBytes", "failOnDataLoss",
-    "includeHeaders", "isolationLevel", "missingTail", "kafkaConsumer.pollTimeoutMs", "table", "maxOffsetsPerTrigger",
-    "minOffsetsPerTrigger", "maxTriggerDelay", "columns", "manifestVersion", "secondStore", "lease", "expiryHeader",
+    "includeHeaders", "isolationLevel", "missingTail", "onCorruptBatch", "kafkaConsumer.pollTimeoutMs", "table",
+    "maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay", "columns", "manifestVersion", "secondStore", "lease",
+    "expiryHeader",
     *VALUE_OPTIONS,
 )  # fmt: skip
 CLIENT: Final = "kafka."
@@ -182,24 +186,25 @@ def parse_options(given: Mapping[str, str], mode: Mode = "batch") -> ReadOptions
         topic_ids=_topic_ids(options.get("topicids", "")),
         start=start,
         end=end,
-        missing_timestamp_is_latest=_choice(options, "startingOffsetsByTimestampStrategy", ("error", "latest")) == "latest",
-        min_partitions=_integer(options, "minPartitions", 1, 1),
-        records_per_split_max=_integer(options, "maxRecordsPerPartition", 0, 1),
-        split_bytes=_integer(options, "splitBytes", SPLIT_BYTES, 1),
-        fail_on_data_loss=_flag(options, "failOnDataLoss", True),
-        include_headers=_flag(options, "includeHeaders", False),
+        missing_timestamp_is_latest=choice(options, "startingOffsetsByTimestampStrategy", ("error", "latest")) == "latest",
+        min_partitions=integer(options, "minPartitions", 1, 1),
+        records_per_split_max=integer(options, "maxRecordsPerPartition", 0, 1),
+        split_bytes=integer(options, "splitBytes", SPLIT_BYTES, 1),
+        fail_on_data_loss=flag(options, "failOnDataLoss", True),
+        skips_corrupt=_skips_corrupt(options),
+        include_headers=flag(options, "includeHeaders", False),
         expiry_header=options.get("expiryheader", ""),
         read_committed=_isolation(options) == "read_committed",
         client=client_options(options),
-        missing_tail="ignore" if versions else cast("MissingTail", _choice(options, "missingTail", ("warn", "fail", "ignore"))),
-        poll_timeout_s=_integer(options, "kafkaConsumer.pollTimeoutMs", POLL_TIMEOUT_MS, 1) / 1000,
+        missing_tail="ignore" if versions else cast("MissingTail", choice(options, "missingTail", ("warn", "fail", "ignore"))),
+        poll_timeout_s=integer(options, "kafkaConsumer.pollTimeoutMs", POLL_TIMEOUT_MS, 1) / 1000,
         table=_table(options, mode),
         columns=_columns(options),
         manifest_versions=versions,
-        rows_per_trigger_max=_integer(options, "maxOffsetsPerTrigger", 0, 1),
-        rows_per_trigger_min=_integer(options, "minOffsetsPerTrigger", 0, 1),
-        trigger_delay_max_s=_duration_s(options, "maxTriggerDelay", TRIGGER_DELAY_S),
-        takes_lease=_flag(options, "lease", True),
+        rows_per_trigger_max=integer(options, "maxOffsetsPerTrigger", 0, 1),
+        rows_per_trigger_min=integer(options, "minOffsetsPerTrigger", 0, 1),
+        trigger_delay_max_s=duration_s(options, "maxTriggerDelay", TRIGGER_DELAY_S),
+        takes_lease=flag(options, "lease", True),
         values=parse_value_options(options),
     )
 
@@ -219,7 +224,7 @@ def _check_refused(options: Mapping[str, str]) -> None:
     for name in REFUSED:
         if CLIENT + name in options:
             raise Invalid(f"option '{CLIENT}{name}' is not supported: leave it out; startingOffsets says where a read begins")
-    least, most = (_integer(options, name, 0, 1) for name in ("minOffsetsPerTrigger", "maxOffsetsPerTrigger"))
+    least, most = (integer(options, name, 0, 1) for name in ("minOffsetsPerTrigger", "maxOffsetsPerTrigger"))
     if most and least > most:
         raise Invalid(f"option 'minOffsetsPerTrigger' is {least}; maximum is maxOffsetsPerTrigger, {most}")
 
@@ -252,13 +257,20 @@ def _store(options: Mapping[str, str]) -> str:
 
 
 def _table(options: Mapping[str, str], mode: Mode) -> Table:
-    table = cast("Table", _choice(options, "table", get_args(Table)))
+    table = cast("Table", choice(options, "table", get_args(Table)))
     if table != "records" and mode == "stream":
         raise Invalid(f"option 'table': {table!r} cannot be streamed; read it as a batch")
     bounds = [name for name in KNOWN if name.startswith(("starting", "ending")) and name.lower() in options]
     if table != "records" and bounds:
         raise Invalid(f"option {bounds[0]!r} has no effect on table {table!r}: filter its rows instead")
     return table
+
+
+def _skips_corrupt(options: Mapping[str, str]) -> bool:
+    skips = choice(options, "onCorruptBatch", ("fail", "skip")) == "skip"
+    if skips and options.get("table", "records").strip().lower() != "records":
+        raise Invalid("option 'onCorruptBatch' leaves out records, so 'skip' cannot be used with another table: leave it out")
+    return skips
 
 
 def _columns(options: Mapping[str, str]) -> tuple[str, ...]:
@@ -335,7 +347,7 @@ def _bound(options: Mapping[str, str], side: Literal["starting", "ending"], mode
     if side == "ending" and mode == "stream" and given:
         raise Invalid(f"option {given[0]!r} has no effect in a stream, which has no end")
     if (timestamp := options.get(f"{side}timestamp")) is not None:
-        return AtTimestamp(timestamp_ms=_natural(f"{side}Timestamp", timestamp, 0))
+        return AtTimestamp(timestamp_ms=natural(f"{side}Timestamp", timestamp, 0))
     if (by_partition := options.get(f"{side}offsetsbytimestamp")) is not None:
         name = f"{side}OffsetsByTimestamp"
         return AtTimestamps(timestamps_ms=_per_partition(name, by_partition, 0))
@@ -375,46 +387,6 @@ def _per_partition(name: str, text: str, minimum: int) -> PerPartition:
     return values
 
 
-def _natural(name: str, text: str, minimum: int) -> int:
-    try:
-        value = int(text)
-    except ValueError:
-        raise Invalid(f"option {name!r} must be an integer, not {text!r}") from None
-    if value < minimum:
-        raise Invalid(f"option {name!r} is {value}; minimum is {minimum}")
-    return value
-
-
-def _integer(options: Mapping[str, str], name: str, default: int, minimum: int) -> int:
-    return _natural(name, options[name.lower()], minimum) if name.lower() in options else default
-
-
-_UNITS_S: Final = {"ms": 0.001, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86_400}
-
-
-def _duration_s(options: Mapping[str, str], name: str, default_s: float) -> float:
-    """Return a duration such as ``15m``, in seconds; a number alone counts milliseconds, as Spark's durations do."""
-    text = options.get(name.lower())
-    if text is None:
-        return default_s
-    match = re.fullmatch(r"\s*(\d{1,15})\s*([a-z]*)\s*", text.lower())
-    if match is None or (match[2] or "ms") not in _UNITS_S:
-        raise Invalid(f"option {name!r} must be a duration like 15m or 30s (units {', '.join(_UNITS_S)}), not {text!r}")
-    return int(match[1]) * _UNITS_S[match[2] or "ms"]
-
-
-def _flag(options: Mapping[str, str], name: str, default: bool) -> bool:
-    return _choice(options, name, ("true", "false") if default else ("false", "true")) == "true"
-
-
-def _choice(options: Mapping[str, str], name: str, choices: tuple[str, ...]) -> str:
-    """Return the option's value in lower case. The first choice is the default. Raises ``Invalid`` for any other value."""
-    text = options.get(name.lower(), choices[0]).strip().lower()
-    if text not in choices:
-        raise Invalid(f"option {name!r} must be one of {', '.join(choices)}, not {text!r}")
-    return text
-
-
 def _isolation(options: Mapping[str, str]) -> str:
     name = "isolationLevel" if "isolationlevel" in options else ISOLATION
-    return _choice(options, name, ("read_committed", "read_uncommitted"))
+    return choice(options, name, ("read_committed", "read_uncommitted"))

@@ -1,11 +1,11 @@
 """Reads blocks of segments with ranged requests and checks each block before it is used.
 
-Every mismatch raises ``Corrupt`` with segment, block and offsets; none is skipped.
+Every mismatch raises ``Corrupt`` with segment, block and offsets; none is left out unless the caller takes the error.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 from stratalog_core.errors import Corrupt
@@ -37,17 +37,30 @@ def wanted_blocks(
 
 
 def read_blocks(
-    bucket: Bucket, entry: SegmentEntry, footer: SegmentFooter, blocks: Sequence[BlockEntry]
+    bucket: Bucket,
+    entry: SegmentEntry,
+    footer: SegmentFooter,
+    blocks: Sequence[BlockEntry],
+    on_corrupt: Callable[[Corrupt], None] | None = None,
 ) -> Iterator[tuple[BlockEntry, memoryview]]:
     """Yield each block of ``blocks``, which are some of the footer's, and its batches, checked and in order.
 
     Raises ``Corrupt`` with segment, block and offsets, and ``StorageFailed`` if the key of an encrypted segment is not there.
+    With ``on_corrupt`` it gets the error of a damaged block, and the block is left out as a whole: the CRCs of its batches do
+    not cover their offsets.
     """
     cipher = bucket.cipher(footer) if blocks else None
     runs = requested_together(blocks)
     for run, content in zip(runs, bucket.get_ranges(range_of(entry, run) for run in runs), strict=True):
         for block, stored in parts_of(run, content):
-            yield block, _plain(bucket, entry, block, stored, cipher)
+            try:
+                plain = _plain(bucket, entry, block, stored, cipher)
+            except Corrupt as bad:
+                if on_corrupt is None:
+                    raise
+                on_corrupt(bad)
+            else:
+                yield block, plain
 
 
 def _plain(

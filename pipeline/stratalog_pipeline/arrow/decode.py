@@ -2,7 +2,8 @@
 
 Every batch's CRC32C is checked before its contents are used; control batches (transaction markers) yield no rows. Results stay
 within ``bounds``; a single record that exceeds them is yielded alone. This module does not filter aborted transactions: the
-caller's ``skip`` leaves out the batches that must not be read.
+caller's ``skip`` leaves out the batches that must not be read. A batch that cannot be read yields no row, if ``on_corrupt`` is
+given; without it ``Corrupt`` is raised, and rows of that batch may have been yielded before.
 """
 
 from __future__ import annotations
@@ -15,11 +16,11 @@ import pyarrow as pa
 
 from stratalog_core.batches import batch, compression
 from stratalog_core.batches.batch import BatchHeader
-from stratalog_core.compiled.jit import Bytes
+from stratalog_core.compiled.jit import Bytes, Ints64
 from stratalog_core.errors import Corrupt
 from stratalog_core.ports import Buffer
 from stratalog_pipeline.arrow import kernels
-from stratalog_pipeline.arrow.columns import ColumnBuffers
+from stratalog_pipeline.arrow.columns import UNBOUNDED, ColumnBuffers
 from stratalog_pipeline.arrow.kernels import Frame, Room
 
 BOUNDS: Final = Room(rows=10_000, data_bytes=4 * 1024 * 1024, headers=80_000)
@@ -30,6 +31,8 @@ OFFSET_MAX: Final = 2**63 - 2**32
 """Larger base offsets are refused, because adding a delta could overflow; no partition ever reaches them."""
 
 SkipBatch = Callable[[BatchHeader], bool]
+OnCorrupt = Callable[[Corrupt], None]
+"""Takes what is wrong with a batch that is left out."""
 
 
 class BatchDecoder:
@@ -54,14 +57,29 @@ class BatchDecoder:
         self._spans = np.empty((bounds.rows, kernels.SPAN_PLACES), np.int64)
         self._buffers = ColumnBuffers(self._columns, bounds)
 
-    def decode(self, run: Buffer, skip: SkipBatch | None = None) -> Iterator[pa.RecordBatch]:
-        """Decode a run of whole batches. Raises ``Corrupt`` with topic, partition and the batch's base offset."""
+    def decode(
+        self, run: Buffer, skip: SkipBatch | None = None, on_corrupt: OnCorrupt | None = None
+    ) -> Iterator[pa.RecordBatch]:
+        """Decode a run of whole batches. Raises ``Corrupt`` with topic, partition and the batch's base offset.
+
+        With ``on_corrupt`` it gets the error and the batch is left out; after a bad length, so is the rest of the run.
+        """
         view = memoryview(run)
-        for position, header in batch.iterate_headers(view):
-            self._check(view[position : position + header.size_bytes], header)
-            if header.is_control or self._is_outside(header) or (skip is not None and skip(header)):
+        for position, header in _headers(view, on_corrupt):
+            content = view[position : position + header.size_bytes]
+            try:
+                self._check(content, header)
+                if header.is_control or self._is_outside(header) or (skip is not None and skip(header)):
+                    continue
+                body = self._body(content, header)
+                if on_corrupt is not None:
+                    self._check_records(body, header)
+            except Corrupt as bad:
+                if on_corrupt is None:
+                    raise
+                on_corrupt(bad)
                 continue
-            yield from self._decode_batch(view[position : position + header.size_bytes], header)
+            yield from self._decode_body(body, header)
 
     def finish(self) -> Iterator[pa.RecordBatch]:
         """Yield the remaining rows that did not fill a record batch."""
@@ -79,10 +97,18 @@ class BatchDecoder:
     def _is_outside(self, header: BatchHeader) -> bool:
         return header.last_offset < self._first_offset or header.base_offset >= self._end_offset
 
-    def _decode_batch(self, content: memoryview, header: BatchHeader) -> Iterator[pa.RecordBatch]:
-        body, frame = self._body(content, header), self._frame(header)
-        cursor = np.zeros(kernels.CURSOR_PLACES, np.int64)
-        cursor[kernels.LAST_DELTA] = -1
+    def _check_records(self, body: Bytes, header: BatchHeader) -> None:
+        """Walk all records first, so that a batch that is left out has yielded none of them."""
+        room = Room(rows=len(self._spans), data_bytes=UNBOUNDED, headers=UNBOUNDED)
+        frame, cursor, code = self._frame(header), _cursor(), kernels.FULL
+        while code == kernels.FULL:
+            code = int(kernels.measure(body, frame, room, self._spans, cursor))
+            if code not in (kernels.DONE, kernels.FULL):
+                raise self._corrupt(header, kernels.MESSAGES[code])
+            cursor[kernels.ROWS] = cursor[kernels.DATA_BYTES] = cursor[kernels.HEADERS] = 0
+
+    def _decode_body(self, body: Bytes, header: BatchHeader) -> Iterator[pa.RecordBatch]:
+        frame, cursor = self._frame(header), _cursor()
         code = kernels.FULL
         while code == kernels.FULL:
             code = int(kernels.measure(body, frame, self._buffers.room, self._spans, cursor))
@@ -128,6 +154,27 @@ class BatchDecoder:
     def _corrupt(self, header: BatchHeader, reason: str) -> Corrupt:
         place = f"{self._topic}-{self._partition}: record batch at offsets {header.base_offset}..{header.last_offset}"
         return Corrupt(f"{place}: {reason}", topic=self._topic, partition=self._partition, base_offset=header.base_offset)
+
+
+def _headers(run: memoryview, on_corrupt: OnCorrupt | None) -> Iterator[tuple[int, BatchHeader]]:
+    headers = batch.iterate_headers(run)
+    while True:
+        try:
+            found = next(headers, None)
+        except Corrupt as bad:
+            if on_corrupt is None:
+                raise
+            on_corrupt(bad)
+            return
+        if found is None:
+            return
+        yield found
+
+
+def _cursor() -> Ints64:
+    cursor = np.zeros(kernels.CURSOR_PLACES, np.int64)
+    cursor[kernels.LAST_DELTA] = -1
+    return cursor
 
 
 def decode_run(

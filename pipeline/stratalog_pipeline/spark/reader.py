@@ -107,7 +107,10 @@ def _all_rows(
     if cold:
         with Bucket(options.store, options.second_store) as bucket, kept(bucket, task.lease):
             for split in cold:
-                yield from scan_split(bucket, split, columns, read_committed=options.read_committed, times=times)
+                yield from scan_split(
+                    bucket, split, columns, read_committed=options.read_committed, times=times,
+                    skips_corrupt=options.skips_corrupt,
+                )  # fmt: skip
     for hot in task.splits:
         if isinstance(hot, BrokerSplit):
             yield from to_arrow(Brokers(options).read(hot), columns)

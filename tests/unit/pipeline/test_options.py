@@ -32,6 +32,8 @@ def test_defaults_read_all_there_is() -> None:
     assert options.fail_on_data_loss
     assert options.read_committed
     assert not options.include_headers
+    assert not options.skips_corrupt
+    assert parsed(onCorruptBatch="Skip").skips_corrupt
 
 
 def test_names_are_case_insensitive_and_path_may_be_called_store() -> None:
@@ -127,6 +129,8 @@ def test_the_more_special_bound_counts() -> None:
         ({"startingTimestamp": "soon"}, "option 'startingTimestamp' must be an integer"),
         ({"minPartitions": "0"}, "option 'minPartitions' is 0; minimum is 1"),
         ({"failOnDataLoss": "maybe"}, "option 'failOnDataLoss' must be one of true, false"),
+        ({"onCorruptBatch": "ignore"}, "option 'onCorruptBatch' must be one of fail, skip, not 'ignore'"),
+        ({"onCorruptBatch": "skip", "table": "blocks"}, "'onCorruptBatch' leaves out records"),
         ({"isolationLevel": "snapshot"}, "option 'isolationLevel' must be one of"),
         ({"kafka.isolation.level": "snapshot"}, "option 'kafka.isolation.level' must be one of"),
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,15 +10,16 @@ from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 import pytest
+from crc32c import crc32c
 
-from stratalog_core.batches.batch import TRANSACTIONAL_BIT
+from stratalog_core.batches.batch import CRC_START, TRANSACTIONAL_BIT
 from stratalog_core.batches.records import Record, build_batch
 from stratalog_core.errors import Corrupt, Invalid, StorageFailed
 from stratalog_pipeline.arrow.schema import COLUMNS
 from stratalog_pipeline.bucket import Bucket
 from stratalog_pipeline.options import parse_options
 from stratalog_pipeline.pruning import EVERYTHING, Pruning, TimeRange
-from stratalog_pipeline.scan import scan_split
+from stratalog_pipeline.scan import REPORTED_MAX, scan_split
 from stratalog_pipeline.scan_plan import plan_scan
 from stratalog_tiering.format.footer import AbortedTransaction
 from stratalog_tiering.format.manifest_limits import ManifestLimits
@@ -49,7 +51,10 @@ def read(bucket: ColdBucket, pruning: Pruning = EVERYTHING, /, **options: str) -
     with Bucket(parsed.store, parsed.second_store) as opened:
         rows: list[dict[str, Any]] = []
         for split in plan_scan(opened, parsed, pruning).splits:
-            for batch in scan_split(opened, split, COLUMNS, read_committed=parsed.read_committed, times=pruning.times):
+            for batch in scan_split(
+                opened, split, COLUMNS, read_committed=parsed.read_committed, times=pruning.times,
+                skips_corrupt=parsed.skips_corrupt,
+            ):  # fmt: skip
                 rows.extend(batch.to_pylist())
     return rows
 
@@ -204,6 +209,60 @@ def test_a_flipped_byte_names_segment_block_and_offsets(cold_bucket: ColdBucket)
     assert f"segment {cold_bucket.segment_keys['flights', 0][1]}, block at byte 0, offsets 100.." in refused.value.message
     untouched = read(cold_bucket, assign='{"flights": [1]}')
     assert len(untouched) == 50
+
+
+def flip(path: Path, *places: int) -> None:
+    content = bytearray(path.read_bytes())
+    for place in places:
+        content[place] ^= 0x40
+    path.write_bytes(content)
+
+
+def test_a_damaged_block_is_a_reported_gap_on_request(cold_bucket: ColdBucket, caplog: pytest.LogCaptureFixture) -> None:
+    cold_bucket.add_topic("flights", [[batches(0, 100), batches(100, 60)], [batches(20, 50)]], block_bytes=300)
+    whole = read(cold_bucket, subscribe="flights", onCorruptBatch="skip")
+    assert not caplog.records
+    key = cold_bucket.segment_keys["flights", 0][1]
+    flip(cold_bucket.root / key, 100)
+    found = read(cold_bucket, subscribe="flights", onCorruptBatch="skip")
+    one, total = (record.getMessage() for record in caplog.records)
+    place = re.match(rf"flights-0: left out \(.*\): segment {key}, block at byte 0, offsets 100\.\.(\d+): ", one)
+    assert place is not None
+    assert found == [row for row in whole if row["partition"] or not 100 <= row["offset"] <= int(place[1])]
+    assert total.startswith("flights-0, offsets 0..159: 1 damaged blocks and batches were left out")
+
+
+def test_a_batch_that_cannot_be_read_is_a_reported_gap_on_request(
+    cold_bucket: ColdBucket, caplog: pytest.LogCaptureFixture
+) -> None:
+    written = [bytearray(batch) for batch in batches(0, 20, codec=0)]
+    written[1][-1] = 2  # a header that the record has no bytes for
+    written[1][17:21] = crc32c(memoryview(written[1])[CRC_START:]).to_bytes(4, "big")
+    cold_bucket.add_topic("flights", [[written]])
+    with pytest.raises(Corrupt, match=r"record batch at offsets 5\.\.9"):
+        read(cold_bucket, subscribe="flights")
+    found = read(cold_bucket, subscribe="flights", onCorruptBatch="skip")
+    assert [row["offset"] for row in found] == [*range(5), *range(10, 20)]
+    assert "block at byte 0, offsets 0..19: flights-0: record batch at offsets 5..9: " in caplog.records[0].getMessage()
+
+
+def test_what_is_left_out_is_reported_within_bounds(cold_bucket: ColdBucket, caplog: pytest.LogCaptureFixture) -> None:
+    cold_bucket.add_topic("flights", [[batches(0, 5 * (REPORTED_MAX + 3))]], block_bytes=1)
+    path = cold_bucket.root / cold_bucket.segment_keys["flights", 0][0]
+    with Bucket(cold_bucket.url) as opened:
+        (split,) = plan_scan(opened, parse_options({"path": cold_bucket.url, "subscribe": "flights"})).splits
+        blocks = opened.run(opened.source.footer(split.slices[0].segment)).blocks
+    flip(path, *(block.position + 70 for block in blocks))
+    assert read(cold_bucket, subscribe="flights", onCorruptBatch="skip") == []
+    assert len(caplog.records) == REPORTED_MAX + 1
+    assert f": {REPORTED_MAX + 3} damaged blocks" in caplog.records[-1].getMessage()
+
+
+def test_a_missing_segment_fails_even_if_damage_is_left_out(cold_bucket: ColdBucket) -> None:
+    two_topics(cold_bucket)
+    (cold_bucket.root / cold_bucket.segment_keys["flights", 0][0]).unlink()
+    with pytest.raises(Corrupt):
+        read(cold_bucket, subscribe="flights", onCorruptBatch="skip")
 
 
 def test_a_missing_segment_and_a_foreign_footer_are_corruption(cold_bucket: ColdBucket) -> None:

@@ -184,6 +184,37 @@ def test_a_flipped_bit_names_topic_partition_and_offsets() -> None:
         decoded(batch)
 
 
+def test_batches_that_cannot_be_read_are_left_out_as_a_whole_on_request() -> None:
+    flipped, repeated = build_batch([one(10), one(11)]), build_batch([one(20), one(21), one(22)])
+    flipped[-1] ^= 1
+    repeated[-6] = 0  # the offset of the last record is that of the first
+    packed = build_batch([one(30)], compression=compression.ZSTD)
+    packed[HEADER_BYTES] ^= 1
+    good = [build_batch([one(first), one(first + 1)]) for first in (0, 15, 25, 40)]
+    run = good[0] + flipped + good[1] + renewed_crc(repeated) + good[2] + renewed_crc(packed) + good[3]
+    for rows_max in (1, 2, 100):
+        bounds = Room(rows=rows_max, data_bytes=10_000, headers=10)
+        decoder = BatchDecoder(topic="topic", partition=3, columns=("offset",), bounds=bounds)
+        problems: list[Corrupt] = []
+        made = [*decoder.decode(run, on_corrupt=problems.append), *decoder.finish()]
+        assert [row["offset"] for batch in made for row in batch.to_pylist()] == [0, 1, 15, 16, 25, 26, 40, 41]
+        assert [bad.detail["base_offset"] for bad in problems] == [10, 20, 30]
+        assert "topic-3: record batch at offsets 20..22" in problems[1].message
+    with pytest.raises(Corrupt, match=r"offsets 10\.\.11"):
+        decoded(run)
+
+
+def test_after_a_bad_length_the_rest_of_a_run_is_left_out_on_request() -> None:
+    long = build_batch([one(1)])
+    long[8:12] = (10_000).to_bytes(4, "big")
+    decoder = BatchDecoder(topic="topic", partition=3, columns=("offset",))
+    problems: list[Corrupt] = []
+    made = [*decoder.decode(build_batch([one(0)]) + long, on_corrupt=problems.append), *decoder.finish()]
+    assert [batch.to_pylist() for batch in made] == [[{"offset": 0}]]
+    (bad,) = problems
+    assert "claims 10012 bytes" in bad.message
+
+
 def test_repeated_offsets_are_refused() -> None:
     batch = build_batch([one(0), one(1)])
     batch[-6] = 0

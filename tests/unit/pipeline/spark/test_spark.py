@@ -200,6 +200,13 @@ def test_a_flipped_byte_fails_the_job_and_names_the_segment(spark: SparkSession,
     assert "does not match its CRC" in str(failed.value)
 
 
+def test_damage_is_a_gap_on_request(spark: SparkSession, bucket: ColdBucket) -> None:
+    rows = load(spark, bucket, subscribe="broken", onCorruptBatch="skip").select("offset").collect()
+    offsets = sorted(row.offset for row in rows)
+    assert offsets
+    assert set(offsets) < set(range(60))
+
+
 def test_an_unknown_option_is_refused_by_name(spark: SparkSession, bucket: ColdBucket) -> None:
     with pytest.raises(PySparkException, match="option 'startingofsets' is unknown; did you mean 'startingOffsets'"):
         load(spark, bucket, subscribe="flights", startingOfsets="earliest").collect()
