@@ -12,6 +12,7 @@ from stratalog import kafka
 from stratalog.moments import format_moment
 from stratalog.tier.session import metadata_session
 from stratalog_broker.admin.deleted_topics import TIMEOUT_S, delete_for_good, deleted_topic, undelete
+from stratalog_broker.admin.view_waiting import wait_until
 from stratalog_core.errors import Unavailable
 from stratalog_core.system import SystemClock
 from stratalog_metadata.client.api import MetadataClient
@@ -50,20 +51,15 @@ async def restore(addresses: Sequence[str], wanted: str, new_name: str | None) -
 
 
 async def wait_for_owners(client: MetadataClient, topic: Topic, event: str) -> None:
-    """Return when the topic's partitions have owners. Raises ``Unavailable`` that tells the ``event``."""
-    changed = asyncio.Event()
-    unsubscribe = client.view.subscribe(lambda _: changed.set())
+    """Return when the topic's partitions have owners. Raises ``Unavailable``; ``event`` says what was done to the topic."""
     keys = [partition_key(topic.topic_id, index) for index in range(topic.partition_count)]
-    try:
-        async with asyncio.timeout(TIMEOUT_S):
-            while any((found := client.view.find(Partition, key)) is None or found.owner < 0 for key in keys):
-                changed.clear()
-                await changed.wait()
-    except TimeoutError:
+
+    def have_owners() -> bool:
+        return all((found := client.view.find(Partition, key)) is not None and found.owner >= 0 for key in keys)
+
+    if not await wait_until(client.view, have_owners, TIMEOUT_S):
         text = f"topic {topic.name!r} is {event}, but its partitions have no owner after {TIMEOUT_S:.0f} s: is a broker up?"
-        raise Unavailable(text) from None
-    finally:
-        unsubscribe()
+        raise Unavailable(text)
 
 
 async def delete_now(addresses: Sequence[str], names: Sequence[str], delete: Delete) -> None:

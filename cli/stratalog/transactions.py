@@ -1,38 +1,18 @@
-"""Asks the coordinators of transactions. confluent-kafka has no calls for it, so the requests are made here."""
+"""Lists and describes transactions. confluent-kafka has no calls for it."""
 
 from __future__ import annotations
 
-import asyncio
-import time
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, Final, TypeVar
+from collections.abc import Sequence
+from typing import Any, Final
 
-from kio.schema.errors import ErrorCode
 from kio.serial.errors import SerialError
 
-from stratalog.kafka import TIMEOUT_S
-from stratalog.kafka_connection import (
-    DESCRIBE_TRANSACTIONS,
-    FIND_COORDINATOR,
-    LIST_TRANSACTIONS,
-    METADATA,
-    Connection,
-    NotAnswered,
-    connect,
-)
-from stratalog_core.errors import Invalid, NotFound, Unavailable
+from stratalog.kafka_connection import DESCRIBE_TRANSACTIONS, FIND_COORDINATOR, LIST_TRANSACTIONS, METADATA, connect
+from stratalog.kafka_requests import ask, ask_any, check, until_available
+from stratalog_core.errors import Invalid
 
-Result = TypeVar("Result")
 _KEY_TYPE: Final = 1
-_RETRY_S: Final = 0.2
-_LATER: Final = {
-    ErrorCode.coordinator_not_available,
-    ErrorCode.coordinator_load_in_progress,
-    ErrorCode.not_coordinator,
-    ErrorCode.request_timed_out,
-    ErrorCode.not_leader_or_follower,
-    ErrorCode.leader_not_available,
-}
+"""FindCoordinator's key type of transactional ids."""
 
 
 async def list_transactions(bootstrap: str, states: Sequence[str], producer_ids: Sequence[int] = ()) -> list[dict[str, Any]]:
@@ -102,47 +82,3 @@ async def _describe_once(bootstrap: str, transactional_id: str) -> dict[str, Any
         "started_at": row.transaction_start_time.isoformat(timespec="milliseconds"),
         "partitions": [f"{topic.topic}-{index}" for topic in row.topics for index in topic.partitions],
     }
-
-
-async def until_available(call: Callable[[], Awaitable[Result]]) -> Result:
-    """Return the result of ``call``, which is repeated for a time while it raises ``Unavailable`` or ``NotAnswered``."""
-    deadline = time.monotonic() + TIMEOUT_S
-    while True:
-        try:
-            return await call()
-        except (Unavailable, NotAnswered) as failure:
-            if time.monotonic() >= deadline:
-                raise Unavailable(f"the coordinator did not answer: {failure.message}") from failure
-        await asyncio.sleep(_RETRY_S)
-
-
-async def ask_any(bootstrap: str, api: int, **fields: Any) -> Any:
-    """Ask the first broker that can be reached."""
-    *others, last = bootstrap.split(",")
-    for address in others:
-        try:
-            return await ask(await connect(address), api, **fields)
-        except NotAnswered:
-            continue
-    return await ask(await connect(last), api, **fields)
-
-
-async def ask(connection: Connection, api: int, **fields: Any) -> Any:
-    """Ask one broker, and close the connection."""
-    try:
-        return await connection.ask(api, **fields)
-    finally:
-        connection.close()
-
-
-def check(code: ErrorCode, what: str) -> None:
-    """Raise ``Unavailable`` for a code that is worth a retry, and another error for every other one but NONE."""
-    if code is ErrorCode.none:
-        return
-    if code in _LATER:
-        raise Unavailable(f"{what}: {code.name}")
-    if code is ErrorCode.unknown_topic_or_partition:
-        raise NotFound(f"no such topic or partition: {what}")
-    if code is ErrorCode.transactional_id_not_found:
-        raise NotFound(f"no transactional id {what!r}: see `stratalog txn list`")
-    raise Invalid(f"{what}: {code.name}")

@@ -16,10 +16,10 @@ import click
 import psutil
 
 from stratalog.output import json_option, progress_bar
-from stratalog.target import bootstrap_of, kafka_options
-from stratalog_core.errors import Invalid, NotFound
+from stratalog.target import bootstrap_of, kafka_options, name_values
+from stratalog_core.errors import NotFound
 from stratalog_loadgen.processes.crew import OnProgress
-from stratalog_loadgen.processes.loads import Options, Payload
+from stratalog_loadgen.processes.loads import Payload
 from stratalog_loadgen.results.report import Pace, print_result
 from stratalog_loadgen.settings import Readers, Topics, Traffic, Window
 
@@ -212,7 +212,7 @@ def consume(data: Path | None, bootstrap: str | None, as_json: bool, mode: str, 
         processes=options["consumer_processes"],
         light=options["light"],
         protocol=options["protocol"],
-        client=_pairs(options["set_consumer"]),
+        client={**name_values(options["set_consumer"])},
     )
     rate, history_bytes = options["records_per_s"], options["history_bytes"]
     with _progress("records sent and read") as on_progress:
@@ -330,7 +330,7 @@ def _topics(options: dict[str, Any]) -> Topics:
         count=options["topics"],
         partitions=options["partitions"],
         replication_factor=options["replication_factor"],
-        configs={name: str(value) for name, value in _pairs(options["configs"]).items()},
+        configs=name_values(options["configs"]),
         keep=options["keep"],
     )
 
@@ -346,22 +346,12 @@ def _traffic(options: dict[str, Any]) -> Traffic:
         producers=options["producers"],
         processes=options["processes"],
         keys=options["keys"],
-        client=_pairs(options["client"]),
+        client={**name_values(options["client"])},
     )
 
 
 def _window(options: dict[str, Any]) -> Window:
     return Window(warmup_s=options["warmup_s"], duration_s=options["duration_s"])
-
-
-def _pairs(texts: tuple[str, ...]) -> Options:
-    pairs: Options = {}
-    for text in texts:
-        name, equals, value = text.partition("=")
-        if not equals:
-            raise Invalid(f"{text!r} is not NAME=VALUE")
-        pairs[name] = value
-    return pairs
 
 
 def _kill(pid: int | None) -> None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 
+from stratalog_broker.admin.view_waiting import wait_until
 from stratalog_core.errors import NotFound, Unavailable
 from stratalog_metadata.client.api import MetadataClient, MetadataView
 from stratalog_metadata.records import Broker, DrainedBroker, Partition, broker_key, drained_broker_key
@@ -39,19 +39,14 @@ def owned(view: MetadataView, broker_id: int) -> int:
 
 async def wait_until_drained(metadata: MetadataClient, broker_id: int, timeout_s: float, on_progress: OnProgress) -> None:
     """Return when the broker owns nothing. Raises ``Unavailable`` after the time-out."""
-    changed = asyncio.Event()
-    stop = metadata.view.subscribe(lambda changes: changed.set())
-    try:
-        async with asyncio.timeout(timeout_s):
-            while left := owned(metadata.view, broker_id):
-                on_progress(left)
-                changed.clear()
-                await changed.wait()
-    except TimeoutError:
+
+    def is_drained() -> bool:
         left = owned(metadata.view, broker_id)
+        on_progress(left)
+        return not left
+
+    if not await wait_until(metadata.view, is_drained, timeout_s):
         raise Unavailable(
-            f"broker {broker_id} still owns {left} partitions after {timeout_s:.0f} s."
+            f"broker {broker_id} still owns {owned(metadata.view, broker_id)} partitions after {timeout_s:.0f} s."
             " It continues to drain: repeat the command to wait"
-        ) from None
-    finally:
-        stop()
+        )

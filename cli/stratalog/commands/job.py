@@ -260,7 +260,7 @@ def replay(
     target = ReplayTarget(
         bootstrap=to,
         topic=to_topic,
-        client=_pairs(client),
+        client=name_values(client),
         shift_ms=round(shift_s * 1000) if timestamps == "original" else None,
         rows_per_s=rate,
         where=where,
@@ -302,13 +302,6 @@ def _offsets_of(options: ReadOptions, text: str) -> dict[str, str]:
         starts.setdefault(topic, {})[number] = first
         ends.setdefault(topic, {})[number] = max(first, min(int(match[2] or held.end), held.end))
     return {"startingOffsets": json.dumps(starts), "endingOffsets": json.dumps(ends)}
-
-
-def _pairs(given: tuple[str, ...]) -> dict[str, str]:
-    pairs = [each.partition("=") for each in given]
-    if any(not separator for _, separator, _ in pairs):
-        raise Invalid("--to-config must look like security.protocol=SSL")
-    return {name.strip(): value for name, _, value in pairs}
 
 
 job.add_command(backfill_job)

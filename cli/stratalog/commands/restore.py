@@ -12,13 +12,13 @@ from typing import Any, Final
 import click
 
 from stratalog.deletion import confirm, yes_option
-from stratalog.local.state import load_state, state_path
+from stratalog.local.state import refuse_cluster
 from stratalog.moments import parse_moment
 from stratalog.output import human_bytes, json_option, print_json, print_rows, progress_bar
 from stratalog.restored_groups import GroupsReport, ends_in_cluster, ends_in_rows, planned_groups, restore_groups
-from stratalog.target import name_values
+from stratalog.target import metadata_of, name_values
 from stratalog.tier.session import metadata_session, reader_lease, store_session
-from stratalog_core.errors import Conflict, Invalid, Unavailable
+from stratalog_core.errors import Invalid, Unavailable
 from stratalog_core.system import SystemClock, ThreadBackground
 from stratalog_metadata.client.api import MetadataClient
 from stratalog_tiering.cold.archive import read_owner
@@ -107,7 +107,7 @@ def restore(
     if not dry_run and (data is None) == (metadata is None):
         raise Invalid("name where to restore to: either --data DIR or --metadata HOST:PORT,…")
     if data is not None and not dry_run:
-        _refuse_processes(data.absolute())
+        refuse_cluster(data.absolute(), "start its metadata nodes and name them with --metadata")
         factor = factor or 1
     rows, groups = asyncio.run(
         _restore(
@@ -123,11 +123,6 @@ def restore(
     outcome = "can be restored" if dry_run else "are restored"
     click.echo(f"{records} records ({size}) {outcome}; records at or above the end offset were not offloaded", err=True)
     groups.show()
-
-
-def _refuse_processes(data: Path) -> None:
-    if state_path(data).exists() and any(process.role != "all" for process in load_state(data).processes):
-        raise Conflict(f"{data} holds a cluster of processes: start its metadata nodes and name them with --metadata")
 
 
 async def _restore(
@@ -261,8 +256,7 @@ async def _confirm_takeover(store: ObjectStore, cluster_id: str, *, yes: bool) -
 async def _quorum(data: Path | None, metadata: str | None, url: str) -> AsyncIterator[MetadataClient]:
     """Yield a client of the metadata nodes, or of a node that runs on ``data`` in this process until the context ends."""
     if data is None:
-        addresses = [address.strip() for address in (metadata or "").split(",") if address.strip()]
-        async with metadata_session(addresses) as client:
+        async with metadata_session(metadata_of(None, metadata)) as client:
             yield client
         return
     from stratalog.roles import embedded

@@ -191,12 +191,12 @@ def _with_compaction(rows: list[dict[str, Any]], columns: tuple[str, ...]) -> tu
 async def _show(addresses: list[str], url: str, topics: tuple[str, ...]) -> list[dict[str, object]]:
     async with store_session(url) as store:
         if addresses:
-            await _tell_forks(addresses, store, topics)
+            await _print_forks(addresses, store, topics)
         partitions = await cold_partitions(store, addresses, topics)
         return [row async for row in segment_rows(store, partitions)]
 
 
-async def _tell_forks(addresses: list[str], store: ObjectStore, topics: tuple[str, ...]) -> None:
+async def _print_forks(addresses: list[str], store: ObjectStore, topics: tuple[str, ...]) -> None:
     async with metadata_session(addresses) as client:
         for forked in await forked_partitions(client.view, store, topics_named(client.view, topics)):
             click.echo(fork_text(forked), err=True)

@@ -209,8 +209,7 @@ def describe(name: str, data: Path | None, bootstrap: str | None, as_json: bool)
     servers = bootstrap_of(data, bootstrap)
     client = kafka.admin(servers)
     rows = _partition_rows(client, servers, name)
-    resource = ConfigResource(ResourceType.TOPIC, name)
-    entries = kafka.only(client.describe_configs([resource], request_timeout=kafka.TIMEOUT_S))
+    entries = _configs(client, name)
     changed = {entry.name: entry.value for entry in entries.values() if _source(entry) == "topic"}
     if as_json:
         everything = {entry.name: entry.value for entry in entries.values()}

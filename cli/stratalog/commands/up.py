@@ -8,13 +8,10 @@ from pathlib import Path
 import click
 import psutil
 
-from stratalog.local.state import ClusterState, ProcessState, load_state, save_state, state_path
+from stratalog.local.state import EMBEDDED_ROLE, ClusterState, ProcessState, refuse_cluster, save_state
 from stratalog.roles import embedded
 from stratalog.roles.runtime import Configuration, Node, run
 from stratalog.target import DEFAULT_BOOTSTRAP
-from stratalog_core.errors import Conflict
-
-_ROLE = "all"
 
 
 @click.command()
@@ -33,7 +30,7 @@ _ROLE = "all"
 def up(data: Path, kafka: str, store: str | None, second_store: str | None, config: Path | None) -> None:
     """Run everything in one process until Ctrl-C. The data is kept and served again at the next start."""
     data = data.absolute()
-    _refuse_cluster(data)
+    refuse_cluster(data, f"use `stratalog cluster start --data {data}`, or another --data")
     overrides = embedded.embedded_overrides(data, kafka=kafka, store=store, second_store=second_store)
 
     async def start(node: Node) -> str:
@@ -47,16 +44,11 @@ def up(data: Path, kafka: str, store: str | None, second_store: str | None, conf
     run(Configuration(file=config, overrides=overrides), "stratalog", start)
 
 
-def _refuse_cluster(data: Path) -> None:
-    if state_path(data).exists() and any(process.role != _ROLE for process in load_state(data).processes):
-        raise Conflict(f"{data} holds a cluster: use `stratalog cluster start --data {data}`, or another --data")
-
-
 def _remember(data: Path, node: Node, address: str) -> None:
     """Write ``cluster.json``, by which the other commands find this process with ``--data``."""
     started_at = psutil.Process().create_time()
     process = ProcessState(
-        name="up", role=_ROLE, address=address, pid=os.getpid(), started_at=started_at, http=node.http_address
+        name="up", role=EMBEDDED_ROLE, address=address, pid=os.getpid(), started_at=started_at, http=node.http_address
     )
     metadata = ",".join(node.settings.metadata)
     state = ClusterState(

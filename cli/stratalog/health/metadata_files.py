@@ -19,7 +19,7 @@ from sqlite_utils import Database
 
 from stratalog.health.finding import Finding, fail, ok, warn
 from stratalog.local import processes
-from stratalog.local.state import ClusterState
+from stratalog.local.state import EMBEDDED_ROLE, ClusterState
 from stratalog_core.malformed import MALFORMED
 from stratalog_metadata.records import Record
 from stratalog_metadata.state.digest import digest_of, hash_record
@@ -29,7 +29,7 @@ _KEEP: Final = (
     "do not start this node and delete nothing: the other nodes serve without it; copy its directory and check its disk"
 )
 _KINDS: Final = {str(kind.__struct_config__.tag) for kind in get_args(Record)}
-_ROLES: Final = frozenset({"metadata", "all"})
+_ROLES: Final = frozenset({"metadata", EMBEDDED_ROLE})
 
 
 class _Kind(msgspec.Struct, frozen=True):

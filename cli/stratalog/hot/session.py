@@ -16,8 +16,8 @@ from stratalog_metadata.client.quorum_client import QuorumClient
 @asynccontextmanager
 async def ledger_session(addresses: Sequence[str]) -> AsyncIterator[tuple[QuorumClient, LedgerClient]]:
     """Yield a metadata client and a ledger client. Raises ``Unavailable`` if no metadata node answers."""
-    transport = TcpTransport()
     async with metadata_session(addresses) as metadata:
+        transport = TcpTransport()
         ledgers = LedgerClient(metadata, transport, SystemClock(), random.Random())
         try:
             yield metadata, ledgers

@@ -11,7 +11,7 @@ from stratalog.local import minio, processes
 from stratalog.local.plan import Plan, to_toml
 from stratalog.local.readiness import wait_for_brokers, wait_for_registrations
 from stratalog.local.secrets import make_store_credentials, store_environment
-from stratalog.local.state import ClusterState, ProcessState, load_state, save_state, state_path
+from stratalog.local.state import EMBEDDED_ROLE, ClusterState, ProcessState, load_state, save_state, state_path
 from stratalog_core.errors import Conflict, Unavailable
 
 STOP_GRACE_S = 20.0
@@ -69,7 +69,7 @@ class LocalCluster:
         self._wait_for_brokers(watched, timeout_s)
 
     def _launch(self, process: ProcessState, timeout_s: float) -> None:
-        if process.role == "all":
+        if process.role == EMBEDDED_ROLE:
             raise Conflict(f"{self._data} belongs to `stratalog up`: start it with that, or use another --data")
         credentials = store_environment(self._data)
         if process.role == "store":

@@ -7,11 +7,15 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Final
 
 import msgspec
 
-from stratalog_core.errors import Invalid, NotFound
+from stratalog_core.errors import Conflict, Invalid, NotFound
 from stratalog_core.malformed import MALFORMED
+
+EMBEDDED_ROLE: Final = "all"
+"""The role of the process of ``stratalog up``."""
 
 
 class ProcessState(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,6 +72,12 @@ def load_state(data: Path) -> ClusterState:
         raise NotFound(f"no cluster in {data}: start one with `stratalog cluster start --data {data}`") from missing
     except MALFORMED as malformed:
         raise Invalid(f"{state_path(data)} cannot be read: {malformed}") from malformed
+
+
+def refuse_cluster(data: Path, remedy: str) -> None:
+    """Raise ``Conflict`` that names ``remedy`` if the directory holds a cluster of several processes."""
+    if state_path(data).exists() and any(process.role != EMBEDDED_ROLE for process in load_state(data).processes):
+        raise Conflict(f"{data} holds a cluster of processes: {remedy}")
 
 
 def save_state(data: Path, state: ClusterState) -> None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import getpass
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from stratalog_broker.admin.view_waiting import wait_until
 from stratalog_core.errors import Invalid, NotFound, Unavailable
 from stratalog_core.system import SystemClock
 from stratalog_metadata.client.api import MetadataClient, MetadataView
@@ -96,19 +96,19 @@ async def decide_fork(metadata: MetadataClient, forked: ForkedPartition, keep: s
 
 async def wait_for_resolution(metadata: MetadataClient, decision: ForkDecision, timeout_s: float) -> None:
     """Return when the decision is carried out. Raises ``Invalid`` if it is refused, ``Unavailable`` after the time-out."""
-    changed = asyncio.Event()
-    stop = metadata.view.subscribe(lambda changes: changed.set())
-    try:
-        async with asyncio.timeout(timeout_s):
-            while (waiting := metadata.view.find(ForkDecision, decision.key())) is not None and not waiting.refused:
-                changed.clear()
-                await changed.wait()
-    except TimeoutError:
-        raise Unavailable(f"the decision was not carried out within {timeout_s:.0f} s: is a tiering worker running?") from None
-    finally:
-        stop()
-    if waiting is not None:
-        raise Invalid(waiting.refused)
+
+    def pending() -> ForkDecision | None:
+        return metadata.view.find(ForkDecision, decision.key())
+
+    def is_decided() -> bool:
+        found = pending()
+        return found is None or bool(found.refused)
+
+    if not await wait_until(metadata.view, is_decided, timeout_s):
+        raise Unavailable(f"the decision was not carried out within {timeout_s:.0f} s: is a tiering worker running?")
+    refused = pending()
+    if refused is not None:
+        raise Invalid(refused.refused)
 
 
 def only_fork(forked: list[ForkedPartition], topic: str, partition: int) -> ForkedPartition:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from stratalog.tier.report import open_requests
+from stratalog_broker.admin.view_waiting import wait_until
 from stratalog_core.errors import Invalid, NotFound, Unavailable
 from stratalog_metadata.client.api import MetadataClient
 from stratalog_metadata.client.topic_defaults import topic_defaults
@@ -57,19 +57,14 @@ async def request_compaction(metadata: MetadataClient, topic: Topic, partitions:
 
 async def wait_for_offload(metadata: MetadataClient, topic: Topic, waiting: Waiting) -> None:
     """Return when ``topic`` has no open request. Raises ``Unavailable`` with the last errors after the time-out."""
-    changed = asyncio.Event()
-    stop = metadata.view.subscribe(lambda changes: changed.set())
-    try:
-        async with asyncio.timeout(waiting.timeout_s):
-            while left := open_requests(metadata.view, topic):
-                waiting.on_progress(topic.partition_count - len(left))
-                changed.clear()
-                await changed.wait()
-    except TimeoutError:
-        raise Unavailable(_why_not(metadata, topic, waiting.timeout_s)) from None
-    finally:
-        stop()
-    waiting.on_progress(topic.partition_count)
+
+    def is_done() -> bool:
+        left = len(open_requests(metadata.view, topic))
+        waiting.on_progress(topic.partition_count - left)
+        return not left
+
+    if not await wait_until(metadata.view, is_done, waiting.timeout_s):
+        raise Unavailable(_why_not(metadata, topic, waiting.timeout_s))
 
 
 def _why_not(metadata: MetadataClient, topic: Topic, timeout_s: float) -> str:
