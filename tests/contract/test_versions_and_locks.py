@@ -148,30 +148,30 @@ async def test_versions_that_are_kept_later_are_noticed_by_the_next_deletion(buc
 @versioned("locks")
 @pytest.mark.parametrize("mode", LockMode)
 async def test_a_locked_version_cannot_be_deleted_before_its_time(bucket: Bucket, mode: LockMode) -> None:
-    lock = lock_for(12, mode)
-    await bucket.store.put("put", [b"content"], lock=lock)
-    upload = await bucket.store.create_upload("upload", PART_BYTES, lock=lock)
-    parts = [await bucket.store.put_part(upload, number, [b"p" * size]) for number, size in ((1, PART_BYTES), (2, 7))]
-    await bucket.store.complete_upload(upload, parts)
+    brief, held = lock_for(6, mode), lock_for(3600, mode)
+    for name, lock in (("brief", brief), ("held", held)):
+        await bucket.store.put(f"{name}/put", [b"content"], lock=lock)
+        upload = await bucket.store.create_upload(f"{name}/upload", PART_BYTES, lock=lock)
+        parts = [await bucket.store.put_part(upload, number, [b"p" * size]) for number, size in ((1, PART_BYTES), (2, 7))]
+        await bucket.store.complete_upload(upload, parts)
     await bucket.store.put("free", [b"content"])
-    for key in ("put", "upload"):
+    for key in ("held/put", "held/upload"):
         info = await bucket.store.head(key)
-        assert (info.locked_until_ms, info.version_id) == (lock.until_ms, dict(bucket.versions())[key])
+        assert (info.locked_until_ms, info.version_id) == (held.until_ms, dict(bucket.versions())[key])
         with pytest.raises(Locked) as refused:
             await bucket.store.delete([key])
-        assert refused.value.detail["until_ms"] == lock.until_ms
+        assert refused.value.detail["until_ms"] == held.until_ms
         with pytest.raises(ClientError):
             bucket.request("delete_object", key, VersionId=info.version_id)
     assert (await bucket.store.head("free")).locked_until_ms == 0
     await bucket.store.delete(["free"])
-    assert bucket.keys() == ["put", "upload"]
     if mode is LockMode.COMPLIANCE:
         with pytest.raises(ClientError):
-            bucket.request("put_object_retention", "put", Retention={"Mode": "COMPLIANCE", "RetainUntilDate": 0})
+            bucket.request("put_object_retention", "held/put", Retention={"Mode": "COMPLIANCE", "RetainUntilDate": 0})
 
-    await asyncio.sleep((lock.until_ms - SystemClock().wall_ms()) / 1000 + 1.1)
-    await bucket.store.delete(["put", "upload"])
-    assert bucket.versions() == []
+    await asyncio.sleep((brief.until_ms - SystemClock().wall_ms()) / 1000 + 1.1)
+    await bucket.store.delete(["brief/put", "brief/upload"])
+    assert bucket.keys() == ["held/put", "held/upload"]
 
 
 @versioned("versions", "unversioned")

@@ -34,7 +34,7 @@ Row = tuple[int, int, bytes | None, bytes | None, int, tuple[Sequence[str | byte
 def create(bootstrap: str, name: str, **configs: str) -> None:
     admin = AdminClient({"bootstrap.servers": bootstrap})
     (made,) = admin.create_topics([NewTopic(name, PARTITIONS, 1, config=configs)]).values()
-    made.result(30)
+    made.result(60)
 
 
 def produce(bootstrap: str, name: str, codec: str, first: int, count: int, transaction: str = "") -> None:

@@ -240,7 +240,7 @@ def test_an_export_becomes_a_topic_again(tmp_path: Path) -> None:
             producer.produce(
                 "orders", f"v{number}", f"k{number % 50}", partition=number % PARTITIONS, timestamp=FIRST_MS + number
             )
-        assert producer.flush(30) == 0
+        assert producer.flush(60) == 0
         stratalog("tier", "offload", "orders", "--wait", *cluster)
         stratalog("job", "export", "--store", str(bucket), "orders", "--to", files)
         into = ("--topic", "copy", "--partitions", str(PARTITIONS), *cluster)
@@ -297,7 +297,7 @@ def test_avro_files_and_a_topic_of_another_cluster_become_topics(spark: SparkSes
         later: list[int | None] = []
         for partition in (2, 3):
             producer.produce("kept", "later", partition=partition, on_delivery=lambda _, each: later.append(each.offset()))
-            assert producer.flush(30) == 0
+            assert producer.flush(60) == 0
         assert later == [kept.splits[2].offsets.end, 2]
         stratalog("tier", "verify", "kept", "--data", str(data))
 
@@ -336,7 +336,7 @@ def _write_source(bootstrap: str, data: Path) -> None:
             value, key = None if each % 5 == 0 else f"v{each}", None if each % 7 == 0 else f"k{each}"
             producer.produce("source", value, key, partition=each % PARTITIONS, timestamp=FIRST_MS - each, headers=headers)
         # What is aborted shall be in the log.
-        assert producer.flush(30) == 0
+        assert producer.flush(60) == 0
         if number % 4 == 1:
             producer.abort_transaction(30)
         else:
@@ -351,7 +351,7 @@ def _write_plain(bootstrap: str, data: Path) -> int:
     for partition, count in enumerate((500, 50, 5, 2)):
         for number in range(count):
             producer.produce("plain", f"v{number}", partition=partition, timestamp=FIRST_MS + number)
-    assert producer.flush(30) == 0
+    assert producer.flush(60) == 0
     _delete_before(bootstrap, "plain", 0, 7)
     _delete_before(bootstrap, "plain", 3, 2)
     return 493 + 50 + 5
@@ -361,7 +361,7 @@ def _delete_before(bootstrap: str, topic: str, partition: int, offset: int) -> N
     # Kept: a client that is collected answers nothing.
     admin = AdminClient({"bootstrap.servers": bootstrap})
     futures = admin.delete_records([TopicPartition(topic, partition, offset)])
-    assert [future.result(30).low_watermark for future in futures.values()] == [offset]
+    assert [future.result(60).low_watermark for future in futures.values()] == [offset]
 
 
 def _whole(message: Message) -> tuple[object, ...]:

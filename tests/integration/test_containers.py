@@ -143,7 +143,7 @@ def test_commands_clients_and_spark_use_the_composed_cluster(composition: Compos
 def test_clients_on_the_host_are_told_the_published_addresses(composition: Composition) -> None:
     script = (
         "import sys; from confluent_kafka.admin import AdminClient;"
-        "m = AdminClient({'bootstrap.servers': sys.argv[1]}).list_topics(timeout=20);"
+        "m = AdminClient({'bootstrap.servers': sys.argv[1]}).list_topics(timeout=60);"
         "print(sorted(f'{b.host}:{b.port}' for b in m.brokers.values()))"
     )
     told = composition.on_host(sys.executable, "-c", script, "localhost:9092")

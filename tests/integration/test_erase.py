@@ -34,7 +34,7 @@ def produce(cluster: ProcessCluster, topic: str, numbers: range) -> None:
         producer.produce(
             topic, b"%d" % number, key_of(number), number % PARTITIONS, timestamp=1_000 + number, headers=[(name, value)]
         )
-    assert producer.flush(30) == 0
+    assert producer.flush(60) == 0
 
 
 def files_with(store: Path, content: bytes) -> list[str]:
@@ -86,4 +86,4 @@ def test_records_are_erased_from_a_cluster(cluster: ProcessCluster, tmp_path: Pa
     for name in (topic, unreadable):
         cluster.run("tier", "verify", name)
     # Tests that read every topic of this cluster could not read this one.
-    cluster.admin.delete_topics([unreadable])[unreadable].result(30)
+    cluster.admin.delete_topics([unreadable])[unreadable].result(60)

@@ -94,7 +94,7 @@ def test_the_bucket_alone_brings_a_cluster_back(tmp_path: Path, monkeypatch: pyt
     with up(data, store, "--second-store", str(second)) as bootstrap:
         admin = AdminClient({"bootstrap.servers": bootstrap})
         (made,) = admin.create_topics([NewTopic("orders", PARTITIONS, 1, config={"segment.ms": "3600000"})]).values()
-        made.result(30)
+        made.result(60)
         produce(bootstrap, 0, 1000)
         stratalog("tier", "offload", "orders", "--wait", "--data", str(data))
         offloaded = consume(bootstrap, 1000)
@@ -146,12 +146,12 @@ def test_the_bucket_alone_brings_a_cluster_back(tmp_path: Path, monkeypatch: pyt
 def delete_offloaded(bootstrap: str, topic: str, data: Path, store: Path) -> None:
     """Make a topic with one record in the object store, delete it, and return when the bucket says so."""
     admin = AdminClient({"bootstrap.servers": bootstrap})
-    admin.create_topics([NewTopic(topic, 1, 1)])[topic].result(30)
+    admin.create_topics([NewTopic(topic, 1, 1)])[topic].result(60)
     producer = Producer({"bootstrap.servers": bootstrap})
     producer.produce(topic, b"0")
     assert producer.flush(60) == 0
     stratalog("tier", "offload", topic, "--wait", "--data", str(data))
-    admin.delete_topics([topic])[topic].result(30)
+    admin.delete_topics([topic])[topic].result(60)
     deadline = time.monotonic() + 120
     while not list(store.glob("topics/*.deleted")):
         assert time.monotonic() < deadline
@@ -210,7 +210,7 @@ def test_groups_go_on_after_the_loss_of_all_but_the_bucket(
     with up(data, store) as bootstrap:
         admin = AdminClient({"bootstrap.servers": bootstrap})
         (made,) = admin.create_topics([NewTopic("orders", PARTITIONS, 1)]).values()
-        made.result(30)
+        made.result(60)
         produce(bootstrap, 0, 100)
         transactional = Producer({"bootstrap.servers": bootstrap, "transactional.id": "billing-1"})
         transactional.init_transactions(30)
@@ -253,7 +253,7 @@ def test_a_topic_returns_up_to_a_point_and_clients_go_on(tmp_path: Path) -> None
     with up(data, store) as bootstrap:
         admin = AdminClient({"bootstrap.servers": bootstrap})
         (made,) = admin.create_topics([NewTopic("orders", PARTITIONS, 1)]).values()
-        made.result(30)
+        made.result(60)
         produce(bootstrap, 0, 1000)
         stratalog("tier", "offload", "orders", "--wait", "--delete-hot", "--data", str(data))
         offloaded = consume(bootstrap, 1000)

@@ -221,8 +221,8 @@ def test_a_topic_that_is_created_again_is_not_taken_for_the_old_one(cluster: Pro
     planned = reader(cluster, topic)
     splits = planned.partitions()
     admin = AdminClient({"bootstrap.servers": cluster.bootstrap, "log_level": 0})
-    admin.delete_topics([topic])[topic].result(30)
-    admin.create_topics([NewTopic(topic, PARTITIONS, 3)])[topic].result(30)
+    admin.delete_topics([topic])[topic].result(60)
+    admin.create_topics([NewTopic(topic, PARTITIONS, 3)])[topic].result(60)
     produce(cluster, topic, range(30))
     with pytest.raises(NotFound, match="was deleted after the query began"):
         [row for split in splits for batch in planned.read(split) for row in batch.to_pylist()]

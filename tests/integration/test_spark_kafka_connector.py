@@ -46,7 +46,7 @@ def topics(cluster: ProcessCluster) -> tuple[str, str]:
     _produce(cluster, half_cold, range(COLD, COLD + HOT), "lz4")
     producer = Producer({"bootstrap.servers": cluster.bootstrap, "log_level": 0})
     producer.produce(hot, b"only", b"hot", timestamp=FIRST_MS)
-    assert producer.flush(30) == 0
+    assert producer.flush(60) == 0
     return half_cold, hot
 
 
@@ -61,7 +61,7 @@ def _produce(cluster: ProcessCluster, topic: str, numbers: range, codec: str) ->
             timestamp=FIRST_MS + number,
             headers=[("number", b"%d" % number), ("none", None), ("number", b"")] if number % 3 == 0 else [],
         )
-    assert producer.flush(30) == 0
+    assert producer.flush(60) == 0
 
 
 def load(session: SparkSession, cluster: ProcessCluster, source: str, options: Mapping[str, Any]) -> DataFrame:

@@ -139,7 +139,7 @@ def test_a_replay_is_in_order_filtered_marked_and_resumed(cluster: ProcessCluste
     producer = Producer({"bootstrap.servers": cluster.bootstrap, "log_level": 0})
     for number in range(600):
         producer.produce(topic, str(number), "k", partition=number % PARTITIONS, timestamp=FIRST_MS + number)
-    assert producer.flush(30) == 0
+    assert producer.flush(60) == 0
     cluster.run("tier", "offload", topic, "--wait")
     condition, progress, store = (
         "cast(cast(value as string) as int) % 2 = 0",

@@ -27,7 +27,7 @@ from stratalog_core.files.directory_lock import lock_file
 from stratalog_core.system import SystemClock, ThreadBackground
 from stratalog_tiering.store import ObjectStore, open_store
 
-WAIT_S = 30.0
+WAIT_S = 60.0
 GROUP = "readers"
 
 

@@ -220,7 +220,7 @@ async def test_a_bookie_that_metadata_cannot_be_right_about_says_so(quorum: Embe
     await server.start()
     body = messages.encode(messages.LedgerIds(ledger_ids=(77,)))
     await transport.channel(server.address).call(messages.FENCE, (body,), 10.0)
-    async with asyncio.timeout(30.0):
+    async with asyncio.timeout(60):
         while not (wrong := [each for each in await check_disks(quorum.client.view) if each.verdict is Verdict.FAIL]):  # noqa: ASYNC110 (the bookie looks by itself)
             await asyncio.sleep(0.02)
     assert wrong[0].detail.startswith("b1 deletes no ledgers: ")

@@ -47,7 +47,7 @@ async def test_transactions_are_listed_described_and_aborted(cluster: MiniCluste
 
     def steps() -> None:
         admin = AdminClient({"bootstrap.servers": bootstrap})
-        admin.create_topics([NewTopic(TOPIC, 2, 1)])[TOPIC].result(20)
+        admin.create_topics([NewTopic(TOPIC, 2, 1)])[TOPIC].result(60)
         made = confluent_kafka.Producer({"bootstrap.servers": bootstrap, "transactional.id": "copier"})
         made.init_transactions(30)
         assert run(bootstrap, "describe", "copier")["state"] == "Empty"
@@ -79,12 +79,12 @@ async def test_hanging_transactions_are_found_and_aborted_and_others_are_left_al
 
     def begin() -> confluent_kafka.Producer:
         admin = AdminClient({"bootstrap.servers": bootstrap})
-        admin.create_topics([NewTopic(TOPIC, 1, 1)])[TOPIC].result(20)
+        admin.create_topics([NewTopic(TOPIC, 1, 1)])[TOPIC].result(60)
         made = confluent_kafka.Producer({"bootstrap.servers": bootstrap, "transactional.id": "copier"})
         made.init_transactions(30)
         made.begin_transaction()
         made.produce(TOPIC, b"of a live transaction", partition=0, timestamp=1_000)
-        assert made.flush(30) == 0
+        assert made.flush(60) == 0
         return made
 
     live = await in_thread(begin)
@@ -119,7 +119,7 @@ async def test_hanging_transactions_are_found_and_aborted_and_others_are_left_al
 async def test_a_transaction_that_has_ended_is_not_aborted(cluster: MiniCluster) -> None:
     def create() -> None:
         admin = AdminClient({"bootstrap.servers": cluster.bootstrap})
-        admin.create_topics([NewTopic(TOPIC, 1, 1)])[TOPIC].result(20)
+        admin.create_topics([NewTopic(TOPIC, 1, 1)])[TOPIC].result(60)
 
     await in_thread(create)
     await leave_open(cluster, producer_id=77)

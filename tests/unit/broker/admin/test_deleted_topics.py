@@ -43,7 +43,7 @@ def produce(cluster: MiniCluster, topic: str, values: Sequence[bytes]) -> None:
     producer = confluent_kafka.Producer({"bootstrap.servers": cluster.bootstrap, "acks": "all"})
     for value in values:
         producer.produce(topic, value, partition=0)
-    assert producer.flush(30) == 0
+    assert producer.flush(60) == 0
 
 
 def consumed(cluster: MiniCluster, topic: str, count: int) -> list[bytes | None]:
@@ -89,7 +89,7 @@ async def test_a_restored_topic_has_its_records_its_configs_and_its_groups_posit
         create_with_records(mini_cluster, "flights", [b"1", b"2", b"3"])
         assert consumed(mini_cluster, "flights", 2) == [b"1", b"2"]
         only(admin.delete_topics(["flights"]))
-        assert "flights" not in admin.list_topics(timeout=10).topics
+        assert "flights" not in admin.list_topics(timeout=60).topics
         assert "UNKNOWN_TOPIC" in refused(admin.create_partitions([NewPartitions("flights", 3)])).name()
 
     await in_thread(before)

@@ -65,7 +65,7 @@ async def test_locked_history_is_not_deleted(mini_cluster: MiniCluster) -> None:
         for offset in (3, 4, 5, confluent_kafka.OFFSET_END):
             assert refused(admin.delete_records([TopicPartition("flights", 0, offset)])).code() == VIOLATION
         assert only(admin.delete_records([TopicPartition("flights", 0, 2)])).low_watermark == 2
-        assert "flights" in admin.list_topics(timeout=10).topics
+        assert "flights" in admin.list_topics(timeout=60).topics
 
     await in_thread(scenario)
     with pytest.raises(ObjectsLocked) as refusal:

@@ -31,7 +31,7 @@ from stratalog_metadata.state.commands import Applied, Command, Put
 
 def only(futures: dict[Any, Future[Any]]) -> Any:
     (future,) = futures.values()
-    return future.result(20)
+    return future.result(60)
 
 
 def refused(futures: dict[Any, Future[Any]]) -> confluent_kafka.KafkaError:
@@ -62,7 +62,7 @@ async def test_a_topic_from_creation_to_deletion(mini_cluster: MiniCluster) -> N
         producer = confluent_kafka.Producer({"bootstrap.servers": mini_cluster.bootstrap, "acks": "all"})
         for index in range(5):
             producer.produce("flights", b"value", partition=index)
-        assert producer.flush(20) == 0
+        assert producer.flush(60) == 0
         only(admin.delete_topics(["flights"]))
 
     await in_thread(scenario)
@@ -134,7 +134,7 @@ async def test_creations_that_are_refused(mini_cluster: MiniCluster) -> None:
             assert code in error.name()
             assert words in error.str()
         only(admin.create_topics([NewTopic("t", 1, 1)], validate_only=True))
-        assert "t" not in admin.list_topics(timeout=10).topics
+        assert "t" not in admin.list_topics(timeout=60).topics
         assert "INVALID_PARTITIONS" in refused(admin.create_partitions([NewPartitions("flights", 1)])).name()
         assert "UNKNOWN_TOPIC" in refused(admin.create_partitions([NewPartitions("unknown", 2)])).name()
         assert "UNKNOWN_TOPIC" in refused(admin.delete_topics(["unknown"])).name()
@@ -148,7 +148,7 @@ async def test_numbers_left_to_the_broker(mini_cluster: MiniCluster) -> None:
     def scenario() -> None:
         only(admin.create_topics([NewTopic("flights")]))
         only(admin.create_topics([NewTopic("assigned", num_partitions=2, replica_assignment=[[1], [1]])]))
-        topics = admin.list_topics(timeout=10).topics
+        topics = admin.list_topics(timeout=60).topics
         assert (len(topics["flights"].partitions), len(topics["assigned"].partitions)) == (1, 2)
 
     await in_thread(scenario)

@@ -10,7 +10,7 @@ from unit.broker.mini_cluster import in_thread, run_cluster
 
 def _create(admin: AdminClient, topic: str) -> None:
     (created,) = admin.create_topics([NewTopic(topic, 1, 1)]).values()
-    created.result(15)
+    created.result(60)
 
 
 async def test_a_client_that_asks_before_the_broker_is_registered_creates_topics_after_it(tmp_path: Path) -> None:
@@ -20,7 +20,7 @@ async def test_a_client_that_asks_before_the_broker_is_registered_creates_topics
         await in_thread(lambda: _create(admin, "before"))
         await cluster.brokers.pop(1).stop()
         restarted = await cluster.start_broker(1, listen=(address,), registers=False)
-        listed = await in_thread(lambda: admin.list_topics(timeout=15))
+        listed = await in_thread(lambda: admin.list_topics(timeout=60))
         assert (set(listed.brokers), listed.controller_id) == ({1}, 1)
         await restarted.server.start()
         await in_thread(lambda: _create(admin, "after"))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
 
 from stratalog_broker.configs.linear_pattern import LinearPattern
@@ -22,6 +20,4 @@ def test_what_re2_does_not_compile_is_refused(pattern: str) -> None:
 
 
 def test_no_pattern_takes_exponential_time() -> None:
-    started = time.perf_counter()
-    assert not LinearPattern("(a*)*b").matches("a" * 100_000)
-    assert time.perf_counter() - started < 60
+    assert not LinearPattern("(a*)*b").matches("a" * 100_000)  # By backtracking it would not end.

@@ -73,7 +73,7 @@ async def test_clients_of_each_listener_are_told_its_addresses(tmp_path: Path) -
 def named_by(bootstrap: str) -> set[str]:
     """Addresses in responses to Metadata, DescribeCluster and FindCoordinator."""
     client = AdminClient({"bootstrap.servers": bootstrap})
-    metadata = client.list_topics(timeout=20)
-    cluster = client.describe_cluster(request_timeout=20).result()
-    group = client.describe_consumer_groups(["g"], request_timeout=20)["g"].result()
+    metadata = client.list_topics(timeout=60)
+    cluster = client.describe_cluster(request_timeout=60).result()
+    group = client.describe_consumer_groups(["g"], request_timeout=60)["g"].result()
     return {f"{node.host}:{node.port}" for node in [*metadata.brokers.values(), *cluster.nodes, group.coordinator]}

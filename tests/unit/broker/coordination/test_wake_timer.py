@@ -25,13 +25,13 @@ async def test_it_wakes_once_at_the_earliest_time() -> None:
     timer.plan(started_ms + 20, started_ms)
     timer.plan(started_ms + 30_000, started_ms)
     timer.plan(None, started_ms)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         await woken.wait()
     assert len(calls) == 1
     assert calls[0] >= started_ms + 19
     woken.clear()
     timer.plan(started_ms, now_ms())
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         await woken.wait()
     assert len(calls) == 2, "a time in the past is due at once"
 
@@ -45,5 +45,5 @@ async def test_a_cancelled_timer_does_not_wake_and_can_be_planned_again() -> Non
     await asyncio.sleep(0.02)
     assert not woken.is_set()
     timer.plan(now_ms() + 1, now_ms())
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         await woken.wait()

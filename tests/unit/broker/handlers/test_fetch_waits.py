@@ -59,7 +59,7 @@ class Connection:
         self.is_over.set()
 
     async def over(self) -> None:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             await self.is_over.wait()
 
 

@@ -16,7 +16,7 @@ from unit.broker.mini_cluster import MiniCluster, in_thread, run_cluster
 def create_topic(bootstrap: str, topic: str, partitions: int = 1, **configs: str) -> None:
     admin = AdminClient({"bootstrap.servers": bootstrap})
     (created,) = admin.create_topics([NewTopic(topic, partitions, 1, config=configs)]).values()
-    created.result(20)
+    created.result(60)
 
 
 def produce(bootstrap: str, topic: str, values: list[bytes], **settings: Any) -> None:
@@ -30,7 +30,7 @@ def produce(bootstrap: str, topic: str, values: list[bytes], **settings: Any) ->
     for number, value in enumerate(values):
         producer.produce(topic, value, key=str(number % 7), on_delivery=delivered)
         producer.poll(0)
-    assert producer.flush(20) == 0
+    assert producer.flush(60) == 0
     assert failures == []
 
 

@@ -19,12 +19,12 @@ RECORDS = 200
 def _work(bootstrap: str) -> None:
     admin = AdminClient({"bootstrap.servers": bootstrap})
     (created,) = admin.create_topics([NewTopic("measured", 3, 1)]).values()
-    created.result(20)
+    created.result(60)
     producer = confluent_kafka.Producer({"bootstrap.servers": bootstrap, "acks": "all", "linger.ms": 1})
     for number in range(RECORDS):
         producer.produce("measured", b"x" * 100, partition=number % 3)
         producer.poll(0)
-    assert producer.flush(20) == 0
+    assert producer.flush(60) == 0
 
 
 def _scraped(cluster: MiniCluster) -> dict[str, dict[tuple[str, ...], Value]]:
@@ -37,7 +37,7 @@ def _scraped(cluster: MiniCluster) -> dict[str, dict[tuple[str, ...], Value]]:
 async def test_requests_partitions_memory_and_traffic(tmp_path: Path) -> None:
     async with run_cluster(tmp_path) as cluster:
         await in_thread(lambda: _work(cluster.bootstrap))
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while "stratalog_broker_topic_in_bytes_total" not in (found := _scraped(cluster)):
                 await asyncio.sleep(0.05)
                 cluster.broker.load.report()

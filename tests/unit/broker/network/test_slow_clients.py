@@ -49,7 +49,7 @@ async def half_sent(cluster: MiniCluster, said: bytes) -> RawClient:
 
 async def until(condition: Callable[[], object]) -> None:
     """Run the event loop until the condition holds."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not condition():  # noqa: ASYNC110 - what is waited for happens in the code under test, which sets no event
             await asyncio.sleep(0.001)
 

@@ -33,7 +33,7 @@ PARTITIONS = 4
 def create_topic(cluster: MiniCluster, topic: str, replicas: int, **configs: str) -> None:
     admin = AdminClient({"bootstrap.servers": cluster.bootstrap})
     (created,) = admin.create_topics([NewTopic(topic, PARTITIONS, replicas, config=configs)]).values()
-    created.result(20)
+    created.result(60)
 
 
 def produce_slowly(bootstrap: str, topic: str, count: int, half_way: threading.Event) -> dict[bytes, tuple[int, int]]:
@@ -57,7 +57,7 @@ def produce_slowly(bootstrap: str, topic: str, count: int, half_way: threading.E
         if number == count // 2:
             half_way.set()
             time.sleep(0.05)
-    assert producer.flush(40) == 0
+    assert producer.flush(60) == 0
     assert failures == []
     return delivered
 

@@ -51,7 +51,7 @@ class Producing:
             producer.produce(topic, str(number).encode(), partition=number % PARTITIONS, on_delivery=self._delivered)
             producer.poll(0.002)
             number += 1
-        assert producer.flush(40) == 0
+        assert producer.flush(60) == 0
 
     def _delivered(self, error: Any, message: Any) -> None:
         if error is not None:
@@ -80,7 +80,7 @@ class Producing:
 def create_topic(cluster: MiniCluster, topic: str, replicas: int) -> None:
     admin = AdminClient({"bootstrap.servers": cluster.bootstrap})
     (created,) = admin.create_topics([NewTopic(topic, PARTITIONS, replicas)]).values()
-    created.result(20)
+    created.result(60)
 
 
 def owners(cluster: MiniCluster) -> Callable[[], set[int]]:

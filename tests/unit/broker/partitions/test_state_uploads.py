@@ -224,7 +224,7 @@ async def test_a_restored_state_that_cannot_be_read_is_not_taken_for_an_empty_on
         await cluster.metadata.propose(Command(updates=(Put(record=log),)))
         await until(cluster.metadata, lambda: offsets.log.restored_from != "", 10)
         broker = (await cluster.start_broker(2)).server
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while broker.partitions.takeover_metrics.takeover_failures < 2:  # noqa: ASYNC110 - no event tells
                 await asyncio.sleep(0.05)
         assert not broker.partitions.is_serving(offsets.identity)

@@ -73,7 +73,7 @@ async def make_cold(cluster: MiniCluster, topic_id: UUID, partitions: int = 1) -
 async def read_all(client: RawClient, topic: str, end_offset: int) -> list[bytes | None]:
     values: list[bytes | None] = []
     offset = 0
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while offset < end_offset:
             found = await fetch(client, topic, offset, max_wait_ms=500, max_bytes=20_000)
             assert found.error_code is ErrorCode.none

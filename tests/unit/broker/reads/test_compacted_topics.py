@@ -38,7 +38,7 @@ def produce(bootstrap: str, topic: str, rows: list[tuple[str, str | None]], **se
     for key, value in rows:
         producer.produce(topic, value, key=key, on_delivery=lambda error, _: failures.append(error) if error else None)
         producer.poll(0)
-    assert producer.flush(20) == 0
+    assert producer.flush(60) == 0
     assert failures == []
 
 
@@ -70,7 +70,7 @@ def read(bootstrap: str, topic: str, offset: int, isolation: str = "read_committ
 
 def offset_of(bootstrap: str, topic: str, spec: OffsetSpec) -> int:
     admin, partition = AdminClient({"bootstrap.servers": bootstrap}), TopicPartition(topic, 0)
-    return int(admin.list_offsets({partition: spec})[partition].result(20).offset)
+    return int(admin.list_offsets({partition: spec})[partition].result(60).offset)
 
 
 async def compact(cluster: MiniCluster, name: str) -> None:
@@ -134,7 +134,7 @@ async def test_only_committed_records_survive_and_later_ones_are_seen(mini_clust
             producer.begin_transaction()
             for key in ("a", "b", value):
                 producer.produce(name, value, key=key)
-            producer.flush(20)
+            producer.flush(60)
             (producer.commit_transaction if is_committed else producer.abort_transaction)(20)
 
     await in_thread(lambda: producer.init_transactions(20))
@@ -175,7 +175,7 @@ async def test_a_producer_without_keys_is_told(mini_cluster: MiniCluster) -> Non
         errors: list[Any] = []
         producer = confluent_kafka.Producer({"bootstrap.servers": bootstrap})
         producer.produce("needs-keys", b"value", on_delivery=lambda error, _: errors.append(error))
-        producer.flush(20)
+        producer.flush(60)
         return errors
 
     (error,) = await in_thread(send)

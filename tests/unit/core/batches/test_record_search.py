@@ -232,7 +232,7 @@ async def test_searches_wait_for_memory_in_order_and_the_queue_is_bounded() -> N
         assert searches.bytes_held == 2 * size, "a thread that runs holds its memory until it ends"
         held.go.set()
         assert list(await asyncio.gather(tasks[1], tasks[3])) == [FoundInBatch(0, 7)] * 2
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while searches.bytes_held:  # noqa: ASYNC110 - the thread of the search that was given up ends unobserved
                 await asyncio.sleep(0.001)
     finally:

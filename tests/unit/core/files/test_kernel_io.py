@@ -74,7 +74,7 @@ async def test_an_end_that_is_taken_badly_keeps_no_other_from_being_told(
     ended = begun(other, b"b" * PAGE, 0)
     wait_for_ends(writes, 2)
     with caplog.at_level(logging.ERROR):
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             assert await ended is None
     assert "taken badly" in caplog.text
     other.close()
@@ -91,7 +91,7 @@ async def test_no_more_are_under_way_than_are_looked_at_once(file: DirectFile) -
     assert refused.value.errno == errno.EAGAIN
     assert not file.begin_write([b"a" * PAGE], 0, lambda failure: None), "a thread is to write it"
     wait_for_ends(writes, IN_FLIGHT_MAX)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         assert await asyncio.gather(*ends) == [PAGE] * IN_FLIGHT_MAX
     assert await begun(file, b"a" * PAGE, 0) is None
 

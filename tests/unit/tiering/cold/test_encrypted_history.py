@@ -211,7 +211,7 @@ async def test_a_rotation_reaches_the_second_copy(
     await cluster.start_worker(segment_bytes=1, block_bytes=600, second=second)
     await write(cluster, make_batches, written, 3)
     pointer = cluster.pointer()
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not (directory / marker_key(pointer.object_key)).exists():  # noqa: ASYNC110 - stores tell nobody
             await asyncio.sleep(0.02)
     create_key(keys, "k2")
@@ -259,7 +259,7 @@ async def test_data_keys_stay_as_long_as_their_segments(
     assert await read_all(cluster.store, cluster.pointer()) == b"".join(written)
     await configure(cluster, **{"stratalog.tier.encryption.key": "k1", "retention.bytes": "1"})
     await cluster.until(lambda: cluster.log().log_start_offset >= 100)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while len(names(store_directory, ".key")) > 1:  # noqa: ASYNC110 - the store tells nobody
             await asyncio.sleep(0.02)
     assert names(store_directory, ".key") == names(store_directory, ".segment")

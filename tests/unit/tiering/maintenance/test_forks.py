@@ -168,7 +168,7 @@ async def test_a_decision_keeps_one_line_and_deletes_the_other_after_the_grace_p
     await worker.close()
     await cluster.start_worker("worker-3", grace_ms=0)
     wanted = 1 + end // 3
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while segments_in(store_directory) > wanted or both & manifests_in(store_directory):
             cluster.store.deleted.clear()
             await cluster.store.deleted.wait()

@@ -79,7 +79,7 @@ async def history(cluster: Cluster, make_batches: Batches) -> str:
     topic = msgspec.structs.replace(cluster.topic, configs={"retention.ms": "-1", "retention.bytes": str(2 * segment_bytes)})
     await cluster.metadata.propose(Command(updates=(Put(record=topic),)))
     await cluster.until(lambda: cluster.pointer().start_offset == 3 and not cluster.log().ledgers)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not await is_marked(cluster.store, cluster.pointer()):  # noqa: ASYNC110 - the store tells nobody
             await asyncio.sleep(0.01)
     await worker.close()

@@ -59,7 +59,7 @@ async def restore(cluster: Cluster, name: str) -> None:
 
 async def until_hidden(cluster: Cluster, directory: Path) -> None:
     marker = Path(deletion_marker_key(cluster.topic.topic_id)).name
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while marker not in files_in(directory):  # noqa: ASYNC110 - the store tells nobody
             await asyncio.sleep(0.02)
 
@@ -132,7 +132,7 @@ async def test_objects_that_are_written_late_are_deleted_too(
     await delete(cluster, 0)
     topic_id = cluster.topic.topic_id
     descriptor = await cluster.store.get(object_keys.topic_key(topic_id, 1))
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while any(name.endswith(".segment") for name in files_in(store_directory)):  # noqa: ASYNC110 - the store tells nobody
             await asyncio.sleep(0.02)
     for key in (object_keys.topic_key(topic_id, 2), segment_key(topic_id, 0, 0, 1, 2)):
@@ -199,7 +199,7 @@ async def test_a_marker_that_was_written_late_does_not_hide_a_restored_topic(
     await cluster.until(lambda: cluster.metadata.view.get(restored_topic_key(cluster.topic.topic_id)) is None)
     await cluster.store.put(key, [first])
     assert await names(cluster.store) == []
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while await names(cluster.store) != [cluster.topic.name]:  # noqa: ASYNC110 - the store tells nobody
             await asyncio.sleep(0.02)
 

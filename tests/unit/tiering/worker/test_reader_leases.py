@@ -35,7 +35,7 @@ async def leases_are_read(cluster: Cluster, times: int) -> None:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not condition():  # noqa: ASYNC110 - stores tell nobody
             await asyncio.sleep(0.02)
 

@@ -28,7 +28,7 @@ def second(tmp_path: Path, background: ThreadBackground) -> ObjectStore:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not condition():  # noqa: ASYNC110 - stores tell nobody
             await asyncio.sleep(0.02)
 

@@ -431,7 +431,7 @@ async def test_a_broker_whose_clock_is_behind_does_not_shorten_the_grace_period_
     gone = [topic_key(topic.name), *(log_key(topic.topic_id, n) for n in range(2)), manifest_pointer_key(topic.topic_id, 0)]
     await cluster.metadata.propose(Command(updates=(*(Delete(key=key) for key in gone), Put(record=deleted))))
     marker = Path(deletion_marker_key(topic.topic_id)).name
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while marker not in files_in(store_directory):
             assert cluster.metadata.view.get(deleted.key()) is not None
             await asyncio.sleep(0.02)

@@ -59,16 +59,16 @@ async def test_three_join_and_leave(cluster: MiniCluster, assignor: str) -> None
         offsets = members.consumers[0].committed([TopicPartition(TOPIC, index) for index in range(PARTITIONS)], 60)
         assert {row.offset for row in offsets} == {10}
         admin = AdminClient({"bootstrap.servers": bootstrap})
-        (row,) = admin.list_consumer_groups().result(10).valid
+        (row,) = admin.list_consumer_groups().result(60).valid
         assert (row.group_id, row.state, row.type) == ("readers", ConsumerGroupState.STABLE, ConsumerGroupType.CONSUMER)
-        described = admin.describe_consumer_groups(["readers"])["readers"].result(10)
+        described = admin.describe_consumer_groups(["readers"])["readers"].result(60)
         assert (described.state, described.partition_assignor) == (ConsumerGroupState.STABLE, assignor)
         assert [len(member.assignment.topic_partitions) for member in described.members] == [2, 2, 2]
         while len(members.consumers) > 1:
             members.consumers.pop(0).close()
             members.poll_until(members.balanced)
         members.close()
-        admin.delete_consumer_groups(["readers"])["readers"].result(10)
+        admin.delete_consumer_groups(["readers"])["readers"].result(60)
 
     await in_thread(scenario)
 
@@ -104,7 +104,7 @@ async def test_a_pattern_is_resolved_by_the_coordinator(cluster: MiniCluster) ->
         members.poll_until(members.balanced)
         admin = AdminClient({"bootstrap.servers": bootstrap})
         (created,) = admin.create_topics([NewTopic("flies", 2, 1)]).values()
-        created.result(20)
+        created.result(60)
         members.poll_until(lambda: members.sizes() == [PARTITIONS + 2])
         members.close()
 
@@ -204,7 +204,7 @@ def _change_protocol_and_back(bootstrap: str, strategy: str) -> None:
             members.poll_until(members.balanced)
             members.poll_until(lambda: len(set(members.messages)) == sent)  # noqa: B023 - called at once
         kind = ConsumerGroupType.CLASSIC if settings is classic else ConsumerGroupType.CONSUMER
-        (row,) = admin.list_consumer_groups().result(10).valid
+        (row,) = admin.list_consumer_groups().result(60).valid
         assert row.type == kind
     members.close()
 

@@ -27,7 +27,7 @@ DEADLINE_S = 60.0
 def make_topic(bootstrap: str, messages: int = 0) -> None:
     admin = AdminClient({"bootstrap.servers": bootstrap})
     (created,) = admin.create_topics([NewTopic(TOPIC, PARTITIONS, 1)]).values()
-    created.result(20)
+    created.result(60)
     produce(bootstrap, range(messages))
 
 
@@ -35,7 +35,7 @@ def produce(bootstrap: str, numbers: range) -> None:
     producer = confluent_kafka.Producer({"bootstrap.servers": bootstrap, "acks": "all", "enable.idempotence": True})
     for number in numbers:
         producer.produce(TOPIC, str(number).encode(), partition=number % PARTITIONS)
-    assert producer.flush(20) == 0
+    assert producer.flush(60) == 0
 
 
 def consumer(bootstrap: str, **settings: Any) -> confluent_kafka.Consumer:
@@ -179,26 +179,26 @@ async def test_administration_of_groups(mini_cluster: MiniCluster) -> None:
         members.add()
         members.poll_until(lambda: len(members.messages) == 6)
         members.consumers[0].commit(asynchronous=False)
-        listed = admin.list_consumer_groups().result(10)
+        listed = admin.list_consumer_groups().result(60)
         assert [(row.group_id, row.state) for row in listed.valid] == [("readers", ConsumerGroupState.STABLE)]
         assert listed.errors == []
-        described = admin.describe_consumer_groups(["readers"])["readers"].result(10)
+        described = admin.describe_consumer_groups(["readers"])["readers"].result(60)
         assert described.state is ConsumerGroupState.STABLE
         assert [len(member.assignment.topic_partitions) for member in described.members] == [PARTITIONS]
         with pytest.raises(confluent_kafka.KafkaException, match="NON_EMPTY_GROUP"):
-            admin.delete_consumer_groups(["readers"])["readers"].result(10)
+            admin.delete_consumer_groups(["readers"])["readers"].result(60)
         members.close()
         wanted = ConsumerGroupTopicPartitions("readers", [TopicPartition(TOPIC, index) for index in range(PARTITIONS)])
-        offsets = admin.list_consumer_group_offsets([wanted])["readers"].result(10)
+        offsets = admin.list_consumer_group_offsets([wanted])["readers"].result(60)
         assert {row.offset for row in offsets.topic_partitions} == {1}
         reset = ConsumerGroupTopicPartitions("readers", [TopicPartition(TOPIC, 0, 0)])
-        admin.alter_consumer_group_offsets([reset])["readers"].result(10)
-        everything = admin.list_consumer_group_offsets([ConsumerGroupTopicPartitions("readers")])["readers"].result(10)
+        admin.alter_consumer_group_offsets([reset])["readers"].result(60)
+        everything = admin.list_consumer_group_offsets([ConsumerGroupTopicPartitions("readers")])["readers"].result(60)
         assert sorted((row.partition, row.offset) for row in everything.topic_partitions)[0] == (0, 0)
-        admin.delete_consumer_groups(["readers"])["readers"].result(10)
-        assert admin.list_consumer_groups().result(10).valid == []
+        admin.delete_consumer_groups(["readers"])["readers"].result(60)
+        assert admin.list_consumer_groups().result(60).valid == []
         with pytest.raises(confluent_kafka.KafkaException, match="GROUP_ID_NOT_FOUND"):
-            admin.delete_consumer_groups(["readers"])["readers"].result(10)
+            admin.delete_consumer_groups(["readers"])["readers"].result(60)
 
     await in_thread(scenario)
 
