@@ -1,6 +1,6 @@
 """Spark data source and jobs that read a bucket's cold history without brokers.
 
-``views`` registers a view of SQL for each topic of a bucket (``spark/views.py``).
+``views`` registers a SQL view for each topic of a bucket (``spark/views.py``).
 """
 
 from __future__ import annotations

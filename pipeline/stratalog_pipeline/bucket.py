@@ -104,7 +104,7 @@ class Bucket:
         return asyncio.run_coroutine_threadsafe(awaited, self._loop)
 
     @contextmanager
-    def beside(self, work: Coroutine[Any, Any, None]) -> Iterator[None]:
+    def running(self, work: Coroutine[Any, Any, None]) -> Iterator[None]:
         """Run ``work``, which uses this store, while the block runs; cancel it at the end."""
         future = self._begin(work)
         try:

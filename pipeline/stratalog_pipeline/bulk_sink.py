@@ -1,9 +1,9 @@
-"""Writes rows as sealed segments straight to the bucket, as a new topic that all appears at once. Independent of Spark.
+"""Writes rows as sealed segments directly to the bucket, as a new topic that appears at once. Independent of Spark.
 
-The driver reserves the topic (``begin``), tasks write segments (``write_rows``), the driver attaches them (``commit``) or gives
-them up. All rows of a partition come in one task; their offsets follow each other from 0, or from where the options say. A task
-that is run again writes its segments again; only those of the task that ended are attached, the others are orphans, which a
-tiering worker deletes.
+The driver reserves the topic (``begin``), tasks write segments (``write_rows``), the driver attaches them (``commit``) or
+abandons them (``abandon``). One task writes all rows of a partition; offsets are contiguous, from 0 or ``firstOffsets``. A
+retried task writes its segments again. Only the segments of the attempt that succeeded are attached; a tiering worker deletes
+the others as orphans.
 """
 
 from __future__ import annotations

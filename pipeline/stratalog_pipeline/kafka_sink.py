@@ -21,6 +21,7 @@ from confluent_kafka.admin import AdminClient
 from stratalog_core.errors import Invalid, NotFound
 from stratalog_core.kafka_clients import as_ours, translated
 from stratalog_pipeline.brokers import options_checked
+from stratalog_pipeline.option_values import choice
 from stratalog_pipeline.options import BOOTSTRAP, CLIENT, check_known, client_options
 
 COLUMN_TYPES: Final[Mapping[str, tuple[str, ...]]] = {
@@ -33,7 +34,7 @@ COLUMN_TYPES: Final[Mapping[str, tuple[str, ...]]] = {
 }
 """The types of each column, as Spark prints them. Only ``value`` is required, and ``topic`` unless the option names one."""
 KNOWN: Final = ("topic", "rowsPerSecond", "delivery", "writeId", "writeBatch", "markers", "checkpointLocation")
-"""The last one is Spark's own, which it passes on with a stream's options."""
+"""The last one is Spark's own. Spark passes it on with the options of a stream."""
 WAIT_S: Final = 0.1
 FLUSH_S: Final = 30.0
 REQUEST_S_MAX: Final = 30.0
@@ -93,21 +94,13 @@ def parse_write_options(given: Mapping[str, str]) -> WriteOptions:
         topic=options.get("topic", "").strip() or None,
         client=client,
         rows_per_s=rows_per_s,
-        is_exactly_once=_chosen(options, "delivery", ("exactly-once", "at-least-once")) == "exactly-once",
+        is_exactly_once=choice(options, "delivery", ("exactly-once", "at-least-once")) == "exactly-once",
         write_id=options.get("writeid"),
         write_batch=_batch_number(options.get("writebatch", "0")),
-        trusts_markers=_chosen(options, "markers", ("strict", "trusted")) == "trusted",
+        trusts_markers=choice(options, "markers", ("strict", "trusted")) == "trusted",
     )
     _check_delivery(parsed)
     return parsed
-
-
-def _chosen(options: Mapping[str, str], name: str, choices: Sequence[str]) -> str:
-    """Return the value of an option, by default the first choice."""
-    value = options.get(name.lower(), choices[0]).strip().lower()
-    if value not in choices:
-        raise Invalid(f"option {name!r} is {value!r}; choose one of {', '.join(choices)}")
-    return value
 
 
 def _batch_number(text: str) -> int:
@@ -125,8 +118,8 @@ def _check_delivery(options: WriteOptions) -> None:
         return
     if options.topic is None:
         raise Invalid(
-            "option 'topic' is missing: a write that is exactly once keeps its markers with that topic, also if rows name "
-            "their own topics in a column; give it, or delivery=at-least-once"
+            "option 'topic' is missing: an exactly-once write keeps its markers with that topic, even if rows name "
+            "their topics in a column; give it, or delivery=at-least-once"
         )
     if options.write_batch and options.write_id is None:
         raise Invalid("option 'writeBatch' needs option 'writeId', the name of the series of writes")

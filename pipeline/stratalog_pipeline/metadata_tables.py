@@ -1,6 +1,6 @@
 """Tables about a topic's history instead of its records: segments, blocks, batches, manifests, and the tail at the brokers.
 
-They tell counts, sizes, offsets, times, producers and compression. Only ``batches`` reads data, and decompresses no record.
+They list counts, sizes, offsets, times, producers and compression. Only ``batches`` reads data, and it decompresses nothing.
 Independent of Spark.
 """
 

@@ -1,7 +1,7 @@
 """Options of the data source, parsed and checked: those of Spark's Kafka source, and a few of ours.
 
 Names are case-insensitive, as everywhere in Spark. An unknown name is refused, and the error suggests the nearest known one.
-``kafka.bootstrap.servers`` adds what is not in the bucket yet, read from the brokers, which also tell the bucket's URL; the
+``kafka.bootstrap.servers`` adds what is not in the bucket yet, read from the brokers, which also report the bucket's URL; the
 other ``kafka.*`` options configure that client (librdkafka) and have no effect without it. So a job moves from Kafka by
 changing the format's name. Source for Kafka's options: Spark's "Structured Streaming + Kafka Integration Guide". Pure.
 """
@@ -120,7 +120,7 @@ class ReadOptions:
     newest; such a read has no tail.
     ``client`` configures the client that reads from the brokers (librdkafka's names); empty: only the bucket is read, and
     ``missing_tail`` says how a read up to the latest record reports that newer records may exist. ``poll_timeout_s`` bounds the
-    wait for the brokers' next record. ``takes_lease``: a batch read keeps what it reads from being deleted.
+    wait for the brokers' next record. ``takes_lease``: a batch read holds a lease on what it reads.
     """
 
     store: str
@@ -251,7 +251,7 @@ def _store(options: Mapping[str, str]) -> str:
     if not places and not client_options(options):
         raise Invalid(
             "options 'path' and 'store' are both missing: give one of them, such as file:///dir or s3://bucket/prefix, or"
-            f" {CLIENT}{BOOTSTRAP}, whose brokers tell the URL"
+            f" {CLIENT}{BOOTSTRAP}, whose brokers report the URL"
         )
     return places.pop() if places else ""
 

@@ -8,11 +8,11 @@ partition follow each other in offset order.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import groupby, pairwise
-from typing import Final, cast
+from typing import Final, TypeVar, cast
 from uuid import UUID
 
 from stratalog_core.errors import Invalid
@@ -21,8 +21,9 @@ from stratalog_tiering.cold.archive import ambiguous_name
 from stratalog_tiering.format.descriptor import TopicDescriptor
 from stratalog_tiering.format.manifest import SegmentEntry
 
+Item = TypeVar("Item")
 OPEN_BYTES: Final = 4 * 1024 * 1024
-"""Cost of opening a segment or a client, in bytes that could be read meanwhile, as Spark's files.openCostInBytes."""
+"""Cost of opening a segment or a client, in bytes that could be read in the same time, as Spark's files.openCostInBytes."""
 RECORD_BYTES: Final = 256
 """Assumed stored bytes of a record where only offsets are known. Records of 1 KB take about this much in zstd batches."""
 PARTITIONS_LISTED: Final = 20
@@ -172,7 +173,7 @@ def position(offset: int, available: OffsetRange) -> int:
 
 
 def nearest(offset: int, available: OffsetRange) -> int:
-    """Return the offset of a time, moved into ``available``: the brokers may have found a record that came, or went, later."""
+    """Clamp the offset of a time to ``available``: the brokers may have found a record that was added or removed since."""
     return min(max(offset, available.first), available.end)
 
 
@@ -187,7 +188,7 @@ def within(
         holder = "the topic" if is_live else "the bucket"
         beyond = "nothing is committed" if is_live else "nothing is offloaded, and kafka.bootstrap.servers is not set"
         raise Invalid(
-            f"{name}: offsets {wanted.first}..{wanted.end} are wanted, and {holder} holds {available.first}..{available.end}. "
+            f"{name}: offsets {wanted.first}..{wanted.end} are requested; {holder} holds {available.first}..{available.end}. "
             f"Retention removed the records below; beyond the end {beyond}. "
             "Set failOnDataLoss to false to read what is there",
             topic=name.topic,
@@ -206,7 +207,7 @@ def outside(wanted: OffsetRange, cold: OffsetRange) -> list[OffsetRange]:
 
 
 def describe_missing_tail(ends: Sequence[ColdEnd]) -> str:
-    """Return the sentence that tells users where a read without brokers ended."""
+    """Return the message that says where a read without brokers ended."""
     listed = ", ".join(_described(end) for end in ends[:PARTITIONS_LISTED])
     more = f" and {len(ends) - PARTITIONS_LISTED} more partitions" if len(ends) > PARTITIONS_LISTED else ""
     return (
@@ -312,6 +313,22 @@ def plan_tasks(splits: Sequence[Split | BrokerSplit], cut: Cut) -> list[tuple[Sp
         run.append(split)
         run_bytes, run_records = run_bytes + weight, run_records + records
     return [*tasks, tuple(run)] if run else tasks
+
+
+def grouped(items: Iterable[tuple[Item, int]], bytes_max: int, count_max: int = 0) -> list[tuple[Item, ...]]:
+    """Join neighbouring items, each with its cost in bytes, into groups of at most ``bytes_max``, or of one larger item.
+
+    ``count_max`` bounds the number of items in a group; 0: no bound.
+    """
+    groups: list[list[Item]] = []
+    group_bytes = 0
+    for item, cost in items:
+        if not groups or group_bytes + cost > bytes_max or len(groups[-1]) == count_max:
+            groups.append([])
+            group_bytes = 0
+        groups[-1].append(item)
+        group_bytes += cost
+    return [tuple(group) for group in groups]
 
 
 def plan_repeatable_tasks(ranges: Sequence[BrokerSplit], cut: Cut) -> list[tuple[BrokerSplit, ...]]:

@@ -42,5 +42,5 @@ def kept(bucket: Bucket, lease: SharedLease | None) -> Iterator[None]:
     if lease is None:
         yield
         return
-    with bucket.beside(lease.keep(bucket.store, SystemClock())):
+    with bucket.running(lease.keep(bucket.store, SystemClock())):
         yield

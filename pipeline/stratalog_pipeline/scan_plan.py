@@ -105,7 +105,7 @@ def plan_repeatable_scan(bucket: Bucket, options: ReadOptions) -> ScanPlan:
 
 
 def partition_limits(bucket: Bucket, options: ReadOptions) -> dict[PartitionName, tuple[OffsetRange, OffsetRange]]:
-    """Return of each selected partition what is available, at the brokers or else in the bucket, and what the options select.
+    """Return two ranges per selected partition: what the brokers, or else the bucket, have, and what the options select.
 
     Raises as :func:`plan_scan`.
     """
@@ -181,7 +181,7 @@ def _cut(options: ReadOptions) -> Cut:
 
 
 def _check_offloaded(topics: Mapping[str, TopicDescriptor], histories: Sequence[History]) -> None:
-    """Raise ``NotFound`` for a topic none of whose partitions has history, all of them having been looked at."""
+    """Raise ``NotFound`` for a topic without history, if all of its partitions were looked up."""
     for name, topic in topics.items():
         looked_at = [history for history in histories if history.name.topic == name]
         if len(looked_at) == topic.partition_count > 0 and all(history.pointer is None for history in looked_at):
@@ -204,7 +204,7 @@ def _check_bounds(options: ReadOptions, wanted: Mapping[str, Sequence[int]]) -> 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Bounds:
-    """Both bounds of a read as offsets; None if no record is so late. ``live``: limits of the partitions that brokers serve."""
+    """Both bounds of a read as offsets; None if no record is that recent. ``live``: limits of partitions that brokers serve."""
 
     options: ReadOptions
     live: Mapping[PartitionName, OffsetRange]
@@ -226,7 +226,7 @@ class _Bounds:
         first, end = self.firsts[name], self.ends[name]
         if first is None and not self.options.missing_timestamp_is_latest:
             raise Invalid(
-                f"{name}: no record is as late as the wanted start; "
+                f"{name}: there is no record at or after the requested start time; "
                 "set startingOffsetsByTimestampStrategy to latest to read nothing of such partitions"
             )
         if first is not None and end is not None and first > end and self._is_given(history):
@@ -245,7 +245,7 @@ class _Bounds:
         return offset == LATEST and self.ends[history.name] in (None, history.offsets.end)
 
     def _is_given(self, history: History) -> bool:
-        """Return whether both bounds are places of their own: only such a start can be after its end by mistake."""
+        """Return whether both bounds are explicit offsets or times: only then is a start after the end the user's mistake."""
         return not any(
             isinstance(bound, AllAt) or (isinstance(bound, AtOffsets) and _of(bound.offsets, history.name) < 0)
             for bound in (self.options.start, self.options.end)

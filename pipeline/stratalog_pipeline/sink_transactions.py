@@ -1,15 +1,15 @@
 """Sends the rows of a task exactly once: its rows and its marker are committed in one transaction. Independent of Spark.
 
-A *unit* is the part of a batch that one task writes. Its marker is an offset that is committed in a consumer group of its own:
-the offset is the number of the batch, the metadata tells how many rows were written, and their checksum. The order of steps
-makes it exact:
+A *unit* is the part of a batch that one task writes. Its marker is an offset that is committed in the unit's own consumer
+group: the offset is the batch number; the metadata holds the number of rows and their checksum. These steps, in this order,
+write each row exactly once:
 
-1. The unit's producer begins. That fences every earlier attempt that may still run, and decides its transaction.
-2. The marker is read. If it tells this batch, nothing is sent.
-3. The rows are sent, and committed together with the marker.
+1. Initialize the unit's producer. This fences every earlier attempt that may still run, and ends its transaction.
+2. Read the marker. If it names this batch, send nothing.
+3. Send the rows, and commit them in one transaction with the marker.
 
-If the answer of the commit is lost, steps 1 and 2 are done again, and the marker tells. Always: rows that a reader of committed
-data sees are those of units whose markers are there.
+If the reply to the commit is lost, steps 1 and 2 are repeated, and the marker shows the outcome. Invariant: read_committed
+consumers see the rows of exactly those units that have markers.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ from stratalog_pipeline.brokers import options_checked
 from stratalog_pipeline.kafka_sink import CLIENT_DEFAULTS, REQUEST_S_MAX, Row, WriteOptions, rows_of, send_rows
 
 PREFIX: Final = "stratalog-sink-"
-"""Of transactional ids and of the groups of markers, so that one ACL with a prefix covers them."""
+"""Prefix of transactional ids and of marker groups, so that one prefixed ACL covers both."""
 TRANSACTION_TIMEOUT_MS: Final = 900_000
-"""The longest that brokers allow by default: a task's rows must be written in this time."""
+"""The maximum that brokers allow by default. A task must write its rows in this time."""
 DECIDE_S: Final = 120.0
-"""For an earlier transaction to be decided, and for a commit to be answered."""
+"""Time limit for an earlier transaction to end, and for the reply to a commit."""
 _SUM_MASK: Final = 2**64 - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unit:
-    """Task number ``task`` of batch number ``batch`` of a write, whose batches follow each other from 0 on."""
+    """Task number ``task`` of batch number ``batch`` of a write. Batches are numbered from 0."""
 
     write: str
     batch: int
@@ -50,7 +50,7 @@ class Unit:
 
     @property
     def name(self) -> str:
-        """The transactional id of its producer and the group of its marker: the same for all batches, to have few of them."""
+        """The unit's transactional id and marker group. All batches share them, which bounds their number."""
         return f"{PREFIX}{self.write}-{self.task}"
 
 
@@ -77,7 +77,7 @@ class RowsSum:
         self.checksum = 0
 
     def counted(self, rows: Iterable[Row]) -> Iterator[Row]:
-        """Yield the rows, which are counted on their way."""
+        """Yield the rows, and count them."""
         for row in rows:
             self.rows += 1
             self.checksum = (self.checksum + _crc(row["value"], _crc(row["key"], 0))) & _SUM_MASK
@@ -113,7 +113,7 @@ def send_once(batches: Iterable[pa.RecordBatch], options: WriteOptions, unit: Un
 
 
 def _compared(unit: Unit, written: Marker, rows: Iterable[Row], total: RowsSum) -> int:
-    """Raise ``Conflict`` unless the rows are those that were written: then others may be written twice, or never."""
+    """Raise ``Conflict`` unless the rows are those that were written; otherwise rows could be written twice, or never."""
     for _ in rows:
         pass
     if (total.rows, total.checksum) != (written.rows, written.checksum):
@@ -127,7 +127,7 @@ def _compared(unit: Unit, written: Marker, rows: Iterable[Row], total: RowsSum) 
 
 
 def _begin(options: WriteOptions, unit: Unit) -> Producer:
-    """Return a producer that has fenced the unit's earlier attempts, whose transactions are decided."""
+    """Return a producer that has fenced the unit's earlier attempts and ended their transactions."""
     timeout = {"transaction.timeout.ms": TRANSACTION_TIMEOUT_MS}
     with options_checked():
         producer = Producer({**CLIENT_DEFAULTS, **timeout, **options.client, "transactional.id": unit.name})
@@ -157,9 +157,9 @@ def _check_batch_before(options: WriteOptions, unit: Unit, own: Marker | None) -
     if first is None or first.batch not in wanted:
         raise Conflict(
             f"there is no marker of batch {unit.batch - 1} of write {unit.write} with topic {options.topic}: it expired "
-            "(offsets.retention.minutes of the brokers), the topic was made again, or earlier batches were written elsewhere "
-            f"or with delivery=at-least-once. Batch {unit.batch} may be written in part. If it is not, or if its rows may be "
-            "there twice, go on with the option markers=trusted"
+            "(offsets.retention.minutes of the brokers), the topic was recreated, or earlier batches were written elsewhere "
+            f"or with delivery=at-least-once. Batch {unit.batch} may be partly written. If it is not, or if duplicates "
+            "are acceptable, continue with the option markers=trusted"
         )
 
 
@@ -252,7 +252,7 @@ def _commit(producer: Producer, unit: Unit) -> bool:
 
 
 def _resolve(options: WriteOptions, unit: Unit) -> None:
-    """Find out what became of a commit. Raises ``Unavailable`` if nothing is written, ``OutcomeUnknown`` if it cannot tell."""
+    """Determine the outcome of a commit. Raises ``Unavailable`` if nothing is written, ``OutcomeUnknown`` if it is unknown."""
     try:
         _begin(options, unit)
         found = written_marker(options, unit)
@@ -265,7 +265,7 @@ def _resolve(options: WriteOptions, unit: Unit) -> None:
 def _explained(fenced: Fenced, unit: Unit, began: float) -> Fenced:
     return Fenced(
         f"another attempt of {unit.name} took over, or its transaction, open for {time.monotonic() - began:.0f} s, exceeded "
-        f"its time: use more tasks, or raise kafka.transaction.timeout.ms ({fenced.message})"
+        f"its timeout: use more tasks, or raise kafka.transaction.timeout.ms ({fenced.message})"
     )
 
 

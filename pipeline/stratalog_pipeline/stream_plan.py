@@ -49,15 +49,17 @@ def check_no_loss(start: Offsets, found: Available) -> None:
         for number, offset in partitions.items():
             held = found.get((topic, number))
             if held is None:
-                raise Invalid(f"{topic}-{number} is gone, and the stream stopped at its offset {offset}; {_REMEDY}")
+                raise Invalid(
+                    f"{topic}-{number} does not exist any more, but the stream stopped at its offset {offset}; {_REMEDY}"
+                )
             if not held.first <= offset <= held.end:
                 raise Invalid(
-                    f"{topic}-{number} has offsets {held.first}..{held.end}, and the stream stopped at {offset}: retention "
+                    f"{topic}-{number} has offsets {held.first}..{held.end}, but the stream stopped at {offset}: retention "
                     f"removed records, or the topic was created again; {_REMEDY}"
                 )
 
 
-_REMEDY = "set failOnDataLoss to false to go on with what is there, or begin with a new checkpoint"
+_REMEDY = "set failOnDataLoss to false to continue with what is available, or start with a new checkpoint"
 
 
 def next_end(start: Offsets, found: Available, rows_max: int | None) -> Offsets:
@@ -80,12 +82,12 @@ def next_end(start: Offsets, found: Available, rows_max: int | None) -> Offsets:
 
 
 def new_offsets(start: Offsets, found: Available) -> int:
-    """Return the number of offsets behind ``start``."""
+    """Return the number of offsets after ``start``."""
     return sum(held.end - _begin(start, place, held) for place, held in found.items())
 
 
 def cut_at(found: Available, target: Offsets) -> Available:
-    """Return ``found`` without what lies behind ``target``, and without partitions that it does not have."""
+    """Return ``found`` up to ``target``, without partitions that ``target`` lacks."""
     return {
         (topic, number): OffsetRange(first=held.first, end=max(held.first, min(held.end, target[topic][number])))
         for (topic, number), held in found.items()
@@ -126,7 +128,7 @@ def batch_bounds(start: Offsets, end: Offsets) -> tuple[PerPartition, PerPartiti
 
 
 def _begin(start: Offsets, place: tuple[str, str], held: OffsetRange) -> int:
-    """Return where a partition is read from, moved into what is available."""
+    """Return the offset where a partition's read starts, clamped to the available range."""
     topic, number = place
     return min(max(start.get(topic, {}).get(number, held.first), held.first), held.end)
 

@@ -34,10 +34,10 @@ def check_spark(master: str, store: str | None) -> list[Finding]:
         return [fail("spark driver", "there is no pyspark", "pip install 'stratalog[spark]'")]
     if tuple(map(int, pyspark.__version__.split(".")[:2])) < SPARK_MIN:
         return [fail("spark driver", f"pyspark is {pyspark.__version__}; the minimum is 4.2", "pip install 'stratalog[spark]'")]
-    from stratalog_pipeline.jobs.session import clear_errors, job_session
+    from stratalog_pipeline.jobs.session import job_session, translated_errors
 
     try:
-        with job_session("doctor", master) as session, clear_errors():
+        with job_session("doctor", master) as session, translated_errors():
             return [_check_source(session), *executor_findings(_run(session, store), store)]
     except StratalogError as failed:
         return [fail("spark", failed.message, "see the logs of the executors; their Python must have the driver's version")]

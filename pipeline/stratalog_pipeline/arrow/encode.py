@@ -28,11 +28,11 @@ _HEADER: Final = pa.struct([("key", pa.string()), ("value", pa.binary())])
 
 
 class _Field(NamedTuple):
-    """A nullable binary column: where each row begins in ``data``, and whether it is there."""
+    """A nullable binary column: the rows' offsets into ``data``, and which rows are valid."""
 
     offsets: Ints32
     data: Bytes
-    there: Bytes
+    valid: Bytes
 
     @property
     def sizes(self) -> Ints64:
@@ -68,10 +68,10 @@ def encode_batches(rows: pa.RecordBatch, base_offset: int, codec: int, now_ms: i
 def partitions_of(keys: pa.Array, count: int) -> pa.Array:
     """The partition of each key among ``count``, as Java's client chooses it; null for a null."""
     column = _binary(keys)
-    offsets, data, there = _parts(column)
+    offsets, data, valid = _parts(column)
     found = np.empty(len(column), np.int32)
     hash_keys(offsets, data, count, found)
-    return pa.array(found, pa.int32(), mask=there == 0)
+    return pa.array(found, pa.int32(), mask=valid == 0)
 
 
 def _as_is(body: Buffer) -> Buffer:
@@ -112,10 +112,10 @@ def _parts(column: pa.Array) -> _Field:
     count, start = len(column), column.offset
     begins = np.frombuffer(offsets, np.int32, count + 1, 4 * start) if offsets is not None else np.zeros(1, np.int32)
     content = np.frombuffer(data, np.uint8) if data is not None and data.size else _NO_BYTES
-    return _Field(begins, content, _there(column))
+    return _Field(begins, content, _valid(column))
 
 
-def _there(column: pa.Array) -> Bytes:
+def _valid(column: pa.Array) -> Bytes:
     if not column.null_count:
         return np.ones(len(column), np.uint8)
     return np.asarray(column.is_valid().to_numpy(zero_copy_only=False), np.uint8)
@@ -131,7 +131,7 @@ def _headers(rows: pa.RecordBatch) -> tuple[Ints32, _Field, _Field]:
     flat = column.flatten()
     begins = np.concatenate(([0], np.cumsum(column.value_lengths().to_numpy(zero_copy_only=False)))).astype(np.int32)
     names = _parts(flat.field("key").cast(pa.binary()))
-    if flat.null_count or not names.there.all():
+    if flat.null_count or not names.valid.all():
         raise Invalid("a header has no key; give each header one")
     return begins, names, _parts(_binary(flat.field("value")))
 

@@ -23,17 +23,17 @@ _MASK: Final = 0xFFFFFFFF
 
 
 @inlined
-def _field_bytes(offsets: Ints32, there: Bytes, row: Int) -> Int:
+def _field_bytes(offsets: Ints32, valid: Bytes, row: Int) -> Int:
     """The size of a nullable field with its length."""
-    if not there[row]:
+    if not valid[row]:
         return 1
     length: Int = np.int64(offsets[row + 1]) - offsets[row]
     return varint_bytes(length) + length
 
 
 @inlined
-def _put_field(out: Bytes, at: Int, offsets: Ints32, data: Bytes, there: Bytes, row: Int) -> Int:
-    if not there[row]:
+def _put_field(out: Bytes, at: Int, offsets: Ints32, data: Bytes, valid: Bytes, row: Int) -> Int:
+    if not valid[row]:
         out[at] = 1  # the length -1
         return at + 1
     length: Int = np.int64(offsets[row + 1]) - offsets[row]
@@ -51,19 +51,19 @@ def write_records(
     times_ms: Ints64,
     key_offsets: Ints32,
     key_data: Bytes,
-    key_there: Bytes,
+    key_valid: Bytes,
     value_offsets: Ints32,
     value_data: Bytes,
-    value_there: Bytes,
+    value_valid: Bytes,
     header_rows: Ints32,
     name_offsets: Ints32,
     name_data: Bytes,
-    name_there: Bytes,
+    name_valid: Bytes,
     content_offsets: Ints32,
     content_data: Bytes,
-    content_there: Bytes,
+    content_valid: Bytes,
 ) -> Int:
-    """Write the rows from ``first`` to below ``last`` to ``out`` from position ``at`` on; returns the position behind them.
+    """Write rows ``first`` (inclusive) to ``last`` (exclusive) to ``out`` at position ``at``; return the position after them.
 
     The first row has delta 0. ``header_rows`` has for each row where its headers begin among all headers, and the end of the
     last row's; it is empty if no row has any.
@@ -77,22 +77,22 @@ def write_records(
             1
             + varint_bytes(time_delta)
             + varint_bytes(offset_delta)
-            + _field_bytes(key_offsets, key_there, row)
-            + _field_bytes(value_offsets, value_there, row)
+            + _field_bytes(key_offsets, key_valid, row)
+            + _field_bytes(value_offsets, value_valid, row)
             + varint_bytes(end - begin)
         )
         for header in range(begin, end):
-            size += _field_bytes(name_offsets, name_there, header) + _field_bytes(content_offsets, content_there, header)
+            size += _field_bytes(name_offsets, name_valid, header) + _field_bytes(content_offsets, content_valid, header)
         at = put_varint(out, at, size)
         out[at] = 0
         at = put_varint(out, at + 1, time_delta)
         at = put_varint(out, at, offset_delta)
-        at = _put_field(out, at, key_offsets, key_data, key_there, row)
-        at = _put_field(out, at, value_offsets, value_data, value_there, row)
+        at = _put_field(out, at, key_offsets, key_data, key_valid, row)
+        at = _put_field(out, at, value_offsets, value_data, value_valid, row)
         at = put_varint(out, at, end - begin)
         for header in range(begin, end):
-            at = _put_field(out, at, name_offsets, name_data, name_there, header)
-            at = _put_field(out, at, content_offsets, content_data, content_there, header)
+            at = _put_field(out, at, name_offsets, name_data, name_valid, header)
+            at = _put_field(out, at, content_offsets, content_data, content_valid, header)
     return at
 
 

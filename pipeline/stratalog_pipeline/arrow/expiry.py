@@ -1,4 +1,4 @@
-"""Leaves out rows whose record has expired by a header (``stratalog_core.batches.record_expiry``)."""
+"""Removes the rows of records that have expired by a header (``stratalog_core.batches.record_expiry``)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _HEADERS: Final = "headers"
 
 
 def with_headers(columns: Sequence[str]) -> tuple[str, ...]:
-    """Return the columns to read so that expiry can be told."""
+    """Return the columns to read: those given, and the headers, which hold the expiry."""
     return tuple(columns) if _HEADERS in columns else (*columns, _HEADERS)
 
 

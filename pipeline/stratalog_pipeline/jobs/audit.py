@@ -30,7 +30,7 @@ from stratalog_pipeline.jobs.batch_statistics import BatchStatistics, repeated_r
 from stratalog_pipeline.jobs.lease import reader_lease
 from stratalog_pipeline.jobs.session import OnProgress, run_tasks
 from stratalog_pipeline.options import ReadOptions
-from stratalog_pipeline.planning import OPEN_BYTES, OffsetRange, PartitionName
+from stratalog_pipeline.planning import OPEN_BYTES, OffsetRange, PartitionName, grouped
 from stratalog_pipeline.scan_plan import wanted_partitions
 from stratalog_pipeline.segments import located, parts_of, range_of, requested_together
 from stratalog_tiering.cold.segment_check import check_presence
@@ -138,7 +138,7 @@ def plan_audit(bucket: Bucket, options: ReadOptions) -> list[PartitionPlan]:
 
 
 def _compare(pointer: ManifestPointer | None, at_brokers: OffsetRange) -> list[str]:
-    """Return in which way a bucket's history contradicts the brokers, which may have records before and after it."""
+    """Return the contradictions between the bucket and the brokers, which may have records before and after its history."""
     if pointer is None:
         return []
     problems: list[str] = []
@@ -153,17 +153,7 @@ def _compare(pointer: ManifestPointer | None, at_brokers: OffsetRange) -> list[s
 
 def audit_tasks(plans: Iterable[PartitionPlan], task_bytes: int) -> list[tuple[SegmentTask, ...]]:
     """Return the segments to read as tasks of about ``task_bytes`` stored bytes, or of one larger segment."""
-    tasks: list[tuple[SegmentTask, ...]] = []
-    run: list[SegmentTask] = []
-    run_bytes = 0
-    for one in _segment_tasks(plans):
-        weight = OPEN_BYTES + one.entry.stored_bytes
-        if run and run_bytes + weight > task_bytes:
-            tasks.append(tuple(run))
-            run, run_bytes = [], 0
-        run.append(one)
-        run_bytes += weight
-    return [*tasks, tuple(run)] if run else tasks
+    return grouped(((each, OPEN_BYTES + each.entry.stored_bytes) for each in _segment_tasks(plans)), task_bytes)
 
 
 def _segment_tasks(plans: Iterable[PartitionPlan]) -> Iterator[SegmentTask]:
@@ -198,10 +188,10 @@ def _audit_segment(bucket: Bucket, task: SegmentTask) -> SegmentResult:
 def _audit_blocks(
     bucket: Bucket, entry: SegmentEntry, footer: SegmentFooter, statistics: BatchStatistics, leaves: bytearray
 ) -> Iterator[str]:
-    """Yield a message for each problem in the blocks. Reads are ahead of the checks, and go on behind an unreadable block.
+    """Yield a message for each problem in the blocks. Reads run ahead of the checks, and continue after an unreadable block.
 
-    Neighbouring blocks are read by one request: alone, each costs a third more time of the processor. An unreadable run of
-    blocks is read again block by block.
+    Adjacent blocks are read by one request: a request per block takes a third more CPU time. An unreadable run of blocks is
+    read again block by block.
     """
     cipher, runs = bucket.cipher(footer), deque(requested_together(footer.blocks))
     while runs:

@@ -1,7 +1,7 @@
-"""Backfill: a data frame, files, or a topic of another Kafka cluster as a new topic, written straight to the bucket.
+"""Backfill: writes a data frame, files, or a topic of another Kafka cluster as a new topic, directly to the bucket.
 
-The bulk sink writes. Rows are placed and ordered as it wants: by partition, then by time. A copied topic keeps its partitions
-and its order. The topic appears as a whole at the end.
+The bulk sink writes the segments. It needs all rows of a partition in one task, so rows are sorted by partition, then by time;
+a copied topic keeps its partitions and its order. The topic appears as a whole at the end.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pyspark.sql.types import IntegerType
 from stratalog_core.errors import Invalid
 from stratalog_pipeline.arrow.encode import partitions_of
 from stratalog_pipeline.jobs.backfill_sources import KafkaRange, avro_rows, kafka_rows
-from stratalog_pipeline.jobs.session import OnProgress, clear_errors, watched
+from stratalog_pipeline.jobs.session import OnProgress, translated_errors, watched
 
 FORMATS: Final = ("parquet", "orc", "json", "csv", "avro")
 _COLUMNS: Final = {
@@ -55,7 +55,7 @@ class BackfillResult:
 
 
 def backfill(frame: DataFrame, target: BulkTarget) -> None:
-    """Write the rows of ``frame`` as a new topic, straight to its bucket. Raises what a write of Spark raises.
+    """Write the rows of ``frame`` as a new topic, directly to its bucket. Raises what a Spark write raises.
 
     Columns are those of Spark's Kafka sink, and ``timestamp``. Rows go to the partitions in column ``partition``; without it
     where Java's client would send their keys, rows without a key by their values. Within a partition they are in the order of
@@ -94,7 +94,7 @@ def backfill_files(
     store and metadata.
     """
     began, counted = time.monotonic(), Observation()
-    with clear_errors(), watched(spark, on_progress):
+    with translated_errors(), watched(spark, on_progress):
         rows = _file_rows(spark, paths, file_format, avro_schema)
         chosen = [_expression(rows, name, expressions.get(name)) for name in _COLUMNS]
         records = rows.select(*(column for column in chosen if column is not None))
@@ -128,7 +128,7 @@ def backfill_kafka(
     if target.partitions != len(found.splits):
         raise Invalid(f"the source has {len(found.splits)} partitions, so the new topic has as many, not {target.partitions}")
     firsts = [split.offsets.first for split in found.splits] if keeps_offsets else ()
-    with clear_errors(), watched(spark, on_progress):
+    with translated_errors(), watched(spark, on_progress):
         rows = kafka_rows(spark, found, keeps_offsets=keeps_offsets)
         _write(rows.observe(counted, sql.count(sql.lit(1)).alias("records")), target, firsts)
         count = int(counted.get["records"])

@@ -1,4 +1,4 @@
-"""Sources of a backfill that Spark reads by JARs only: Avro files, and a topic of another Kafka cluster."""
+"""Sources of a backfill that Spark itself reads only with extra JARs: Avro files, and a topic of another Kafka cluster."""
 
 from __future__ import annotations
 
@@ -116,8 +116,8 @@ def _without_gaps(runs: Iterator[Sequence[Any]], split: BrokerSplit) -> Iterator
 
 def _gap(split: BrokerSplit, first: int, end: int) -> Invalid:
     return Invalid(
-        f"{split.name} has no records at offsets {first}..{end - 1}, as after compaction or a transaction: offsets cannot be"
-        " kept, leave out --keep-offsets"
+        f"{split.name} has no records at offsets {first}..{end - 1}, as after compaction or a transaction, so offsets cannot"
+        " be kept: leave out --keep-offsets"
     )
 
 

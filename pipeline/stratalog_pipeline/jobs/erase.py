@@ -19,7 +19,7 @@ from stratalog_pipeline.catalog import load_history, load_segments
 from stratalog_pipeline.jobs.lease import reader_lease
 from stratalog_pipeline.jobs.session import OnProgress, run_tasks
 from stratalog_pipeline.options import ReadOptions
-from stratalog_pipeline.planning import OPEN_BYTES, OffsetRange, PartitionName
+from stratalog_pipeline.planning import OPEN_BYTES, OffsetRange, PartitionName, grouped
 from stratalog_pipeline.scan_plan import wanted_partitions
 from stratalog_pipeline.segments import read_blocks
 from stratalog_tiering.core.erasure import Selection, selected_or_unreadable
@@ -41,7 +41,7 @@ class SearchTask:
 class FoundRecords:
     """A segment with ``records`` selected records. Offsets: end exclusive.
 
-    Nobody can say what is in its ``unreadable_batches``; ``first_unreadable`` says where the first is, and why.
+    Its ``unreadable_batches`` could not be searched; ``first_unreadable`` names the first and the reason.
     """
 
     name: PartitionName
@@ -102,16 +102,8 @@ def search_tasks(
     segments: Iterable[tuple[PartitionName, SegmentEntry]], selection: Selection, task_bytes: int
 ) -> list[SearchTask]:
     """Return tasks of about ``task_bytes`` stored bytes, or of one larger segment."""
-    groups: list[list[tuple[PartitionName, SegmentEntry]]] = []
-    group_bytes = 0
-    for name, entry in segments:
-        weight = OPEN_BYTES + entry.stored_bytes
-        if not groups or group_bytes + weight > task_bytes:
-            groups.append([])
-            group_bytes = 0
-        groups[-1].append((name, entry))
-        group_bytes += weight
-    return [SearchTask(selection=selection, segments=tuple(group)) for group in groups]
+    costs = (((name, entry), OPEN_BYTES + entry.stored_bytes) for name, entry in segments)
+    return [SearchTask(selection=selection, segments=group) for group in grouped(costs, task_bytes)]
 
 
 def search_segments(bucket: Bucket, task: SearchTask) -> list[FoundRecords]:

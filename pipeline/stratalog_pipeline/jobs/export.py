@@ -1,11 +1,11 @@
-"""Export: cold history to Parquet files, each record exactly once, now or kept current by running it again.
+"""Export: writes cold history to Parquet files, each record exactly once. Each run adds what was offloaded since the last.
 
-A run exports what was offloaded since the last one. Its plan cuts partitions into offset ranges, one file each, and is recorded
+A run's plan cuts partitions into offset ranges, one file each, and is recorded
 before the first file is written (``export_journal.py``). A file appears whole or not at all, under a name that its range
 determines, so a task that is retried and a run that is resumed write nothing twice. An interrupted run shows only complete
 files.
 
-Files lie in ``topic=NAME/partition=N/``, as Spark, pyarrow and DuckDB expect; topic and partition are not columns of theirs.
+Files are stored in ``topic=NAME/partition=N/``, as Spark, pyarrow and DuckDB expect, without columns topic and partition.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from stratalog_pipeline.jobs.export_journal import Journal, Plan, PlannedFile, W
 from stratalog_pipeline.jobs.lease import reader_lease
 from stratalog_pipeline.jobs.session import OnProgress, make_directory, run_tasks
 from stratalog_pipeline.options import ReadOptions
-from stratalog_pipeline.planning import Cut, OffsetRange, PartitionName, SegmentSlice, Split, plan_splits
+from stratalog_pipeline.planning import Cut, OffsetRange, PartitionName, SegmentSlice, Split, grouped, plan_splits
 from stratalog_pipeline.scan import scan_split
 from stratalog_pipeline.scan_plan import wanted_partitions
 from stratalog_pipeline.value_formats.values import CORRUPT_RECORD, Values, check_same_values, resolve
@@ -47,7 +47,7 @@ FILES_PER_TASK: Final = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportResult:
-    """``files`` are those of this run, of which ``was_resumed`` says whether an interrupted one was finished first."""
+    """``files`` are those of this run. ``was_resumed``: this run finished an interrupted one."""
 
     run: int
     files: tuple[WrittenFile, ...] = field(default=())
@@ -112,7 +112,7 @@ def export(
             out.run(_abort_uploads(out))
         tasks = export_tasks(bucket, plan, verify=verify, allow_gaps=allow_gaps)
         written = run_tasks(
-            spark, options.store, _grouped(tasks, options.split_bytes), partial(_write_all, target), on_progress
+            spark, options.store, write_tasks(tasks, options.split_bytes), partial(_write_all, target), on_progress
         )
         files = [file for group in written for file in group]
         finish_run(out, journal, files)
@@ -139,7 +139,7 @@ def check_same_options(journal: Journal, options: ReadOptions, *, has_place: boo
 
 
 def finish_run(out: Bucket, journal: Journal, files: list[WrittenFile]) -> None:
-    """Record that the run is complete. All of its files are, so an open upload is one of an attempt that died."""
+    """Record that the run is complete. All of its files are complete, so an open upload belongs to an attempt that died."""
     out.run(_abort_uploads(out))
     journal.finish(files)
 
@@ -272,7 +272,7 @@ def export_tasks(bucket: Bucket, plan: Plan, *, verify: bool, allow_gaps: bool) 
 
 
 def _split(file: PlannedFile, segments: Iterable[SegmentEntry]) -> Split:
-    """Return the split with exactly the records of the file; blocks at its borders are read for its neighbours, too."""
+    """Return the split with exactly the records of the file. Blocks at its borders are read for the adjacent files, too."""
     slices = tuple(
         SegmentSlice(segment=entry, blocks_from=entry.base_offset, blocks_end=entry.end_offset)
         for entry in segments
@@ -281,18 +281,10 @@ def _split(file: PlannedFile, segments: Iterable[SegmentEntry]) -> Split:
     return Split(name=file.name, offsets=file.offsets, slices=slices)
 
 
-def _grouped(tasks: Sequence[FileTask], task_bytes: int) -> list[tuple[FileTask, ...]]:
+def write_tasks(files: Sequence[FileTask], task_bytes: int) -> list[tuple[FileTask, ...]]:
     """Join small files into tasks of about ``task_bytes``, so that a thousand quiet partitions are not a thousand tasks."""
-    groups: list[list[FileTask]] = []
-    group_bytes = task_bytes
-    for task in tasks:
-        weight = sum(_share(piece.segment, task.file) for piece in task.split.slices)
-        if group_bytes + weight > task_bytes or len(groups[-1]) == FILES_PER_TASK:
-            groups.append([])
-            group_bytes = 0
-        groups[-1].append(task)
-        group_bytes += weight
-    return [tuple(group) for group in groups]
+    sizes = (sum(_share(piece.segment, each.file) for piece in each.split.slices) for each in files)
+    return grouped(zip(files, sizes, strict=True), task_bytes, FILES_PER_TASK)
 
 
 def _share(entry: SegmentEntry, file: PlannedFile) -> int:

@@ -188,7 +188,9 @@ def _fields(first: Plan | None) -> list[NestedField]:
 def _check_target(table: Table, url: str) -> None:
     owner = table.properties.get(TARGET)
     if owner != _location(url):
-        raise Invalid(f"the table is {f'that of the export at {owner}' if owner else 'of no export'}; name another table")
+        raise Invalid(
+            f"the table {f'belongs to the export at {owner}' if owner else 'was not created by an export'}; name another table"
+        )
 
 
 def _commit(table: Table, url: str, run: int, files: Sequence[WrittenFile], versions: Mapping[str, Mapping[int, int]]) -> bool:
@@ -197,7 +199,7 @@ def _commit(table: Table, url: str, run: int, files: Sequence[WrittenFile], vers
     for _ in range(ATTEMPTS):
         if run <= _number(table, RUN):
             return False
-        _commit_by_itself(table)
+        _disable_client_retries(table)
         records = _number(table, RECORDS) + sum(file.records for file in files)
         summary = {RUN: str(run), MANIFESTS: json.dumps(versions, separators=(",", ":"))}
         try:
@@ -215,8 +217,8 @@ def _commit(table: Table, url: str, run: int, files: Sequence[WrittenFile], vers
     raise Conflict(f"others changed the table during each of {ATTEMPTS} attempts to add run {run}; run the export again")
 
 
-def _commit_by_itself(table: Table) -> None:
-    """Have the client try each commit once: it would add the files to a table that it loaded anew, run or no run."""
+def _disable_client_retries(table: Table) -> None:
+    """Make the client try each commit once: a retry reloads the table and would add the files even if the run is in it."""
     if table.properties.get(TableProperties.COMMIT_NUM_RETRIES) != "0":
         with table.transaction() as change:
             change.set_properties({TableProperties.COMMIT_NUM_RETRIES: "0"})

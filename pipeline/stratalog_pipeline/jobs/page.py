@@ -1,4 +1,4 @@
-"""The HTML page of a report: one file that shows everything and loads nothing."""
+"""The HTML page of a report: one self-contained file."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from stratalog_pipeline.jobs.report import Chart, Report
 LABELS_MAX: Final = 400
 SERIES_MAX: Final = 12
 ROWS_MAX: Final = 2000
-"""A page shows so many rows of a table at most, and says how many it leaves out; the JSON document has all."""
+"""Maximum rows of a table on the page, which says how many it leaves out; the JSON document has all."""
 _TICKS_MAX: Final = 12
 _UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
@@ -34,25 +34,25 @@ def _svg(chart: Chart) -> str:
     """Draw a chart as SVG; its text stays text, and labels beyond ``LABELS_MAX`` are left out."""
     labels = [str(label)[:60] for label in chart.labels[-LABELS_MAX:]]
     places = range(len(labels))
-    height = max(2.4, 0.28 * len(labels) + 0.8) if chart.lying else 3.2
+    height = max(2.4, 0.28 * len(labels) + 0.8) if chart.is_horizontal else 3.2
     with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "stratalog", "font.size": 9, "text.parse_math": False}):
         figure = Figure(figsize=(9, height), layout="constrained")
         axes = figure.subplots()
         below = [0.0] * len(labels)
         for name, values in _largest(chart).items():
             shown = values[-LABELS_MAX:]
-            if chart.lying:
+            if chart.is_horizontal:
                 axes.barh(places, shown, left=below, label=name)
             else:
                 axes.bar(places, shown, bottom=below, label=name, width=0.9)
             below = [low + value for low, value in zip(below, shown, strict=True)]
-        if chart.lying:
+        if chart.is_horizontal:
             axes.set_yticks(places, labels)
             axes.invert_yaxis()
         else:
             step = max(1, -(-len(labels) // _TICKS_MAX))
             axes.set_xticks(places[::step], labels[::step])
-        axis = axes.xaxis if chart.lying else axes.yaxis
+        axis = axes.xaxis if chart.is_horizontal else axes.yaxis
         axis.set_major_formatter(lambda value, _: _size(value) if chart.unit == "bytes" else f"{value:,.0f}")
         axes.spines[["top", "right"]].set_visible(False)
         if len(chart.series) > 1:

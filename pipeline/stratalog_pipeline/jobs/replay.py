@@ -1,9 +1,9 @@
-"""Replay: records of the past, sent again to a topic, in windows of bounded size.
+"""Replay: sends records from history to a topic again, in windows of bounded size.
 
-The plan is decided at the start: the range, so that a replay ends by itself although records come in, the windows, and the
-tasks of a window, each with all records of its partitions in order. After a window is written, the position is recorded in the
-checkpoint. A replay that was interrupted goes on with the window that was under way, by the plan that was recorded, so the sink
-recognizes the tasks that are written already. Groups and topics that are read are not touched.
+The plan is fixed at the start: the range, so that a replay ends although new records arrive; the windows; and the tasks of a
+window, each with all records of its partitions in order. After each window, the position is recorded in the checkpoint. An
+interrupted replay continues with its current window by the recorded plan, so the sink recognizes tasks that are already
+written. Source topics and their groups are only read.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from stratalog_core.errors import Conflict, Corrupt, Invalid
 from stratalog_core.malformed import MALFORMED
 from stratalog_pipeline.bucket import Bucket
 from stratalog_pipeline.jobs.lease import reader_lease
-from stratalog_pipeline.jobs.session import clear_errors, make_directory
+from stratalog_pipeline.jobs.session import make_directory, translated_errors
 from stratalog_pipeline.kafka_sink import WriteOptions, check_topic
 from stratalog_pipeline.options import ReadOptions, parse_options
 from stratalog_pipeline.planning import OffsetRange
@@ -31,7 +31,7 @@ from stratalog_pipeline.stream_plan import Available, Offsets, batch_bounds, new
 
 WINDOW_OFFSETS: Final = 1_000_000
 RATED_SHARE: Final = 0.3
-"""Of a transaction's time-out, for which a window is meant to be sent if its rate is limited."""
+"""A window with a limited rate is sized to be sent within this share of the transaction timeout."""
 SOURCE_HEADER: Final = "stratalog.source"
 _DIGITS: Final = 10
 
@@ -42,8 +42,8 @@ class ReplayTarget:
 
     ``topic`` may contain ``{topic}``, the name of the record's topic. ``shift_ms`` is added to original timestamps; None sends
     the time of sending. ``rows_per_s`` 0 means no limit. ``where`` is a condition in SQL over the source's columns.
-    ``keeps_partitions``: to partitions of the same numbers, otherwise by key. ``marks``: with a header ``SOURCE_HEADER`` that
-    tells topic, partition and offset. ``is_exactly_once`` and ``trusts_markers``: see ``sink_transactions.py``.
+    ``keeps_partitions``: records keep their partition numbers, otherwise the key decides. ``marks``: add ``SOURCE_HEADER`` with
+    topic, partition and offset. ``is_exactly_once`` and ``trusts_markers``: see ``sink_transactions.py``.
     """
 
     bootstrap: str
@@ -135,7 +135,7 @@ def _replay(
 
 def _planned(ranges: Available, target: ReplayTarget, window_offsets: int, parallelism: int) -> _Plan:
     if target.is_exactly_once and target.rows_per_s:
-        # A window's transactions must end in their time, at the rate that is wanted.
+        # At the limited rate, a window must be sent before its transactions time out.
         timeout_ms = int(target.client.get("transaction.timeout.ms", TRANSACTION_TIMEOUT_MS))
         window_offsets = max(1, min(window_offsets, int(target.rows_per_s * timeout_ms / 1000 * RATED_SHARE)))
     return _Plan(
@@ -220,7 +220,7 @@ def _send_window(
         }
     )
     sent = Observation()
-    with clear_errors():
+    with translated_errors():
         rows = reader.load()
         wanted = rows if target.where is None else rows.where(target.where)
         # One task for all records of a partition, in their order.
@@ -263,7 +263,7 @@ def _shaped(rows: DataFrame, target: ReplayTarget) -> DataFrame:
 
 
 class _Checkpoint:
-    """Numbered objects: the first is the plan, each later one says how far its window went. Created only if absent."""
+    """Numbered objects: the first is the plan, each later one the position after a window. Created only if absent."""
 
     def __init__(self, opened: Bucket) -> None:
         self._opened = opened
@@ -276,13 +276,13 @@ class _Checkpoint:
         return len(self._keys) - 1
 
     def begun(self, target: ReplayTarget) -> _Plan | None:
-        """Return the plan of the replay that was begun here; None if there is none. Raises ``Invalid`` for another one."""
+        """Return the recorded plan, or None. Raises ``Invalid`` if it is the plan of another replay."""
         if not self._keys:
             return None
         begun: _Plan = self._read(self._keys[0], _Plan)
         if begun.target != _described(target):
             raise Invalid(
-                f"the checkpoint is that of a replay to {begun.target}; use another checkpoint for {_described(target)}"
+                f"the checkpoint belongs to a replay to {begun.target}; use another checkpoint for {_described(target)}"
             )
         return begun
 
@@ -305,7 +305,7 @@ class _Checkpoint:
         try:
             return msgspec.json.decode(self._opened.run(self._opened.store.get(key)), type=kind)
         except MALFORMED as malformed:
-            raise Corrupt(f"{key} is not of a replay's checkpoint: {malformed}", key=key) from malformed
+            raise Corrupt(f"{key} is not an object of a replay's checkpoint: {malformed}", key=key) from malformed
 
 
 async def _keys(opened: Bucket) -> list[str]:

@@ -21,13 +21,13 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chart:
-    """A bar chart: for each series a value for each label. ``lying`` bars suit long labels."""
+    """A bar chart: for each series a value for each label. ``is_horizontal`` suits long labels."""
 
     title: str
     labels: Sequence[str]
     series: Mapping[str, Sequence[float]]
     unit: Literal["records", "bytes"]
-    lying: bool = False
+    is_horizontal: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +78,7 @@ def audit_report(audits: Sequence[PartitionAudit]) -> Report:
 
 
 def usage_report(found: Usage) -> Report:
-    """Report usage: partitions first, and what the depth allows."""
+    """Report usage: partitions first, then what the depth provides."""
     document = {name: rows for name, rows in asdict(found).items() if rows}
     tables = [
         Table(title=title, columns=tuple(rows[0]), rows=rows)
@@ -91,7 +91,7 @@ def usage_report(found: Usage) -> Report:
     charts = [
         _stacked("Bytes by day", [(row["topic"], {row["day"] or "none": row["bytes"]}) for row in found.days], "bytes"),
         _stacked("Bytes by compression", [(row["topic"], {row["compression"]: row["bytes"]}) for row in found.codecs], "bytes"),
-        _lying("Heaviest keys", [(f"{row['topic']} {_shown(row['key'])}", row["records"]) for row in found.keys]),
+        _horizontal("Heaviest keys", [(f"{row['topic']} {_shown(row['key'])}", row["records"]) for row in found.keys]),
     ]
     return Report(
         title="Usage",
@@ -136,7 +136,7 @@ def export_report(result: ExportResult, target: str, published: Published | None
             Table(title="Partitions", columns=tuple(next(iter(partitions.values()), ())), rows=list(partitions.values())),
             Table(title="Files", columns=("key", "records", "size_bytes", "sha256"), rows=files),
         ],
-        charts=[_lying("Records by partition", [(f"{t}-{p}", row["records"]) for (t, p), row in partitions.items()])],
+        charts=[_horizontal("Records by partition", [(f"{t}-{p}", row["records"]) for (t, p), row in partitions.items()])],
         problems=_differences(published),
     )  # fmt: skip
 
@@ -167,7 +167,7 @@ def replay_report(result: ReplayResult, target: str) -> Report:
 
 
 def _days(by_day: Mapping[int, int]) -> dict[str, int]:
-    """Return counts by ISO date, from those by days since 1970; what has no timestamp under ``none``."""
+    """Return counts by ISO date from counts by days since 1970. Records without a timestamp count under ``none``."""
     return {("none" if day < 0 else _date(day)): count for day, count in by_day.items()}
 
 
@@ -189,9 +189,9 @@ def _stacked(title: str, counted: Sequence[tuple[str, Mapping[str, int]]], unit:
     return Chart(title=title, labels=labels, series=series, unit=unit)
 
 
-def _lying(title: str, counted: Sequence[tuple[str, int]]) -> Chart:
+def _horizontal(title: str, counted: Sequence[tuple[str, int]]) -> Chart:
     labels, values = [label for label, _ in counted], [float(value) for _, value in counted]
-    return Chart(title=title, labels=labels, series={"records": values}, unit="records", lying=True)
+    return Chart(title=title, labels=labels, series={"records": values}, unit="records", is_horizontal=True)
 
 
 def _shown(key: str | None) -> str:

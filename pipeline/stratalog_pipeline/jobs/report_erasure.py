@@ -1,4 +1,4 @@
-"""The report of an erasure: what was found, what was replaced, what stays and until when. Pure."""
+"""The report of an erasure: what was found, what was replaced, what is kept and until when. Pure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from stratalog_tiering.maintenance.erasure import Erased, Refused
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OldObject:
-    """An object that an erasure replaced. It goes at ``due_ms`` (wall time), and not while a reader has the ``lease``."""
+    """An object that an erasure replaced. It is deleted at ``due_ms`` (wall time), but not while a reader holds ``lease``."""
 
     topic: str
     partition: int
@@ -35,7 +35,7 @@ def erasure_report(
     *,
     is_dry_run: bool,
 ) -> Report:
-    """Report a search, and unless it is a dry run what came of it."""
+    """Report a search and, unless it is a dry run, its erasures."""
     rows = [_partition(name, found, erased, hot) for name in found.offsets]
     replaced = [
         {
@@ -50,7 +50,7 @@ def erasure_report(
     refusals = [{**_place(name), "key": each.entry.key, "reason": _reason(each)} for name, each in refused]
     problems = [f"{name}: {each.entry.key}: {_reason(each)}" for name, each in refused]
     problems += [
-        f"{name}: offsets from {offset} on are still hot and were not searched there: offload them, and erase again"
+        f"{name}: offsets from {offset} on are still hot and were not searched: offload them, and erase again"
         for name, offset in hot.items()
     ]
     unreadable = [
@@ -62,7 +62,7 @@ def erasure_report(
     ]  # fmt: skip
     problems += [
         f"{each.name}: {each.unreadable_batches} batches of offsets {each.base_offset}..{each.end_offset - 1} cannot be read:"
-        f" they may have such records, and stay as they are; {each.first_unreadable}"
+        f" they may contain matching records and are not changed; {each.first_unreadable}"
         for each in found.unreadable
     ]
     totals = {
@@ -114,7 +114,7 @@ def _charts(rows: Sequence[Mapping[str, Any]]) -> list[Chart]:
     labels = [f"{row['topic']}-{row['partition']}" for row in rows if row["records_found"]]
     values = [float(row["records_found"]) for row in rows if row["records_found"]]
     title = "Records found by partition"
-    return [Chart(title=title, labels=labels, series={"records": values}, unit="records", lying=True)] if labels else []
+    return [Chart(title=title, labels=labels, series={"records": values}, unit="records", is_horizontal=True)] if labels else []
 
 
 def _place(name: PartitionName) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The Spark session of a job, its progress, and errors of tasks as errors of the product instead of Java traces."""
+"""A job's Spark session, its progress, and the translation of Spark's traces to Stratalog's errors."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from stratalog_core import errors
 from stratalog_core.errors import Invalid, StratalogError, Unavailable
 from stratalog_pipeline.bucket import Bucket
 
-LOOK_S: Final = 0.3
-EVENTS_MS: Final = 5_000
+PROGRESS_INTERVAL_S: Final = 0.3
+EVENTS_TIMEOUT_MS: Final = 5_000
 _groups = itertools.count(1)
 """Numbers of job groups. Spark keeps the finished jobs of a group, so each watched job needs a group of its own."""
 _Task = TypeVar("_Task")
@@ -37,7 +37,7 @@ OnProgress = Callable[[int, int], None]
 
 @contextmanager
 def job_session(name: str, master: str | None) -> Iterator[SparkSession]:
-    """A session for one job: that of spark-submit if there is one, otherwise a new one on ``master`` (``local[*]``).
+    """Yield a session for one job: that of spark-submit if there is one, otherwise a new one on ``master`` (``local[*]``).
 
     Only a session that is made here is stopped. Spark's log shows errors only: the job prints its own progress.
     """
@@ -45,7 +45,7 @@ def job_session(name: str, master: str | None) -> Iterator[SparkSession]:
     if active is not None:
         yield active
         return
-    # Without it Spark runs the first python3 of the path, which may know nothing of this environment.
+    # Without it Spark runs the first python3 on PATH, which may lack this environment's packages.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     warnings.filterwarnings("ignore", "PySpark does not yet fully support pandas", FutureWarning)
     builder = SparkSession.builder.appName(f"stratalog-{name}")
@@ -90,7 +90,7 @@ def run_tasks(
     if not tasks:
         return []
     pickled = spark.sparkContext.parallelize([pickle.dumps(task) for task in tasks], len(tasks))
-    with clear_errors(), watched(spark, on_progress, len(tasks)):
+    with translated_errors(), watched(spark, on_progress, len(tasks)):
         return [pickle.loads(result) for result in pickled.mapPartitions(_on_executor(store, work)).collect()]
 
 
@@ -105,9 +105,9 @@ def _on_executor(store: str, work: Callable[[Bucket, _Task], _Result]) -> Callab
 
 @contextmanager
 def watched(spark: SparkSession, on_progress: OnProgress, total: int = 0) -> Iterator[None]:
-    """Report the number of finished tasks while the job within runs.
+    """Report the number of finished tasks while the job in the ``with`` block runs.
 
-    ``total`` is the number of all tasks; 0: unknown until Spark has planned them, so what is reported grows by each stage.
+    ``total`` is the number of all tasks; 0: unknown until Spark has planned them, so the reported total grows with each stage.
     """
     context = spark.sparkContext
     group = f"stratalog-{next(_groups)}"
@@ -120,7 +120,7 @@ def watched(spark: SparkSession, on_progress: OnProgress, total: int = 0) -> Ite
         on_progress(whole if is_over else min(whole, sum(finished for finished, _ in stages.values())), whole)
 
     def watch() -> None:
-        while not ended.wait(LOOK_S):
+        while not ended.wait(PROGRESS_INTERVAL_S):
             report()
 
     context.setJobGroup(group, "stratalog", interruptOnCancel=True)
@@ -140,13 +140,13 @@ def watched(spark: SparkSession, on_progress: OnProgress, total: int = 0) -> Ite
 
 
 def _wait_for_events(spark: SparkSession) -> None:
-    """Wait until the status tracker knows all that has happened, a few seconds at most: it learns of stages after the fact."""
-    with suppress(Py4JJavaError):  # The events were not processed in time: the report is what is known by then.
-        spark.sparkContext._jsc.sc().listenerBus().waitUntilEmpty(EVENTS_MS)
+    """Wait up to ``EVENTS_TIMEOUT_MS`` until the status tracker has processed all events: it lags behind the stages."""
+    with suppress(Py4JJavaError):  # Not processed in time: report what is known.
+        spark.sparkContext._jsc.sc().listenerBus().waitUntilEmpty(EVENTS_TIMEOUT_MS)
 
 
 def _stages(tracker: StatusTracker, group: str) -> dict[int, tuple[int, int]]:
-    """Return finished and all tasks of the stages that have begun. One with its output there never begins."""
+    """Return the finished and total tasks of each started stage. A stage whose output exists already never starts."""
     jobs = [info for job in tracker.getJobIdsForGroup(group) if (info := tracker.getJobInfo(job)) is not None]
     found = {stage: tracker.getStageInfo(stage) for job in jobs for stage in job.stageIds}
     return {
@@ -157,7 +157,7 @@ def _stages(tracker: StatusTracker, group: str) -> dict[int, tuple[int, int]]:
 
 
 def _raised(text: str) -> StratalogError | None:
-    """Return the product's error in a trace; None if there is none."""
+    """Return Stratalog's error in a trace; None if there is none."""
     for name, message in reversed(_OURS.findall(text)):
         kind: Any = getattr(errors, name, None)
         if isinstance(kind, type) and issubclass(kind, StratalogError):
@@ -169,8 +169,8 @@ _OURS: Final = re.compile(r"^(?:pyspark\.errors\S*: )?stratalog_core\.errors\.(\
 
 
 @contextmanager
-def clear_errors() -> Iterator[None]:
-    """Turn a failure of Spark into the product's own error if a task raised one, otherwise into ``Unavailable``."""
+def translated_errors() -> Iterator[None]:
+    """Turn a failure of Spark into the Stratalog error that a task raised, otherwise into ``Unavailable``."""
     try:
         yield
     except (AnalysisException, ParseException) as wrong:

@@ -1,4 +1,4 @@
-"""Usage: what takes how much space in a bucket, by topic, partition, day, codec and producer, and which keys are heavy.
+"""Usage: the space that history takes, by topic, partition, day, codec and producer, and the keys with the most records.
 
 ``blocks`` reads only the indexes of segments, ``batches`` the headers of all batches, ``records`` decodes everything. All three
 are queries of the data source, so they take its options and run wherever Spark does.
@@ -13,18 +13,18 @@ from typing import Any, Final, Literal, TypeAlias
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - Spark's convention
 
-from stratalog_pipeline.jobs.session import clear_errors
+from stratalog_pipeline.jobs.session import translated_errors
 
 Depth: TypeAlias = Literal["blocks", "batches", "records"]
 HEAVIEST: Final = 20
-"""Rows of a list that may be long: producers, keys."""
+"""Default number of producers and of keys to list."""
 
 Row: TypeAlias = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
-    """The report. Lists of rows; ``producers`` and ``codecs`` are empty above ``batches``, ``keys`` above ``records``.
+    """The report. Lists of rows; ``producers`` and ``codecs`` are empty at depth ``blocks``, ``keys`` below ``records``.
 
     ``keys`` are the heaviest, with ``key`` as text where it is UTF-8 and in hex otherwise, None for records without one.
     ``key_counts``: for each topic the number of different keys and the share of the heaviest.
@@ -42,7 +42,7 @@ class Usage:
 def usage(spark: SparkSession, options: Mapping[str, str], depth: Depth = "blocks", heaviest: int = HEAVIEST) -> Usage:
     """Compute the report; ``options`` are the data source's. Raises its errors."""
     reader = spark.read.format("stratalog").options(**options)
-    with clear_errors():
+    with translated_errors():
         blocks = reader.option("table", "blocks").load()
         partitions = _partitions(blocks)
         if depth == "blocks":

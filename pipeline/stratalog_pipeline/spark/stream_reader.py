@@ -1,7 +1,7 @@
 """Implements Spark's stream reader: batch after batch from the bucket, and from the brokers what is not offloaded yet.
 
-A stream that begins years back is read from the bucket until it reaches the brokers' tail; each batch is planned like a batch
-read, so nothing changes on the way but where the records lie. Spark records the end of each batch before it runs, and plans it
+A stream that starts years back is read from the bucket until it reaches the brokers' tail; each batch is planned like a batch
+read, so only the source of the records changes. Spark records the end of each batch before it runs, and plans it
 again from the same offsets after a failure.
 """
 
@@ -40,7 +40,7 @@ _LOGGER: Final = logging.getLogger(__name__)
 
 
 class StratalogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Reads what the options select, as it comes."""
+    """Reads what the options select, batch after batch."""
 
     def __init__(self, options: ReadOptions, columns: tuple[str, ...], values: Values | None = None) -> None:
         self._options = options
@@ -69,7 +69,7 @@ class StratalogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         self._target = next_end({}, available(self._options), None)
 
     def latestOffset(self, start: Offsets, limit: ReadLimit) -> Offsets:  # noqa: N802 - Spark's name
-        """Return the end of the next batch, ``start`` if there is to be none. Raises ``Invalid`` if records were lost."""
+        """Return the end of the next batch; ``start`` for no batch yet. Raises ``Invalid`` if records were lost."""
         found = available(self._options)
         self._latest = next_end({}, found, None)
         if self._options.fail_on_data_loss:
@@ -84,7 +84,7 @@ class StratalogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         return next_end(start, found, limit.max_rows if isinstance(limit, ReadMaxRows) else None)
 
     def _waits(self, count: int, limit: ReadLimit) -> bool:
-        """Return whether so few new offsets are left for a later batch. Spark's limits have no delay, so it is kept here."""
+        """Return whether to wait for more new offsets. Spark's read limits have no maximum delay, so it is applied here."""
         if isinstance(limit, ReadAllAvailable) or count >= self._options.rows_per_trigger_min:
             return False
         return time.monotonic() - self._last_batch_s < self._options.trigger_delay_max_s

@@ -1,4 +1,4 @@
-"""A temporary view of SQL for each topic of a bucket."""
+"""Registers a temporary SQL view for each topic of a bucket."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ def parse_schema(text: str | bytes) -> Schema:
     try:
         return fastavro.parse_schema(_without_other_logical_types(json.loads(text)))
     except (SchemaParseException, UnknownType, ValueError, KeyError, TypeError, RecursionError) as malformed:
-        raise Invalid(f"this is no Avro schema: {malformed!r}") from malformed
+        raise Invalid(f"this is not an Avro schema: {malformed!r}") from malformed
 
 
 def same_schema(one: Schema, other: Schema) -> bool:

@@ -162,9 +162,9 @@ def _header(file: Any, path: str) -> _Header:
         except EOFError as longer:
             reason: Exception = longer
         except (*DECODING_ERRORS, MemoryError) as malformed:
-            raise Invalid(f"{path} is no Avro file: {malformed}") from malformed
+            raise Invalid(f"{path} is not an Avro file: {malformed}") from malformed
     else:
-        raise Invalid(f"{path} is no Avro file: {reason}") from reason
+        raise Invalid(f"{path} is not an Avro file: {reason}") from reason
     if codec not in _PLAIN:
         raise Invalid(f"{path} is compressed by {codec!r}; known are {', '.join(_PLAIN)}")
     return _Header(schema=schema, codec=codec, sync=found["sync"], bytes=stream.tell())

@@ -18,7 +18,7 @@ def with_referenced(schema: str, referenced: Sequence[str]) -> str:
         definitions = {_full_name(each, ""): each for each in documents if isinstance(each, Mapping) and "name" in each}
         return json.dumps(_Inlining(definitions).of(json.loads(schema), ""))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as malformed:
-        raise Invalid(f"this is no Avro schema, or one of its references is none: {malformed!r}") from malformed
+        raise Invalid(f"this is not an Avro schema, or one of its references is none: {malformed!r}") from malformed
 
 
 class _Inlining:

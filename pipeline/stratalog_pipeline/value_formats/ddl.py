@@ -114,7 +114,7 @@ class _Parser:
     def _number(self) -> int:
         word = self._word()
         if not word.isdigit() or len(word) > 3:
-            raise Invalid(f"schema: {word!r} is no number of digits")
+            raise Invalid(f"schema: {word!r} is not a number of digits")
         return int(word)
 
     def _peek(self) -> str:

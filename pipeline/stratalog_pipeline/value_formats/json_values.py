@@ -27,7 +27,7 @@ def parse_schema(text: str) -> pa.StructType:
     try:
         document = msgspec.json.decode(text)
     except MALFORMED as malformed:
-        raise Invalid(f"this is no JSON Schema: {malformed}") from malformed
+        raise Invalid(f"this is not a JSON Schema: {malformed}") from malformed
     kind = _JsonSchema(document).of(document, "value", 0)
     if not pa.types.is_struct(kind):
         raise Invalid(f"the schema describes {kind}, not objects with properties; give it as DDL")

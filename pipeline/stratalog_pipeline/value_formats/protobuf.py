@@ -84,7 +84,9 @@ def _find(descriptors: bytes, name: str) -> Descriptor:
             name = f"{last.package}.{last.message_type[0].name}".lstrip(".")
         return pool.FindMessageTypeByName(name)
     except (DecodeError, IndexError) as malformed:
-        raise Invalid("this is no FileDescriptorSet with a message: make it by protoc --include_imports -o FILE") from malformed
+        raise Invalid(
+            "this is not a FileDescriptorSet with a message: make it by protoc --include_imports -o FILE"
+        ) from malformed
     except KeyError as missing:
         raise Invalid(f"the descriptors have no message {name!r}, or lack a file: make them by --include_imports") from missing
     except TypeError as inconsistent:

@@ -22,9 +22,9 @@ from stratalog_pipeline.value_formats.registry import RegisteredSchema, Registry
 from stratalog_pipeline.value_options import ValueOptions
 
 CORRUPT_RECORD: Final = "_corrupt_record"
-"""The column with the bytes of a value that does not decode, beside a null value."""
+"""The column with the bytes of a value that cannot be decoded. The column ``value`` is null then."""
 UNKNOWN_IDS_MAX: Final = 100
-"""So many ids that the registry does not know are taken for damage of values; more for the wrong registry."""
+"""Up to this many unknown schema ids count as corrupt values; more mean that it is the wrong registry."""
 _PREFIX_BYTES: Final = 5
 _REGISTRY_TYPES: Final = {"avro": "AVRO", "json": "JSON", "protobuf": "PROTOBUF"}
 _ARROW_ERRORS: Final[tuple[type[Exception], ...]] = (pa.ArrowException, ValueError, TypeError, OverflowError)
@@ -230,7 +230,9 @@ class _ByWriter:
         except NotFound as missing:
             self._unknown.add(schema_id)
             if len(self._unknown) > UNKNOWN_IDS_MAX:
-                raise Invalid(f"the registry does not know {len(self._unknown)} ids of schemas: is it the right one?") from None
+                raise Invalid(
+                    f"the registry does not know {len(self._unknown)} schema ids of the values: is it the right registry?"
+                ) from None
             raise ValueError(missing.message) from None
         _check_type(found, "avro", f"id {schema_id}")
         avro = _avro()
@@ -282,7 +284,7 @@ class _Decoder:
             return content
         topic, partition, offset = (batch.column(name)[number].as_py() for name in PLACE)
         raise Corrupt(
-            f"{topic}-{partition}, offset {offset}: the value does not decode as {self._values.format}: {reason}; "
+            f"{topic}-{partition}, offset {offset}: the value cannot be decoded as {self._values.format}: {reason}; "
             f"value_mode=PERMISSIVE makes it null, with its bytes in column {CORRUPT_RECORD}"
         ) from reason
 

@@ -17,7 +17,15 @@ from stratalog_core.batches.records import Record, build_batch
 from stratalog_core.errors import Conflict, Corrupt, Invalid, NotFound
 from stratalog_pipeline.bucket import Bucket
 from stratalog_pipeline.jobs import export as export_module
-from stratalog_pipeline.jobs.export import FileTask, check_same_options, export_tasks, finish_run, plan_export, write_file
+from stratalog_pipeline.jobs.export import (
+    FileTask,
+    check_same_options,
+    export_tasks,
+    finish_run,
+    plan_export,
+    write_file,
+    write_tasks,
+)
 from stratalog_pipeline.jobs.export_journal import Journal, Plan, WrittenFile
 from stratalog_pipeline.options import ReadOptions, parse_options
 
@@ -209,6 +217,22 @@ def test_records_that_retention_removed_before_their_export_are_an_error(cold_bu
         exporter.plan()
     _, plan = exporter.plan(allow_gaps=True)
     assert (plan.files[0].first, plan.files[-1].end) == (120, 140)
+
+
+def test_an_interrupted_run_ends_although_retention_removed_its_first_files(
+    cold_bucket: ColdBucket, exporter: Exporter
+) -> None:
+    journal, plan = exporter.plan()
+    journal.begin(plan)
+    cold_bucket.extend("flights", 0, batches(100, 20), batches(120, 20), drop_below=120)
+    tasks = export_tasks(exporter.bucket, plan, verify=False, allow_gaps=True)
+    assert not tasks[0].split.slices, "nothing is left of the first file"
+    joined = write_tasks(tasks, exporter.options.split_bytes)
+    assert [task for group in joined for task in group] == tasks
+    written = exporter.write(tasks)
+    assert all((file.records > 0) == (file.partition != 0) for file in written)
+    finish_run(exporter.out, journal, written)
+    assert Journal(exporter.out).unfinished() is None
 
 
 def test_other_options_or_another_topic_of_the_name_are_refused(cold_bucket: ColdBucket, exporter: Exporter) -> None:

@@ -171,7 +171,7 @@ def test_of_two_that_publish_at_once_one_adds_the_files(
             monkeypatch.undo()
             others.append(publish(str(target), sql))
 
-    monkeypatch.setattr(iceberg, "_commit_by_itself", meanwhile)
+    monkeypatch.setattr(iceberg, "_disable_client_retries", meanwhile)
     assert publish(str(target), sql).runs == ()
     assert others[0].runs == (1,)
     check_rows(sql, {0: 20})
@@ -189,7 +189,7 @@ def test_tables_and_targets_that_do_not_fit_are_refused(
     for name in ("a", "b"):
         export(cold_bucket, tmp_path / name)
     publish(str(tmp_path / "a"), sql)
-    with pytest.raises(Invalid, match="the table is that of the export at file:///"):
+    with pytest.raises(Invalid, match="the table belongs to the export at file:///"):
         publish(str(tmp_path / "b"), sql)
     with pytest.raises(Invalid, match="has no namespace"):
         publish(str(tmp_path / "b"), IcebergTarget(table="flights", properties=sql.properties))
@@ -266,6 +266,6 @@ def test_a_value_without_the_schema_fails_the_export_before_it_is_published(
     cold_bucket: ColdBucket, target: Path, sql: IcebergTarget
 ) -> None:
     cold_bucket.add_topic(TOPIC, [[batches(0, 10)]])
-    with pytest.raises(Corrupt, match=f"{TOPIC}-0, offset 1: the value does not decode as json"):
+    with pytest.raises(Corrupt, match=f"{TOPIC}-0, offset 1: the value cannot be decoded as json"):
         export(cold_bucket, target, more={"value_format": "json", "value_schema": "id INT"})
     assert publish(str(target), sql).records == 0

@@ -103,7 +103,9 @@ def test_usage_shows_what_its_depth_allows() -> None:
 
 def test_a_page_is_bounded() -> None:
     series = {f"topic-{number}": [1.0] * (LABELS_MAX + 5) for number in range(SERIES_MAX + 3)}
-    chart = Chart(title="c", labels=[f"label-{n}" for n in range(LABELS_MAX + 5)], series=series, unit="records", lying=True)
+    chart = Chart(
+        title="c", labels=[f"label-{n}" for n in range(LABELS_MAX + 5)], series=series, unit="records", is_horizontal=True
+    )
     page = texts(render_page(Report(title="t", document={}, facts={}, tables=[], charts=[chart]), "c", "now"))
     assert "others" in page
     assert "label-0" not in page

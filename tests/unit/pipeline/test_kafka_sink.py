@@ -40,8 +40,11 @@ def test_a_write_is_exactly_once_unless_it_says_otherwise() -> None:
         ({**SERVERS, "rowsPerSecond": "nan"}, "a number of at least 0"),
         ({**SERVERS, "rowsPerSecond": "inf"}, "a number of at least 0"),
         (SERVERS, "or delivery=at-least-once"),
-        ({**SERVERS, "topic": "a", "delivery": "once"}, "option 'delivery' is 'once'; choose one of exactly-once"),
-        ({**SERVERS, "topic": "a", "markers": "lost"}, "choose one of strict, trusted"),
+        (
+            {**SERVERS, "topic": "a", "delivery": "once"},
+            "option 'delivery' must be one of exactly-once, at-least-once, not 'once'",
+        ),
+        ({**SERVERS, "topic": "a", "markers": "lost"}, "must be one of strict, trusted, not 'lost'"),
         ({**SERVERS, "topic": "a", "writeId": "a/b"}, "option 'writeId' must be"),
         ({**SERVERS, "topic": "a", "writeId": "a", "writeBatch": "-1"}, "option 'writeBatch' is '-1'"),
         ({**SERVERS, "topic": "a", "writeBatch": "1"}, "'writeBatch' needs option 'writeId'"),

@@ -136,7 +136,7 @@ def test_times_bound_what_is_read_by_the_first_record_not_earlier(cold_bucket: C
 
 def test_a_start_later_than_every_record_fails_or_reads_nothing(cold_bucket: ColdBucket) -> None:
     two_topics(cold_bucket)
-    with pytest.raises(Invalid, match="flights-1: no record is as late"):
+    with pytest.raises(Invalid, match="flights-1: there is no record at or after the requested start time"):
         read(cold_bucket, assign='{"flights": [1]}', startingTimestamp="999999999")
     options = {"startingTimestamp": "999999999", "startingOffsetsByTimestampStrategy": "latest"}
     assert read(cold_bucket, assign='{"flights": [1]}', **options) == []
@@ -153,7 +153,7 @@ def test_offsets_below_retention_fail_unless_data_loss_is_allowed(cold_bucket: C
     cold_bucket.add_topic("short", [[batches(0, 20), batches(20, 20), batches(40, 20)]], drop_below=20)
     assert read(cold_bucket, subscribe="short")[0]["offset"] == 20
     start = '{"short": {"0": 5}}'
-    with pytest.raises(Invalid, match=r"short-0: offsets 5\.\.60 are wanted, and the bucket holds 20\.\.60"):
+    with pytest.raises(Invalid, match=r"short-0: offsets 5\.\.60 are requested; the bucket holds 20\.\.60"):
         read(cold_bucket, subscribe="short", startingOffsets=start)
     rows = read(cold_bucket, subscribe="short", startingOffsets=start, failOnDataLoss="false")
     assert [row["offset"] for row in rows] == list(range(20, 60))

@@ -88,10 +88,10 @@ def test_what_is_behind_the_target_is_left_for_the_next_query() -> None:
 @pytest.mark.parametrize(
     ("start", "message"),
     [
-        ({"t": {"0": 4}}, "t-0 has offsets 5..10, and the stream stopped at 4"),
-        ({"t": {"0": 11}}, "and the stream stopped at 11"),
-        ({"t": {"0": 7, "1": 3}}, "t-1 is gone"),
-        ({"u": {"0": 0}}, "u-0 is gone"),
+        ({"t": {"0": 4}}, "t-0 has offsets 5..10, but the stream stopped at 4"),
+        ({"t": {"0": 11}}, "but the stream stopped at 11"),
+        ({"t": {"0": 7, "1": 3}}, "t-1 does not exist any more"),
+        ({"u": {"0": 0}}, "u-0 does not exist any more"),
     ],
 )
 def test_lost_offsets_are_an_error_with_its_remedy(start: Offsets, message: str) -> None:

@@ -352,7 +352,7 @@ def test_views_have_values_in_columns(spark: SparkSession, make_bucket: Callable
     assert spark.sql("SELECT max(value.id) FROM shop_orders_2024").collect()[0][0] == 69
 
     frame = load(spark, made, subscribe="shop.orders-2024", **shape)
-    with pytest.raises(PySparkException, match=r"shop\.orders-2024-0, offset 7: the value does not decode as json"):
+    with pytest.raises(PySparkException, match=r"shop\.orders-2024-0, offset 7: the value cannot be decoded as json"):
         frame.collect()
     assert load(spark, made, subscribe="shop.orders-2024", **shape, columns="offset").count() == 70
     stream = spark.readStream.format("stratalog").options(

@@ -138,15 +138,15 @@ def test_damage_names_file_and_block(tmp_path: Path) -> None:
     with pytest.raises(Corrupt, match=r"orders\.avro, block at byte \d+"):
         read(str(path))
     path.write_bytes(b"PAR1 and more")
-    with pytest.raises(Invalid, match=r"orders\.avro is no Avro file"):
+    with pytest.raises(Invalid, match=r"orders\.avro is not an Avro file"):
         read(str(path))
 
 
 @pytest.mark.parametrize(
     ("schema", "problem"),
     [
-        ('{"type": "record"', "no Avro schema"),
-        ('{"type": "record", "name": "r", "fields": [{"name": "x", "type": "y"}]}', "no Avro schema"),
+        ('{"type": "record"', "not an Avro schema"),
+        ('{"type": "record", "name": "r", "fields": [{"name": "x", "type": "y"}]}', "not an Avro schema"),
         ('["string", "long"]', "value: a union of string, long has no type in a table"),
         (
             '{"type": "record", "name": "r", "fields": [{"name": "next", "type": ["null", "r"]}]}',
