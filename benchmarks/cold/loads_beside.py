@@ -13,8 +13,8 @@ from benchmarks.cold.replays import Replays, gets_at_once
 from benchmarks.cold.stage import Stage, say
 from benchmarks.cold.store_work import Plan
 from stratalog_core.errors import Unavailable
-from stratalog_loadgen.processes.crew import Crew
 from stratalog_loadgen.processes.loads import ConsumerLoad, ProducerLoad
+from stratalog_loadgen.processes.workers import Workers
 from stratalog_loadgen.results.result import throughput
 from stratalog_loadgen.runs.consume import measure_catch_up
 from stratalog_loadgen.runs.latency import measure_latency
@@ -37,16 +37,16 @@ _DRAIN_S: Final = 0.6
 class ColdReaders:
     """Groups of one librdkafka consumer each, which read cold history again and again."""
 
-    def __init__(self, crew: Crew) -> None:
-        self._crew = crew
+    def __init__(self, workers: Workers) -> None:
+        self._workers = workers
 
     def records(self) -> int:
         """Records read so far, by all."""
-        self._crew.follow_for(_DRAIN_S)
-        return self._crew.records(ConsumerLoad)
+        self._workers.follow_for(_DRAIN_S)
+        return self._workers.records(ConsumerLoad)
 
     def wait_until_reading(self) -> None:
-        self._crew.follow_until(lambda: self._crew.records(ConsumerLoad) > 0, _BEGIN_S, "read their first record")
+        self._workers.follow_until(lambda: self._workers.records(ConsumerLoad) > 0, _BEGIN_S, "read their first record")
 
 
 @contextmanager
@@ -57,9 +57,9 @@ def cold_readers(stage: Stage, topic: str) -> Iterator[ColdReaders]:
         ConsumerLoad(client=load.client, topics=load.topics, groups=load.groups, consumers=load.consumers, repeat=True)
         for load in consumer_loads(Prepared(stage.bootstrap, [topic], _PARTITIONS), readers)
     ]
-    with Crew(loads) as crew:
-        crew.begin(ConsumerLoad)
-        yield ColdReaders(crew)
+    with Workers(loads) as workers:
+        workers.begin(ConsumerLoad)
+        yield ColdReaders(workers)
 
 
 def hot_p99_ratio_under_replay(stage: Stage, replays: Replays) -> list[Figure]:
@@ -161,23 +161,23 @@ def _writing(stage: Stage, topic: str) -> list[ProducerLoad]:
 
 
 def _produced_alone(stage: Stage, hot: str) -> dict[str, Any]:
-    with Crew(_writing(stage, hot)) as crew:
-        crew.begin(ProducerLoad)
-        crew.follow_for(_WARM_UP_S + stage.options.window_s)
-        crew.stop(ProducerLoad)
-        return throughput(crew.finish(ProducerLoad, 0))
+    with Workers(_writing(stage, hot)) as workers:
+        workers.begin(ProducerLoad)
+        workers.follow_for(_WARM_UP_S + stage.options.window_s)
+        workers.stop(ProducerLoad)
+        return throughput(workers.finish(ProducerLoad, 0))
 
 
 def _produced_beside_catch_up(stage: Stage, hot: str, topic: str, groups: int) -> tuple[dict[str, Any], dict[str, Any]]:
     """The producers count when they are warm, just before the consumers begin, until all groups have read everything."""
     place = Prepared(stage.bootstrap, [topic], _PARTITIONS)
     wanted = place.records() * groups
-    with Crew([*_writing(stage, hot), *consumer_loads(place, Readers(groups=groups, processes=min(groups, 2)))]) as crew:
-        crew.begin(ProducerLoad)
-        crew.follow_for(_WARM_UP_S)
-        crew.begin(ConsumerLoad)
-        crew.follow_until(lambda: crew.records(ConsumerLoad) >= wanted, _CATCH_UP_S, f"read {wanted} records")
-        crew.stop(ProducerLoad)
-        sent = crew.finish(ProducerLoad, 0)
-        crew.stop(ConsumerLoad)
-        return throughput(sent), throughput(crew.finish(ConsumerLoad, 0))
+    with Workers([*_writing(stage, hot), *consumer_loads(place, Readers(groups=groups, processes=min(groups, 2)))]) as workers:
+        workers.begin(ProducerLoad)
+        workers.follow_for(_WARM_UP_S)
+        workers.begin(ConsumerLoad)
+        workers.follow_until(lambda: workers.records(ConsumerLoad) >= wanted, _CATCH_UP_S, f"read {wanted} records")
+        workers.stop(ProducerLoad)
+        sent = workers.finish(ProducerLoad, 0)
+        workers.stop(ConsumerLoad)
+        return throughput(sent), throughput(workers.finish(ConsumerLoad, 0))

@@ -14,8 +14,8 @@ from benchmarks.cold.figures import Figure, worst_ratio
 from benchmarks.cold.stage import MIB, Stage, say
 from benchmarks.cold.store_work import Done, Plan
 from benchmarks.usage import CLIENT, Roles, Usage, Used
-from stratalog_loadgen.processes.crew import Crew
 from stratalog_loadgen.processes.loads import ConsumerLoad
+from stratalog_loadgen.processes.workers import Workers
 from stratalog_loadgen.results.result import window_of
 from stratalog_loadgen.settings import Readers, consumer_options
 from stratalog_loadgen.topics import Prepared
@@ -135,12 +135,12 @@ class Replays:
 
         What librdkafka needs to connect and to learn of leaders and offsets is left out.
         """
-        with Crew(assigned_loads(self._stage.bootstrap, topic, consumers)) as crew:
+        with Workers(assigned_loads(self._stage.bootstrap, topic, consumers)) as workers:
             wanted = Prepared(self._stage.bootstrap, [topic], consumers).records()
-            crew.begin(ConsumerLoad)
-            crew.follow_until(lambda: crew.records(ConsumerLoad) >= wanted, _REPLAY_S, f"read {wanted} records")
-            crew.stop(ConsumerLoad)
-            began, ended = window_of(crew.finish(ConsumerLoad, 0))
+            workers.begin(ConsumerLoad)
+            workers.follow_until(lambda: workers.records(ConsumerLoad) >= wanted, _REPLAY_S, f"read {wanted} records")
+            workers.stop(ConsumerLoad)
+            began, ended = window_of(workers.finish(ConsumerLoad, 0))
         return ended - began, (began, ended)
 
     def _raw(self, topic: str, consumers: int) -> Done:

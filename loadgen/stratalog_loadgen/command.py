@@ -18,8 +18,8 @@ import psutil
 from stratalog.output import json_option, progress_bar
 from stratalog.target import bootstrap_of, kafka_options, name_values
 from stratalog_core.errors import NotFound
-from stratalog_loadgen.processes.crew import OnProgress
 from stratalog_loadgen.processes.loads import Payload
+from stratalog_loadgen.processes.workers import OnProgress
 from stratalog_loadgen.results.report import Pace, print_result
 from stratalog_loadgen.settings import Readers, Topics, Traffic, Window
 
@@ -155,7 +155,10 @@ def latency(
 
 @bench.command()
 @_options(_TOPIC, _TRAFFIC, _WINDOW)
-@click.option("--mode", default="tail", show_default=True, type=click.Choice(["tail", "catch-up"]))
+@click.option(
+    "--mode", default="tail", show_default=True, type=click.Choice(["tail", "catch-up"]),
+    help="tail: read records as they are written; catch-up: read records written before.",
+)  # fmt: skip
 @click.option(
     "--groups", default=1, show_default=True, type=click.IntRange(1, 1000), help="Consumer groups; each reads everything."
 )
@@ -166,7 +169,7 @@ def latency(
     type=click.IntRange(0, 256),
     help="Processes that run the consumers (default: one per group).",
 )
-@click.option("--light", is_flag=True, help="Use consumers without librdkafka's threads, for groups of hundreds.")
+@click.option("--light", is_flag=True, help="Use consumers without librdkafka's threads, for groups with hundreds of members.")
 @click.option(
     "--protocol",
     default="classic",
@@ -186,7 +189,7 @@ def latency(
     default=1_000_000_000,
     show_default=True,
     type=click.IntRange(1),
-    help="Catch-up: bytes to write first, without --topic.",
+    help="Catch-up without --topic: bytes to write before reading.",
 )
 @click.option(
     "--leave",
@@ -194,7 +197,7 @@ def latency(
     flag_value=1,
     default=0,
     type=click.IntRange(0),
-    help="Tail: so many consumers of a group (without a number: one) leave halfway; measure the rebalance.",
+    help="Tail: number of consumers of one group that leave halfway, to measure the rebalance (without a number: 1).",
 )
 @click.option("--set-consumer", multiple=True, metavar="NAME=VALUE", help="librdkafka setting of consumers; repeatable.")
 @click.option("--client", "tool", default="librdkafka", show_default=True, type=click.Choice(["librdkafka", "java"]))
@@ -245,7 +248,7 @@ def consume(data: Path | None, bootstrap: str | None, as_json: bool, mode: str, 
 def connections(
     data: Path | None, bootstrap: str | None, as_json: bool, connections: int, duration_s: float, processes: int
 ) -> None:
-    """Open idle connections to all brokers, and measure the latency of single requests meanwhile."""
+    """Open idle connections to all brokers, and measure the latency of single requests while they are open."""
     from stratalog_loadgen.runs.connections import measure_connections
 
     with _progress("connections") as on_progress:
@@ -281,7 +284,9 @@ def failover(
     rate: float,
     **options: Any,
 ) -> None:
-    """Produce to every partition while a broker is killed. Measures the longest gap of each partition that it led."""
+    """Produce to every partition while a broker is killed. Measures the longest time without acknowledgements of each partition
+    that the broker led.
+    """
     from stratalog_loadgen.runs.failover import measure_failover
 
     if kill_pid is not None and not psutil.pid_exists(kill_pid):
@@ -306,7 +311,9 @@ def failover(
     "--driver", type=click.Path(dir_okay=False, path_type=Path), help="Driver file: replication, topic and client settings."
 )
 @click.option(
-    "--payloads", type=click.Path(file_okay=False, path_type=Path), help="Directory of payloadFile (default: that of FILE)."
+    "--payloads",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Directory of the workload's payloadFile (default: the directory of FILE).",
 )
 @kafka_options
 @json_option
@@ -361,7 +368,7 @@ def _kill(pid: int | None) -> None:
 
 @contextmanager
 def ended_in_order() -> Iterator[None]:
-    """Make SIGTERM unwind as Ctrl-C does: topics are deleted and load processes ended."""
+    """Make SIGTERM unwind the stack as Ctrl-C does, so that topics are deleted and load processes ended."""
     before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
         yield

@@ -19,7 +19,7 @@ from pathlib import Path
 
 KAFKA_VERSION = "4.3.1"
 SLF4J_VERSION = "1.7.36"
-"""That of the slf4j-api which Kafka brings."""
+"""The version of slf4j-api that Kafka depends on."""
 _TIMEOUT_S = 600
 
 _POM = """<project xmlns="http://maven.apache.org/POM/4.0.0">
@@ -43,7 +43,7 @@ _SPARK_CONNECTOR = (("org.apache.spark", "spark-sql-kafka-0-10_2.13", SPARK_CONN
 
 
 class ToolFailed(Exception):
-    """A Java tool ended with an error or printed what cannot be read."""
+    """A Java tool failed, or its output cannot be parsed."""
 
 
 def class_path() -> str:
@@ -86,7 +86,7 @@ def _fetch(root: Path, wanted: str) -> None:
 
 
 def java(main_class: str, *arguments: str, heap: str = "512m") -> list[str]:
-    """The command that runs one of Kafka's classes."""
+    """Return the command that runs one of Kafka's classes."""
     log_errors = "-Dorg.slf4j.simpleLogger.defaultLogLevel=error"
     return ["java", f"-Xmx{heap}", log_errors, "-cp", class_path(), main_class, *arguments]
 
@@ -131,7 +131,7 @@ class ProducerResult:
 
     @property
     def window(self) -> tuple[float, float]:
-        """When the records that count were sent."""
+        """The time in which the counted records were sent."""
         return self.ended_at - self.records / self.records_per_s, self.ended_at
 
 
@@ -154,7 +154,7 @@ def produce(
     transaction_ms: int = 0,
     properties: Mapping[str, str | int],
 ) -> ProducerResult:
-    """Run ``ProducerPerformance``; ``records_per_s`` -1 is as fast as it goes; ``warmup_records`` of all do not count.
+    """Run ``ProducerPerformance``; ``records_per_s`` -1: no limit. The first ``warmup_records`` do not count.
 
     With ``transaction_ms`` the records are sent in transactions, each committed after that time.
     """
@@ -170,7 +170,7 @@ def produce(
 
 
 def _followed(command: Sequence[str]) -> tuple[str, float]:
-    """Return the tool's output, and when its last line came. Raises ``ToolFailed``."""
+    """Run the tool; return its output and the time of its last line. Raises ``ToolFailed``."""
     printed, last_at = "", time.monotonic()
     with subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True

@@ -15,19 +15,19 @@ _BATCH_RECORDS_MAX = 1_000_000
 _REQUEST_BYTES_MIN = 1_000_000
 _RECORD_OVERHEAD_BYTES = 1024
 _BATCH_BYTES_MAX = 1_000_000_000
-# Of record batches of format 2: the head, and about what each record has beside its value.
+# Record batches of format 2: the header, and the approximate overhead of a record.
 _BATCH_HEAD_BYTES, _RECORD_HEAD_BYTES = 61, 12
-# The most that an idempotent producer may have on their way to a broker; without idempotence a few times that is plenty.
+# Maximum requests in flight per broker of an idempotent producer; a few times that is enough without idempotence.
 _IN_FLIGHT_IDEMPOTENT, _IN_FLIGHT = 5, 20
 _BROKERS = 4
 _LINGER_MS = 60_000
-# For as long as it takes to hand a few records over: with less the client sends the first of them alone.
+# The time in which a few records are passed to the client: with less, it sends the first of them alone.
 _HAND_OVER_MS = 0.5
 _RECORDS_PER_S_ALONE = 4_000
 
 
 class Topics(msgspec.Struct, frozen=True, kw_only=True):
-    """New topics that go when the measurement is over, or (``name``) one that is there and stays.
+    """New topics, which are deleted after the measurement, or (``name``) an existing one, which is kept.
 
     ``replication_factor`` -1 is the cluster's default. ``keep`` leaves new topics in place.
     """
@@ -59,7 +59,7 @@ class Traffic(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Window(msgspec.Struct, frozen=True, kw_only=True):
-    """How long: a warm-up that does not count, then the measured time."""
+    """A warm-up, which does not count, then the measured time."""
 
     warmup_s: float = 5.0
     duration_s: float = 30.0
@@ -93,17 +93,17 @@ def batch_records(traffic: Traffic) -> int:
 
 
 def in_flight(traffic: Traffic) -> int:
-    """Requests on their way to one broker at most."""
+    """Maximum requests in flight to one broker."""
     wanted = traffic.client.get("max.in.flight.requests.per.connection", traffic.client.get("max.in.flight"))
     most = _IN_FLIGHT_IDEMPOTENT if traffic.acks == "all" else _IN_FLIGHT
     return max(1, min(int(wanted), most)) if wanted is not None else most
 
 
 def whole_batch_options(bootstrap: str, traffic: Traffic) -> Options:
-    """Of a client that is handed whole batches: their number of records ends a batch.
+    """Return the settings of a client that sends whole batches: a batch ends at its number of records.
 
-    So none waits for ``linger.ms``; and with a short one, a machine that is busy for as long would split batches, whose second
-    halves librdkafka then spins on. The rest is flushed at the end.
+    So none waits for ``linger.ms``. With a short linger, a busy machine would split batches, and librdkafka spins while the
+    second halves wait. The rest is flushed at the end.
     """
     records = batch_records(traffic)
     bytes_max = 2 * records * (traffic.payload.record_bytes + _RECORD_OVERHEAD_BYTES)
@@ -118,13 +118,13 @@ def whole_batch_options(bootstrap: str, traffic: Traffic) -> Options:
 
 
 def due_batch_options(bootstrap: str, traffic: Traffic, records_per_s: float) -> Options:
-    """Of a client that is handed what is due at a rate: a batch that is not full waits until all of it is handed over."""
+    """Return the settings of an open-loop client: a batch that is not full waits until all of it has been passed on."""
     alone = not traffic.linger_ms and records_per_s <= _RECORDS_PER_S_ALONE
     return whole_batch_options(bootstrap, traffic) | {"linger.ms": 0 if alone else _HAND_OVER_MS} | traffic.client
 
 
 def producer_options(bootstrap: str, traffic: Traffic) -> Options:
-    """Of one librdkafka client. All producers together hold about as much unsent data, however many they are."""
+    """Return the settings of one producer. All producers together buffer about the same, whatever their number."""
     defaults: Options = {
         "bootstrap.servers": bootstrap,
         "log_level": 0,
@@ -142,7 +142,7 @@ def producer_options(bootstrap: str, traffic: Traffic) -> Options:
 
 
 def consumer_options(bootstrap: str, readers: Readers, *, earliest: bool) -> Options:
-    """Of one librdkafka client; its queue is bounded, so that a thousand of them fit into memory."""
+    """Return the settings of one consumer. Its queue is bounded, so that a thousand of them fit into memory."""
     members = readers.groups * readers.consumers
     defaults: Options = {
         "bootstrap.servers": bootstrap,
@@ -156,7 +156,7 @@ def consumer_options(bootstrap: str, readers: Readers, *, earliest: bool) -> Opt
 
 
 def validate(traffic: Traffic) -> None:
-    """Raises ``Invalid``, naming the setting and its bound."""
+    """Raise ``Invalid`` that names the setting and its bound."""
     if not 0.0 <= traffic.payload.random_ratio <= 1.0:
         raise Invalid(f"random ratio is {traffic.payload.random_ratio}; it must be from 0 to 1")
     if traffic.processes > traffic.producers:
@@ -164,9 +164,9 @@ def validate(traffic: Traffic) -> None:
 
 
 def as_document(*settings: msgspec.Struct, **more: object) -> dict[str, Any]:
-    """All settings in one flat mapping; those of topics and nested ones under their own names."""
+    """Return all settings in one flat mapping; those of topics and nested ones keep their own."""
     document: dict[str, Any] = {}
     for struct in settings:
-        told = msgspec.to_builtins(struct)
-        document |= {"topics": told} if isinstance(struct, Topics) else told
+        fields = msgspec.to_builtins(struct)
+        document |= {"topics": fields} if isinstance(struct, Topics) else fields
     return document | {name: msgspec.to_builtins(value) for name, value in more.items()}

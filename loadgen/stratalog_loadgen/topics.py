@@ -1,4 +1,4 @@
-"""Topics for a measurement: made before, gone after, unless they were there; and how many records they hold."""
+"""Topics of a measurement: creates them before it and deletes them after it, unless they existed; counts their records."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _ANSWER_S = 20.0
 # Apache Kafka's controller takes at most 10,000 records per request, and each partition is one.
 _PARTITIONS_PER_REQUEST = 5000
 PARTITIONS_MAX = 100_000
-"""Of all new topics: some ten times what one cluster here is made for."""
+"""Maximum partitions of all new topics, about ten times the number that a cluster on one machine is made for."""
 
 
 class Prepared:
@@ -38,7 +38,7 @@ class Prepared:
         self.partitions = partitions
 
     def records(self) -> int:
-        """End offsets of all partitions, added up."""
+        """Return the sum of the end offsets of all partitions."""
         latest = OffsetSpec.latest()
         wanted = {TopicPartition(name, number): latest for name in self.names for number in range(self.partitions)}
         deadline = time.monotonic() + _KNOWN_S
@@ -52,14 +52,14 @@ class Prepared:
                 time.sleep(_POLL_S)
 
     def batch_bytes_max(self) -> int | None:
-        """That its topics take; ``None`` where the cluster does not tell."""
+        """Return the topics' ``max.message.bytes``; None if the cluster does not report it."""
         client = kafka.admin(self.bootstrap)
         asked = client.describe_configs([ConfigResource(ConfigResource.Type.TOPIC, self.names[0])])
         try:
-            told = kafka.only(asked).get("max.message.bytes")
+            found = kafka.only(asked).get("max.message.bytes")
         except StratalogError:
             return None
-        return int(told.value) if told is not None and str(told.value).isdigit() else None
+        return int(found.value) if found is not None and str(found.value).isdigit() else None
 
     def leaders(self) -> dict[tuple[str, int], int]:
         """Broker id by topic and partition; -1 where there is none."""
@@ -77,7 +77,7 @@ class Prepared:
         }
 
     def wait_until_led(self) -> None:
-        """Until each broker by itself tells every partition's leader: they learn of new topics one after the other.
+        """Wait until each broker reports a leader for every partition: brokers learn of new topics at different times.
 
         Raises ``Unavailable`` if some partition has no leader for a long time.
         """
@@ -92,7 +92,7 @@ class Prepared:
                 time.sleep(_POLL_S)
 
     def _not_led(self, address: str) -> int:
-        """Partitions that the broker there knows no leader of; none if it does not answer, since others may."""
+        """Return how many partitions have no leader according to this broker; 0 if it does not answer."""
         try:
             leaders = self._leaders(address, _ANSWER_S)
         except Unavailable:
@@ -102,7 +102,7 @@ class Prepared:
 
 @contextmanager
 def prepared(bootstrap: str, topics: Topics, traffic: Traffic | None = None) -> Iterator[Prepared]:
-    """The topics, every partition led, and ready for the batches of ``traffic``.
+    """Yield the topics when every partition has a leader; check that they accept the batches of ``traffic``.
 
     Raises ``Invalid`` if they are too many or take no batch so large, ``Unavailable`` if no broker answers.
     """
@@ -127,7 +127,7 @@ def prepared(bootstrap: str, topics: Topics, traffic: Traffic | None = None) -> 
 
 
 def validate(topics: Topics) -> None:
-    """Raises ``Invalid``, naming the bound: what a cluster has to be told at length is not told by mistake."""
+    """Raise ``Invalid`` for more than ``PARTITIONS_MAX`` partitions, which is likely a mistake."""
     partitions = topics.count * topics.partitions
     if partitions > PARTITIONS_MAX:
         raise Invalid(
@@ -137,7 +137,7 @@ def validate(topics: Topics) -> None:
 
 
 def _reach(bootstrap: str) -> None:
-    """Ask for something small first: what comes then is given minutes, and an address that is wrong must not take them."""
+    """Raise ``Unavailable`` soon if no broker answers: later requests have time-outs of minutes."""
     client = kafka.admin(bootstrap)
     try:
         with translated():
@@ -147,7 +147,7 @@ def _reach(bootstrap: str) -> None:
 
 
 def _fits(place: Prepared, traffic: Traffic | None) -> None:
-    """Compressed batches may: nobody knows before."""
+    """Raise ``Invalid`` if the topics refuse batches of this size. The size of compressed batches is not known in advance."""
     if traffic is None or traffic.compression != "none":
         return
     records = batch_records(traffic) if traffic.keys == "none" else 1
@@ -171,7 +171,7 @@ def _create(bootstrap: str, names: Sequence[str], topics: Topics) -> None:
 
 
 def _delete(bootstrap: str, names: Sequence[str]) -> None:
-    # A new client: one from before a broker's death would ask the dead controller for minutes.
+    # A new client: an old one would ask the controller for minutes if its broker was killed.
     client = kafka.admin(bootstrap)
     try:
         _all(client.delete_topics(list(names), request_timeout=_TIMEOUT_S))

@@ -27,7 +27,7 @@ _KEYS: dict[str, Literal["none", "round-robin", "random"]] = {
     "KEY_ROUND_ROBIN": "round-robin",
     "RANDOM_NANO": "random",
 }
-# Java's names where librdkafka has others; None: it has nothing like it, because it is built in another way.
+# Java's setting names and librdkafka's; None: librdkafka has no such setting.
 _JAVA_NAMES: dict[str, str | None] = {
     "auto.offset.reset": "auto.offset.reset",
     "buffer.memory": None,
@@ -82,7 +82,7 @@ class Driver(msgspec.Struct, frozen=True, kw_only=True, rename="camel", forbid_u
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """A workload in our own terms."""
+    """A workload as this package's settings."""
 
     topics: Topics
     traffic: Traffic
@@ -93,12 +93,12 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_workload(path: Path) -> Workload:
-    """Raises ``Invalid`` that names the key, or ``NotFound``."""
+    """Read a workload file. Raises ``Invalid`` that names the key, or ``NotFound``."""
     return _read(path, Workload)
 
 
 def read_driver(path: Path) -> Driver:
-    """Raises ``Invalid`` that names the key, or ``NotFound``."""
+    """Read a driver file. Raises ``Invalid`` that names the key, or ``NotFound``."""
     return _read(path, Driver)
 
 
@@ -172,11 +172,11 @@ def _payload(workload: Workload, directory: Path) -> Payload:
 
 
 _OURS = ("acks", "batch.size", "linger.ms", "compression.type")
-"""Settings of a producer that our loads carry out themselves: what makes a batch is not left to the client."""
+"""Producer settings that the loads implement themselves, because they make the batches."""
 
 
 def _batches(producer: Options) -> dict[str, Any]:
-    """How the driver's producer makes batches, in our own terms; what it leaves open is as it is without a driver."""
+    """Return the driver's batch settings. Those that it does not set keep their defaults."""
     found: dict[str, Any] = {}
     try:
         if "batch.size" in producer:

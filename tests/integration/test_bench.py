@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from integration.process_cluster import ProcessCluster
 
-from stratalog_loadgen.processes.crew import Crew
 from stratalog_loadgen.processes.loads import ConsumerLoad, Payload
+from stratalog_loadgen.processes.workers import Workers
 from stratalog_loadgen.runs.copy import measure_copy
 from stratalog_loadgen.settings import Readers, Topics, Traffic, Window, consumer_options
 
@@ -78,11 +78,11 @@ def test_assigned_consumers_begin_again_at_the_end(cluster: ProcessCluster) -> N
     cluster.fill(topic, *map(str, range(20)))
     client = consumer_options(cluster.bootstrap, Readers(consumers=2), earliest=True) | {"enable.auto.commit": False}
     load = ConsumerLoad(client=client, topics=[topic], groups=["none"], consumers=2, assigned=[[0], [1]], repeat=True)
-    with Crew([load]) as crew:
-        crew.begin(ConsumerLoad)
-        crew.follow_until(lambda: crew.records(ConsumerLoad) >= 100, 60, "read everything five times")
-        crew.stop(ConsumerLoad)
-        (counted,) = crew.finish(ConsumerLoad, 0)
+    with Workers([load]) as workers:
+        workers.begin(ConsumerLoad)
+        workers.follow_until(lambda: workers.records(ConsumerLoad) >= 100, 60, "read everything five times")
+        workers.stop(ConsumerLoad)
+        (counted,) = workers.finish(ConsumerLoad, 0)
     assert counted.records >= 100
     assert counted.assigned == {"none": 2}
     assert counted.failure == ""

@@ -1,1 +1,1 @@
-"""The clients that make a load: producers at full speed or at a rate, consumers and members of groups, idle connections."""
+"""Load clients: producers at full speed or at a fixed rate, consumers, members of groups, idle connections."""

@@ -1,4 +1,4 @@
-"""Idle connections: open many, ask each for its API versions once, keep them, and see that the cluster still answers."""
+"""Idle connections: opens many, sends ApiVersions on each, keeps them open, and measures requests on them."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _ANSWER_TIMEOUT_S = 30.0
 _PROBE_INTERVAL_S = 0.02
 _SPARE_DESCRIPTORS = 64
 
-# One address of the machine has no more ports than these for connections to one server.
+# One source address has a limited number of ports for connections to one server.
 _CONNECTIONS_PER_SOURCE = 10_000
 
 _Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 def run_connections(load: ConnectionLoad, control: Control) -> Counted:
-    """Open, hold, close. ``latency`` is of requests on the open connections in turn, while all of them are open."""
+    """Open, hold and close connections. ``latency`` is that of requests on one connection after another while all are open."""
     allow_descriptors(load.connections + _SPARE_DESCRIPTORS)
     control.wait_for_go()
     return asyncio.run(_Connections(load, control).run())
@@ -119,7 +119,7 @@ class _Connections:
 
 
 def source_of(host: str, number: int) -> tuple[str, int] | None:
-    """Where connection ``number`` comes from: to loopback 127.0.0.1, 127.0.0.2 … in turn, elsewhere as the system chooses."""
+    """Return the source address of connection ``number``: 127.0.0.1, 127.0.0.2 … for loopback, else None (automatic)."""
     return (f"127.0.0.{1 + number // _CONNECTIONS_PER_SOURCE % 250}", 0) if host.startswith("127.") else None
 
 

@@ -1,8 +1,8 @@
 """Members of groups of the consumer protocol (KIP-848) without librdkafka, for groups of hundreds.
 
-They differ from those in ``group_members.py`` by how they get their partitions: the coordinator assigns them, uniformly, with
-the heartbeats that it asks for (every five seconds by default, in Apache Kafka, too). A member sends the next one at once when
-its partitions have changed, as Java's client does.
+Unlike those in ``group_members.py``, they get their partitions from the coordinator, uniformly, in the responses to heartbeats
+(every five seconds by default, as in Apache Kafka). When its partitions have changed, a member sends the next heartbeat at
+once, as Java's client does.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ _UNCHANGED = datetime.timedelta(milliseconds=-1)
 
 
 class ConsumerProtocolMember(Member):
-    """Its member epoch is what the others have as generation."""
+    """``_generation`` holds the member epoch."""
 
     commit_version = 9
-    """Kafka refuses earlier versions from such members."""
+    """Kafka refuses earlier versions from members of the consumer protocol."""
     _topic_id: UUID | None = None
     _heartbeat_s = 0.0
 
     async def leave(self) -> None:
-        """Commit, say so to the coordinator, and go."""
+        """Commit, leave the group, and close the connections."""
         with contextlib.suppress(NotAnswered):
             await self._commit()
             self._generation = _LEAVE_EPOCH
@@ -46,7 +46,7 @@ class ConsumerProtocolMember(Member):
         await self._follow(await self._beat(full=True))
 
     async def _work(self) -> None:
-        """Read, anew whenever the partitions have changed, until the member has to join again."""
+        """Read, and start again whenever the partitions have changed, until the member must rejoin."""
         while True:
             await super()._work()
 
@@ -61,7 +61,7 @@ class ConsumerProtocolMember(Member):
                 commits_at += COMMIT_S
 
     async def _follow(self, answer: Any) -> bool:
-        """Give up and take partitions until the coordinator has no changes; return whether there were any."""
+        """Revoke and add partitions until the coordinator reports no changes. Return whether there were any."""
         changed = False
         while (wanted := self._wanted(answer)) is not None and wanted != self.positions.keys():
             changed = True
@@ -73,7 +73,7 @@ class ConsumerProtocolMember(Member):
         return changed
 
     def _wanted(self, answer: Any) -> set[int] | None:
-        """Return the partitions in an answer; None if it says that nothing changes."""
+        """Return the assignment in a response; None if it is unchanged."""
         if answer.assignment is None:
             return None
         for topic in answer.assignment.topic_partitions:

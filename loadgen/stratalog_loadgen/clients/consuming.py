@@ -1,4 +1,4 @@
-"""Consumer loads: members of groups reading at full speed; rates, end-to-end latency, how long groups take to settle."""
+"""Consumer loads: members of groups that read at full speed. Measures rates, end-to-end latency and time to assignment."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import cast
 
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, Message, TopicPartition
 
-from stratalog_loadgen.clients.reception import Reception
-from stratalog_loadgen.clients.settling import Settling
+from stratalog_loadgen.clients.assignment_timer import AssignmentTimer
+from stratalog_loadgen.clients.received_records import ReceivedRecords
 from stratalog_loadgen.processes.control import LEAVE, LEFT, MEASURE, Control
 from stratalog_loadgen.processes.loads import ConsumerLoad, Counted
 
@@ -18,7 +18,7 @@ _IDLE_WAIT_S = 0.002
 
 
 def run_consumers(load: ConsumerLoad, control: Control) -> Counted:
-    """Subscribe when told to begin; returns when the load's end has come."""
+    """Subscribe at the start signal; return at the end of the load."""
     members = [_Member(load, group) for group in load.groups for _ in range(load.consumers)]
     shares = load.assigned or [[] for _ in members]
     control.wait_for_go()
@@ -66,7 +66,7 @@ class _Member:
             self.closed = True
             self._consumer.close()
 
-    # An eager assignment replaces what was there after a revocation of all; a cooperative one adds. Both sum up alike.
+    # An eager assignment follows a revocation of all partitions; a cooperative one adds some. The sum is right for both.
     def _assigned(self, _: Consumer, partitions: list[TopicPartition]) -> None:
         self.assigned += len(partitions)
         self.changed_at = time.monotonic()
@@ -82,8 +82,8 @@ class _Reading:
         self._control = control
         self._members = members
         self._shares = shares
-        self._reception = Reception(load)
-        self._settling = Settling(control, self._changed_at)
+        self._received = ReceivedRecords(load)
+        self._assignment_timer = AssignmentTimer(control, self._changed_at)
 
     def run(self) -> Counted:
         for member, partitions in zip(self._members, self._shares, strict=True):
@@ -93,26 +93,26 @@ class _Reading:
                 member.subscribe(self._load.topics)
         while self._running():
             self._turn()
-        self._reception.end()
-        self._settling.note_assignments()
+        self._received.end()
+        self._assignment_timer.note_assignments()
         return self._counted()
 
     def _running(self) -> bool:
         assigned = sum(member.assigned for member in self._members if not member.closed)
         return (
-            self._control.running(self._reception.all_records, assigned, rebalanced=self._settling.is_rebalanced)
+            self._control.running(self._received.all_records, assigned, rebalanced=self._assignment_timer.is_rebalanced)
             and self._control.elapsed_s() < self._load.duration_s
         )
 
     def _turn(self) -> None:
-        if self._control.told(MEASURE):
-            self._reception.count_anew()
-        if self._control.told(LEAVE):
-            self._settling.note_leaving()
+        if self._control.received(MEASURE):
+            self._received.count_anew()
+        if self._control.received(LEAVE):
+            self._assignment_timer.note_leaving()
             for member in self._members[: self._load.leavers]:
                 member.close()
-        if self._control.told(LEFT):
-            self._settling.note_leaving()
+        if self._control.received(LEFT):
+            self._assignment_timer.note_leaving()
         alone = len(self._members) == 1
         got = False
         for member in self._members:
@@ -130,13 +130,13 @@ class _Reading:
         if len(good) < len(messages):
             self._note_failures(messages)
         values = [cast(bytes, message.value()) or b"" for message in good] if self._load.stamps else ()
-        self._reception.take(group, len(good), sum(map(len, good)), values)
+        self._received.take(group, len(good), sum(map(len, good)), values)
 
     def _note_failures(self, messages: list[Message]) -> None:
         for message in messages:
             failure = message.error()
             if failure is not None and failure.code() != KafkaError._PARTITION_EOF:
-                self._reception.failure = failure.str()
+                self._received.failure = failure.str()
 
     def _changed_at(self) -> float:
         return max((member.changed_at for member in self._members if not member.closed), default=0.0)
@@ -145,4 +145,4 @@ class _Reading:
         assigned = dict.fromkeys(self._load.groups, 0)
         for member in self._members:
             assigned[member.group] += 0 if member.closed else member.assigned
-        return self._reception.counted(assigned, self._settling.settled_s, self._settling.rebalance_s)
+        return self._received.counted(assigned, self._assignment_timer.settled_s, self._assignment_timer.rebalance_s)

@@ -16,12 +16,12 @@ _TIMEOUT_S = 60.0
 
 
 def run_copier(load: CopierLoad, control: Control) -> Counted:
-    """Copy until told to stop; what was read by then is committed."""
+    """Copy until the stop signal, then commit what was read."""
     copier = _Copier(load)
     control.wait_for_go()
     copier.begin()
     while control.running(copier.records, copier.assigned) and control.elapsed_s() < load.duration_s:
-        if control.told(MEASURE):
+        if control.received(MEASURE):
             copier.count_anew()
         copier.turn()
     return copier.finish()

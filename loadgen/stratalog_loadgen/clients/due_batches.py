@@ -1,14 +1,14 @@
-"""Producers at a fixed rate, whatever the cluster does: what is due leaves together, each record's latency from its moment on.
+"""Open-loop producers of whole batches: a fixed rate, whatever the cluster does. Latency counts from each record's due time.
 
-Record ``i`` should leave ``i / rate`` seconds after the start. Records are handed over as batches, each to one partition that
-no batch is on its way to: when a batch is full, or when the first of it has waited for ``linger_ms``, as in a producer's
-accumulator; without a linger what is due every quarter of a millisecond. While no partition is free, records wait here, and
-that counts. Moments never shift: after a stall all the records of that time are late (no coordinated omission), and what was
-due before the end is sent even if that takes longer.
+Record ``i`` is due ``i / rate`` seconds after the start. Records are passed to the client as batches, each for a partition
+without a batch in flight: when the batch is full, or when its first record has waited for ``linger_ms``, as in a producer's
+accumulator; without a linger, every quarter of a millisecond. While no partition is free, records wait here, and the wait
+counts. Due times never shift: after a stall, all records of that time are late (no coordinated omission), and records that
+were due before the end are sent even if that takes longer.
 
-How exact: every record's own intended moment counts, and the moment of its batch's acknowledgement, taken by a thread that
-waits for it; batches are reckoned as evenly spaced values, not record by record. Should the client split a batch, the first
-part counts as acknowledged with the last: never too early, and too late by less than one more way to the cluster and back.
+Precision: latency is from each record's due time to its batch's acknowledgement, whose time a waiting thread takes. The
+records of a batch are counted as evenly spaced values. If the client splits a batch, its first part counts as acknowledged
+with the last: never too early, and too late by less than one round trip.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from confluent_kafka import KafkaError, Message
 from stratalog_loadgen.clients.payloads import STAMP, heads_of
 from stratalog_loadgen.clients.producing import TICK_NS
 from stratalog_loadgen.clients.schedule import Schedule
-from stratalog_loadgen.clients.whole_batches import Lane, Target, WholeBatches
+from stratalog_loadgen.clients.whole_batches import LeaderQueue, Target, WholeBatches
 from stratalog_loadgen.processes.control import Control
 from stratalog_loadgen.processes.loads import Counted, ProducerLoad
 
@@ -33,10 +33,10 @@ _BLOCKED_WAIT_S = 0.0002
 _TURN_MAX_S = 0.05
 
 
-class Arrival(NamedTuple):
+class BatchAcknowledged(NamedTuple):
     """The acknowledgement thread's report on a batch: records ``first`` to ``first + records - 1``."""
 
-    lane: Lane
+    queue: LeaderQueue
     target: Target
     first: int
     records: int
@@ -45,27 +45,27 @@ class Arrival(NamedTuple):
 
 
 class DueBatches(WholeBatches):
-    """Hands over what is due, never more than is due."""
+    """Sends what is due, and never more."""
 
     def __init__(self, load: ProducerLoad, control: Control) -> None:
         super().__init__(load, control)
         self._schedule = Schedule(load)
         self._linger_ns = load.linger_ms * 1e6
-        self._arrivals: deque[Arrival] = deque()
+        self._acknowledgements: deque[BatchAcknowledged] = deque()
         self._handed_ns = self._free_ns = 0
         self._blocked = False
         self._messages = [{"value": b""} for _ in range(load.batch_records)]
         self._values = itertools.cycle(value[STAMP.size :] if load.stamps else value for value in self.pool)
 
     def run(self) -> Counted:
-        return self.run_at_rate(self._schedule, self._send_all, self._take_arrivals)
+        return self.run_at_rate(self._schedule, self._send_all, self._take_acknowledgements)
 
     def _send_all(self) -> None:
         while self.sent < self._schedule.records and self.control.running(self.sent):
             if self.gives_up(self._schedule):
                 return
             self.note_cpu()
-            self._take_arrivals()
+            self._take_acknowledgements()
             self._send_due()
             self._blocked = self._left() > 0
             time.sleep(_BLOCKED_WAIT_S if self._blocked else self._until_due_s())
@@ -77,7 +77,7 @@ class DueBatches(WholeBatches):
                 return
 
     def _left(self) -> int:
-        """Records that may leave now: a full batch, or fewer once the first of them has waited long enough."""
+        """Return how many records may be sent now: a full batch, or fewer after the linger of the first."""
         now_ns = time.monotonic_ns()
         due = self._schedule.due(now_ns) - self.sent
         full = min(self.load.batch_records, self._schedule.records - self.sent)
@@ -89,21 +89,21 @@ class DueBatches(WholeBatches):
         return min(_TURN_MAX_S, max(0.0, wait_s))
 
     def _closes_ns(self) -> float:
-        """When the next batch leaves even if it is not full; without a linger not before the next tick."""
+        """Return when the next batch is sent even if it is not full; without a linger, not before the next tick."""
         tick_ns = self._handed_ns + TICK_NS if not self._linger_ns else 0
         return max(self._schedule.moment_ns(self.sent) + self._linger_ns, tick_ns)
 
-    def _hand_over_next(self, producer: Any, lane: Lane, records: int) -> int:
+    def _hand_over_next(self, producer: Any, queue: LeaderQueue, records: int) -> int:
         records = min(records, self.load.batch_records)
-        first, target = self.sent, lane.take()
+        first, target = self.sent, queue.take()
         chunk = self._stamped(first, records)
-        chunk[-1] = {**chunk[-1], "callback": partial(self._heard, lane, target, first, records)}
+        chunk[-1] = {**chunk[-1], "callback": partial(self._on_acknowledged, queue, target, first, records)}
         self._note_behind(first, records)
         self.hand_over(producer, target[0], chunk, target[1])
         return records
 
     def _stamped(self, first: int, records: int) -> list[dict[str, Any]]:
-        """Messages that are used again: the client copies values at once."""
+        """Return the messages of a batch. They are reused, because the client copies values at once."""
         chunk = self._messages[:records]
         if not self.load.stamps:
             for message in chunk:
@@ -115,44 +115,44 @@ class DueBatches(WholeBatches):
         return chunk
 
     def _note_behind(self, first: int, records: int) -> None:
-        """How late the load itself is: after a record was due and its batch closed, and there was a free partition."""
+        """Record how late the load itself is, from when the batch was closed and a partition was free."""
         self._handed_ns = time.monotonic_ns()
         early, oldest_ns = self._before_measuring(first, records), self._schedule.moment_ns(first)
         closed_ns = min(oldest_ns + self._linger_ns, self._schedule.moment_ns(first + self.load.batch_records - 1))
         since_ns = max(closed_ns, self._free_ns if self._blocked else 0)
-        # Those that came due after the batch had closed are late from their own moment on.
+        # Records that were due after the batch had closed are late from their own due time.
         waited = max(0, min(records, int((since_ns - oldest_ns) / self._schedule.interval_ns) + 1))
         if waited > early:
             self.behind.record((self._handed_ns - since_ns) / 1000, waited - early)
         youngest_us = (self._handed_ns - self._schedule.moment_ns(first + records - 1)) / 1000
         self.behind.record_evenly(youngest_us, self._schedule.interval_ns / 1000, records - max(waited, early))
 
-    def _heard(
-        self, lane: Lane, target: Target, first: int, records: int, failure: KafkaError | None, message: Message
+    def _on_acknowledged(
+        self, queue: LeaderQueue, target: Target, first: int, records: int, failure: KafkaError | None, message: Message
     ) -> None:
-        """In a thread that waits for acknowledgements: the moment counts, the rest is done by the one that sends."""
+        """Take the time of an acknowledgement, in the polling thread. The sending thread does the rest."""
         reason = failure.str() if failure is not None else ""
-        self._arrivals.append(Arrival(lane, target, first, records, time.monotonic_ns(), reason))
+        self._acknowledgements.append(BatchAcknowledged(queue, target, first, records, time.monotonic_ns(), reason))
 
-    def _take_arrivals(self) -> None:
-        while self._arrivals:
-            arrival = self._arrivals.popleft()
-            arrival.lane.give_back(arrival.target)
+    def _take_acknowledgements(self) -> None:
+        while self._acknowledgements:
+            acknowledged = self._acknowledgements.popleft()
+            acknowledged.queue.give_back(acknowledged.target)
             self._under_way -= 1
-            self._free_ns = arrival.at_ns
-            if arrival.failure:
-                self.failed += arrival.records
-                self.failure = arrival.failure
+            self._free_ns = acknowledged.at_ns
+            if acknowledged.failure:
+                self.failed += acknowledged.records
+                self.failure = acknowledged.failure
                 continue
-            self._count(arrival)
+            self._count(acknowledged)
 
-    def _count(self, arrival: Arrival) -> None:
-        """The records of the batch that were to leave after the warm-up."""
-        youngest_us = (arrival.at_ns - self._schedule.moment_ns(arrival.first + arrival.records - 1)) / 1000
-        counted = arrival.records - self._before_measuring(arrival.first, arrival.records)
+    def _count(self, acknowledged: BatchAcknowledged) -> None:
+        """Count the records of the batch that were due after the warm-up."""
+        youngest_us = (acknowledged.at_ns - self._schedule.moment_ns(acknowledged.first + acknowledged.records - 1)) / 1000
+        counted = acknowledged.records - self._before_measuring(acknowledged.first, acknowledged.records)
         self.latency.record_evenly(youngest_us, self._schedule.interval_ns / 1000, counted)
 
     def _before_measuring(self, first: int, records: int) -> int:
-        """How many of these were to leave during the warm-up."""
+        """Return how many of these records were due during the warm-up."""
         early_ns = self.measures_from_ns - self._schedule.moment_ns(first)
         return min(records, max(0, math.ceil(early_ns / self._schedule.interval_ns)))

@@ -1,11 +1,11 @@
-"""Records at a fixed rate of which every partition, or every key, has its own: what is due leaves together.
+"""Open-loop producers of single records, to the partitions in turn or by key, at a fixed rate.
 
-Record ``i`` should leave ``i / rate`` seconds after the start, and its latency counts from then, whenever the client could take
-it (no coordinated omission). Every quarter of a millisecond at most, all that is due is handed over, in one call for each
-partition, or for all of a topic with their keys; how they become batches is the client's business. Unlike :mod:`.due_batches`
-nothing waits here for the batch before it: in an outage records queue up in the client, and each partition goes on by itself.
+Record ``i`` is due ``i / rate`` seconds after the start. Its latency counts from then, whenever the client could take it (no
+coordinated omission). At most every quarter of a millisecond, everything that is due is passed to the client, in one call per
+partition, or per topic for records with keys; the client makes the batches. Unlike in :mod:`.due_batches`, no record waits here
+for an earlier batch: in an outage records queue up in the client, and each partition recovers independently.
 
-A thread for each producer takes the moments of acknowledgements, the one that sends does the rest, for many at once.
+A thread per producer takes the times of acknowledgements; the sending thread processes them in bulk.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from confluent_kafka import KafkaError, Message
 
 from stratalog_loadgen.clients.payloads import stamped
-from stratalog_loadgen.clients.producing import TICK_NS, Work, keys_of
+from stratalog_loadgen.clients.producing import TICK_NS, ProducerRun, keys_of
 from stratalog_loadgen.clients.schedule import Schedule
 from stratalog_loadgen.processes.control import MEASURE, Control
 from stratalog_loadgen.processes.loads import Counted, ProducerLoad
@@ -28,11 +28,11 @@ from stratalog_loadgen.results.histogram import Histogram
 _TURN_RECORDS_MAX = 1000
 _TURN_MAX_S = 0.05
 _STEADY_NS = 1_000_000_000
-"""A partition that acknowledges a record this soon after its moment has no backlog."""
+"""A partition that acknowledges a record this soon after its due time has no backlog."""
 
 
-class Heard(NamedTuple):
-    """Of one record, by number; its partition is where it went, not where it was meant to go."""
+class Acknowledged(NamedTuple):
+    """The acknowledgement of one record, by number. ``partition`` is the one that the client chose."""
 
     record: int
     partition: int
@@ -40,8 +40,8 @@ class Heard(NamedTuple):
     failure: str
 
 
-class DueRecords(Work):
-    """Hands over what is due, to the partitions in turn or by key. Begins to count anew when told that all is steady."""
+class DueRecords(ProducerRun):
+    """Sends what is due, to the partitions in turn or by key. Restarts counting at MEASURE, when all partitions are steady."""
 
     def __init__(self, load: ProducerLoad, control: Control) -> None:
         super().__init__(load, control)
@@ -51,19 +51,19 @@ class DueRecords(Work):
         self._values, self._keys = itertools.cycle(self.pool), keys_of(load)
         self._in_turn = itertools.cycle(self.producers)
         self._messages: list[dict[str, Any]] = [{"value": b""} for _ in range(_TURN_RECORDS_MAX)]
-        self._arrivals: deque[Heard] = deque()
+        self._acknowledgements: deque[Acknowledged] = deque()
         self._steady: set[tuple[str, int]] = set()
 
     def run(self) -> Counted:
-        return self.run_at_rate(self._schedule, self._send_all, self._take_arrivals)
+        return self.run_at_rate(self._schedule, self._send_all, self._take_acknowledgements)
 
     def _send_all(self) -> None:
-        while self.sent < self._schedule.records and self.control.running(self.sent, heard=len(self._steady)):
+        while self.sent < self._schedule.records and self.control.running(self.sent, steady_partitions=len(self._steady)):
             if self.gives_up(self._schedule):
                 return
             self.note_cpu()
-            self._take_arrivals()
-            if self.control.told(MEASURE):
+            self._take_acknowledgements()
+            if self.control.received(MEASURE):
                 self._count_anew()
             handed_ns = time.monotonic_ns()
             self._send_due(self._schedule.due(handed_ns))
@@ -71,9 +71,9 @@ class DueRecords(Work):
             time.sleep(min(_TURN_MAX_S, max(0.0, wait_ns / 1e9)))
 
     def _send_due(self, due: int) -> None:
-        """Topics take turns record by record, and in each its partitions: one chunk for all that go to the same place.
+        """Send to topics in turn, and in each to its partitions in turn, with one call per partition.
 
-        confluent-kafka 2.16 takes a batch's records with a partition each, and sends them anywhere.
+        confluent-kafka 2.16 accepts a partition per record of a batch, but ignores it.
         """
         first, until = self.sent, min(due, self.sent + _TURN_RECORDS_MAX)
         for start in range(first, min(until, first + self._places)):
@@ -84,10 +84,10 @@ class DueRecords(Work):
         self.sent = max(first, until)
 
     def _message(self, place: int, record: int) -> dict[str, Any]:
-        """Used again: the client copies what it is given at once."""
+        """Return a message. Messages are reused, because the client copies them at once."""
         message, value, key = self._messages[place], next(self._values), next(self._keys)
         message["value"] = stamped(value, int(self._schedule.moment_ns(record))) if self.load.stamps else value
-        message["callback"] = partial(self._heard, record)
+        message["callback"] = partial(self._on_acknowledged, record)
         if key is not None:
             message["key"] = key
         return message
@@ -96,7 +96,7 @@ class DueRecords(Work):
         return self.load.topics[record % len(self.load.topics)]
 
     def _partition_of(self, record: int) -> int:
-        """Where it is sent to; -1: the client chooses."""
+        """Return the partition of a record; -1: the client chooses."""
         if not self.load.each_partition:
             return -1
         return self._partitions[record // len(self.load.topics) % len(self._partitions)]
@@ -106,15 +106,17 @@ class DueRecords(Work):
         intended = [self._schedule.moment_ns(number) for number in numbers]
         self.behind.record_all([int(now_ns - moment) // 1000 for moment in intended if moment >= self.measures_from_ns])
 
-    def _heard(self, record: int, failure: KafkaError | None, message: Message) -> None:
-        """In a thread that waits for acknowledgements: the moment counts."""
+    def _on_acknowledged(self, record: int, failure: KafkaError | None, message: Message) -> None:
+        """Take the time of an acknowledgement, in the polling thread."""
         at_ns = time.monotonic_ns()
-        self._arrivals.append(Heard(record, message.partition() or 0, at_ns, failure.str() if failure is not None else ""))
+        self._acknowledgements.append(
+            Acknowledged(record, message.partition() or 0, at_ns, failure.str() if failure is not None else "")
+        )
 
-    def _take_arrivals(self) -> None:
+    def _take_acknowledgements(self) -> None:
         late_us = []
-        while self._arrivals:
-            record, partition, at_ns, failure = self._arrivals.popleft()
+        while self._acknowledgements:
+            record, partition, at_ns, failure = self._acknowledgements.popleft()
             if failure:
                 self.failed += 1
                 self.failure = failure
@@ -132,7 +134,7 @@ class DueRecords(Work):
             self._steady.add(place)
 
     def _count_anew(self) -> None:
-        """Count records that are due from now on, and gaps that end from now on."""
+        """Restart counting: records that are due from now on, and gaps that end from now on."""
         self.measures_from_ns = time.monotonic_ns()
         self.latency, self.behind = Histogram(), Histogram()
         self.gaps.begin_anew()

@@ -23,13 +23,13 @@ class Fetched(NamedTuple):
 
 
 async def fetch(connection: Connection, topic: str, positions: Mapping[int, int]) -> list[Fetched]:
-    """Return what is there from ``positions`` on, or what comes within half a second. Raises ``NotAnswered``."""
+    """Return the records from ``positions`` on, waiting up to half a second for the first. Raises ``NotAnswered``."""
     answer = await connection.exchange(fetch_request(topic, positions))
     return list(fetched(memoryview(answer)))
 
 
 def fetch_request(topic: str, positions: Mapping[int, int]) -> bytes:
-    """Fetch v11 without a session, as a consumer."""
+    """Return a consumer's Fetch request, version 11, without a session."""
     name = topic.encode()
     head = _FETCH_HEAD.pack(FETCH, 11, 0, len(_CLIENT), _CLIENT, -1, _WAIT_MS, 1, _MAX_BYTES, 0, 0, -1)
     parts = [head, struct.pack(f">ih{len(name)}si", 1, len(name), name, len(positions))]
@@ -39,7 +39,7 @@ def fetch_request(topic: str, positions: Mapping[int, int]) -> bytes:
 
 
 def fetched(answer: memoryview) -> Iterator[Fetched]:
-    """Partitions of an answer to ``fetch_request``."""
+    """Yield the partitions of a response to ``fetch_request``."""
     _, _, error, _, topics = struct.unpack_from(">iihii", answer)
     if error:
         raise NotAnswered(f"a fetch failed with error {error}")
@@ -58,7 +58,7 @@ def fetched(answer: memoryview) -> Iterator[Fetched]:
 
 
 def records_of(batches: memoryview, position: int) -> Iterator[Record]:
-    """From ``position`` on; the last batch may have been cut off."""
+    """Yield the records from ``position`` on. The last batch may be truncated."""
     for at, header in iterate_headers(_whole(batches)):
         if header.next_offset > position and not header.is_control:
             yield from (
@@ -67,7 +67,7 @@ def records_of(batches: memoryview, position: int) -> Iterator[Record]:
 
 
 def _whole(batches: memoryview) -> memoryview:
-    """Up to the last batch that is there as a whole."""
+    """Return ``batches`` without a truncated last batch."""
     end = 0
     while end + 12 <= len(batches):
         (length,) = struct.unpack_from(">i", batches, end + 8)

@@ -1,10 +1,10 @@
 """Members of consumer groups without librdkafka, for groups of hundreds: all in one thread of one process.
 
-Each member of librdkafka has four or five threads. A thousand are five thousand threads, and on few cores they keep each other
-and the cluster from their turns until sessions end, so that the group never settles: the client would be measured. These speak
-the same classic protocol as a client of its own each: a connection to the coordinator and one to every leader, a heartbeat
-every three seconds, eager assignment by range, offsets committed every five, fetches of half a second without a session. One
-difference: one process asks for metadata once for all of them.
+A librdkafka consumer has four or five threads. On few cores, the five thousand threads of a thousand members starve each other
+and the cluster until sessions expire, so the group never becomes stable, and the client is measured instead of the cluster.
+Each member here speaks the classic protocol like a client of its own: a connection to the coordinator and one to every leader,
+a heartbeat every three seconds, eager assignment by range, a commit every five seconds, fetches of half a second without a
+session. One difference: a process asks for metadata once for all of its members.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from kio.schema.types import GroupId, TopicName
 
 from stratalog import kafka_connection as wire
 from stratalog.kafka_connection import Connection, NotAnswered, connect
+from stratalog_loadgen.clients.assignment_timer import AssignmentTimer
 from stratalog_loadgen.clients.fetching import fetch, records_of
-from stratalog_loadgen.clients.reception import Reception
-from stratalog_loadgen.clients.settling import Settling
+from stratalog_loadgen.clients.received_records import ReceivedRecords
 from stratalog_loadgen.processes.control import LEAVE, LEFT, MEASURE, Control
 from stratalog_loadgen.processes.loads import ConsumerLoad, Counted
 
 SESSION_MS, REBALANCE_MS = 45_000, 300_000
 COMMIT_S = 5.0
-_HEARTBEAT_S, _TURN_S, _AGAIN_S = 3.0, 0.1, 0.2
+_HEARTBEAT_S, _TURN_S, _RETRY_S = 3.0, 0.1, 0.2
 _MEMBER_ID_REQUIRED, _UNKNOWN_MEMBER, _ILLEGAL_GENERATION = 79, 25, 22
-_NO_COORDINATOR = (14, 15, 16)  # it loads, is away, is another
+_NO_COORDINATOR = (14, 15, 16)  # COORDINATOR_LOAD_IN_PROGRESS, COORDINATOR_NOT_AVAILABLE, NOT_COORDINATOR
 _CONNECTING_AT_ONCE = 64
 
 Leaders = Mapping[int, str]
@@ -39,11 +39,11 @@ Leaders = Mapping[int, str]
 
 
 class Rejoin(NotAnswered):
-    """The member's generation is over."""
+    """The member's generation has ended; it must join again."""
 
 
 def run_members(kind: type[Member], load: ConsumerLoad, control: Control) -> Counted:
-    """As ``run_consumers``, with members of one kind, of one new topic, from its beginning on."""
+    """Like ``run_consumers``, with members of one kind, which read one new topic from its beginning."""
     control.wait_for_go()
     return asyncio.run(_Members(kind, load, control).run())
 
@@ -53,10 +53,10 @@ class _Members:
         self._load = load
         self._control = control
         self._kind = kind
-        self._reception = Reception(load)
+        self._received = ReceivedRecords(load)
         self._members: list[Member] = []
         self._partitions = 0
-        self._settling = Settling(control, self._changed_at)
+        self._assignment_timer = AssignmentTimer(control, self._changed_at)
 
     async def run(self) -> Counted:
         bootstrap = str(self._load.client["bootstrap.servers"]).split(",")
@@ -64,7 +64,7 @@ class _Members:
         self._partitions = len(places)
         gate = asyncio.Semaphore(_CONNECTING_AT_ONCE)
         self._members = [
-            self._kind(self._load, group, self._reception, bootstrap[number % len(bootstrap)], places, gate)
+            self._kind(self._load, group, self._received, bootstrap[number % len(bootstrap)], places, gate)
             for group in self._load.groups
             for number in range(self._load.consumers)
         ]
@@ -72,33 +72,33 @@ class _Members:
         while self._running():
             await self._listen(tasks)
             await asyncio.sleep(_TURN_S)
-        self._reception.end()
-        self._settling.note_assignments()
+        self._received.end()
+        self._assignment_timer.note_assignments()
         for task in tasks:
             task.cancel()
         ended = await asyncio.gather(*tasks, return_exceptions=True)
         for failure in ended:
             if isinstance(failure, Exception):
                 raise failure
-        return self._reception.counted(self._assigned(), self._settling.settled_s, self._settling.rebalance_s)
+        return self._received.counted(self._assigned(), self._assignment_timer.settled_s, self._assignment_timer.rebalance_s)
 
     def _running(self) -> bool:
         assigned = sum(self._assigned().values())
-        running = self._control.running(self._reception.all_records, assigned, rebalanced=self._settling.is_rebalanced)
+        running = self._control.running(self._received.all_records, assigned, rebalanced=self._assignment_timer.is_rebalanced)
         return running and self._control.elapsed_s() < self._load.duration_s
 
     async def _listen(self, tasks: list[asyncio.Task[None]]) -> None:
-        if self._control.told(MEASURE):
-            self._reception.count_anew()
-        if self._control.told(LEAVE):
-            self._settling.note_leaving()
+        if self._control.received(MEASURE):
+            self._received.count_anew()
+        if self._control.received(LEAVE):
+            self._assignment_timer.note_leaving()
             count = self._load.leavers
             for task in tasks[:count]:
                 task.cancel()
             await asyncio.wait(tasks[:count])
             await asyncio.gather(*(member.leave() for member in self._members[:count]))
-        if self._control.told(LEFT):
-            self._settling.note_leaving()
+        if self._control.received(LEFT):
+            self._assignment_timer.note_leaving()
         for task in tasks:
             if task.done() and not task.cancelled():
                 task.result()
@@ -109,9 +109,9 @@ class _Members:
     def _assigned(self) -> dict[str, int]:
         """Return the partitions of each group that have been assigned, of each member only as many as an equal share.
 
-        In the consumer protocol the first member gets all, and the others wait until it has given them up.
+        In the consumer protocol the first member gets all partitions, and the others wait until it has revoked them.
         """
-        members = max(self._load.members - self._load.leavers * self._settling.has_left, 1)
+        members = max(self._load.members - self._load.leavers * self._assignment_timer.has_left, 1)
         share = -(-self._partitions // members)
         assigned = dict.fromkeys(self._load.groups, 0)
         for member in self._members:
@@ -128,7 +128,7 @@ class Member:
         self,
         load: ConsumerLoad,
         group: str,
-        reception: Reception,
+        received: ReceivedRecords,
         bootstrap: str,
         leaders: Leaders,
         gate: asyncio.Semaphore,
@@ -137,7 +137,7 @@ class Member:
         self.positions: dict[int, int] = {}
         self.changed_at = 0.0
         self._topic = load.topics[0]
-        self._reception = reception
+        self._received = received
         self._bootstrap = bootstrap
         self._leaders = leaders
         self._gate = gate
@@ -148,20 +148,20 @@ class Member:
         self._committed: dict[int, int] = {}
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Join and read until cancelled."""
         while True:
             try:
                 await self._join()
                 await self._work()
             except NotAnswered as failure:
                 if not isinstance(failure, Rejoin):
-                    self._reception.failure = str(failure)
+                    self._received.failure = str(failure)
                     self._coordinator = ""
-                    await asyncio.sleep(_AGAIN_S)
+                    await asyncio.sleep(_RETRY_S)
                 self._assign({})
 
     async def leave(self) -> None:
-        """Commit, say so to the coordinator, and go."""
+        """Commit, leave the group, and close the connections."""
         with contextlib.suppress(NotAnswered):
             await self._commit()
             await self._ask(wire.LEAVE_GROUP, group_id=GroupId(self.group), member_id=self._id)
@@ -202,14 +202,14 @@ class Member:
             joined = await self._joined()
         self._require(joined.error_code)
         self._id, self._generation = joined.member_id, joined.generation_id
-        dealt: dict[str, bytes] = {}
+        assignments: dict[str, bytes] = {}
         if joined.leader == joined.member_id:
-            dealt = deal(sorted(member.member_id for member in joined.members), sorted(self._leaders))
+            assignments = range_assignments(sorted(member.member_id for member in joined.members), sorted(self._leaders))
         part: Any = wire.request_part(wire.SYNC_GROUP, "SyncGroupRequestAssignment")
-        parts = tuple(part(member_id=member, assignment=content) for member, content in dealt.items())
+        parts = tuple(part(member_id=member, assignment=content) for member, content in assignments.items())
         synced = await self._ask(wire.SYNC_GROUP, **self._identity(), generation_id=self._generation, assignments=parts)
         self._require(synced.error_code)
-        self._assign(await self._begins(dealt_to(bytes(synced.assignment))))
+        self._assign(await self._begins(assigned_partitions(bytes(synced.assignment))))
 
     async def _joined(self) -> Any:
         protocol: Any = wire.request_part(wire.JOIN_GROUP, "JoinGroupRequestProtocol")
@@ -226,7 +226,7 @@ class Member:
         return {"group_id": GroupId(self.group), "member_id": self._id, "group_instance_id": None}
 
     async def _begins(self, partitions: list[int]) -> dict[int, int]:
-        """Return the offsets that the group has committed, or the beginning."""
+        """Return the group's committed offsets; 0 where there is none."""
         if not partitions:
             return {}
         part: Any = wire.request_part(wire.OFFSET_FETCH, "OffsetFetchRequestTopic")
@@ -239,7 +239,7 @@ class Member:
         return {row.partition_index: max(0, row.committed_offset) for row in rows}
 
     async def _work(self) -> None:
-        """Read from every leader, until a heartbeat says that the generation is over."""
+        """Read from every leader, until a heartbeat says that the generation has ended."""
         by_leader: dict[str, list[int]] = {}
         for partition in self.positions:
             by_leader.setdefault(self._leaders[partition], []).append(partition)
@@ -264,7 +264,7 @@ class Member:
                 commits_at += COMMIT_S
 
     async def _wait(self, readers: list[asyncio.Task[None]], timeout_s: float) -> None:
-        """Let the readers work for a time. Raises what stopped one of them."""
+        """Let the readers run for ``timeout_s``. Raises the error of one that failed."""
         if readers:
             done, _ = await asyncio.wait(readers, timeout=timeout_s, return_when=asyncio.FIRST_EXCEPTION)
             for reader in done:
@@ -304,7 +304,7 @@ class Member:
                 if records and fetched.partition in self.positions:
                     self.positions[fetched.partition] = records[-1].offset + 1
                     values = [record.value or b"" for record in records]
-                    self._reception.take(self.group, len(values), sum(map(len, values)), values)
+                    self._received.take(self.group, len(values), sum(map(len, values)), values)
 
     def _require(self, error: int) -> None:
         if error in (_UNKNOWN_MEMBER, _ILLEGAL_GENERATION):
@@ -316,7 +316,7 @@ class Member:
 
 
 async def _leaders(bootstrap: list[str], topic: str) -> Leaders:
-    """Of all partitions. Raises ``NotAnswered``."""
+    """Return the leaders of all partitions. Raises ``NotAnswered``."""
     connection = await connect(bootstrap[0])
     part: Any = wire.request_part(wire.METADATA, "MetadataRequestTopic")
     found = await connection.ask(
@@ -332,24 +332,24 @@ async def _leaders(bootstrap: list[str], topic: str) -> Leaders:
     return {place.partition_index: brokers[place.leader_id] for place in found.topics[0].partitions}
 
 
-def deal(members: list[str], partitions: list[int]) -> dict[str, bytes]:
-    """By range, as Kafka's default assignor does: contiguous shares that differ by one at most."""
+def range_assignments(members: list[str], partitions: list[int]) -> dict[str, bytes]:
+    """Return each member's encoded assignment by range, as Kafka's default assignor: shares differ by one at most."""
     share, more = divmod(len(partitions), len(members))
-    dealt, at = {}, 0
+    assignments, at = {}, 0
     for number, member in enumerate(members):
         count = share + (number < more)
-        dealt[member] = struct.pack(f">{count}i", *partitions[at : at + count])
+        assignments[member] = struct.pack(f">{count}i", *partitions[at : at + count])
         at += count
-    return dealt
+    return assignments
 
 
-def dealt_to(content: bytes) -> list[int]:
-    """Partitions of an assignment that ``deal`` has made."""
+def assigned_partitions(content: bytes) -> list[int]:
+    """Decode an assignment of ``range_assignments``."""
     return list(struct.unpack(f">{len(content) // 4}i", content))
 
 
 def _subscription(topic: str) -> bytes:
-    """Version 0 of the consumer protocol: one topic, no user data."""
+    """Return a subscription of version 0: one topic, no user data."""
     name = topic.encode()
     return struct.pack(f">hih{len(name)}si", 0, 1, len(name), name, -1)
 

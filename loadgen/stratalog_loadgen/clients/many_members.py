@@ -1,9 +1,9 @@
 """Ten thousand members of classic groups in one event loop, which only join, send heartbeats and leave.
 
-They read nothing: what is measured is how a coordinator holds their connections and rebalances their groups. So that one core
-is enough for all of them, requests are encoded by hand, and an address of the coordinator is looked up once for each group.
-Otherwise each is a client of its own: a connection, a heartbeat every three seconds, eager assignment by range by the group's
-leader, and after a lost connection or a coordinator's error a search for the coordinator and another try.
+They read nothing: they measure how a coordinator holds connections and rebalances groups. So that one core suffices, requests
+are encoded by hand, and a coordinator's address is looked up once per group. Otherwise each is a client of its own: a
+connection, a heartbeat every three seconds, eager assignment by range by the group's leader, and after a lost connection or a
+coordinator's error a FindCoordinator request and a retry.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from typing import Final
 
 from stratalog import kafka_connection as wire
 from stratalog.kafka_connection import Connection, NotAnswered
-from stratalog_loadgen.clients.group_members import REBALANCE_MS, SESSION_MS, deal, dealt_to
+from stratalog_loadgen.clients.group_members import REBALANCE_MS, SESSION_MS, assigned_partitions, range_assignments
 
 HEARTBEAT_S: Final = 3.0
 _CONNECTING_AT_ONCE: Final = 64
 _CONNECT_TIMEOUT_S: Final = 30.0
-_AGAIN_S: Final = (0.3, 1.0)
-_LOOK_S: Final = 0.05
+_RETRY_S: Final = (0.3, 1.0)
+_POLL_S: Final = 0.05
 _PARTITIONS: Final = tuple(range(100))
-"""The leader of each group deals them out; nobody reads them."""
+"""The leader of each group assigns them; nothing reads them."""
 _MEMBER_ID_REQUIRED, _REBALANCE, _UNKNOWN_MEMBER, _ILLEGAL_GENERATION = 79, 27, 25, 22
 _JOIN_VERSION, _SYNC_VERSION, _HEARTBEAT_VERSION, _LEAVE_VERSION = 5, 3, 3, 2
 _ERROR_AT: Final = 8
@@ -40,7 +40,7 @@ class GroupsFailed(Exception):
 
 
 class _Link(Connection):
-    """A connection that tells when it is lost."""
+    """A connection with an event that is set when it is lost."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -65,7 +65,7 @@ class Group:
         return max((member.generation for member in self.members), default=-1)
 
     def is_stable(self, after_generation: int) -> bool:
-        """Whether all members are in one generation beyond this one, and have all partitions between them."""
+        """Whether all members are in one generation after this one, and together have all partitions."""
         generation = self.generation
         if generation <= after_generation or any(not each.is_settled or each.generation != generation for each in self.members):
             return False
@@ -73,16 +73,16 @@ class Group:
 
 
 class ManyMembers:
-    """All groups of one process. ``bootstrap`` is HOST:PORT,…; ``close`` it."""
+    """All groups of one process. ``bootstrap`` is HOST:PORT,…; the caller must ``close`` it."""
 
     def __init__(self, bootstrap: str, groups: Sequence[str], members: int, heartbeat_s: float = HEARTBEAT_S) -> None:
         self.groups = [Group(name) for name in groups]
         self.heartbeat_s = heartbeat_s
         self.random = Random(1)
         self.joins = 0
-        """Requests to join so far, those for an id included."""
+        """JoinGroup requests so far, including those that only return a member id."""
         self.failure = ""
-        """The last error of a broker or a connection, for a report."""
+        """The last error of a broker or a connection, for error messages."""
         self._bootstrap = bootstrap.split(",")
         self._connecting = asyncio.Semaphore(_CONNECTING_AT_ONCE)
         self._tasks: dict[Member, asyncio.Task[None]] = {}
@@ -104,7 +104,7 @@ class ManyMembers:
         await asyncio.gather(*(member.leave() for member in leaving))
 
     async def stable(self, after: Sequence[int], timeout_s: float) -> None:
-        """Return when each group is stable in a generation beyond its number in ``after``. Raises ``GroupsFailed``."""
+        """Return when each group is stable in a generation after its number in ``after``. Raises ``GroupsFailed``."""
         until = time.monotonic() + timeout_s
         while not all(group.is_stable(last) for group, last in zip(self.groups, after, strict=True)):
             for task in self._tasks.values():
@@ -115,7 +115,7 @@ class ManyMembers:
                 raise GroupsFailed(
                     f"{unsettled} members are not stable after {timeout_s:.0f} s; the last error: {self.failure}"
                 )
-            await asyncio.sleep(_LOOK_S)
+            await asyncio.sleep(_POLL_S)
 
     @property
     def generations(self) -> list[int]:
@@ -165,7 +165,7 @@ class Member:
         self.generation = -1
         self.partitions: list[int] = []
         self.is_ready = False
-        """Whether it has its partitions, and no answer since then said otherwise."""
+        """Whether it has its partitions, and no response since then has revoked them."""
         self._owner = owner
         self._group = group
         self._link: _Link | None = None
@@ -181,7 +181,7 @@ class Member:
         return self.is_ready and self.is_connected
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Join and send heartbeats until cancelled."""
         while True:
             try:
                 if self.generation < 0:
@@ -191,16 +191,16 @@ class Member:
                 self._owner.failure = str(failure)
                 self.is_ready = False
                 self.disconnect()
-                await asyncio.sleep(self._owner.random.uniform(*_AGAIN_S))
+                await asyncio.sleep(self._owner.random.uniform(*_RETRY_S))
 
     async def leave(self) -> None:
-        """Say so to the coordinator, and go. Raises ``NotAnswered``."""
+        """Leave the group, and close the connection. Raises ``NotAnswered``."""
         left = await self._ask(_frame(wire.LEAVE_GROUP, _LEAVE_VERSION, _string(self._group.name) + _string(self._id)))
         _error(left)
         self.disconnect()
 
     def disconnect(self) -> None:
-        """Close the connection. The next one is to the coordinator as it is then."""
+        """Close the connection. The next one looks the coordinator up again."""
         if self._link is not None:
             self._link.close()
             self._link = None
@@ -214,7 +214,7 @@ class Member:
         return await self._link.exchange(frame)
 
     async def _join(self) -> None:
-        """Join until a generation has begun, and get the member's part of it. Raises ``NotAnswered``."""
+        """Join until a generation has started, and get the assignment. Raises ``NotAnswered``."""
         while self.generation < 0:
             self._owner.joins += 1
             answer = await self._ask(self._join_frame())
@@ -234,19 +234,19 @@ class Member:
                 raise NotAnswered(f"JoinGroup: error {joined.error}")
 
     async def _sync(self, members: Sequence[str]) -> None:
-        """``members`` is empty unless this one leads."""
-        dealt = deal(sorted(members), [*_PARTITIONS]) if members else {}
-        parts = b"".join(_string(member) + _bytes(content) for member, content in dealt.items())
+        """Send SyncGroup. ``members`` is empty unless this member is the leader."""
+        assignments = range_assignments(sorted(members), [*_PARTITIONS]) if members else {}
+        parts = b"".join(_string(member) + _bytes(content) for member, content in assignments.items())
         answer = await self._ask(
-            _frame(wire.SYNC_GROUP, _SYNC_VERSION, self._identity() + struct.pack(">i", len(dealt)) + parts)
+            _frame(wire.SYNC_GROUP, _SYNC_VERSION, self._identity() + struct.pack(">i", len(assignments)) + parts)
         )
         if self._stays(_error(answer), "SyncGroup"):
             (size,) = struct.unpack_from(">i", answer, _ERROR_AT + 2)
-            self.partitions = dealt_to(answer[_ERROR_AT + 6 : _ERROR_AT + 6 + size])
+            self.partitions = assigned_partitions(answer[_ERROR_AT + 6 : _ERROR_AT + 6 + size])
             self.is_ready = True
 
     async def _stay(self) -> None:
-        """Send heartbeats until the generation is over. Raises ``NotAnswered``."""
+        """Send heartbeats until the generation ends. Raises ``NotAnswered``."""
         frame = _frame(wire.HEARTBEAT, _HEARTBEAT_VERSION, self._identity())
         while self.generation >= 0:
             if self._stays(_error(await self._ask(frame)), "Heartbeat"):
@@ -264,7 +264,7 @@ class Member:
         raise NotAnswered("the connection was lost")
 
     def _stays(self, error: int, request: str) -> bool:
-        """Whether the generation goes on. Raises ``NotAnswered`` if the coordinator may be another one."""
+        """Return whether the generation continues. Raises ``NotAnswered`` if the coordinator may have moved."""
         if error == 0:
             return True
         self.is_ready = False

@@ -1,4 +1,4 @@
-"""The values of records: a pool of payloads, each partly random and partly zeros, so that a codec finds as much as it is told.
+"""Record values: a pool of payloads, each partly random and partly zeros, to set the compression ratio.
 
 The same model as OpenMessaging Benchmark's ``useRandomizedPayloads``, ``randomBytesRatio`` and ``randomizedPayloadPoolSize``.
 """
@@ -14,13 +14,13 @@ from stratalog_core.errors import Invalid
 from stratalog_loadgen.processes.loads import Payload
 
 STAMP = struct.Struct(">Q")
-"""At the front of a stamped payload: when it should have been sent, in nanoseconds of the machine's monotonic clock."""
+"""Prefix of a stamped payload: its due time in nanoseconds of the machine's monotonic clock."""
 
 _POOL_BYTES_MAX = 32 * 1024 * 1024
 
 
 def payloads(wanted: Payload, seed: int) -> Sequence[bytes]:
-    """The pool; equal for equal seeds. Raises ``Invalid`` if the file of payloads is empty or missing."""
+    """Return the pool, which is equal for equal seeds. Raises ``Invalid`` for a missing or wrong payload file."""
     if wanted.file is not None:
         return [file_payload(Path(wanted.file), wanted.record_bytes)]
     random = Random(seed)
@@ -30,18 +30,18 @@ def payloads(wanted: Payload, seed: int) -> Sequence[bytes]:
 
 
 def stamped(payload: bytes, intended_ns: int) -> bytes:
-    """The payload with the time at its front; at least as long as the time."""
+    """Return the payload with its first bytes replaced by the due time."""
     return STAMP.pack(intended_ns) + payload[STAMP.size :]
 
 
 def heads_of(intended_ns: Sequence[int]) -> list[bytes]:
-    """Return the heads that ``stamped`` puts at the front, for many payloads."""
+    """Return the prefixes that ``stamped`` writes, for many payloads."""
     packed = struct.pack(f">{len(intended_ns)}Q", *intended_ns)
     return [packed[start : start + STAMP.size] for start in range(0, len(packed), STAMP.size)]
 
 
 def stamps_of(values: Iterable[bytes]) -> tuple[int, ...]:
-    """The times at the fronts, in nanoseconds; none of payloads that are too short for one."""
+    """Return the due times of stamped payloads, in nanoseconds. Payloads that are too short are skipped."""
     heads = [head for value in values if len(head := value[: STAMP.size]) == STAMP.size]
     return struct.unpack(f">{len(heads)}Q", b"".join(heads))
 

@@ -1,9 +1,8 @@
 """The common parts of all producers of a load.
 
-At a rate every record has a moment at which it should leave; its latency counts from that moment, even if the client could not
-take it then. A stall therefore shows in all the records that should have been sent during it, and not only in one (no
-coordinated omission). Records count that were acknowledged between the end of the warm-up and the end of the run, and the
-CPU time that the process used between the same two moments.
+At a fixed rate every record has a due time. Its latency counts from then, even if the client could not take it, so a stall
+shows in all records that were due during it, and not only in one (no coordinated omission). Records count that were
+acknowledged between the end of the warm-up and the end of the run; so does the CPU time between the same two moments.
 """
 
 from __future__ import annotations
@@ -26,15 +25,15 @@ from stratalog_loadgen.results.histogram import Histogram
 
 _FLUSH_TIMEOUT_S = 120.0
 _FULL_WAIT_S = 0.05
-# After the end, for what was due before it.
+# How long after the end records that were due before it may still be sent.
 _OVERDUE_S = 30.0
 _SWITCH_INTERVAL_S = 0.0005
 TICK_NS = 250_000
-"""Records that are due within it are sent together."""
+"""Records that are due within this time are sent together."""
 
 
-class Work:
-    """Producers, payloads, and what is counted."""
+class ProducerRun:
+    """One process's producers, payloads and counts."""
 
     def __init__(self, load: ProducerLoad, control: Control) -> None:
         self.load = load
@@ -53,9 +52,11 @@ class Work:
     def run(self) -> Counted:
         raise NotImplementedError
 
-    def run_at_rate(self, schedule: Schedule, send_all: Callable[[], None], take_heard: Callable[[], None]) -> Counted:
-        """``send_all`` while a thread for each producer waits for acknowledgements; ``take_heard`` when those are all in."""
-        # The thread that learns of an acknowledgement must not wait for the sending thread's slice of the interpreter.
+    def run_at_rate(
+        self, schedule: Schedule, send_all: Callable[[], None], take_acknowledgements: Callable[[], None]
+    ) -> Counted:
+        """Run ``send_all`` while a thread per producer polls it; call ``take_acknowledgements`` when all are received."""
+        # The polling thread must not wait for the sending thread's GIL interval.
         sys.setswitchinterval(_SWITCH_INTERVAL_S)
         ended = threading.Event()
         pollers = [threading.Thread(target=_poll_until, args=(producer, ended), daemon=True) for producer in self.producers]
@@ -69,17 +70,17 @@ class Work:
         ended.set()
         for poller in pollers:
             poller.join()
-        take_heard()
+        take_acknowledgements()
         began_at = self.measures_from_ns / 1e9
         return self.counted(self.latency.count, began_at, max(began_at, ended_at), cpu)
 
     def note_cpu(self) -> None:
-        """CPU time used until the warm-up was over."""
+        """Note the CPU time used until the end of the warm-up."""
         if time.monotonic_ns() < self.measures_from_ns or not self._cpu_before_s:
             self._cpu_before_s = cpu_s()
 
     def gives_up(self, schedule: Schedule) -> bool:
-        """Long after the end; what was due before it and has not been sent counts as failed."""
+        """Return whether the end is long past. Records that were due before it and are not sent count as failed then."""
         if time.monotonic_ns() <= schedule.end_ns() + _OVERDUE_S * 1e9:
             return False
         self.failed += schedule.records - self.sent
@@ -87,17 +88,17 @@ class Work:
         return True
 
     def hand_over(self, producer: Producer, topic: str, chunk: list[dict[str, Any]], partition: int) -> None:
-        """Raises ``KafkaException`` if the client refuses a record for another reason than a full queue."""
+        """Pass ``chunk`` to the client. Raises ``KafkaException`` if it refuses a record, unless its queue is full."""
         while (taken := int(producer.produce_batch(topic, chunk, partition=partition))) < len(chunk):
             failure = chunk[-1]["_error"]
             if failure.code() != KafkaError._QUEUE_FULL:
                 raise KafkaException(failure)
             chunk = chunk[taken:]
-            # Moments stay as they were: the wait for room is part of the latency.
+            # Due times do not shift: the wait for room is part of the latency.
             producer.poll(_FULL_WAIT_S)
 
     def delivered(self, intended_ns: int, failure: KafkaError | None, message: Message, records: int) -> None:
-        """Of ``records`` records this is the last; all count as failed if it has."""
+        """Count ``records`` records, of which this is the last; all count as failed if it failed."""
         if failure is not None:
             self.failed += records
             self.failure = failure.str()
@@ -138,16 +139,16 @@ class Work:
 
 
 def keys_of(load: ProducerLoad) -> Iterator[bytes | None]:
-    """One for each record."""
+    """Return the keys of the records, endlessly."""
     if load.keys == "none":
         return itertools.repeat(None)
     if load.keys == "round-robin":
         return itertools.cycle([f"key-{number}".encode() for number in range(10_000)])
-    # New at each call, as nanoseconds are; the seed keeps processes apart.
+    # Distinct at each call, like the clock; the seed separates processes.
     return (f"{load.seed}-{time.monotonic_ns()}".encode() for _ in itertools.count())
 
 
 def _poll_until(producer: Producer, ended: threading.Event) -> None:
-    """Waits for acknowledgements, in a thread of its own."""
+    """Poll a producer in its own thread until ``ended``."""
     while not ended.is_set():
         producer.poll(0.1)

@@ -1,4 +1,4 @@
-"""When each record of a load at a fixed rate is due: the moment that its latency counts from."""
+"""Due times of the records of an open-loop load; latency counts from them."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from stratalog_loadgen.processes.loads import ProducerLoad
 
 
 class Schedule:
-    """Record ``i`` is due ``i / rate`` seconds after the beginning, whatever became of those before it."""
+    """Record ``i`` is due ``i / rate`` seconds after the start, even if earlier records are late."""
 
     def __init__(self, load: ProducerLoad) -> None:
         self.interval_ns = 1e9 / load.records_per_s
         self.records = load.records or max(1, round(load.records_per_s * (load.warmup_s + load.duration_s)))
-        """That are due before the end; of a number of records all are."""
+        """Number of records that are due before the end, or the requested number of records."""
         self.began_ns = 0
 
     def moment_ns(self, record: int) -> float:

@@ -1,1 +1,1 @@
-"""Load processes: what they are told, how they are started and controlled, and what they report."""
+"""Load processes: their loads, their control, and their reports."""

@@ -1,4 +1,4 @@
-"""A load process's side of the conversation with the one that started it: begin, stop, progress. Two pipes and one thread."""
+"""A load process's side of the protocol with its parent: start, stop, progress. Two pipes and one thread."""
 
 from __future__ import annotations
 
@@ -19,37 +19,39 @@ _PROGRESS_INTERVAL_S = 0.5
 
 
 class Control:
-    """``wait_for_go`` once, then ``running`` in every turn of a load's loop; ``clock`` zero is the moment of the word."""
+    """Call ``wait_for_go`` once, then ``running`` in every iteration. ``began`` is the time of the start signal."""
 
     def __init__(self, commands: BinaryIO, reports: BinaryIO) -> None:
         self._commands = commands
         self._reports = reports
         self._stopped = threading.Event()
-        self._told = {word: threading.Event() for word in (MEASURE, LEAVE, LEFT)}
+        self._words = {word: threading.Event() for word in (MEASURE, LEAVE, LEFT)}
         self._reported_at = 0.0
         self.began = 0.0
 
     def wait_for_go(self) -> None:
-        """Report that all is set up; return when told to begin."""
+        """Report that the set-up is done; return at the start signal."""
         self.report(Ready())
         if self._commands.readline() != GO:
             raise SystemExit(1)
         self.began = time.monotonic()
         threading.Thread(target=self._watch, daemon=True).start()
 
-    def running(self, records: int, assigned: int = 0, *, rebalanced: bool = False, heard: int = 0) -> bool:
-        """False once the other side said stop or is gone; reports progress now and then."""
+    def running(self, records: int, assigned: int = 0, *, rebalanced: bool = False, steady_partitions: int = 0) -> bool:
+        """Return False after a stop signal or the parent's end. Reports progress at intervals."""
         now = time.monotonic()
         if now - self._reported_at >= _PROGRESS_INTERVAL_S:
             self._reported_at = now
-            self.report(Progress(records=records, assigned=assigned, rebalanced=rebalanced, heard=heard))
+            self.report(
+                Progress(records=records, assigned=assigned, rebalanced=rebalanced, steady_partitions=steady_partitions)
+            )
         return not self._stopped.is_set()
 
-    def told(self, word: bytes) -> bool:
-        """True once after the other side said ``word``, that is ``MEASURE``, ``LEAVE`` or ``LEFT``."""
-        if not self._told[word].is_set():
+    def received(self, word: bytes) -> bool:
+        """Return True once after the parent has sent ``word``: ``MEASURE``, ``LEAVE`` or ``LEFT``."""
+        if not self._words[word].is_set():
             return False
-        self._told[word].clear()
+        self._words[word].clear()
         return True
 
     def elapsed_s(self) -> float:
@@ -60,14 +62,14 @@ class Control:
         self._reports.flush()
 
     def _watch(self) -> None:
-        while (word := self._commands.readline()) in self._told:
-            self._told[word].set()
-        # The end of the pipe stops it, too: a load never outlives who wanted it.
+        while (word := self._commands.readline()) in self._words:
+            self._words[word].set()
+        # The end of the pipe stops the load, too, so it never outlives its parent.
         self._stopped.set()
 
 
 def cpu_s() -> float:
-    """CPU time of this process so far, with all of its threads."""
+    """Return the CPU time of this process and all of its threads so far."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     return used.ru_utime + used.ru_stime
 
@@ -77,5 +79,5 @@ def resident_bytes() -> int:
 
 
 def standard_control() -> Control:
-    """On this process's standard input and output."""
+    """Return a control on this process's standard input and output."""
     return Control(sys.stdin.buffer, sys.stdout.buffer)

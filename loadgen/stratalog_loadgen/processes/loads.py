@@ -1,4 +1,4 @@
-"""Loads as data: what one process is told to do, and what it reports. Sent between processes as JSON lines."""
+"""Loads and reports as data, sent between processes as JSON lines."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ class Payload(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ProducerLoad(msgspec.Struct, frozen=True, kw_only=True, tag="producer"):
-    """Records to ``topics`` in turn. With ``records_per_s`` 0 as fast as it goes; ``records`` 0 means until the time is up.
+    """Records to ``topics`` in turn. ``records_per_s`` 0: at full speed; ``records`` 0: until the time is over.
 
-    As fast as it goes, and with ``whole_batches`` at a rate, too, batches of ``batch_records`` leave, ``in_flight`` at most to
-    each broker; ``producers_in_all`` are those of all processes. Otherwise records leave at their moments, those within
+    At full speed, or with ``whole_batches`` at a rate, batches of ``batch_records`` are sent, at most ``in_flight`` to each
+    broker; ``producers_in_all`` are those of all processes. Otherwise records are sent when they are due, those within
     ``linger_ms`` together; with ``keys`` the client makes the batches. ``each_partition`` sends round robin to every
-    ``partition_step``-th partition, and reports the longest gap between acknowledgements of each; when told that the warm-up
-    is over, it counts anew.
+    ``partition_step``-th partition and reports the longest gap between acknowledgements of each; it restarts counting at
+    MEASURE.
     """
 
     client: Options
@@ -51,14 +51,13 @@ class ProducerLoad(msgspec.Struct, frozen=True, kw_only=True, tag="producer"):
 
 
 class ConsumerLoad(msgspec.Struct, frozen=True, kw_only=True, tag="consumer"):
-    """``consumers`` members of each of ``groups``; ends after ``duration_s`` at the latest, or when told.
+    """``consumers`` members of each of ``groups``; ends after ``duration_s`` at the latest, or at STOP.
 
-    Counts from the first record on, and anew when told that the warm-up is over. ``leavers``
-    members leave the first group when told.
-    ``stamps`` measures end to end: then every payload read must bear its time. ``light`` members are not librdkafka's,
-    and speak the ``protocol``; librdkafka's are told it in ``client``. ``members`` are those of a group in all processes.
-    ``repeat`` begins again at the end of each partition, so that readers of history never run out of it. With ``assigned``, the
-    partitions of each member, members read from the beginning and join no group. Both are librdkafka's only.
+    Counts from the first record, and again from MEASURE. At LEAVE, ``leavers`` members leave the first group. ``stamps``
+    measures end to end: every payload must be stamped then. ``light`` members do not use librdkafka and speak ``protocol``;
+    librdkafka takes it from ``client``. ``members`` is the number of a group's members in all processes. ``repeat`` seeks to
+    the beginning at the end of each partition, so that readers never run out of history. With ``assigned``, the partitions of
+    each member, members read from the beginning and join no group. Both work only with librdkafka.
     """
 
     client: Options
@@ -76,7 +75,7 @@ class ConsumerLoad(msgspec.Struct, frozen=True, kw_only=True, tag="consumer"):
 
 
 class ConnectionLoad(msgspec.Struct, frozen=True, kw_only=True, tag="connections"):
-    """``connections`` to the brokers in turn, each asked for its API versions once, then idle until the time is up."""
+    """``connections`` to the brokers in turn. Each sends ApiVersions once, then is idle until the end."""
 
     addresses: list[str]
     connections: int
@@ -86,7 +85,7 @@ class ConnectionLoad(msgspec.Struct, frozen=True, kw_only=True, tag="connections
 class CopierLoad(msgspec.Struct, frozen=True, kw_only=True, tag="copier"):
     """Copies records of ``source`` to ``target`` in transactions, each committed ``commit_ms`` after its first record.
 
-    ``client`` is the producer's; ``group`` is also the transactional id. Ends when told. ``Counted.sent`` is the number of its
+    ``client`` is the producer's; ``group`` is also the transactional id. Ends at STOP. ``Counted.sent`` is the number of
     transactions.
     """
 
@@ -103,7 +102,7 @@ Load = ProducerLoad | ConsumerLoad | ConnectionLoad | CopierLoad
 
 
 class Gap(msgspec.Struct, frozen=True, kw_only=True):
-    """Longest time without an acknowledgement in one partition; ``first_at`` of the machine's monotonic clock was the first."""
+    """Longest time without an acknowledgement in one partition. ``first_at``: monotonic time of the first acknowledgement."""
 
     topic: str
     partition: int
@@ -144,23 +143,23 @@ class Counted(msgspec.Struct, frozen=True, kw_only=True, tag="counted"):
 
 
 class Ready(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
-    """Set up; waits for the word to begin."""
+    """The process is set up and waits for the start signal."""
 
 
 class Progress(msgspec.Struct, frozen=True, kw_only=True, tag="progress"):
-    """Records so far, warm-up included; partitions that consumers have been assigned; whether that changed since one left.
+    """Records so far, warm-up included; assigned partitions; whether assignments changed after a member left.
 
-    ``heard`` partitions acknowledged some record within a second of its moment.
+    ``steady_partitions`` have acknowledged a record within a second after it was due.
     """
 
     records: int
     assigned: int = 0
     rebalanced: bool = False
-    heard: int = 0
+    steady_partitions: int = 0
 
 
 class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
-    """The process could not go on; ``wrong`` is what it was told, so that nothing comes of trying again."""
+    """The process failed. ``wrong``: its settings are invalid, so a retry cannot succeed."""
 
     message: str
     wrong: bool = False

@@ -1,4 +1,4 @@
-"""One load process, driven by :mod:`.crew` over standard input and output: ``python -m stratalog_loadgen.processes.worker``."""
+"""One load process, ``python -m stratalog_loadgen.processes.worker``, controlled by :mod:`.workers` over two pipes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from stratalog_loadgen.clients.copying import run_copier
 from stratalog_loadgen.clients.due_batches import DueBatches
 from stratalog_loadgen.clients.due_records import DueRecords
 from stratalog_loadgen.clients.group_members import Member, run_members
-from stratalog_loadgen.clients.producing import Work
+from stratalog_loadgen.clients.producing import ProducerRun
 from stratalog_loadgen.clients.whole_batches import WholeBatches
 from stratalog_loadgen.processes.control import Control, standard_control
 from stratalog_loadgen.processes.loads import ConnectionLoad, CopierLoad, Counted, Failed, Load, ProducerLoad
@@ -26,16 +26,16 @@ _METADATA_TIMEOUT_S = 60
 
 
 def main() -> None:
-    """Read one load, carry it out, report; a failure is reported, too."""
+    """Read one load, run it, and report its counts or its failure."""
     control = standard_control()
     load = msgspec.json.decode(sys.stdin.buffer.readline(), type=Load)
     try:
         control.report(_run(load, control))
     except (StratalogError, KafkaException, OSError) as failure:
         control.report(Failed(message=_text(failure), wrong=_is_wrong(failure)))
-    except Exception:  # outermost: whoever waits for the result must learn why there is none
+    except Exception:  # outermost: the parent must learn why there is no result
         control.report(Failed(message=traceback.format_exc()))
-    # librdkafka's threads of a thousand clients take minutes to be joined, and nothing is left to say.
+    # Joining librdkafka's threads of a thousand clients takes minutes, and everything is reported.
     sys.stdout.flush()
     os._exit(0)
 
@@ -53,22 +53,22 @@ def _run(load: Load, control: Control) -> Counted:
 
 
 def _run_producers(load: ProducerLoad, control: Control) -> Counted:
-    """Returns when everything that was sent is acknowledged or has failed."""
-    work = _work(load)(load, control)
-    for producer in work.producers:
+    """Run producers; return when every record is acknowledged or has failed."""
+    run = _kind_of(load)(load, control)
+    for producer in run.producers:
         producer.list_topics(load.topics[0], timeout=_METADATA_TIMEOUT_S)
     control.wait_for_go()
-    return work.run()
+    return run.run()
 
 
-def _work(load: ProducerLoad) -> type[Work]:
+def _kind_of(load: ProducerLoad) -> type[ProducerRun]:
     if load.whole_batches or not load.records_per_s:
         return WholeBatches
     return DueRecords if load.each_partition or load.keys != "none" else DueBatches
 
 
 def _is_wrong(failure: BaseException) -> bool:
-    """Whether a setting is: of ours, or of the client's."""
+    """Return whether a setting is invalid: one of ours, or one of the client's."""
     if isinstance(failure, KafkaException):
         return bool(failure.args[0].code() == KafkaError._INVALID_ARG)
     return isinstance(failure, Invalid)

@@ -1,4 +1,4 @@
-"""Longest time without an acknowledgement, per partition, kept while acknowledgements come in."""
+"""Longest time without an acknowledgement, per partition."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ _Partition = tuple[str, int]
 
 
 class Gaps:
-    """Three numbers per partition, however long it runs."""
+    """Keeps three numbers per partition, whatever the length of the run."""
 
     def __init__(self) -> None:
         self._first_ns: dict[_Partition, int] = {}
@@ -16,7 +16,7 @@ class Gaps:
         self._longest_ns: dict[_Partition, int] = {}
 
     def acknowledged(self, topic: str, partition: int, at_ns: int) -> None:
-        """An acknowledgement at a moment; moments of one partition never go back."""
+        """Note an acknowledgement. Times of one partition never decrease."""
         place = topic, partition
         self._first_ns.setdefault(place, at_ns)
         gap_ns = at_ns - self._last_ns.get(place, at_ns)
@@ -24,11 +24,11 @@ class Gaps:
         self._last_ns[place] = at_ns
 
     def begin_anew(self) -> None:
-        """Gaps that ended so far are forgotten; one that goes on counts in full."""
+        """Forget the gaps that have ended. A gap in progress counts in full."""
         self._longest_ns.clear()
 
     def longest(self) -> list[Gap]:
-        """By topic and partition; a partition with a single acknowledgement has a gap of 0."""
+        """Return the gaps by topic and partition. A partition with a single acknowledgement has a gap of 0."""
         return [
             Gap(topic=place[0], partition=place[1], longest_s=gap_ns / 1e9, first_at=self._first_ns[place] / 1e9)
             for place, gap_ns in sorted(self._longest_ns.items())

@@ -37,18 +37,18 @@ class Histogram:
         self._maximum_us = max(self._maximum_us, value)
 
     def record_all(self, values_us: Sequence[int]) -> None:
-        """As ``record`` of each, for many at once."""
+        """Count many values at once."""
         if values_us:
             self._counts.update([bucket_of(max(0, value)) for value in values_us])
             self._maximum_us = max(self._maximum_us, *values_us)
 
     def record_evenly(self, lowest_us: float, step_us: float, times: int) -> None:
-        """``times`` values from ``lowest_us`` on, ``step_us`` apart: as ``record`` of each, every one in its bucket."""
+        """Count ``times`` values from ``lowest_us`` on, ``step_us`` apart, each in its own bucket."""
         done = 0
         while done < times:
             value = max(0, int(lowest_us + done * step_us))
             bucket = bucket_of(value)
-            # The first of them that lies beyond this bucket.
+            # The first value above this bucket.
             beyond = math.ceil((highest_of(bucket) + 1 - lowest_us) / step_us) if step_us > 0 else times
             until = min(times, max(done + 1, beyond))
             self._counts[bucket] += until - done
@@ -57,7 +57,7 @@ class Histogram:
             self._maximum_us = max(self._maximum_us, int(lowest_us + (times - 1) * step_us))
 
     def add(self, other: Histogram) -> None:
-        """Take in all that ``other`` counted."""
+        """Add the counts of ``other``."""
         self._counts.update(other._counts)
         self._maximum_us = max(self._maximum_us, other._maximum_us)
 

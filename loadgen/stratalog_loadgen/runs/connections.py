@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from stratalog import kafka
 from stratalog_core.kafka_clients import translated
-from stratalog_loadgen.processes.crew import Crew, OnProgress
 from stratalog_loadgen.processes.loads import ConnectionLoad
+from stratalog_loadgen.processes.workers import OnProgress, Workers
 from stratalog_loadgen.results.result import Result, behind, failures, latencies, result
 from stratalog_loadgen.runs.produce import split
 
@@ -18,9 +18,9 @@ def measure_connections(
     loads = [
         ConnectionLoad(addresses=addresses, connections=share, duration_s=duration_s) for share in split(connections, processes)
     ]
-    with Crew(loads, on_progress) as crew:
-        crew.begin(ConnectionLoad)
-        counts = crew.finish(ConnectionLoad, duration_s + connections / 20)
+    with Workers(loads, on_progress) as workers:
+        workers.begin(ConnectionLoad)
+        counts = workers.finish(ConnectionLoad, duration_s + connections / 20)
     measured = {
         "connections": sum(count.records for count in counts),
         "opened_in_s": max(count.elapsed_s for count in counts),
@@ -33,7 +33,7 @@ def measure_connections(
 
 
 def broker_addresses(bootstrap: str) -> list[str]:
-    """As the cluster advertises them."""
+    """Return the addresses that the brokers advertise."""
     client = kafka.admin(bootstrap)
     with translated():
         brokers = client.list_topics(timeout=kafka.TIMEOUT_S).brokers.values()

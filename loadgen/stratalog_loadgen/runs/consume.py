@@ -1,10 +1,10 @@
-"""How much a cluster gives: what is written now (tail, fan-out, groups), and what was written before (catch-up)."""
+"""Consumer throughput: of records as they are written (tail, fan-out, groups), and of records written before (catch-up)."""
 
 from __future__ import annotations
 
 from stratalog_core.errors import Invalid
-from stratalog_loadgen.processes.crew import Crew, OnProgress
 from stratalog_loadgen.processes.loads import ConsumerLoad, Counted, ProducerLoad
+from stratalog_loadgen.processes.workers import OnProgress, Workers
 from stratalog_loadgen.results.result import Result, behind, failures, latencies, result, throughput, window_of
 from stratalog_loadgen.runs.produce import producer_loads
 from stratalog_loadgen.runs.readers import consumer_loads, wait_until_assigned
@@ -25,21 +25,21 @@ def measure_tail(
     leave: int = 0,
     on_progress: OnProgress = lambda _: None,
 ) -> Result:
-    """Producers (at full speed, or at ``records_per_s``) and consumers at once: both rates; end-to-end latency at a fixed rate.
+    """Run producers (at full speed, or at ``records_per_s``) and consumers: both rates; end-to-end latency at a fixed rate.
 
-    With ``leave`` so many consumers of a group leave at once in the middle of the measured time, and the rebalance that
-    follows is timed: from then to the last change of an assignment.
+    ``leave`` consumers of a group leave together in the middle of the measured time. The rebalance is timed from then to the
+    last change of an assignment.
     """
     stamps = records_per_s > 0
     with prepared(bootstrap, topics, traffic) as place:
         loads = producer_loads(place, traffic, window, records_per_s=records_per_s, stamps=stamps)
-        with Crew(
+        with Workers(
             [*loads, *consumer_loads(place, readers, earliest=topics.name is None, stamps=stamps, leavers=leave)], on_progress
-        ) as crew:
-            crew.begin(ConsumerLoad)
+        ) as workers:
+            workers.begin(ConsumerLoad)
             partitions = place.partitions * len(place.names) * readers.groups
-            wait_until_assigned(crew, partitions)
-            sent, received = _produce_and_read(crew, window, partitions if leave else 0)
+            wait_until_assigned(workers, partitions)
+            sent, received = _produce_and_read(workers, window, partitions if leave else 0)
     measured = _both(sent, received, stamps=stamps)
     settings = as_document(topics, traffic, window, wanted_records_per_s=records_per_s, readers=readers)
     return result("tail consumption", settings, measured, window=window_of(received))
@@ -55,9 +55,9 @@ def measure_catch_up(
     records_per_s: float = 0.0,
     on_progress: OnProgress = lambda _: None,
 ) -> Result:
-    """``history_bytes`` are written first (or are there, in a named topic), then read from the start to the end they had.
+    """Write ``history_bytes`` (or use an existing topic), then read from the start to the end as it was before the read.
 
-    With ``records_per_s`` producers go on meanwhile: both rates are told.
+    With ``records_per_s``, producers write during the read, and both rates are reported.
     """
     with prepared(bootstrap, topics, traffic) as place:
         if topics.name is None:
@@ -66,16 +66,16 @@ def measure_catch_up(
         if not wanted:
             raise Invalid(f"topic {place.names[0]} is empty: write to it first, or leave out --topic")
         endless = Window(warmup_s=0.0, duration_s=_HISTORY_TIMEOUT_S)
-        going_on = producer_loads(place, traffic, endless, records_per_s=records_per_s, whole_batches=True)
-        writing = going_on if records_per_s else []
-        with Crew([*writing, *consumer_loads(place, readers)], on_progress) as crew:
-            crew.begin(ProducerLoad)
-            crew.begin(ConsumerLoad)
-            crew.follow_until(lambda: crew.records(ConsumerLoad) >= wanted, _HISTORY_TIMEOUT_S, f"read {wanted} records")
-            crew.stop(ConsumerLoad)
-            received = crew.finish(ConsumerLoad, 0)
-            crew.stop(ProducerLoad)
-            sent = crew.finish(ProducerLoad, 0)
+        concurrent = producer_loads(place, traffic, endless, records_per_s=records_per_s, whole_batches=True)
+        writing = concurrent if records_per_s else []
+        with Workers([*writing, *consumer_loads(place, readers)], on_progress) as workers:
+            workers.begin(ProducerLoad)
+            workers.begin(ConsumerLoad)
+            workers.follow_until(lambda: workers.records(ConsumerLoad) >= wanted, _HISTORY_TIMEOUT_S, f"read {wanted} records")
+            workers.stop(ConsumerLoad)
+            received = workers.finish(ConsumerLoad, 0)
+            workers.stop(ProducerLoad)
+            sent = workers.finish(ProducerLoad, 0)
     measured = _both(sent, received, stamps=False)
     settings = as_document(
         topics,
@@ -88,30 +88,30 @@ def measure_catch_up(
     return result("catch-up", settings, measured, window=window_of(received))
 
 
-def _produce_and_read(crew: Crew, window: Window, rebalanced: int) -> tuple[list[Counted], list[Counted]]:
-    """With ``rebalanced`` partitions to be assigned anew after consumers have left half way."""
-    crew.begin(ProducerLoad)
-    crew.follow_for(window.warmup_s)
-    crew.measure(ConsumerLoad)
+def _produce_and_read(workers: Workers, window: Window, rebalanced: int) -> tuple[list[Counted], list[Counted]]:
+    """Return the producers' and the consumers' counts. ``rebalanced``: partitions to reassign after consumers left halfway."""
+    workers.begin(ProducerLoad)
+    workers.follow_for(window.warmup_s)
+    workers.measure(ConsumerLoad)
     if rebalanced:
-        crew.follow_for(window.duration_s / 2)
-        crew.leave(ConsumerLoad)
-    sent = crew.finish(ProducerLoad, window.whole_s)
+        workers.follow_for(window.duration_s / 2)
+        workers.leave(ConsumerLoad)
+    sent = workers.finish(ProducerLoad, window.whole_s)
     if rebalanced:
-        wait_until_assigned(crew, rebalanced, after_leaving=True)
-    crew.stop(ConsumerLoad)
-    return sent, crew.finish(ConsumerLoad, 0)
+        wait_until_assigned(workers, rebalanced, after_leaving=True)
+    workers.stop(ConsumerLoad)
+    return sent, workers.finish(ConsumerLoad, 0)
 
 
 def _write_history(place: Prepared, traffic: Traffic, history_bytes: int, on_progress: OnProgress) -> None:
     records = max(1, history_bytes // traffic.payload.record_bytes)
-    with Crew(producer_loads(place, traffic, Window(warmup_s=0.0), records=records), on_progress) as crew:
-        crew.begin(ProducerLoad)
-        crew.finish(ProducerLoad, _HISTORY_TIMEOUT_S)
+    with Workers(producer_loads(place, traffic, Window(warmup_s=0.0), records=records), on_progress) as workers:
+        workers.begin(ProducerLoad)
+        workers.finish(ProducerLoad, _HISTORY_TIMEOUT_S)
 
 
 def _both(sent: list[Counted], received: list[Counted], *, stamps: bool) -> dict[str, object]:
-    """Rates of consumers as they are, of producers with a prefix."""
+    """Return the measurements; the producers' rates have a prefix."""
     measured: dict[str, object] = throughput(received)
     if sent:
         measured |= {f"produced_{name}": value for name, value in throughput(sent).items()} | failures(sent)

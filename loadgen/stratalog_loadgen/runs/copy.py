@@ -1,4 +1,4 @@
-"""How long a record takes through consume, transform, produce: from its moment of sending to a reader of committed copies."""
+"""Latency of consume-transform-produce: from a record's due time to a read_committed consumer of its copy."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import secrets
 
 import msgspec
 
-from stratalog_loadgen.processes.crew import Crew, OnProgress
 from stratalog_loadgen.processes.loads import ConsumerLoad, CopierLoad, ProducerLoad
+from stratalog_loadgen.processes.workers import OnProgress, Workers
 from stratalog_loadgen.results.result import Result, behind, failures, latencies, result, throughput, window_of
 from stratalog_loadgen.runs.produce import producer_loads
 from stratalog_loadgen.runs.readers import ASSIGN_TIMEOUT_S, consumer_loads, wait_until_assigned
@@ -38,22 +38,24 @@ def measure_copy(
             group=f"bench-{secrets.token_hex(4)}",
             commit_ms=commit_ms,
         )
-        with Crew([*loads, *listening, copier], on_progress) as crew:
-            crew.begin(ConsumerLoad)
-            crew.begin(CopierLoad)
-            wait_until_assigned(crew, place.partitions)
-            crew.follow_until(
-                lambda: crew.assigned(CopierLoad) == place.partitions, ASSIGN_TIMEOUT_S, "get the copier's partitions assigned"
+        with Workers([*loads, *listening, copier], on_progress) as workers:
+            workers.begin(ConsumerLoad)
+            workers.begin(CopierLoad)
+            wait_until_assigned(workers, place.partitions)
+            workers.follow_until(
+                lambda: workers.assigned(CopierLoad) == place.partitions,
+                ASSIGN_TIMEOUT_S,
+                "get the copier's partitions assigned",
             )
-            crew.begin(ProducerLoad)
-            crew.follow_for(window.warmup_s)
-            crew.measure(ConsumerLoad)
-            crew.measure(CopierLoad)
-            sent = crew.finish(ProducerLoad, window.whole_s)
-            crew.stop(CopierLoad)
-            copied = crew.finish(CopierLoad, 0)
-            crew.stop(ConsumerLoad)
-            received = crew.finish(ConsumerLoad, 0)
+            workers.begin(ProducerLoad)
+            workers.follow_for(window.warmup_s)
+            workers.measure(ConsumerLoad)
+            workers.measure(CopierLoad)
+            sent = workers.finish(ProducerLoad, window.whole_s)
+            workers.stop(CopierLoad)
+            copied = workers.finish(CopierLoad, 0)
+            workers.stop(ConsumerLoad)
+            received = workers.finish(ConsumerLoad, 0)
     measured = throughput(sent) | latencies(received, "end_to_end") | behind(sent, "behind") | failures(sent)
     measured |= {
         "copied_records": sum(each.records for each in copied),

@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable, Sequence
 
 from stratalog_core.errors import Unavailable
-from stratalog_loadgen.processes.crew import Crew, OnProgress
 from stratalog_loadgen.processes.loads import Counted, Gap, ProducerLoad
+from stratalog_loadgen.processes.workers import OnProgress, Workers
 from stratalog_loadgen.results.result import Result, behind, failures, latencies, result
 from stratalog_loadgen.runs.produce import split
 from stratalog_loadgen.settings import Topics, Traffic, as_document, producer_options, validate
@@ -19,7 +19,7 @@ _STEADY_TIMEOUT_S = 180.0
 _STEADY_POLL_S = 0.2
 _LONGEST_S = 7200.0
 _LATE_SHARE_MAX = 0.1
-"""So many partitions may begin behind the kill: their gaps say too little."""
+"""Maximum share of partitions whose first acknowledgement comes after the kill; their gaps are not meaningful."""
 
 
 def measure_failover(
@@ -34,28 +34,28 @@ def measure_failover(
     partition_step: int = 1,
     on_progress: OnProgress = lambda _: None,
 ) -> Result:
-    """Produce to every ``partition_step``-th partition, call ``kill``, go on; the longest gap of each that the dead broker led.
+    """Produce to every ``partition_step``-th partition and call ``kill``; measure the longest gap of each that the broker led.
 
-    ``before_s`` begins when every partition has acknowledged a record within a second: what is measured is the kill, not how
-    thousands of new partitions come to life. Earlier records do not count. Raises ``Unavailable`` if that takes too long.
+    ``before_s`` starts when every partition has acknowledged a record within a second, so that the start-up of thousands of
+    new partitions is not measured. Earlier records do not count. Raises ``Unavailable`` if that takes too long.
     ``kill`` ends a broker and returns its id, or ``None`` if it does not know: then partitions count whose leader changed.
     """
     with prepared(bootstrap, topics, traffic) as place:
         loads = _loads(place, traffic, records_per_partition_per_s, partition_step)
         wanted = sum(len(load.topics) * -(-load.partitions // partition_step) for load in loads)
-        with Crew(loads, on_progress) as crew:
-            crew.begin(ProducerLoad)
+        with Workers(loads, on_progress) as workers:
+            workers.begin(ProducerLoad)
             began = time.monotonic()
-            _wait_until_steady(crew, wanted)
+            _wait_until_steady(workers, wanted)
             steady_after_s = time.monotonic() - began
-            crew.measure(ProducerLoad)
-            crew.follow_for(before_s)
+            workers.measure(ProducerLoad)
+            workers.follow_for(before_s)
             leaders = place.leaders()
             killed_at = time.monotonic()
             victim = kill()
-            crew.follow_for(after_s)
-            crew.stop(ProducerLoad)
-            counts = crew.finish(ProducerLoad, 0)
+            workers.follow_for(after_s)
+            workers.stop(ProducerLoad)
+            counts = workers.finish(ProducerLoad, 0)
         lost = _lost(leaders, place.leaders(), victim)
     settings = as_document(
         topics,
@@ -69,20 +69,20 @@ def measure_failover(
     return result("failover", settings, measured | latencies(counts, "latency") | behind(counts, "behind") | failures(counts))
 
 
-def _wait_until_steady(crew: Crew, partitions: int) -> None:
-    """Raises ``Unavailable`` that tells how far it came."""
+def _wait_until_steady(workers: Workers, partitions: int) -> None:
+    """Wait until all partitions are steady. Raises ``Unavailable`` with the number that are."""
     deadline = time.monotonic() + _STEADY_TIMEOUT_S
-    while crew.heard(ProducerLoad) < partitions:
+    while workers.steady_partitions(ProducerLoad) < partitions:
         if time.monotonic() >= deadline:
             raise Unavailable(
-                f"after {_STEADY_TIMEOUT_S:.0f} s only {crew.heard(ProducerLoad)} of {partitions} partitions acknowledge "
-                "records within a second: the cluster does not keep up; lower --rate"
+                f"after {_STEADY_TIMEOUT_S:.0f} s only {workers.steady_partitions(ProducerLoad)} of {partitions} partitions"
+                " acknowledge records within a second: the cluster does not keep up; lower --rate"
             )
-        crew.follow_for(_STEADY_POLL_S)
+        workers.follow_for(_STEADY_POLL_S)
 
 
 def _loads(place: Prepared, traffic: Traffic, rate: float, step: int) -> list[ProducerLoad]:
-    """Each process has topics of its own, so that it sees the gaps of their partitions whole."""
+    """Return the loads. Each process has its own topics, so that it sees every acknowledgement of their partitions."""
     validate(traffic)
     options = {"linger.ms": 0, "delivery.timeout.ms": _DELIVERY_TIMEOUT_MS}
     client = producer_options(place.bootstrap, traffic) | options | traffic.client
@@ -111,7 +111,7 @@ def _lost(before: dict[tuple[str, int], int], after: dict[tuple[str, int], int],
 
 
 def gaps_of(counts: Sequence[Counted], lost: set[tuple[str, int]], killed_at: float) -> dict[str, object]:
-    """Raises ``Unavailable`` if there is nothing to tell: where nothing came before the kill, nothing was cut off."""
+    """Return the measured gaps. Raises ``Unavailable`` if there are none, or too many partitions started after the kill."""
     found: list[Gap] = [gap for count in counts for gap in count.gaps]
     if not found:
         raise Unavailable("no partition acknowledged two records: raise --after")

@@ -19,9 +19,8 @@ def measure_produce(
 ) -> Result:
     """``ProducerPerformance``: one producer, ``records``, of which the first tenth is a warm-up. Raises ``Invalid``.
 
-    With ``transaction_ms`` it commits a transaction after each such time.
-
-    Its payloads are random letters; its latencies count from the moment of sending.
+    With ``transaction_ms`` it commits a transaction at this interval. Its payloads are random letters; its latencies count from
+    the time of sending.
     """
     _only_what_java_takes(topics, traffic)
     records = records or _RECORDS
@@ -38,7 +37,7 @@ def measure_produce(
             properties=java_properties(traffic),
         )
         cpu_s = _children_cpu_s() - before
-    # The tool's start and its warm-up are in the CPU time, and the warm-up's records in what it is divided by.
+    # The CPU time includes the tool's start and its warm-up, so the divisor includes the warm-up's records.
     whole_gb = records * traffic.payload.record_bytes / 1e9
     measured = {
         "records": sent.records,
@@ -56,7 +55,7 @@ def measure_produce(
 
 
 def measure_consume(bootstrap: str, topics: Topics, traffic: Traffic, *, history_bytes: int) -> Result:
-    """``ConsumerPerformance`` over what is there, or over ``history_bytes`` that are written first."""
+    """``ConsumerPerformance`` over an existing topic, or over ``history_bytes`` that are written first."""
     _only_what_java_takes(topics, traffic)
     with prepared(bootstrap, topics) as place:
         if topics.name is None:
@@ -80,7 +79,7 @@ def measure_consume(bootstrap: str, topics: Topics, traffic: Traffic, *, history
 
 
 def java_properties(traffic: Traffic) -> dict[str, str | int]:
-    """Of Java's producer; a batch of one record is one whose bytes are full at once."""
+    """Return the settings of Java's producer. A ``batch.size`` of 1 makes batches of one record."""
     return {
         "acks": traffic.acks,
         "batch.size": 1 if traffic.batch_records == 1 else traffic.batch_bytes,

@@ -1,9 +1,9 @@
-"""How long a record takes at a given rate: to its acknowledgement, and to a consumer that waits for it."""
+"""Latency at a fixed rate: to the acknowledgement, and to a consumer."""
 
 from __future__ import annotations
 
-from stratalog_loadgen.processes.crew import Crew, OnProgress
 from stratalog_loadgen.processes.loads import ConsumerLoad, Counted, ProducerLoad
+from stratalog_loadgen.processes.workers import OnProgress, Workers
 from stratalog_loadgen.results.result import Result, behind, failures, latencies, result, throughput, window_of
 from stratalog_loadgen.runs.produce import producer_loads
 from stratalog_loadgen.runs.readers import consumer_loads, wait_until_assigned
@@ -21,13 +21,13 @@ def measure_latency(
     end_to_end: bool = True,
     on_progress: OnProgress = lambda _: None,
 ) -> Result:
-    """Percentiles at ``records_per_s``, from the moment at which each record should have left, whatever the cluster does."""
+    """Return percentiles at ``records_per_s``, counted from each record's due time, whatever the cluster does."""
     readers = Readers()
     with prepared(bootstrap, topics, traffic) as place:
         loads = producer_loads(place, traffic, window, records_per_s=records_per_s, stamps=end_to_end)
         listening = consumer_loads(place, readers, earliest=topics.name is None, stamps=True) if end_to_end else []
-        with Crew([*loads, *listening], on_progress) as crew:
-            sent, received = _work(crew, window, place.partitions * len(place.names) if end_to_end else 0)
+        with Workers([*loads, *listening], on_progress) as workers:
+            sent, received = _send_and_read(workers, window, place.partitions * len(place.names) if end_to_end else 0)
     measured = throughput(sent) | latencies(sent, "latency") | behind(sent, "behind") | failures(sent)
     if received:
         measured |= latencies(received, "end_to_end")
@@ -35,14 +35,14 @@ def measure_latency(
     return result("latency", settings, measured, window=window_of(sent))
 
 
-def _work(crew: Crew, window: Window, partitions: int) -> tuple[list[Counted], list[Counted]]:
+def _send_and_read(workers: Workers, window: Window, partitions: int) -> tuple[list[Counted], list[Counted]]:
     """Return the counts of producers and consumers after the warm-up."""
     if partitions:
-        crew.begin(ConsumerLoad)
-        wait_until_assigned(crew, partitions)
-    crew.begin(ProducerLoad)
-    crew.follow_for(window.warmup_s)
-    crew.measure(ConsumerLoad)
-    sent = crew.finish(ProducerLoad, window.whole_s)
-    crew.stop(ConsumerLoad)
-    return sent, crew.finish(ConsumerLoad, 0)
+        workers.begin(ConsumerLoad)
+        wait_until_assigned(workers, partitions)
+    workers.begin(ProducerLoad)
+    workers.follow_for(window.warmup_s)
+    workers.measure(ConsumerLoad)
+    sent = workers.finish(ProducerLoad, window.whole_s)
+    workers.stop(ConsumerLoad)
+    return sent, workers.finish(ConsumerLoad, 0)

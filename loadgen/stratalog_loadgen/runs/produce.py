@@ -1,10 +1,10 @@
-"""How much a cluster takes: producers at full speed; and how much the clients themselves could send."""
+"""Producer throughput: of a cluster at full speed, and of the clients alone."""
 
 from __future__ import annotations
 
 from stratalog_core.errors import Corrupt
-from stratalog_loadgen.processes.crew import Crew, OnProgress
 from stratalog_loadgen.processes.loads import ProducerLoad
+from stratalog_loadgen.processes.workers import OnProgress, Workers
 from stratalog_loadgen.results.result import Result, failures, latencies, result, throughput, window_of
 from stratalog_loadgen.settings import (
     Topics,
@@ -33,16 +33,16 @@ def measure_produce(
     records: int = 0,
     on_progress: OnProgress = lambda _: None,
 ) -> Result:
-    """Records acknowledged per second between warm-up and end, or of ``records`` in all, without a warm-up.
+    """Measure records acknowledged per second between warm-up and end, or of ``records`` in total without a warm-up.
 
     Afterwards the topics must have grown by exactly what was sent. Raises ``Corrupt`` if an idempotent producer's did not.
     """
     with prepared(bootstrap, topics, traffic) as place:
         before = place.records()
         loads = producer_loads(place, traffic, window, records=records)
-        with Crew(loads, on_progress) as crew:
-            crew.begin(ProducerLoad)
-            counts = crew.finish(ProducerLoad, _RECORDS_TIMEOUT_S if records else window.whole_s)
+        with Workers(loads, on_progress) as workers:
+            workers.begin(ProducerLoad)
+            counts = workers.finish(ProducerLoad, _RECORDS_TIMEOUT_S if records else window.whole_s)
         measured = throughput(counts) | latencies(counts, "latency") | failures(counts)
         grown, sent = place.records() - before, sum(count.sent for count in counts)
         measured |= {"sent_in_all": sent, "in_the_log": grown}
@@ -55,16 +55,16 @@ def measure_produce(
 
 
 def measure_client_limit(traffic: Traffic, window: Window, *, on_progress: OnProgress = lambda _: None) -> Result:
-    """The same load against librdkafka's own mock brokers, in each load process: what the client can do here at best.
+    """Run the same load against librdkafka's mock brokers in each load process, to measure the client's maximum.
 
     The mock keeps nothing and runs in the client's process, so the figure is a lower bound of the client's limit.
     """
     client = {**traffic.client, "test.mock.num.brokers": _MOCK_BROKERS}
     mocked = Traffic(**{name: getattr(traffic, name) for name in traffic.__struct_fields__ if name != "client"}, client=client)
     place = Prepared("mock", ["bench"], 1)
-    with Crew(producer_loads(place, mocked, window), on_progress) as crew:
-        crew.begin(ProducerLoad)
-        counts = crew.finish(ProducerLoad, window.whole_s)
+    with Workers(producer_loads(place, mocked, window), on_progress) as workers:
+        workers.begin(ProducerLoad)
+        counts = workers.finish(ProducerLoad, window.whole_s)
     measured = throughput(counts) | failures(counts)
     return result("client limit", as_document(mocked, window), measured)
 
@@ -79,7 +79,7 @@ def producer_loads(
     stamps: bool = False,
     whole_batches: bool = False,
 ) -> list[ProducerLoad]:
-    """One per process; producers, records and rate are spread evenly. Raises ``Invalid``."""
+    """Return one load per process; producers, records and rate are spread evenly. Raises ``Invalid``."""
     validate(traffic)
     if traffic.keys != "none":
         client = producer_options(place.bootstrap, traffic)
@@ -114,5 +114,5 @@ def producer_loads(
 
 
 def split(whole: int, parts: int) -> list[int]:
-    """``whole`` in ``parts`` shares that differ by one at most."""
+    """Split ``whole`` into ``parts`` shares that differ by one at most."""
     return [whole // parts + (number < whole % parts) for number in range(parts)]

@@ -1,12 +1,12 @@
-"""Consumers of a measurement: their loads, and the moment at which all partitions are assigned."""
+"""Consumers of a measurement: their loads, and the wait until all partitions are assigned."""
 
 from __future__ import annotations
 
 import secrets
 
 from stratalog_core.errors import Invalid
-from stratalog_loadgen.processes.crew import Crew
 from stratalog_loadgen.processes.loads import ConsumerLoad
+from stratalog_loadgen.processes.workers import Workers
 from stratalog_loadgen.runs.produce import split
 from stratalog_loadgen.settings import Readers, consumer_options
 from stratalog_loadgen.topics import Prepared
@@ -17,7 +17,7 @@ ASSIGN_TIMEOUT_S = 300.0
 def consumer_loads(
     place: Prepared, readers: Readers, *, earliest: bool = True, stamps: bool = False, leavers: int = 0
 ) -> list[ConsumerLoad]:
-    """One per process. With more processes than groups, each group's members are spread over several. Raises ``Invalid``."""
+    """Return one load per process. With more processes than groups, members are spread over several. Raises ``Invalid``."""
     if readers.light and (len(place.names) > 1 or not earliest):
         raise Invalid("--light reads one new topic from its beginning: leave out --topic or --light")
     processes = readers.processes or readers.groups
@@ -54,10 +54,10 @@ def consumer_loads(
     ]
 
 
-def wait_until_assigned(crew: Crew, partitions: int, *, after_leaving: bool = False) -> None:
-    """Until consumers hold ``partitions`` in all (partitions times groups); ``after_leaving`` anew, since some have left."""
+def wait_until_assigned(workers: Workers, partitions: int, *, after_leaving: bool = False) -> None:
+    """Wait until ``partitions`` (times groups) are assigned. ``after_leaving``: and assignments changed after members left."""
 
     def done() -> bool:
-        return crew.assigned(ConsumerLoad) == partitions and (not after_leaving or crew.rebalanced(ConsumerLoad))
+        return workers.assigned(ConsumerLoad) == partitions and (not after_leaving or workers.rebalanced(ConsumerLoad))
 
-    crew.follow_until(done, ASSIGN_TIMEOUT_S, f"get all {partitions} partitions assigned")
+    workers.follow_until(done, ASSIGN_TIMEOUT_S, f"get all {partitions} partitions assigned")

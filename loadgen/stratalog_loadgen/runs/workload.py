@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from stratalog_loadgen.processes.crew import OnProgress
+from stratalog_loadgen.processes.workers import OnProgress
 from stratalog_loadgen.results.result import Result
 from stratalog_loadgen.runs.consume import measure_catch_up, measure_tail
 from stratalog_loadgen.workload_file import Plan, Workload

@@ -22,7 +22,7 @@ from stratalog_loadgen.clients.connecting import source_of
 from stratalog_loadgen.clients.due_batches import DueBatches
 from stratalog_loadgen.clients.due_records import DueRecords
 from stratalog_loadgen.clients.payloads import heads_of, payloads, stamped, stamps_of
-from stratalog_loadgen.clients.whole_batches import Lane
+from stratalog_loadgen.clients.whole_batches import LeaderQueue
 from stratalog_loadgen.processes.control import Control
 from stratalog_loadgen.processes.loads import Counted, Options, Payload, ProducerLoad
 from stratalog_loadgen.results.gaps import Gaps
@@ -209,12 +209,12 @@ def test_no_more_is_on_its_way_than_the_client_would_send(acks: Any, wanted: int
 @pytest.mark.parametrize("partitions", [1, 3, 12])
 def test_one_batch_is_on_its_way_to_a_partition_and_a_few_to_a_broker(partitions: int) -> None:
     targets = [("topic", number) for number in range(partitions)]
-    lane, taken = Lane(targets, room=5), []
-    while lane.open:
-        taken.append(lane.take())
+    queue, taken = LeaderQueue(targets, room=5), []
+    while queue.open:
+        taken.append(queue.take())
     assert taken == targets[:5]
-    lane.give_back(taken[0])
-    assert lane.take() == (targets * 2)[min(5, partitions)]
+    queue.give_back(taken[0])
+    assert queue.take() == (targets * 2)[min(5, partitions)]
 
 
 def test_connections_come_from_several_addresses_of_the_loopback_interface() -> None:
@@ -350,7 +350,7 @@ def test_when_told_that_all_is_steady_a_load_counts_anew() -> None:
         done = Thread(target=lambda: results.append(work.run()))
         results: list[Counted] = []
         done.start()
-        _wait_until(lambda: b'"heard":2' in reports.getvalue())
+        _wait_until(lambda: b'"steady_partitions":2' in reports.getvalue())
         told = time.monotonic()
         other_side.write(b"measure\n")
         _wait_until(lambda: work.latency.count > 0 and work.measures_from_ns >= told * 1e9)

@@ -9,7 +9,7 @@ import pytest
 from stratalog import kafka
 from stratalog_core.errors import Invalid, Unavailable
 from stratalog_loadgen.command import ended_in_order
-from stratalog_loadgen.processes.crew import Crew
+from stratalog_loadgen.processes.workers import Workers
 from stratalog_loadgen.runs.produce import producer_loads
 from stratalog_loadgen.settings import Topics, Traffic, Window
 from stratalog_loadgen.topics import Prepared, prepared
@@ -28,7 +28,7 @@ def test_more_partitions_than_any_cluster_takes_are_refused() -> None:
 
 def test_a_setting_that_the_client_does_not_know_is_wrong_usage() -> None:
     (load,) = producer_loads(Prepared("127.0.0.1:9", ["bench"], 1), Traffic(client={"fooo": 1}), Window(duration_s=0.1))
-    with pytest.raises(Invalid, match="fooo"), Crew([load]):
+    with pytest.raises(Invalid, match="fooo"), Workers([load]):
         raise AssertionError("never begun")
 
 

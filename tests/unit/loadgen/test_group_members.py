@@ -1,4 +1,4 @@
-"""Members of groups without librdkafka: what they put on the wire, and how they deal partitions."""
+"""Members of groups without librdkafka: what they put on the wire, and how they range_assignments partitions."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from kio.static.primitive import Records, i32, i32Timedelta, i64
 from stratalog.kafka_connection import FETCH, NotAnswered, request_part, taken_frames
 from stratalog_core.batches.records import Record, build_batch
 from stratalog_loadgen.clients.fetching import Fetched, fetch_request, fetched, records_of
-from stratalog_loadgen.clients.group_members import deal, dealt_to
+from stratalog_loadgen.clients.group_members import assigned_partitions, range_assignments
 
 _SCHEMA: Any = load_request_schema(FETCH, 11)
 
@@ -95,11 +95,12 @@ def test_records_before_the_position_and_of_a_batch_that_was_cut_off_are_left_ou
 
 @given(st.integers(1, 40), st.integers(0, 100))
 def test_every_partition_has_one_owner_and_shares_are_even(members: int, partitions: int) -> None:
-    dealt = [
-        dealt_to(content) for content in deal([f"m{number:02}" for number in range(members)], list(range(partitions))).values()
+    assignments = [
+        assigned_partitions(content)
+        for content in range_assignments([f"m{number:02}" for number in range(members)], list(range(partitions))).values()
     ]
-    assert [partition for share in dealt for partition in share] == list(range(partitions))
-    assert max(map(len, dealt)) - min(map(len, dealt)) <= 1
+    assert [partition for share in assignments for partition in share] == list(range(partitions))
+    assert max(map(len, assignments)) - min(map(len, assignments)) <= 1
 
 
 def test_parts_of_requests_have_the_names_that_kio_gives_them() -> None:

@@ -1,4 +1,4 @@
-"""The records that a process of consumers has read: counted from the first record on, and anew when the warm-up is over."""
+"""Counts the records that a process of consumers has read, from the first on, and again from the end of the warm-up."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from stratalog_loadgen.processes.loads import ConsumerLoad, Counted
 from stratalog_loadgen.results.histogram import Histogram
 
 
-class Reception:
-    """Records, bytes, latencies, and the CPU time that the process used meanwhile."""
+class ReceivedRecords:
+    """Records, bytes, latencies, and the CPU time that the process used for them."""
 
     def __init__(self, load: ConsumerLoad) -> None:
         self._load = load
@@ -37,7 +37,7 @@ class Reception:
         self._until_told = True
 
     def take(self, group: str, records: int, size: int, values: Sequence[bytes] = ()) -> None:
-        """Records that have come now, ``size`` bytes in all; their values are needed if they bear stamps."""
+        """Count records received now, ``size`` bytes in total. ``values`` are needed if they are stamped."""
         now = time.monotonic()
         self.all_records += records
         if not records:
@@ -53,7 +53,7 @@ class Reception:
             self._latency.record_all([(now_ns - sent_ns) // 1000 for sent_ns in stamps_of(values)])
 
     def end(self) -> None:
-        """The time that counts is over."""
+        """End the measured time."""
         if self._until_told:
             self._last_at, self._cpu_until_s = time.monotonic(), cpu_s()
 

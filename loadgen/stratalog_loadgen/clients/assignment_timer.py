@@ -1,4 +1,4 @@
-"""How long a group took to settle, and again after members had left: of all members in one process."""
+"""Measures how long assignments take: from the start to the last change, and again after members left."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from collections.abc import Callable
 from stratalog_loadgen.processes.control import Control
 
 
-class Settling:
-    """``changed_at`` tells when the assignment of some member last changed, 0 if none has any."""
+class AssignmentTimer:
+    """Covers the members of one process. ``changed_at`` returns the time of the last change of an assignment, 0 if none."""
 
     def __init__(self, control: Control, changed_at: Callable[[], float]) -> None:
         self._control = control
@@ -28,15 +28,15 @@ class Settling:
 
     @property
     def rebalance_s(self) -> float:
-        """From the leaving to the last change behind it; 0 if nobody left."""
+        """From the time when members left to the last change after it; 0 if none left."""
         return max(0.0, self._changed_at() - self._left_at) if self._left_at else 0.0
 
     def note_leaving(self) -> None:
-        """Members leave now, of this process or another."""
+        """Members leave now, in this process or in another."""
         self.note_assignments()
         self._left_at = time.monotonic()
 
     def note_assignments(self) -> None:
-        """Count changes until now as settling, unless members have left."""
+        """Count changes until now as part of the first assignment, unless members have left."""
         if not self._left_at:
             self.settled_s = max(0.0, self._changed_at() - self._control.began)
