@@ -21,6 +21,7 @@ import numpy as np
 import pyarrow as pa
 
 from stratalog_core.batches.compression import NAMES
+from stratalog_core.bounded_map import bounded_map
 from stratalog_core.errors import Invalid
 from stratalog_core.malformed import MALFORMED
 from stratalog_core.ports import Buffer
@@ -51,6 +52,7 @@ PARTITIONS_MAX: Final = 100_000
 OFFSET_MAX: Final = 2**63 - 2**32
 """The largest offset that a batch may begin at."""
 _THREADS: Final = 4
+_PARTITIONS_AT_ONCE: Final = 8
 _SETTINGS: Final = TieringSettings(worker_id="bulk-sink")
 
 
@@ -232,8 +234,12 @@ def commit(options: BulkOptions, reserved: Reserved, tasks: Sequence[Written]) -
     async def attached() -> list[PartitionHistory]:
         async with _cluster(options) as ports:
             writer = SegmentsWriter(ports, reserved)
-            firsts = enumerate(options.first_offsets)
-            made = [await writer.finish(index, first, owners.get(index, ())) for index, first in firsts]
+
+            async def partition(numbered: tuple[int, int]) -> PartitionHistory:
+                index, first = numbered
+                return await writer.finish(index, first, owners.get(index, ()))
+
+            made = await bounded_map(partition, enumerate(options.first_offsets), _PARTITIONS_AT_ONCE)
             await finish(ports, reserved, made)
             return made
 

@@ -102,6 +102,10 @@ def test_a_data_frame_becomes_a_topic(spark: SparkSession, frame: DataFrame, tmp
             backfill(frame, replace(target, topic="a/b"))
         with pytest.raises(PySparkException, match=r"unknown topic config 'retention'; did you mean 'retention\.ms'"):
             backfill(frame, replace(target, topic="other", configs={"retention": "1"}))
+        # Spark gives rows of a partition that the topic lacks to the task of another one.
+        beyond = frame.drop("timestamp").withColumn("partition", sql.when(sql.col("key").isNull(), PARTITIONS).otherwise(0))
+        with pytest.raises(PySparkException, match="the topic has 4, from 0 on"):
+            backfill(beyond, replace(target, topic="other"))
         stratalog("tier", "verify", "orders", "--data", str(data))
         again = spark.read.format("stratalog").option("store", str(bucket)).option("subscribe", "orders").load()
         assert again.count() == ROWS

@@ -62,8 +62,9 @@ def backfill(frame: DataFrame, target: BulkTarget) -> None:
     ``timestamp``, if there is that column.
     """
     placed = frame if "partition" in frame.columns else frame.withColumn("partition", _partition(frame, target.partitions))
-    order = [name for name in ("partition", "timestamp") if name in placed.columns]
-    _write(placed.repartitionById(target.partitions, sql.col("partition")).sortWithinPartitions(*order), target)
+    # A task has one partition, so only the time is left to sort by: one column is sorted by its bits, without comparing rows.
+    apart = placed.repartitionById(target.partitions, sql.col("partition"))
+    _write(apart.sortWithinPartitions("timestamp") if "timestamp" in placed.columns else apart, target)
 
 
 def _write(arranged: DataFrame, target: BulkTarget, first_offsets: Sequence[int] = ()) -> None:
