@@ -1,4 +1,4 @@
-"""Whether a load of a given rate was carried: if not, what counts as latency is the length of a queue that only grows. Pure."""
+"""Whether a system carried a load at a fixed rate: if not, its latency is that of a queue that only grows. Pure."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Overload(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def why(self) -> str:
-        """As far as the figures tell."""
+        """The likely reason, from the CPU figures."""
         if self.idle_share is None:
             return "CPU time was not measured"
         if self.idle_share <= _IDLE_MAX:
@@ -36,18 +36,18 @@ class Overload(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def is_about_delay(quantity: str) -> bool:
-    """Whether it means nothing under a load that is not carried."""
+    """Whether the quantity is meaningless under a load that is not carried."""
     return quantity.startswith(("latency_", "end_to_end_"))
 
 
 def wanted(run: Run, cell: str, system: str) -> float | None:
-    """Records per second that producers were to send; ``None`` of loads at full speed."""
+    """Return the rate that producers were to send; ``None`` for loads at full speed."""
     rates = [float(row.settings[_WANTED]) for row in _rows(run, cell, system)]
     return statistics.median(rates) if rates else None
 
 
 def overload(run: Run, cell: str, system: str) -> Overload | None:
-    """``None`` if every round carried what was asked."""
+    """Return the rounds in which the load was not carried; ``None`` if there are none."""
     rows = _rows(run, cell, system)
     late = [row for row in rows if (carried_share(row.settings, row.measured) or 0.0) < CARRIED_MIN]
     if not late:
@@ -64,17 +64,17 @@ def overload(run: Run, cell: str, system: str) -> Overload | None:
 
 
 def overloads(run: Run, cell: str, against: str) -> list[Overload]:
-    """Ours, then the other system's."""
+    """Return our system's, then the other's."""
     return [found for system in (OURS, against) if (found := overload(run, cell, system))]
 
 
 def is_queue(run: Run, cell: str, quantity: str, against: str) -> bool:
-    """Whether it is a delay under a load that one of the two did not carry: then their ratio says nothing."""
+    """Whether it is a latency under a load that one of the two did not carry: then their ratio is meaningless."""
     return is_about_delay(quantity) and bool(overloads(run, cell, against))
 
 
 def overload_lines(run: Run, cells: Sequence[str], against: str) -> Iterator[str]:
-    """Markdown: which loads were not carried, by how much, and why. Nothing if all were."""
+    """Yield Markdown: which loads were not carried, by how much, and why."""
     told = [(cell, found) for cell in cells for found in overloads(run, cell, against)]
     if not told:
         return
@@ -96,6 +96,6 @@ _SLOWED = f"Producers sent less than {CARRIED_MIN:.0%} of their rate while consu
 
 
 def _rows(run: Run, cell: str, system: str) -> list[Row]:
-    """Those with both rates."""
+    """Return the rounds that have both rates."""
     rows = [row for row in run.rows if row.cell == cell and row.system == system]
     return [row for row in rows if row.settings.get(_WANTED) and row.measured.get("records_per_s") is not None]

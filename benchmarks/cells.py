@@ -1,4 +1,4 @@
-"""Carries cells of the matrix out on a running system, with the loads of :mod:`stratalog_loadgen`. One function per kind."""
+"""Measures cells of the matrix on a running system, with the loads of :mod:`stratalog_loadgen`. One function per kind."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Bench(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def topics(self) -> Topics:
-        """Three copies; two of them, or all in sync, acknowledge."""
+        """Three copies, of which two, or all that are in sync, must acknowledge."""
         partitions = int(self.settings.get("partitions", 1))
         count = -(-partitions // _PARTITIONS_PER_TOPIC)
         return Topics(count=count, partitions=partitions // count, replication_factor=3, configs={"min.insync.replicas": "2"})
@@ -84,7 +84,7 @@ class Bench(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def rate(self, *, beside_a_consumer: bool = False) -> float:
-        """As set, or the share of what this system takes at full speed, which is measured now, in the cell's company."""
+        """Return the configured rate, or its share of this system's maximum, measured now with the cell's settings."""
         share = self.settings.get("rate_share")
         if share is None:
             return float(self.settings.get("rate", 0))
@@ -97,7 +97,7 @@ class Bench(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def carry_out(cell: Cell, system: System, profile: Profile) -> Result | None:
-    """Measure; ``None`` if the system has no such thing. Memory and CPU of its processes, by role, come with the result."""
+    """Measure a cell, with memory and CPU of the processes by role; ``None`` if the system does not support it."""
     window = Window(warmup_s=warmup_s(cell.settings, profile), duration_s=cell.duration_s(profile))
     bench = Bench(system=system, settings=cell.settings, window=window)
     with Usage(Roles(system).cpu_s) as usage:
@@ -112,7 +112,7 @@ def carry_out(cell: Cell, system: System, profile: Profile) -> Result | None:
 
 
 def warm_up(system: System, loads: Sequence[WarmUp], whole_s: float) -> None:
-    """Write and read for a while, the same on every system: Java's just-in-time compiler has seen all paths afterwards."""
+    """Write and read for a while, the same on every system, so that Java's just-in-time compiler has compiled the hot paths."""
     if whole_s <= 0 or not loads:
         return
     window = Window(warmup_s=0.0, duration_s=whole_s / len(loads))
@@ -191,7 +191,7 @@ def _tail(bench: Bench) -> Result:
 
 
 def _workload_file(bench: Bench) -> Result:
-    """The file says all but for how long; a profile with ``records_max`` lowers its rate."""
+    """Run a workload file for the profile's duration; a profile with ``records_max`` lowers its rate."""
     workload = read_workload(WORKLOADS / bench.settings["file"])
     plan = plan_of(workload, read_driver(WORKLOADS / bench.settings["driver"]), payload_directory=WORKLOADS)
     plan = msgspec.structs.replace(plan, window=bench.window, records_per_s=min(plan.records_per_s, bench.settings["records"]))
@@ -229,7 +229,7 @@ def _failover(bench: Bench) -> Result:
 
 
 def partition_step(settings: Mapping[str, Any]) -> int:
-    """Every how many-th partition is produced to; never in step with two or three brokers that lead them in turn."""
+    """Return the step between produced partitions; coprime to two and three brokers, which lead partitions in turn."""
     step = max(1, int(settings["partitions"]) // int(settings["produced_partitions"]))
     while step > 1 and math.gcd(step, 6) > 1:
         step -= 1
@@ -237,7 +237,7 @@ def partition_step(settings: Mapping[str, Any]) -> int:
 
 
 def _restart(bench: Bench) -> Result:
-    """The gaps of an orderly stop, then how long the broker takes to serve again."""
+    """Measure the gaps of a controlled shutdown, then the time until the broker serves again."""
 
     def stop() -> None:
         bench.system.stop_broker()
@@ -278,7 +278,7 @@ def _connections(bench: Bench) -> Result:
 
 
 def _growth(bench: Bench) -> Result:
-    """The same load twice on one topic, with ``times`` the history in between."""
+    """Run the same load twice on one topic; between the runs its history grows ``times`` as large."""
     with prepared(bench.bootstrap, bench.topics) as place:
         same = Topics(name=place.names[0])
         measure_produce(bench.bootstrap, same, bench.traffic, bench.window, records=_history_records(bench))
@@ -290,7 +290,7 @@ def _growth(bench: Bench) -> Result:
 
 
 def _growth_partitions(bench: Bench) -> Result:
-    """The same load to ``times`` as many partitions."""
+    """Run the same load on ``times`` as many partitions."""
     before = measure_produce(bench.bootstrap, bench.topics, bench.traffic, bench.window)
     many = {**bench.settings, "partitions": bench.settings["partitions"] * bench.settings["times"]}
     after = _produce(msgspec.structs.replace(bench, settings=many))

@@ -39,7 +39,7 @@ _SHORT = ("records_per_s", "latency_p99_ms", "end_to_end_p99_ms", "gap_median_s"
 
 
 class GivenUp(StratalogError):
-    """A cell took far longer than it should. Unlike other failures nobody on the way tries again."""
+    """A cell took far longer than expected. Unlike other failures, it is not retried."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,9 +58,9 @@ class Task:
 
 def main() -> None:
     """Measure what is missing, write the journal, print the ratios; with ``--page`` write ``docs/lab/benchmarks.md``, too."""
-    # An end from outside, too, unwinds: no cluster is left behind.
+    # SIGTERM unwinds the stack, too, so that no cluster is left running.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    # Ours, the clusters' and the load processes', which inherit it: ten thousand connections are as many files at both ends.
+    # Clusters and load processes inherit the limit: ten thousand connections need as many files at both ends.
     _, files_max = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (files_max, files_max))
     arguments = _arguments()
@@ -147,7 +147,7 @@ def _block(task: Task, number: int, system: str, cells: Sequence[Cell]) -> None:
 
 
 def _on_one_cluster(task: Task, number: int, name: str, cells: Sequence[Cell]) -> list[Cell]:
-    """Cells that were not reached because an earlier one failed."""
+    """Cells that did not run because an earlier one failed."""
     directories = tempfile.TemporaryDirectory(prefix=f"bench-{name}-", ignore_cleanup_errors=True)
     with directories as directory, started(name, Path(directory)) as system:
         warm_up(system, task.matrix.warm_up, task.profile.warm_cluster_s)
@@ -177,7 +177,7 @@ def wait_for_quiet(system: System, *, share_max: float = 0.1, timeout_s: float =
 
 
 def wait_for_room(directory: Path, *, free_bytes_min: int = 4_000_000_000, timeout_s: float = 120.0) -> None:
-    """Until what earlier cells wrote is gone. Raises ``Unavailable``, naming the remedy."""
+    """Wait until the data of earlier cells is deleted. Raises ``Unavailable`` that names the remedy."""
     deadline = time.monotonic() + timeout_s
     while (free := shutil.disk_usage(directory).free) < free_bytes_min:
         if time.monotonic() >= deadline:
@@ -202,7 +202,7 @@ def _progress(task: Task) -> str:
 
 @contextmanager
 def gives_up_after(seconds: float) -> Iterator[None]:
-    """Raises ``GivenUp`` in the middle of whatever hangs, in the main thread; what is open is closed on the way out."""
+    """Raise ``GivenUp`` in the main thread after ``seconds``, wherever it hangs; context managers clean up."""
 
     def give_up(*_: object) -> None:
         raise GivenUp(f"given up after {seconds:.0f} s")

@@ -22,7 +22,7 @@ GROUP_DELAY_MS = 500
 
 
 class KafkaCluster:
-    """A cluster below ``data``, alive within the context. ``extra`` settings go to every broker, as ``flush.messages``.
+    """A cluster below ``data``, which runs within the context. ``extra`` settings go to every broker, as ``flush.messages``.
 
     With ``has_racks`` broker 1 is in ``rack-1``, broker 2 in ``rack-2``, …
     """
@@ -69,7 +69,7 @@ class KafkaCluster:
         self._processes[number].wait()
 
     def stop(self, number: int) -> None:
-        """Stop broker ``number`` in order; SIGKILL if it does not end."""
+        """Stop broker ``number`` by a controlled shutdown; SIGKILL if it does not end."""
         self._end(self._processes[number], time.monotonic() + _STOP_TIMEOUT_S, terminate=True)
 
     def start(self, number: int) -> None:

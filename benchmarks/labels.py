@@ -53,5 +53,5 @@ def label_of(cell: str) -> str:
     words = cell.split()
     name = " ".join(word for word in words if "=" not in word)
     settings = [word.partition("=") for word in words if "=" in word]
-    told = [_WORDS[key](value) if key in _WORDS else f"{key} {value}" for key, _, value in settings]
-    return f"{name}: {', '.join(told) or 'base load'}"
+    words = [_WORDS[key](value) if key in _WORDS else f"{key} {value}" for key, _, value in settings]
+    return f"{name}: {', '.join(words) or 'base load'}"

@@ -1,4 +1,4 @@
-"""Condensed runs: the figures behind the published page, without the rest of what a run wrote down.
+"""Condensed runs: the figures behind the published page, without the rest of a run's journal.
 
 A run's journal stays on the machine that measured it. ``recorded/NAME.json`` keeps every row, but only the quantities and
 settings that the page reads, with five significant digits.

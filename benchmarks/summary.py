@@ -14,7 +14,7 @@ from benchmarks.matrix import Goal
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
-    """How one goal stands in one cell. A ratio of latencies says nothing if the load was not ``carried``."""
+    """The result of one goal in one cell. A ratio of latencies is meaningless if the load was not ``carried``."""
 
     goal: Goal
     cell: str
@@ -32,7 +32,7 @@ def cell_names(run: Run) -> list[str]:
 
 
 def quantities(run: Run, cell: str) -> list[str]:
-    """Names of the numbers that any system has for a cell."""
+    """Return the names of the quantities that any system has for a cell."""
     rows = [row for row in run.rows if row.cell == cell]
     return list(dict.fromkeys(name for row in rows for name, value in row.measured.items() if isinstance(value, int | float)))
 

@@ -1,4 +1,4 @@
-"""The systems under comparison behind one border: start, serve, lose a broker, tell what they use, stop."""
+"""The compared systems behind one interface: start, serve, lose a broker, report their resource use, stop."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class System(Protocol):
         ...
 
     def stop_broker(self) -> None:
-        """Stop one broker in order."""
+        """Stop one broker by a controlled shutdown."""
         ...
 
     def start_broker(self) -> None:

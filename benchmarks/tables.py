@@ -38,12 +38,12 @@ SHOWN: dict[str, tuple[str, bool | None]] = {
     "elapsed_s": ("measured time, s", None),
 }
 _MEGABYTES = ("memory_bytes",)
-# Costs stand below the others.
+# Costs come after the others.
 _COSTS = ("memory_bytes", "server_cpu_s_per_gb", "clients_cpu_s_per_gb", "machine_share_idle", "elapsed_s")
 MEMORY = "memory_bytes_"
 # In full load latency is the client's own queue.
 _FULL_LOAD = ("produce", "produce with Java")
-# The rate is what was asked for, not what came out: nobody is better at it.
+# The rate is an input, not a result, so it has no ratio.
 _PACED = ("latency", "groups", "workload file")
 _RATES = ("records_per_s", "megabytes_per_s")
 _MAIN: dict[str, tuple[str, ...]] = {
@@ -111,7 +111,7 @@ def _beside(run: Run, cell: str, workload: str, quantity: str, against: str) -> 
 
 
 def is_comparable(run: Run, cell: str, workload: str, quantity: str, against: str) -> bool:
-    """Whether the ratio of the two systems says something."""
+    """Whether the ratio of the two systems is meaningful."""
     if quantity in _RATES and workload in _PACED:
         return False
     return not carried.is_queue(run, cell, quantity, against)

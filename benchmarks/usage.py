@@ -29,7 +29,7 @@ Amounts = Mapping[str, float]
 
 
 class Used(msgspec.Struct, frozen=True, kw_only=True):
-    """CPU seconds by role within a window; ``machine_s`` is what all cores had, ``idle_s`` what nobody used of it."""
+    """CPU seconds by role within a window; ``machine_s`` is what all cores had, ``idle_s`` the part of it that was not used."""
 
     by_role: dict[str, float]
     machine_s: float
@@ -37,7 +37,7 @@ class Used(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def other_s(self) -> float:
-        """The kernel's own threads, the one who measures, and neighbours."""
+        """CPU time of kernel threads, of this process, and of other load on the machine."""
         return max(0.0, self.machine_s - self.idle_s - sum(self.by_role.values()))
 
 
@@ -58,7 +58,7 @@ class Roles:
 
 
 def _children() -> set[int]:
-    """Processes that this one has started, without asking every process of the machine who started it."""
+    """The descendants of this process, without a scan of all processes of the machine."""
     listings = Path("/proc/self/task").glob("*/children")
     found: set[int] = set()
     for listing in listings:

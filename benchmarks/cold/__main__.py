@@ -19,8 +19,8 @@ from typing import Any, Final
 
 import msgspec
 
+from benchmarks.cold.concurrent_loads import hot_catchup_under_frozen_store, hot_p99_ratio_under_replay, producers_under_catchup
 from benchmarks.cold.figures import Figure
-from benchmarks.cold.loads_beside import hot_catchup_under_frozen_store, hot_p99_ratio_under_replay, producers_under_catchup
 from benchmarks.cold.offloads import offload_mb_per_core_s
 from benchmarks.cold.replays import Replays, cold_amplification, cold_replay_ratio, replay_resident, server_cpu_s_per_gb
 from benchmarks.cold.seeks import cold_seek_p99_ms

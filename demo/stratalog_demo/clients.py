@@ -139,7 +139,7 @@ def _messages(consumer: Consumer, count: int) -> Iterator[Message]:
     while seen < count:
         batch = consumer.consume(min(_CONSUME_RECORDS, count - seen), timeout=IDLE_S)
         if not batch:
-            raise DemoFailed(f"nothing came for {IDLE_S:.0f} s after {seen} of {count} records")
+            raise DemoFailed(f"no record arrived for {IDLE_S:.0f} s after {seen} of {count} records")
         for message in batch:
             error = message.error()
             if error is not None:
@@ -156,7 +156,7 @@ def event_of(message: Message) -> Event:
 
 def _bytes(content: str | bytes | None) -> bytes:
     if not isinstance(content, bytes):
-        raise DemoFailed(f"{content!r} came back where bytes were sent")
+        raise DemoFailed(f"read {content!r} instead of the bytes that were sent")
     return content
 
 

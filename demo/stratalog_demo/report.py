@@ -30,7 +30,7 @@ class Step:
     def check(self, holds: bool, what: str) -> None:
         """Record ``what`` as checked if it holds, else raise ``DemoFailed``."""
         if not holds:
-            raise DemoFailed(f"{self.title}: not so: {what}")
+            raise DemoFailed(f"{self.title}: check failed: {what}")
         self.checks.append(what)
 
 

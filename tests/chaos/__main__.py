@@ -1,4 +1,4 @@
-"""``python -m chaos --seconds 300``: exits with 1 if the history holds an anomaly or something did not come back."""
+"""``python -m chaos --seconds 300``: exits with 1 if the history has an anomaly or the cluster did not recover."""
 
 from __future__ import annotations
 
@@ -38,16 +38,16 @@ def main() -> int:
 
 
 def _interrupted(number: int, _: object) -> NoReturn:
-    """End the run in the way that also ends its processes, even if a shell made us ignore Ctrl-C."""
+    """End the run and its processes, even if a shell made this process ignore Ctrl-C."""
     raise KeyboardInterrupt(signal.Signals(number).name)
 
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m chaos", description=__doc__)
-    parser.add_argument("--seconds", type=float, default=300, help="how long faults happen")
-    parser.add_argument("--seed", type=int, help="which faults (default: any)")
-    parser.add_argument("--only", default="", help="faults with one of these words only: stop,drain,roll")
-    parser.add_argument("--results", type=Path, help="directory to make (default: below the system's temporary one)")
+    parser.add_argument("--seconds", type=float, default=300, help="duration of the faults")
+    parser.add_argument("--seed", type=int, help="seed of the faults (default: random)")
+    parser.add_argument("--only", default="", help="only faults whose kind has one of these words, such as stop,drain,roll")
+    parser.add_argument("--results", type=Path, help="directory to create for the results (default: a temporary one)")
     return parser.parse_args()
 
 

@@ -99,8 +99,8 @@ class Administrator(Client):
 
 def wrong_topics(found: Mapping[str, int], present: Mapping[str, int], deleted: set[str]) -> list[str]:
     """Return the problems with the topics ``found`` (partitions by name), a line each."""
-    lost = [f"topic {name} was created and is gone" for name in sorted(present.keys() - found.keys())]
-    back = [f"topic {name} was deleted and is there" for name in sorted(deleted & found.keys())]
+    lost = [f"topic {name} was created and is missing" for name in sorted(present.keys() - found.keys())]
+    back = [f"topic {name} was deleted and still exists" for name in sorted(deleted & found.keys())]
     grown = [
         f"topic {name} has {found[name]} partitions and should have {partitions}"
         for name, partitions in sorted(present.items())

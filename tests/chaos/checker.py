@@ -1,12 +1,12 @@
-"""Checks a history: finds the operations that cannot have happened on a correct log.
+"""Checks a history: finds operations that are impossible on a correct log.
 
 One pass over the operations, then one over the collected facts; memory grows with the records, not with the polls. Unknown
 outcomes (``info``) may have taken effect or not, at any time after they were invoked: they are never lost and never aborted.
 
 | anomaly | meaning |
 | --- | --- |
-| ``lost`` | acknowledged, and readers went past its offset without it |
-| ``unseen`` | acknowledged, and no reader read that far |
+| ``lost`` | acknowledged, but readers went past its offset without it |
+| ``unseen`` | acknowledged, but no reader read that far |
 | ``inconsistent`` | two values at one offset |
 | ``duplicate`` | one value of an idempotent producer at two offsets |
 | ``reordered`` | acknowledged sends of one idempotent producer are in another order than they were sent |
@@ -21,8 +21,8 @@ outcomes (``info``) may have taken effect or not, at any time after they were in
 
 An idempotent librdkafka producer starts a new epoch when one of its records timed out, and when a leader refuses a request
 because the last leader got the one before it, as Kafka does (confluentinc/librdkafka#4953). It resends the batches in flight to
-all partitions in that epoch, where no broker can recognise them (KIP-360): such duplicates are its own, and only noted. A new
-epoch for another reason excuses nothing, and duplicates of Java's producer are never excused.
+all partitions in that epoch, where no broker can recognise them (KIP-360): the client causes such duplicates, so they are only
+noted. Duplicates after a new epoch for another reason, and those of Java's producer, are anomalies.
 
 Source of the anomalies: Jepsen's Kafka workload; lost commits, corruption and the order in real time are ours.
 """
@@ -39,7 +39,7 @@ from chaos.history import CORRUPT, Operation, Pair
 
 EXAMPLES_MAX = 20
 _OWN_REASONS = ("timed out", "skipped sequence numbers")
-"""Parts of librdkafka's reasons for new epochs of its own making."""
+"""Parts of librdkafka's reasons for new epochs that the client itself causes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,7 +144,7 @@ class Checker:
         self._examples: list[Anomaly] = []
 
     def add(self, operation: Operation) -> None:
-        """Take the next operation."""
+        """Process the next operation."""
         if operation.f == "send":
             self._send(operation)
         elif operation.f == "poll" and operation.polled:
@@ -243,7 +243,7 @@ class Checker:
     def _check_start(self, operation: Operation, key: int, pairs: Sequence[Pair]) -> None:
         floor = self._floors.pop((operation.process, key), None)
         if floor is not None and pairs and pairs[0][0] < floor:
-            self._anomaly("lost-commit", key, f"began at {pairs[0][0]}, {floor} had been committed", operation.index)
+            self._anomaly("lost-commit", key, f"started at {pairs[0][0]}, although {floor} had been committed", operation.index)
 
     def _assign(self, operation: Operation) -> None:
         for reader in [reader for reader in self._positions if reader[0] == operation.process]:
@@ -284,8 +284,8 @@ class Checker:
         elif any(own in reason for reason in reasons for own in _OWN_REASONS):
             self._notes["duplicates by a producer's new epoch"] += 1
         else:
-            told = "".join(f"; its producer began an epoch: {reason}" for reason in reasons)
-            detail = f"value {found.value} at offsets {found.offsets[0]} and {found.offsets[1]}{told}"
+            epochs = "".join(f"; its producer started an epoch: {reason}" for reason in reasons)
+            detail = f"value {found.value} at offsets {found.offsets[0]} and {found.offsets[1]}{epochs}"
             self._anomaly("duplicate", found.key, detail, *found.operations)
 
     def _reasons_of_epochs_during(self, send: _Send) -> list[str]:
@@ -302,7 +302,7 @@ class Checker:
             if send is None:
                 self._anomaly("phantom", key, f"value {value} at {offset} was never sent there", log.seen_in[offset])
             elif send.outcome == "fail":
-                detail = f"value {value} at {offset} was read, and its send had failed"
+                detail = f"value {value} at {offset} was read, although its send had failed"
                 self._anomaly("aborted-read", key, detail, send.completed, log.seen_in[offset])
             elif send.outcome == "info":
                 self._notes["unknown sends that took effect"] += 1
@@ -313,7 +313,7 @@ class Checker:
             if send.outcome != "ok" or send.offset is None or send.offset in log.polled:
                 continue
             kind = "lost" if send.offset <= highest else "unseen"
-            detail = f"value {send.value}, acknowledged at {send.offset}; readers came to {highest}"
+            detail = f"value {send.value}, acknowledged at {send.offset}; readers reached {highest}"
             self._anomaly(kind, key, detail, send.invoked, send.completed)
 
     def _check_order(self, key: int, log: _Log) -> None:

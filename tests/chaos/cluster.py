@@ -39,7 +39,7 @@ SIZES: Final = Sizes(metadata=3, bookies=4, brokers=3, tiering=2)
 _MIB: Final = 1024 * 1024
 _COMMAND_S: Final = 120.0
 _STOP_S: Final = 45.0
-"""Three times the time that a process allows itself ([node] stop_timeout_s), because the machine is shared."""
+"""Three times [node] stop_timeout_s, because the machine is shared."""
 _SHORT: Final[Mapping[str, Mapping[str, Any]]] = {
     "metadata": {"snapshot_entries": 300, "kept_entries": 100, "log_segment_bytes": 65_536},
     "bookie": {
@@ -74,7 +74,7 @@ _SHORT: Final[Mapping[str, Mapping[str, Any]]] = {
 
 
 class ChaosCluster:
-    """Processes by name. All are started by the thread that created this object; its death ends them all."""
+    """Processes by name. The thread that creates this object starts them all; they are killed when it ends."""
 
     def __init__(self, data: Path) -> None:
         self._data = data
@@ -99,7 +99,7 @@ class ChaosCluster:
         return [process.name for process in load_state(self._data).processes if not roles or process.role in roles]
 
     def start(self, timeout_s: float) -> None:
-        """Start everything; return when all processes serve."""
+        """Start all processes; return when they serve."""
         for name in self.names():
             self.launch(name)
         self.wait_until_whole(timeout_s)
@@ -264,5 +264,5 @@ def _detour(name: str, tables: dict[str, dict[str, Any]], addresses: Mapping[str
 
 
 def log_tail(path: Path, lines: int = 5) -> Sequence[str]:
-    """Return the last lines of a log, for people."""
+    """Return the last lines of a log, for messages."""
     return path.read_text(errors="replace").splitlines()[-lines:] if path.exists() else ()

@@ -1,4 +1,4 @@
-"""Unmodified consumers that record every poll: assigned at random places, assigned along the tail, and as group members."""
+"""Unmodified consumers that record every poll: with random assignments, along the tail, and as members of groups."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def librdkafka_config(bootstrap: str, group: str) -> dict[str, Any]:
 
 
 class Replayer(Client):
-    """librdkafka with assigned partitions: reads some thousand records of a few keys, from the beginning or a random place."""
+    """librdkafka with assigned partitions: reads some thousand records of a few keys, from the beginning or a random offset."""
 
     def __init__(self, name: str, recorder: Recorder, bootstrap: str, *, seed: int) -> None:
         super().__init__(name, recorder)
@@ -195,8 +195,8 @@ class TailReader(Client):
 def _closed(consumer: Consumer) -> bool:
     """Leave the group; return whether the close ended in time.
 
-    librdkafka's close waits without a limit for commits that found no coordinator (its issue 3740). Such a consumer is left to
-    its thread: the broker drops the member, and the run continues with another one.
+    librdkafka's close waits without a limit for commits that found no coordinator (its issue 3740). Such a consumer is left
+    running in its thread: the broker removes the member, and the run continues with another one.
     """
 
     def close() -> None:
@@ -212,7 +212,7 @@ def _closed(consumer: Consumer) -> bool:
 class GroupMember(Client):
     """librdkafka as a member of a group: commits after each poll, leaves and rejoins from time to time.
 
-    ``is_balanced``: of a group of the consumer protocol (KIP-848), whose partitions change hands one by one.
+    ``is_balanced``: the group uses the consumer protocol (KIP-848), which moves partitions one by one.
     """
 
     def __init__(self, name: str, recorder: Recorder, bootstrap: str, *, seed: int, is_balanced: bool = False) -> None:
@@ -263,7 +263,7 @@ class GroupMember(Client):
     def _poll(self, consumer: Consumer, reader: Reader) -> None:
         deadline = time.monotonic() + _POLL_S
         for _ in range(_BATCH_MAX):
-            # One at a time: a rebalance falls between two messages, never into a batch.
+            # One at a time, so that a rebalance comes between two messages, never within a batch.
             message = consumer.poll(max(0.0, deadline - time.monotonic()))
             if message is None:
                 break
@@ -316,7 +316,7 @@ class AsyncGroupMember(Client):
         except AsyncKafkaError:
             await asyncio.sleep(0.5)
         finally:
-            # Its stop raises the cancellation of a fetch of its own that was about to be tried again.
+            # stop() raises the cancellation of one of its own fetches that was about to be retried.
             with suppress(asyncio.CancelledError):
                 await consumer.stop()
 

@@ -1,4 +1,4 @@
-"""Kafka's own ``TransactionalMessageCopier``: Java's client of ``transaction.version`` 2 (KIP-890), killed again and again.
+"""Kafka's own ``TransactionalMessageCopier``: Java's client of ``transaction.version`` 2 (KIP-890), killed repeatedly.
 
 It reads one partition and writes each record to another one, with its own offset in the same transaction; it aborts every
 third transaction on purpose, and is killed with ``kill -9`` in the middle of others. At the end readers of committed records
@@ -75,7 +75,7 @@ class CopierInput(Client):
         self._is_fatal = False
         producer = Producer(self._config)
         while not (self.stopping.is_set() or self._is_fatal):
-            # What a copier committed last before it was killed is not counted as copied.
+            # The last transaction that a copier committed before it was killed may not be counted as copied.
             uncounted = self._copier.killed * _RECORDS_PER_TRANSACTION
             for _ in range(min(20, _BACKLOG + uncounted + self._copier.copied - self._sent)):
                 producer.produce(INPUT, str(self._sent), partition=0, on_delivery=self._delivered)
@@ -102,7 +102,7 @@ class Copier(Client):
         self._random = random.Random(seed)
         self._progressed_s = 0.0
         self.copied = 0
-        """Records in committed transactions, as far as the tool said so before it was killed."""
+        """Records in committed transactions that the tool reported before it was killed."""
         self.copied_by_killed = 0
         self._recent = deque[bytes](maxlen=_RECENT_LINES)
         self.killed = 0
@@ -115,7 +115,7 @@ class Copier(Client):
         self.stopping.wait(0.5)
 
     def final_problems(self, bootstrap: str) -> Sequence[str]:
-        """Copy the rest of the input; return the problem if that is impossible."""
+        """Copy the rest of the input; return a problem if that takes too long."""
         self.copied_by_killed = self.copied
         deadline = time.monotonic() + _DRAIN_S
         while time.monotonic() < deadline:
@@ -173,7 +173,7 @@ class Copier(Client):
         self.killed += 1
 
     def _take(self, line: bytes) -> int:
-        """Take a line of the tool's output; return the number of records that it says are copied, else 0."""
+        """Process a line of the tool's output; return the number of copied records that it reports, else 0."""
         if line.startswith(b"{"):
             try:
                 return int(json.loads(line).get("totalProcessed", 0))
@@ -194,13 +194,13 @@ class Copier(Client):
 
 
 def wrong_copies(source: Sequence[str], copies: Sequence[str], acknowledged: set[str]) -> list[str]:
-    """Return what is wrong with the copies: each record of the source must be there once, in order."""
-    there, copied = Counter(source), Counter(copies)
-    lost, missing, repeated = sorted(acknowledged - there.keys()), there - copied, copied - there
+    """Return the problems of the copies: each record of the source must be there exactly once, in order."""
+    sent, copied = Counter(source), Counter(copies)
+    lost, missing, repeated = sorted(acknowledged - sent.keys()), sent - copied, copied - sent
     problems = [
         *([f"the copier's input lacks {len(lost)} acknowledged records: {lost[:_SHOWN]}"] if lost else []),
         *([f"{missing.total()} records were not copied: {sorted(missing)[:_SHOWN]}"] if missing else []),
-        *([f"{repeated.total()} copies are there too often: {sorted(repeated)[:_SHOWN]}"] if repeated else []),
+        *([f"{repeated.total()} copies are duplicates: {sorted(repeated)[:_SHOWN]}"] if repeated else []),
     ]
     if not (missing or repeated) and source != copies:
         place = next(index for index, (each, copy) in enumerate(zip(source, copies, strict=True)) if each != copy)
@@ -226,7 +226,7 @@ def _count(served: Counter[tuple[str, int]], api: str, version_min: int) -> int:
 
 
 class CopierChecks:
-    """The copier, its input, a reader of its output, and what is wrong with it."""
+    """The copier, its input, a reader of its output, and the checks."""
 
     def __init__(self, recorder: Recorder, bootstrap: str, directory: Path, *, seed: int) -> None:
         self._bootstrap = bootstrap

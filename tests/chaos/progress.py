@@ -48,7 +48,7 @@ class Progress:
         self._lock = threading.Lock()
 
     def __call__(self, operation: Operation) -> None:
-        """Take one more operation."""
+        """Process an operation."""
         if operation.f == "send" and operation.key is not None:
             with self._lock:
                 self._send(operation, operation.key)

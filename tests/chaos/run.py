@@ -105,7 +105,7 @@ class ChaosRun:
         self._checks: Checks | None = None
 
     def run(self) -> Result:
-        """Run everything. Nothing is left running, whatever happens."""
+        """Run everything. No process is left running, even after an error."""
         cluster = ChaosCluster(self._options.results / "cluster")
         clients: list[Client] = []
         self._stalls.start()
@@ -237,7 +237,7 @@ class ChaosRun:
                 self._problem(f"{name} does not live at the end: {' | '.join(log_tail(cluster.log(name)))}")
 
     def _await_proofs(self) -> None:
-        """Wait until readers have met compacted history in every partition, and copiers have copied something."""
+        """Wait until readers have read compacted history in every partition, and copiers have copied records."""
         checks = self._checks
         assert checks is not None
         gone = checks.compaction.compacted().total()

@@ -1,6 +1,6 @@
 """Draws faults, their targets and durations from a seed, so that a run can be repeated. It applies none of them.
 
-All kinds of faults form a deck that is shuffled and dealt repeatedly: a long run has every kind often.
+It shuffles all kinds of faults and applies each once before it shuffles again, so a long run has every kind often.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ class Fault:
     mode: Mode = "pass"
     disk: DiskFault = HEALTHY
     offset_ms: int = 0
-    """For a clock that jumps."""
+    """By how much the clock jumps."""
     blocks: bool = True
-    """Whether it may keep partitions from accepting records as long as it lasts; else only until a takeover."""
+    """Whether partitions may refuse records for as long as it lasts; otherwise only until a takeover."""
 
     def __str__(self) -> str:
         return f"{self.kind} ({', '.join(self.processes or self.links[:3])}{' …' if len(self.links) > 3 else ''})"
@@ -42,7 +42,7 @@ class Fault:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """Faults that begin together, last for ``hold_s`` and end together; then ``quiet_s`` without any."""
+    """Faults that start together, last for ``hold_s`` and end together; then ``quiet_s`` without faults."""
 
     faults: tuple[Fault, ...]
     hold_s: float
@@ -50,7 +50,7 @@ class Step:
 
     @property
     def in_order_of_repair(self) -> list[Fault]:
-        """The faults, operators' actions last: to undo one takes a quorum, which another fault may prevent."""
+        """The faults with operators' actions last: undoing one needs a quorum, which another fault may prevent."""
         return sorted(self.faults, key=lambda fault: fault.action in UNDONE_BY_COMMANDS)
 
 
@@ -109,53 +109,48 @@ class Schedule:
 
     def steps(self) -> Iterator[Step]:
         """Yield the steps of this seed."""
-        cards = self._cards()
         while True:
-            kinds = self._deck()
+            kinds = self._shuffled_kinds()
             while kinds:
                 kind = kinds.pop()
                 faults = [self._fault(kind)]
-                if kinds and next(cards) < _COMBINED_SHARE:
+                if kinds and self._random.random() < _COMBINED_SHARE:
                     faults.append(self._fault(kinds.pop()))
                 hold = _LONG_PAUSE_S if any("long pause" in fault.kind for fault in faults) else _HOLD_S
                 yield Step(faults=tuple(faults), hold_s=self._random.uniform(*hold), quiet_s=self._random.uniform(*_QUIET_S))
 
-    def _cards(self) -> Iterator[float]:
-        while True:
-            yield self._random.random()
-
-    def _deck(self) -> list[tuple[str, ...]]:
+    def _shuffled_kinds(self) -> list[tuple[str, ...]]:
         actions = ("kill", "stop", "pause", "long pause")
-        deck: list[tuple[str, ...]] = [(action, role) for action in actions for role in _ROLES]
-        deck += [("roll", role) for role in ("metadata", "bookie", "broker", "tiering")]
-        deck += [("clock", role) for role in ("metadata", "bookie", "broker", "tiering")]
-        deck += [("drain", "broker"), ("decommission", "bookie"), ("replace", "metadata"), ("rot", "bookie")]
-        deck += [("link", mode, *pair) for mode in _MODES for pair in _PAIRS]
-        deck += [("isolate", mode, role) for mode in ("cut", "reset") for role in _ROLES]
-        deck += [("everything", action) for action in ("kill", "pause")]
-        deck += [("disk", trouble, role) for trouble in _DISKS for role in ("metadata", "bookie")]
-        chosen = [card for card in deck if not self.only or set(card) & set(self.only)]
+        kinds: list[tuple[str, ...]] = [(action, role) for action in actions for role in _ROLES]
+        kinds += [("roll", role) for role in ("metadata", "bookie", "broker", "tiering")]
+        kinds += [("clock", role) for role in ("metadata", "bookie", "broker", "tiering")]
+        kinds += [("drain", "broker"), ("decommission", "bookie"), ("replace", "metadata"), ("rot", "bookie")]
+        kinds += [("link", mode, *pair) for mode in _MODES for pair in _PAIRS]
+        kinds += [("isolate", mode, role) for mode in ("cut", "reset") for role in _ROLES]
+        kinds += [("everything", action) for action in ("kill", "pause")]
+        kinds += [("disk", trouble, role) for trouble in _DISKS for role in ("metadata", "bookie")]
+        chosen = [kind for kind in kinds if not self.only or set(kind) & set(self.only)]
         if not chosen:
-            words = ", ".join(sorted({word for card in deck for word in card}))
+            words = ", ".join(sorted({word for kind in kinds for word in kind}))
             raise Invalid(f"no fault is called {' or '.join(self.only)}; the words are {words}")
         self._random.shuffle(chosen)
         return chosen
 
-    def _fault(self, card: tuple[str, ...]) -> Fault:
-        if card[0] == "link":
-            return self._link(*card[1:])
-        if card[0] == "isolate":
-            return self._isolate(*card[1:])
-        if card[0] == "disk":
-            trouble, role = card[1:]
+    def _fault(self, words: tuple[str, ...]) -> Fault:
+        if words[0] == "link":
+            return self._link(*words[1:])
+        if words[0] == "isolate":
+            return self._isolate(*words[1:])
+        if words[0] == "disk":
+            trouble, role = words[1:]
             names = self._some(role, 0.3)
             return Fault(
                 kind=f"disk {trouble} {role}", action="disk", processes=names, disk=_DISKS[trouble], blocks=_blocks(role, names)
             )
-        if card[0] == "everything":
+        if words[0] == "everything":
             names = tuple(name for role in _ROLES for name in self.names[role])
-            return Fault(kind=f"{card[1]} everything", action=card[1], processes=names)
-        action, role = card
+            return Fault(kind=f"{words[1]} everything", action=words[1], processes=names)
+        action, role = words
         kind = f"{action} {role}"
         if action in (*UNDONE_BY_COMMANDS, "roll"):
             names = tuple(self.names[role]) if action == "roll" else self._one(role)

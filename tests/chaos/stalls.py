@@ -11,7 +11,7 @@ _COUNTED_S: Final = 0.5
 
 
 class Stalls:
-    """Sleeps repeatedly and sums up the oversleeping, in seconds."""
+    """Sleeps repeatedly and adds up the time by which it wakes up late, in seconds."""
 
     def __init__(self) -> None:
         self.longest_s = 0.0

@@ -24,9 +24,9 @@ from chaos.producers import DRAIN
     ("found", "problems"),
     [
         ({"a": 2, "unknown": 1}, []),
-        ({}, ["topic a was created and is gone"]),
+        ({}, ["topic a was created and is missing"]),
         ({"a": 1}, ["topic a has 1 partitions and should have 2"]),
-        ({"a": 2, "b": 1}, ["topic b was deleted and is there"]),
+        ({"a": 2, "b": 1}, ["topic b was deleted and still exists"]),
     ],
 )
 def test_topics_are_compared_with_what_was_confirmed(found: dict[str, int], problems: list[str]) -> None:

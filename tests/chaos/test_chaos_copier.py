@@ -15,10 +15,10 @@ INPUT = ["0", "1", "2"]
     ("source", "copies", "problem"),
     [
         (INPUT, ["0", "1"], "1 records were not copied: ['2']"),
-        (INPUT, ["0", "1", "1", "2"], "1 copies are there too often: ['1']"),
+        (INPUT, ["0", "1", "1", "2"], "1 copies are duplicates: ['1']"),
         (INPUT, ["0", "2", "1"], "copy 1 is 2 and should be 1"),
         (INPUT[1:], INPUT[1:], "the copier's input lacks 1 acknowledged records: ['0']"),
-        (INPUT, [*INPUT, "9"], "1 copies are there too often: ['9']"),
+        (INPUT, [*INPUT, "9"], "1 copies are duplicates: ['9']"),
     ],
 )
 def test_each_fault_of_the_copies_is_named(source: list[str], copies: list[str], problem: str) -> None:

@@ -49,7 +49,7 @@ def test_what_was_read_must_be_there_at_the_end(tmp_path: Path) -> None:
     reader = CommittedReader("reader", recorder, "nowhere", "topic", 3, seed=1)
     recorder.close()
     reader.seen = {(0, 0): "p-1/0", (1, 0): "p-2/1"}
-    assert wrong_reads(reader, records("p-1")) == ["p-2/1 at (1, 0) was read as committed and is not"]
+    assert wrong_reads(reader, records("p-1")) == ["p-2/1 at (1, 0) was read as committed and is missing at the end"]
 
 
 def test_the_filler_is_not_part_of_the_name() -> None:

@@ -19,7 +19,7 @@ PARENT: Final = "STRATALOG_CHAOS_PARENT"
 
 
 def tether() -> None:
-    """Die with the parent. Linux only."""
+    """Have the kernel kill this process when its parent ends. Linux only."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl")

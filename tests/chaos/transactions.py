@@ -1,4 +1,4 @@
-"""Transactional producers and readers of committed records, unmodified, on a topic of their own; and the checks of its content.
+"""Unmodified transactional producers and read_committed consumers on their own topic, and the checks of its content.
 
 Each transaction writes one record to every partition. Some are aborted, some are left open by a producer that dies.
 A producer knows the outcome of a transaction, or asked for a commit and lost the answer. At the end no aborted record may be
@@ -35,7 +35,7 @@ _TIMEOUT_MS: Final = 15_000
 _CALL_S: Final = 10.0
 _ABORT_CHANCE: Final = 0.25
 _CONFIRMED_CHANCE: Final = 0.5
-"""The share of aborts that wait for their records first; the others begin while the first request is under way."""
+"""The share of aborts that wait for their records first; the others start while the first request is in flight."""
 _ABANDON_CHANCE: Final = 0.03
 _END_S: Final = 60.0
 """An abandoned transaction is aborted after its timeout; the rest is for a busy machine."""
@@ -126,7 +126,7 @@ class TransactionalClient(Client):
         """Carry out one transaction; return whether the producer goes on."""
         self._is_aborting = self._has_records = self._has_asked = False
         producer.begin_transaction()
-        # Until a commit is asked for, nothing but an abort can come of it.
+        # Until a commit is requested, it can only be aborted.
         note = self.write(producer)
         if self.random.random() < _ABANDON_CHANCE:
             producer.flush(_CALL_S)
@@ -151,7 +151,7 @@ class TransactionalClient(Client):
 
     @staticmethod
     def _until_done(call: Callable[[], None]) -> None:
-        """Repeat a call of the transactional API while its error says that it may be. Raises ``KafkaException``."""
+        """Repeat a call of the transactional API while its error is retriable. Raises ``KafkaException``."""
         deadline = time.monotonic() + _END_S
         while True:
             try:
@@ -193,7 +193,7 @@ class TransactionalProducer(TransactionalClient):
 
 
 class CommittedReader(Client):
-    """librdkafka with ``read_committed``: reads every partition from its beginning on, and again from there now and then."""
+    """librdkafka with ``read_committed``: reads every partition from its beginning, and starts again from time to time."""
 
     def __init__(self, name: str, recorder: Recorder, bootstrap: str, topic: str, partitions: int, *, seed: int) -> None:
         super().__init__(name, recorder)
@@ -224,7 +224,7 @@ class CommittedReader(Client):
 
 
 def record_name(value: bytes | None) -> str:
-    """Return what a record's value says without its filler."""
+    """Return a record's value without its filler."""
     return (value or b"").rstrip(b"\0").decode(errors="replace")
 
 
@@ -286,7 +286,7 @@ def wrong_reads(reader: CommittedReader, partitions: Sequence[Sequence[tuple[int
     """Return the records that a reader saw and that are not there at the end."""
     there = {(index, offset): record for index, records in enumerate(partitions) for offset, record in records}
     gone = [
-        f"{record} at {place} was read as committed and is not"
+        f"{record} at {place} was read as committed and is missing at the end"
         for place, record in reader.seen.items()
         if there.get(place) != record
     ]

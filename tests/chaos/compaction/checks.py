@@ -112,7 +112,7 @@ class CompactionChecks:
         return scan, [f"{topic}-{partition} was not read to its end" for topic, partition in sorted(open_ends)]
 
     def _write(self, scan: Scan) -> None:
-        """Write what was sent and what is left to the directory of results, for whoever looks for the cause of a problem."""
+        """Write sent and remaining records to the results directory, to debug a problem."""
         left = {(place, seen.offset) for place, records in scan.records.items() for seen in records}
         with (self._directory / "keyed.jsonl").open("wb") as stream:
             for send in self._sends.all():
