@@ -119,6 +119,11 @@ LONGEST_FIRST: Final = (
     "integration/test_locked_history.py",
     "integration/test_containers.py",
     "valid_requests/test_valid_requests.py",
+    "integration/test_crashes.py",
+    "integration/test_all_in_one.py",
+    "integration/test_kafka_streams.py",
+    "integration/test_scan_with_brokers.py",
+    "integration/test_spark_kafka_connector.py",
     "pipeline/spark/test_spark.py",
     "contract/test_object_store.py",
     "contract/test_s3_broken_answers.py",
@@ -130,8 +135,12 @@ LONGEST_FIRST: Final = (
     "client/test_ledger_client.py",
     "reads/test_compacted_topics.py",
     "groups/test_consumer_protocol_clients.py",
+    "worker/test_requests_of_a_long_history.py",
+    "pipeline/test_bucket.py",
+    "worker/test_deleted_topics.py",
+    "transactions/test_transactional_clients.py",
 )
-"""Files that take half a minute and more: a worker that took one last would still run it when the others have ended."""
+"""Files that take a quarter of a minute and more: a worker that took one last would still run it when the others have ended."""
 APART: Final = ("integration/test_guides.py",)
 """Files whose tests share nothing, so that each may go to another worker."""
 
