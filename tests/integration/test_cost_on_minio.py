@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import time
@@ -16,6 +17,9 @@ from confluent_kafka import Producer
 from integration.process_cluster import ProcessCluster
 
 from stratalog.local.minio import minio_program
+from stratalog.tier.offload import Waiting, request_offload, wait_for_offload
+from stratalog.tier.report import topics_named
+from stratalog.tier.session import metadata_session
 from stratalog_core.errors import NotFound
 
 pytestmark = [pytest.mark.alone, pytest.mark.integration, pytest.mark.s3]
@@ -83,6 +87,18 @@ def produce(cluster: ProcessCluster, topic: str, count: int, size: int, partitio
     assert producer.flush(60) == 0
 
 
+def offload(cluster: ProcessCluster, topic: str) -> None:
+    """Do what ``stratalog tier offload --wait --delete-hot`` does, without starting a process each time."""
+
+    async def until_cold() -> None:
+        async with metadata_session(cluster.metadata.split(",")) as metadata:
+            (found,) = topics_named(metadata.view, [topic])
+            await request_offload(metadata, found, delete_hot=True)
+            await wait_for_offload(metadata, found, Waiting(timeout_s=120.0, on_progress=lambda _: None))
+
+    asyncio.run(until_cold())
+
+
 def counted(found: Counter[str], kinds: set[str]) -> int:
     return sum(found[kind] for kind in kinds)
 
@@ -102,9 +118,9 @@ def test_bytes_and_requests_are_those_that_minio_counted(minio_cluster: ProcessC
     before = settled_requests(minio_cluster)
     for _ in range(ROUNDS):
         produce(minio_cluster, small, 200, 1000)
-        minio_cluster.run("tier", "offload", small, "--wait", "--delete-hot")
+        offload(minio_cluster, small)
     produce(minio_cluster, large, 2 * 20_000, 1000)
-    minio_cluster.run("tier", "offload", large, "--wait", "--delete-hot")
+    offload(minio_cluster, large)
     until(lambda: manifest_version(minio_cluster, small) > ROUNDS)  # merged
     worked = settled_requests(minio_cluster) - before
 

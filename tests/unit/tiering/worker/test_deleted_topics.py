@@ -123,21 +123,26 @@ async def test_the_deletion_becomes_final_when_the_window_ends(
 
 
 async def test_objects_that_are_written_late_are_deleted_too(
-    cluster: Cluster, make_batches: Batches, store_directory: Path
+    cluster: Cluster, make_batches: Batches, store_directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A write whose answer was lost may take effect after the objects of its topic were deleted."""
     await cluster.add_ledger(make_batches(0, [3]), 0)
-    await cluster.start_worker(grace_ms=2_000)
+    await cluster.start_worker(grace_ms=500)
     await cluster.until(lambda: not cluster.log().ledgers)
-    await delete(cluster, 0)
     topic_id = cluster.topic.topic_id
     descriptor = await cluster.store.get(object_keys.topic_key(topic_id, 1))
-    async with asyncio.timeout(60):
-        while any(name.endswith(".segment") for name in files_in(store_directory)):  # noqa: ASYNC110 - the store tells nobody
-            await asyncio.sleep(0.02)
-    for key in (object_keys.topic_key(topic_id, 2), segment_key(topic_id, 0, 0, 1, 2)):
-        await cluster.store.put(key, [descriptor])
+    late, delete_objects = [object_keys.topic_key(topic_id, 2), segment_key(topic_id, 0, 0, 1, 2)], cluster.store.delete
+
+    async def deleted_before_they_are_written(keys: Sequence[str]) -> None:
+        await delete_objects(keys)
+        if any(key.endswith(".segment") for key in keys):
+            while late:
+                await cluster.store.put(late.pop(), [descriptor])
+
+    monkeypatch.setattr(cluster.store, "delete", deleted_before_they_are_written)
+    await delete(cluster, 0)
     await cluster.until(lambda: not [*cluster.metadata.view.all(DeletedTopic)])
+    assert late == []
     assert files_in(store_directory) == [Path(owner_key(0)).name]
 
 
