@@ -11,7 +11,7 @@ import click
 
 from stratalog.local.secrets import store_environment
 from stratalog.local.state import load_state
-from stratalog_core.errors import Invalid
+from stratalog_core.errors import Invalid, NotFound
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 DEFAULT_BOOTSTRAP = "127.0.0.1:9092"
@@ -114,10 +114,27 @@ def second_store_of(data: Path | None, store: str | None = None) -> str | None:
     return (load_state(known).second_store or None) if known is not None and not store else None
 
 
-def store_of(data: Path | None, store: str | None) -> str:
-    """Return the URL of the object store. Puts a local cluster's own credentials into this process's environment."""
-    if store:
+def existing_store(store: str) -> str:
+    """Return the URL of a given store, with a relative directory made absolute.
+
+    Raises ``NotFound`` for a directory that does not exist: opening the store would create a mistyped one, empty.
+    """
+    if "://" in store and not store.startswith("file:///"):
         return store
+    path, separator, options = store.removeprefix("file://").partition("?")
+    directory = Path(path).absolute()
+    if not directory.is_dir():
+        raise NotFound(f"store {directory} is not a directory: give the directory or URL that holds the history")
+    return store if "://" in store else f"{directory}{separator}{options}"
+
+
+def store_of(data: Path | None, store: str | None) -> str:
+    """Return the URL of the object store. Puts a local cluster's own credentials into this process's environment.
+
+    Raises ``NotFound`` for a given directory that does not exist.
+    """
+    if store:
+        return existing_store(store)
     known = found_data(data)
     if known is None:
         raise Invalid("no object store given: name the cluster's directory with --data, or the store with --store")

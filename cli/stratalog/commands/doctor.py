@@ -18,6 +18,7 @@ from stratalog.health.metadata_files import check_metadata_files
 from stratalog.local.state import load_state, state_path
 from stratalog.output import json_option, print_json, print_rows
 from stratalog.target import found_data, metadata_of, metadata_options, store_of
+from stratalog_core.errors import NotFound
 
 
 @click.command()
@@ -41,6 +42,8 @@ def doctor(
     if not (metadata or store):
         data = found_data(data)
     findings = list(check_machine(data or Path()))
+    if data and not data.is_dir():
+        raise NotFound(f"{data} is not a directory: name the directory of a cluster")
     if data:
         findings += check_metadata_files(data, load_state(data) if state_path(data).exists() else None)
     findings += asyncio.run(_check_cluster(data if data and state_path(data).exists() else None, metadata, store))
@@ -64,5 +67,5 @@ async def _check_cluster(data: Path | None, metadata: str | None, store: str | N
     if data or metadata:
         findings += await check_metadata(metadata_of(data, metadata))
     if data or store:
-        findings.append(await check_store(store_of(data, store)))
+        findings.append(await check_store(store or store_of(data, None)))
     return findings

@@ -16,7 +16,7 @@ from stratalog.local.state import refuse_cluster
 from stratalog.moments import parse_moment
 from stratalog.output import human_bytes, json_option, print_json, print_rows, progress_bar
 from stratalog.restored_groups import GroupsReport, ends_in_cluster, ends_in_rows, planned_groups, restore_groups
-from stratalog.target import metadata_of, name_values
+from stratalog.target import existing_store, metadata_of, name_values
 from stratalog.tier.session import metadata_session, reader_lease, store_session
 from stratalog_core.errors import Invalid, Unavailable
 from stratalog_core.system import SystemClock, ThreadBackground
@@ -109,6 +109,7 @@ def restore(
     if data is not None and not dry_run:
         refuse_cluster(data.absolute(), "start its metadata nodes and name them with --metadata")
         factor = factor or 1
+    url = existing_store(url)
     rows, groups = asyncio.run(
         _restore(
             url, data.absolute() if data is not None else None, metadata, topics, new_name, factor, points, dry_run=dry_run,

@@ -8,8 +8,7 @@ import click
 
 from stratalog.roles import archive
 from stratalog.roles.runtime import Configuration, Node, run
-from stratalog.target import DEFAULT_BOOTSTRAP
-from stratalog_core.errors import NotFound
+from stratalog.target import DEFAULT_BOOTSTRAP, existing_store
 
 
 @click.command(name="serve-archive")
@@ -51,7 +50,7 @@ def serve_archive(
 
     Needs no cluster. With read-only credentials it serves without a lease. Requests that change topics or records are refused.
     """
-    overrides = archive.archive_overrides(store=_url(store), listen=listen)
+    overrides = archive.archive_overrides(store=existing_store(store), listen=listen)
     file = positions.absolute()
 
     async def start(node: Node) -> str:
@@ -60,14 +59,3 @@ def serve_archive(
         return address
 
     run(Configuration(file=config, overrides=overrides), "archive", start)
-
-
-def _url(store: str) -> str:
-    """Return the store's URL. Raises ``NotFound`` for a directory that does not exist: the store would create it."""
-    if "://" in store:
-        return store
-    path, separator, options = store.partition("?")
-    directory = Path(path).absolute()
-    if not directory.is_dir():
-        raise NotFound(f"store {directory} is not a directory: give the directory or URL that holds the history")
-    return f"{directory}{separator}{options}"

@@ -11,6 +11,7 @@ import click
 from stratalog.buckets import Credentials, create_bucket, keep_versions, make_minio_account, require_object_lock, s3_client
 from stratalog.exit_codes import ExitCode
 from stratalog.output import json_option, print_json, print_rows
+from stratalog.target import existing_store
 from stratalog.tier.session import store_session
 from stratalog_core.errors import Invalid
 from stratalog_core.system import SystemClock
@@ -81,7 +82,7 @@ def info(context: click.Context, url: str, as_json: bool) -> None:
 
     Writes two small objects below probe/ and deletes them.
     """
-    report = asyncio.run(_probe(url))
+    report = asyncio.run(_probe(existing_store(url)))
     rows = [
         {"guarantee": each.name, "holds": _HOLDS[each.holds], "need": each.need.value, "without": each.without}
         for each in report.guarantees

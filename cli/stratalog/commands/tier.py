@@ -17,7 +17,7 @@ from stratalog.commands.compact import compact
 from stratalog.exit_codes import ExitCode
 from stratalog.moments import format_moment
 from stratalog.output import human_bytes, json_option, print_done, print_json, print_rows, progress_bar
-from stratalog.target import addresses_or_store, metadata_of, metadata_options, second_store_of, store_of
+from stratalog.target import addresses_or_store, existing_store, metadata_of, metadata_options, second_store_of, store_of
 from stratalog.tier.copies import copied_partitions
 from stratalog.tier.forks import (
     ForkedPartition,
@@ -79,7 +79,7 @@ def status(
     """Show each partition's hot and cold data, its offload lag and its last error, and the lag of the second copy."""
     rows = asyncio.run(_report(metadata_of(data, metadata), topics))
     documents = [dataclasses.asdict(row) for row in rows]
-    copy_url = copy or second_store_of(data, store)
+    copy_url = existing_store(copy) if copy else second_store_of(data, store)
     columns: tuple[str, ...] = _STATUS_COLUMNS
     if copy_url is not None:
         copied = asyncio.run(copied_partitions(metadata_of(data, metadata), topics, copy_url))
@@ -347,10 +347,10 @@ def scrub(
     if copy is not None and not repair:
         raise Invalid("--copy needs --repair")
     if repair:
-        copy = copy or second_store_of(data, store)
+        copy = existing_store(copy) if copy else second_store_of(data, store)
     if repair and copy is None and store and not metadata and data is None:
         raise Invalid("--repair needs a source: the second copy with --copy, or the cluster with --data or --metadata")
-    part = Part(topics=topics, partition=partition)
+    part = Part(topics=topics, partition=partition, expects_topics=store is not None)
     repair_from = RepairFrom(copy=copy, addresses=addresses_or_store(data, metadata, store)) if repair else None
     result = asyncio.run(
         scrub_bucket(store_of(data, store), part, bytes_per_s=bytes_per_s, min_age_s=min_age_s, repair_from=repair_from)

@@ -13,6 +13,7 @@ from typing import Final
 from uuid import UUID
 
 from stratalog.cost.usage import Activity, PartitionObjects, TopicUsage, add_descriptors, add_partition
+from stratalog.tier.history import topics_in
 from stratalog.tier.report import topics_named
 from stratalog.tier.session import metadata_session, store_session
 from stratalog_core.bounded_map import bounded_map
@@ -68,7 +69,7 @@ async def _by_metadata(addresses: Sequence[str], names: Sequence[str]) -> list[P
 
 
 async def _by_bucket(archive: Archive, names: Sequence[str]) -> list[PricedTopic]:
-    topics = [await archive.topic(name) for name in names] if names else await archive.topics()
+    topics = [await archive.topic(name) for name in names] if names else await topics_in(archive)
     return [PricedTopic(name=topic.name, topic_id=topic.topic_id, partitions=topic.partition_count) for topic in topics]
 
 

@@ -10,6 +10,7 @@ from stratalog.health.disks import check_disks
 from stratalog.health.finding import Finding, fail, ok, warn
 from stratalog.local import processes
 from stratalog.local.state import ClusterState
+from stratalog.target import existing_store
 from stratalog.tier.session import metadata_session, store_session
 from stratalog_core.errors import Invalid, NotFound, StratalogError
 from stratalog_core.system import SystemClock
@@ -115,7 +116,7 @@ async def check_store(url: str) -> Finding:
     """Check that the store answers, and probe what it guarantees."""
     shown = shown_url(url).split("?", maxsplit=1)[0]
     try:
-        async with store_session(url) as store:
+        async with store_session(existing_store(url)) as store:
             with suppress(NotFound):
                 await store.head(owner_key(0))
             return await _probe(store)

@@ -7,10 +7,12 @@ from dataclasses import dataclass
 
 from stratalog.tier.report import topics_named
 from stratalog.tier.session import metadata_session
+from stratalog_core.errors import NotFound
 from stratalog_metadata.records import ManifestPointer, manifest_pointer_key
 from stratalog_tiering.cold.archive import Archive
 from stratalog_tiering.cold.verifier import PartitionReport
 from stratalog_tiering.core.damage import Finding
+from stratalog_tiering.format.descriptor import TopicDescriptor
 from stratalog_tiering.format.manifest import SegmentEntry
 from stratalog_tiering.store import ObjectStore
 
@@ -41,8 +43,21 @@ async def _by_metadata(addresses: Sequence[str], names: Sequence[str]) -> list[C
         ]
 
 
+async def topics_in(archive: Archive) -> list[TopicDescriptor]:
+    """Return the topics that are not deleted. Raises ``NotFound`` if the bucket never had one."""
+    found = await archive.topics()
+    if not found and not await archive.all_topics():
+        raise no_topics(archive.url)
+    return found
+
+
+def no_topics(url: str) -> NotFound:
+    """The error of a bucket without topics."""
+    return NotFound(f"{url} contains no topics: check bucket and prefix; nothing was offloaded to them")
+
+
 async def _by_bucket(archive: Archive, names: Sequence[str]) -> list[ColdPartition]:
-    topics = [await archive.topic(name) for name in names] if names else await archive.topics()
+    topics = [await archive.topic(name) for name in names] if names else await topics_in(archive)
     return [
         ColdPartition(topic=topic.name, pointer=pointer)
         for topic in topics

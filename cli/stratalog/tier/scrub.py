@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from stratalog.output import human_bytes, progress_bar
-from stratalog.tier.history import verified_row
+from stratalog.tier.history import no_topics, verified_row
 from stratalog.tier.repair import RepairFrom, repair_row, repair_sources, repair_text
 from stratalog.tier.session import store_session
 from stratalog_core.errors import NotFound
@@ -32,6 +32,8 @@ class Part:
 
     topics: tuple[str, ...] = ()
     partition: int | None = None
+    expects_topics: bool = False
+    """Refuse a bucket that has none: its URL may be mistyped."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,6 +98,8 @@ async def scrub_bucket(
                 result.findings.extend(_row(each, repairs) for each in found)
                 nothing: Repairs | None = {} if repairer is not None else None
                 result.findings.extend([_row(each, nothing) async for each in scrub.strangers(inventory)])
+            if part.expects_topics and not (inventory.topics or inventory.deleted or result.findings):
+                raise no_topics(store.url)
             return result
     finally:
         background.close()

@@ -18,9 +18,9 @@ from support.filled_archive import RECORDS, fill, segment_batch
 from unit.broker.raw_client import RawClient, batch, fetch, list_offset, produce, request
 from unit.tiering.conftest import FaultyStore
 
-from stratalog.commands.serve_archive import _url
 from stratalog.roles import archive
 from stratalog.roles.runtime import Configuration, Node
+from stratalog.target import existing_store
 from stratalog_core.batches.batch import iterate_headers
 from stratalog_core.errors import Conflict, Invalid, NotFound
 from stratalog_core.files.directory_lock import lock_file
@@ -41,11 +41,11 @@ async def store(tmp_path: Path) -> AsyncIterator[ObjectStore]:
 
 
 def test_a_store_must_exist_and_keeps_its_options(tmp_path: Path) -> None:
-    assert _url(f"{tmp_path}?keys=/etc/keys") == f"{tmp_path}?keys=/etc/keys"
-    assert _url(str(tmp_path)) == str(tmp_path)
-    assert _url("s3://bucket/prefix?keys=/etc/keys") == "s3://bucket/prefix?keys=/etc/keys"
+    assert existing_store(f"{tmp_path}?keys=/etc/keys") == f"{tmp_path}?keys=/etc/keys"
+    assert existing_store(str(tmp_path)) == str(tmp_path)
+    assert existing_store("s3://bucket/prefix?keys=/etc/keys") == "s3://bucket/prefix?keys=/etc/keys"
     with pytest.raises(NotFound, match="missing is not a directory"):
-        _url(f"{tmp_path / 'missing'}?keys=/etc/keys")
+        existing_store(f"{tmp_path / 'missing'}?keys=/etc/keys")
 
 
 class CountingNode(Node):

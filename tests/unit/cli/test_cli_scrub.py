@@ -73,6 +73,7 @@ def test_damage_is_repaired_from_a_second_copy(bucket: Path, tmp_path: Path) -> 
     (segment,) = bucket.glob("segments/*/1/*.segment")
     content = segment.read_bytes()
     segment.unlink()
+    (tmp_path / "empty").mkdir()
     damaged = scrub(bucket, "--repair", "--copy", str(tmp_path / "empty"), "--json")
     (finding,) = json.loads(damaged.stdout)["findings"]
     assert damaged.exit_code == ExitCode.FINDINGS

@@ -41,6 +41,9 @@ def test_an_audit_from_the_command_line(cold_bucket: ColdBucket, tmp_path: Path)
     done = run("audit", "--store", str(cold_bucket.root), "--pattern", "fl.*", "--html", str(page), "--json")
     assert done.returncode == ExitCode.FINDINGS
     assert "Traceback" not in done.stderr
+    # Spark logs nothing and remarks on no log level: the job reports for itself.
+    assert "log4j" not in done.stderr
+    assert "log level" not in done.stderr
     found = json.loads(done.stdout)
     (problem,) = found["problems"]
     assert problem.startswith(f"flights-0: segment {key}, block at byte 0, offsets 0..")

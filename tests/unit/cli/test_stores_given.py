@@ -1,0 +1,56 @@
+"""Commands that are given a store with ``--store``: one that is mistyped passes no check, and is not created."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+from support.two_partitions import write_two_partitions
+
+from stratalog.app import stratalog
+from stratalog.exit_codes import ExitCode
+from stratalog_core.errors import NotFound
+
+_READERS = (("tier", "verify"), ("tier", "scrub"), ("tier", "show"), ("cost",))
+
+
+def _run(*words: str) -> Result:
+    return CliRunner().invoke(stratalog, [*words])
+
+
+@pytest.mark.parametrize("words", [*_READERS, ("store", "info"), ("restore", "--dry-run")])
+def test_a_directory_that_does_not_exist_is_refused_and_not_created(words: tuple[str, ...], tmp_path: Path) -> None:
+    mistyped = tmp_path / "stroe"
+    with pytest.raises(NotFound, match="stroe is not a directory: give the directory or URL that holds the history"):
+        raise _run(*words, "--store", str(mistyped)).exception or AssertionError
+    assert not mistyped.exists()
+
+
+@pytest.mark.parametrize("words", _READERS)
+def test_a_store_without_topics_is_no_sound_history(words: tuple[str, ...], tmp_path: Path) -> None:
+    with pytest.raises(NotFound, match="contains no topics: check bucket and prefix"):
+        raise _run(*words, "--store", str(tmp_path)).exception or AssertionError
+
+
+@pytest.mark.parametrize("words", _READERS)
+def test_a_store_may_be_a_relative_directory(
+    words: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:  # fmt: skip
+    write_two_partitions(tmp_path / "store")
+    monkeypatch.chdir(tmp_path)
+    result = _run(*words, "--store", "store")
+    assert result.exit_code == ExitCode.OK, result.exception
+    assert "flights" in result.stdout
+
+
+def test_the_doctor_fails_a_store_that_does_not_exist(tmp_path: Path) -> None:
+    result = _run("doctor", "--store", str(tmp_path / "stroe"))
+    assert result.exit_code == ExitCode.FAILED
+    assert "stroe is not a directory" in result.stdout
+    assert not (tmp_path / "stroe").exists()
+
+
+def test_the_doctor_refuses_a_cluster_directory_that_does_not_exist(tmp_path: Path) -> None:
+    with pytest.raises(NotFound, match="daat is not a directory"):
+        raise _run("doctor", "--data", str(tmp_path / "daat")).exception or AssertionError
