@@ -35,7 +35,7 @@ _READ_ONLY: Final[Mapping[str, Any]] = {
 
 
 class Brokers:
-    """One cluster as the options of a read name it. Connects anew for each call; holds nothing open between calls."""
+    """One cluster as the options of a read name it. Connects for each call; keeps no connection between calls."""
 
     def __init__(self, options: ReadOptions) -> None:
         self._client: dict[str, Any] = {"log_level": 0, **options.client}

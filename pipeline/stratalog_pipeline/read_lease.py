@@ -1,6 +1,6 @@
 """The lease of one read by Spark. The planner writes it and ends; each task that reads the bucket renews it when it is due.
 
-It is written after planning: what leaves the history meanwhile is deleted a grace period later.
+It is written after planning, because what leaves the history during planning is kept for a grace period.
 """
 
 from __future__ import annotations

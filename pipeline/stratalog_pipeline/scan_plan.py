@@ -72,7 +72,7 @@ def plan_scan(bucket: Bucket, options: ReadOptions, pruning: Pruning = EVERYTHIN
 def plan_repeatable_scan(bucket: Bucket, options: ReadOptions) -> ScanPlan:
     """Plan a read between two offsets whose tasks have the same records whenever it is planned.
 
-    Offload and merging may go on meanwhile. Raises as :func:`plan_scan`.
+    Offload and merging may continue. Raises as :func:`plan_scan`.
     """
     _, histories, bounds = _survey(bucket, options, EVERYTHING)
     ordered = sorted(histories, key=lambda history: (history.name.topic, history.name.partition))

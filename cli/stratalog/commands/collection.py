@@ -25,7 +25,7 @@ _WAITING_COLUMNS = ("topic", "partition", "reason", "objects", "bytes", "first_d
 
 @click.command()
 @click.argument("topics", nargs=-1)
-@click.option("--dry-run", is_flag=True, help="Delete nothing.")
+@click.option("--dry-run", is_flag=True, help="List what would be deleted; delete nothing.")
 @click.option(
     "--grace-ms",
     type=click.IntRange(min=_GRACE_MIN_MS),

@@ -94,7 +94,7 @@ def rotate(
 
 
 async def _rotate(url: str, second_url: str | None, topics: tuple[str, ...], name: str) -> tuple[int, int, int]:
-    """Return how many data keys were wrapped anew, how many segments are not encrypted, and the former in the second copy."""
+    """Return the numbers of rewrapped data keys, of unencrypted segments, and of rewrapped data keys in the second copy."""
     async with store_session(url) as store:
         partitions = await cold_partitions(store, (), topics)
         counts = [0, 0]
@@ -107,14 +107,14 @@ async def _rotate(url: str, second_url: str | None, topics: tuple[str, ...], nam
         topic_ids = {partition.pointer.topic_id for partition in partitions}
     in_copy = 0
     if second_url is not None:
-        # After the first store, so that a copy that is being made has the new key, or is found here.
+        # After the first store: data keys that are copied now have the new key, or this rotation finds them.
         async with store_session(second_url) as second:
             in_copy = sum([await rewrap_topic(second, topic_id, name) for topic_id in sorted(topic_ids)])
     return counts[0], counts[1], in_copy
 
 
 async def _rotate_partition(store: ObjectStore, partition: ColdPartition, name: str) -> tuple[int, int]:
-    """Return how many data keys were wrapped anew, and how many segments are not encrypted."""
+    """Return the numbers of rewrapped data keys and of unencrypted segments."""
     archive, source, rewrapped, unencrypted = Archive(store), ManifestSource(store), 0, 0
     async for entry in archive.segments(await archive.manifest(partition.pointer)):
         footer = await source.footer(entry)

@@ -147,7 +147,9 @@ class Workers:
         """Process reports for ``duration_s``, or until all processes have ended."""
         until = time.monotonic() + duration_s
         self.follow_until(
-            lambda: time.monotonic() >= until or all(process.counted for process in self._processes), duration_s + 60, "go on"
+            lambda: time.monotonic() >= until or all(process.counted for process in self._processes),
+            duration_s + 60,
+            "keep running",
         )
 
     def follow_until(self, done: Callable[[], bool], timeout_s: float, what: str) -> None:

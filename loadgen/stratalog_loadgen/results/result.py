@@ -18,7 +18,7 @@ from stratalog_loadgen.results.histogram import Histogram
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):
     """``measured`` has its units at the ends of the names. ``window`` is when it was counted, in seconds of the machine's
-    monotonic clock: what the cluster used meanwhile can be set against it.
+    monotonic clock: the cluster's resource use can be matched with it.
     """
 
     what: str
@@ -52,7 +52,7 @@ CARRIED_MIN = 0.99
 
 
 def produced_rate(measured: Mapping[str, Any]) -> float | None:
-    """Records per second of producers; where consumers are what is measured, theirs has a name of its own."""
+    """Records per second of producers; if consumers are measured, their rate has its own name."""
     rate = measured.get("produced_records_per_s", measured.get("records_per_s"))
     return None if rate is None else float(rate)
 

@@ -1,6 +1,6 @@
 """Turns a Kafka client's messages into Arrow record batches with the columns of Spark's Kafka source.
 
-For the records that come from brokers, which are few beside those of the bucket: a client has decoded them already.
+For records that come from brokers, which are few compared with the bucket's: a client has decoded them already.
 """
 
 from __future__ import annotations

@@ -122,7 +122,7 @@ def backfill_kafka(
     """Write the records that ``found`` names as a new topic: keys, values, headers, timestamps, partitions and order are kept.
 
     Offsets begin at 0, or are those of the source. Raises ``Invalid`` for other partitions than the source's, for a topic that
-    is there, and at a gap in offsets that are to be kept; ``NotFound`` if records were deleted meanwhile; and the errors of
+    is there, and at a gap in offsets that are to be kept; ``NotFound`` if records have been deleted; and the errors of
     brokers, store and metadata.
     """
     began, counted = time.monotonic(), Observation()

@@ -86,7 +86,7 @@ def kafka_range(source: KafkaSource) -> KafkaRange:
 def kafka_rows(spark: SparkSession, found: KafkaRange, *, keeps_offsets: bool) -> DataFrame:
     """Return the records of ``found``, each partition by one task, in the order of offsets.
 
-    A task that is run again reads the same records, or raises ``NotFound`` if they were deleted meanwhile.
+    A retried task reads the same records, or raises ``NotFound`` if they have been deleted.
     """
 
     def read(number: int) -> Iterator[pa.RecordBatch]:

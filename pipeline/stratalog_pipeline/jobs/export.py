@@ -120,7 +120,7 @@ def export(
 
 
 def check_same_options(journal: Journal, options: ReadOptions, *, has_place: bool = False) -> None:
-    """Raise ``Invalid`` unless the target was begun with the options that decide what is in a file."""
+    """Raise ``Invalid`` unless the target's first run had the same options that decide what is in a file."""
     earlier = journal.first_plan()
     if earlier is None:
         return

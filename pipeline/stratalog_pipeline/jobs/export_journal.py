@@ -53,7 +53,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """The files of one run, and the options that decide what is in them.
 
     ``has_place``: topic and partition are columns. ``manifest_versions``: of the history that was planned, by topic and
-    partition. ``values``: how values are decoded, with the schema as it was when the target was begun; None: they are bytes.
+    partition. ``values``: how values are decoded, with the schema of the target's first run; None: they are bytes.
     """
 
     include_headers: bool
@@ -78,7 +78,7 @@ class WrittenFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Journal:
-    """The journal in one target. Load it anew for each export."""
+    """The journal in one target. Each export loads it again."""
 
     def __init__(self, target: Bucket) -> None:
         """Read the journal. Raises ``Corrupt``, ``Unavailable``."""
@@ -121,12 +121,12 @@ class Journal:
         return {file.topic: file.topic_id for plan in self._plans.values() for file in plan.files}
 
     def begin(self, plan: Plan) -> None:
-        """Record a new run. Raises ``Conflict`` if another export began one meanwhile."""
+        """Record a new run. Raises ``Conflict`` if another export has started one."""
         number = self.last_run + 1
         try:
             self._put(f"{PREFIX}{number:0{_DIGITS}}{_PLAN}", msgspec.json.encode(plan))
         except Conflict:
-            raise Conflict("another export to the same target has just begun; run this again when it has ended") from None
+            raise Conflict("another export to the same target has just started; run this again when it has ended") from None
         self._plans[number] = plan
 
     def finish(self, files: list[WrittenFile]) -> None:

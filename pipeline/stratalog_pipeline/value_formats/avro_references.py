@@ -1,4 +1,4 @@
-"""Makes an Avro schema that names types of other schemas in a registry a schema of its own. Pure."""
+"""Inlines the types of other schemas in a registry into an Avro schema that references them. Pure."""
 
 from __future__ import annotations
 
