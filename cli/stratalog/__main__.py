@@ -2,16 +2,31 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from types import ModuleType
-from typing import NoReturn, cast
+from typing import Final, NoReturn, cast
 
 import click
 
 from stratalog.app import stratalog
 from stratalog.exit_codes import ExitCode, exit_code_of
 from stratalog_core.errors import StratalogError
+
+_CHECK_PATH: Final = "check the path that was given"
+_CHECK_ACCESS: Final = "give this user access, or name another path"
+_REMEDIES: Final = {
+    errno.ENOENT: _CHECK_PATH,
+    errno.ENOTDIR: _CHECK_PATH,
+    errno.EISDIR: _CHECK_PATH,
+    errno.EACCES: _CHECK_ACCESS,
+    errno.EPERM: _CHECK_ACCESS,
+    errno.EROFS: _CHECK_ACCESS,
+    errno.ENOSPC: "free disk space, or name another path",
+    errno.EDQUOT: "free disk space, or name another path",
+}
+"""Errors of paths that the user chose. Any other OSError is a defect, and keeps its traceback."""
 
 
 def main() -> None:
@@ -27,6 +42,12 @@ def main() -> None:
     except StratalogError as failure:
         click.echo(f"stratalog: {failure.message}", err=True)
         code = exit_code_of(failure)
+    except OSError as failure:
+        remedy = _REMEDIES.get(failure.errno or 0)
+        if remedy is None or failure.filename is None:
+            raise
+        click.echo(f"stratalog: {failure.filename}: {failure.strerror}; {remedy}", err=True)
+        code = ExitCode.FAILED
     _leave(code if isinstance(code, int) else ExitCode.OK)
 
 

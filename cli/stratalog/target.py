@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Callable, Sequence
+from functools import wraps
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar, cast
 
 import click
 
 from stratalog.local.secrets import store_environment
 from stratalog.local.state import load_state
-from stratalog_core.errors import Invalid, NotFound
+from stratalog_core.errors import Invalid, NotFound, Unavailable
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 DEFAULT_BOOTSTRAP = "127.0.0.1:9092"
 DEFAULT_DATA = Path("data")
 """The directory of ``make run``. Commands in the same working directory need no ``--data``."""
+_ADDRESSES_MAX: Final = 3
+_CONNECT_S: Final = 2.0
 
 
 def data_option(command: Command) -> Command:
@@ -30,13 +34,40 @@ def data_option(command: Command) -> Command:
 
 
 def kafka_options(command: Command) -> Command:
-    """Add ``--data`` and ``--bootstrap``, for :func:`bootstrap_of`."""
+    """Add ``--data`` and ``--bootstrap``, for :func:`bootstrap_of`. A failure names the brokers if none can be connected to."""
+
+    @wraps(command)
+    def explained(*args: Any, **given: Any) -> Any:
+        try:
+            return command(*args, **given)
+        except Unavailable as failure:
+            _raise_unreachable(bootstrap_of(given["data"], given["bootstrap"]), failure)
+            raise
+
     option = click.option(
         "--bootstrap",
         envvar="STRATALOG_BOOTSTRAP",
         help=f"Brokers as HOST:PORT,… (default: those of --data, else {DEFAULT_BOOTSTRAP}).",
     )
-    return data_option(option(command))
+    return data_option(option(cast(Command, explained)))
+
+
+def _raise_unreachable(bootstrap: str, failure: Unavailable) -> None:
+    """Raise ``Unavailable`` with the reasons if no broker accepts a connection: librdkafka says neither where nor why."""
+    reasons = []
+    for address in bootstrap.split(",")[:_ADDRESSES_MAX]:
+        host, separator, port = address.strip().rpartition(":")
+        if not separator or not port.isdecimal():
+            host, port = address.strip(), "9092"
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_S).close()
+        except (OSError, OverflowError, UnicodeError) as refused:
+            reasons.append(f"{address.strip()}: {getattr(refused, 'strerror', None) or refused}")
+        else:
+            return
+    from stratalog_core.kafka_clients import CHECK_CLUSTER
+
+    raise Unavailable(f"no broker can be reached ({'; '.join(reasons)}); {CHECK_CLUSTER}") from failure
 
 
 def quorum_options(command: Command) -> Command:

@@ -13,7 +13,7 @@ from stratalog.moments import format_moment
 from stratalog.tier.session import metadata_session
 from stratalog_broker.admin.deleted_topics import TIMEOUT_S, delete_for_good, deleted_topic, undelete
 from stratalog_broker.admin.view_waiting import wait_until
-from stratalog_core.errors import Unavailable
+from stratalog_core.errors import NotFound, Unavailable
 from stratalog_core.system import SystemClock
 from stratalog_metadata.client.api import MetadataClient
 from stratalog_metadata.client.topic_deletion import restorable_topics
@@ -79,4 +79,7 @@ async def delete_now(addresses: Sequence[str], names: Sequence[str], delete: Del
 def delete_named(delete: Delete, names: list[str]) -> None:
     """Delete the topics; return when the brokers have deleted them."""
     for name, future in delete(names).items():
-        kafka.only({name: future})
+        try:
+            kafka.only({name: future})
+        except NotFound as missing:
+            raise NotFound(f"no topic {name!r}: see `stratalog topic list`") from missing

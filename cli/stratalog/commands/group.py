@@ -111,7 +111,10 @@ def delete(names: tuple[str, ...], yes: bool, data: Path | None, bootstrap: str 
     address, listed = bootstrap_of(data, bootstrap), ", ".join(names)
     confirm(f"Delete {listed} and all their committed offsets?", yes=yes)
     for name in names:
-        kafka.of_group(address, partial(_delete, name))
+        try:
+            kafka.of_group(address, partial(_delete, name))
+        except NotFound as missing:
+            raise NotFound(f"no group {name!r}: see `stratalog group list`") from missing
     print_done({"deleted": list(names)}, f"deleted {listed}", as_json=as_json)
 
 

@@ -65,7 +65,25 @@ def test_a_missing_cluster_is_4_and_says_what_to_do(tmp_path: Path) -> None:
 def test_a_server_that_is_not_there_is_3() -> None:
     done = _run("topic", "list", "--bootstrap", "127.0.0.1:9")
     assert done.returncode == ExitCode.UNAVAILABLE
+    assert "no broker can be reached (127.0.0.1:9: Connection refused)" in done.stderr
     assert "stratalog doctor" in done.stderr
+
+
+def test_a_mistyped_command_is_corrected() -> None:
+    done = _run("topc", "list")
+    assert done.returncode == ExitCode.USAGE
+    assert "No such command 'topc'. Did you mean 'topic'?" in done.stderr
+    assert "No such command 'xyzzy'.\n" in _run("xyzzy").stderr
+
+
+@pytest.mark.parametrize("words", [("key", "create", "k", "--keys"), ("up", "--kafka", "127.0.0.1:0", "--data")])
+def test_a_path_that_cannot_be_used_is_one_line(words: tuple[str, ...], tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    done = _run(*words, str(file / "below"))
+    assert done.returncode == ExitCode.FAILED
+    assert f"stratalog: {file / 'below'}: Not a directory; check the path that was given" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize(

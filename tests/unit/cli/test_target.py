@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import socket
+from concurrent.futures import Future
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from stratalog.local.state import ClusterState, save_state
-from stratalog.target import DEFAULT_BOOTSTRAP, bootstrap_of, metadata_of, store_of
+from stratalog.target import DEFAULT_BOOTSTRAP, bootstrap_of, kafka_options, metadata_of, store_of
+from stratalog.topic_deletion import delete_named
+from stratalog_core.errors import NotFound, Unavailable
 
 
 def _save(directory: Path, port: int) -> None:
@@ -28,3 +33,26 @@ def test_a_cluster_in_data_is_the_default_for_every_address(tmp_path: Path, monk
     )
     assert bootstrap_of(Path("other"), None) == "127.0.0.1:8000"
     assert bootstrap_of(Path("other"), "127.0.0.1:9000") == bootstrap_of(None, "127.0.0.1:9000") == "127.0.0.1:9000"
+
+
+def _unavailable(**_: Any) -> None:
+    raise Unavailable("Broker transport failure")
+
+
+def test_a_failure_names_the_brokers_only_if_none_accepts_a_connection() -> None:
+    command = kafka_options(_unavailable)
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))  # Does not listen, and keeps its port from others.
+        up, down = (f"127.0.0.1:{each.getsockname()[1]}" for each in (server, silent))
+        with pytest.raises(Unavailable) as found:
+            command(data=None, bootstrap=f"{down},{up}")
+        assert found.value.message == "Broker transport failure"
+        with pytest.raises(Unavailable, match=rf"be reached \({down}: Connection refused; 127.0.0.1:99999: .+\); is the"):
+            command(data=None, bootstrap=f"{down},127.0.0.1:99999")
+
+
+def test_a_topic_that_cannot_be_deleted_is_named() -> None:
+    missing: Future[None] = Future()
+    missing.set_exception(NotFound("Broker: Unknown topic or partition"))
+    with pytest.raises(NotFound, match="no topic 'evnts': see `stratalog topic list`"):
+        delete_named(lambda names: dict.fromkeys(names, missing), ["evnts"])
