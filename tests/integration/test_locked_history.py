@@ -69,7 +69,7 @@ def versions(administrator: Any) -> list[dict[str, Any]]:
 def refusal(cluster: ProcessCluster, *words: str) -> str:
     """The message of a command that is refused."""
     command = [sys.executable, "-m", "stratalog", *words, "--data", str(cluster.data)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == ExitCode.USAGE, done.stderr
     return done.stderr
 

@@ -40,7 +40,7 @@ def consume(bootstrap: str, topic: str, count: int, group: str = "readers") -> l
     )
     consumer.subscribe([topic])
     found: list[confluent_kafka.Message] = []
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while len(found) < count and time.monotonic() < deadline:
         message = consumer.poll(0.2)
         if message is not None:

@@ -51,7 +51,7 @@ def read(bootstrap: str, topic: str, offset: int, isolation: str = "read_committ
     )  # fmt: skip
     consumer.assign([TopicPartition(topic, 0, offset)])
     found: list[confluent_kafka.Message] = []
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         message = consumer.poll(0.2)
         if message is None:
