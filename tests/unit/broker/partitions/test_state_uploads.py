@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import pytest
 from msgspec.structs import replace
-from unit.broker.mini_cluster import MiniCluster, run_cluster
+from unit.broker.mini_cluster import WAIT_S, MiniCluster, run_cluster
 from unit.broker.partitions.test_internal_topics import GROUP, Offsets
 from unit.metadata.watching import until
 
@@ -185,7 +185,7 @@ async def forget_internal_topic(cluster: MiniCluster) -> None:
     assert topic is not None
     keys = [make(topic.topic_id, index) for index in range(topic.partition_count) for make in (partition_key, log_key)]
     await cluster.metadata.propose(Command(updates=tuple(Delete(key=key) for key in (topic.key(), *keys))))
-    await until(cluster.metadata, lambda: cluster.metadata.view.get(topic.key()) is None, 10)
+    await until(cluster.metadata, lambda: cluster.metadata.view.get(topic.key()) is None, WAIT_S)
 
 
 async def test_the_first_owner_begins_with_the_restored_state(tmp_path: Path) -> None:
@@ -206,7 +206,7 @@ async def test_the_first_owner_begins_with_the_restored_state(tmp_path: Path) ->
         await cluster.brokers.pop(2).kill()
         await cluster.start_broker(3)
         await offsets.commit(0, 7)
-        await until(cluster.metadata, lambda: offsets.log.restored_from == "", 10)
+        await until(cluster.metadata, lambda: offsets.log.restored_from == "", WAIT_S)
         assert await offsets.committed() == {0: 7, 1: 10, 2: 20}
         await cluster.brokers.pop(3).stop()
         await cluster.start_broker(4)
@@ -222,7 +222,7 @@ async def test_a_restored_state_that_cannot_be_read_is_not_taken_for_an_empty_on
         log = replace(offsets.log, ledgers=(), log_start_offset=9, restored_from=gone)
         assert isinstance(log, Log)
         await cluster.metadata.propose(Command(updates=(Put(record=log),)))
-        await until(cluster.metadata, lambda: offsets.log.restored_from != "", 10)
+        await until(cluster.metadata, lambda: offsets.log.restored_from != "", WAIT_S)
         broker = (await cluster.start_broker(2)).server
         async with asyncio.timeout(60):
             while broker.partitions.takeover_metrics.takeover_failures < 2:  # noqa: ASYNC110 - no event tells
