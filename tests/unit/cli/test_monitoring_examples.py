@@ -14,7 +14,8 @@ import yaml
 from stratalog.reference.metrics import METRIC_GROUPS
 from stratalog_core.metrics.groups import MetricDefinition, definitions
 
-EXAMPLES = Path(__file__).parents[3] / "docs" / "examples"
+DOCS = Path(__file__).parents[3] / "docs"
+EXAMPLES = DOCS / "examples"
 RULES: list[dict[str, Any]] = yaml.safe_load((EXAMPLES / "prometheus-alerts.yml").read_text())["groups"][0]["rules"]
 DASHBOARD: dict[str, Any] = json.loads((EXAMPLES / "grafana-dashboard.json").read_text())
 METRICS: dict[str, MetricDefinition] = {
@@ -53,6 +54,16 @@ def test_every_alert_says_what_to_do() -> None:
     for rule in RULES:
         assert rule["labels"]["severity"] in ("critical", "warning")
         assert rule["annotations"].keys() == {"summary", "action"}
+
+
+def test_the_monitoring_guide_names_every_alert_beside_its_metrics() -> None:
+    rows = re.findall(r"^\| [^|]*\? \| ([^|]*) \| ([^|]*) \|$", (DOCS / "how-to" / "monitor.md").read_text(), re.MULTILINE)
+    named = [(alert, metrics) for metrics, alerts in rows for alert in re.findall(r"`(\w+)`", alerts)]
+    assert sorted(alert for alert, _ in named) == sorted(rule["alert"] for rule in RULES)
+    expressions_by_alert = {rule["alert"]: rule["expr"] for rule in RULES}
+    for alert, metrics in named:
+        used = {name.removesuffix("_bucket") for name in re.findall(r"stratalog_\w+|\bup\b", expressions_by_alert[alert])}
+        assert used <= set(re.findall(r"`(\w+)`", metrics)), alert
 
 
 def test_panels_are_told_apart_and_do_not_overlap() -> None:
