@@ -12,15 +12,32 @@ from stratalog.local.launcher import LocalCluster
 from stratalog.local.plan import Sizes, plan_cluster
 from stratalog.local.quorum import add_metadata, remove_metadata
 from stratalog.output import json_option, print_json, print_rows
+from stratalog.target import found_data
 from stratalog_core.errors import Invalid, StratalogError
 from stratalog_tiering.store import check_store_url
 
-_data_option = click.option(
+
+def _existing(context: click.Context, option: click.Parameter, data: Path | None) -> Path:
+    """Return the directory, ./data by default if it holds a cluster. Raises ``MissingParameter`` if there is none."""
+    found = found_data(data)
+    if found is None:
+        raise click.MissingParameter(ctx=context, param=option)
+    return found
+
+
+_new_data_option = click.option(
     "--data",
     required=True,
     envvar="STRATALOG_DATA",
     type=click.Path(file_okay=False, path_type=Path),
     help="The cluster's directory.",
+)
+_data_option = click.option(
+    "--data",
+    envvar="STRATALOG_DATA",
+    type=click.Path(file_okay=False, path_type=Path),
+    callback=_existing,
+    help="The cluster's directory (default: ./data if it holds one).",
 )
 _timeout_option = click.option("--timeout", "timeout_s", default=60.0, show_default=True, help="Seconds to wait.")
 _names = click.argument("names", nargs=-1)
@@ -36,7 +53,7 @@ def cluster() -> None:
 
 
 @cluster.command()
-@_data_option
+@_new_data_option
 @click.option("--metadata", default=3, show_default=True, type=click.IntRange(1, 7), help="Number of metadata nodes (odd).")
 @click.option("--bookies", default=3, show_default=True, type=click.IntRange(1, 64), help="Number of bookies.")
 @click.option("--brokers", default=2, show_default=True, type=click.IntRange(1, 64), help="Number of brokers.")

@@ -15,7 +15,7 @@ from stratalog.local.state import EMBEDDED_ROLE, ClusterState, ProcessState, loa
 from stratalog_core.errors import Conflict, Unavailable
 
 STOP_GRACE_S = 20.0
-_STOP_ORDER = ("broker", "tiering", "bookie", "metadata", "store")
+_STOP_ORDER = (EMBEDDED_ROLE, "broker", "tiering", "bookie", "metadata", "store")
 _LOG_TAIL_LINES = 5
 
 Say = Callable[[str], None]
@@ -68,9 +68,12 @@ class LocalCluster:
         self._wait_for_registrations(watched, timeout_s)
         self._wait_for_brokers(watched, timeout_s)
 
-    def _launch(self, process: ProcessState, timeout_s: float) -> None:
+    def _refuse_embedded(self, process: ProcessState) -> None:
         if process.role == EMBEDDED_ROLE:
             raise Conflict(f"{self._data} belongs to `stratalog up`: start it with that, or use another --data")
+
+    def _launch(self, process: ProcessState, timeout_s: float) -> None:
+        self._refuse_embedded(process)
         credentials = store_environment(self._data)
         if process.role == "store":
             environ = minio.minio_environment(credentials)
@@ -132,6 +135,8 @@ class LocalCluster:
         """Stop those of ``names`` (empty: all) that run, then start all of ``names`` with their data and addresses."""
         state = self.state
         wanted = list(names) or [process.name for process in state.processes]
+        for name in wanted:
+            self._refuse_embedded(state.process(name))  # Before it is stopped.
         alive = [name for name in wanted if processes.running(state.process(name))]
         if alive:
             self.stop(alive)

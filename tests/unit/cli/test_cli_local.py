@@ -10,13 +10,16 @@ from pathlib import Path
 import msgspec
 import psutil
 import pytest
+from click.testing import CliRunner
 
+from stratalog.app import stratalog
+from stratalog.exit_codes import ExitCode
 from stratalog.local import processes
 from stratalog.local.plan import Sizes, plan_cluster, to_toml
 from stratalog.local.ports import VARIABLE, free_ports, is_free
 from stratalog.local.secrets import make_store_credentials, store_environment
-from stratalog.local.state import ClusterState, ProcessState, load_state, save_state
-from stratalog_core.errors import Invalid, NotFound, Unavailable
+from stratalog.local.state import EMBEDDED_ROLE, ClusterState, ProcessState, load_state, save_state
+from stratalog_core.errors import Conflict, Invalid, NotFound, Unavailable
 
 SLEEPER = [sys.executable, "-c", "import signal; signal.pause()"]
 STUBBORN = [
@@ -139,3 +142,27 @@ def test_a_pid_that_another_process_inherited_is_left_alone() -> None:
     finally:
         other.kill()
         other.wait()
+
+
+def test_the_process_of_up_is_found_in_data_and_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("STRATALOG_DATA", raising=False)
+    assert CliRunner().invoke(stratalog, ["cluster", "status"]).exit_code == ExitCode.USAGE
+    (tmp_path / "data").mkdir()
+    with subprocess.Popen(SLEEPER) as child:
+        try:
+            process = ProcessState(
+                name="up", role=EMBEDDED_ROLE, address="127.0.0.1:1", pid=child.pid,
+                started_at=psutil.Process(child.pid).create_time(),
+            )  # fmt: skip
+            state = ClusterState(bootstrap="127.0.0.1:1", metadata="127.0.0.1:2", store="/store", processes=(process,))
+            save_state(Path("data"), state)
+            assert "running" in CliRunner().invoke(stratalog, ["cluster", "status"]).stdout
+            with pytest.raises(Conflict, match="belongs to `stratalog up`"):
+                raise CliRunner().invoke(stratalog, ["cluster", "restart"]).exception or AssertionError
+            assert child.poll() is None
+            assert CliRunner().invoke(stratalog, ["cluster", "stop"]).exit_code == ExitCode.OK
+            assert child.wait(60) != 0
+        finally:
+            child.kill()
+    assert load_state(Path("data")).processes[0].pid is None
