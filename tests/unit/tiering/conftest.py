@@ -14,6 +14,7 @@ import pytest
 import pytest_asyncio
 from support.archive_writer import ArchiveWriter
 from support.embedded_quorum import embedded_quorum
+from unit.metadata.watching import until
 
 from stratalog_core.batches.batch import read_header
 from stratalog_core.batches.checkpoint import Checkpoint, encode_checkpoint
@@ -357,16 +358,8 @@ class TestCluster:
         return worker
 
     async def until(self, condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
-        """Wait until metadata's view shows what is expected."""
-        changed = asyncio.Event()
-        stop = self.metadata.view.subscribe(lambda changes: changed.set())
-        try:
-            async with asyncio.timeout(timeout_s):
-                while not condition():
-                    await changed.wait()
-                    changed.clear()
-        finally:
-            stop()
+        """Wait until the condition holds, mostly one of metadata's view."""
+        await until(self.metadata, condition, timeout_s)
 
     async def close(self) -> None:
         for worker in self._workers:
