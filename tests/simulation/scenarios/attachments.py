@@ -224,6 +224,8 @@ class AttachmentStep:
         if not self._detached or len(self._topics(client)) >= TOPICS_MAX:
             return
         topic, _, _ = chance.choice(list(self._detached.values()))
+        # Attaching from a bucket trusts its listing: supported stores list every completed write, and this one may lag.
+        await asyncio.sleep(LISTING_LAG_S)
         source = await stored_topic(self._store(ports), str(topic.topic_id), ports.background)
         new = Topic(
             name=f"again-{self._turns}", topic_id=UUID(int=chance.getrandbits(128)), partition_count=source.partition_count,
