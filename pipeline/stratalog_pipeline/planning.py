@@ -11,11 +11,12 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from difflib import get_close_matches
 from itertools import groupby, pairwise
 from typing import Final, TypeVar, cast
 from uuid import UUID
 
-from stratalog_core.errors import Invalid
+from stratalog_core.errors import Invalid, NotFound
 from stratalog_pipeline.options import EARLIEST, LATEST, Assigned, Matching, PerPartition, Subscribed, Wanted
 from stratalog_tiering.cold.archive import ambiguous_name
 from stratalog_tiering.format.descriptor import TopicDescriptor
@@ -136,15 +137,20 @@ def with_live_topics(
 
 
 def resolve_topics(wanted: Wanted, partition_counts: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
-    """Return the partitions to read, by topic. Raises ``Invalid`` if the bucket lacks a requested topic or partition."""
+    """Return the partitions to read, by topic.
+
+    Raises ``NotFound`` for a requested topic that the bucket lacks, ``Invalid`` for a partition that the topic lacks.
+    """
     if isinstance(wanted, Matching):
         matching = (topic for topic in partition_counts if is_wanted(wanted, topic))
         return {topic: tuple(range(partition_counts[topic])) for topic in matching}
     names = wanted.topics if isinstance(wanted, Subscribed) else tuple(wanted.partitions)
     for name in names:
         if name not in partition_counts:
+            near = get_close_matches(name, partition_counts, 1)
             known = ", ".join(sorted(partition_counts)[:20]) or "none at all"
-            raise Invalid(f"topic {name!r} is not in this bucket; it has {known}", topic=name)
+            hint = f"did you mean {near[0]!r}?" if near else f"it has {known}"
+            raise NotFound(f"topic {name!r} is not in this bucket; {hint}", topic=name)
     if isinstance(wanted, Subscribed):
         return {topic: tuple(range(partition_counts[topic])) for topic in names}
     return {topic: _assigned(wanted, topic, partition_counts[topic]) for topic in names}

@@ -127,9 +127,15 @@ def _survey(
 
 
 def wanted_partitions(bucket: Bucket, options: ReadOptions) -> list[PartitionName]:
-    """Return the partitions that the options select. Raises ``Invalid``, ``Unavailable``."""
+    """Return the partitions that the options select. Raises ``Invalid``, ``NotFound``, ``Unavailable``."""
     live = Brokers(options).topics(options.wanted) if options.client else []
     return _names(*_wanted_topics(bucket, options, live))
+
+
+def wanted_topics(options: ReadOptions) -> list[str]:
+    """Return the names of the topics that the options select. Raises as :func:`wanted_partitions`."""
+    with Bucket(options.store, options.second_store) as bucket:
+        return list(dict.fromkeys(name.topic for name in wanted_partitions(bucket, options)))
 
 
 def _wanted_topics(

@@ -252,10 +252,11 @@ def replay(
     """
     shared = JobOptions(**given)
     with modules():
-        from stratalog_pipeline.jobs.replay import ReplayTarget
+        from stratalog_pipeline.jobs.replay import ReplayTarget, check_targets
         from stratalog_pipeline.jobs.replay import replay as run_replay
         from stratalog_pipeline.jobs.report import replay_report
         from stratalog_pipeline.jobs.session import job_session
+        from stratalog_pipeline.scan_plan import wanted_topics
     source = shared.source(**_range(since, until, offsets), **({"kafka.bootstrap.servers": bootstrap} if bootstrap else {}))
     target = ReplayTarget(
         bootstrap=to,
@@ -271,7 +272,10 @@ def replay(
     )
     if offsets is not None:
         source |= _offsets_of(read_options(source), offsets)
-    read_options(source)
+    parsed = read_options(source)
+    # A pattern may match more topics now than the replay that a checkpoint continues.
+    if checkpoint is None or shared.topics:
+        check_targets(target, wanted_topics(parsed))
     with job_session("replay", master_of(shared)) as spark, shown_progress("offsets sent") as on_progress:
         result = run_replay(spark, source, target, checkpoint=checkpoint, window_offsets=window, on_progress=on_progress)
     print_report(shared, replay_report(result, f"{to_topic} at {to}"))

@@ -99,10 +99,16 @@ def modules(remedy: str = _INSTALL) -> Iterator[None]:
 
 
 def read_options(options: dict[str, str]) -> ReadOptions:
-    """Check the options before Spark starts, which takes seconds. Raises ``Invalid``."""
-    from stratalog_pipeline.options import parse_options
+    """Check the options and their topics before Spark starts, which takes seconds.
 
-    return parse_options(options)
+    Raises ``Invalid``, ``NotFound``, ``Unavailable``.
+    """
+    from stratalog_pipeline.options import parse_options
+    from stratalog_pipeline.scan_plan import wanted_topics
+
+    parsed = parse_options(options)
+    wanted_topics(parsed)
+    return parsed
 
 
 def master_of(where: JobOptions) -> str | None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -157,8 +157,7 @@ def _run(
     on_progress: Callable[[int, int], None],
 ) -> ReplayResult:
     first, ranges = plan.start, plan.ranges
-    for topic in first:
-        check_topic(WriteOptions(topic=_topic_of(target, topic), client=target.to_client))
+    check_targets(target, first)
     position = log.position or first if log is not None else first
     begun, total = position, new_offsets(first, ranges)
     before = total - new_offsets(position, ranges)
@@ -182,6 +181,12 @@ def _run(
         windows=windows,
         was_resumed=begun != first,
     )
+
+
+def check_targets(target: ReplayTarget, topics: Iterable[str]) -> None:
+    """Raise ``NotFound`` unless the topics exist to which the records of ``topics`` are sent."""
+    for name in sorted({_topic_of(target, topic) for topic in topics}):
+        check_topic(WriteOptions(topic=name, client=target.to_client))
 
 
 def _edges(ranges: Available, edge: Callable[[OffsetRange], int]) -> Offsets:

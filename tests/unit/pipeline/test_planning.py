@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.segment_entries import entry_of
 
-from stratalog_core.errors import Invalid
+from stratalog_core.errors import Invalid, NotFound
 from stratalog_pipeline.options import EARLIEST, LATEST, SPLIT_BYTES, Assigned, Matching, Subscribed
 from stratalog_pipeline.planning import (
     OPEN_BYTES,
@@ -98,8 +98,12 @@ def test_topics_are_found_by_name_pattern_and_assignment() -> None:
     assert resolve_topics(Subscribed(topics=("__consumer_offsets",)), internal) == {"__consumer_offsets": (0,)}
     assert resolve_topics(Subscribed(topics=("weather",)), counts) == {"weather": (0, 1, 2)}
     assert resolve_topics(Assigned(partitions={"weather": (2,)}), counts) == {"weather": (2,)}
-    with pytest.raises(Invalid, match=r"'birds' is not in this bucket; it has flights, flights-old, weather"):
+    with pytest.raises(NotFound, match=r"'birds' is not in this bucket; it has flights, flights-old, weather$"):
         resolve_topics(Subscribed(topics=("birds",)), counts)
+    with pytest.raises(NotFound, match=r"'wether' is not in this bucket; did you mean 'weather'\?$"):
+        resolve_topics(Subscribed(topics=("wether",)), counts)
+    with pytest.raises(NotFound, match=r"'birds' is not in this bucket; it has none at all$"):
+        resolve_topics(Assigned(partitions={"birds": (0,)}), {})
     with pytest.raises(Invalid, match="'flights' has 2 partitions; option 'assign' names partition 2"):
         resolve_topics(Assigned(partitions={"flights": (2,)}), counts)
 

@@ -15,7 +15,7 @@ from pyspark.sql import DataFrame, Row, SparkSession
 
 from stratalog_core.batches.compression import NAMES
 from stratalog_core.batches.records import Record, build_batch
-from stratalog_core.errors import Conflict, Corrupt, Invalid
+from stratalog_core.errors import Conflict, Corrupt, NotFound
 from stratalog_pipeline import views
 from stratalog_pipeline.jobs.audit import audit
 from stratalog_pipeline.jobs.export import export
@@ -303,7 +303,7 @@ def test_a_damaged_block_fails_an_export_with_one_clear_line(spark: SparkSession
         export(spark, options, str(tmp_path / "out"))
     assert bucket.segment_keys["broken", 0][0] in failed.value.message
     assert "\n" not in failed.value.message
-    with pytest.raises(Invalid, match="'nothing' is not in this bucket"):
+    with pytest.raises(NotFound, match="'nothing' is not in this bucket"):
         usage(spark, {"store": bucket.url, "subscribe": "nothing"})
 
 

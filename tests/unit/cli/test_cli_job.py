@@ -1,0 +1,89 @@
+"""What ``stratalog job`` checks before Spark, which takes long to start."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+from support.two_partitions import TOPIC, write_two_partitions
+
+from stratalog.app import stratalog
+from stratalog.exit_codes import ExitCode, exit_code_of
+from stratalog_core.errors import NotFound
+from stratalog_pipeline.jobs import replay, session
+from stratalog_pipeline.kafka_sink import WriteOptions
+
+_ERASE = ("erase", "--key", "a", "--dry-run")
+_REPLAY = ("replay", "--to", "127.0.0.1:9")
+
+
+class _SparkStarted(Exception):
+    """The job has passed its checks."""
+
+
+@pytest.fixture(autouse=True)
+def no_spark(monkeypatch: pytest.MonkeyPatch) -> None:
+    @contextmanager
+    def refused(name: str, master: str | None) -> Iterator[None]:
+        raise _SparkStarted(name, master)
+        yield
+
+    monkeypatch.setattr(session, "job_session", refused)
+    monkeypatch.setenv("PYSPARK_PYTHON", sys.executable)  # Else the command sets it, for the whole process.
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    write_two_partitions(tmp_path / "store")
+    return tmp_path / "store"
+
+
+def _run(*words: str) -> Result:
+    return CliRunner().invoke(stratalog, ["job", *words])
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("audit",), ("usage",), ("export", "--to", "out"), _ERASE, _REPLAY, (*_REPLAY, "--offsets", "0..1")],
+    ids=" ".join,
+)
+def test_a_mistyped_topic_is_not_found_before_spark_starts(words: tuple[str, ...], store: Path) -> None:
+    failure = _run(*words, "fligts", "--store", str(store)).exception
+    assert isinstance(failure, NotFound), failure
+    assert failure.message == "topic 'fligts' is not in this bucket; did you mean 'flights'?"
+    assert exit_code_of(failure) == ExitCode.NOT_FOUND
+
+
+@pytest.mark.parametrize("words", [("audit",), ("usage",), ("export", "--to", "out"), _ERASE], ids=" ".join)
+def test_a_topic_of_the_bucket_starts_spark(words: tuple[str, ...], store: Path) -> None:
+    assert isinstance(_run(*words, TOPIC.name, "--store", str(store)).exception, _SparkStarted)
+
+
+@pytest.mark.parametrize("words", [(TOPIC.name,), (), (TOPIC.name, "--checkpoint", "done")], ids=" ".join)
+def test_a_replay_looks_for_its_target_before_spark_starts(
+    words: tuple[str, ...], store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def missing(options: WriteOptions) -> None:
+        asked.append((options.topic, options.client["bootstrap.servers"]))
+        raise NotFound("no such topic")
+
+    monkeypatch.setattr(replay, "check_topic", missing)
+    assert isinstance(_run(*_REPLAY, *words, "--store", str(store)).exception, NotFound)
+    assert asked == [("flights.replay", "127.0.0.1:9")]
+
+
+def test_a_continued_replay_of_a_pattern_does_not_ask_for_the_targets_of_new_topics(
+    store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def missing(options: WriteOptions) -> None:
+        raise NotFound("no such topic")
+
+    monkeypatch.setattr(replay, "check_topic", missing)
+    words = (*_REPLAY, "--pattern", "fl.*", "--checkpoint", "done", "--store", str(store))
+    assert isinstance(_run(*words).exception, _SparkStarted)
