@@ -13,9 +13,10 @@ from urllib.parse import urlsplit
 
 import boto3
 from botocore.config import Config
-from botocore.exceptions import BotoCoreError, ClientError
+from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError, PartialCredentialsError
 
 from stratalog_core.errors import Invalid, StratalogError, Unavailable
+from stratalog_tiering.store.s3_errors import no_credentials
 from stratalog_tiering.store.store_url import S3Location
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ def s3_client(location: S3Location, credentials: Credentials | None) -> Any:
 def create_bucket(client: Any, location: S3Location, *, timeout_s: float, object_lock: bool = False) -> bool:
     """Create the bucket as soon as the server answers. Returns False if the caller already owns it.
 
-    Raises ``Unavailable`` after ``timeout_s``, ``Invalid`` if the server refuses.
+    Raises ``Unavailable`` after ``timeout_s``, ``Invalid`` if the server refuses or there are no credentials.
     """
     options: dict[str, Any] = {"ObjectLockEnabledForBucket": True} if object_lock else {}
     if location.region != "us-east-1":
@@ -62,6 +63,8 @@ def create_bucket(client: Any, location: S3Location, *, timeout_s: float, object
             client.create_bucket(Bucket=location.bucket, **options)
         except client.exceptions.BucketAlreadyOwnedByYou:
             return False
+        except (NoCredentialsError, PartialCredentialsError) as missing:
+            raise Invalid(no_credentials(f"s3://{location.bucket}")) from missing
         return True
 
     return _when_ready(create, f"{location.endpoint or 'S3'}", timeout_s)

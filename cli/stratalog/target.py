@@ -21,6 +21,7 @@ DEFAULT_DATA = Path("data")
 """The directory of ``make run``. Commands in the same working directory need no ``--data``."""
 _ADDRESSES_MAX: Final = 3
 _CONNECT_S: Final = 2.0
+_PORT_MAX: Final = 65535
 
 
 def data_option(command: Command) -> Command:
@@ -47,9 +48,21 @@ def kafka_options(command: Command) -> Command:
     option = click.option(
         "--bootstrap",
         envvar="STRATALOG_BOOTSTRAP",
+        callback=_with_valid_ports,
         help=f"Brokers as HOST:PORT,… (default: those of --data, else {DEFAULT_BOOTSTRAP}).",
     )
     return data_option(option(cast(Command, explained)))
+
+
+def _with_valid_ports(context: click.Context, option: click.Parameter, bootstrap: str | None) -> str | None:
+    """Return ``bootstrap``. Raises ``BadParameter`` for an impossible port, which librdkafka would try until a timeout."""
+    for address in (bootstrap or "").split(","):
+        host, colon, port = address.strip().rpartition("://")[2].rpartition(":")
+        is_without_port = not colon or port.endswith("]") or (":" in host and not host.endswith("]"))
+        if not is_without_port and not (port.isdecimal() and 1 <= int(port) <= _PORT_MAX):
+            text = f"{address.strip()!r}: the port must be a number from 1 to {_PORT_MAX}, as in HOST:9092"
+            raise click.BadParameter(text, context, option)
+    return bootstrap
 
 
 def _raise_unreachable(bootstrap: str, failure: Unavailable) -> None:

@@ -25,6 +25,15 @@ def _existing(context: click.Context, option: click.Parameter, data: Path | None
     return found
 
 
+def _odd(context: click.Context, option: click.Parameter, count: int) -> int:
+    """Return ``count``. Raises ``BadParameter`` if it is even."""
+    if count % 2 == 0:
+        raise click.BadParameter(
+            f"{count} nodes survive no more failures than {count - 1}; use {count - 1} or {count + 1}", context, option
+        )
+    return count
+
+
 _new_data_option = click.option(
     "--data",
     required=True,
@@ -54,7 +63,14 @@ def cluster() -> None:
 
 @cluster.command()
 @_new_data_option
-@click.option("--metadata", default=3, show_default=True, type=click.IntRange(1, 7), help="Number of metadata nodes (odd).")
+@click.option(
+    "--metadata",
+    default=3,
+    show_default=True,
+    type=click.IntRange(1, 7),
+    callback=_odd,
+    help="Number of metadata nodes (odd).",
+)
 @click.option("--bookies", default=3, show_default=True, type=click.IntRange(1, 64), help="Number of bookies.")
 @click.option("--brokers", default=2, show_default=True, type=click.IntRange(1, 64), help="Number of brokers.")
 @click.option("--tiering", default=1, show_default=True, type=click.IntRange(0, 16), help="Number of tiering workers.")

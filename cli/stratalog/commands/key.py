@@ -11,7 +11,7 @@ from stratalog.output import json_option, print_done, print_json, print_rows, pr
 from stratalog.target import second_store_of, store_of, store_options
 from stratalog.tier.history import ColdPartition, cold_partitions
 from stratalog.tier.session import store_session
-from stratalog_core.errors import Invalid
+from stratalog_core.errors import Invalid, NotFound
 from stratalog_tiering.cold.archive import Archive
 from stratalog_tiering.cold.manifest_source import ManifestSource
 from stratalog_tiering.offload.data_keys import rewrap, rewrap_topic
@@ -53,6 +53,8 @@ def create(name: str, directory: Path, as_json: bool) -> None:
 @json_option
 def list_keys(directory: Path, as_json: bool) -> None:
     """List the keys in a directory."""
+    if not directory.is_dir():
+        raise NotFound(f"{directory} is not a directory: give the directory of the keys")
     names = key_names(directory)
     if as_json:
         print_json({"keys": names})

@@ -55,6 +55,16 @@ def test_wrong_usage_is_2() -> None:
     assert _run("nonsense").returncode == ExitCode.USAGE
 
 
+@pytest.mark.parametrize("count", [2, 4, 6])
+def test_an_even_number_of_metadata_nodes_is_refused(count: int, tmp_path: Path) -> None:
+    # --object-lock without --minio is refused, too, but later: nothing starts if the number is accepted.
+    words = ["cluster", "start", "--data", str(tmp_path / "new"), "--object-lock", "--metadata", str(count)]
+    done = CliRunner().invoke(stratalog, words)
+    assert done.exit_code == ExitCode.USAGE
+    assert f"use {count - 1} or {count + 1}" in done.stderr
+    assert not (tmp_path / "new").exists()
+
+
 def test_a_missing_cluster_is_4_and_says_what_to_do(tmp_path: Path) -> None:
     done = _run("cluster", "status", "--data", str(tmp_path))
     assert done.returncode == ExitCode.NOT_FOUND

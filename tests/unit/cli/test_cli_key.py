@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from stratalog.commands.key import key
-from stratalog_core.errors import Conflict, Invalid
+from stratalog_core.errors import Conflict, Invalid, NotFound
 
 
 def run(*arguments: str) -> str:
@@ -28,3 +28,9 @@ def test_keys_are_made_listed_and_never_replaced(tmp_path: Path) -> None:
         run("create", "../k1", *keys)
     with pytest.raises(Invalid, match="is invalid"):
         run("rotate", "flights", "--to", "a/b", "--store", str(tmp_path))
+
+
+def test_a_directory_of_keys_that_does_not_exist_is_not_an_empty_one(tmp_path: Path) -> None:
+    with pytest.raises(NotFound, match="kyes is not a directory"):
+        run("list", "--keys", str(tmp_path / "kyes"))
+    assert not (tmp_path / "kyes").exists()

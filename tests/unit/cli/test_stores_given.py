@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from support.two_partitions import write_two_partitions
 
 from stratalog.app import stratalog
 from stratalog.exit_codes import ExitCode
-from stratalog_core.errors import NotFound
+from stratalog_core.errors import Invalid, NotFound
 
 _READERS = (("tier", "verify"), ("tier", "scrub"), ("tier", "show"), ("cost",))
 
@@ -54,3 +55,17 @@ def test_the_doctor_fails_a_store_that_does_not_exist(tmp_path: Path) -> None:
 def test_the_doctor_refuses_a_cluster_directory_that_does_not_exist(tmp_path: Path) -> None:
     with pytest.raises(NotFound, match="daat is not a directory"):
         raise _run("doctor", "--data", str(tmp_path / "daat")).exception or AssertionError
+
+
+def test_a_bucket_is_not_waited_for_without_credentials(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in list(os.environ):
+        if name.startswith("AWS_"):
+            monkeypatch.delenv(name)
+    for name in ("AWS_SHARED_CREDENTIALS_FILE", "AWS_CONFIG_FILE"):
+        monkeypatch.setenv(name, os.devnull)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    with pytest.raises(Invalid, match="s3://bucket: no credentials; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"):
+        raise (
+            _run("store", "init", "--store", "s3://bucket?endpoint=http://127.0.0.1:9", "--timeout", "1").exception
+            or AssertionError
+        )

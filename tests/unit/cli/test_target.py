@@ -7,6 +7,7 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 
 from stratalog.local.state import ClusterState, save_state
@@ -49,6 +50,24 @@ def test_a_failure_names_the_brokers_only_if_none_accepts_a_connection() -> None
         assert found.value.message == "Broker transport failure"
         with pytest.raises(Unavailable, match=rf"be reached \({down}: Connection refused; 127.0.0.1:99999: .+\); is the"):
             command(data=None, bootstrap=f"{down},127.0.0.1:99999")
+
+
+@pytest.mark.parametrize("wrong", ["127.0.0.1:99999", "127.0.0.1:0", "localhost:http", "localhost:", "good:9092, [::1]:x"])
+def test_an_address_with_a_wrong_port_is_wrong_usage(wrong: str) -> None:
+    with pytest.raises(click.BadParameter, match=r"the port must be a number from 1 to 65535, as in HOST:9092"):
+        _parsed(wrong)
+
+
+@pytest.mark.parametrize(
+    "right", ["localhost", "broker-1:9092,broker-2:65535", "[::1]:9092", "[::1]", "::1", " a:1 , b:2 ", "PLAINTEXT://a"]
+)
+def test_addresses_that_librdkafka_takes_are_taken(right: str) -> None:
+    assert _parsed(right) == right
+
+
+def _parsed(bootstrap: str) -> object:
+    command = click.command("show")(kafka_options(lambda data, bootstrap: bootstrap))
+    return command.main(["--bootstrap", bootstrap], standalone_mode=False)
 
 
 def test_a_topic_that_cannot_be_deleted_is_named() -> None:
