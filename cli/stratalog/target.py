@@ -85,15 +85,16 @@ def _raise_unreachable(bootstrap: str, failure: Unavailable) -> None:
 
 def quorum_options(command: Command) -> Command:
     """Add ``--data`` and ``--metadata``, for :func:`metadata_of`."""
-    return data_option(_metadata_option(command))
+    return data_option(metadata_option(command))
 
 
 def cluster_options(command: Command) -> Command:
     """Add ``--data``, ``--bootstrap`` and ``--metadata``, for :func:`bootstrap_of` and :func:`metadata_of`."""
-    return kafka_options(_metadata_option(command))
+    return kafka_options(metadata_option(command))
 
 
-def _metadata_option(command: Command) -> Command:
+def metadata_option(command: Command) -> Command:
+    """Add ``--metadata``, for :func:`metadata_of`."""
     text = "Metadata nodes as HOST:PORT,… (default: those of --data)."
     return click.option("--metadata", envvar="STRATALOG_METADATA", help=text)(command)
 

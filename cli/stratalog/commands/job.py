@@ -13,7 +13,7 @@ import click
 from stratalog.commands.job_backfill import backfill_job
 from stratalog.commands.job_erase import erase
 from stratalog.commands.spark_jobs import (
-    JobOptions,
+    given_options,
     job_options,
     master_of,
     modules,
@@ -52,7 +52,7 @@ def audit(bootstrap: str | None, **given: Any) -> None:
     tree of each partition, whose head is the partition's digest. Also reports records by day, late records and repeated
     batches. Exits with 7 if it finds problems.
     """
-    where = JobOptions(**given)
+    where = given_options(**given)
     options = where.source(**({"kafka.bootstrap.servers": bootstrap} if bootstrap else {}))
     with modules():
         from stratalog_pipeline.jobs.audit import audit as run_audit
@@ -86,7 +86,7 @@ def audit(bootstrap: str | None, **given: Any) -> None:
 )
 def usage(depth: Literal["blocks", "batches", "records"], heaviest: int, **given: Any) -> None:
     """Show how much space history takes: by topic, partition and day, by compression and producer, and the largest keys."""
-    where = JobOptions(**given)
+    where = given_options(**given)
     with modules():
         from stratalog_pipeline.jobs.report import usage_report
         from stratalog_pipeline.jobs.session import job_session
@@ -145,7 +145,7 @@ def export(
     schema.
     """
     values = {name: given.pop(name) for name in [*given] if name.startswith("value_")}
-    where = JobOptions(**given)
+    where = given_options(**given)
     more = {"includeHeaders": str(headers).lower(), "isolationLevel": isolation, "splitBytes": str(file_mib * 1024 * 1024)}
     more |= {name: text for name, text in values.items() if text is not None}
     with modules():
@@ -250,7 +250,7 @@ def replay(
     consumers see each record once, even if the replay is interrupted and continues from its checkpoint. Consumer groups of
     the source topic are not changed.
     """
-    shared = JobOptions(**given)
+    shared = given_options(**given)
     with modules():
         from stratalog_pipeline.jobs.replay import ReplayTarget, check_targets
         from stratalog_pipeline.jobs.replay import replay as run_replay

@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from stratalog.commands.spark_jobs import (
-    JobOptions,
+    given_options,
     job_options,
     master_of,
     modules,
@@ -21,7 +21,7 @@ from stratalog.commands.spark_jobs import (
 from stratalog.deletion import confirm, yes_option
 from stratalog.exit_codes import ExitCode
 from stratalog.output import progress_bar
-from stratalog.target import metadata_of, name_values, quorum_options
+from stratalog.target import metadata_of, metadata_option, name_values
 from stratalog_core.errors import Invalid
 from stratalog_tiering.config import TieringSettings
 from stratalog_tiering.core.erasure import Selection
@@ -55,7 +55,7 @@ GRACE_MS = next(field.default for field in dataclasses.fields(TieringSettings) i
     help="The workers' [tiering] grace_ms, to report when the replaced objects are deleted.",
 )  # fmt: skip
 @yes_option
-@quorum_options
+@metadata_option
 def erase(
     keys: tuple[str, ...],
     hex_keys: tuple[str, ...],
@@ -79,7 +79,7 @@ def erase(
     or the locks have expired. It also exits with 7 if a client wrote a batch whose records cannot be decoded: that batch is
     not changed and may contain matching records.
     """
-    where = JobOptions(**given)
+    where = given_options(data, **given)
     selection = _selection(keys, hex_keys, keys_file, headers)
     addresses = [] if dry_run else metadata_of(data, metadata)
     if not where.topics and where.pattern is None:

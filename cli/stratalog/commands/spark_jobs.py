@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from stratalog.output import json_option, print_json, print_rows, progress_bar
+from stratalog.target import store_of, store_options
 from stratalog_core.errors import Invalid
 
 if TYPE_CHECKING:
@@ -60,11 +61,16 @@ def job_options(command: Command) -> Command:
             help="Select the topic with this id if several have the same name; repeatable.",
         ),
         click.option("--pattern", help="Select the topics whose whole name matches this regular expression."),
-        click.option("--store", envvar="STRATALOG_STORE", required=True, help="The bucket: a directory, s3:// or az:// URL."),
+        store_options,
         click.argument("topics", nargs=-1, metavar="[TOPIC]…"),
     ):
         command = option(command)
     return command
+
+
+def given_options(data: Path | None, store: str | None, **given: Any) -> JobOptions:
+    """Return the options of ``job_options``. The default store is the cluster's. Raises as :func:`store_of`."""
+    return JobOptions(store=store_of(data, store), **given)
 
 
 def value_options(command: Command) -> Command:

@@ -13,12 +13,14 @@ from support.two_partitions import TOPIC, write_two_partitions
 
 from stratalog.app import stratalog
 from stratalog.exit_codes import ExitCode, exit_code_of
-from stratalog_core.errors import NotFound
+from stratalog.local.state import ClusterState, save_state
+from stratalog_core.errors import Invalid, NotFound
 from stratalog_pipeline.jobs import replay, session
 from stratalog_pipeline.kafka_sink import WriteOptions
 
 _ERASE = ("erase", "--key", "a", "--dry-run")
 _REPLAY = ("replay", "--to", "127.0.0.1:9")
+_JOBS = (("audit",), ("usage",), ("export", "--to", "out"), _ERASE)
 
 
 class _SparkStarted(Exception):
@@ -33,6 +35,8 @@ def no_spark(monkeypatch: pytest.MonkeyPatch) -> None:
         yield
 
     monkeypatch.setattr(session, "job_session", refused)
+    for name in ("STRATALOG_DATA", "STRATALOG_STORE"):
+        monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("PYSPARK_PYTHON", sys.executable)  # Else the command sets it, for the whole process.
 
 
@@ -48,7 +52,7 @@ def _run(*words: str) -> Result:
 
 @pytest.mark.parametrize(
     "words",
-    [("audit",), ("usage",), ("export", "--to", "out"), _ERASE, _REPLAY, (*_REPLAY, "--offsets", "0..1")],
+    [*_JOBS, _REPLAY, (*_REPLAY, "--offsets", "0..1")],
     ids=" ".join,
 )
 def test_a_mistyped_topic_is_not_found_before_spark_starts(words: tuple[str, ...], store: Path) -> None:
@@ -58,9 +62,38 @@ def test_a_mistyped_topic_is_not_found_before_spark_starts(words: tuple[str, ...
     assert exit_code_of(failure) == ExitCode.NOT_FOUND
 
 
-@pytest.mark.parametrize("words", [("audit",), ("usage",), ("export", "--to", "out"), _ERASE], ids=" ".join)
+@pytest.mark.parametrize("words", _JOBS, ids=" ".join)
 def test_a_topic_of_the_bucket_starts_spark(words: tuple[str, ...], store: Path) -> None:
     assert isinstance(_run(*words, TOPIC.name, "--store", str(store)).exception, _SparkStarted)
+
+
+@pytest.mark.parametrize("words", _JOBS, ids=" ".join)
+@pytest.mark.parametrize("given", [(), ("--data", "data")], ids=["beside the cluster", "named"])
+def test_the_default_store_is_the_clusters(
+    given: tuple[str, ...], words: tuple[str, ...], store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    data = tmp_path / "data"
+    data.mkdir()
+    save_state(data, ClusterState(bootstrap="127.0.0.1:9", metadata="127.0.0.1:9", store=str(store), processes=()))
+    assert isinstance(_run(*words, TOPIC.name, *given).exception, _SparkStarted)
+
+
+def test_an_erasure_takes_quorum_and_store_from_one_directory(store: Path, tmp_path: Path) -> None:
+    data = tmp_path / "c1"
+    data.mkdir()
+    save_state(data, ClusterState(bootstrap="127.0.0.1:9", metadata="127.0.0.1:9", store=str(store), processes=()))
+    assert isinstance(_run("erase", "--key", "a", TOPIC.name, "--data", str(data)).exception, _SparkStarted)
+
+
+@pytest.mark.parametrize("words", _JOBS, ids=" ".join)
+def test_without_cluster_and_store_the_job_says_what_to_give(
+    words: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    failure = _run(*words, TOPIC.name).exception
+    assert isinstance(failure, Invalid), failure
+    assert "no object store given: name the cluster's directory with --data, or the store with --store" in failure.message
 
 
 @pytest.mark.parametrize("words", [(TOPIC.name,), (), (TOPIC.name, "--checkpoint", "done")], ids=" ".join)

@@ -20,7 +20,7 @@ def _run(*words: str) -> Result:
     return CliRunner().invoke(stratalog, [*words])
 
 
-@pytest.mark.parametrize("words", [*_READERS, ("store", "info"), ("restore", "--dry-run")])
+@pytest.mark.parametrize("words", [*_READERS, ("store", "info"), ("restore", "--dry-run"), ("job", "audit")])
 def test_a_directory_that_does_not_exist_is_refused_and_not_created(words: tuple[str, ...], tmp_path: Path) -> None:
     mistyped = tmp_path / "stroe"
     with pytest.raises(NotFound, match="stroe is not a directory: give the directory or URL that holds the history"):

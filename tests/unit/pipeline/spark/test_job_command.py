@@ -55,7 +55,6 @@ def test_an_audit_from_the_command_line(cold_bucket: ColdBucket, tmp_path: Path)
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("audit", "--store", "nowhere"), "there is no directory"),
         (("usage", "--store", ".", "--pattern", "("), "not a regular expression"),
         (("usage", "--store", ".", "a", "--pattern", "b"), "not both"),
         (("export", "--store", "."), "Missing option '--to'"),
