@@ -71,7 +71,7 @@ async def test_a_probe_reports_what_is_documented(store_url: str, name: str) -> 
 
 
 def test_the_command_shows_a_table(tmp_path: Path) -> None:
-    done = CliRunner().invoke(stratalog, ["store", "info", "--store", str(tmp_path / "store")])
+    done = CliRunner().invoke(stratalog, ["store", "info", "--store", str(tmp_path)])
     assert done.exit_code == 0
     holds = {line[:24].strip(): line[24:].split()[0] for line in done.stdout.splitlines() if line[24:].strip()}
     assert (holds["conditional create"], holds["object lock"]) == ("yes", "no")
