@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import click
 import psutil
 
+from stratalog.command_group import CommandGroup
 from stratalog.output import json_option, progress_bar
 from stratalog.target import bootstrap_of, kafka_options, name_values
 from stratalog_core.errors import NotFound
@@ -83,7 +84,7 @@ _WINDOW = (
 )
 
 
-@click.group()
+@click.group(cls=CommandGroup)
 def bench() -> None:
     """Load and measure any cluster that speaks Kafka's protocol. librdkafka clients run in separate processes.
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from stratalog.command_group import CommandGroup
 from stratalog.commands.role import run_role
 from stratalog.exit_codes import ExitCode
 from stratalog.hot.asking import ask_live, with_remarks
@@ -25,7 +26,7 @@ _SCRUB_COLUMNS = (
 _COLUMNS = ("bookie", "state", "host", "rack", "address", "fragments", "remark")
 
 
-@click.group(invoke_without_command=True)
+@click.group(cls=CommandGroup, invoke_without_command=True)
 @click.option("--config", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="TOML file of the bookie to run.")
 @click.pass_context
 def bookie(context: click.Context, config: Path | None) -> None:

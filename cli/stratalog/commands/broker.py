@@ -13,6 +13,7 @@ from stratalog.brokers.draining import drain as drain_broker
 from stratalog.brokers.draining import owned, wait_until_drained
 from stratalog.brokers.draining import undrain as undrain_broker
 from stratalog.brokers.report import Row, broker_rows
+from stratalog.command_group import CommandGroup
 from stratalog.commands.role import run_role
 from stratalog.deletion import yes_option
 from stratalog.output import json_option, print_done, print_json, print_listing, progress_bar
@@ -25,7 +26,7 @@ _DEFAULT_COLUMNS = ("config", "broker_name", "value", "built_in", "changed")
 _COLUMNS = ("broker", "state", "rack", "address", "partitions", "in_bytes_per_s", "out_bytes_per_s", "unreadable_records")
 
 
-@click.group(invoke_without_command=True)
+@click.group(cls=CommandGroup, invoke_without_command=True)
 @click.option("--config", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="TOML file of the broker to run.")
 @click.pass_context
 def broker(context: click.Context, config: Path | None) -> None:

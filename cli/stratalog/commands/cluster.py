@@ -8,6 +8,7 @@ from pathlib import Path
 
 import click
 
+from stratalog.command_group import CommandGroup
 from stratalog.local.launcher import LocalCluster
 from stratalog.local.plan import Sizes, plan_cluster
 from stratalog.local.quorum import add_metadata, remove_metadata
@@ -52,7 +53,7 @@ _timeout_option = click.option("--timeout", "timeout_s", default=60.0, show_defa
 _names = click.argument("names", nargs=-1)
 
 
-@click.group()
+@click.group(cls=CommandGroup)
 def cluster() -> None:
     """Start and stop a local cluster of processes.
 

@@ -14,6 +14,7 @@ from confluent_kafka import ConsumerGroupTopicPartitions, TopicPartition
 from confluent_kafka.admin import AdminClient, ConsumerGroupListing
 
 from stratalog import kafka
+from stratalog.command_group import CommandGroup
 from stratalog.deletion import confirm, yes_option
 from stratalog.offset_deletion import delete_offsets as delete_committed
 from stratalog.output import json_option, print_done, print_json, print_listing, print_rows
@@ -23,7 +24,7 @@ from stratalog_core.errors import NotFound
 from stratalog_core.kafka_clients import as_ours, retried
 
 
-@click.group()
+@click.group(cls=CommandGroup)
 def group() -> None:
     """List, describe, reset and delete consumer groups."""
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
+from stratalog.command_group import CommandGroup
 from stratalog.commands.job_backfill import backfill_job
 from stratalog.commands.job_erase import erase
 from stratalog.commands.spark_jobs import (
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 _INSTALL_ICEBERG = "--iceberg needs pyiceberg: pip install 'stratalog[jobs,iceberg]'"
 
 
-@click.group()
+@click.group(cls=CommandGroup)
 def job() -> None:
     """Run jobs over a bucket's history on Spark, without a broker.
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from stratalog.command_group import CommandGroup
 from stratalog.output import json_option, print_done, print_json, print_rows, progress_bar
 from stratalog.target import second_store_of, store_of, store_options
 from stratalog.tier.history import ColdPartition, cold_partitions
@@ -28,7 +29,7 @@ _keys_option = click.option(
 )
 
 
-@click.group()
+@click.group(cls=CommandGroup)
 def key() -> None:
     """Create and rotate the keys of encrypted history.
 

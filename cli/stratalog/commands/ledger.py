@@ -8,6 +8,7 @@ from pathlib import Path
 
 import click
 
+from stratalog.command_group import CommandGroup
 from stratalog.hot.entries import entry_rows, follow_rows
 from stratalog.hot.report import Row, ledger_document, ledger_named, ledger_rows
 from stratalog.hot.session import ledger_session
@@ -24,7 +25,7 @@ _ENTRY_COLUMNS = (
 )  # fmt: skip
 
 
-@click.group()
+@click.group(cls=CommandGroup)
 def ledger() -> None:
     """List ledgers, the hot end of the log, and read their entries."""
 

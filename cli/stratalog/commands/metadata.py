@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from stratalog.command_group import CommandGroup
 from stratalog.commands.role import run_role
 from stratalog.hot.quorum import administration_session, member_rows, split_node
 from stratalog.output import json_option, print_done, print_json, print_rows
@@ -17,7 +18,7 @@ _COLUMNS = ("node", "role", "address", "match_index", "lag", "contact_ms", "iden
 _timeout_option = click.option("--timeout", "timeout_s", default=60.0, show_default=True, help="Seconds to wait.")
 
 
-@click.group(invoke_without_command=True)
+@click.group(cls=CommandGroup, invoke_without_command=True)
 @click.option("--config", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="TOML file of the node to run.")
 @click.pass_context
 def metadata(context: click.Context, config: Path | None) -> None:

@@ -9,6 +9,7 @@ import random
 import click
 
 from stratalog.buckets import Credentials, create_bucket, keep_versions, make_minio_account, require_object_lock, s3_client
+from stratalog.command_group import CommandGroup
 from stratalog.exit_codes import ExitCode
 from stratalog.output import json_option, print_json, print_rows
 from stratalog.target import existing_store
@@ -21,7 +22,7 @@ from stratalog_tiering.worker.store_probe import StoreReport, probe_store
 _HOLDS = {True: "yes", False: "no", None: "unknown"}
 
 
-@click.group()
+@click.group(cls=CommandGroup)
 def store() -> None:
     """Prepare a bucket for a cluster's history, and probe what its server guarantees."""
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from stratalog.command_group import CommandGroup
 from stratalog.commands.attach import attach, detach
 from stratalog.commands.collection import gc
 from stratalog.commands.compact import compact
@@ -53,7 +54,7 @@ _STATUS_COLUMNS = (
 )  # fmt: skip
 
 
-@click.group()
+@click.group(cls=CommandGroup)
 def tier() -> None:
     """Show, offload, compact and verify history in the object store, attach and detach topics, and collect garbage."""
 

@@ -24,6 +24,7 @@ from confluent_kafka.admin import (
 )
 
 from stratalog import kafka
+from stratalog.command_group import CommandGroup
 from stratalog.deletion import confirm, yes_option
 from stratalog.output import json_option, print_done, print_json, print_listing, print_rows
 from stratalog.places import TARGETS, places
@@ -57,7 +58,7 @@ _RETRY_S = 0.2
 _SHOWN_MAX = 5
 
 
-@click.group()
+@click.group(cls=CommandGroup)
 def topic() -> None:
     """Create, list, describe, alter, delete and configure topics, and delete their records."""
 

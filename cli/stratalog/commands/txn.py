@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from stratalog import kafka
+from stratalog.command_group import CommandGroup
 from stratalog.hanging_transactions import OpenTransaction, abort_hanging, find_hanging
 from stratalog.output import json_option, print_done, print_json, print_listing, print_rows
 from stratalog.target import bootstrap_of, kafka_options
@@ -17,7 +18,7 @@ from stratalog_core.kafka_clients import translated
 from stratalog_core.moments import utc_text
 
 
-@click.group()
+@click.group(cls=CommandGroup)
 def txn() -> None:
     """List, describe and abort transactions, and find hanging ones."""
 

@@ -145,6 +145,17 @@ def test_every_command_has_an_answer_for_programs(name: str) -> None:
     assert "--json" in {option for parameter in _COMMANDS[name].params for option in parameter.opts}
 
 
+_GROUPS = sorted({name.rpartition(" ")[0] for name in _COMMANDS} - {""})
+
+
+@pytest.mark.parametrize("name", _GROUPS)
+def test_the_help_of_a_group_cuts_no_description(name: str) -> None:
+    usage, *lines = CliRunner().invoke(stratalog, [*name.split(), "--help"], terminal_width=80).stdout.splitlines()
+    assert usage.startswith("Usage: ")
+    assert lines
+    assert [line for line in lines if line.endswith("...")] == []
+
+
 @pytest.mark.parametrize("name", [name for name in _COMMANDS if name.rpartition(" ")[2].startswith("delete")])
 def test_what_destroys_asks_first(name: str) -> None:
     assert "--yes" in {option for parameter in _COMMANDS[name].params for option in parameter.opts}
