@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import boto3
 import pytest
 from click.testing import CliRunner, Result
 from support.two_partitions import write_two_partitions
@@ -64,6 +65,8 @@ def test_a_bucket_is_not_waited_for_without_credentials(monkeypatch: pytest.Monk
     for name in ("AWS_SHARED_CREDENTIALS_FILE", "AWS_CONFIG_FILE"):
         monkeypatch.setenv(name, os.devnull)
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    # It keeps the credentials that an earlier test of this process had.
+    monkeypatch.setattr(boto3, "DEFAULT_SESSION", None)
     with pytest.raises(Invalid, match="s3://bucket: no credentials; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"):
         raise (
             _run("store", "init", "--store", "s3://bucket?endpoint=http://127.0.0.1:9", "--timeout", "1").exception
