@@ -22,6 +22,7 @@ DEFAULT_DATA = Path("data")
 _ADDRESSES_MAX: Final = 3
 _CONNECT_S: Final = 2.0
 _PORT_MAX: Final = 65535
+_DEFAULT_PORT: Final = "9092"
 
 
 def data_option(command: Command) -> Command:
@@ -57,21 +58,27 @@ def kafka_options(command: Command) -> Command:
 def _with_valid_ports(context: click.Context, option: click.Parameter, bootstrap: str | None) -> str | None:
     """Return ``bootstrap``. Raises ``BadParameter`` for an impossible port, which librdkafka would try until a timeout."""
     for address in (bootstrap or "").split(","):
-        host, colon, port = address.strip().rpartition("://")[2].rpartition(":")
-        is_without_port = not colon or port.endswith("]") or (":" in host and not host.endswith("]"))
-        if not is_without_port and not (port.isdecimal() and 1 <= int(port) <= _PORT_MAX):
+        _, port = _host_and_port(address)
+        if not (port.isdecimal() and 1 <= int(port) <= _PORT_MAX):
             text = f"{address.strip()!r}: the port must be a number from 1 to {_PORT_MAX}, as in HOST:9092"
             raise click.BadParameter(text, context, option)
     return bootstrap
+
+
+def _host_and_port(address: str) -> tuple[str, str]:
+    """Split a broker's address as librdkafka reads it: [PROTOCOL://]HOST[:PORT], an IPv6 host in brackets before a port."""
+    place = address.strip().rpartition("://")[2]
+    host, colon, port = place.rpartition(":")
+    if not colon or port.endswith("]") or (":" in host and not host.endswith("]")):
+        return place, _DEFAULT_PORT
+    return host, port
 
 
 def _raise_unreachable(bootstrap: str, failure: Unavailable) -> None:
     """Raise ``Unavailable`` with the reasons if no broker accepts a connection: librdkafka says neither where nor why."""
     reasons = []
     for address in bootstrap.split(",")[:_ADDRESSES_MAX]:
-        host, separator, port = address.strip().rpartition(":")
-        if not separator or not port.isdecimal():
-            host, port = address.strip(), "9092"
+        host, port = _host_and_port(address)
         try:
             socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_S).close()
         except (OSError, OverflowError, UnicodeError) as refused:

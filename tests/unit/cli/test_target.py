@@ -48,6 +48,8 @@ def test_a_failure_names_the_brokers_only_if_none_accepts_a_connection() -> None
         with pytest.raises(Unavailable) as found:
             command(data=None, bootstrap=f"{down},{up}")
         assert found.value.message == "Broker transport failure"
+        with pytest.raises(Unavailable, match=r"^Broker transport failure$"):
+            command(data=None, bootstrap=f"PLAINTEXT://{up}")
         with pytest.raises(Unavailable, match=rf"be reached \({down}: Connection refused; 127.0.0.1:99999: .+\); is the"):
             command(data=None, bootstrap=f"{down},127.0.0.1:99999")
 
