@@ -163,8 +163,9 @@ def _on_one_cluster(task: Task, number: int, name: str, cells: Sequence[Cell]) -
 
 
 def wait_for_quiet(system: System, *, share_max: float = 0.1, timeout_s: float = 20.0) -> None:
-    """Until the servers are done with what the cell before left: topics being deleted, code being compiled. They use less than
-    ``share_max`` of a core then; whoever never does is measured as it is.
+    """Wait until the servers have finished the previous cell's work, such as deleting topics and compiling code.
+
+    They then use less than ``share_max`` of a core. After ``timeout_s`` the next cell is measured anyway.
     """
     deadline = time.monotonic() + timeout_s
     before = sum(system.cpu_s().values())

@@ -32,7 +32,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Run(msgspec.Struct, kw_only=True):
-    """``systems`` are told as they were started; ``commit`` is ours.
+    """``systems`` describes how each was started; ``commit`` is ours.
 
     ``remarks``, written into the file by hand, say by the name of a workload what its figures do not say themselves.
     """

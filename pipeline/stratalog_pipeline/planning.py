@@ -236,7 +236,7 @@ def plan_splits(partitions: Sequence[tuple[PartitionName, OffsetRange, Sequence[
     splits: list[Split] = []
     for name, offsets, segments in wanted:
         slices = _pieces(segments, offsets, split_bytes, cut.records_max)
-        splits.extend(Split(name=name, offsets=offsets, slices=run) for run in _packed(slices, split_bytes, cut.records_max))
+        splits.extend(Split(name=name, offsets=offsets, slices=run) for run in grouped(slices, split_bytes, cut.records_max))
     return splits
 
 
@@ -285,21 +285,6 @@ def _pieces(
             yield piece, stored // count, (end - first) // count
 
 
-def _packed(
-    pieces: Iterator[tuple[SegmentSlice, int, int]], split_bytes: int, records_max: int
-) -> Iterator[tuple[SegmentSlice, ...]]:
-    run: list[SegmentSlice] = []
-    run_bytes = run_records = 0
-    for piece, stored, records in pieces:
-        if run and (run_bytes + stored > split_bytes or (records_max and run_records + records > records_max)):
-            yield tuple(run)
-            run, run_bytes, run_records = [], 0, 0
-        run.append(piece)
-        run_bytes, run_records = run_bytes + stored, run_records + records
-    if run:
-        yield tuple(run)
-
-
 def plan_tasks(splits: Sequence[Split | BrokerSplit], cut: Cut) -> list[tuple[Split | BrokerSplit, ...]]:
     """Join neighbouring splits into tasks of at most ``split_bytes``: a thousand small partitions are not a thousand tasks.
 
@@ -308,32 +293,22 @@ def plan_tasks(splits: Sequence[Split | BrokerSplit], cut: Cut) -> list[tuple[Sp
     """
     weights = [_weight(split) for split in splits]
     bytes_max = min(cut.split_bytes, sum(weights) // max(cut.splits_min, 1))
-    tasks: list[tuple[Split | BrokerSplit, ...]] = []
-    run: list[Split | BrokerSplit] = []
-    run_bytes = run_records = 0
-    for split, weight in zip(splits, weights, strict=True):
-        records = _records(split)
-        if run and (run_bytes + weight > bytes_max or (cut.records_max and run_records + records > cut.records_max)):
-            tasks.append(tuple(run))
-            run, run_bytes, run_records = [], 0, 0
-        run.append(split)
-        run_bytes, run_records = run_bytes + weight, run_records + records
-    return [*tasks, tuple(run)] if run else tasks
+    return grouped(zip(splits, weights, map(_records, splits), strict=True), bytes_max, cut.records_max)
 
 
-def grouped(items: Iterable[tuple[Item, int]], bytes_max: int, count_max: int = 0) -> list[tuple[Item, ...]]:
-    """Join neighbouring items, each with its cost in bytes, into groups of at most ``bytes_max``, or of one larger item.
+def grouped(items: Iterable[tuple[Item, int, int]], bytes_max: int, count_max: int = 0) -> list[tuple[Item, ...]]:
+    """Join neighbouring items, each with its bytes and its count, into groups within both limits.
 
-    ``count_max`` bounds the number of items in a group; 0: no bound.
+    An item that exceeds a limit is a group of its own. ``count_max`` limits the sum of counts, such as records; 0: no limit.
     """
     groups: list[list[Item]] = []
-    group_bytes = 0
-    for item, cost in items:
-        if not groups or group_bytes + cost > bytes_max or len(groups[-1]) == count_max:
+    group_bytes = group_count = 0
+    for item, size, count in items:
+        if not groups or group_bytes + size > bytes_max or (count_max and group_count + count > count_max):
             groups.append([])
-            group_bytes = 0
+            group_bytes = group_count = 0
         groups[-1].append(item)
-        group_bytes += cost
+        group_bytes, group_count = group_bytes + size, group_count + count
     return [tuple(group) for group in groups]
 
 

@@ -41,9 +41,9 @@ def doctor(
         return
     if not (metadata or store):
         data = found_data(data)
-    findings = list(check_machine(data or Path()))
     if data and not data.is_dir():
         raise NotFound(f"{data} is not a directory: name the directory of a cluster")
+    findings = list(check_machine(data or Path()))
     if data:
         findings += check_metadata_files(data, load_state(data) if state_path(data).exists() else None)
     findings += asyncio.run(_check_cluster(data if data and state_path(data).exists() else None, metadata, store))

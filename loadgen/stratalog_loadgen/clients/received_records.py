@@ -22,7 +22,7 @@ class ReceivedRecords:
         self._bytes = 0
         self._first_at = 0.0
         self._last_at = 0.0
-        self._until_told = False
+        self._is_windowed = False
         self._cpu_from_s = 0.0
         self._cpu_until_s = 0.0
         self.all_records = 0
@@ -34,7 +34,7 @@ class ReceivedRecords:
         self._records = self._bytes = 0
         self._first_at = self._last_at = time.monotonic()
         self._cpu_from_s = self._cpu_until_s = cpu_s()
-        self._until_told = True
+        self._is_windowed = True
 
     def take(self, group: str, records: int, size: int, values: Sequence[bytes] = ()) -> None:
         """Count records received now, ``size`` bytes in total. ``values`` are needed if they are stamped."""
@@ -54,7 +54,7 @@ class ReceivedRecords:
 
     def end(self) -> None:
         """End the measured time."""
-        if self._until_told:
+        if self._is_windowed:
             self._last_at, self._cpu_until_s = time.monotonic(), cpu_s()
 
     def counted(self, assigned: dict[str, int], settled_s: float, rebalance_s: float) -> Counted:

@@ -153,7 +153,7 @@ def _compare(pointer: ManifestPointer | None, at_brokers: OffsetRange) -> list[s
 
 def audit_tasks(plans: Iterable[PartitionPlan], task_bytes: int) -> list[tuple[SegmentTask, ...]]:
     """Return the segments to read as tasks of about ``task_bytes`` stored bytes, or of one larger segment."""
-    return grouped(((each, OPEN_BYTES + each.entry.stored_bytes) for each in _segment_tasks(plans)), task_bytes)
+    return grouped(((each, OPEN_BYTES + each.entry.stored_bytes, 1) for each in _segment_tasks(plans)), task_bytes)
 
 
 def _segment_tasks(plans: Iterable[PartitionPlan]) -> Iterator[SegmentTask]:

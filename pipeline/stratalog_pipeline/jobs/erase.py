@@ -102,7 +102,7 @@ def search_tasks(
     segments: Iterable[tuple[PartitionName, SegmentEntry]], selection: Selection, task_bytes: int
 ) -> list[SearchTask]:
     """Return tasks of about ``task_bytes`` stored bytes, or of one larger segment."""
-    costs = (((name, entry), OPEN_BYTES + entry.stored_bytes) for name, entry in segments)
+    costs = (((name, entry), OPEN_BYTES + entry.stored_bytes, 1) for name, entry in segments)
     return [SearchTask(selection=selection, segments=group) for group in grouped(costs, task_bytes)]
 
 

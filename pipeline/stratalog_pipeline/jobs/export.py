@@ -1,9 +1,8 @@
 """Export: writes cold history to Parquet files, each record exactly once. Each run adds what was offloaded since the last.
 
-A run's plan cuts partitions into offset ranges, one file each, and is recorded
-before the first file is written (``export_journal.py``). A file appears whole or not at all, under a name that its range
-determines, so a task that is retried and a run that is resumed write nothing twice. An interrupted run shows only complete
-files.
+A run's plan cuts partitions into offset ranges, one file each, and is recorded before the first file is written
+(``export_journal.py``). A file appears whole or not at all, under a name that its range determines, so a task that is retried
+and a run that is resumed write nothing twice. An interrupted run shows only complete files.
 
 Files are stored in ``topic=NAME/partition=N/``, as Spark, pyarrow and DuckDB expect, without columns topic and partition.
 """
@@ -283,8 +282,8 @@ def _split(file: PlannedFile, segments: Iterable[SegmentEntry]) -> Split:
 
 def write_tasks(files: Sequence[FileTask], task_bytes: int) -> list[tuple[FileTask, ...]]:
     """Join small files into tasks of about ``task_bytes``, so that a thousand quiet partitions are not a thousand tasks."""
-    sizes = (sum(_share(piece.segment, each.file) for piece in each.split.slices) for each in files)
-    return grouped(zip(files, sizes, strict=True), task_bytes, FILES_PER_TASK)
+    sized = ((each, sum(_share(piece.segment, each.file) for piece in each.split.slices), 1) for each in files)
+    return grouped(sized, task_bytes, FILES_PER_TASK)
 
 
 def _share(entry: SegmentEntry, file: PlannedFile) -> int:
