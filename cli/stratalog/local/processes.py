@@ -56,9 +56,13 @@ def running(process: ProcessState) -> psutil.Process | None:
 
 
 def stop(processes: Sequence[ProcessState], *, grace_s: float) -> list[str]:
-    """Send SIGTERM to all, and SIGKILL to those still running after ``grace_s``. Returns the names of the latter."""
+    """Send SIGTERM to all, and SIGKILL to those still running after ``grace_s``. Returns the names of the latter.
+
+    A paused process (SIGSTOP) is continued, as systemd does: it handles no signal before.
+    """
     for process in processes:
         _signal(process, signal.SIGTERM)
+        _signal(process, signal.SIGCONT)
     stubborn = _wait(processes, grace_s)
     for process in stubborn:
         _signal(process, signal.SIGKILL)

@@ -21,6 +21,12 @@ from stratalog.local.secrets import make_store_credentials, store_environment
 from stratalog.local.state import EMBEDDED_ROLE, ClusterState, ProcessState, load_state, save_state
 from stratalog_core.errors import Conflict, Invalid, NotFound, Unavailable
 
+ORDERLY = [
+    sys.executable,
+    "-c",
+    "import signal, sys; signal.signal(signal.SIGTERM, lambda *_: sys.exit('ended'));"
+    " print('ready', flush=True); signal.pause()",
+]
 SLEEPER = [sys.executable, "-c", "import signal; signal.pause()"]
 STUBBORN = [
     sys.executable,
@@ -106,6 +112,11 @@ def test_credentials_are_made_once_and_only_for_the_owner(tmp_path: Path) -> Non
     assert (tmp_path / "config" / "store.env").stat().st_mode & 0o777 == 0o600
 
 
+def _until_ready(process: ProcessState, log: Path) -> None:
+    while "ready" not in log.read_text():
+        assert processes.running(process) is not None
+
+
 def test_a_process_is_stopped_by_sigterm(tmp_path: Path) -> None:
     process = processes.launch(_process(), SLEEPER, log=tmp_path / "log", environ={})
     assert processes.running(process) is not None
@@ -113,13 +124,20 @@ def test_a_process_is_stopped_by_sigterm(tmp_path: Path) -> None:
     assert processes.running(process) is None
 
 
+def test_a_paused_process_is_stopped_by_sigterm(tmp_path: Path) -> None:
+    """A process that handles SIGTERM, as all of ours do, does so only once it is continued."""
+    log = tmp_path / "log"
+    process = processes.launch(_process(), ORDERLY, log=log, environ={})
+    _until_ready(process, log)
+    psutil.Process(process.pid).suspend()
+    assert processes.stop([process], grace_s=60) == []
+    assert "ended" in log.read_text()
+
+
 def test_a_process_that_ignores_sigterm_is_killed(tmp_path: Path) -> None:
     log = tmp_path / "log"
     process = processes.launch(_process(), STUBBORN, log=log, environ={})
-    handle = processes.running(process)
-    assert handle is not None
-    while "ready" not in log.read_text():
-        assert handle.is_running()
+    _until_ready(process, log)
     assert processes.stop([process], grace_s=0.2) == ["broker-1"]
     assert processes.running(process) is None
 
