@@ -17,7 +17,9 @@ from unit.broker.partitions.test_many_partitions import Counted, create, produce
 from unit.broker.raw_client import RawClient, batch, fetch, list_offset, produce, produce_request
 from unit.metadata.watching import until
 
+from stratalog_bookies.client.ledger_writer import LedgerWriter
 from stratalog_bookies.protocol import messages as bookie_messages
+from stratalog_broker.partitions import handover
 from stratalog_broker.partitions.log import PartitionLog
 from stratalog_broker.protocol.entities import encode_response as encode_entity
 from stratalog_metadata.records import NO_OWNER, Ledger, Partition
@@ -110,6 +112,30 @@ async def test_what_is_held_is_written_here_if_the_order_is_taken_back(tmp_path:
         found.go_on.set()
         assert [((await found.answer())[0]).base_offset for _ in range(2)] == [1, 2]
         assert found.log.is_serving
+
+
+async def test_an_owner_that_is_lost_while_it_hands_over_reports_no_inconsistency(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The entry with the state for the next owner is confirmed after the batches that it held were given up."""
+    monkeypatch.setattr(handover, "HANDED_BYTES_MAX", 0)
+    append = LedgerWriter.append
+
+    async with leaving(tmp_path, monkeypatch) as found:
+
+        def append_and_lose(writer: LedgerWriter, payload: Any) -> int:
+            entry_id = append(writer, payload)
+            found.log.resign()
+            return entry_id
+
+        await found.send(b"second")
+        monkeypatch.setattr(LedgerWriter, "append", append_and_lose)
+        sealing = found.log._sealing
+        assert sealing is not None
+        found.go_on.set()
+        await asyncio.wait_for(asyncio.wait([sealing]), WAIT_S)
+        assert (await found.answer())[0].error_code is ErrorCode.not_leader_or_follower
+    assert [record.getMessage() for record in caplog.records if record.levelname == "ERROR"] == []
 
 
 async def test_what_asks_for_no_answer_is_refused_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
