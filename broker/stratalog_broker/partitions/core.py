@@ -216,6 +216,8 @@ class PartitionCore:
 
     def confirmed(self, entry_id: int) -> tuple[list[PendingBatch], Sequence[Instruction]]:
         """Note that the quorum has every entry up to ``entry_id``: move the high watermark; return the batches, in order."""
+        if self.state is State.RESIGNED:  # the writer of a ledger that is being sealed still reports
+            return [], NOTHING
         self.validate_state()
         pending = self.pending
         done = []

@@ -223,8 +223,6 @@ class PartitionLog:
                 on_done(pending.base_offset)
 
     def confirmed(self, lac: int) -> None:
-        if not self.is_serving:  # the writer of a ledger that is being sealed still reports
-            return
         if self._trimming is not None:
             self._trimming.confirmed(lac)
         try:
