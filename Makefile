@@ -8,9 +8,11 @@ MINIO_VERSION := v0.0.0-20260212201848-7aac2a2c5b7c
 VERSITYGW_VERSION := v1.8.0
 COMPOSE_VERSION := v2.16.2
 AZURITE_VERSION := 3.37.0
+FAKE_GCS_VERSION := v1.56.1
 MINIO := $(CACHE)/minio/$(MINIO_VERSION)/minio
 VERSITYGW := $(CACHE)/versitygw/$(VERSITYGW_VERSION)/versitygw
 COMPOSE := $(CACHE)/compose/$(COMPOSE_VERSION)/cmd
+FAKE_GCS := $(CACHE)/fake-gcs/$(FAKE_GCS_VERSION)/fake-gcs-server
 AZURITE := $(CACHE)/azurite/$(AZURITE_VERSION)/node_modules/.bin/azurite-blob
 
 # pip installs exactly what is pinned and resolves nothing: seconds instead of minutes, and the same everywhere.
@@ -149,7 +151,11 @@ contract-all: .venv/.test $(MINIO) $(VERSITYGW)  ## the contract of object store
 
 .PHONY: contract-azure
 contract-azure: .venv/.test $(AZURITE)  ## the contract of object stores, a drill and Spark over Azurite, which needs Node: SEEDS=1
-	STRATALOG_AZURITE=$(AZURITE) STRATALOG_CONTRACT_SEEDS=$(or $(SEEDS),1) $(BIN)/python -m pytest -q tests/contract tests/integration/test_restore.py tests/integration/test_azure_history.py -k azur
+	STRATALOG_AZURITE=$(AZURITE) STRATALOG_CONTRACT_SEEDS=$(or $(SEEDS),1) $(BIN)/python -m pytest -q tests/contract tests/integration/test_restore.py tests/integration/test_cloud_history.py -k azur
+
+.PHONY: contract-gcs
+contract-gcs: .venv/.test $(FAKE_GCS)  ## the contract of object stores, a drill and Spark over an emulator of Google Cloud Storage: SEEDS=1
+	STRATALOG_FAKE_GCS=$(FAKE_GCS) STRATALOG_CONTRACT_SEEDS=$(or $(SEEDS),1) $(BIN)/python -m pytest -q tests/contract tests/integration/test_restore.py tests/integration/test_cloud_history.py -k gcs
 
 .PHONY: store-faults
 store-faults: .venv/.test $(MINIO)  ## offload, retention and cold reads over a MinIO whose answers fail in bursts: SEEDS=20
@@ -220,6 +226,9 @@ $(MINIO):
 
 $(VERSITYGW):
 	GOBIN=$(@D) go install github.com/versity/versitygw/cmd/versitygw@$(VERSITYGW_VERSION)
+
+$(FAKE_GCS):
+	GOBIN=$(@D) go install github.com/fsouza/fake-gcs-server@$(FAKE_GCS_VERSION)
 
 $(COMPOSE):
 	GOBIN=$(@D) go install github.com/compose-spec/compose-go/v2/cmd@$(COMPOSE_VERSION)

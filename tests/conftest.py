@@ -1,8 +1,9 @@
 """Fixtures of several suites: real stores on free ports, started once and stopped at the end, and settings of properties.
 
 A server's binary is found by environment (``STRATALOG_MINIO``, ``STRATALOG_VERSITYGW``), else on the ``PATH``; where there is
-none, the tests that need it are skipped. Azurite needs Node, so only ``make contract-azure`` sets ``STRATALOG_AZURITE``, and
-without it nothing is run over Azurite. All take the credentials that this file puts into the environment.
+none, the tests that need it are skipped. Emulators of other clouds are used only where ``STRATALOG_AZURITE`` or
+``STRATALOG_FAKE_GCS`` is set, as ``make contract-azure`` and ``make contract-gcs`` do. All take the credentials that this file
+puts into the environment.
 """
 
 from __future__ import annotations
@@ -212,6 +213,8 @@ def patient_submits() -> Iterator[None]:
         yield
 
 
+FAKE_GCS: Final = "STRATALOG_FAKE_GCS"
+"""The variable that holds the path of fake-gcs-server."""
 AZURITE: Final = "STRATALOG_AZURITE"
 """The variable that holds the path of Azurite's blob service."""
 SERVER_STARTS_S: Final = 120.0
@@ -262,6 +265,22 @@ class AzureServer:
             answer = pool.request("PUT", url, headers=headers)
         assert answer.status == 201, answer.data
         return f"az://{container}?endpoint={self.endpoint}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GcsServer:
+    """A running emulator of Google Cloud Storage; ``make_bucket`` gives a fresh bucket's store URL."""
+
+    endpoint: str
+
+    def make_bucket(self, bucket: str, **settings: Any) -> str:
+        """Create a bucket with the settings of the JSON interface; returns its URL for ``open_store``."""
+        import urllib3
+
+        with urllib3.PoolManager() as pool:
+            answer = pool.request("POST", f"{self.endpoint}/storage/v1/b?project=test", json={"name": bucket, **settings})
+        assert answer.status == 200, answer.data
+        return f"gs://{bucket}?endpoint={self.endpoint}"
 
 
 def _binary(variable: str, name: str) -> str:
@@ -353,6 +372,17 @@ def moto_server(s3_credentials: None) -> Iterator[S3Server]:
         yield S3Server(name="moto", endpoint=f"http://{host}:{port}")
     finally:
         server.stop()
+
+
+@pytest.fixture(scope="session")
+def gcs_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GcsServer]:
+    """A real fake-gcs-server, an emulator of Google Cloud Storage, in memory."""
+    command = [os.environ[FAKE_GCS], "-scheme", "http", "-host", "127.0.0.1"]
+    port, directory = _free_port(), tmp_path_factory.mktemp("gcs")
+    command += ["-port", str(port), "-backend", "memory", "-log-level", "error"]
+    command += ["-public-host", "127.0.0.1"]  # any port: requests through a proxy name the proxy's
+    with _running("gcs", port, command, {}, directory / "log") as server:
+        yield GcsServer(endpoint=server.endpoint)
 
 
 @pytest.fixture(scope="session")

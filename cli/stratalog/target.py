@@ -118,7 +118,7 @@ def store_options(command: Command) -> Command:
 
 def store_option(command: Command) -> Command:
     """Add ``--store``, for :func:`store_of`."""
-    text = "Object store: a directory, s3:// or az:// URL (default: that of --data)."
+    text = "Object store: a directory, s3://, az:// or gs:// URL (default: that of --data)."
     return click.option("--store", envvar="STRATALOG_STORE", help=text)(command)
 
 

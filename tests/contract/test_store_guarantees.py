@@ -14,7 +14,7 @@ from uuid import uuid4
 import boto3
 import pytest
 from click.testing import CliRunner
-from conftest import AZURITE, S3Server
+from conftest import AZURITE, FAKE_GCS, S3Server
 
 from stratalog.app import stratalog
 from stratalog.buckets import keep_versions
@@ -33,8 +33,9 @@ STORES = {
     "versitygw": "versitygw",
     "moto": "moto",
     **({"azurite": "Azure Blob"} if AZURITE in os.environ else {}),
+    **({"gcs": "Google Cloud"} if FAKE_GCS in os.environ else {}),
 }
-MARKS = {"azurite": pytest.mark.s3, "minio": pytest.mark.s3, "versitygw": pytest.mark.s3, "moto": pytest.mark.smoke}
+MARKS = {"moto": pytest.mark.smoke, **dict.fromkeys(("azurite", "gcs", "minio", "versitygw"), pytest.mark.s3)}
 
 
 @cache

@@ -17,12 +17,13 @@ from uuid import uuid4
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
-from conftest import AZURITE
+from conftest import AZURITE, FAKE_GCS
 
 from stratalog.exit_codes import ExitCode
 from stratalog.local.state import load_state
 
 pytestmark = pytest.mark.integration
+EMULATORS = {"azurite": AZURITE, "gcs": FAKE_GCS}
 PARTITIONS = 2
 
 
@@ -199,7 +200,7 @@ def until_stored(store: str, positions: int, records: int = 0) -> None:
 
 
 @pytest.mark.s3
-@pytest.mark.parametrize("server", ["minio", *(["azurite"] if AZURITE in os.environ else [])])
+@pytest.mark.parametrize("server", ["minio", *(name for name, variable in EMULATORS.items() if variable in os.environ)])
 def test_groups_go_on_after_the_loss_of_all_but_the_bucket(
     tmp_path: Path, server: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:

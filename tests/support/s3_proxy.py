@@ -40,6 +40,12 @@ AZURE_REFUSALS: Final[Refusals] = {
     "timeout": ("500 Operation Timed Out", "OperationTimedOut"),
     "error": ("500 Internal Server Error", "InternalError"),
 }
+GCS_REFUSALS: Final[Refusals] = {
+    "slow-down": ("503 Service Unavailable", "backendError"),
+    "too-many": ("429 Too Many Requests", "rateLimitExceeded"),
+    "timeout": ("408 Request Timeout", "uploadBrokenConnection"),
+    "error": ("500 Internal Server Error", "backendError"),
+}
 _NO_LINGER: Final = struct.pack("ii", 1, 0)
 _PIECES: Final = 4
 _IN_A_ROW_MAX: Final = 3

@@ -42,7 +42,7 @@ def attach(
 ) -> None:
     """Create a topic from the history in SOURCE. The records do not pass through brokers.
 
-    SOURCE is the bucket of another cluster (a directory, s3:// or az:// URL), or the log directories of Kafka's brokers.
+    SOURCE is the bucket of another cluster (a directory, s3://, az:// or gs:// URL), or the log directories of Kafka's brokers.
     Offsets are kept. Each batch and offset is checked, and each segment is read back. All partitions appear at once at the
     end; if a check fails, no topic is created. Committed offsets of groups are not copied.
 

@@ -77,7 +77,7 @@ def cluster() -> None:
 @click.option("--tiering", default=1, show_default=True, type=click.IntRange(0, 16), help="Number of tiering workers.")
 @click.option(
     "--store",
-    help="Object store: a directory, s3://bucket/prefix?endpoint=URL or az://container/prefix?account=NAME"
+    help="Object store: a directory, s3://bucket/prefix?endpoint=URL, az://container/prefix?account=NAME or gs://bucket/prefix"
     " (default: DIR/store).",
 )
 @click.option("--minio", is_flag=True, help="Start a MinIO server as well and use it as the store.")

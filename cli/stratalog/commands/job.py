@@ -100,7 +100,7 @@ def usage(depth: Literal["blocks", "batches", "records"], heaviest: int, **given
 
 @job.command()
 @job_options
-@click.option("--to", "target", required=True, help="Where the Parquet files go: a directory, s3:// or az:// URL.")
+@click.option("--to", "target", required=True, help="Where the Parquet files go: a directory, s3://, az:// or gs:// URL.")
 @click.option("--headers", is_flag=True, help="Export headers, too.")
 @click.option(
     "--isolation",
@@ -205,7 +205,7 @@ def export(
 )
 @click.option(
     "--checkpoint",
-    help="Directory, s3:// or az:// URL for the progress, so that the same command continues an interrupted replay.",
+    help="Directory, s3://, az:// or gs:// URL for the progress, so that the same command continues an interrupted replay.",
 )
 @click.option(
     "--keep-partitions",

@@ -44,7 +44,9 @@ _RETRY_S: Final = 0.1
 
 
 @click.command("restore")
-@click.option("--store", "url", envvar="STRATALOG_STORE", required=True, help="The bucket: a directory, s3:// or az:// URL.")
+@click.option(
+    "--store", "url", envvar="STRATALOG_STORE", required=True, help="The bucket: a directory or a URL (s3://, az://, gs://)."
+)
 @click.option(
     "--data",
     type=click.Path(file_okay=False, path_type=Path),

@@ -12,7 +12,7 @@ from stratalog.target import DEFAULT_BOOTSTRAP, existing_store
 
 
 @click.command(name="serve-archive")
-@click.option("--store", required=True, envvar="STRATALOG_STORE", help="The history: a directory, s3:// or az:// URL.")
+@click.option("--store", required=True, envvar="STRATALOG_STORE", help="The history: a directory, s3://, az:// or gs:// URL.")
 @click.option(
     "--listen",
     default=DEFAULT_BOOTSTRAP,

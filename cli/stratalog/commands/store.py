@@ -74,7 +74,7 @@ def init(url: str, keep_versions_days: int, object_lock: bool, minio_account: bo
     "url",
     envvar="STRATALOG_STORE",
     required=True,
-    help="A directory, s3://BUCKET/PREFIX?endpoint=URL or az://CONTAINER/PREFIX?account=NAME",
+    help="A directory, s3://BUCKET/PREFIX?endpoint=URL, az://CONTAINER/PREFIX?account=NAME or gs://BUCKET/PREFIX",
 )
 @json_option
 @click.pass_context

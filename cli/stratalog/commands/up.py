@@ -24,7 +24,7 @@ from stratalog.target import DEFAULT_BOOTSTRAP
     show_default=True,
     help="Address for Kafka clients as HOST:PORT; port 0 takes any free port.",
 )
-@click.option("--store", help="Object store for history: a directory, s3:// or az:// URL (default: DIR/store).")
+@click.option("--store", help="Object store for history: a directory, s3://, az:// or gs:// URL (default: DIR/store).")
 @click.option("--second-store", help="Store of a second copy of the history, which the tiering worker keeps (default: none).")
 @click.option("--config", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="TOML file with further settings.")
 def up(data: Path, kafka: str, store: str | None, second_store: str | None, config: Path | None) -> None:

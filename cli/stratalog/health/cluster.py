@@ -121,7 +121,9 @@ async def check_store(url: str) -> Finding:
                 await store.head(owner_key(0))
             return await _probe(store)
     except StratalogError as failure:
-        return fail("store", f"{shown}: {failure.message}", "check its address, bucket and credentials (AWS_…, AZURE_…)")
+        return fail(
+            "store", f"{shown}: {failure.message}", "check its address, bucket and credentials (AWS_…, AZURE_…, GOOGLE_…)"
+        )
 
 
 async def _probe(store: ObjectStore) -> Finding:

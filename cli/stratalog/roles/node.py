@@ -13,7 +13,9 @@ class NodeSettings:
 
     metadata: tuple[str, ...] = setting((), help="addresses of the metadata nodes, as HOST:PORT")
     store: str = setting(
-        "", help="object store: a directory, s3://bucket/prefix?endpoint=URL&region=NAME or az://container/prefix?account=NAME"
+        "",
+        help="object store: a directory, s3://bucket/prefix?endpoint=URL&region=NAME, az://container/prefix?account=NAME or"
+        " gs://bucket/prefix",
     )
     second_store: str = setting("", help="store of a second copy of the history, like store; empty: none")
     cache_dir: str = setting("", help="directory for cold blocks, used if [cold] disk_bytes is not 0; emptied at start")

@@ -193,7 +193,8 @@ class Node:
         """Return the object store of ``[node] store``. It is closed when the node stops."""
         if not self.settings.store:
             raise Invalid(
-                "[node] store is empty: set it to a directory, s3://bucket/prefix?endpoint=URL or az://container?account=NAME"
+                "[node] store is empty: set it to a directory, s3://bucket/prefix?endpoint=URL, az://container?account=NAME or"
+                " gs://bucket"
             )
         return self._opened(self.settings.store, "store")
 

@@ -15,8 +15,9 @@ _DAY_MS: Final = 24 * 3_600_000
 _STORAGE_CLASSES: Final = (
     "STANDARD", "STANDARD_IA", "ONEZONE_IA", "INTELLIGENT_TIERING", "GLACIER_IR", "REDUCED_REDUNDANCY",
     "Hot", "Cool", "Cold",
+    "NEARLINE", "COLDLINE", "ARCHIVE",
 )  # fmt: skip
-"""Those of S3, and access tiers of Azure, from which an object is read at once. Stores that lack one refuse the upload."""
+"""Those of S3, Azure (access tiers) and Google that can be read at once. Stores that lack one refuse the upload."""
 
 TIER_TOPIC_CONFIGS: Final = (
     ConfigKey(
@@ -41,8 +42,8 @@ TIER_TOPIC_CONFIGS: Final = (
     ),
     ConfigKey(
         name="stratalog.tier.storage.class", kind=ConfigKind.STRING, default="STANDARD", choices=_STORAGE_CLASSES,
-        documentation="S3's storage class, or Azure's access tier, of new and merged segments. A store without classes has"
-        " STANDARD only.",
+        documentation="Storage class of S3 or Google Cloud, or Azure's access tier, of new and merged segments. A store without"
+        " classes has STANDARD only.",
     ),
     ConfigKey(
         name=LOCK_MODE, kind=ConfigKind.STRING, default=NO_LOCK, choices=(NO_LOCK, "governance", "compliance"),

@@ -356,9 +356,17 @@ class WatchedStore(SimulatedStore):
         self._incarnations.changes(self._made_by, key, self._machine, self._looked_s, overwrites=not if_absent)
         await super().put(key, parts, if_absent=if_absent, storage_class=storage_class, lock=lock)
 
-    async def create_upload(self, key: str, part_bytes: int, storage_class: str = "", lock: ObjectLock | None = None) -> Upload:
-        self._incarnations.changes(self._made_by, key, self._machine, self._looked_s, overwrites=False)
-        return await super().create_upload(key, part_bytes, storage_class, lock)
+    async def create_upload(
+        self,
+        key: str,
+        part_bytes: int,
+        storage_class: str = "",
+        lock: ObjectLock | None = None,
+        *,
+        if_absent: bool = True,
+    ) -> Upload:
+        self._incarnations.changes(self._made_by, key, self._machine, self._looked_s, overwrites=not if_absent)
+        return await super().create_upload(key, part_bytes, storage_class, lock, if_absent=if_absent)
 
     async def delete(self, keys: Sequence[str]) -> None:
         looked_s = self._looks.pop(asyncio.current_task(), float("-inf"))

@@ -309,13 +309,22 @@ class SimulatedStore:
         if until_ms := max(ends_ms.values(), default=0):
             raise Locked(f"the simulated store keeps locked objects until {until_ms}", until_ms=until_ms)
 
-    async def create_upload(self, key: str, part_bytes: int, storage_class: str = "", lock: ObjectLock | None = None) -> Upload:
+    async def create_upload(
+        self,
+        key: str,
+        part_bytes: int,
+        storage_class: str = "",
+        lock: ObjectLock | None = None,
+        *,
+        if_absent: bool = True,
+    ) -> Upload:
         await self._reach()
         self._check_lock(lock)
         self._bucket.written += 1
         upload = Upload(
-            key=check_key(key), upload_id=str(self._bucket.written), initiated_ms=self._now_ms(), part_bytes=part_bytes
-        )
+            key=check_key(key), upload_id=str(self._bucket.written), initiated_ms=self._now_ms(), part_bytes=part_bytes,
+            if_absent=if_absent,
+        )  # fmt: skip
         if lock is not None:
             self._bucket.upload_locks[upload.upload_id] = lock
         self._bucket.uploads[upload.upload_id] = (upload, {})
@@ -334,14 +343,15 @@ class SimulatedStore:
         await self._answer_write()
         return UploadedPart(number=number, etag=str(number), size_bytes=len(content))
 
-    async def complete_upload(self, upload: Upload, parts: Sequence[UploadedPart], *, if_absent: bool = True) -> None:
-        await self._reach_to_write(lambda: self._complete(upload, parts, if_absent))
-        self._complete(upload, parts, if_absent)
+    async def complete_upload(self, upload: Upload, parts: Sequence[UploadedPart]) -> str:
+        await self._reach_to_write(lambda: self._complete(upload, parts))
+        self._complete(upload, parts)
         await self._answer_write()
+        return ""
 
-    def _complete(self, upload: Upload, parts: Sequence[UploadedPart], if_absent: bool) -> None:
+    def _complete(self, upload: Upload, parts: Sequence[UploadedPart]) -> None:
         stored, lock = self._parts(upload), self._bucket.upload_locks.get(upload.upload_id)
-        self._store(upload.key, b"".join(stored[part.number] for part in parts), if_absent=if_absent, lock=lock)
+        self._store(upload.key, b"".join(stored[part.number] for part in parts), if_absent=upload.if_absent, lock=lock)
         del self._bucket.uploads[upload.upload_id]
 
     async def abort_upload(self, upload: Upload) -> None:

@@ -126,18 +126,27 @@ class FaultyStore:
         await self._inner.delete(keys)
         self.deleted.set()
 
-    async def create_upload(self, key: str, part_bytes: int, storage_class: str = "", lock: ObjectLock | None = None) -> Upload:
+    async def create_upload(
+        self,
+        key: str,
+        part_bytes: int,
+        storage_class: str = "",
+        lock: ObjectLock | None = None,
+        *,
+        if_absent: bool = True,
+    ) -> Upload:
         await self._enter("create_upload", key)
-        return await self._inner.create_upload(key, part_bytes, storage_class, lock)
+        return await self._inner.create_upload(key, part_bytes, storage_class, lock, if_absent=if_absent)
 
     async def put_part(self, upload: Upload, number: int, parts: Sequence[Buffer]) -> UploadedPart:
         await self._enter("put_part", upload.key)
         return await self._inner.put_part(upload, number, parts)
 
-    async def complete_upload(self, upload: Upload, parts: Sequence[UploadedPart], *, if_absent: bool = True) -> None:
+    async def complete_upload(self, upload: Upload, parts: Sequence[UploadedPart]) -> str:
         await self._enter("complete_upload", upload.key)
-        await self._inner.complete_upload(upload, parts, if_absent=if_absent)
+        checksum = await self._inner.complete_upload(upload, parts)
         self._leave("complete_upload", upload.key)
+        return checksum
 
     async def abort_upload(self, upload: Upload) -> None:
         await self._enter("abort_upload", upload.key)

@@ -14,7 +14,7 @@ from stratalog_core.errors import StratalogError
 from stratalog_core.object_lock import ObjectLock
 from stratalog_core.ports import Buffer
 from stratalog_tiering.store import ObjectStore, Upload, UploadedPart
-from stratalog_tiering.store.checksums import crc_text, crc_text_of_parts
+from stratalog_tiering.store.checksums import crc_text
 
 _log = logging.getLogger(__name__)
 
@@ -70,9 +70,8 @@ class StreamedUpload:
         if self._waiting_bytes:
             await self._send(self._cut(self._waiting_bytes))
         await self._wait_for(0)
-        await self._store.complete_upload(self._upload, self._sent, if_absent=self._if_absent)
+        self.crc32c = await self._store.complete_upload(self._upload, self._sent)
         self._upload = None
-        self.crc32c = crc_text_of_parts(sorted(self._sent, key=lambda part: part.number))
 
     async def abort(self) -> None:
         """Cancel the parts in flight and abort the multipart upload. Does nothing after ``finish``."""
@@ -103,7 +102,9 @@ class StreamedUpload:
 
     async def _send(self, parts: list[Buffer]) -> None:
         if self._upload is None:
-            self._upload = await self._store.create_upload(self._key, self._part_bytes, self._storage_class, self._lock)
+            self._upload = await self._store.create_upload(
+                self._key, self._part_bytes, self._storage_class, self._lock, if_absent=self._if_absent
+            )
         await self._wait_for(self._parts_at_once - 1)
         self._part_count += 1
         self._sending.add(asyncio.ensure_future(self._store.put_part(self._upload, self._part_count, parts)))

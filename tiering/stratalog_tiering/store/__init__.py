@@ -1,12 +1,13 @@
-"""Object stores: a local directory, S3 and compatible servers, or Azure Blob Storage. Only this folder imports their libraries.
+"""Object stores: a local directory, S3 and compatible servers, Azure, Google Cloud. Only this folder imports their libraries.
 
-``open_store`` takes ``/dir``, ``file:///dir``, ``s3://bucket/prefix?endpoint=http://127.0.0.1:9000&region=us-east-1`` or
-``az://container/prefix?account=NAME``. For S3,
-``read_engine`` chooses how S3 is read: ``obstore`` (default) or ``aioboto3``. ``sse`` and ``sse_kms_key_id`` encrypt at rest.
+``open_store`` takes ``/dir``, ``file:///dir``, ``s3://bucket/prefix?endpoint=http://127.0.0.1:9000&region=us-east-1``,
+``az://container/prefix?account=NAME`` or ``gs://bucket/prefix``. For S3, ``read_engine`` chooses how S3 is read: ``obstore``
+(default) or ``aioboto3``. ``sse`` and ``sse_kms_key_id`` encrypt at rest.
 ``keys``, which a directory takes, too, names the directory of the key ring: workers encrypt the segments of topics that ask for
 it before they leave the machine.
 Credentials never come from the URL: for S3 from boto3's chain (environment, profile, web identity, container, instance), for
-Azure from the environment or the machine's identity (``azure_settings.py``).
+Azure from the environment or the machine's identity (``azure_settings.py``), for Google Cloud as for all of its clients
+(``gcs_credentials.py``).
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ from stratalog_tiering.store.store_url import (
     keys_directory,
     location_url,
     parse_azure_url,
+    parse_gcs_url,
     parse_s3_url,
     shown_url,
 )
@@ -55,6 +57,8 @@ def open_store(url: str, *, background: Background, clock: Clock, random: Random
         return _open_s3(url, background, threads)
     if urlsplit(url).scheme == "az":
         return _open_azure(url, background, clock, random, threads)
+    if urlsplit(url).scheme == "gs":
+        return _open_gcs(url, background, clock, random, threads)
     return FilesystemStore(_directory(url), background, clock, random, _keys(url))
 
 
@@ -97,6 +101,13 @@ def _open_azure(url: str, background: Background, clock: Clock, random: Random, 
     return AzureStore(
         location, settings, background=background, clock=clock, random=random, threads=threads, keys=_keys(url)
     )  # fmt: skip
+
+
+def _open_gcs(url: str, background: Background, clock: Clock, random: Random, threads: int) -> ObjectStore:
+    # google-auth, urllib3 and obstore are not imported for local stores.
+    from stratalog_tiering.store.gcs import GcsStore
+
+    return GcsStore(parse_gcs_url(url), background=background, clock=clock, random=random, threads=threads, keys=_keys(url))
 
 
 def s3_location(url: str) -> S3Location:

@@ -25,9 +25,10 @@ from stratalog_core.object_lock import ObjectLock
 from stratalog_core.ports import Background, Buffer, Clock, Random
 from stratalog_tiering.store.azure_catalogue import UPLOAD_ID, AzureCatalogue
 from stratalog_tiering.store.azure_credentials import AzureCredentials
-from stratalog_tiering.store.azure_requests import Answer, AzureRequests
+from stratalog_tiering.store.azure_requests import AzureRequests
 from stratalog_tiering.store.azure_settings import AzureSettings
 from stratalog_tiering.store.base import KeyRing, ObjectInfo, StoreFeatures, Upload, UploadedPart, UploadGone, check_range
+from stratalog_tiering.store.http_requests import Answer
 from stratalog_tiering.store.key_ring import NoKeys
 from stratalog_tiering.store.obstore_reads import ObstoreReads, ReadLimits, check_length, client_options, retry_config
 from stratalog_tiering.store.s3_attempts import written_once
@@ -148,14 +149,22 @@ class AzureStore:
         except NoSuchObject:
             return
 
-    async def create_upload(self, key: str, part_bytes: int, storage_class: str = "", lock: ObjectLock | None = None) -> Upload:
+    async def create_upload(
+        self,
+        key: str,
+        part_bytes: int,
+        storage_class: str = "",
+        lock: ObjectLock | None = None,
+        *,
+        if_absent: bool = True,
+    ) -> Upload:
         self._location.name(key)
         self._tier(storage_class, lock)
         now_ms = self._clock.wall_ms()
         upload_id = f"{now_ms:012x}-{self._random.getrandbits(80):020x}"
         # The tier is set when the blocks are committed, maybe by another object than this: the id carries it.
         shown = f"{upload_id}:{storage_class}" if storage_class else upload_id
-        return Upload(key=key, upload_id=shown, initiated_ms=now_ms, part_bytes=part_bytes)
+        return Upload(key=key, upload_id=shown, initiated_ms=now_ms, part_bytes=part_bytes, if_absent=if_absent)
 
     async def put_part(self, upload: Upload, number: int, parts: Sequence[Buffer]) -> UploadedPart:
         block = _block_id(upload, number)
@@ -167,16 +176,16 @@ class AzureStore:
 
         return await self._requests.repeated(write)
 
-    async def complete_upload(self, upload: Upload, parts: Sequence[UploadedPart], *, if_absent: bool = True) -> None:
+    async def complete_upload(self, upload: Upload, parts: Sequence[UploadedPart]) -> str:
         blocks = [_block_id(upload, part.number) for part in sorted(parts, key=lambda part: part.number)]
         upload_id, _, storage_class = upload.upload_id.partition(":")
-        headers = {_UPLOAD_META: upload_id, **self._tier(storage_class, None), **(_IF_ABSENT if if_absent else {})}
+        headers = {_UPLOAD_META: upload_id, **self._tier(storage_class, None), **(_IF_ABSENT if upload.if_absent else {})}
 
         async def write() -> None:
             try:
                 await self._requests.run(lambda: self._commit(upload.key, blocks, headers))
             except UploadGone:
-                if if_absent and await self._exists(upload.key):
+                if upload.if_absent and await self._exists(upload.key):
                     raise Conflict(f"object {upload.key} already exists in {self.url}", key=upload.key) from None
                 raise
 
@@ -187,6 +196,7 @@ class AzureStore:
             await written_once(write, is_ours, lost_to=(Conflict, UploadGone))
         except UploadGone as gone:
             raise Unavailable(f"the upload of {upload.key} no longer exists; start again") from gone
+        return ""
 
     def _commit(self, key: str, blocks: Sequence[str], headers: Mapping[str, str]) -> Answer:
         listed = "".join(f"<Uncommitted>{block}</Uncommitted>" for block in blocks)

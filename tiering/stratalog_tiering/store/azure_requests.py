@@ -12,31 +12,25 @@ import hashlib
 import hmac
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from email.utils import formatdate
 from typing import Final, TypeVar
 from urllib.parse import parse_qsl, quote, urlencode, urlsplit
-
-import urllib3
-from urllib3.exceptions import ConnectTimeoutError, HTTPError, NewConnectionError
 
 from stratalog_core.errors import Conflict, Invalid, NoSuchObject, OutcomeUnknown, StratalogError, Unavailable
 from stratalog_core.ports import Background
 from stratalog_tiering.store.azure_credentials import AzureCredentials
 from stratalog_tiering.store.base import Locked, UploadGone
-from stratalog_tiering.store.obstore_reads import CONNECT_TIMEOUT_S
+from stratalog_tiering.store.http_requests import Answer, HttpRequests
 from stratalog_tiering.store.s3_attempts import repeated
 from stratalog_tiering.store.store_url import AzureLocation
 
 VERSION: Final = "2023-11-03"
 """The version of the service's interface."""
-REQUEST_TIMEOUT_S: Final = 30.0
 _SIGNED_HEADERS: Final = (
     "content-encoding", "content-language", "content-length", "content-md5", "content-type", "date", "if-modified-since",
     "if-match", "if-none-match", "if-unmodified-since", "range",
 )  # fmt: skip
 _CODE: Final = re.compile(rb"<Code>([A-Za-z0-9]{1,80})</Code>")
-_NEVER_LEFT: Final = (NewConnectionError, ConnectTimeoutError)
 _ABSENT: Final = frozenset({"BlobNotFound", "ResourceNotFound"})
 _NO_CONTAINER: Final = frozenset({"ContainerNotFound", "ContainerBeingDeleted", "ContainerDisabled"})
 _EXISTS: Final = frozenset({"BlobAlreadyExists", "ConditionNotMet", "TargetConditionNotMet"})
@@ -47,14 +41,6 @@ _NOT_DONE: Final = frozenset({"ServerBusy", "Md5Mismatch", "TooManyRequests", "A
 _Result = TypeVar("_Result")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
-    """Names of headers are in lower case."""
-
-    headers: Mapping[str, str]
-    body: bytes
-
-
 class AzureRequests:
     """Requests to one container."""
 
@@ -62,8 +48,7 @@ class AzureRequests:
         self._location = location
         self._credentials = credentials
         self._background = background
-        timeout = urllib3.Timeout(connect=CONNECT_TIMEOUT_S, read=REQUEST_TIMEOUT_S)
-        self._pool = urllib3.PoolManager(maxsize=threads, block=True, retries=False, timeout=timeout)
+        self._http = HttpRequests(location.url, threads)
 
     async def run(self, call: Callable[[], _Result]) -> _Result:
         """The result of a call that blocks, such as one of :meth:`send`."""
@@ -86,21 +71,16 @@ class AzureRequests:
         given = {"x-ms-version": VERSION, **(headers or {})}
         if method == "PUT":
             given |= {"Content-Length": str(len(body)), "Content-MD5": _digest(body)}
-        place, about = self._location.url, key or "the container"
+        about = key or "the container"
         signed_url, signed = self._authorized(method, url, given)
-        try:
-            answer = self._pool.request(method, signed_url, headers=signed, body=body or None, redirect=False)
-        except _NEVER_LEFT as failure:
-            raise Unavailable(f"{place} cannot be reached: {type(failure).__name__}") from None
-        except HTTPError as failure:
-            raise OutcomeUnknown(f"{place} did not answer about {about}: {type(failure).__name__}") from None
-        found = {name.lower(): value for name, value in answer.headers.items()}
+        answer = self._http.send(method, signed_url, signed, body, about)
         if 200 <= answer.status < 300:
-            return Answer(headers=found, body=answer.data)
-        raise refusal(answer.status, found.get("x-ms-error-code") or _code_of(answer.data), about, place)
+            return answer
+        code = answer.headers.get("x-ms-error-code") or _code_of(answer.body)
+        raise refusal(answer.status, code, about, self._location.url)
 
     def close(self) -> None:
-        self._pool.clear()
+        self._http.close()
 
     def _url(self, key: str | None, query: Mapping[str, str]) -> str:
         path = self._location.container if key is None else f"{self._location.container}/{self._location.name(key)}"

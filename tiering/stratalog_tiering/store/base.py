@@ -49,13 +49,14 @@ class Upload:
     """A multipart upload that was begun. Every part but the last has exactly ``part_bytes``.
 
     ``initiated_ms`` is by the store's clock, 0 if unknown. ``part_bytes`` is 0 for an upload that was listed; it can only be
-    aborted.
+    aborted. ``if_absent``: it is completed only if there is no object at ``key``.
     """
 
     key: str
     upload_id: str
     initiated_ms: int = 0
     part_bytes: int = 0
+    if_absent: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,16 +174,30 @@ class ObjectStore(Protocol):
         """
         ...
 
-    async def create_upload(self, key: str, part_bytes: int, storage_class: str = "", lock: ObjectLock | None = None) -> Upload:
-        """Begin a multipart upload with parts of ``part_bytes``; the last part may be smaller. The other options: ``put``."""
+    async def create_upload(
+        self,
+        key: str,
+        part_bytes: int,
+        storage_class: str = "",
+        lock: ObjectLock | None = None,
+        *,
+        if_absent: bool = True,
+    ) -> Upload:
+        """Begin a multipart upload with parts of ``part_bytes``; the last part may be smaller. The other options: ``put``.
+
+        ``if_absent`` is decided when the upload is completed.
+        """
         ...
 
     async def put_part(self, upload: Upload, number: int, parts: Sequence[Buffer]) -> UploadedPart:
         """Upload part ``number``, the concatenation of ``parts``. Sending the same number again replaces the part."""
         ...
 
-    async def complete_upload(self, upload: Upload, parts: Sequence[UploadedPart], *, if_absent: bool = True) -> None:
-        """Make the object from its parts. After ``Conflict`` or an error the upload may still be open: abort it."""
+    async def complete_upload(self, upload: Upload, parts: Sequence[UploadedPart]) -> str:
+        """Make the object from its parts. After ``Conflict`` or an error the upload may still be open: abort it.
+
+        Returns the checksum of what was sent, as the store computes it (``checksums.py``); empty if it computes none.
+        """
         ...
 
     async def abort_upload(self, upload: Upload) -> None:

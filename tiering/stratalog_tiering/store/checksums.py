@@ -1,4 +1,4 @@
-"""CRC32C of objects as S3 writes it: base64, and for an object of several parts computed from theirs."""
+"""CRC32C of objects as S3 and Google write it: base64. S3 computes that of an object of several parts from theirs."""
 
 from __future__ import annotations
 
@@ -16,6 +16,10 @@ def crc_text(content: Iterable[Buffer]) -> str:
     crc = 0
     for piece in content:
         crc = crc32c(piece, crc)
+    return crc_as_text(crc)
+
+
+def crc_as_text(crc: int) -> str:
     return base64.b64encode(crc.to_bytes(4, "big")).decode()
 
 

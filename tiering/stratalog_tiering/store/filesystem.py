@@ -147,11 +147,21 @@ class FilesystemStore:
                 " stratalog.tier.lock.mode=none"
             )
 
-    async def create_upload(self, key: str, part_bytes: int, storage_class: str = "", lock: ObjectLock | None = None) -> Upload:
+    async def create_upload(
+        self,
+        key: str,
+        part_bytes: int,
+        storage_class: str = "",
+        lock: ObjectLock | None = None,
+        *,
+        if_absent: bool = True,
+    ) -> Upload:
         self._refuse(storage_class, lock)
         self._path(key)
         upload_id = f"{self._random.getrandbits(128):032x}"
-        upload = Upload(key=key, upload_id=upload_id, initiated_ms=self._clock.wall_ms(), part_bytes=part_bytes)
+        upload = Upload(
+            key=key, upload_id=upload_id, initiated_ms=self._clock.wall_ms(), part_bytes=part_bytes, if_absent=if_absent
+        )
 
         def create() -> Upload:
             directory = self._upload_directory(upload)
@@ -179,17 +189,18 @@ class FilesystemStore:
         received[number] = size
         return UploadedPart(number=number, etag=f"{number}-{size}", size_bytes=size)
 
-    async def complete_upload(self, upload: Upload, parts: Sequence[UploadedPart], *, if_absent: bool = True) -> None:
+    async def complete_upload(self, upload: Upload, parts: Sequence[UploadedPart]) -> str:
         path, directory = self._path(upload.key), self._upload_directory(upload)
         size = _whole_size(upload, parts, self._received_of(upload))
 
         def complete() -> None:
             _finish(directory / _DATA_FILE, size)
-            self._place(directory / _DATA_FILE, path, if_absent)
+            self._place(directory / _DATA_FILE, path, upload.if_absent)
             shutil.rmtree(directory)
 
         await self._run(complete, upload.key)
         self._received.pop(upload.upload_id, None)
+        return ""
 
     async def abort_upload(self, upload: Upload) -> None:
         self._received.pop(upload.upload_id, None)

@@ -1,4 +1,4 @@
-"""Reads through obstore, of S3 and of Azure: in Rust, off the event loop, with a third of the CPU time of other clients.
+"""Reads through obstore, of S3, Azure and Google Cloud: in Rust, off the event loop, in a third of other clients' CPU time.
 
 obstore retries truncated bodies itself, within a small budget. A cancelled read stops at once. A read that takes longer than
 ``total_s`` raises ``Unavailable``. Limits count only time in which the event loop runs (``time_limit`` in ``s3_attempts.py``).
@@ -19,7 +19,7 @@ from stratalog_core.errors import Corrupt, Invalid, NoSuchObject, StratalogError
 from stratalog_tiering.store.s3_attempts import repeated, time_limit
 
 if TYPE_CHECKING:
-    from obstore.store import AzureStore, ClientConfig, RetryConfig, S3Store
+    from obstore.store import AzureStore, ClientConfig, GCSStore, RetryConfig, S3Store
 
 CONNECT_TIMEOUT_S: Final = 2.0
 _NO_CONTAINER: Final = re.compile("<Code>(NoSuchBucket|ContainerNotFound)</Code>")
@@ -39,7 +39,9 @@ class ReadLimits:
 class ObstoreReads:
     """Reads through obstore. ``place`` is the store's address for display; ``name`` gives an object's name by its key."""
 
-    def __init__(self, store: S3Store | AzureStore, place: str, name: Callable[[str], str], limits: ReadLimits) -> None:
+    def __init__(
+        self, store: S3Store | AzureStore | GCSStore, place: str, name: Callable[[str], str], limits: ReadLimits
+    ) -> None:
         self._store = store
         self._place = place
         self._name = name

@@ -136,7 +136,15 @@ class S3Store:
     async def delete(self, keys: Sequence[str]) -> None:
         await self._versions.delete(keys)
 
-    async def create_upload(self, key: str, part_bytes: int, storage_class: str = "", lock: ObjectLock | None = None) -> Upload:
+    async def create_upload(
+        self,
+        key: str,
+        part_bytes: int,
+        storage_class: str = "",
+        lock: ObjectLock | None = None,
+        *,
+        if_absent: bool = True,
+    ) -> Upload:
         name = self._location.name(key)
         options = await self._new_object(storage_class, lock)
 
@@ -146,7 +154,7 @@ class S3Store:
             )  # fmt: skip
             return answer["UploadId"]
 
-        return Upload(key=key, upload_id=await self._repeated(create, key), part_bytes=part_bytes)
+        return Upload(key=key, upload_id=await self._repeated(create, key), part_bytes=part_bytes, if_absent=if_absent)
 
     async def put_part(self, upload: Upload, number: int, parts: Sequence[Buffer]) -> UploadedPart:
         name = self._location.name(upload.key)
@@ -162,20 +170,21 @@ class S3Store:
 
         return await self._repeated(write, upload.key)
 
-    async def complete_upload(self, upload: Upload, parts: Sequence[UploadedPart], *, if_absent: bool = True) -> None:
+    async def complete_upload(self, upload: Upload, parts: Sequence[UploadedPart]) -> str:
         ordered = sorted(parts, key=lambda part: part.number)
         try:
             await written_once(
-                lambda: self._call(lambda: self._complete(upload, ordered, if_absent), upload.key),
+                lambda: self._call(lambda: self._complete(upload, ordered), upload.key),
                 lambda: self._is_made_of(upload.key, ordered),
                 lost_to=(Conflict, UploadGone),
             )
         except UploadGone as gone:
             raise Unavailable(f"the upload of {upload.key} no longer exists; start again") from gone
+        return crc_text_of_parts(ordered)
 
-    def _complete(self, upload: Upload, parts: Sequence[UploadedPart], if_absent: bool) -> None:
+    def _complete(self, upload: Upload, parts: Sequence[UploadedPart]) -> None:
         listed: Any = [{"PartNumber": part.number, "ETag": part.etag, "ChecksumCRC32C": part.crc32c} for part in parts]
-        condition: dict[str, Any] = {"IfNoneMatch": "*"} if if_absent else {}
+        condition: dict[str, Any] = {"IfNoneMatch": "*"} if upload.if_absent else {}
         self._client.complete_multipart_upload(
             Bucket=self._location.bucket, Key=self._location.name(upload.key), UploadId=upload.upload_id,
             MultipartUpload={"Parts": listed}, **condition,

@@ -20,6 +20,7 @@ from stratalog_tiering.store.base import check_key
 OPTIONS: Final = frozenset({"endpoint", "region", "read_engine", "sse", "sse_kms_key_id", "keys", "account"})
 _S3_OPTIONS: Final = OPTIONS - {"account"}
 _AZURE_OPTIONS: Final = frozenset({"account", "endpoint", "keys"})
+_GCS_OPTIONS: Final = frozenset({"endpoint", "keys"})
 STORE_URL_CONFIG: Final = "stratalog.store.url"
 """The broker config that tells clients the store, as :func:`location_url` of the broker's own."""
 SSE_MODES: Final = ("AES256", "aws:kms")
@@ -28,6 +29,8 @@ _REGION_DEFAULT: Final = "us-east-1"
 _HIDDEN: Final = "***"
 _OPTION_NAME: Final = re.compile(r"[a-z_]{1,40}")
 _CONTAINER: Final = re.compile(r"[a-z0-9](-?[a-z0-9]){2,62}")
+_GCS_BUCKET: Final = re.compile(r"[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]")
+_GCS_ENDPOINT: Final = "https://storage.googleapis.com"
 _ACCOUNT: Final = re.compile(r"[a-z0-9]{3,24}")
 _OPTION_VALUE: Final = re.compile(r"[A-Za-z0-9._:/\-\[\]%]*")
 _USAGE: Final = (
@@ -38,6 +41,10 @@ _USAGE: Final = (
 _AZURE_USAGE: Final = (
     "use az://container/prefix with the options account, endpoint (https://… of the account's blob service), keys (an absolute"
     " directory); set credentials in the environment, such as AZURE_STORAGE_CONNECTION_STRING"
+)
+_GCS_USAGE: Final = (
+    "use gs://bucket/prefix with the options endpoint (https://… of another host of the service, or http://host:port of an"
+    " emulator), keys (an absolute directory); set credentials in the environment: GOOGLE_APPLICATION_CREDENTIALS"
 )
 
 
@@ -99,6 +106,31 @@ class AzureLocation:
         return name.removeprefix(self.prefix)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GcsLocation:
+    """Where in Google Cloud Storage a store is. ``prefix`` is empty or ends with ``/``."""
+
+    bucket: str
+    prefix: str
+    endpoint: str
+
+    @property
+    def url(self) -> str:
+        return f"gs://{self.bucket}/{self.prefix}"
+
+    @property
+    def has_credentials(self) -> bool:
+        """An endpoint without TLS gets none."""
+        return self.endpoint.startswith("https://")
+
+    def name(self, key: str) -> str:
+        """The object's name in the bucket. Raises ``Invalid`` for a key that is not plain."""
+        return self.prefix + check_key(key)
+
+    def key(self, name: str) -> str:
+        return name.removeprefix(self.prefix)
+
+
 def shown_url(url: str) -> str:
     """``url`` for display: everything that is not plainly a bucket, a path or a known option is replaced by ``***``."""
     whole, _, fragment = url.partition("#")
@@ -127,16 +159,18 @@ def _shown_option(option: str) -> str:
 
 
 def check_store_url(url: str) -> None:
-    """Raise ``Invalid`` unless ``url`` names a directory or is a valid ``s3://`` or ``az://`` URL. Opens nothing."""
+    """Raise ``Invalid`` unless ``url`` names a directory or is a valid ``s3://``, ``az://`` or ``gs://`` URL. Opens nothing."""
     scheme = _split(url).scheme
     if scheme == "s3":
         parse_s3_url(url)
     elif scheme == "az":
         parse_azure_url(url)
+    elif scheme == "gs":
+        parse_gcs_url(url)
     elif scheme not in ("", "file"):
         raise Invalid(
-            f"store {shown_url(url)!r} has an unknown scheme; use /dir, file:///dir, s3://bucket/prefix?endpoint=…&region=… or"
-            " az://container/prefix?account=…"
+            f"store {shown_url(url)!r} has an unknown scheme; use /dir, file:///dir, s3://bucket/prefix?endpoint=…&region=…,"
+            " az://container/prefix?account=… or gs://bucket/prefix"
         )
 
 
@@ -192,12 +226,30 @@ def parse_azure_url(url: str, settings: AzureSettings | None = None) -> AzureLoc
     )
 
 
+def parse_gcs_url(url: str) -> GcsLocation:
+    """Location of a ``gs://`` URL. Raises ``Invalid``."""
+    parts = _split(url)
+    options = dict(parse_qsl(parts.query, keep_blank_values=True))
+    endpoint = options.get("endpoint", "").rstrip("/")
+    is_ours = parts.scheme == "gs" and not parts.fragment and set(options) <= _GCS_OPTIONS
+    if not is_ours or not _GCS_BUCKET.fullmatch(parts.netloc) or "@" in parts.path or not _is_endpoint(endpoint):
+        raise Invalid(f"store {shown_url(url)!r}: {_GCS_USAGE}")
+    keys_directory(url)
+    prefix = parts.path.strip("/")
+    if prefix:
+        check_key(prefix)
+    return GcsLocation(bucket=parts.netloc, prefix=f"{prefix}/" if prefix else "", endpoint=endpoint or _GCS_ENDPOINT)
+
+
 def location_url(url: str) -> str:
     """The store at ``url`` as other machines address it: place, endpoint and region, but neither keys nor other options."""
     parts = _split(url)
     if parts.scheme == "az":
         found = parse_azure_url(url)
         return f"{found.url}?{urlencode({'account': found.account, 'endpoint': found.endpoint}, safe='/:')}"
+    if parts.scheme == "gs":
+        bucket = parse_gcs_url(url)
+        return bucket.url if bucket.endpoint == _GCS_ENDPOINT else f"{bucket.url}?endpoint={bucket.endpoint}"
     if parts.scheme != "s3":
         return f"file://{parts.path}"
     location, _ = parse_s3_url(url)

@@ -123,14 +123,22 @@ class StoreWithCopy:
     async def delete(self, keys: Sequence[str]) -> None:
         await self._first.delete(keys)
 
-    async def create_upload(self, key: str, part_bytes: int, storage_class: str = "", lock: ObjectLock | None = None) -> Upload:
-        return await self._first.create_upload(key, part_bytes, storage_class, lock)
+    async def create_upload(
+        self,
+        key: str,
+        part_bytes: int,
+        storage_class: str = "",
+        lock: ObjectLock | None = None,
+        *,
+        if_absent: bool = True,
+    ) -> Upload:
+        return await self._first.create_upload(key, part_bytes, storage_class, lock, if_absent=if_absent)
 
     async def put_part(self, upload: Upload, number: int, parts: Sequence[Buffer]) -> UploadedPart:
         return await self._first.put_part(upload, number, parts)
 
-    async def complete_upload(self, upload: Upload, parts: Sequence[UploadedPart], *, if_absent: bool = True) -> None:
-        await self._first.complete_upload(upload, parts, if_absent=if_absent)
+    async def complete_upload(self, upload: Upload, parts: Sequence[UploadedPart]) -> str:
+        return await self._first.complete_upload(upload, parts)
 
     async def abort_upload(self, upload: Upload) -> None:
         await self._first.abort_upload(upload)

@@ -235,13 +235,13 @@ async def _race_uploads(store: ObjectStore, key: str) -> int | None:
             await store.abort_upload(upload)
 
 
-async def _winners(writes: Iterable[Awaitable[None]]) -> list[bool]:
+async def _winners(writes: Iterable[Awaitable[object]]) -> list[bool]:
     """Which of the concurrent writes was not refused with ``Conflict``. Raises the first other error after all have ended."""
     outcomes = await asyncio.gather(*writes, return_exceptions=True)
     for outcome in outcomes:
         if isinstance(outcome, BaseException) and not isinstance(outcome, Conflict):
             raise outcome
-    return [outcome is None for outcome in outcomes]
+    return [not isinstance(outcome, BaseException) for outcome in outcomes]
 
 
 def _clock_ahead_ms(info: ObjectInfo | None, before_ms: int, after_ms: int) -> int:

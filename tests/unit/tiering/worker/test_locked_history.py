@@ -74,9 +74,17 @@ class WatchedStore(FaultyStore):
         self._note(key, lock)
         await super().put(key, parts, if_absent=if_absent, storage_class=storage_class, lock=lock)
 
-    async def create_upload(self, key: str, part_bytes: int, storage_class: str = "", lock: ObjectLock | None = None) -> Upload:
+    async def create_upload(
+        self,
+        key: str,
+        part_bytes: int,
+        storage_class: str = "",
+        lock: ObjectLock | None = None,
+        *,
+        if_absent: bool = True,
+    ) -> Upload:
         self._note(key, lock)
-        return await super().create_upload(key, part_bytes, storage_class, lock)
+        return await super().create_upload(key, part_bytes, storage_class, lock, if_absent=if_absent)
 
     def _note(self, key: str, lock: ObjectLock | None) -> None:
         if lock is not None:

@@ -7,6 +7,7 @@ import logging
 import os
 import random
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -54,13 +55,21 @@ class WithoutRanges(FaultyStore):
 
 
 class WithoutUploads(FaultyStore):
-    async def create_upload(self, key: str, part_bytes: int, storage_class: str = "", lock: ObjectLock | None = None) -> Upload:
+    async def create_upload(
+        self,
+        key: str,
+        part_bytes: int,
+        storage_class: str = "",
+        lock: ObjectLock | None = None,
+        *,
+        if_absent: bool = True,
+    ) -> Upload:
         raise Invalid("not implemented")
 
 
 class OverwritingUploads(FaultyStore):
-    async def complete_upload(self, upload: Upload, parts: Sequence[UploadedPart], *, if_absent: bool = True) -> None:
-        await super().complete_upload(upload, parts, if_absent=False)
+    async def complete_upload(self, upload: Upload, parts: Sequence[UploadedPart]) -> str:
+        return await super().complete_upload(replace(upload, if_absent=False), parts)
 
 
 class StaleListings(FaultyStore):

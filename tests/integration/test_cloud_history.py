@@ -1,4 +1,4 @@
-"""History in Azure, on Azurite: cold reads by a Kafka client, each command that takes a store, an archive, and Spark."""
+"""History in Azure and Google Cloud, on emulators: cold reads by a Kafka client, commands, an archive, and Spark."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from uuid import uuid4
 
 import pytest
 from confluent_kafka import Consumer, Producer
-from conftest import AZURITE, AzureServer
+from conftest import AZURITE, FAKE_GCS
 
 from stratalog.local.state import load_state
 
@@ -26,8 +26,8 @@ pytestmark = [
     pytest.mark.s3,
     pytest.mark.spark,
     pytest.mark.timeout(300),
-    pytest.mark.skipif(AZURITE not in os.environ, reason="a suite of its own, which needs Node: make contract-azure"),
 ]
+EMULATORS = {"azurite": AZURITE, "gcs": FAKE_GCS}
 RECORDS = 500
 
 
@@ -70,10 +70,16 @@ def consume(bootstrap: str, count: int) -> list[bytes]:
     return found
 
 
-def test_history_in_azure_is_read_by_clients_commands_archives_and_spark(
-    tmp_path: Path, azurite_server: AzureServer, spark: SparkSession
+@pytest.mark.parametrize("emulator", EMULATORS)
+def test_history_in_a_cloud_is_read_by_clients_commands_archives_and_spark(
+    tmp_path: Path, request: pytest.FixtureRequest, emulator: str
 ) -> None:
-    store = azurite_server.make_bucket(f"history-{uuid4().hex[:12]}").replace("?", "/some/prefix?")
+    if EMULATORS[emulator] not in os.environ:
+        pytest.skip("suites of their own: make contract-azure, make contract-gcs")
+    spark: SparkSession = request.getfixturevalue("spark")
+    store = (
+        request.getfixturevalue(f"{emulator}_server").make_bucket(f"history-{uuid4().hex[:12]}").replace("?", "/some/prefix?")
+    )
     data = tmp_path / "data"
     written = [b"record %d" % number for number in range(RECORDS)]
     with server(tmp_path / "log", "up", "--data", str(data), "--store", store, "--kafka", "127.0.0.1:0") as line:

@@ -1,0 +1,77 @@
+"""Credentials for Google Cloud Storage: one source for obstore's reads and for our own requests.
+
+google-auth finds them as all of Google's clients do (Application Default Credentials): the file that
+``GOOGLE_APPLICATION_CREDENTIALS`` names, which may be a service account's key or describe a workload identity; the user's own
+after ``gcloud auth application-default login``; the service account of the machine. Tokens are renewed before they expire.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from datetime import UTC
+from typing import TYPE_CHECKING, Any, Final
+
+import google.auth
+import urllib3
+from google.auth.exceptions import DefaultCredentialsError, GoogleAuthError, TransportError
+from google.auth.transport.urllib3 import Request
+
+from stratalog_core.errors import Invalid, Unavailable
+from stratalog_core.ports import Background
+
+if TYPE_CHECKING:
+    from obstore.store import GCSCredential
+
+VARIABLE: Final = "GOOGLE_APPLICATION_CREDENTIALS"
+_SCOPE: Final = "https://www.googleapis.com/auth/devstorage.read_write"
+_TIMEOUT: Final = urllib3.Timeout(connect=2.0, read=10.0)
+
+
+class GcsCredentials:
+    """``place`` is the store's address for error messages. May be used from many threads. Sends no request before ``token``."""
+
+    def __init__(self, place: str, background: Background) -> None:
+        self._place = place
+        self._background = background
+        self._pool = urllib3.PoolManager(retries=False, timeout=_TIMEOUT)
+        self._request = Request(self._pool)  # type: ignore[no-untyped-call]
+        self._renewing = threading.Lock()
+        self._found: Any = None
+
+    async def __call__(self) -> GCSCredential:
+        """The token with which obstore sends its requests."""
+        await self._background.run(self.token)
+        expiry = self._found.expiry
+        return {"token": self._found.token, "expires_at": expiry and expiry.replace(tzinfo=UTC)}
+
+    def token(self) -> str:
+        """A token that is valid for some minutes. Blocks. Raises ``Unavailable``, or ``Invalid`` if there is none."""
+        with self._renewing:
+            try:
+                if self._found is None:
+                    self._found = google.auth.default(scopes=[_SCOPE], request=self._request)[0]
+                if not self._found.valid or self._found.token_state.name != "FRESH":
+                    self._found.refresh(self._request)
+            except DefaultCredentialsError:
+                raise Invalid(f"{self._place}: {_no_credentials()}") from None
+            except TransportError:
+                raise Unavailable(f"{self._place}: the service that issues tokens did not answer") from None
+            except GoogleAuthError as refused:
+                if refused.retryable:
+                    raise Unavailable(f"{self._place}: no token was issued; the service asks to repeat the request") from None
+                raise Invalid(f"{self._place}: no token was issued; check the credentials and the role") from None
+            return str(self._found.token)
+
+    def close(self) -> None:
+        self._pool.clear()
+
+
+def _no_credentials() -> str:
+    """Why no credentials were found, without the file's content."""
+    if path := os.environ.get(VARIABLE):
+        return f"{VARIABLE} names {path}, which cannot be read or is not a credentials file"
+    return (
+        f"no credentials: set {VARIABLE} to the path of a credentials file, or log in with"
+        " 'gcloud auth application-default login', or run on a machine of Google Cloud that has a service account"
+    )

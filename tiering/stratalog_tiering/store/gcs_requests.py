@@ -1,0 +1,143 @@
+"""Requests to Google Cloud Storage that obstore does not offer: its JSON interface, by urllib3, in the store's threads.
+
+``send`` makes one attempt and raises this project's errors: the request had no effect, its outcome is unknown, or it was
+refused. No error repeats a URL: the one of a resumable upload is a secret.
+
+Source: Google's reference of the JSON API for Cloud Storage, version 1.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, Final, TypeVar
+from urllib.parse import quote, urlencode
+
+from stratalog_core.errors import Conflict, Invalid, NoSuchObject, OutcomeUnknown, StratalogError, Unavailable
+from stratalog_core.ports import Background, Buffer
+from stratalog_tiering.store.base import Locked
+from stratalog_tiering.store.gcs_credentials import GcsCredentials
+from stratalog_tiering.store.http_requests import Answer, HttpRequests
+from stratalog_tiering.store.s3_attempts import repeated
+from stratalog_tiering.store.store_url import GcsLocation
+
+INCOMPLETE: Final = 308
+"""The status with which a resumable upload says that it waits for more bytes."""
+_ABORTED: Final = 499
+"""The status with which a resumable upload confirms that it was given up."""
+_NO_BUCKET: Final = re.compile(r"bucket does not exist", re.IGNORECASE)
+_WRONG_CHECKSUM: Final = re.compile(r"doesn't match calculated", re.IGNORECASE)
+_LOCKED: Final = frozenset({"retentionPolicyNotMet", "objectUnderActiveHold"})
+_LIMITED: Final = frozenset({"rateLimitExceeded", "userRateLimitExceeded"})
+_Result = TypeVar("_Result")
+
+
+class GcsRequests:
+    """Requests to one bucket. An endpoint without TLS, which an emulator has, gets no credentials."""
+
+    def __init__(self, location: GcsLocation, credentials: GcsCredentials, background: Background, threads: int) -> None:
+        self._location = location
+        self._credentials = credentials
+        self._background = background
+        self._http = HttpRequests(location.url, threads)
+        self._has_bucket = False
+
+    async def run(self, call: Callable[[], _Result]) -> _Result:
+        """The result of a call that blocks, such as one of :meth:`send`."""
+        return await self._background.run(call)
+
+    async def repeated(self, call: Callable[[], _Result]) -> _Result:
+        """The result of a call that blocks and may be repeated."""
+        return await repeated(lambda: self._background.run(call))
+
+    def bucket(self, fields: str) -> Any:
+        """The bucket's own metadata. Blocks."""
+        return decoded(self._send("GET", f"/storage/v1/b/{self._location.bucket}", {"fields": fields}, {}, b"", "the bucket"))
+
+    def objects(self, query: Mapping[str, str]) -> Any:
+        """A page of the listing. Blocks."""
+        return decoded(self._send("GET", f"/storage/v1/b/{self._location.bucket}/o", query, {}, b"", "the bucket"))
+
+    def object(self, method: str, key: str, query: Mapping[str, str]) -> Answer:
+        """The answer to a request about an object's metadata. Blocks."""
+        path = f"/storage/v1/b/{self._location.bucket}/o/{quote(self._location.name(key), safe='')}"
+        return self._send(method, path, query, {}, b"", key)
+
+    def upload(self, key: str, query: Mapping[str, str], content_type: str, body: bytes) -> Answer:
+        """The answer to a request that begins to write an object, or writes it whole. Blocks."""
+        path = f"/upload/storage/v1/b/{self._location.bucket}/o"
+        return self._send("POST", path, {"name": self._location.name(key), **query}, {"Content-Type": content_type}, body, key)
+
+    def session(self, method: str, session: str, headers: Mapping[str, str], body: Buffer, key: str) -> Answer:
+        """The answer to a request to a resumable upload, whose path and query are ``session``. Blocks."""
+        return self._send(method, session, {}, {**headers, "Content-Length": str(len(body))}, body, key)
+
+    def check_bucket(self) -> None:
+        """Raise ``Invalid`` if the bucket does not exist. Blocks. Sends at most one request until one has succeeded."""
+        if not self._has_bucket:
+            self.objects({"maxResults": "1", "fields": "kind"})
+
+    def close(self) -> None:
+        self._http.close()
+
+    def _send(
+        self, method: str, path: str, query: Mapping[str, str], headers: Mapping[str, str], body: Buffer, about: str
+    ) -> Answer:
+        url = self._location.endpoint + path + (f"?{urlencode(query, quote_via=quote)}" if query else "")
+        if self._location.has_credentials:
+            headers = {**headers, "Authorization": f"Bearer {self._credentials.token()}"}
+        answer = self._http.send(method, url, headers, body, about)
+        if 200 <= answer.status < 300 or answer.status in (INCOMPLETE, _ABORTED):
+            self._has_bucket = True
+            return answer
+        failure = refusal(answer.status, *_reason(answer.body), about, self._location.url)
+        if isinstance(failure, NoSuchObject):
+            if about == "the bucket":
+                raise _no_bucket(self._location.url)
+            self.check_bucket()
+        raise failure
+
+
+def decoded(answer: Answer) -> Any:
+    """The object in the body of a successful answer. Raises ``OutcomeUnknown`` if there is none."""
+    try:
+        found = json.loads(answer.body)
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise OutcomeUnknown("Google Cloud Storage sent an answer that is not JSON")
+    return found
+
+
+def refusal(status: int, reason: str, message: str, about: str, place: str) -> StratalogError:
+    """The error for a refused request; ``OutcomeUnknown`` if it may have had an effect."""
+    shown = f"{status} {reason}".strip()
+    if status == 404 and _NO_BUCKET.search(message):
+        return _no_bucket(place)
+    if status in (404, 410) and reason:  # without one, something between us and the service has answered
+        return NoSuchObject(f"object {about} does not exist in {place}", key=about)
+    if status == 412:
+        return Conflict(f"object {about} already exists in {place}", key=about)
+    if status == 403 and reason in _LOCKED:
+        return Locked(f"{place}: {about} is protected by a retention policy or a hold ({reason})", until_ms=0)
+    if status in (408, 429) or reason in _LIMITED or _WRONG_CHECKSUM.search(message):
+        return Unavailable(f"{place} temporarily refused the request ({shown})")
+    if status in (401, 403):
+        return Invalid(f"{place}: access to {about} was refused ({shown}); check the credentials and the role")
+    if 400 <= status < 500:
+        return Invalid(f"{place}: the request about {about} was refused ({shown})")
+    return OutcomeUnknown(f"{place} failed at {about} ({shown})")
+
+
+def _no_bucket(place: str) -> Invalid:
+    return Invalid(f"{place}: the bucket does not exist; create it first")
+
+
+def _reason(body: bytes) -> tuple[str, str]:
+    """Reason and message of a refusal; empty if it gives none."""
+    try:
+        error = json.loads(body)["error"]
+        return str(error["errors"][0].get("reason", "")), str(error.get("message", ""))
+    except (ValueError, KeyError, TypeError, IndexError, AttributeError):
+        return "", body[:200].decode(errors="replace")
