@@ -1,4 +1,4 @@
-"""The common parts of commands that delete: ``--yes`` and the confirmation."""
+"""The common parts of commands whose effect cannot be undone: ``--yes`` and the confirmation."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ class Nemesis:
             "drain": lambda fault: self._each(fault, lambda name: self._try("broker", "drain", _number(name), "--no-wait")),
             "decommission": lambda fault: self._each(fault, lambda name: self._try("bookie", "decommission", name)),
             "replace": lambda fault: self._each(
-                fault, lambda name: self._try("metadata", "remove", _number(name), "--timeout", "20")
+                fault, lambda name: self._try("metadata", "remove", _number(name), "--timeout", "20", "--yes")
             ),
         }
         self._end: dict[str, Act] = {

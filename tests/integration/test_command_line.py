@@ -108,7 +108,10 @@ def test_groups_and_their_offsets_are_deleted(cluster: ProcessCluster) -> None:
     topic, other, group = cluster.new_topic(), cluster.new_topic(), cluster.new_group()
     for name in (topic, other):
         cluster.run("produce", name, stdin="1\n")
-        cluster.run("group", "reset", group, name, "--to", "latest")
+        reset = ("group", "reset", group, name, "--to", "latest")
+        cluster.run(*reset, stdin="y\n", expect=ExitCode.USAGE)
+        assert [row["committed_offset"] for row in cluster.json(*reset, "--dry-run")["offsets"]] == [1]
+        cluster.run(*reset, "--yes")
     cluster.run("group", "delete-offsets", group, topic, stdin="y\n", expect=ExitCode.USAGE)
     deleted = cluster.json("group", "delete-offsets", group, topic, "--yes")
     assert deleted == {"group": group, "topic": topic, "partitions": [0]}

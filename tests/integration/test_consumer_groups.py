@@ -114,7 +114,7 @@ def test_a_group_goes_on_where_it_stood_and_can_be_reset(cluster: ProcessCluster
         members.close()
         assert set(members.seen) == expected
         _fill(cluster, topic, RECORDS)
-    rows = cluster.json("group", "reset", group, topic, "--to", "earliest")["offsets"]
+    rows = cluster.json("group", "reset", group, topic, "--to", "earliest", "--yes")["offsets"]
     assert [row["committed_offset"] for row in rows] == [0] * PARTITIONS
     assert {"group": group, "state": "empty"} in cluster.json("group", "list")["groups"]
 

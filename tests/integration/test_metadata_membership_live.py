@@ -122,7 +122,7 @@ async def lose_a_disk(operator: Operator, quorum: ProcessCluster) -> None:
     shutil.rmtree(quorum.data / name)
     await asyncio.to_thread(quorum.run, "cluster", "restart", name)
     await asyncio.to_thread(wait_until_refused, quorum.data / "logs" / f"{name}.log")
-    await operator.run("metadata", "remove", str(number))
+    await operator.run("metadata", "remove", str(number), "--yes")
     await operator.run("cluster", "restart", name)
     await operator.run("metadata", "add", f"{number}={address}")
     members = (await operator.status())["members"]

@@ -75,6 +75,7 @@ def describe(name: str, data: Path | None, bootstrap: str | None, as_json: bool)
 @click.option("--to", "target", required=True, help=f"New offset: {TARGETS}")
 @click.option("--partition", "partitions", multiple=True, type=int, help="Only this partition; repeatable.")
 @click.option("--dry-run", is_flag=True, help="Show the new offsets without setting them.")
+@yes_option
 @kafka_options
 @json_option
 def reset(
@@ -83,6 +84,7 @@ def reset(
     target: str,
     partitions: tuple[int, ...],
     dry_run: bool,
+    yes: bool,
     data: Path | None,
     bootstrap: str | None,
     as_json: bool,
@@ -96,6 +98,7 @@ def reset(
     finally:
         reader.close()
     if not dry_run:
+        confirm(f"Set the offsets of group {name} for {len(found)} partitions of {topic} to {target}?", yes=yes)
         change = ConsumerGroupTopicPartitions(name, found)
         kafka.of_group(address, lambda client: client.alter_consumer_group_offsets([change], request_timeout=kafka.TIMEOUT_S))
     rows = [{"topic": topic, "partition": place.partition, "committed_offset": place.offset} for place in found]

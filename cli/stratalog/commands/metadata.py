@@ -9,6 +9,7 @@ import click
 
 from stratalog.command_group import CommandGroup
 from stratalog.commands.role import run_role
+from stratalog.deletion import confirm, yes_option
 from stratalog.hot.quorum import administration_session, member_rows, split_node
 from stratalog.output import json_option, print_done, print_json, print_rows
 from stratalog.target import metadata_of, quorum_options
@@ -80,14 +81,17 @@ async def _add(addresses: list[str], node_id: int, address: str, timeout_s: floa
 @metadata.command()
 @click.argument("node_id", type=click.IntRange(min=1), metavar="ID")
 @_timeout_option
+@yes_option
 @quorum_options
 @json_option
-def remove(node_id: int, timeout_s: float, data: Path | None, metadata: str | None, as_json: bool) -> None:
+def remove(node_id: int, timeout_s: float, yes: bool, data: Path | None, metadata: str | None, as_json: bool) -> None:
     """Remove node ID, which may be down or the leader. It can join again only with an empty data_dir.
 
     Refused if too few of the remaining nodes answer.
     """
-    asyncio.run(_remove(metadata_of(data, metadata), node_id, timeout_s))
+    addresses = metadata_of(data, metadata)
+    confirm(f"Remove node {node_id} from the metadata quorum? It can join again only with an empty data_dir.", yes=yes)
+    asyncio.run(_remove(addresses, node_id, timeout_s))
     print_done({"node": node_id, "state": "removed"}, f"node {node_id} removed", as_json=as_json)
 
 

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import click
 
+from stratalog.commands.role import serve
 from stratalog.roles import archive
-from stratalog.roles.runtime import Configuration, Node, run
+from stratalog.roles.runtime import Configuration, Node
 from stratalog.target import DEFAULT_BOOTSTRAP, existing_store
 
 
@@ -58,4 +59,4 @@ def serve_archive(
         click.echo(f"Kafka consumers find the archive at {address}; positions in {file}; Ctrl-C stops it.")
         return address
 
-    run(Configuration(file=config, overrides=overrides), "archive", start)
+    serve(Configuration(file=config, overrides=overrides), "archive", start)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Final
 
 import click
 
 from stratalog import kafka
 from stratalog.command_group import CommandGroup
+from stratalog.deletion import confirm, yes_option
 from stratalog.hanging_transactions import OpenTransaction, abort_hanging, find_hanging
 from stratalog.output import json_option, print_done, print_json, print_listing, print_rows
 from stratalog.target import bootstrap_of, kafka_options
@@ -16,6 +18,8 @@ from stratalog.transactions import describe_transaction, list_transactions
 from stratalog_core.errors import Conflict
 from stratalog_core.kafka_clients import translated
 from stratalog_core.moments import utc_text
+
+_SHOWN_MAX: Final = 10
 
 
 @click.group(cls=CommandGroup)
@@ -49,14 +53,17 @@ def describe(transactional_id: str, data: Path | None, bootstrap: str | None, as
 
 @txn.command()
 @click.argument("transactional_id")
+@yes_option
 @kafka_options
 @json_option
-def abort(transactional_id: str, data: Path | None, bootstrap: str | None, as_json: bool) -> None:
+def abort(transactional_id: str, yes: bool, data: Path | None, bootstrap: str | None, as_json: bool) -> None:
     """Abort the ongoing transaction of a transactional id, and fence its producer."""
     address = bootstrap_of(data, bootstrap)
     found = asyncio.run(describe_transaction(address, transactional_id))
     if found["state"] != "Ongoing":
         raise Conflict(f"{transactional_id} has no ongoing transaction; its state is {found['state']}")
+    partitions = len(found["partitions"])
+    confirm(f"Abort the transaction of {transactional_id} in {partitions} partitions, and fence its producer?", yes=yes)
     # Like Kafka's Admin.fenceProducers: InitProducerId aborts the transaction of the previous producer.
     producer = kafka.producer(address, {"transactional.id": transactional_id, "transaction.timeout.ms": found["timeout_ms"]})
     with translated():
@@ -77,13 +84,23 @@ def abort(transactional_id: str, data: Path | None, bootstrap: str | None, as_js
 @click.option(
     "--abort", "aborts", is_flag=True, help="Abort the transactions found, so that read_committed consumers continue."
 )
+@yes_option
 @kafka_options
 @json_option
 def find_hanging_ones(
-    topic: str | None, timeout_minutes: int, aborts: bool, data: Path | None, bootstrap: str | None, as_json: bool
+    topic: str | None,
+    timeout_minutes: int,
+    aborts: bool,
+    yes: bool,
+    data: Path | None,
+    bootstrap: str | None,
+    as_json: bool,
 ) -> None:
     """List transactions that are open in a partition but that no coordinator will end (KIP-664)."""
-    found = asyncio.run(_find_hanging(bootstrap_of(data, bootstrap), topic, timeout_minutes * 60_000, aborts=aborts))
+    found = asyncio.run(find_hanging(bootstrap_of(data, bootstrap), topic, timeout_minutes * 60_000))
+    if aborts and found:
+        confirm(f"Abort {_shown(found)}?", yes=yes)
+        asyncio.run(_abort(found))
     rows = [
         {
             "topic": each.topic,
@@ -100,9 +117,14 @@ def find_hanging_ones(
     print_listing("transactions", rows, columns, as_json=as_json)
 
 
-async def _find_hanging(bootstrap: str, topic: str | None, timeout_ms: int, *, aborts: bool) -> list[OpenTransaction]:
-    found = await find_hanging(bootstrap, topic, timeout_ms)
-    if aborts:
-        for each in found:
-            await abort_hanging(each)
-    return found
+def _shown(found: list[OpenTransaction]) -> str:
+    shown = ", ".join(
+        f"the transaction of producer {each.producer_id} in {each.topic}-{each.partition} since offset {each.start_offset}"
+        for each in found[:_SHOWN_MAX]
+    )
+    return shown + (f" and {len(found) - _SHOWN_MAX} more transactions" if len(found) > _SHOWN_MAX else "")
+
+
+async def _abort(found: list[OpenTransaction]) -> None:
+    for each in found:
+        await abort_hanging(each)

@@ -8,9 +8,10 @@ from pathlib import Path
 import click
 import psutil
 
+from stratalog.commands.role import serve
 from stratalog.local.state import EMBEDDED_ROLE, ClusterState, ProcessState, refuse_cluster, save_state
 from stratalog.roles import embedded
-from stratalog.roles.runtime import Configuration, Node, run
+from stratalog.roles.runtime import Configuration, Node
 from stratalog.target import DEFAULT_BOOTSTRAP
 
 
@@ -41,7 +42,7 @@ def up(data: Path, kafka: str, store: str | None, second_store: str | None, conf
         click.echo(f"Stratalog serves Kafka clients at {address}; data in {data}; Ctrl-C stops it.")
         return address
 
-    run(Configuration(file=config, overrides=overrides), "stratalog", start)
+    serve(Configuration(file=config, overrides=overrides), "stratalog", start)
 
 
 def _remember(data: Path, node: Node, address: str) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import pty
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -86,6 +88,24 @@ def test_a_mistyped_command_is_corrected() -> None:
     assert "No such command 'xyzzy'.\n" in _run("xyzzy").stderr
 
 
+def test_a_command_that_cannot_be_undone_asks_on_a_terminal_and_is_refused_elsewhere() -> None:
+    command = [sys.executable, "-m", "stratalog", "metadata", "remove", "2", "--metadata", "127.0.0.1:9", "--timeout", "1"]
+    question = "Remove node 2 from the metadata quorum?"
+    done = subprocess.run(command, input="y\n", capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == ExitCode.USAGE
+    assert question in done.stderr
+    assert "give --yes" in done.stderr
+    keyboard, terminal = pty.openpty()
+    try:
+        os.write(keyboard, b"n\n")
+        done = subprocess.run(command, stdin=terminal, capture_output=True, text=True, timeout=60, check=False)
+    finally:
+        os.close(keyboard)
+        os.close(terminal)
+    assert done.returncode == ExitCode.INTERRUPTED
+    assert question in done.stderr
+
+
 @pytest.mark.parametrize("words", [("key", "create", "k", "--keys"), ("up", "--kafka", "127.0.0.1:0", "--data")])
 def test_a_path_that_cannot_be_used_is_one_line(words: tuple[str, ...], tmp_path: Path) -> None:
     file = tmp_path / "file"
@@ -156,7 +176,11 @@ def test_the_help_of_a_group_cuts_no_description(name: str) -> None:
     assert [line for line in lines if line.endswith("...")] == []
 
 
-@pytest.mark.parametrize("name", [name for name in _COMMANDS if name.rpartition(" ")[2].startswith("delete")])
+_NOT_UNDONE = {"group reset", "metadata remove", "txn abort", "txn find-hanging"}
+"""Commands beside ``delete`` whose effect cannot be undone."""
+
+
+@pytest.mark.parametrize("name", sorted(_NOT_UNDONE | {name for name in _COMMANDS if " delete" in name}))
 def test_what_destroys_asks_first(name: str) -> None:
     assert "--yes" in {option for parameter in _COMMANDS[name].params for option in parameter.opts}
 

@@ -61,7 +61,10 @@ async def test_transactions_are_listed_described_and_aborted(cluster: MiniCluste
         found = run(bootstrap, "describe", "copier")
         assert (found["state"], found["partitions"]) == ("Ongoing", ["target-0", "target-1"])
         assert found["coordinator"] == row["coordinator"]
-        assert run(bootstrap, "abort", "copier")["partitions"] == ["target-0", "target-1"]
+        with pytest.raises(Invalid, match=r"Abort the transaction of copier in 2 partitions.*--yes"):
+            run(bootstrap, "abort", "copier")
+        assert run(bootstrap, "describe", "copier")["state"] == "Ongoing"
+        assert run(bootstrap, "abort", "copier", "--yes")["partitions"] == ["target-0", "target-1"]
         with pytest.raises(KafkaException):
             made.commit_transaction(30)
         with pytest.raises(Conflict):
@@ -101,7 +104,11 @@ async def test_hanging_transactions_are_found_and_aborted_and_others_are_left_al
         assert find("--max-transaction-timeout", str(100 * 366 * 24 * 60)) == []
         with pytest.raises(NotFound):
             find("--topic", "absent")
-        assert [each["aborted"] for each in find("--abort")] == [True]
+        with pytest.raises(Invalid, match=r"producer 77 in target-0 since offset 1.*--yes"):
+            find("--abort")
+        assert find() == [row]
+        assert [each["aborted"] for each in find("--abort", "--yes")] == [True]
+        assert find("--abort") == []
         assert find() == []
         live.commit_transaction(30)
         consumer = confluent_kafka.Consumer(
