@@ -145,10 +145,12 @@ def other_outcomes_are_refused_before_markers_are_written() -> None:
 
 def timeouts_fence_producers() -> None:
     """A coordinator that aborts a transaction after its timeout raises the epoch of its producer by two."""
-    abort: Callable[..., Transaction] = TransactionCoordinator._server_abort
+    abort: Callable[..., Transaction | None] = TransactionCoordinator._server_abort
 
-    def fencing(self: TransactionCoordinator, transaction: Transaction, now: Instant) -> Transaction:
-        return abort(self, transaction.fenced(), now)
+    def fencing(
+        self: TransactionCoordinator, transaction: Transaction, unused_id: int | None, now: Instant
+    ) -> Transaction | None:
+        return abort(self, transaction.fenced(), unused_id, now)
 
     _swap(TransactionCoordinator, "_server_abort", fencing)
 

@@ -64,6 +64,7 @@ class TransactionApplication:
         coordinator_epoch: int,
         markers: MarkerSender,
         version: Callable[[], int],
+        spare_id: Callable[[], int | None],
     ) -> None:
         self.number = next(_numbers)
         self._clock = clock
@@ -71,7 +72,8 @@ class TransactionApplication:
         self._writer = writer
         self._coordinator_epoch = coordinator_epoch
         self._markers = markers
-        self._coordinator: TransactionCoordinator | None = TransactionCoordinator(limits, store, self._now(), version)
+        self._coordinator: TransactionCoordinator | None
+        self._coordinator = TransactionCoordinator(limits, store, self._now(), version, spare_id)
         self._tasks: set[asyncio.Task[None]] = set()
         self._wake = WakeTimer(self._tick)
         for transaction in store.transactions.values():
@@ -208,17 +210,18 @@ def transaction_kind(
     clock: Clock,
     markers: MarkerSender,
     version: Callable[[], int],
+    spare_id: Callable[[], int | None],
     *,
     partition_count: int,
     copies: int,
 ) -> CoordinatorKind[TransactionStore, TransactionApplication]:
     """Return transactions as a kind of coordinator; the numbers are those of ``__transaction_state`` when it is created.
 
-    ``version`` returns the cluster's ``transaction.version``.
+    ``version`` returns the cluster's ``transaction.version``, ``spare_id`` an unused producer id, or None for the moment.
     """
 
     def start(store: TransactionStore, writer: RecordWriter, leader_epoch: int) -> TransactionApplication:
-        return TransactionApplication(limits, clock, store, writer, leader_epoch, markers, version)
+        return TransactionApplication(limits, clock, store, writer, leader_epoch, markers, version, spare_id)
 
     return CoordinatorKind(
         key_type=KEY_TYPE,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Iterator
 
 from kio.schema.errors import ErrorCode
@@ -25,6 +26,8 @@ from stratalog_broker.protocol.errors import KafkaError
 from stratalog_core.errors import StratalogError
 from stratalog_core.ports import Clock
 from stratalog_metadata.client.api import MetadataClient
+
+_log = logging.getLogger(__name__)
 
 
 def limits_of(settings: BrokerSettings) -> TransactionLimits:
@@ -49,6 +52,8 @@ class TransactionService:
         producer_ids: ProducerIds,
     ) -> None:
         self._producer_ids = producer_ids
+        self._spare_id: int | None = None
+        self._stocking: asyncio.Task[None] | None = None
         self._cleanup_s = settings.transaction_remove_expired_transaction_cleanup_interval_ms / 1000
         self._markers = MarkerSender(metadata, peers, lambda decision: completed(self.coordinators(), decision))
         kind = transaction_kind(
@@ -56,6 +61,7 @@ class TransactionService:
             clock,
             self._markers,
             lambda: finalized_features(metadata.view).level_of(TRANSACTION_VERSION),
+            self._take_spare_id,
             partition_count=settings.transaction_state_log_num_partitions,
             copies=settings.transaction_state_log_replication_factor,
         )
@@ -69,6 +75,8 @@ class TransactionService:
     def close(self) -> None:
         if self._expiry is not None:
             self._expiry.cancel()
+        if self._stocking is not None:
+            self._stocking.cancel()
         self._markers.close()
 
     def _expire(self) -> None:
@@ -122,6 +130,19 @@ class TransactionService:
         return await application.end(
             transactional_id, producer, commit=commit, client_version=client_version, unused_id=unused_id
         )
+
+    def _take_spare_id(self) -> int | None:
+        """Return an unused producer id for an abort that no request asks for; None until the next one is stocked."""
+        spare, self._spare_id = self._spare_id, None
+        if spare is None and (self._stocking is None or self._stocking.done()):
+            self._stocking = asyncio.get_running_loop().create_task(self._stock())
+        return spare
+
+    async def _stock(self) -> None:
+        try:
+            self._spare_id = await self._producer_ids.take()
+        except StratalogError as failure:
+            _log.info("there is no producer id for the abort of a transaction, which is tried again: %s", failure)
 
     async def _unused_id(self, transactional_id: str) -> int | None:
         """Return a producer id if the next request for this id may need one."""

@@ -67,10 +67,21 @@ Planned = Transaction | ErrorCode
 class TransactionCoordinator:
     """See the module's header. ``store`` changes only by what has been written."""
 
-    def __init__(self, limits: TransactionLimits, store: TransactionStore, now: Instant, version: Callable[[], int]) -> None:
-        """``version`` returns the cluster's ``transaction.version``, for what the coordinator does on its own."""
+    def __init__(
+        self,
+        limits: TransactionLimits,
+        store: TransactionStore,
+        now: Instant,
+        version: Callable[[], int],
+        spare_id: Callable[[], int | None],
+    ) -> None:
+        """The functions are for what the coordinator does on its own.
+
+        ``version`` returns the cluster's ``transaction.version``, ``spare_id`` an unused producer id, or None for the moment.
+        """
         self._limits = limits
         self._version = version
+        self._spare_id = spare_id
         self._store = store
         self._pending: dict[str, Transaction] = {}
         self._deadlines: dict[str, int] = {}
@@ -108,7 +119,8 @@ class TransactionCoordinator:
                 )
             )  # fmt: skip
         if known.state is TransactionState.ONGOING:
-            return self._plan(self._server_abort(known, now))
+            abort = self._server_abort(known, unused_id, now)
+            return ErrorCode.concurrent_transactions if abort is None else self._plan(abort)
         return self._next_epoch(known, timeout_ms, expected, unused_id, now)
 
     def _check_init(self, transactional_id: str, timeout_ms: int, expected: ProducerEpoch | None) -> ErrorCode:
@@ -253,17 +265,22 @@ class TransactionCoordinator:
         self._pending[transaction.transactional_id] = transaction
         return transaction
 
-    def _server_abort(self, transaction: Transaction, now: Instant) -> Transaction:
-        """Return the abort of an ongoing transaction that its producer did not ask for.
+    def _server_abort(self, transaction: Transaction, unused_id: int | None, now: Instant) -> Transaction | None:
+        """Return the abort of an ongoing transaction that its producer did not ask for; None if that needs an unused id.
 
         At version 2 this raises the epoch once, as an abort by the producer does (KAFKA-19367): a producer of version 2 whose
-        transaction timed out gets the next epoch by EndTxn, and any producer gets it by InitProducerId with its epoch. Below
-        version 2, and if the epochs are exhausted, the new epoch is given to nobody and the producer is fenced.
+        transaction timed out gets the next epoch by EndTxn, and any producer gets it by InitProducerId with its epoch. If the
+        epochs are exhausted, it gets an unused id in the same way. Below version 2 the new epoch is given to nobody and the
+        producer is fenced.
         """
-        version = self._version()
-        if version < EPOCH_BUMP_VERSION or transaction.is_epoch_exhausted:
+        version, next_id = self._version(), NO_PRODUCER_ID
+        if version < EPOCH_BUMP_VERSION:
             transaction = transaction.fenced()
-        return transaction.prepared(commit=False, client_version=version, next_producer_id=NO_PRODUCER_ID, now_ms=now.wall_ms)
+        elif transaction.is_epoch_exhausted:
+            if unused_id is None:
+                return None
+            next_id = unused_id
+        return transaction.prepared(commit=False, client_version=version, next_producer_id=next_id, now_ms=now.wall_ms)
 
     # -- time
 
@@ -282,11 +299,13 @@ class TransactionCoordinator:
             deadline_ms = self._deadlines.get(transactional_id)
             if deadline_ms is None:
                 continue
-            known = self._store.transactions[transactional_id]
-            if deadline_ms > now.monotonic_ms or transactional_id in self._pending:
+            known, abort = self._store.transactions[transactional_id], None
+            if deadline_ms <= now.monotonic_ms and transactional_id not in self._pending:
+                abort = self._server_abort(known, self._spare_id() if known.is_epoch_exhausted else None, now)
+            if abort is None:
                 self._wakes.plan(transactional_id, max(deadline_ms, now.monotonic_ms + RETRY_MS))
             else:
-                yield self._plan(self._server_abort(known, now))
+                yield self._plan(abort)
 
     def expired(self, now: Instant) -> Iterator[Transaction]:
         """Plan and yield the removal of the ids that were not used for a long time and have no transaction."""

@@ -32,7 +32,10 @@ class Shell:
         self.limits = TransactionLimits(**limits)
         self.store = store or TransactionStore()
         self.now_ms = now_ms
-        self.core = TransactionCoordinator(self.limits, self.store, self.now, lambda: version)
+        self.spare_ids: list[int] = []
+        self.core = TransactionCoordinator(
+            self.limits, self.store, self.now, lambda: version, lambda: self.spare_ids.pop() if self.spare_ids else None
+        )
         self.unused_id = 100
 
     @property
@@ -407,18 +410,79 @@ def test_a_new_producer_fences_the_old_one_although_its_abort_raised_the_epoch_o
         assert shell.end(commit=commit, producer=first, version=2) is E.producer_fenced
 
 
-def test_a_timeout_at_the_last_epoch_of_an_id_fences_the_producer() -> None:
-    shell = begun(version=2)
+def at_the_last_epoch(version: int = 2) -> Shell:
+    shell = begun(version=version)
     shell.store.transactions[ID] = shell.known.initialized(EPOCH_MAX - 1, -1, TIMEOUT_MS, 0)
+    return shell
+
+
+def test_a_producer_whose_transaction_timed_out_at_the_last_epoch_goes_on_with_another_id() -> None:
+    shell = at_the_last_epoch()
     last = shell.producer
+    shell.spare_ids.append(900)
     time_out(shell)
+    assert shell.producer == ProducerEpoch(101, EPOCH_MAX), "markers have an epoch that no producer is given"
+    shell = Shell(TransactionStore.from_snapshot(shell.store.snapshot()), version=2)
+    assert shell.end(commit=False, producer=last, version=2) is E.concurrent_transactions
     shell.complete()
-    assert shell.producer == ProducerEpoch(101, EPOCH_MAX), "an epoch that no producer is given"
-    assert shell.end(commit=False, producer=last, version=2) is E.producer_fenced
-    assert shell.init(expected=last) is E.producer_fenced
+    assert shell.end(commit=True, producer=last, version=2) is E.invalid_txn_state
+    assert shell.end(commit=False, producer=last, version=2) is E.none
+    assert shell.producer == ProducerEpoch(900, 0), "EndTxn answers with the next transaction's id"
+    assert shell.init(expected=last) == ProducerEpoch(900, 0)
+
+
+def test_a_timeout_at_the_last_epoch_waits_for_an_unused_id() -> None:
+    shell = at_the_last_epoch()
+    shell.add(A, version=2)
+    shell.now_ms += TIMEOUT_MS
+    assert list(shell.core.timed_out(shell.now)) == []
+    assert shell.known.state is S.ONGOING
+    assert shell.core.wake_at_ms is not None
+    shell.now_ms = shell.core.wake_at_ms
+    shell.spare_ids.append(900)
+    (abort,) = shell.core.timed_out(shell.now)
+    assert abort.next_producer_id == 900
+    assert shell.spare_ids == []
+
+
+def test_a_new_producer_at_the_last_epoch_fences_the_old_one() -> None:
+    shell = at_the_last_epoch()
+    last = shell.producer
+    shell.add(A, version=2)
+    assert shell.core.init_producer_id(ID, TIMEOUT_MS, None, None, shell.now) is E.concurrent_transactions
+    assert shell.known.state is S.ONGOING, "the abort needs an unused id"
+    assert shell.init() is E.concurrent_transactions
+    shell.complete()
     renewed = shell.init()
     assert isinstance(renewed, ProducerEpoch)
     assert renewed.producer_id != last.producer_id
+    assert shell.end(commit=False, producer=last, version=2) is E.invalid_producer_id_mapping
+    assert shell.init(expected=last) is E.producer_fenced
+
+
+def test_a_producer_at_its_last_epoch_may_begin_another_one_during_a_transaction() -> None:
+    shell = at_the_last_epoch()
+    last = shell.producer
+    shell.add(A, version=2)
+    assert shell.init(expected=last) is E.concurrent_transactions
+    shell.complete()
+    renewed = shell.init(expected=last)
+    assert isinstance(renewed, ProducerEpoch)
+    assert (renewed.producer_id, renewed.epoch) != last
+    assert renewed.epoch == 0
+
+
+def test_a_timeout_at_the_last_epoch_below_version_2_fences_the_producer() -> None:
+    shell = at_the_last_epoch(version=0)
+    last = shell.producer
+    shell.add(A)
+    shell.now_ms += TIMEOUT_MS
+    (abort,) = shell.core.timed_out(shell.now)
+    shell.write(abort)
+    shell.complete()
+    assert shell.producer == ProducerEpoch(101, EPOCH_MAX)
+    assert shell.end(commit=False, producer=last) is E.producer_fenced
+    assert shell.init(expected=last) is E.producer_fenced
 
 
 def test_the_last_epoch_of_an_id_continues_with_another_id() -> None:

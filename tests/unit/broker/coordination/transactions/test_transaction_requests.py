@@ -14,6 +14,7 @@ from kio.schema.errors import ErrorCode as E
 from unit.broker.mini_cluster import WAIT_S, MiniCluster, RunningBroker, run_cluster
 from unit.broker.wire_client import WireClient, connect, part
 
+from stratalog_broker.coordination.transactions.core.transaction import EPOCH_MAX
 from stratalog_broker.handlers import HANDLERS
 
 ID = "copier"
@@ -173,6 +174,28 @@ async def test_what_a_wrong_producer_is_told(mini_cluster: MiniCluster) -> None:
         codes = [row.error_code for row in answer.transaction_states]
         assert codes[1] is E.invalid_request
         assert codes[0] in (E.transactional_id_not_found, E.not_coordinator)
+
+
+async def test_a_producer_whose_transaction_timed_out_at_its_last_epoch_goes_on(mini_cluster: MiniCluster) -> None:
+    await create_topic(mini_cluster)
+    producer = Producer(mini_cluster)
+    assert await producer.init(transaction_timeout=datetime.timedelta(milliseconds=100)) is E.none
+    assert mini_cluster.broker.transactions is not None
+    application = mini_cluster.broker.transactions.coordinator_of(ID)
+    known = application.find(ID)
+    assert known is not None
+    # As after 32,766 transactions: the next record makes it durable.
+    application._store.transactions[ID] = known.initialized(EPOCH_MAX - 1, -1, known.timeout_ms, known.updated_at_ms)
+    producer.epoch = EPOCH_MAX - 1
+    assert await producer.of_broker((0,), verify_only=False) == [E.none]
+    async with asyncio.timeout(WAIT_S):
+        while (await producer.describe()).transaction_state != "CompleteAbort":  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+    ended = await producer.send(END, 5, committed=False)
+    assert (ended.error_code, ended.producer_epoch) == (E.none, 0)
+    assert ended.producer_id != producer.producer_id
+    producer.producer_id, producer.epoch = ended.producer_id, ended.producer_epoch
+    assert await producer.of_broker((0,), verify_only=False) == [E.none]
 
 
 async def test_offsets_of_a_group_are_a_partition_of_the_transaction(mini_cluster: MiniCluster) -> None:
