@@ -16,7 +16,7 @@ from urllib.parse import quote, urlencode
 
 from stratalog_core.errors import Conflict, Invalid, NoSuchObject, OutcomeUnknown, StratalogError, Unavailable
 from stratalog_core.ports import Background, Buffer
-from stratalog_tiering.store.base import Locked
+from stratalog_tiering.store.base import Locked, UploadGone
 from stratalog_tiering.store.gcs_credentials import GcsCredentials
 from stratalog_tiering.store.http_requests import Answer, HttpRequests
 from stratalog_tiering.store.s3_attempts import repeated
@@ -24,8 +24,8 @@ from stratalog_tiering.store.store_url import GcsLocation
 
 INCOMPLETE: Final = 308
 """The status with which a resumable upload says that it waits for more bytes."""
-_ABORTED: Final = 499
-"""The status with which a resumable upload confirms that it was given up."""
+_UPLOAD_GONE: Final = frozenset({404, 410, 499})
+"""The statuses of a resumable upload that has expired, was ended by the service, or was given up."""
 _NO_BUCKET: Final = re.compile(r"bucket does not exist", re.IGNORECASE)
 _WRONG_CHECKSUM: Final = re.compile(r"doesn't match calculated", re.IGNORECASE)
 _LOCKED: Final = frozenset({"retentionPolicyNotMet", "objectUnderActiveHold"})
@@ -70,8 +70,13 @@ class GcsRequests:
         return self._send("POST", path, {"name": self._location.name(key), **query}, {"Content-Type": content_type}, body, key)
 
     def session(self, method: str, session: str, headers: Mapping[str, str], body: Buffer, key: str) -> Answer:
-        """The answer to a request to a resumable upload, whose path and query are ``session``. Blocks."""
-        return self._send(method, session, {}, {**headers, "Content-Length": str(len(body))}, body, key)
+        """The answer to a request to a resumable upload, whose path and query are ``session``. Blocks.
+
+        Raises ``UploadGone``, whatever answers so: the upload is begun again, and nothing is taken for absent.
+        """
+        return self._send(
+            method, session, {}, {**headers, "Content-Length": str(len(body))}, body, key, is_session=True
+        )  # fmt: skip
 
     def check_bucket(self) -> None:
         """Raise ``Invalid`` if the bucket does not exist. Blocks. Sends at most one request until one has succeeded."""
@@ -82,16 +87,20 @@ class GcsRequests:
         self._http.close()
 
     def _send(
-        self, method: str, path: str, query: Mapping[str, str], headers: Mapping[str, str], body: Buffer, about: str
-    ) -> Answer:
+        self, method: str, path: str, query: Mapping[str, str], headers: Mapping[str, str], body: Buffer, about: str, *,
+        is_session: bool = False,
+    ) -> Answer:  # fmt: skip
         url = self._location.endpoint + path + (f"?{urlencode(query, quote_via=quote)}" if query else "")
         if self._location.has_credentials:
             headers = {**headers, "Authorization": f"Bearer {self._credentials.token()}"}
         answer = self._http.send(method, url, headers, body, about)
-        if 200 <= answer.status < 300 or answer.status in (INCOMPLETE, _ABORTED):
+        if 200 <= answer.status < 300 or (is_session and answer.status == INCOMPLETE):
             self._has_bucket = True
             return answer
-        failure = refusal(answer.status, *_reason(answer.body), about, self._location.url)
+        reason, message = _reason(answer.body)
+        if is_session and answer.status in _UPLOAD_GONE and not _NO_BUCKET.search(message):
+            raise UploadGone(f"the upload of {about} does not exist in {self._location.url}", key=about)
+        failure = refusal(answer.status, reason, message, about, self._location.url)
         if isinstance(failure, NoSuchObject):
             if about == "the bucket":
                 raise _no_bucket(self._location.url)

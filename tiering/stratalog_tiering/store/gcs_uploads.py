@@ -106,7 +106,7 @@ class GcsUploads:
             return
         try:
             await self._requests.repeated(lambda: self._requests.session("DELETE", session.address, {}, b"", upload.key))
-        except NoSuchObject:
+        except UploadGone:
             return
 
     def _session(self, upload: Upload) -> _Session:
@@ -120,7 +120,10 @@ class GcsUploads:
         body = memoryview(session.rest + part if session.rest else part)
         first, length = session.sent_bytes, len(body) - len(body) % UNIT
         while session.sent_bytes < first + length:
-            taken = await self._requests.repeated(partial(self._put, session, body[session.sent_bytes - first : length]))
+            try:
+                taken = await self._requests.repeated(partial(self._put, session, body[session.sent_bytes - first : length]))
+            except UploadGone:
+                raise Unavailable(f"the upload of {session.upload.key} no longer exists; start again") from None
             if taken <= session.sent_bytes:
                 raise Unavailable(f"{self._place} takes no more of {session.upload.key}; start again")
             session.sent_bytes = taken
@@ -157,8 +160,8 @@ class GcsUploads:
             return bool(found.get("metadata", {}).get(UPLOAD_META) == upload.upload_id)
 
         try:
-            await written_once(lambda: self._requests.run(write), is_ours, lost_to=(Conflict, NoSuchObject))
-        except NoSuchObject:
+            await written_once(lambda: self._requests.run(write), is_ours, lost_to=(Conflict, UploadGone))
+        except UploadGone:
             if made and upload.if_absent:  # an attempt whose answer was lost was refused, and that ended the session
                 raise Conflict(f"object {upload.key} already exists in {self._place}", key=upload.key) from None
             raise Unavailable(f"the upload of {upload.key} no longer exists; start again") from None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -14,6 +14,7 @@ from stratalog_core.ports import Buffer
 from stratalog_tiering.store.obstore_reads import CONNECT_TIMEOUT_S
 
 REQUEST_TIMEOUT_S: Final = 30.0
+_PIECE_BYTES: Final = 64 * 1024
 _NEVER_LEFT: Final = (NewConnectionError, ConnectTimeoutError)
 
 
@@ -36,8 +37,11 @@ class HttpRequests:
 
     def send(self, method: str, url: str, headers: Mapping[str, str], body: Buffer, about: str) -> Answer:
         """The answer, whatever its status. Raises ``Unavailable`` if the request was never sent, else ``OutcomeUnknown``."""
+        sent: Any = None
+        if body:
+            headers = {**headers, "Content-Length": str(len(body))}
+            sent = _pieces(body)
         try:
-            sent: Any = body or None  # urllib3 sends any buffer
             answer = self._pool.request(method, url, headers=headers, body=sent, redirect=False)
         except _NEVER_LEFT as failure:
             raise Unavailable(f"{self._place} cannot be reached: {type(failure).__name__}") from None
@@ -48,3 +52,10 @@ class HttpRequests:
 
     def close(self) -> None:
         self._pool.clear()
+
+
+def _pieces(body: Buffer) -> Iterator[memoryview]:
+    """``body`` in small pieces: urllib3 allows each of them as long as a connection may take to open."""
+    view = memoryview(body)
+    for first in range(0, len(view), _PIECE_BYTES):
+        yield view[first : first + _PIECE_BYTES]
