@@ -14,6 +14,7 @@ import msgspec
 
 from stratalog_core.errors import Conflict, Corrupt, NotFound
 from stratalog_core.object_lock import in_force
+from stratalog_tiering.cold.lease import HeldLease
 from stratalog_tiering.cold.segment_check import require_sound
 from stratalog_tiering.core.commands import Guards, commit_segment
 from stratalog_tiering.core.offload_job import OffloadJob, offloaded_key
@@ -25,7 +26,7 @@ from stratalog_tiering.format.manifest import Manifest, Reason, SegmentEntry
 from stratalog_tiering.format.manifest_edit import ManifestEdit
 from stratalog_tiering.format.merkle import split_hashes
 from stratalog_tiering.format.partition_tree import TreeProofs
-from stratalog_tiering.offload.beside_workers import current_partition
+from stratalog_tiering.offload.beside_workers import current_partition, unswept
 from stratalog_tiering.offload.commit import commit_edit, previous_version, refuse_fork
 from stratalog_tiering.offload.data_keys import new_encryption
 from stratalog_tiering.offload.locks import locked_entry
@@ -42,17 +43,18 @@ class HotLedgers:
     async def rewrite(self, topic_id: UUID, partition: int, key: str) -> str:
         """Replace the segment at ``key``; returns the new one's key. Raises as `repair_from_hot`."""
         now = await current_partition(self._ports, topic_id, partition)
-        return (await repair_from_hot(self._ports, now.state, key, now.policy, now.guards)).key
+        async with unswept(self._ports, topic_id, "the repair") as lease:
+            return (await repair_from_hot(self._ports, now.state, key, now.policy, now.guards, lease)).key
 
 
 async def repair_from_hot(
-    ports: WorkerPorts, state: PartitionSnapshot, key: str, policy: TierPolicy, guards: Guards
+    ports: WorkerPorts, state: PartitionSnapshot, key: str, policy: TierPolicy, guards: Guards, lease: HeldLease
 ) -> SegmentEntry:
     """Replace the segment at ``key`` by one made of its hot copy; returns the new segment's entry.
 
     Raises ``NotFound`` if the manifest has no such segment or the bookies no longer have all of its ledgers, ``Conflict`` if
     the partition has changed (repeat the scrub), ``Corrupt`` if the ledgers do not hold the committed batches,
-    ``OutcomeUnknown``, ``Unavailable``. The damaged segment stays in the history then.
+    ``LeaseExpired``, ``OutcomeUnknown``, ``Unavailable``. The damaged segment stays in the history then.
     """
     previous = await previous_version(ports, state)
     edit = ManifestEdit(previous, writer=ports.settings.worker_id, random_id=ports.random_id)
@@ -67,6 +69,7 @@ async def repair_from_hot(
     proofs = TreeProofs(previous.manifest.tree, await ports.source.tree_pages(previous.manifest.tree.pages))
     await ports.background.run(lambda: proofs.check(damaged.first_leaf, list(split_hashes(leaves))))
     edit.replace(entry, await ports.source.pages(edit.pages_for_replace(damaged.base_offset)), Reason.REPAIRED)
+    lease.check()
     if not await commit_edit(ports, state, edit, lambda now, pointer: commit_segment(now, pointer, (), guards), [entry.key]):
         raise Conflict(f"{state.topic.name}-{state.log.index} has changed during the repair of {key}: repeat it")
     return entry

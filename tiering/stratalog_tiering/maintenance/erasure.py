@@ -5,8 +5,9 @@ be erased has the leaf that it had, so it is byte-identical. Of every other batc
 second time by another decoder. The leaves are those that the partition's tree has had since the offload. Then a manifest
 version replaces the segment by compare-and-set. The old object stays for the grace period, as every removed object does.
 
-It needs no lease: a commit requires the manifest and the topic from which it began. After a failure at any step the history is
-as it was, and what was uploaded is an orphan; the same request can be made again.
+It needs no partition's lease: a commit requires the manifest and the topic from which it began. A reader's lease keeps the new
+segment from being swept before that. After a failure at any step the history is as it was, and what was uploaded is an orphan;
+the same request can be made again.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import msgspec
 from stratalog_core.batches.batch import BatchHeader
 from stratalog_core.batches.records import iterate_records
 from stratalog_core.errors import Conflict, Corrupt
+from stratalog_tiering.cold.lease import HeldLease
 from stratalog_tiering.core.commands import commit_segment
 from stratalog_tiering.core.erasure import EraseFilter, Selection, selected_or_unreadable
 from stratalog_tiering.core.policy import TierPolicy
@@ -34,7 +36,7 @@ from stratalog_tiering.format.partition_tree import TreeProofs
 from stratalog_tiering.format.segment import audit_block, iterate_block_batches
 from stratalog_tiering.maintenance.joined_segments import source_of
 from stratalog_tiering.maintenance.rewriting import Rewritten, epochs_in_effect, read_back, stored_blocks, write_filtered
-from stratalog_tiering.offload.beside_workers import CurrentPartition, current_partition
+from stratalog_tiering.offload.beside_workers import CurrentPartition, current_partition, unswept
 from stratalog_tiering.offload.commit import ATTEMPTS_MAX, commit_edit, previous_version, refuse_fork
 from stratalog_tiering.offload.locks import locked_entry
 from stratalog_tiering.offload.ports import WorkerPorts
@@ -72,6 +74,14 @@ async def erase_range(
     Yields each segment that was replaced, and each that cannot be. A worker's commit in between only makes it look again.
     Raises ``Conflict`` if that happens ``ATTEMPTS_MAX`` times for one segment, and as :func:`erase_segment`.
     """
+    async with unswept(ports, topic_id, "the erasure") as lease:
+        async for each in _erase_range(ports, topic_id, partition, offsets, selection, lease):
+            yield each
+
+
+async def _erase_range(
+    ports: WorkerPorts, topic_id: UUID, partition: int, offsets: tuple[int, int], selection: Selection, lease: HeldLease
+) -> AsyncIterator[Erased | Refused]:
     position, attempts = offsets[0], 0
     while position < offsets[1]:
         now = await current_partition(ports, topic_id, partition)
@@ -82,7 +92,7 @@ async def erase_range(
         refused = reason_to_refuse(entry, now.state.hot_offset, ports.clock.wall_ms())
         if refused is None:
             try:
-                done = await erase_segment(ports, now, entry, selection)
+                done = await erase_segment(ports, now, entry, selection, lease)
             except Conflict:
                 attempts += 1
                 if attempts == ATTEMPTS_MAX:
@@ -95,11 +105,14 @@ async def erase_range(
         position, attempts = entry.end_offset, 0
 
 
-async def erase_segment(ports: WorkerPorts, now: CurrentPartition, source: SegmentEntry, selection: Selection) -> Erased | None:
+async def erase_segment(
+    ports: WorkerPorts, now: CurrentPartition, source: SegmentEntry, selection: Selection, lease: HeldLease
+) -> Erased | None:
     """Replace ``source``, a segment of the committed manifest, by one without the selected records; None if it has none.
 
     Raises ``Conflict`` if the partition has changed meanwhile, ``Corrupt`` if the segment is damaged or the new one is not what
-    it must be, ``Unavailable``, ``Forked``; the segment stays in the history then. After ``OutcomeUnknown`` either may be.
+    it must be, ``LeaseExpired``, ``Unavailable``, ``Forked``; the segment stays in the history then. After ``OutcomeUnknown``
+    either may be.
     """
     state, policy = now.state, now.policy
     if not await selected_in(ports, source, selection):
@@ -116,6 +129,7 @@ async def erase_segment(ports: WorkerPorts, now: CurrentPartition, source: Segme
     await _require_rest(ports, entry, previous, rules)
     entry = await locked_entry(ports.store, entry, made.lock)
     edit.replace(entry, await ports.source.pages(edit.pages_for_replace(entry.base_offset)), Reason.ERASED)
+    lease.check()
     if not await commit_edit(ports, state, edit, lambda at, pointer: commit_segment(at, pointer, (), now.guards), [entry.key]):
         raise Conflict(f"{state.topic.name}-{state.log.index} has changed during the erasure")
     return Erased(

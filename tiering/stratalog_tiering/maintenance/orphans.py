@@ -66,7 +66,8 @@ async def find_garbage(ports: HistoryPorts, state: PartitionSnapshot, grace_ms: 
     The store is listed first and the pointer is read after it, linearizably, so that an object that a commit refers to is never
     taken for an orphan. An object that is being written is younger than the grace period.
     Raises ``Forked`` if the store holds committed history that metadata does not know, ``Invalid`` if the manifest requires a
-    newer writer, which may refer to objects that this release does not know, and ``Conflict`` if the topic was deleted.
+    newer writer, which may refer to objects that this release does not know, and ``Conflict`` if the topic was deleted, or if
+    another version was committed meanwhile.
     """
     topic_id, index = state.log.topic_id, state.log.index
     data: list[ObjectInfo] = []
@@ -91,6 +92,9 @@ async def find_garbage(ports: HistoryPorts, state: PartitionSnapshot, grace_ms: 
     gone = removed_garbage([*data, *manifests], removed, live, grace_ms)
     if any(each.is_due(now_ms) for each in (*found, *gone)):
         leases = await leases_in_force(ports.store, now_ms)
+        # A command beside the workers releases its lease after its commit, which may have been since the pointer was read.
+        if await _current_pointer(ports, state) != pointer:
+            raise Conflict(f"the manifest of {state.topic.name}-{index} has changed while its objects were listed")
         found = kept_by_leases(found, leases, topic_id, grace_ms)
         gone = kept_by_leases(gone, leases, topic_id, grace_ms)
     policy = tier_policy(configs_in_force(state.topic, topic_defaults(ports.metadata.view)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -24,7 +25,7 @@ from stratalog_core.ports import Buffer
 from stratalog_core.system import SystemClock, ThreadBackground
 from stratalog_metadata.records import TierRequest, Topic
 from stratalog_metadata.state.commands import Command, Put
-from stratalog_tiering.cold.lease import HeldLease
+from stratalog_tiering.cold.lease import HeldLease, LeaseExpired
 from stratalog_tiering.cold.manifest_source import ManifestSource
 from stratalog_tiering.cold.proofs import prove_batch, prove_growth
 from stratalog_tiering.cold.reader import ColdReader, ColdReaderSettings
@@ -34,10 +35,14 @@ from stratalog_tiering.core.erasure import EraseFilter, Selection
 from stratalog_tiering.core.rewritten_batches import Filtered
 from stratalog_tiering.format.manifest import Manifest, Reason, SegmentKind
 from stratalog_tiering.format.manifest_writers import WRITER_VERSION
-from stratalog_tiering.maintenance import erasure
+from stratalog_tiering.format.object_keys import LEASES_PREFIX
+from stratalog_tiering.maintenance import erasure, orphans
 from stratalog_tiering.maintenance.erasure import Erased, Refused, erase_range
-from stratalog_tiering.offload.locks import KnownLocks
+from stratalog_tiering.offload.commit import commit_edit
+from stratalog_tiering.offload.locks import KnownLocks, locked_entry
 from stratalog_tiering.offload.ports import WorkerPorts, worker_ports
+from stratalog_tiering.offload.reader_leases import leases_in_force
+from stratalog_tiering.store import ObjectStore
 from stratalog_tiering.worker.collection import CollectorPorts, find_all
 
 Cluster = Any
@@ -83,6 +88,21 @@ def ports_of(cluster: Cluster) -> WorkerPorts:
 async def erase(cluster: Cluster, selection: Selection = ALICE) -> list[Erased | Refused]:
     end = cluster.pointer().end_offset
     return [each async for each in erase_range(ports_of(cluster), cluster.topic.topic_id, 0, (0, end), selection)]
+
+
+def collector_of(cluster: Cluster) -> CollectorPorts:
+    return CollectorPorts(
+        metadata=cluster.metadata, store=cluster.store, source=ManifestSource(cluster.store), locks=KnownLocks(cluster.store)
+    )
+
+
+class ShiftedClock(SystemClock):
+    """The system's clock, ``later_s`` later."""
+
+    later_s = 0.0
+
+    def monotonic(self) -> float:
+        return super().monotonic() + self.later_s
 
 
 async def manifest_of(cluster: Cluster) -> Manifest:
@@ -285,6 +305,59 @@ async def test_a_lost_race_begins_again(cluster: Cluster) -> None:
     assert await keys_in(cluster) == LEFT
 
 
+async def test_a_sweep_leaves_what_is_about_to_be_committed(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However short its grace period is: to a worker, and to `stratalog tier gc`, the new segment is an orphan until then."""
+    await cold(cluster, SEGMENTS)
+    swept = list[str]()
+
+    async def swept_before(*arguments: Any) -> bool:
+        (found,) = await find_all(collector_of(cluster), [cluster.topic], 0, SystemClock().wall_ms() + 1)
+        swept.extend(garbage.reason for garbage in (*found.due, *found.waiting))
+        await cluster.store.delete([garbage.key for garbage in found.due])
+        return await commit_edit(*arguments)
+
+    monkeypatch.setattr(erasure, "commit_edit", swept_before)
+    await erase(cluster)
+    assert "orphan" in swept
+    assert await keys_in(cluster) == LEFT
+
+
+async def test_a_sweep_that_sees_no_lease_any_more_sees_the_commit(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    await cold(cluster, SEGMENTS[:1])
+    refused = list[str]()
+
+    async def swept_during(*arguments: Any) -> bool:
+        async def late(store: ObjectStore, now_ms: int) -> Any:
+            await commit_edit(*arguments)
+            await store.delete([info.key async for info in store.list(LEASES_PREFIX)])
+            return await leases_in_force(store, now_ms)
+
+        monkeypatch.setattr(orphans, "leases_in_force", late)
+        found = await find_all(collector_of(cluster), [cluster.topic], 0, SystemClock().wall_ms() + 1)
+        refused.extend(each.refused for each in found)
+        return True
+
+    monkeypatch.setattr(erasure, "commit_edit", swept_during)
+    await erase(cluster)
+    assert ["has changed while its objects were listed" in each for each in refused] == [True]
+
+
+async def test_nothing_is_committed_that_may_have_been_swept(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As when the command is stopped between the upload and the commit for longer than its lease lasts."""
+    await cold(cluster, SEGMENTS)
+    before, ports, clock = cluster.pointer(), ports_of(cluster), ShiftedClock()
+
+    async def late(*arguments: Any) -> Any:
+        clock.later_s = 7200.0
+        return await locked_entry(*arguments)
+
+    monkeypatch.setattr(erasure, "locked_entry", late)
+    erased = erase_range(replace(ports, clock=clock), cluster.topic.topic_id, 0, (0, before.end_offset), ALICE)
+    with pytest.raises(LeaseExpired):
+        await anext(erased)
+    assert cluster.pointer() == before
+
+
 async def test_control_batches_are_never_touched(cluster: Cluster) -> None:
     batch = batch_of(0, "alice", "bob", attributes=TRANSACTIONAL_BIT, producer_id=9, producer_epoch=0, base_sequence=0)
     marker = build_batch(
@@ -340,12 +413,9 @@ async def test_replaced_objects_stay_under_a_lease(cluster: Cluster) -> None:
     lease = HeldLease(cluster.store, SystemClock(), 1, "reader", [cluster.topic.topic_id], 60_000)
     await lease.acquire()
     await erase(cluster)
-    ports = CollectorPorts(
-        metadata=cluster.metadata, store=cluster.store, source=ManifestSource(cluster.store), locks=KnownLocks(cluster.store)
-    )
-    (found,) = await find_all(ports, [cluster.topic], 0, SystemClock().wall_ms() + 1)
+    (found,) = await find_all(collector_of(cluster), [cluster.topic], 0, SystemClock().wall_ms() + 1)
     assert [(each.reason, each.lease) for each in found.waiting if each.reason == Reason.ERASED] == [(Reason.ERASED, "reader")]
     assert not [each for each in found.due if each.reason == Reason.ERASED]
     await lease.release()
-    (found,) = await find_all(ports, [cluster.topic], 0, SystemClock().wall_ms() + 1)
+    (found,) = await find_all(collector_of(cluster), [cluster.topic], 0, SystemClock().wall_ms() + 1)
     assert len([each for each in found.due if each.reason == Reason.ERASED]) == 1
