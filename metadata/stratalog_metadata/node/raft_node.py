@@ -4,7 +4,7 @@ Proposals, messages and timers of one turn of the event loop become one ``Ready`
 that accumulates meanwhile shares the next one (group commit). Appends to followers do not wait for the local disk; messages
 that promise something do.
 
-A disk failure or an unexpected exception stops the node for good.
+A disk failure or an unexpected exception stops the node for good. A leader whose disk hangs steps down (``disk_stall.py``).
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from stratalog_core.errors import Invalid
 from stratalog_core.metrics.groups import LATENCY_BOUNDS_S, Histogram
 from stratalog_core.ports import Background, Clock
 from stratalog_core.transient_errors import lacks_resources
+from stratalog_metadata.node.disk_stall import DiskStall
 from stratalog_metadata.raft import Entry, Message, Raft, Ready, Snapshot
 from stratalog_metadata.state import snapshot
 from stratalog_metadata.state.machine import Outcome
@@ -94,6 +95,7 @@ class RaftNode:
         self._writing = False
         self._stopped = False
         self._is_broken = False
+        self.disk_stall = DiskStall(core.settings.election_timeout_s, core.settings.heartbeat_s, clock.monotonic())
         self.refused_messages = 0
         self.log_write_seconds = Histogram(LATENCY_BOUNDS_S)
 
@@ -154,7 +156,9 @@ class RaftNode:
         if self._stopped:
             return
         try:
-            self.core.tick(self._clock.monotonic())
+            now = self._clock.monotonic()
+            self.core.tick(now)
+            self._watch_disk(now)
             ready = self.core.ready()
             if ready is not None:
                 self._carry_out(ready)
@@ -168,6 +172,12 @@ class RaftNode:
             self._fail(failure)
             return
         self._arm_timer()
+
+    def _watch_disk(self, now: float) -> None:
+        self.disk_stall.observe(self.core.commit, self.core.stable, now)
+        if self.disk_stall.is_stalled and self.core.is_leader:
+            _log.critical("the disk completes no write, and other nodes have stored what it has not: this node stops leading")
+            self.core.step_down()
 
     def _arm_timer(self) -> None:
         deadline = self.core.next_deadline()
@@ -189,8 +199,10 @@ class RaftNode:
         if ready.messages:
             self._events.send(ready.messages)
         if ready.must_persist or (ready.messages_after and (self._queue or self._writing)):
-            self._queue.append(ready)
-            self._queue_filled.set()
+            # Messages may be lost; those that wait for a disk that hangs would pile up.
+            if ready.must_persist or not self.disk_stall.is_stalled:
+                self._queue.append(ready)
+                self._queue_filled.set()
         elif ready.messages_after:
             self._events.send(ready.messages_after)
         for entry in ready.committed:

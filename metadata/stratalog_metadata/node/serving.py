@@ -253,6 +253,8 @@ class ServingNode:
         self._core.tick(self._clock.monotonic())
         if not self._core.in_touch:
             raise Unavailable(f"metadata node {self._core.node_id} has no contact with a leader")
+        if self._node is not None and self._node.disk_stall.is_stalled:
+            raise Unavailable(f"the disk of metadata node {self._core.node_id} completes no write, so its records are old")
 
     def _on_renew(self, request: Request) -> None:
         self._core.tick(self._clock.monotonic())

@@ -354,8 +354,8 @@ class Raft:
             with suppress(Retriable):
                 self.change_members(self.membership.with_voter(learner))
 
-    def _retire(self) -> None:
-        """Step down: the configuration without this node is committed (dissertation, 4.2.2)."""
+    def step_down(self) -> None:
+        """Let a follower lead: the configuration without this node is committed (dissertation, 4.2.2), or its disk hangs."""
         assert self._leading is not None
         self._leading.send_pending(self.commit, self._out.messages)
         self.transfer_leadership()
@@ -368,7 +368,7 @@ class Raft:
             self.commit = agreed
             self._leading.may_read = True
             if self.commit >= self.membership_index and self.node_id not in self.membership.voters:
-                self._retire()
+                self.step_down()
 
     # --- following ---------------------------------------------------------------------------------------------------
 

@@ -31,6 +31,8 @@ class NemesisPlan:
     one_way: float = 0.1
     lossy: float = 0.1
     clock_jump: float = 0.05
+    hang: float = 0.0
+    """A disk completes nothing for a while and reports no error, for four times as long as a machine is down."""
     pause_mean_s: float = 0.8
     down_mean_s: float = 1.5
     back_mean_s: float = 0.3
@@ -79,6 +81,8 @@ class Nemesis:
         self._world.network.faults.loss_chance = 0.0
         for machine in self._machines:
             self._whole_disk(machine)
+            if machine.disk_hangs:
+                machine.crash()
             machine.go_on()
             self._boot(machine)
 
@@ -95,6 +99,7 @@ class Nemesis:
             (plan.one_way, self._one_way),
             (plan.lossy, self._lossy),
             (plan.clock_jump, self._clock_jump),
+            (plan.hang, self._hang),
         ):
             if chance < share:
                 act()
@@ -158,6 +163,11 @@ class Nemesis:
         victim.disk.faults = DiskFaults(**{fault: True})
         victim.is_excused = True
         self._later(self._random.expovariate(1 / self._plan.down_mean_s), "_renew", victim)
+
+    def _hang(self) -> None:
+        up = [machine for machine in self._machines if machine.is_up]
+        if up and sum(machine.disk_hangs for machine in up) < self._plan.down_at_once_max:
+            self._random.choice(up).hang_disk(self._random.expovariate(1 / (4 * self._plan.down_mean_s)))
 
     def _renew(self, machine: Machine) -> None:
         if _has_disk_fault(machine):

@@ -24,6 +24,7 @@ CLIENTS = 3
 CHUNK = 10
 """The number of turns of a client in one decision."""
 FAULTS_S = 12.0
+HANGS_SHARE = 0.2
 HEAL_S = 10.0
 LOOK_S = 0.25
 SURGERY_S = 60.0
@@ -167,9 +168,17 @@ async def _faults_and_changes(world: World, audit: Audit, nodes: list[Machine]) 
     world.note(f"{membership_nemesis.done} changes of members")
 
 
-async def _faults(world: World, audit: Audit, nodes: list[Machine]) -> None:
+def _nemeses(world: World, nodes: list[Machine]) -> list[Nemesis]:
+    """The faults of a run. Disks that hang for long are among few others: a crash would end the hang."""
+    if world.random("disks").random() < HANGS_SHARE:
+        few = NemesisPlan(crash=0.05, stop=0.05, partition=0.05, one_way=0, lossy=0, hang=0.6, down_mean_s=4.0)
+        return [Nemesis(world, nodes, few)]
     cuts = NemesisPlan(crash=0, partition=0, one_way=0, lossy=0, clock_jump=0, power_cut=0.8, pause_mean_s=1.5)
-    nemeses = [Nemesis(world, nodes, NemesisPlan(stop=0.1)), Nemesis(world, nodes, cuts, name="power")]
+    return [Nemesis(world, nodes, NemesisPlan(stop=0.1)), Nemesis(world, nodes, cuts, name="power")]
+
+
+async def _faults(world: World, audit: Audit, nodes: list[Machine]) -> None:
+    nemeses = _nemeses(world, nodes)
     tasks = [asyncio.get_running_loop().create_task(nemesis.run()) for nemesis in nemeses]
     await watch(nodes, audit, FAULTS_S)
     for nemesis, task in zip(nemeses, tasks, strict=True):

@@ -24,6 +24,7 @@ class SimulatedBackground:
         self._randomness = randomness
         self._mean_s = mean_s
         self._free_at = 0.0
+        self._hangs_until = 0.0
         self._pending: deque[Callable[[], object]] = deque()
 
     def run(self, call: Callable[[], Result]) -> Awaitable[Result]:
@@ -45,6 +46,14 @@ class SimulatedBackground:
         self._free_at = start - log(1.0 - self._randomness.random()) * self._mean_s
         self._loop.call_at(self._free_at, finish)
         return future
+
+    def hang(self, seconds: float) -> None:
+        """Complete no call that is made from now on before ``seconds`` have passed."""
+        self._free_at = self._hangs_until = max(self._loop.time(), self._free_at) + seconds
+
+    @property
+    def is_hanging(self) -> bool:
+        return self._loop.time() < self._hangs_until
 
     def crash(self, disk: Disk) -> None:
         """Cut the power while the thread is in the middle of its call, or between two calls."""

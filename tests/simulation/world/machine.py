@@ -155,6 +155,16 @@ class Machine:
             self.world.note(f"{self.name} goes on after having been stopped")
             self.world.loop.continue_process(self._process)
 
+    def hang_disk(self, seconds: float) -> None:
+        """Let the disk complete nothing, and report no error, for ``seconds``."""
+        if self._ports is not None:
+            self.world.note(f"the disk of {self.name} hangs")
+            self._ports.background.hang(seconds)
+
+    @property
+    def disk_hangs(self) -> bool:
+        return self._ports is not None and self._ports.background.is_hanging
+
     def _ended(self, task: Any) -> None:
         self.ended.set()
         if not task.cancelled() and task.exception() is not None:
