@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from typing import Final
 from uuid import UUID
 
@@ -56,12 +56,19 @@ class ScrubWork:
     async def run(self) -> None:
         """Scrub all partitions of the worker, again and again."""
         while True:
-            failed = False
-            for topic in list(self._ports.metadata.view.all(Topic)):
-                for index in range(0 if topic.internal else topic.partition_count):
+            failed, topics = False, [topic for topic in self._ports.metadata.view.all(Topic) if not topic.internal]
+            for topic in topics:
+                for index in range(topic.partition_count):
                     failed = not await self._look_at(topic, index) or failed
+            self._forget_all_but({partition_lease(each.topic_id, n) for each in topics for n in range(each.partition_count)})
             pause = pause_s(self._interval_ms)
             await asyncio.sleep(min(_FAILED_PAUSE_S, pause) if failed else pause)
+
+    def _forget_all_but(self, names: Set[str]) -> None:
+        """Forget the partitions of deleted topics, which would be behind for ever."""
+        for gone in self._done_ms.keys() - names:
+            del self._done_ms[gone]
+            self._unrepaired.pop(gone, None)
 
     async def _look_at(self, topic: Topic, index: int) -> bool:
         """Scrub what is due of one partition, if it is this worker's; False if that failed and is to be repeated."""

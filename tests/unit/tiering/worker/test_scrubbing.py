@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from support.directory_store import object_contents
 from unit.tiering.worker.test_copying import is_copied, segments_of
+from unit.tiering.worker.test_deleted_topics import delete
 from unit.tiering.worker.test_worker import Batches, Cluster
 
 from stratalog_core.system import SystemClock, ThreadBackground
@@ -107,6 +108,17 @@ async def test_damage_without_another_copy_is_reported_once_and_until_it_is_gone
     assert caplog.text.count("not repaired") == 1
     damaged.write_bytes(content)
     await until(lambda: scrubbed(worker).unrepaired == 0)
+
+
+async def test_what_a_deleted_topic_had_is_reported_no_more(
+    cluster: Cluster, make_batches: Batches, store_directory: Path
+) -> None:
+    await offloaded(cluster, make_batches, 3)
+    alter(segments_of(store_directory)[1])
+    worker = await cluster.start_worker(scrub_interval_ms=INTERVAL_MS)
+    await until(lambda: scrubbed(worker).unrepaired == 1)
+    await delete(cluster, restorable_ms=24 * HOUR_MS)
+    await until(lambda: (scrubbed(worker).unrepaired, scrubbed(worker).behind_seconds) == (0, 0))
 
 
 async def test_without_an_interval_nothing_is_scrubbed(cluster: Cluster, make_batches: Batches) -> None:
