@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from enum import StrEnum
 from typing import Any, Final
 from uuid import UUID
 
 from stratalog import kafka
 from stratalog.moments import format_moment
 from stratalog.tier.session import metadata_session
-from stratalog_broker.admin.deleted_topics import TIMEOUT_S, delete_for_good, deleted_topic, undelete
+from stratalog_broker.admin.deleted_topics import TIMEOUT_S, delete_for_good, deleted_topic, undelete, until_in_bucket
 from stratalog_broker.admin.view_waiting import wait_until
 from stratalog_core.errors import NotFound, Unavailable
 from stratalog_core.system import SystemClock
@@ -21,6 +22,8 @@ from stratalog_metadata.records import Partition, Topic, partition_key, topic_ke
 
 Delete = Callable[[list[str]], Mapping[str, Future[None]]]
 """An admin client's call that deletes topics by name."""
+BUCKET_TIMEOUT_S: Final = 60.0
+"""How long a command waits for a tiering worker to remove a deletion marker."""
 DELETED_COLUMNS: Final = ("name", "topic_id", "partitions", "deleted_at", "restorable_until", "seconds_left")
 
 
@@ -42,12 +45,29 @@ async def deleted_rows(addresses: Sequence[str]) -> list[dict[str, Any]]:
     ]
 
 
-async def restore(addresses: Sequence[str], wanted: str, new_name: str | None) -> Topic:
-    """Restore a topic and return when its partitions have owners. Raises as ``undelete`` does."""
+class InBucket(StrEnum):
+    """State of a restored topic in the bucket."""
+
+    RESTORED = "restored"
+    UNCONFIRMED = "unconfirmed"
+    """The command did not wait: the topic's deletion marker may still be there."""
+    NOTHING = "nothing"
+    """Nothing of the topic was offloaded, and no tiering worker runs."""
+
+
+async def restore(
+    addresses: Sequence[str], wanted: str, new_name: str | None, timeout_s: float | None
+) -> tuple[Topic, InBucket]:
+    """Restore a topic; return when its partitions have owners and the bucket no longer says that it is deleted.
+
+    ``timeout_s`` limits the wait for the bucket; None: do not wait for it. Raises as ``undelete`` and ``until_in_bucket``.
+    """
     async with metadata_session(addresses) as client:
         topic = await undelete(client, wanted, new_name)
         await wait_for_owners(client, topic, "restored")
-        return topic
+        if timeout_s is None:
+            return topic, InBucket.UNCONFIRMED
+        return topic, InBucket.RESTORED if await until_in_bucket(client, topic, timeout_s) else InBucket.NOTHING
 
 
 async def wait_for_owners(client: MetadataClient, topic: Topic, event: str) -> None:

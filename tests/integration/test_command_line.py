@@ -48,7 +48,8 @@ def test_a_deleted_topic_is_restored_with_hot_and_cold_records_and_positions(clu
     cluster.run("topic", "create", topic)
     cluster.run("topic", "undelete", topic, expect=ExitCode.CONFLICT)
     cluster.run("topic", "delete", topic, "--now", "--yes")
-    assert cluster.json("topic", "undelete", topic) == {"name": topic, "topic_id": row["topic_id"], "partitions": 1}
+    done = {"name": topic, "topic_id": row["topic_id"], "partitions": 1, "in_bucket": "restored"}
+    assert cluster.json("topic", "undelete", topic) == done
     assert cluster.run("consume", topic) == "1\n2\n3\n4\n"
     assert cluster.run("consume", topic, "--group", group, "--count", "3") == "2\n3\n4\n"
     cluster.run("produce", topic, stdin="5\n")

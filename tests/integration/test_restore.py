@@ -101,16 +101,20 @@ def test_the_bucket_alone_brings_a_cluster_back(tmp_path: Path, monkeypatch: pyt
         offloaded = consume(bootstrap, 1000)
         assert len(consume_as_member(bootstrap, 1000)) == 1000
         until_stored(str(second), PARTITIONS, records=1000)
+        delete_offloaded(bootstrap, "undone", data, store)
+        undone = json.loads(stratalog("topic", "undelete", "undone", "--data", str(data), "--json").stdout)
+        assert (undone["in_bucket"], list(store.glob("topics/*.deleted"))) == ("restored", [])
         delete_offloaded(bootstrap, "gone", data, store)
         produce(bootstrap, 1000, 10)
     shutil.move(data, tmp_path / "lost")
 
     found = json.loads(stratalog("restore", "--store", str(store), "--dry-run", "--json").stdout)["partitions"]
-    assert [(row["topic"], row["end_offset"], row["records"]) for row in found] == [("orders", 500, 500)] * PARTITIONS
+    ends = [(row["topic"], row["end_offset"], row["records"]) for row in found]
+    assert ends == [("orders", 500, 500)] * PARTITIONS + [("undone", 1, 1)]
     into_new = ("restore", "--store", str(store), "--data", str(new), "--json")
     assert "Take file://" in stratalog(*into_new, expect=ExitCode.USAGE).stderr
     rows = json.loads(stratalog(*into_new, "--yes").stdout)["partitions"]
-    assert [row["state"] for row in rows] == ["restored"] * PARTITIONS
+    assert [row["state"] for row in rows] == ["restored"] * (PARTITIONS + 1)
 
     with up(new, store) as bootstrap:
         assert consume(bootstrap, 1000) == offloaded

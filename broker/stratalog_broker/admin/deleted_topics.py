@@ -1,6 +1,7 @@
 """Restores deleted topics, or makes their deletion final before its time.
 
-Both need the metadata quorum only. The commands are in ``stratalog_metadata.client.topic_deletion``.
+Both need the metadata quorum only. The commands are in ``stratalog_metadata.client.topic_deletion``. A restored topic is safe
+from the loss of the cluster once a tiering worker has removed its deletion marker from the bucket: ``until_in_bucket``.
 """
 
 from __future__ import annotations
@@ -12,12 +13,22 @@ import msgspec
 
 from stratalog_broker.admin.errors import InvalidTopic
 from stratalog_broker.admin.topic_names import check_topic_name
+from stratalog_broker.admin.view_waiting import wait_until
 from stratalog_broker.partitions.internal_topics import INTERNAL_TOPICS
-from stratalog_core.errors import Conflict, Invalid, NotFound
+from stratalog_core.errors import Conflict, Invalid, NotFound, OutcomeUnknown
 from stratalog_metadata.client.api import MetadataClient, MetadataView
 from stratalog_metadata.client.guarded_updates import decide_again, propose_guarded
 from stratalog_metadata.client.topic_deletion import finish_deletion, restorable_topics, restore_topic
-from stratalog_metadata.records import DeletedTopic, Topic, deleted_topic_key, topic_key
+from stratalog_metadata.records import (
+    DeletedTopic,
+    ManifestPointer,
+    TieringWorker,
+    Topic,
+    deleted_topic_key,
+    manifest_pointer_key,
+    restored_topic_key,
+    topic_key,
+)
 from stratalog_metadata.state.guarded_update import Superseded
 
 TIMEOUT_S: Final = 10.0
@@ -42,10 +53,18 @@ def deleted_topic(view: MetadataView, wanted: str) -> DeletedTopic:
 async def undelete(metadata: MetadataClient, wanted: str, new_name: str | None = None, timeout_s: float = TIMEOUT_S) -> Topic:
     """Restore the deleted topic of name or id ``wanted``, under ``new_name`` if given; return its record.
 
-    Raises ``NotFound``, ``Invalid``, ``Conflict`` (the name is taken), ``Unavailable``, ``OutcomeUnknown`` (the topic may be
+    Call it again after an error: a topic that is restored, and whose deletion marker may still be in the bucket, is returned as
+    it is. Raises ``NotFound``, ``Invalid``, ``Conflict`` (the name is taken), ``Unavailable``, ``OutcomeUnknown`` (it may be
     restored).
     """
-    found = deleted_topic(metadata.view, wanted)
+    try:
+        found = deleted_topic(metadata.view, wanted)
+    except NotFound:
+        for topic in metadata.view.all(Topic):
+            is_meant = wanted in (topic.name, str(topic.topic_id), topic.topic_id.hex) and new_name in (None, topic.name)
+            if is_meant and metadata.view.get(restored_topic_key(topic.topic_id)) is not None:
+                return topic
+        raise
     name, topic_id = new_name or found.name, found.topic_id
     check_topic_name(name)
     if name in INTERNAL_TOPICS:
@@ -66,6 +85,35 @@ async def undelete(metadata: MetadataClient, wanted: str, new_name: str | None =
     if restored is None:
         raise Conflict(f"the name {name!r} is taken: choose another one with --as")
     return restored
+
+
+async def until_in_bucket(metadata: MetadataClient, topic: Topic, timeout_s: float, event: str = "restored") -> bool:
+    """Return True once the bucket no longer says that ``topic`` is deleted; ``event`` says what was done to the topic.
+
+    False, at once: nothing of the topic was offloaded, and no tiering worker runs that could have written the marker. Raises
+    ``Conflict`` if the topic was deleted again meanwhile, ``OutcomeUnknown`` if the marker may still be there after
+    ``timeout_s``, ``Unavailable``.
+    """
+    await metadata.refresh(TIMEOUT_S)  # A view from before the restore has no record of it.
+    view, marker = metadata.view, restored_topic_key(topic.topic_id)
+
+    def is_deleted() -> bool:
+        return view.get(deleted_topic_key(topic.topic_id)) is not None
+
+    pointers = (manifest_pointer_key(topic.topic_id, index) for index in range(topic.partition_count))
+    is_offloaded = any(view.find(ManifestPointer, key) is not None for key in pointers)
+    if not is_offloaded and next(iter(view.all(TieringWorker)), None) is None:
+        return False
+    is_shown = await wait_until(view, lambda: is_deleted() or view.get(marker) is None, timeout_s)
+    if is_deleted():
+        raise Conflict(f"topic {topic.name!r} was {event}, and has been deleted again")
+    if not is_shown:
+        raise OutcomeUnknown(
+            f"topic {topic.name!r} is {event}, but after {timeout_s:.0f} s the bucket may still say that it is deleted, and a"
+            f" restore from the bucket would leave it out: is a tiering worker up? To wait again, run `stratalog topic undelete"
+            f" {topic.topic_id}`"
+        )
+    return True
 
 
 async def delete_for_good(metadata: MetadataClient, topic_id: UUID, timeout_s: float = TIMEOUT_S) -> None:

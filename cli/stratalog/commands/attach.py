@@ -46,6 +46,9 @@ def attach(
     Offsets are kept. Each batch and offset is checked, and each segment is read back. All partitions appear at once at the
     end; if a check fails, no topic is created. Committed offsets of groups are not copied.
 
+    Then waits up to 60 seconds until a tiering worker has removed the marker that hides the topic from readers of the bucket.
+    If none does, the command exits with 3: the topic is there, but a restore from the bucket would leave it out.
+
     retention.ms is unlimited unless the source's topic or --config sets it.
     """
     from stratalog.tier.attaching import AttachOptions, attach_source, source_rows

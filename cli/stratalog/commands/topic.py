@@ -40,7 +40,15 @@ from stratalog.target import (
     store_option,
 )
 from stratalog.tier.session import metadata_session
-from stratalog.topic_deletion import DELETED_COLUMNS, delete_named, delete_now, deleted_rows, restore
+from stratalog.topic_deletion import (
+    BUCKET_TIMEOUT_S,
+    DELETED_COLUMNS,
+    InBucket,
+    delete_named,
+    delete_now,
+    deleted_rows,
+    restore,
+)
 from stratalog.topic_retention import Expiring, change_of, confirm_compaction, confirm_shortening
 from stratalog_broker.admin.replication_factor import change_replication_factor
 from stratalog_broker.admin.retention_changes import RETENTION
@@ -287,17 +295,38 @@ def delete(
 @topic.command()
 @click.argument("wanted", metavar="NAME|ID")
 @click.option("--as", "new_name", metavar="NEWNAME", help="Name for the restored topic, if its old one is taken.")
+@click.option("--no-wait", is_flag=True, help="Do not wait for the bucket.")
+@click.option("--timeout", "timeout_s", default=BUCKET_TIMEOUT_S, show_default=True, help="Seconds to wait for the bucket.")
 @quorum_options
 @json_option
-def undelete(wanted: str, new_name: str | None, data: Path | None, metadata: str | None, as_json: bool) -> None:
+def undelete(
+    wanted: str,
+    new_name: str | None,
+    no_wait: bool,
+    timeout_s: float,
+    data: Path | None,
+    metadata: str | None,
+    as_json: bool,
+) -> None:
     """Restore a deleted topic: its records, its configs, and the committed offsets of its groups.
 
     `stratalog topic list --deleted` shows what can be restored and for how long. Under another name, groups have no committed
     offsets.
+
+    Waits until a tiering worker has removed the topic's deletion marker from the bucket: before that, a restore from the bucket
+    would leave the topic out. If the marker is not removed in time, the command exits with 3, and clients can use the topic all
+    the same. Run it again to wait: it takes the id of a restored topic, too.
     """
-    restored = asyncio.run(restore(metadata_of(data, metadata), wanted, new_name))
-    document = {"name": restored.name, "topic_id": str(restored.topic_id), "partitions": restored.partition_count}
-    print_done(document, f"restored {restored.name}", as_json=as_json)
+    restored, in_bucket = asyncio.run(restore(metadata_of(data, metadata), wanted, new_name, None if no_wait else timeout_s))
+    document = {
+        "name": restored.name,
+        "topic_id": str(restored.topic_id),
+        "partitions": restored.partition_count,
+        "in_bucket": in_bucket,
+    }
+    later = "; a restore from the bucket may leave it out until a tiering worker has removed its deletion marker"
+    sentence = f"restored {restored.name}{later if in_bucket is InBucket.UNCONFIRMED else ''}"
+    print_done(document, sentence, as_json=as_json)
 
 
 @topic.command()

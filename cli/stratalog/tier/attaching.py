@@ -13,7 +13,8 @@ from stratalog.output import progress_bar
 from stratalog.tier.offload import OnProgress, Waiting, request_offload, wait_for_offload
 from stratalog.tier.report import topics_named
 from stratalog.tier.session import metadata_session, reader_lease, store_session
-from stratalog.topic_deletion import wait_for_owners
+from stratalog.topic_deletion import BUCKET_TIMEOUT_S, wait_for_owners
+from stratalog_broker.admin.deleted_topics import until_in_bucket
 from stratalog_broker.admin.errors import Protected
 from stratalog_core.errors import Invalid
 from stratalog_core.system import SystemClock, ThreadBackground
@@ -66,7 +67,7 @@ async def opened_source(sources: Sequence[str], topic: str | None, *, leased: bo
 
 
 async def attach_source(addresses: Sequence[str], store_url: str, sources: Sequence[str], options: AttachOptions) -> list[Row]:
-    """Attach the topic; returns a row for each partition. Raises as ``attach`` does."""
+    """Attach the topic; returns a row for each partition. Raises as ``attach`` and ``until_in_bucket`` do."""
     background = ThreadBackground(_THREADS, "attach")
     try:
         async with (
@@ -89,6 +90,7 @@ async def attach_source(addresses: Sequence[str], store_url: str, sources: Seque
                 task = progress.add_task(f"attaching {topic.name}", total=source.stored_bytes)
                 history = await attach(ports, topic, source, lambda count: progress.advance(task, count))
             await wait_for_owners(client, topic, "attached")
+            await until_in_bucket(client, topic, BUCKET_TIMEOUT_S, "attached")
             return _rows(topic, history)
     finally:
         background.close()

@@ -99,6 +99,7 @@ TAKEN_OVER_AGAIN: Final = "bucket taken over again by another restore"
 RESTORE_REPEATED: Final = "restore repeated after it was interrupted"
 RESTORED_TO_A_POINT: Final = "bucket restored up to a point in time"
 EARLIER_DELETION: Final = "topic that an earlier owner of the bucket deleted collected"
+UNDELETED_BEFORE: Final = "deleted topic restored before the bucket was taken over"
 REFUSED_AFTER_TAKEOVER: Final = "worker of an earlier owner of the bucket refused"
 
 ALWAYS: Final = (ACKNOWLEDGED, ENTRIES, SEALED, OFFLOADED, COMMITTED)
@@ -119,7 +120,7 @@ STATES: Final = (
     EXPIRED_BY_SIZE, EXPIRED_HOT_BY_SIZE, SEGMENT_SIZED, RESUMED, FORKED, COPIED, REPAIRED, LEASED, ATTACHED,
     ATTACHMENT_DIED, DETACHED, LOCKED_DELETED, LOCKED_MERGED, LOCKED_EXPIRED, DRAINED, CONTROLLED_SHUTDOWN, GROUP_UPGRADED,
     GROUP_DOWNGRADED, BUCKET_TAKEN_OVER, TAKEN_OVER_AGAIN, RESTORE_REPEATED, RESTORED_TO_A_POINT, REFUSED_AFTER_TAKEOVER,
-    EARLIER_DELETION,
+    EARLIER_DELETION, UNDELETED_BEFORE,
 )  # fmt: skip
 PROGRESS: Final[Mapping[str, Mapping[str, int]]] = {
     "ledgers": {ENTRIES: 2, SEALED: 1},

@@ -16,6 +16,9 @@ period after the time for which that owner could have restored it.
 The history that a restore finds ends no earlier than the newest manifest that was in the bucket at the takeover, or at the
 point up to which it restores, or at that of the owner before, if that one had committed its cut before the takeover and the
 marker came later; it was committed, and its leader epochs are new.
+
+A deleted topic whose restore was reported is not marked as deleted, so that the next owner has it. Only a write that got no
+answer, or whose process stood still, may mark it later.
 """
 
 from __future__ import annotations
@@ -105,6 +108,8 @@ class Incarnations:
         """By pointer key: the digest of the manifest in the metadata of the owner before, if it restored up to a point."""
         self._excused: set[str] = set()
         """Keys of manifests and markers that were sent by a process that stood still before."""
+        self.undeleted: set[UUID] = set()
+        """The topics whose restore was reported to the one who deleted them, unless a late marker hides them again."""
         self.kept_until_ms: dict[UUID, float] = {}
         """By topic: until when the cluster that deleted it could have restored it, by the marker in the bucket."""
         bucket.on_written = self._written
@@ -124,6 +129,10 @@ class Incarnations:
             marker = decode_descriptor(content, DeletionMarker, key)
             marked_ms = max(marker.deleted_at_ms, self._now_ms())
             self.kept_until_ms[topic_id] = marked_ms + marker.restorable_ms
+            if topic_id in self.undeleted:
+                self.undeleted.remove(topic_id)
+                what = f"{key} is written after the restore of the topic was reported, and not late"
+                self._all[0].audit.require(self._is_late(key), what)
         if not key.startswith(OWNERS_PREFIX):
             return
         owner = decode_descriptor(content, OwnerDescriptor, key)
@@ -160,6 +169,18 @@ class Incarnations:
         marker = decode_marker(self._bucket.objects[newest[0]][0], newest[0])
         end_offset: int = decode_manifest(self._bucket.objects[marker.manifest_key][0]).end_offset
         return end_offset
+
+    def report_undeleted(self, topic_id: UUID) -> None:
+        """Note that a restore is reported: the bucket must not say that the topic is deleted."""
+        key = deletion_marker_key(topic_id)
+        if key not in self._bucket.objects:
+            self.undeleted.add(topic_id)
+            self.kept_until_ms.pop(topic_id, None)
+        else:
+            self._all[0].audit.require(self._is_late(key), f"{key} is in the bucket when the restore of the topic is reported")
+
+    def _is_late(self, key: str) -> bool:
+        return key in self._bucket.late_keys or key in self._excused
 
     def _deleted(self, keys: Sequence[str]) -> None:
         if self.owners:

@@ -7,11 +7,15 @@ from typing import Any, Final
 
 import msgspec
 
+from stratalog_broker.admin import deleted_topics
+from stratalog_metadata.state.commands import Command, Delete, VersionIs
 from stratalog_tiering.core import restoring as core_restoring
+from stratalog_tiering.format.object_keys import deletion_marker_key
 from stratalog_tiering.maintenance import earlier_deletions as earlier
 from stratalog_tiering.maintenance import restoring
 from stratalog_tiering.offload import ownership, version_objects
 from stratalog_tiering.offload.ownership import BucketOwnership
+from stratalog_tiering.worker import session
 
 
 def workers_look_for_another_owner_at_their_start_only() -> None:
@@ -92,6 +96,26 @@ def promises_of_earlier_owners_to_keep_a_topic_end_at_the_takeover() -> None:
     earlier.earlier_deletion = earlier_deletion  # type: ignore[assignment, attr-defined]
 
 
+def restored_topics_are_reported_before_the_bucket_shows_them() -> None:
+    """The restore of a deleted topic is done when metadata has the topic, whatever the bucket says."""
+
+    async def wait_until(*ignored: Any) -> bool:
+        return True
+
+    deleted_topics.wait_until = wait_until  # type: ignore[assignment, attr-defined]
+
+
+def markers_of_restored_topics_go_last() -> None:
+    """A worker removes the record of a restore, and then the marker."""
+
+    async def show_restored_topic(ports: Any, restored: Any, version: int, guards: Any) -> None:
+        requirements = (*guards, VersionIs(key=restored.key(), version=version))
+        await ports.metadata.propose(Command(updates=(Delete(key=restored.key()),), requirements=requirements))
+        await ports.delete_objects([deletion_marker_key(restored.topic_id)])
+
+    session.show_restored_topic = show_restored_topic  # type: ignore[attr-defined]
+
+
 IN_RESTORES: Final = (
     workers_look_for_another_owner_at_their_start_only,
     deletions_share_the_look_of_commits,
@@ -102,5 +126,7 @@ IN_RESTORES: Final = (
     cuts_are_marked_without_a_look,
     topics_that_earlier_owners_deleted_stay,
     promises_of_earlier_owners_to_keep_a_topic_end_at_the_takeover,
+    restored_topics_are_reported_before_the_bucket_shows_them,
+    markers_of_restored_topics_go_last,
 )
 """Planted faults by the part of the product that they change; :mod:`.hunt` runs them."""

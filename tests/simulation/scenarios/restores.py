@@ -3,12 +3,13 @@
 An installation is a metadata node, an owner that seals ledgers, and two tiering workers that offload, merge, expire and sweep
 over a store that fails. The workers and the node crash, stop and lose answers. Then one or two others restore the bucket by
 the restore of production, which crashes at any step and is repeated, and which may race the other one; in some runs up to a
-point in time. In some runs the first installation deletes a topic before. The old installations go on all the time.
+point in time. In some runs the first installation deletes a topic before, and in some of these it restores that topic, and
+reports it as restored. The old installations go on all the time.
 ``checkers/incarnations.py`` says and checks what they may still do.
 
 At the end the last owner of the bucket has every record that was offloaded when the bucket was taken over, as it was written,
 and its own; if an old worker's manifest came late, the history has forked, and an operator keeps the owner's line first. The
-deleted topic is restored if the bucket did not say so yet; else nothing of it is left.
+deleted topic is restored if the bucket did not say so yet, or its restore was reported; else nothing of it is left.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from simulation.checkers.coverage import (
     RESTORE_REPEATED,
     RESTORED_TO_A_POINT,
     TAKEN_OVER_AGAIN,
+    UNDELETED_BEFORE,
 )
 from simulation.checkers.final_checks import FinalChecks
 from simulation.checkers.incarnations import GRACE_S, Incarnation, Incarnations, RestoreAudit, WatchedStore
@@ -44,8 +46,9 @@ from simulation.world.clock import SimulatedClock
 from simulation.world.loop import CURRENT
 from simulation.world.machine import Machine, Ports, World
 from simulation.world.object_store import Bucket, SimulatedStore, StoreFaults
+from stratalog_broker.admin.deleted_topics import undelete, until_in_bucket
 from stratalog_core.batches.records import Record, build_batch
-from stratalog_core.errors import Conflict, Invalid, StratalogError
+from stratalog_core.errors import Conflict, Invalid, NotFound, StratalogError
 from stratalog_metadata.client.quorum_client import QuorumClient
 from stratalog_metadata.client.topic_deletion import delete_topic
 from stratalog_metadata.node.server import MetadataServer
@@ -94,6 +97,7 @@ DELETED: Final = Topic(
 PARTITIONS: Final = tuple((topic, index) for topic in (KEPT, EXPIRING, DELETED) for index in range(topic.partition_count))
 RESTORABLE_MS_MAX: Final = 15_000
 """Beyond the takeover in about half of the runs: nothing goes within about eight seconds after it anyway."""
+UNDELETED_LATEST_S: Final = 1.0
 BUCKET_INTERVAL_S: Final = 2.0
 BEFORE_S: Final = 7.0
 RIVAL_LATEST_S: Final = 5.0
@@ -241,6 +245,24 @@ class Installation:
                 await client.propose(command)
             await asyncio.sleep(LOOK_S)
 
+    async def undelete_topic(self, machine: Machine, ports: Ports) -> None:
+        """Restore the deleted topic; end when that is reported, or cannot be any more."""
+        client = await self.connect(ports)
+        while self.incarnation.is_owner and not self.stop:
+            try:
+                topic = await undelete(client, str(DELETED.topic_id), timeout_s=REPEAT_S)
+                await until_in_bucket(client, topic, REPEAT_S)
+            except NotFound as final:
+                self.world.note(f"{DELETED.name} is not restored: {final}")
+                return
+            except StratalogError as failure:
+                self.world.note(f"{DELETED.name} is not reported as restored yet: {failure!r}")
+            else:
+                if self.incarnation.is_owner:
+                    self._incarnations.report_undeleted(DELETED.topic_id)
+                    self.world.note(f"{DELETED.name} is reported as restored")
+                return
+
     async def _run_owner(self, machine: Machine, ports: Ports) -> None:
         client = await self.connect(ports)
         while True:
@@ -378,6 +400,7 @@ class Scenario:
         takeovers = len(self.incarnations.owners) - 1
         self.world.coverage.meet(BUCKET_TAKEN_OVER, takeovers)
         self.world.coverage.meet(TAKEN_OVER_AGAIN, max(takeovers - 1, 0))
+        self.world.coverage.meet(UNDELETED_BEFORE, len(self.incarnations.undeleted))
         self.world.coverage.meet(MERGED, sum(each.audit.merges for each in self.installations))
         self.world.note(f"{winner.name} owns the bucket at the end, {len(self.bucket.objects)} objects")
 
@@ -386,6 +409,9 @@ class Scenario:
         if chance.random() < 0.6 and self.world.decides("deletion"):
             await asyncio.sleep(chance.uniform(0.2, 1.0) * BEFORE_S)
             await self._in_checker(self.old.delete_topic)
+            if chance.random() < 0.7 and self.world.decides("undeletion"):
+                await asyncio.sleep(chance.uniform(0.0, UNDELETED_LATEST_S))
+                await self._in_checker(self.old.undelete_topic)
 
     def _nemesis(self, name: str, machines: Sequence[Machine]) -> Callable[[], None]:
         """Start to inject faults into an installation; returns the function that ends it."""

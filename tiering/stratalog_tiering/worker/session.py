@@ -26,6 +26,7 @@ from stratalog_metadata.records import (
     RestoredTopic,
     TieringWorker,
     Topic,
+    Versioned,
 )
 from stratalog_metadata.state.changes import Change
 from stratalog_tiering.copies.second import SecondCopy
@@ -238,9 +239,9 @@ class WorkerSession:
 
     async def _collect_topic(self, name: str) -> float | None:
         """Work on the pending, deleted or restored topic that the lease ``name`` is on."""
-        records = (record for record in self._topics_in_transition() if deletion_lease(record.topic_id) == name)
-        found = next((self._ports.metadata.view.get(record.key()) for record in records), None)
-        guards = await self._leases.hold(name) if found is not None else None
+        guards = await self._leases.hold(name) if self._topic_in_transition(name) is not None else None
+        # Another worker may have restored it until the lease was free: its deletion is not marked once more.
+        found = self._topic_in_transition(name)
         if found is None or guards is None:
             await self._leases.release(name)
             return None
@@ -256,6 +257,10 @@ class WorkerSession:
             return max(0.0, (again_ms - self._ports.clock.wall_ms()) / 1000)
         await self._leases.release(name)
         return None
+
+    def _topic_in_transition(self, name: str) -> Versioned | None:
+        records = (record for record in self._topics_in_transition() if deletion_lease(record.topic_id) == name)
+        return next((self._ports.metadata.view.get(record.key()) for record in records), None)
 
     def _topics_in_transition(self) -> list[DeletedTopic | PendingTopic | RestoredTopic]:
         """The records of topics that are pending, deleted or restored."""

@@ -14,11 +14,11 @@ from unit.broker.admin.test_topic_administration import admin_of, only, refused
 from unit.broker.mini_cluster import WAIT_S, MiniCluster, in_thread, run_cluster
 from unit.metadata.watching import until
 
-from stratalog_broker.admin.deleted_topics import delete_for_good, deleted_topic, undelete
+from stratalog_broker.admin.deleted_topics import delete_for_good, deleted_topic, undelete, until_in_bucket
 from stratalog_broker.admin.errors import LimitExceeded, Protected
 from stratalog_broker.admin.topic_limits import check_cluster
 from stratalog_broker.configs.settings import BrokerSettings
-from stratalog_core.errors import Conflict, Invalid, NotFound
+from stratalog_core.errors import Conflict, Invalid, NotFound, OutcomeUnknown
 from stratalog_metadata.client import topic_deletion
 from stratalog_metadata.client.topic_deletion import finish_deletion
 from stratalog_metadata.records import (
@@ -30,11 +30,12 @@ from stratalog_metadata.records import (
     ManifestPointer,
     Partition,
     RestoredTopic,
+    TieringWorker,
     Topic,
     partition_key,
     topic_key,
 )
-from stratalog_metadata.state.commands import Command, Put
+from stratalog_metadata.state.commands import Command, Delete, Put
 
 GROUP = "readers"
 
@@ -162,6 +163,54 @@ async def test_namesakes_are_named_by_their_ids(mini_cluster: MiniCluster) -> No
     assert await in_thread(lambda: consumed(mini_cluster, "flights", 1)) == [b"first"]
     with pytest.raises(NotFound, match="no deleted topic 'unknown'"):
         await undelete(metadata, "unknown")
+
+
+async def test_a_restore_is_done_when_a_worker_has_removed_the_marker_from_the_bucket(mini_cluster: MiniCluster) -> None:
+    metadata = mini_cluster.metadata
+    await in_thread(lambda: create_with_records(mini_cluster, "flights", [b"1"]))
+    await in_thread(lambda: delete(mini_cluster, "flights"))
+    restored = await undelete(metadata, "flights")
+    assert not await until_in_bucket(metadata, restored, WAIT_S), "nothing was offloaded, and no worker runs"
+    await metadata.propose(Command(updates=(Put(record=TieringWorker(worker_id="w", session_id=0)),)))
+    with pytest.raises(OutcomeUnknown, match=f"topic undelete {restored.topic_id}`"):
+        await until_in_bucket(metadata, restored, 0.1)
+    assert await undelete(metadata, str(restored.topic_id)) == restored
+    assert await undelete(metadata, "flights", "flights") == restored
+    with pytest.raises(NotFound):
+        await undelete(metadata, "flights", "other")
+    waiting = asyncio.ensure_future(until_in_bucket(metadata, restored, WAIT_S))
+    await metadata.propose(Command(updates=(Delete(key=RestoredTopic(topic_id=restored.topic_id).key()),)))
+    assert await waiting
+    with pytest.raises(NotFound):
+        await undelete(metadata, str(restored.topic_id))
+
+
+async def test_a_restore_is_not_done_if_the_worker_that_wrote_the_marker_is_away(mini_cluster: MiniCluster) -> None:
+    metadata = mini_cluster.metadata
+    await in_thread(lambda: create_with_records(mini_cluster, "flights", [b"1"]))
+    topic = metadata.view.find(Topic, topic_key("flights"))
+    assert topic is not None
+    pointer = ManifestPointer(
+        topic_id=topic.topic_id, index=1, manifest_version=1, object_key="k", sha256="0" * 64, start_offset=0, end_offset=0,
+        cold_bytes=0,
+    )  # fmt: skip
+    await metadata.propose(Command(updates=(Put(record=pointer),)))
+    await in_thread(lambda: delete(mini_cluster, "flights"))
+    restored = await undelete(metadata, "flights")
+    with pytest.raises(OutcomeUnknown, match="is a tiering worker up"):
+        await until_in_bucket(metadata, restored, 0.1)
+
+
+async def test_a_restore_is_not_done_if_the_topic_is_deleted_again(mini_cluster: MiniCluster) -> None:
+    metadata = mini_cluster.metadata
+    await metadata.propose(Command(updates=(Put(record=TieringWorker(worker_id="w", session_id=0)),)))
+    await in_thread(lambda: create_with_records(mini_cluster, "flights", [b"1"]))
+    await in_thread(lambda: delete(mini_cluster, "flights"))
+    restored = await undelete(metadata, "flights")
+    waiting = asyncio.ensure_future(until_in_bucket(metadata, restored, WAIT_S))
+    await in_thread(lambda: delete(mini_cluster, "flights"))
+    with pytest.raises(Conflict, match="deleted again"):
+        await waiting
 
 
 async def test_a_final_deletion_removes_everything(mini_cluster: MiniCluster) -> None:
