@@ -12,7 +12,7 @@ import logging
 from collections.abc import Hashable, Mapping
 from typing import Final
 
-from stratalog_core.errors import Conflict, StorageFailed, StratalogError, Unavailable
+from stratalog_core.errors import Conflict, OutcomeUnknown, StorageFailed, StratalogError, Unavailable
 from stratalog_metadata.client.topic_defaults import topic_defaults
 from stratalog_metadata.records import (
     ManifestPointer,
@@ -96,7 +96,7 @@ class PartitionWork:
             self._ports.counters.failures += 1
             _log.warning("%s: %s: %s", self._lease, type(failure).__name__, failure)
             await self._report(failure)
-            if isinstance(failure, Unavailable | StorageFailed):
+            if isinstance(failure, OutcomeUnknown | StorageFailed | Unavailable):
                 await self._expire_hot(topic)
             return self._pause_s()
         self._failures = 0

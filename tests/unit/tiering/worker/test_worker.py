@@ -36,6 +36,7 @@ from stratalog_tiering.format.segment import SegmentFooter
 from stratalog_tiering.metrics import TieringCounters, TieringMetrics
 
 MIB = 1024 * 1024
+DAY_MS = 86_400_000
 Cluster = Any  # the TestCluster of conftest.py, which cannot be imported
 Batches = Callable[..., list[bytes]]
 
@@ -449,13 +450,17 @@ def store_is_away(name: str, key: str) -> BaseException | None:
     return Unavailable("the store is away")
 
 
-async def test_without_the_store_only_expired_ledgers_are_removed(cluster: Cluster, make_batches: Batches) -> None:
+@pytest.mark.parametrize("failure", [Unavailable, OutcomeUnknown])
+async def test_without_the_store_only_expired_ledgers_are_removed(
+    cluster: Cluster, make_batches: Batches, failure: type[StratalogError]
+) -> None:
+    """``failure`` is that of a write: a store that takes requests and answers none leaves their outcome open."""
     await with_configs(cluster, retention_ms="300")
     soon_ms = SystemClock().wall_ms() + 3_600_000
-    await cluster.start_worker(retention_interval_ms=3_600_000)
+    await cluster.start_worker(retention_interval_ms=DAY_MS, sweep_interval_ms=300 * DAY_MS, grace_ms=DAY_MS)
     await cluster.add_ledger(make_batches(0, [3]), 0)
     await cluster.until(lambda: not cluster.log().ledgers)
-    cluster.store.before = store_is_away
+    cluster.store.before = lambda name, key: (failure if name == "put" else Unavailable)("the store is away")
     expired = [await cluster.add_ledger(make_batches(first, [3]), first) for first in (3, 6)]
     young = await cluster.add_ledger(make_batches(9, [3], timestamps=[5, soon_ms, 5]), 9)
     later = [await cluster.add_ledger(make_batches(first, [3]), first) for first in (12, 15)]
