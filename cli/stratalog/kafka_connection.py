@@ -18,6 +18,7 @@ from kio.index import load_request_schema, load_response_schema
 from kio.serial import entity_reader, entity_writer
 
 from stratalog_core.errors import StratalogError
+from stratalog_core.rpc.tcp import split_address
 
 FETCH, METADATA, OFFSET_COMMIT, OFFSET_FETCH, FIND_COORDINATOR = 1, 3, 8, 9, 10
 JOIN_GROUP, HEARTBEAT, LEAVE_GROUP, SYNC_GROUP, OFFSET_DELETE, CONSUMER_GROUP_HEARTBEAT = 11, 12, 13, 14, 47, 68
@@ -122,11 +123,11 @@ class Connection(asyncio.Protocol):
 
 
 async def connect(address: str) -> Connection:
-    """Open a connection to HOST:PORT. Raises ``NotAnswered``."""
-    host, _, port = address.rpartition(":")
+    """Open a connection to HOST:PORT. Raises ``NotAnswered``, ``Invalid``."""
+    host, port = split_address(address)
     try:
         async with asyncio.timeout(_CONNECT_TIMEOUT_S):
-            _, connection = await asyncio.get_running_loop().create_connection(Connection, host, int(port))
+            _, connection = await asyncio.get_running_loop().create_connection(Connection, host, port)
     except (OSError, TimeoutError) as failure:
         raise NotAnswered(f"{address}: {failure or type(failure).__name__}") from failure
     return connection

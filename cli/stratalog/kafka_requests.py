@@ -11,6 +11,7 @@ from kio.schema.errors import ErrorCode
 
 from stratalog.kafka import TIMEOUT_S
 from stratalog.kafka_connection import Connection, NotAnswered, connect
+from stratalog.target import host_and_port
 from stratalog_core.errors import Conflict, Invalid, NotFound, Unavailable
 
 Result = TypeVar("Result")
@@ -45,7 +46,7 @@ async def until_available(call: Callable[[], Awaitable[Result]]) -> Result:
 
 async def ask_any(bootstrap: str, api: int, **fields: Any) -> Any:
     """Ask the first broker that can be reached."""
-    *others, last = bootstrap.split(",")
+    *others, last = [":".join(host_and_port(address)) for address in bootstrap.split(",")]
     for address in others:
         try:
             return await ask(await connect(address), api, **fields)

@@ -49,23 +49,23 @@ def kafka_options(command: Command) -> Command:
     option = click.option(
         "--bootstrap",
         envvar="STRATALOG_BOOTSTRAP",
-        callback=_with_valid_ports,
+        callback=with_valid_ports,
         help=f"Brokers as HOST:PORT,… (default: those of --data, else {DEFAULT_BOOTSTRAP}).",
     )
     return data_option(option(cast(Command, explained)))
 
 
-def _with_valid_ports(context: click.Context, option: click.Parameter, bootstrap: str | None) -> str | None:
+def with_valid_ports(context: click.Context, option: click.Parameter, bootstrap: str | None) -> str | None:
     """Return ``bootstrap``. Raises ``BadParameter`` for an impossible port, which librdkafka would try until a timeout."""
     for address in (bootstrap or "").split(","):
-        _, port = _host_and_port(address)
+        _, port = host_and_port(address)
         if not (port.isdecimal() and 1 <= int(port) <= _PORT_MAX):
             text = f"{address.strip()!r}: the port must be a number from 1 to {_PORT_MAX}, as in HOST:9092"
             raise click.BadParameter(text, context, option)
     return bootstrap
 
 
-def _host_and_port(address: str) -> tuple[str, str]:
+def host_and_port(address: str) -> tuple[str, str]:
     """Split a broker's address as librdkafka reads it: [PROTOCOL://]HOST[:PORT], an IPv6 host in brackets before a port."""
     place = address.strip().rpartition("://")[2]
     host, colon, port = place.rpartition(":")
@@ -78,7 +78,7 @@ def _raise_unreachable(bootstrap: str, failure: Unavailable) -> None:
     """Raise ``Unavailable`` with the reasons if no broker accepts a connection: librdkafka says neither where nor why."""
     reasons = []
     for address in bootstrap.split(",")[:_ADDRESSES_MAX]:
-        host, port = _host_and_port(address)
+        host, port = host_and_port(address)
         try:
             socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_S).close()
         except (OSError, OverflowError, UnicodeError) as refused:

@@ -215,6 +215,8 @@ def test_audit_and_usage_count_what_was_written(
     found = usage(spark, {"store": cluster.store, "subscribe": topic, "missingTail": "ignore"}, "records")
     held = {(row["partition"], row["records"], row["end_offset"]) for row in found.partitions}
     assert held == {(each.partition, each.records, each.end_offset) for each in verdicts}
+    last = int(flights.times_ms.max()) + (flights.repeats - 1) * SHIFT_MS
+    assert max(row["max_timestamp"] for row in found.partitions) == f"{np.datetime64(last, 'ms')}Z"
     assert sum(row["bytes"] for row in found.codecs) == sum(each.batch_bytes for each in verdicts)
     by_key = flights.by_key()
     assert [(row["keys"], row["records"]) for row in found.key_counts] == [(len(by_key.keys() - {None}), flights.records)]

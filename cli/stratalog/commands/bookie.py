@@ -17,6 +17,7 @@ from stratalog.hot.scrub import BookieScrub, bookies_to_scrub, follow
 from stratalog.output import json_option, print_done, print_listing, progress_bar
 from stratalog.target import metadata_of, quorum_options
 from stratalog.tier.session import metadata_session
+from stratalog.waiting import wait_option
 from stratalog_core.rpc.tcp import TcpTransport
 from stratalog_metadata.records import Ledger
 
@@ -51,7 +52,7 @@ async def _rows(addresses: list[str]) -> list[Row]:
 
 @bookie.command()
 @click.argument("name")
-@click.option("--wait", is_flag=True, help="Wait until no ledger has a copy on it; then its disks can be removed.")
+@wait_option("no ledger has a copy on it and its disks can be removed", default=False)
 @click.option("--timeout", "timeout_s", default=3600.0, show_default=True, help="Seconds to wait.")
 @click.option("--cancel", is_flag=True, help="Return the bookie to service.")
 @quorum_options
@@ -101,14 +102,17 @@ async def _decommission(addresses: list[str], name: str, timeout_s: float | None
 @bookie.command()
 @click.argument("name", required=False)
 @click.option("--all", "every", is_flag=True, help="Scrub every live bookie.")
-@click.option("--wait", is_flag=True, help="Wait for the check and the repair; exits with 6 if corruption remains.")
+@wait_option("everything is checked and repaired", default=False)
 @quorum_options
 @json_option
 @click.pass_context
 def scrub(
     context: click.Context, name: str | None, every: bool, wait: bool, data: Path | None, metadata: str | None, as_json: bool
 ) -> None:
-    """Check every entry, index and state file of bookie NAME now. Corrupt ones are repaired from other replicas."""
+    """Check every entry, index and state file of bookie NAME now. Corrupt ones are repaired from other replicas.
+
+    With --wait it exits with 6 if corruption remains.
+    """
     if bool(name) == every:
         raise click.UsageError("give the name of one bookie, or --all")
     scrubs = asyncio.run(_scrub(metadata_of(data, metadata), name, wait))

@@ -20,6 +20,7 @@ from stratalog.output import json_option, print_done, print_json, print_listing,
 from stratalog.target import metadata_of, metadata_options, name_values, quorum_options, store_of
 from stratalog.tier.session import metadata_session
 from stratalog.topic_retention import Expiring, RetentionChange, changes_by_defaults, confirm_shortening
+from stratalog.waiting import wait_option
 from stratalog_metadata.client.topic_defaults import topic_defaults
 
 _DEFAULT_COLUMNS = ("config", "broker_name", "value", "built_in", "changed")
@@ -51,7 +52,7 @@ async def _rows(addresses: list[str]) -> list[Row]:
 
 @broker.command()
 @click.argument("broker_id", metavar="ID", type=click.IntRange(min=0))
-@click.option("--wait/--no-wait", default=True, show_default=True, help="Wait until it owns no partition.")
+@wait_option("it owns no partition", default=True)
 @click.option("--timeout", "timeout_s", default=300.0, show_default=True, help="Seconds to wait.")
 @quorum_options
 @json_option

@@ -15,6 +15,7 @@ from stratalog.target import metadata_of, metadata_options
 from stratalog.tier.offload import Waiting, request_compaction, wait_for_offload
 from stratalog.tier.report import PartitionTier, tier_report, topics_named
 from stratalog.tier.session import metadata_session
+from stratalog.waiting import wait_option
 from stratalog_metadata.client.api import MetadataView
 from stratalog_metadata.records import Topic
 
@@ -25,14 +26,14 @@ if TYPE_CHECKING:
 @click.command()
 @click.argument("topic")
 @click.option("--partition", type=click.IntRange(min=0), help="Only this partition.")
-@click.option("--no-wait", is_flag=True, help="Return as soon as the compaction is requested.")
+@wait_option("it is compacted", default=True)
 @click.option("--timeout", "timeout_s", default=600.0, show_default=True, help="Seconds to wait.")
 @metadata_options
 @json_option
 def compact(
     topic: str,
     partition: int | None,
-    no_wait: bool,
+    wait: bool,
     timeout_s: float,
     data: Path | None,
     metadata: str | None,
@@ -44,8 +45,8 @@ def compact(
     Records that are younger than min.compaction.lag.ms or that are written during the command are not compacted.
     """
     addresses = metadata_of(data, metadata)
-    before, after = asyncio.run(_compact(addresses, topic, partition, None if no_wait else timeout_s))
-    if no_wait:
+    before, after = asyncio.run(_compact(addresses, topic, partition, timeout_s if wait else None))
+    if not wait:
         print_done({"topic": topic, "compacted": False}, "requested; see `stratalog tier status`", as_json=as_json)
         return
     rows = [dataclasses.asdict(row) for row in after]

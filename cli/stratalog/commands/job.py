@@ -25,7 +25,7 @@ from stratalog.commands.spark_jobs import (
 )
 from stratalog.exit_codes import ExitCode
 from stratalog.moments import parse_moment
-from stratalog.target import name_values
+from stratalog.target import name_values, with_valid_ports
 from stratalog_core.errors import Invalid, StratalogError
 
 if TYPE_CHECKING:
@@ -45,7 +45,9 @@ def job() -> None:
 
 @job.command()
 @job_options
-@click.option("--bootstrap", help="Also compare the bucket with what these brokers serve (HOST:PORT).")
+@click.option(
+    "--bootstrap", callback=with_valid_ports, help="Also compare the bucket with what these brokers serve (HOST:PORT)."
+)
 def audit(bootstrap: str | None, **given: Any) -> None:
     """Check that every offset is present exactly once and unaltered, in all topics or in the named ones.
 
@@ -173,8 +175,11 @@ def export(
 
 @job.command()
 @job_options
-@click.option("--bootstrap", help="Brokers (HOST:PORT) from which to replay also the records that are not offloaded yet.")
-@click.option("--to", required=True, metavar="HOST:PORT", help="Brokers to send to.")
+@click.option(
+    "--bootstrap", callback=with_valid_ports,
+    help="Brokers (HOST:PORT) from which to replay also the records that are not offloaded yet.",
+)  # fmt: skip
+@click.option("--to", required=True, metavar="HOST:PORT", callback=with_valid_ports, help="Brokers to send to.")
 @click.option(
     "--to-topic",
     default="{topic}.replay",

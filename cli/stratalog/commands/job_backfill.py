@@ -8,7 +8,7 @@ import click
 
 from stratalog.commands.spark_jobs import modules, shown_progress, spark_master
 from stratalog.output import json_option, print_done
-from stratalog.target import metadata_of, metadata_options, name_values, store_of
+from stratalog.target import metadata_of, metadata_options, name_values, store_of, with_valid_ports
 from stratalog_core.errors import Invalid
 
 _FORMATS = ("parquet", "orc", "json", "csv", "avro")
@@ -28,7 +28,10 @@ _FORMATS = ("parquet", "orc", "json", "csv", "avro")
     "--avro-schema", type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="Reader schema of Avro files, as JSON (default: the schema of the first file, which all others must have).",
 )  # fmt: skip
-@click.option("--from-kafka", metavar="HOST:PORT", help="Copy a topic of the cluster at these brokers instead of files.")
+@click.option(
+    "--from-kafka", metavar="HOST:PORT", callback=with_valid_ports,
+    help="Copy a topic of the cluster at these brokers instead of files.",
+)  # fmt: skip
 @click.option("--from-topic", help="Name of the topic to copy (default: that of the new one).")
 @click.option(
     "--from-config", "client", multiple=True, metavar="NAME=VALUE",

@@ -13,6 +13,7 @@ from stratalog.deletion import confirm, yes_option
 from stratalog.hot.quorum import administration_session, member_rows, split_node
 from stratalog.output import json_option, print_done, print_json, print_rows
 from stratalog.target import metadata_of, quorum_options
+from stratalog.waiting import wait_option
 from stratalog_metadata.protocol.messages import StatusAnswer
 
 _COLUMNS = ("node", "role", "address", "match_index", "lag", "contact_ms", "identity")
@@ -57,19 +58,20 @@ async def _status(addresses: list[str]) -> StatusAnswer:
 
 @metadata.command()
 @click.argument("node", metavar="ID=HOST:PORT")
-@click.option("--no-wait", is_flag=True, help="Return when the node is a learner; it becomes a voter once it has caught up.")
+@wait_option("it is a voter", default=True)
 @_timeout_option
 @quorum_options
 @json_option
-def add(node: str, no_wait: bool, timeout_s: float, data: Path | None, metadata: str | None, as_json: bool) -> None:
-    """Add the node that runs at HOST:PORT and was started with an empty data_dir. Returns when it is a voter.
+def add(node: str, wait: bool, timeout_s: float, data: Path | None, metadata: str | None, as_json: bool) -> None:
+    """Add the node that runs at HOST:PORT and was started with an empty data_dir.
 
-    Its setting `peers` must name the quorum's nodes and itself. The quorum makes one change at a time; the next one waits.
+    It is a learner until it has caught up, then a voter. Its setting `peers` must name the quorum's nodes and itself. The
+    quorum makes one change at a time; the next one waits.
     For a member that was restarted with its data_dir at another address, this records the new address.
     """
     node_id, address = split_node(node)
-    asyncio.run(_add(metadata_of(data, metadata), node_id, address, timeout_s, wait=not no_wait))
-    state, role = ("learns", "learner") if no_wait else ("votes", "voter")
+    asyncio.run(_add(metadata_of(data, metadata), node_id, address, timeout_s, wait=wait))
+    state, role = ("votes", "voter") if wait else ("learns", "learner")
     print_done({"node": node_id, "address": address, "state": state}, f"node {node_id} is a {role}", as_json=as_json)
 
 

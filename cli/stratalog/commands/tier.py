@@ -35,6 +35,7 @@ from stratalog.tier.repair import RepairFrom
 from stratalog.tier.report import PartitionTier, tier_report, topics_named
 from stratalog.tier.scrub import MIN_AGE_S, Part, finding_text, scrub_bucket
 from stratalog.tier.session import metadata_session, store_session
+from stratalog.waiting import wait_option
 from stratalog_core.errors import Invalid
 from stratalog_core.system import ThreadBackground
 from stratalog_metadata.records import KEEP_METADATA, KEEP_STORE
@@ -111,7 +112,7 @@ async def _report(addresses: list[str], topics: tuple[str, ...]) -> list[Partiti
 
 @tier.command()
 @click.argument("topics", nargs=-1, required=True)
-@click.option("--wait", is_flag=True, help="Wait until everything is cold and verified.")
+@wait_option("everything is cold and verified", default=False)
 @click.option(
     "--delete-hot",
     is_flag=True,

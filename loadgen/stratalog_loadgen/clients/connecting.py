@@ -9,6 +9,7 @@ import struct
 import time
 
 from stratalog_core.errors import Invalid
+from stratalog_core.rpc.tcp import split_address
 from stratalog_loadgen.processes.control import Control, cpu_s, resident_bytes
 from stratalog_loadgen.processes.loads import ConnectionLoad, Counted
 from stratalog_loadgen.results.histogram import Histogram
@@ -65,12 +66,12 @@ class _Connections:
         return self._counted(opened_s, lost, cpu_s() - cpu)
 
     async def _open(self, number: int, address: str) -> None:
-        host, _, port = address.rpartition(":")
+        host, port = split_address(address)
         async with self._limit:
             began_ns = time.monotonic_ns()
             try:
                 async with asyncio.timeout(_ANSWER_TIMEOUT_S):
-                    stream = await asyncio.open_connection(host, int(port), local_addr=source_of(host, number))
+                    stream = await asyncio.open_connection(host, port, local_addr=source_of(host, number))
                     await _ask(stream)
             except (OSError, TimeoutError, asyncio.IncompleteReadError) as failure:
                 self._failed += 1

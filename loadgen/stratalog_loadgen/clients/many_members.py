@@ -18,6 +18,7 @@ from typing import Final
 
 from stratalog import kafka_connection as wire
 from stratalog.kafka_connection import Connection, NotAnswered
+from stratalog_core.rpc.tcp import split_address
 from stratalog_loadgen.clients.group_members import REBALANCE_MS, SESSION_MS, assigned_partitions, range_assignments
 
 HEARTBEAT_S: Final = 3.0
@@ -134,11 +135,11 @@ class ManyMembers:
 
     async def connect(self, address: str) -> _Link:
         """Open a connection. Raises ``NotAnswered``."""
-        host, _, port = address.rpartition(":")
+        host, port = split_address(address)
         async with self._connecting:
             try:
                 async with asyncio.timeout(_CONNECT_TIMEOUT_S):
-                    _, link = await asyncio.get_running_loop().create_connection(_Link, host, int(port))
+                    _, link = await asyncio.get_running_loop().create_connection(_Link, host, port)
             except (OSError, TimeoutError) as failure:
                 raise NotAnswered(f"{address}: {failure or type(failure).__name__}") from failure
         return link

@@ -13,6 +13,7 @@ from typing import Any, Final, Literal, TypeAlias
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - Spark's convention
 
+from stratalog_core.moments import utc_time
 from stratalog_pipeline.jobs.session import translated_errors
 
 Depth: TypeAlias = Literal["blocks", "batches", "records"]
@@ -66,6 +67,8 @@ def usage(spark: SparkSession, options: Mapping[str, str], depth: Depth = "block
 
 
 def _partitions(blocks: DataFrame) -> list[Row]:
+    # Of compressed blocks the minimum is unknown, so it is for the partition.
+    earliest = F.when(F.bool_and(F.col("min_timestamp").isNotNull()), F.min("min_timestamp"))
     grouped = blocks.groupBy("topic", "partition").agg(
         F.min("base_offset").alias("start_offset"),
         F.max("end_offset").alias("end_offset"),
@@ -74,10 +77,21 @@ def _partitions(blocks: DataFrame) -> list[Row]:
         F.sum("stored_bytes").alias("stored_bytes"),
         F.sum("plain_bytes").alias("batch_bytes"),
         F.countDistinct("key").alias("segments"),
-        F.min("min_timestamp").cast("string").alias("min_timestamp"),
-        F.max("max_timestamp").cast("string").alias("max_timestamp"),
+        F.unix_millis(earliest).alias("min_timestamp"),
+        F.unix_millis(F.max("max_timestamp")).alias("max_timestamp"),
     )
-    return _rows(grouped.orderBy("topic", "partition"))
+    rows = _rows(grouped.orderBy("topic", "partition"))
+    return [row | {name: _moment(row[name]) for name in ("min_timestamp", "max_timestamp")} for row in rows]
+
+
+def _moment(time_ms: int | None) -> str | None:
+    """Return ISO 8601 in UTC, in whatever time zone the session is. Producers may send times that ISO 8601 cannot express."""
+    if time_ms is None:
+        return None
+    try:
+        return utc_time(time_ms).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    except OverflowError:
+        return f"{time_ms} ms"
 
 
 def _by_day(frame: DataFrame, time: str, size: Column) -> list[Row]:

@@ -185,6 +185,18 @@ def test_what_destroys_asks_first(name: str) -> None:
     assert "--yes" in {option for parameter in _COMMANDS[name].params for option in parameter.opts}
 
 
+_WAITING = {
+    name: [parameter for parameter in command.params if parameter.name in ("wait", "no_wait")]
+    for name, command in _COMMANDS.items()
+    if any(parameter.name in ("wait", "no_wait") for parameter in command.params)
+}
+
+
+@pytest.mark.parametrize("name", sorted(_WAITING))
+def test_what_can_wait_has_both_options(name: str) -> None:
+    assert [(each.opts, each.secondary_opts) for each in _WAITING[name]] == [(["--wait"], ["--no-wait"])]
+
+
 class _NotInstalled:
     """Finds no module of the load generator, as on a machine where it is not installed."""
 

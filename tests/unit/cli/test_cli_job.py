@@ -52,6 +52,22 @@ def _run(*words: str) -> Result:
 
 @pytest.mark.parametrize(
     "words",
+    [
+        ("audit", "--bootstrap"),
+        ("replay", "--to"),
+        ("replay", "--to", "127.0.0.1:9", "--bootstrap"),
+        ("backfill", "--topic", "t", "--from-kafka"),
+    ],
+    ids=" ".join,
+)
+def test_an_impossible_port_is_wrong_usage_before_spark_starts(words: tuple[str, ...], store: Path) -> None:
+    done = _run(*words, "127.0.0.1:99999", "--store", str(store))
+    assert done.exit_code == ExitCode.USAGE
+    assert "the port must be a number from 1 to 65535" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "words",
     [*_JOBS, _REPLAY, (*_REPLAY, "--offsets", "0..1")],
     ids=" ".join,
 )
