@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import hashlib
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Final
+from typing import Final, TypeAlias
 from uuid import UUID
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from pyspark.sql import SparkSession
@@ -42,6 +43,8 @@ PART_BYTES: Final = 8 * 1024 * 1024
 PARTS_AT_ONCE: Final = 2
 REQUESTS_MAX: Final = 32
 FILES_PER_TASK: Final = 64
+Agrees: TypeAlias = Callable[[Iterable[pa.Table], Iterable[pa.Table], PlannedFile], bool]
+"""Whether the row groups of a file are those of the bucket."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,7 +112,8 @@ def export(
             journal.begin(plan)
         else:
             out.run(_abort_uploads(out))
-        tasks = export_tasks(bucket, plan, verify=verify, allow_gaps=allow_gaps)
+        present = out.run(_present(out, plan)) if was_resumed else ()
+        tasks = export_tasks(bucket, plan, verify=verify, allow_gaps=allow_gaps, present=present)
         written = run_tasks(
             spark, options.store, write_tasks(tasks, options.split_bytes), partial(_write_all, target), on_progress
         )
@@ -141,6 +145,11 @@ def finish_run(out: Bucket, journal: Journal, files: list[WrittenFile]) -> None:
     """Record that the run is complete. All of its files are complete, so an open upload belongs to an attempt that died."""
     out.run(_abort_uploads(out))
     journal.finish(files)
+
+
+async def _present(out: Bucket, plan: Plan) -> set[str]:
+    """Return the keys of the plan's files that are written."""
+    return {file.key for file in plan.files} & {info.key async for info in out.store.list("topic=")}
 
 
 async def _abort_uploads(out: Bucket) -> None:
@@ -236,10 +245,13 @@ def _planned(split: Split) -> PlannedFile:
     )
 
 
-def export_tasks(bucket: Bucket, plan: Plan, *, verify: bool, allow_gaps: bool) -> list[FileTask]:
+def export_tasks(
+    bucket: Bucket, plan: Plan, *, verify: bool, allow_gaps: bool, present: Collection[str] = ()
+) -> list[FileTask]:
     """Return what is to be read for each file, from the newest manifests: since the plan was made, segments may have merged.
 
-    Raises ``NotFound`` for a range that retention has removed, unless ``allow_gaps``.
+    ``present``: keys of files that are written. Raises ``NotFound`` for a range of another file that retention has removed,
+    unless ``allow_gaps``.
     """
     by_partition: defaultdict[PartitionName, list[PlannedFile]] = defaultdict(list)
     for file in plan.files:
@@ -251,9 +263,10 @@ def export_tasks(bucket: Bucket, plan: Plan, *, verify: bool, allow_gaps: bool) 
     async def tasks_of(name: PartitionName) -> list[FileTask]:
         history = await load_history(bucket, name)
         files = by_partition[name]
-        lost = OffsetRange(first=files[0].first, end=history.offsets.first)
-        if lost.end > lost.first and not allow_gaps:
-            raise _gap(name, lost)
+        start = history.offsets.first
+        lost = [file for file in files if file.first < start and file.key not in present]
+        if lost and not allow_gaps:
+            raise _gap(name, OffsetRange(first=lost[0].first, end=min(lost[-1].end, start)))
         segments = await load_segments(bucket, history, OffsetRange(first=files[0].first, end=files[-1].end))
         return [
             FileTask(
@@ -305,7 +318,7 @@ def write_file(bucket: Bucket, out: Bucket, task: FileTask) -> WrittenFile:
                 records += rows.num_rows
                 writer.write_table(rows.cast(schema), row_group_size=max(rows.num_rows, 1))
     if upload.was_there or task.verify:
-        return _read_back(bucket, out, task)
+        return _read_back(bucket, out, task, _holds if upload.was_there and _may_have_lost_records(task) else _equals)
     return _written(task.file, records, upload.size_bytes, upload.sha256)
 
 
@@ -334,20 +347,59 @@ def _rows(bucket: Bucket, task: FileTask) -> Iterator[pa.RecordBatch]:
     return task.values.columns(task.columns, scan_split(bucket, task.split, stored, read_committed=task.read_committed))
 
 
-def _read_back(bucket: Bucket, out: Bucket, task: FileTask) -> WrittenFile:
+def _may_have_lost_records(task: FileTask) -> bool:
+    """Whether the bucket may have fewer records than when an earlier attempt wrote the file.
+
+    Retention removes whole segments from the start, compactions and erasures replace segments by ones with fewer records.
+    """
+    segments = [piece.segment for piece in task.split.slices]
+    is_cut = not segments or segments[0].base_offset > task.file.first
+    return is_cut or any(segment.is_compacted or segment.is_erased for segment in segments)
+
+
+def _read_back(bucket: Bucket, out: Bucket, task: FileTask, agrees: Agrees) -> WrittenFile:
     """Compare the stored file with the bucket, row by row."""
     content = out.run(out.store.get(task.file.key))
     try:
         stored = pq.ParquetFile(pa.BufferReader(content))
-        wanted = _row_groups(bucket, task)
         schema = task.schema
-        groups = (stored.read_row_group(number) for number in range(stored.num_row_groups))
-        is_equal = all(found.cast(schema).equals(rows.cast(schema)) for found, rows in zip(groups, wanted, strict=True))
+        wanted = (rows.cast(schema) for rows in _row_groups(bucket, task))
+        groups = (stored.read_row_group(number).cast(schema) for number in range(stored.num_row_groups))
+        is_sound = agrees(groups, wanted, task.file)
     except (pa.ArrowException, ValueError) as bad:
         raise Corrupt(f"{task.file.key} in the target is not the export of its offsets: {bad}", key=task.file.key) from bad
-    if not is_equal:
+    if not is_sound:
         raise Corrupt(f"{task.file.key} in the target does not hold the records of the bucket", key=task.file.key)
     return _written(task.file, stored.metadata.num_rows, len(content), hashlib.sha256(content).hexdigest())
+
+
+def _equals(groups: Iterable[pa.Table], wanted: Iterable[pa.Table], file: PlannedFile) -> bool:
+    """Whether the row groups of the file are the wanted ones. Raises ``ValueError`` if their numbers differ."""
+    return all(found.equals(rows) for found, rows in zip(groups, wanted, strict=True))
+
+
+def _holds(groups: Iterable[pa.Table], wanted: Iterable[pa.Table], file: PlannedFile) -> bool:
+    """Whether the file has all wanted rows. Others, between them, were removed from the bucket since it was written."""
+    left = iter(wanted)
+    rows = next(left, None)
+    before = file.first - 1
+    for group in groups:
+        held = group.column("offset").to_numpy()
+        if not len(held):
+            continue
+        if held[0] <= before or held[-1] >= file.end or (np.diff(held) <= 0).any():
+            return False
+        before = held[-1]
+        while rows is not None:
+            offsets = rows.column("offset").to_numpy()
+            count = int(np.searchsorted(offsets, before, side="right"))
+            if not group.take(np.searchsorted(held, offsets[:count])).equals(rows.slice(0, count)):
+                return False
+            if count < len(offsets):
+                rows = rows.slice(count)
+                break
+            rows = next(left, None)
+    return rows is None
 
 
 def _written(file: PlannedFile, records: int, size_bytes: int, sha256: str) -> WrittenFile:

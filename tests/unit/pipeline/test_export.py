@@ -258,3 +258,64 @@ def test_nothing_that_is_read_is_left_in_arrows_memory(exporter: Exporter) -> No
     before = pa.total_allocated_bytes()
     exporter.write(exporter.tasks(plan))
     assert pa.total_allocated_bytes() == before
+
+
+def keyed(first: int, count: int) -> list[bytes]:
+    """Batches. Every tenth record has a key of its own; the others have seven keys, of which a compaction keeps the last."""
+    records = [
+        Record(offset=o, timestamp_ms=o, key=b"own%d" % o if o % 10 == 0 else b"k%d" % (o % 7), value=b"v%d" % o)
+        for o in range(first, first + count)
+    ]
+    return [bytes(build_batch(records[at : at + 5])) for at in range(0, count, 5)]
+
+
+def test_an_interrupted_run_keeps_files_whose_records_retention_has_removed(
+    cold_bucket: ColdBucket, exporter: Exporter, target: Path
+) -> None:
+    journal, plan = exporter.plan()
+    journal.begin(plan)
+    tasks = exporter.tasks(plan)
+    before = exporter.write([task for task in tasks if task.file.partition == 0 and task.file.end <= 60])
+    assert before[-1].end == 60
+    cold_bucket.extend("flights", 0, batches(100, 20), drop_below=60)
+    present = {file.key for file in before}
+    written = exporter.write(export_tasks(exporter.bucket, plan, verify=False, allow_gaps=False, present=present))
+    assert written[: len(before)] == before
+    finish_run(exporter.out, journal, written)
+    assert offsets(target) == {0: list(range(100)), 1: list(range(30))}
+
+
+def test_a_file_that_retention_came_before_is_a_gap_although_others_are_written(
+    cold_bucket: ColdBucket, exporter: Exporter
+) -> None:
+    journal, plan = exporter.plan()
+    journal.begin(plan)
+    first = exporter.write(exporter.tasks(plan)[:1])[0]
+    cold_bucket.extend("flights", 0, batches(100, 20), drop_below=60)
+    with pytest.raises(NotFound, match=rf"flights-0: offsets {first.end}\.\.60 were not exported yet"):
+        export_tasks(exporter.bucket, plan, verify=False, allow_gaps=False, present={first.key})
+
+
+def test_an_interrupted_run_keeps_files_whose_history_was_compacted_since(cold_bucket: ColdBucket, target: Path) -> None:
+    cold_bucket.add_topic("flights", [[keyed(0, 60), keyed(60, 40)]], block_bytes=600)
+    exporter = Exporter(cold_bucket, target, options_for(cold_bucket))
+    try:
+        journal, plan = exporter.plan()
+        journal.begin(plan)
+        before = exporter.write(exporter.tasks(plan)[:1])[0]
+        assert before.records == before.end > 10
+        cold_bucket.compact("flights", 0)
+        task = exporter.tasks(plan)[0]
+        assert exporter.write([task]) == [before]
+        path = target / before.key
+        whole = pq.ParquetFile(path).read()
+        for altered in (
+            pa.concat_tables([whole.slice(0, 10), whole.slice(11)]),  # Offset 10 is in the bucket, and not in the file.
+            whole.set_column(whole.schema.get_field_index("value"), "value", pa.array([b"x"] * len(whole), pa.binary())),
+            pa.concat_tables([whole, whole.slice(0, 1)]),
+        ):
+            pq.write_table(altered.cast(whole.schema), path)
+            with pytest.raises(Corrupt, match="does not hold the records"):
+                exporter.write([task])
+    finally:
+        exporter.close()
