@@ -96,8 +96,8 @@ def export(
 
     ``has_place``: files have topic and partition as columns, too, as a table of Iceberg needs. Raises ``NotFound`` if retention
     has removed records before they were exported, unless ``allow_gaps`` leaves them out; ``Invalid`` if the target holds an
-    export with other options or of another topic of the same name; ``Conflict`` if another export runs; ``Corrupt``,
-    ``Unavailable``.
+    export with other options, of another topic of the same name, or of offsets that the bucket does not have any more;
+    ``Conflict`` if another export runs; ``Corrupt``, ``Unavailable``.
     """
     make_directory(target)
     with Bucket(options.store) as bucket, Bucket(target) as out, reader_lease(bucket, options, "export"):
@@ -212,10 +212,23 @@ def _next_range(history: History, ends: Mapping[tuple[UUID, int], int], *, allow
     exported = ends.get((name.topic_id, name.partition))
     if exported is None:
         return held
+    _check_end(history, exported)
     if held.first > exported and not allow_gaps:
         raise _gap(name, OffsetRange(first=exported, end=held.first))
     first = max(held.first, exported)
     return OffsetRange(first=first, end=max(first, held.end))
+
+
+def _check_end(history: History, exported: int) -> None:
+    """Raise ``Invalid`` if the history ends before ``exported``: offsets may come to have other records than the files."""
+    name, end = history.name, history.offsets.end
+    if end < exported:
+        raise Invalid(
+            f"{name}: offsets up to {exported} were exported, and the bucket ends at {end}: it was restored to an earlier "
+            "time; export to another target",
+            topic=name.topic,
+            partition=name.partition,
+        )
 
 
 def _gap(name: PartitionName, lost: OffsetRange) -> NotFound:
@@ -251,7 +264,7 @@ def export_tasks(
     """Return what is to be read for each file, from the newest manifests: since the plan was made, segments may have merged.
 
     ``present``: keys of files that are written. Raises ``NotFound`` for a range of another file that retention has removed,
-    unless ``allow_gaps``.
+    unless ``allow_gaps``, and ``Invalid`` if the history ends before the files do.
     """
     by_partition: defaultdict[PartitionName, list[PlannedFile]] = defaultdict(list)
     for file in plan.files:
@@ -263,6 +276,7 @@ def export_tasks(
     async def tasks_of(name: PartitionName) -> list[FileTask]:
         history = await load_history(bucket, name)
         files = by_partition[name]
+        _check_end(history, files[-1].end)
         start = history.offsets.first
         lost = [file for file in files if file.first < start and file.key not in present]
         if lost and not allow_gaps:

@@ -67,7 +67,7 @@ def usage(spark: SparkSession, options: Mapping[str, str], depth: Depth = "block
 
 
 def _partitions(blocks: DataFrame) -> list[Row]:
-    # Of compressed blocks the minimum is unknown, so it is for the partition.
+    # Null if the minimum of any block is: headers of batches do not tell it.
     earliest = F.when(F.bool_and(F.col("min_timestamp").isNotNull()), F.min("min_timestamp"))
     grouped = blocks.groupBy("topic", "partition").agg(
         F.min("base_offset").alias("start_offset"),

@@ -219,6 +219,28 @@ def test_records_that_retention_removed_before_their_export_are_an_error(cold_bu
     assert (plan.files[0].first, plan.files[-1].end) == (120, 140)
 
 
+def test_a_bucket_that_ends_before_what_was_exported_is_refused(
+    cold_bucket: ColdBucket, exporter: Exporter, tmp_path: Path
+) -> None:
+    journal, plan = exporter.plan()
+    journal.begin(plan)
+    exporter.write(exporter.tasks(plan)[:1])
+    restored = type(cold_bucket)(tmp_path / "restored")
+    topic_id = restored.add_topic("flights", [[batches(0, 60)], [batches(0, 30)], []])
+    assert {topic_id} == set(journal.topic_ids().values())
+    too_short = r"flights-0: offsets up to 100 were exported, and the bucket ends at 60"
+    with Bucket(restored.url) as bucket:
+        exporter.options = options_for(restored, includeHeaders="true")
+        with pytest.raises(Invalid, match=too_short):
+            export_tasks(bucket, plan, verify=False, allow_gaps=True)
+        finish_run(exporter.out, journal, exporter.write(exporter.tasks(plan)))
+        with pytest.raises(Invalid, match=too_short):
+            plan_export(bucket, exporter.options, Journal(exporter.out), allow_gaps=True)
+        restored.extend("flights", 0, batches(60, 50))
+        more = plan_export(bucket, exporter.options, Journal(exporter.out), allow_gaps=True)
+        assert [(file.first, file.end) for file in more.files] == [(100, 110)]
+
+
 def test_an_interrupted_run_ends_although_retention_removed_its_first_files(
     cold_bucket: ColdBucket, exporter: Exporter
 ) -> None:
