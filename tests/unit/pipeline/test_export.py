@@ -16,16 +16,15 @@ import pytest
 from stratalog_core.batches.records import Record, build_batch
 from stratalog_core.errors import Conflict, Corrupt, Invalid, NotFound
 from stratalog_pipeline.bucket import Bucket
-from stratalog_pipeline.jobs import export as export_module
+from stratalog_pipeline.jobs import export_files
 from stratalog_pipeline.jobs.export import (
-    FileTask,
     check_same_options,
     export_tasks,
     finish_run,
     plan_export,
-    write_file,
     write_tasks,
 )
+from stratalog_pipeline.jobs.export_files import FileTask, write_file
 from stratalog_pipeline.jobs.export_journal import Journal, Plan, WrittenFile
 from stratalog_pipeline.options import ReadOptions, parse_options
 
@@ -121,7 +120,7 @@ def test_files_hold_the_records(exporter: Exporter, target: Path) -> None:
 
 
 def test_a_large_file_has_several_row_groups(cold_bucket: ColdBucket, target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(export_module, "ROW_GROUP_BYTES", 1)
+    monkeypatch.setattr(export_files, "ROW_GROUP_BYTES", 1)
     many = [bytes(build_batch([record(o) for o in range(base, base + 1000)])) for base in range(0, 25_000, 1000)]
     cold_bucket.add_topic("flights", [[many]])
     exporter = Exporter(cold_bucket, target, options_for(cold_bucket, splitBytes="100000000"))
@@ -164,7 +163,7 @@ def test_the_upload_of_a_task_that_died_is_not_left_behind(exporter: Exporter, t
     store = exporter.out.store
 
     async def begin_and_die() -> None:
-        upload = await store.create_upload(plan.files[0].key, export_module.PART_BYTES)
+        upload = await store.create_upload(plan.files[0].key, export_files.PART_BYTES)
         await store.put_part(upload, 1, [b"PAR1"])
 
     async def open_uploads() -> int:

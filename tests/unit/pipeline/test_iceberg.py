@@ -17,7 +17,8 @@ from stratalog_core.batches.records import Record, build_batch
 from stratalog_core.errors import Corrupt, Invalid, OutcomeUnknown, Unavailable
 from stratalog_pipeline.bucket import Bucket
 from stratalog_pipeline.jobs import iceberg
-from stratalog_pipeline.jobs.export import ExportResult, check_same_options, export_tasks, plan_export, write_file
+from stratalog_pipeline.jobs.export import ExportResult, check_same_options, export_tasks, plan_export
+from stratalog_pipeline.jobs.export_files import write_file
 from stratalog_pipeline.jobs.export_journal import Journal
 from stratalog_pipeline.jobs.iceberg import IcebergTarget, publish
 from stratalog_pipeline.jobs.report import export_report
