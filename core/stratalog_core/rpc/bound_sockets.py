@@ -1,4 +1,4 @@
-"""Binds TCP sockets without listening: the port is reserved, and no client can connect yet."""
+"""Prepares TCP sockets: binds them without listening, so that the port is reserved, and lets connections to dead hosts end."""
 
 from __future__ import annotations
 
@@ -6,9 +6,12 @@ import asyncio
 import errno
 import socket
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 from stratalog_core.errors import Conflict
+
+UNTAKEN_MS_MAX: Final = 10_000
+_USER_TIMEOUT: Final = getattr(socket, "TCP_USER_TIMEOUT", None)
 
 
 async def bind_sockets(host: str, port: int) -> list[socket.socket]:
@@ -37,6 +40,18 @@ def listen_on(sockets: Sequence[socket.socket], backlog: int = 128) -> None:
         except OSError as failure:
             host, port, *_ = bound.getsockname()
             raise _named(f"[{host}]:{port}" if ":" in host else f"{host}:{port}", failure) from failure
+
+
+def end_if_untaken(transport: asyncio.BaseTransport) -> None:
+    """End a connection whose peer has taken nothing of what was sent to it for ``UNTAKEN_MS_MAX`` (Linux only).
+
+    A machine that loses power, or gets another address, ends no connection. The system would send again for a quarter of an
+    hour, at intervals that grow to two minutes, and nobody would connect to the machine that is back. A process that is merely
+    slow still takes what fits into its socket.
+    """
+    connected = transport.get_extra_info("socket")
+    if connected is not None and _USER_TIMEOUT is not None:
+        connected.setsockopt(socket.IPPROTO_TCP, _USER_TIMEOUT, UNTAKEN_MS_MAX)
 
 
 def close_sockets(sockets: list[socket.socket]) -> None:

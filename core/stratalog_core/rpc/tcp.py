@@ -24,7 +24,7 @@ from stratalog_core.errors import Corrupt, Invalid, OutcomeUnknown, Overloaded, 
 from stratalog_core.memory.receive_buffers import ReceiveBuffers
 from stratalog_core.ports import Buffer, Connection, Handler, OnReply
 from stratalog_core.rpc.awaited_calls import call_by_send
-from stratalog_core.rpc.bound_sockets import bind_sockets, close_sockets, listen_on
+from stratalog_core.rpc.bound_sockets import bind_sockets, close_sockets, end_if_untaken, listen_on
 from stratalog_core.rpc.frame_protocol import FrameProtocol
 
 IN_FLIGHT_BYTES_MAX: Final = 128 * 1024 * 1024
@@ -208,6 +208,10 @@ class _ClientConnection(FrameProtocol):
         self._channel = channel
         self.lost = False
 
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        end_if_untaken(transport)
+
     def frame_received(self, kind: int, method: int, correlation: int, body: memoryview) -> None:
         if kind == framing.REQUEST:
             raise Corrupt("a server sent a request")
@@ -281,7 +285,7 @@ class TcpChannel:
                     lambda: _ClientConnection(self, self._buffers), self._host, self._port
                 )
         except (OSError, TimeoutError) as failure:
-            self._not_connected(f"cannot connect to {self._address}: {failure or 'timed out'}")
+            self._not_connected(f"cannot connect to {self._address}: {str(failure) or 'timed out'}")
             return
         if connection.lost:
             self._not_connected(f"{self._address} closed the connection at once")

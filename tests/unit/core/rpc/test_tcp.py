@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import socket
 from collections.abc import AsyncIterator, Callable
 
 import psutil
@@ -21,6 +22,7 @@ from stratalog_core.errors import (
     Unavailable,
 )
 from stratalog_core.ports import Handler, Request
+from stratalog_core.rpc import bound_sockets
 from stratalog_core.rpc import tcp as rpc
 from stratalog_core.rpc.tcp import TcpTransport, split_address
 
@@ -383,6 +385,33 @@ async def test_both_ends_learn_that_a_connection_has_broken(transport: TcpTransp
         await channel.close()
         await until(lambda: ended.count("server") == 2)
         assert ended.count("client") == 1
+
+
+@pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="the system cannot give up such connections")
+async def test_a_connection_whose_peer_takes_nothing_is_given_up_and_made_anew(
+    transport: TcpTransport, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when the peer's machine lost power or has another address now: nothing tells that the connection is dead.
+
+    Here the peer accepts no more bytes, because the loss of packets cannot be arranged on every machine.
+    """
+    monkeypatch.setattr(bound_sockets, "UNTAKEN_MS_MAX", 300)
+    accepted: list[asyncio.StreamWriter] = []
+
+    def accept(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.transport.pause_reading()  # type: ignore[attr-defined]
+        accepted.append(writer)
+
+    server = await asyncio.start_server(accept, "127.0.0.1", 0)
+    channel = transport.channel(f"127.0.0.1:{server.sockets[0].getsockname()[1]}")
+    for connections in (1, 2):
+        with pytest.raises(OutcomeUnknown, match="was lost before the answer"):
+            await channel.call(ECHO, (bytes(32 * 1024 * 1024),), 300)
+        assert len(accepted) == connections
+    server.close()
+    for writer in accepted:
+        writer.transport.abort()
+    await server.wait_closed()
 
 
 async def test_a_bound_port_is_taken_and_answers_nobody_until_it_listens(transport: TcpTransport) -> None:
