@@ -36,6 +36,7 @@ from stratalog_tiering.maintenance.deletion import LateMarkers, collect_deleted_
 from stratalog_tiering.offload.ports import WorkerPorts, worker_ports
 from stratalog_tiering.offload.topic_descriptors import describe_topic
 from stratalog_tiering.store import ObjectStore
+from stratalog_tiering.worker.leases import WorkerLeases, deletion_lease
 from stratalog_tiering.worker.worker import TieringWorker
 
 DAY_MS = 86_400_000
@@ -144,6 +145,34 @@ async def test_objects_that_are_written_late_are_deleted_too(
     await cluster.until(lambda: not [*cluster.metadata.view.all(DeletedTopic)])
     assert late == []
     assert files_in(store_directory) == [Path(owner_key(0)).name]
+
+
+async def test_a_topic_that_another_worker_has_shown_is_not_hidden_again(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The worker saw the deletion, and gets the lease once the topic is restored and another worker has removed the marker."""
+    topic_id, hold, release = cluster.topic.topic_id, WorkerLeases.hold, WorkerLeases.release
+    shown, released = asyncio.Event(), asyncio.Event()
+
+    async def hold_late(self: WorkerLeases, name: str) -> Any:
+        if name == deletion_lease(topic_id) and not shown.is_set():
+            await restore(cluster, cluster.topic.name)
+            await cluster.metadata.propose(Command(updates=(Delete(key=restored_topic_key(topic_id)),)))
+            shown.set()
+        return await hold(self, name)
+
+    async def release_then(self: WorkerLeases, name: str) -> None:
+        await release(self, name)
+        if name == deletion_lease(topic_id) and shown.is_set():
+            released.set()
+
+    monkeypatch.setattr(WorkerLeases, "hold", hold_late)
+    monkeypatch.setattr(WorkerLeases, "release", release_then)
+    await delete(cluster, DAY_MS)
+    await cluster.start_worker(grace_ms=0)
+    async with asyncio.timeout(60):
+        await released.wait()
+    assert ("put", deletion_marker_key(topic_id)) not in cluster.store.calls
 
 
 async def test_a_restored_topic_is_seen_again_under_its_new_name_and_goes_on(
