@@ -108,13 +108,15 @@ def test_the_bucket_alone_brings_a_cluster_back(tmp_path: Path, monkeypatch: pyt
         produce(bootstrap, 1000, 10)
     shutil.move(data, tmp_path / "lost")
 
-    found = json.loads(stratalog("restore", "--store", str(store), "--dry-run", "--json").stdout)["partitions"]
-    ends = [(row["topic"], row["end_offset"], row["records"]) for row in found]
+    found = json.loads(stratalog("restore", "--store", str(store), "--dry-run", "--json").stdout)
+    ends = [(row["topic"], row["end_offset"], row["records"]) for row in found["partitions"]]
+    assert [row["topic"] for row in found["deleted_topics"]] == ["gone"]
     assert ends == [("orders", 500, 500)] * PARTITIONS + [("undone", 1, 1)]
     into_new = ("restore", "--store", str(store), "--data", str(new), "--json")
     assert "Take file://" in stratalog(*into_new, expect=ExitCode.USAGE).stderr
-    rows = json.loads(stratalog(*into_new, "--yes").stdout)["partitions"]
-    assert [row["state"] for row in rows] == ["restored"] * (PARTITIONS + 1)
+    restored = json.loads(stratalog(*into_new, "--yes").stdout)
+    assert [row["state"] for row in restored["partitions"]] == ["restored"] * (PARTITIONS + 1)
+    assert restored["deleted_topics"] == found["deleted_topics"]
 
     with up(new, store) as bootstrap:
         assert consume(bootstrap, 1000) == offloaded

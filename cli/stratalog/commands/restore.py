@@ -13,7 +13,7 @@ import click
 
 from stratalog.deletion import confirm, yes_option
 from stratalog.local.state import refuse_cluster
-from stratalog.moments import parse_moment
+from stratalog.moments import format_moment, parse_moment
 from stratalog.output import human_bytes, json_option, print_json, print_rows, progress_bar
 from stratalog.restored_groups import GroupsReport, ends_in_cluster, ends_in_rows, planned_groups, restore_groups
 from stratalog.target import existing_store, metadata_of, name_values
@@ -21,9 +21,10 @@ from stratalog.tier.session import metadata_session, reader_lease, store_session
 from stratalog_core.errors import Invalid, Unavailable
 from stratalog_core.system import SystemClock, ThreadBackground
 from stratalog_metadata.client.api import MetadataClient
-from stratalog_tiering.cold.archive import read_owner
+from stratalog_tiering.cold.archive import deleted_topics, read_owner
 from stratalog_tiering.core.restoring import TopicHistory
 from stratalog_tiering.format.descriptor import TopicDescriptor
+from stratalog_tiering.format.object_keys import deletion_marker_key
 from stratalog_tiering.maintenance.cutting import CutPoint, CutPorts
 from stratalog_tiering.maintenance.restoring import (
     Points,
@@ -41,6 +42,8 @@ _COLUMNS: Final = ("topic", "partition", "start_offset", "end_offset", "records"
 _THREADS: Final = 2
 _FOUND_S: Final = 30.0
 _RETRY_S: Final = 0.1
+_SHOWN_MAX: Final = 5
+Row = dict[str, Any]
 
 
 @click.command("restore")
@@ -95,6 +98,8 @@ def restore(
     the bucket. Committed offsets of groups and transactional ids are restored as brokers last stored them; an offset past the
     restored end of its partition is set to that end, and listed.
 
+    Without --topic, the report names the deleted topics that are left out.
+
     The cluster takes over the bucket: tiering workers of its former cluster delete nothing more and stop committing within a
     second. Nothing is deleted from the bucket for one grace period. If the command fails, run it again: no topic is restored
     twice.
@@ -112,20 +117,21 @@ def restore(
         refuse_cluster(data.absolute(), "start its metadata nodes and name them with --metadata")
         factor = factor or 1
     url = existing_store(url)
-    rows, groups = asyncio.run(
+    rows, groups, left_out = asyncio.run(
         _restore(
             url, data.absolute() if data is not None else None, metadata, topics, new_name, factor, points, dry_run=dry_run,
             yes=yes,
         )
     )  # fmt: skip
     if as_json:
-        print_json({"partitions": rows, **groups.document()})
+        print_json({"partitions": rows, **groups.document(), "deleted_topics": left_out})
         return
     print_rows(rows, _COLUMNS if points is None else (*_COLUMNS[:-1], "left_out_records", "left_out_end_offset", "state"))
     records, size = sum(row["records"] for row in rows), human_bytes(sum(row["bytes"] for row in rows))
     outcome = "can be restored" if dry_run else "are restored"
     click.echo(f"{records} records ({size}) {outcome}; records at or above the end offset were not offloaded", err=True)
     groups.show()
+    _show_left_out(left_out)
 
 
 async def _restore(
@@ -139,17 +145,18 @@ async def _restore(
     *,
     dry_run: bool,
     yes: bool,
-) -> tuple[list[dict[str, Any]], GroupsReport]:
+) -> tuple[list[Row], GroupsReport, list[Row]]:
     async with AsyncExitStack() as stack:
         store = await stack.enter_async_context(store_session(url))
         wanted = await wanted_topics(store, topics)
+        left_out = [] if topics else await _left_out(store)
         if not dry_run:
             # The former owner of the bucket may still delete from it.
             leased = [topic.topic_id for topic in wanted] if topics else []
             await stack.enter_async_context(reader_lease(store, "restore", leased))
         histories = await _histories(store, wanted, "reading manifests")
         if dry_run:
-            return await _planned(store, histories, points, new_name)
+            return *await _planned(store, histories, points, new_name), left_out
         async with _quorum(data, metadata, url) as client:
             cluster_id = await _cluster_id(client)
             for history in histories:
@@ -167,7 +174,29 @@ async def _restore(
             ]
             await client.refresh(_FOUND_S)
             ends = ends_in_cluster(client.view, histories, new_name)
-            return rows, await restore_groups(client, store, ends, factor, restored.owner.number, cluster_id)
+            return rows, await restore_groups(client, store, ends, factor, restored.owner.number, cluster_id), left_out
+
+
+async def _left_out(store: ObjectStore) -> list[Row]:
+    """A row for each topic that the bucket says is deleted; without times if its marker cannot be read."""
+    return [
+        {
+            "topic": topic.name,
+            "topic_id": str(topic.topic_id),
+            "marker": deletion_marker_key(topic.topic_id),
+            "deleted_at": format_moment(marker.deleted_at_ms) if marker is not None else None,
+            "restorable_until": format_moment(marker.deleted_at_ms + marker.restorable_ms) if marker is not None else None,
+        }
+        for topic, marker in await deleted_topics(store)
+    ]
+
+
+def _show_left_out(rows: Sequence[Row]) -> None:
+    for row in rows[:_SHOWN_MAX]:
+        when = f"at {row['deleted_at']}" if row["deleted_at"] else f"as {row['marker']} says, which cannot be read"
+        click.echo(f"left out: {row['topic']} ({row['topic_id']}), deleted {when}", err=True)
+    if len(rows) > _SHOWN_MAX:
+        click.echo(f"left out: {len(rows) - _SHOWN_MAX} more deleted topics; --json lists them", err=True)
 
 
 async def _histories(store: ObjectStore, wanted: Sequence[TopicDescriptor], title: str) -> list[TopicHistory]:

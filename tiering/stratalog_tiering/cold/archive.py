@@ -12,11 +12,17 @@ from typing import Final, NamedTuple
 from uuid import UUID
 
 from stratalog_core.bounded_map import bounded_map
-from stratalog_core.errors import Invalid, NoSuchObject, NotFound
+from stratalog_core.errors import Corrupt, Invalid, NoSuchObject, NotFound
 from stratalog_metadata.records import ManifestPointer
 from stratalog_tiering.cold.manifest_source import ManifestSource
 from stratalog_tiering.format.commit_marker import decode_marker
-from stratalog_tiering.format.descriptor import CommitMarker, OwnerDescriptor, TopicDescriptor, decode_descriptor
+from stratalog_tiering.format.descriptor import (
+    CommitMarker,
+    DeletionMarker,
+    OwnerDescriptor,
+    TopicDescriptor,
+    decode_descriptor,
+)
 from stratalog_tiering.format.manifest import Manifest, SegmentEntry, pointer_to
 from stratalog_tiering.format.object_keys import (
     OWNERS_PREFIX,
@@ -64,6 +70,19 @@ async def live_topics(store: ObjectStore) -> list[TopicDescriptor]:
     yet.
     """
     return [topic.descriptor for topic in await stored_topics(store) if not topic.is_deleted]
+
+
+async def deleted_topics(store: ObjectStore) -> list[tuple[TopicDescriptor, DeletionMarker | None]]:
+    """The topics that are marked as deleted, sorted by name, each with its marker; None if that cannot be read."""
+
+    async def read(topic: TopicDescriptor) -> tuple[TopicDescriptor, DeletionMarker | None]:
+        key = deletion_marker_key(topic.topic_id)
+        try:
+            return topic, decode_descriptor(await store.get(key), DeletionMarker, key)
+        except (Corrupt, Invalid, NoSuchObject):
+            return topic, None
+
+    return await bounded_map(read, [each.descriptor for each in await stored_topics(store) if each.is_deleted], _READS_AT_ONCE)
 
 
 async def read_owner(store: ObjectStore) -> OwnerDescriptor | None:
