@@ -78,6 +78,15 @@ class ObjectsLocked(Invalid):
         super().__init__(f"{what} in the object store until {utc_text(until_ms)} ({mode}): delete them after that")
 
 
+class OnlyCompacted(Invalid):
+    """Records of the topic are deleted by compaction alone."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(
+            f"topic {name!r} has cleanup.policy=compact: delete a record by a tombstone, or set cleanup.policy=compact,delete"
+        )
+
+
 class OffsetOutOfRange(Invalid):
     """The offset is not within the partition's readable records."""
 

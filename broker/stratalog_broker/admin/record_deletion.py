@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from stratalog_broker.admin.errors import InvalidTopic, OffsetOutOfRange, Protected
+from stratalog_broker.admin.errors import InvalidTopic, OffsetOutOfRange, OnlyCompacted, Protected
 from stratalog_broker.admin.locked_history import require_unlocked_below
 from stratalog_broker.partitions.log import PartitionLog
 from stratalog_broker.partitions.ownership import Partitions
@@ -13,8 +13,10 @@ from stratalog_core.ports import Clock
 from stratalog_metadata.client.api import MetadataClient, MetadataView
 from stratalog_metadata.client.guarded_updates import decide_again, propose_guarded
 from stratalog_metadata.client.protection import is_protected
-from stratalog_metadata.records import Log, Topic, log_key, topic_key
+from stratalog_metadata.client.topic_defaults import topic_defaults
+from stratalog_metadata.records import Log, Topic, configs_in_force, log_key, topic_key
 from stratalog_metadata.state.commands import Command, Put, VersionIs
+from stratalog_metadata.topic_rules.cleanup_policy import COMPACT, cleanup_policies
 from stratalog_tiering.cold.reader import ColdReader
 
 ALL: Final = -1
@@ -33,8 +35,8 @@ async def delete_records(
 ) -> int:
     """Delete the records below ``offset``; return the first offset that is readable afterwards.
 
-    Raises ``NotFound``, ``NotLeader``, ``InvalidTopic`` (internal), ``Protected``, ``ObjectsLocked``, ``OffsetOutOfRange``, and
-    failures of the quorum and of the store.
+    Raises ``NotFound``, ``NotLeader``, ``InvalidTopic`` (internal), ``Protected``, ``OnlyCompacted``, ``ObjectsLocked``,
+    ``OffsetOutOfRange``, and failures of the quorum and of the store.
     """
     log = _owned(partitions, topic, index)
     key = log_key(log.topic_partition.topic_id, index)
@@ -44,7 +46,7 @@ async def delete_records(
         wanted = end if offset == ALL else offset
         if not 0 <= wanted <= end:
             raise OffsetOutOfRange(f"offset {offset} of {topic!r}-{index}: choose 0 to {end}, or {ALL} for all records")
-        found, topic_version = _unprotected(metadata.view, topic)
+        found, topic_version = _deletable(metadata.view, topic)
         stored = metadata.view.get(key)
         if stored is None or not isinstance(stored.record, Log):
             raise NotFound(f"topic {topic!r} was deleted")
@@ -60,13 +62,18 @@ async def delete_records(
     return await decide_again(f"the log of {topic!r}-{index}", attempt)  # the list of ledgers may change concurrently
 
 
-def _unprotected(view: MetadataView, name: str) -> tuple[Topic, VersionIs]:
-    """Return the topic, and the requirement that its configs do not change. Raises ``NotFound``, ``Protected``."""
+def _deletable(view: MetadataView, name: str) -> tuple[Topic, VersionIs]:
+    """Return the topic, and the requirement that its configs do not change.
+
+    Raises ``NotFound``, ``Protected``, and, as in Kafka, ``OnlyCompacted``.
+    """
     found = view.get(topic_key(name))
     if found is None or not isinstance(found.record, Topic):
         raise NotFound(f"topic {name!r} was deleted")
     if is_protected(found.record, view):
         raise Protected(name)
+    if cleanup_policies(configs_in_force(found.record, topic_defaults(view))) == {COMPACT}:
+        raise OnlyCompacted(name)
     return found.record, VersionIs(key=topic_key(name), version=found.version)
 
 

@@ -1,7 +1,7 @@
 """DeleteRecords, versions 0–2: raises the first readable offset of partitions that this broker owns.
 
 Records below it are unreadable immediately; retention removes the ledgers and segments later. Offset -1 means everything
-below the high watermark.
+below the high watermark. A topic with ``cleanup.policy=compact`` answers POLICY_VIOLATION.
 """
 
 from __future__ import annotations

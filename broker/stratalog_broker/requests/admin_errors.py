@@ -27,6 +27,7 @@ _CODES: Final[Mapping[type[StratalogError], ErrorCode]] = {
     errors.LimitExceeded: ErrorCode.policy_violation,
     errors.Protected: ErrorCode.policy_violation,
     errors.ObjectsLocked: ErrorCode.policy_violation,
+    errors.OnlyCompacted: ErrorCode.policy_violation,
     errors.OffsetOutOfRange: ErrorCode.offset_out_of_range,
 }
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import confluent_kafka
 import pytest
-from confluent_kafka import TopicPartition
+from confluent_kafka import OFFSET_END, TopicPartition
 from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource, NewPartitions, NewTopic, ResourceType
 from unit.broker.admin.test_topic_administration import admin_of, only, refused
 from unit.broker.mini_cluster import WAIT_S, MiniCluster, in_thread, run_cluster
@@ -321,6 +321,27 @@ async def test_a_protected_topic_keeps_its_records_until_the_protection_is_lifte
     with pytest.raises(Protected, match=r"`stratalog topic config flights --set stratalog\.deletion\.protection=false`"):
         await mini_cluster.broker.topic_commands.delete("flights", WAIT_S)
     await in_thread(lifted)
+
+
+async def test_records_of_a_topic_that_is_only_compacted_are_not_deleted(mini_cluster: MiniCluster) -> None:
+    """As in Kafka: the newest record of each key is kept until its tombstone."""
+    admin = admin_of(mini_cluster)
+    policies = {"state": "compact", "both": "compact,delete", "archive": "", "events": "delete"}
+
+    def scenario() -> None:
+        producer = confluent_kafka.Producer({"bootstrap.servers": mini_cluster.bootstrap, "acks": "all"})
+        for topic, policy in policies.items():
+            only(admin.create_topics([NewTopic(topic, 1, 1, config={"cleanup.policy": policy})]))
+            producer.produce(topic, b"1", key=b"k", partition=0)
+        assert producer.flush(60) == 0
+        for offset in (1, OFFSET_END):
+            error = refused(admin.delete_records([TopicPartition("state", 0, offset)]))
+            assert error.code() == confluent_kafka.KafkaError.POLICY_VIOLATION
+        assert consumed(mini_cluster, "state", 1) == [b"1"]
+        for topic in ("both", "archive", "events"):
+            assert only(admin.delete_records([TopicPartition(topic, 0, 1)])).low_watermark == 1
+
+    await in_thread(scenario)
 
 
 async def test_the_protection_of_all_topics_is_lifted_for_one(mini_cluster: MiniCluster) -> None:

@@ -16,7 +16,7 @@ def test_refusals_have_distinct_codes() -> None:
     """Kafka has one code for all policies; every other refusal has its own."""
     arguments: dict[type, tuple[object, ...]] = {errors.ObjectsLocked: ("", "governance", 0)}
     codes = {kind.__name__: admin_error_code_of(kind(*arguments.get(kind, ("",)))) for kind in KINDS}
-    of_policies = {"LimitExceeded", "ObjectsLocked", "Protected"}
+    of_policies = {"LimitExceeded", "ObjectsLocked", "OnlyCompacted", "Protected"}
     assert {codes[name] for name in of_policies} == {ErrorCode.policy_violation}
     assert len(set(codes.values())) == len(codes) - len(of_policies) + 1, codes
     assert not {ErrorCode.invalid_request, ErrorCode.unknown_server_error} & set(codes.values()), codes
