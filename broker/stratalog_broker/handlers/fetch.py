@@ -402,7 +402,7 @@ class FetchCall:
         for line, (one, found, log) in enumerate(zip(self._wanted, self._results, self._logs, strict=True)):
             if self._session is not None:
                 told = (found.error_code, found.high_watermark, found.log_start_offset)
-                is_news = told != one.told or found.batches_bytes or found.has_rare_fields
+                is_news = told != one.told or found.error_code or found.batches_bytes or found.has_rare_fields
                 if self._is_incremental and not is_news:
                     continue
                 one.told = told

@@ -287,6 +287,24 @@ async def test_a_fetch_session_returns_only_changed_partitions(
     assert unknown.error_code is ErrorCode.fetch_session_id_not_found
 
 
+async def test_a_fetch_session_repeats_an_error_until_it_is_gone(
+    mini_cluster: MiniCluster, client: RawClient, flights: str
+) -> None:
+    """KIP-227: a client acts on each error; one that is told once would fetch nothing, at once, for ever."""
+    await create(mini_cluster, flights)
+    await produce(client, flights, batch(b"one"))
+    first = await client.call(1, 11, fetch_request(flights, 3, session=(0, 0)))
+    answers = [
+        first,
+        *[await client.call(1, 11, fetch_request(flights, -1, session=(first.session_id, one))) for one in (1, 2)],
+    ]
+    codes = [[row.error_code for topic in answer.responses for row in topic.partitions] for answer in answers]
+    assert codes == [[ErrorCode.offset_out_of_range]] * 3
+    await produce(client, flights, batch(b"two", b"three"))
+    healed = await client.call(1, 11, fetch_request(flights, -1, session=(first.session_id, 3)))
+    assert [row.error_code for row in healed.responses[0].partitions] == [ErrorCode.none]
+
+
 async def test_offsets_by_name_and_by_time(mini_cluster: MiniCluster, client: RawClient, flights: str) -> None:
     await create(mini_cluster, flights)
     for start_ms in (5_000, 1_000, 9_000, 3_000):
