@@ -13,6 +13,10 @@ A writer remembers the coordinators of its transactions and of its group, as Kaf
 if an answer says that there may be one, or if there is no answer. Sometimes it aborts a transaction that has nothing in it
 right after the one before, while that is being completed: Java's producer of version 2 may go on after that; librdkafka
 (https://github.com/confluentinc/librdkafka/issues/4849) is told at last that its transaction has not begun, and begins again.
+
+A producer id has ``epoch_max`` epochs. At the last one, EndTxn gives a writer of version 2 another id, also if its transaction
+exceeded its timeout: its abort is then answered as any other, and its commit with INVALID_TXN_STATE, as at other epochs. A
+request of a zombie or of a writer of version 1 may then be answered INVALID_PRODUCER_ID_MAPPING instead of being fenced.
 """
 
 from __future__ import annotations
@@ -26,6 +30,7 @@ from kio.schema.types import GroupId, ProducerId, TopicName, TransactionalId
 
 from simulation.checkers.coverage import (
     EMPTY_ABORTED,
+    EPOCHS_EXHAUSTED,
     LATE_BATCHES_REFUSED,
     SEVERAL_OF_A_TRANSACTION,
     TIMED_OUT_ABORTED,
@@ -51,6 +56,7 @@ from simulation.clients.kafka import (
 )
 from simulation.clients.producers import IN_FLIGHT, NO_ANSWER, OUT_OF_ORDER, RETRIABLE, make_batch
 from simulation.world.machine import Machine, Ports, World
+from stratalog_broker.coordination.transactions.core.transaction import EPOCH_MAX
 from stratalog_core.batches.batch import TRANSACTIONAL_BIT
 
 TIMEOUT_S: Final = 4.0
@@ -58,6 +64,7 @@ RETRY_S: Final = 0.05
 ABORT_CHANCE: Final = 0.25
 OFFSETS_CHANCE: Final = 0.5
 LEAVE_CHANCE: Final = 0.04
+LEAVE_AT_LAST_EPOCH_CHANCE: Final = 0.3
 RESTART_CHANCE: Final = 0.06
 GIVE_UP_CHANCE: Final = 0.5
 LATE_CHANCE: Final = 0.3
@@ -65,6 +72,7 @@ EMPTY_CHANCE: Final = 0.1
 DECISION_TRANSACTIONS: Final = 5
 GROUP_KEY, TRANSACTION_KEY = 0, 1
 INVALID_PRODUCER_EPOCH, INVALID_TXN_STATE, CONCURRENT_TRANSACTIONS, PRODUCER_FENCED = 47, 48, 51, 90
+INVALID_PRODUCER_ID_MAPPING: Final = 49
 LATER: Final = RETRIABLE | {14, CONCURRENT_TRANSACTIONS}
 MOVED: Final = frozenset({7, 15, 16})
 """The answers after which Kafka's clients look for the coordinator again."""
@@ -92,8 +100,11 @@ class TransactionalWriter:
         bootstrap: list[str],
         *,
         is_v2: bool = False,
+        epoch_max: int = EPOCH_MAX,
     ) -> None:
         self._is_v2 = is_v2
+        self._epoch_max = epoch_max
+        self._producer_ids = set[int]()
         self._world = world
         self._outcomes = outcomes
         self._name = name
@@ -145,7 +156,8 @@ class TransactionalWriter:
             await self._produce_late(client, ports, ports.random.choice(partitions))
         if ports.random.random() < OFFSETS_CHANCE:
             await self._commit_offset(client, outcome)
-        if ports.random.random() < LEAVE_CHANCE:
+        is_at_last_epoch = self._producer[1] >= self._epoch_max - 1
+        if ports.random.random() < (LEAVE_AT_LAST_EPOCH_CHANCE if is_at_last_epoch else LEAVE_CHANCE):
             await asyncio.sleep(TIMEOUT_S * 1.5)
         if ports.random.random() < RESTART_CHANCE:
             await self._restart(client, outcome)
@@ -168,7 +180,12 @@ class TransactionalWriter:
 
     def _next_producer(self, answer: Any) -> None:
         producer = answer.producer_id, answer.producer_epoch
-        assert producer > self._producer, f"{self._name}: the producer after {self._producer} is {producer}"
+        is_next = producer > self._producer if producer[0] == self._producer[0] else producer[0] not in self._producer_ids
+        assert is_next, f"{self._name}: the producer after {self._producer} is {producer}"
+        assert 0 <= producer[1] < self._epoch_max, f"{self._name}: the producer is {producer}"
+        if self._producer_ids and producer[0] not in self._producer_ids:
+            self._world.coverage.meet(EPOCHS_EXHAUSTED)
+        self._producer_ids.add(producer[0])
         self._before = self._producer, self._sequences
         self._producer, self._sequences = producer, {}
 
@@ -180,8 +197,17 @@ class TransactionalWriter:
         answer = await self._ask(
             client, (TRANSACTION_KEY, self._name), END_TXN, **self._identity(zombie), committed=True
         )  # fmt: skip
-        assert answer.error_code in FENCED, f"{self._name}: a zombie's commit is answered with {answer.error_code}"
+        assert answer.error_code in self._refusals(zombie), f"{self._name}: a zombie's commit is answered {answer.error_code}"
         self._world.coverage.meet(ZOMBIES_REFUSED)
+
+    def _refusals(self, producer: tuple[int, int]) -> frozenset[int]:
+        """Return the answers to a producer whose transaction was ended by its coordinator, or that is a zombie.
+
+        The abort may take the last epoch but one to the last, for which a new instance gets another id.
+        """
+        _, epoch = producer
+        may_be_replaced = epoch >= self._epoch_max - 2
+        return FENCED | {INVALID_PRODUCER_ID_MAPPING} if may_be_replaced else FENCED
 
     def _identity(self, producer: tuple[int, int] | None = None) -> dict[str, Any]:
         producer_id, epoch = producer or self._producer
@@ -273,7 +299,8 @@ class TransactionalWriter:
         self._outcomes.add(late)
         batch = self._make_batch(late, partition, 1, ports, producer, sequences.get(partition, 0))
         error, _ = await self._send(client, partition, batch)
-        assert error in FENCED, f"{self._name}/{self._number}: a batch of the last epoch is answered with {error}"
+        is_refused = error in self._refusals(producer)
+        assert is_refused, f"{self._name}/{self._number}: a batch of the last epoch is answered with {error}"
         self._world.coverage.meet(LATE_BATCHES_REFUSED)
 
     async def _commit_offset(self, client: KafkaClient, outcome: Outcome) -> None:
@@ -307,6 +334,9 @@ class TransactionalWriter:
         answer = await self._ask(client, where, END_TXN, **self._identity(), committed=commit)
         if self._is_v2 and not commit:
             self._check_abort(answer.error_code)
+        elif self._is_v2:
+            is_known = answer.error_code in (NONE, INVALID_TXN_STATE)
+            assert is_known, f"{self._name}/{self._number}: a commit is answered with {answer.error_code}"
         self._check(answer.error_code, "EndTxn")
         outcome.state = State.COMMITTED if commit else State.ABORTED
         if self._is_v2:
@@ -360,7 +390,7 @@ class TransactionalWriter:
         """Raise ``Ended`` if a coordinator has aborted the transaction, which it may do only after the timeout."""
         if error == NONE:
             return
-        is_late = self._name in self._outcomes.timed_out and error in FENCED
+        is_late = self._name in self._outcomes.timed_out and error in self._refusals(self._producer)
         assert is_late, f"{self._name}/{self._number}: {api} answers {error} although the transaction has time"
         self._world.coverage.meet(TRANSACTIONS_TIMED_OUT)
         raise Ended

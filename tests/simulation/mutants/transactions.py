@@ -16,7 +16,7 @@ from stratalog_broker.coordination.transactions import application
 from stratalog_broker.coordination.transactions.application import TransactionApplication
 from stratalog_broker.coordination.transactions.core.coordinator import Planned, ProducerEpoch, TransactionCoordinator
 from stratalog_broker.coordination.transactions.core.marker_queue import MarkerQueue
-from stratalog_broker.coordination.transactions.core.transaction import PREPARED, Transaction
+from stratalog_broker.coordination.transactions.core.transaction import NO_PRODUCER_ID, PREPARED, Transaction
 from stratalog_broker.coordination.wake_times import Instant
 from stratalog_broker.handlers import txn_offset_commit
 
@@ -155,7 +155,24 @@ def timeouts_fence_producers() -> None:
     _swap(TransactionCoordinator, "_server_abort", fencing)
 
 
+def timeouts_at_the_last_epoch_fence_producers() -> None:
+    """A coordinator that aborts a transaction after its timeout gives no other id to a producer whose epochs are exhausted."""
+    abort: Callable[..., Transaction | None] = TransactionCoordinator._server_abort
+
+    def fencing(
+        self: TransactionCoordinator, transaction: Transaction, unused_id: int | None, now: Instant
+    ) -> Transaction | None:
+        if not transaction.is_epoch_exhausted:
+            return abort(self, transaction, unused_id, now)
+        return transaction.fenced().prepared(
+            commit=False, client_version=self._version(), next_producer_id=NO_PRODUCER_ID, now_ms=now.wall_ms
+        )
+
+    _swap(TransactionCoordinator, "_server_abort", fencing)
+
+
 IN_TRANSACTIONS: Final = (
+    timeouts_at_the_last_epoch_fence_producers,
     timeouts_fence_producers,
     moved_groups_are_said_to_be_loading,
     epochs_are_checked_before_markers_are_written,

@@ -3,6 +3,8 @@
 Brokers, which coordinate transactions and own partitions, are killed, stopped, cut off and drained at any step. The faults end,
 and then every transaction is complete: nothing is torn, nothing aborted is read, no transaction is left open. A group whose
 members change between the classic and the consumer protocol polls the other topic meanwhile.
+
+In half of the runs a producer id has few epochs, so that producers often get another id, also within a transaction.
 """
 
 from __future__ import annotations
@@ -24,8 +26,9 @@ from simulation.scenarios.cluster import FINISH_S, LOOK_S, bootstrap, create_top
 from simulation.scenarios.overtaken_read import OvertakenRead
 from simulation.world import roles
 from simulation.world.machine import Machine, Ports, World
+from stratalog_broker.coordination.transactions.core import coordinator, transaction
 from stratalog_broker.coordination.transactions.core.coordinator import TransactionCoordinator
-from stratalog_broker.coordination.transactions.core.transaction import Transaction
+from stratalog_broker.coordination.transactions.core.transaction import EPOCH_MAX, Transaction
 from stratalog_broker.coordination.wake_times import Instant
 
 TOPIC: Final = "transactions"
@@ -37,15 +40,31 @@ COMMITTED_READERS: Final = ("", roles.RACKS[0])
 """The rack of each reader of committed records."""
 
 
+FEW_EPOCHS: Final = range(3, 12)
+
+
+@contextlib.contextmanager
+def limited_epochs(epoch_max: int) -> Iterator[None]:
+    """Make ``epoch_max`` the greatest epoch of a producer id, while the context lasts."""
+    modules = transaction, coordinator
+    try:
+        for module in modules:
+            setattr(module, "EPOCH_MAX", epoch_max)  # noqa: B010 - it is final to the type checker
+        yield
+    finally:
+        for module in modules:
+            setattr(module, "EPOCH_MAX", EPOCH_MAX)  # noqa: B010
+
+
 @contextlib.contextmanager
 def observed_timeouts(timed_out: set[str]) -> Iterator[None]:
     """Collect the transactional ids whose transactions coordinators abort after their timeout, while the context lasts."""
     inner = TransactionCoordinator.timed_out
 
     def observed(self: TransactionCoordinator, now: Instant) -> Iterator[Transaction]:
-        for transaction in inner(self, now):
-            timed_out.add(transaction.transactional_id)
-            yield transaction
+        for aborted in inner(self, now):
+            timed_out.add(aborted.transactional_id)
+            yield aborted
 
     setattr(TransactionCoordinator, "timed_out", observed)  # noqa: B010 - it is a method to the type checker
     try:
@@ -64,9 +83,13 @@ class Scenario(everything.Scenario):
         self.outcomes = Outcomes()
         self.reads = CommittedReads(self.audit, self.outcomes)
         target = (TOPIC, PARTITIONS, bootstrap())
+        epochs = world.random("epochs")
+        self._epoch_max = epochs.choice((EPOCH_MAX, epochs.choice(FEW_EPOCHS)))
         self._committed_readers = [CommittedReader(world, self.reads, *target, rack) for rack in COMMITTED_READERS]
         self._writers = [
-            TransactionalWriter(world, self.outcomes, f"t{number}", *target, is_v2=number in WRITERS_V2)
+            TransactionalWriter(
+                world, self.outcomes, f"t{number}", *target, is_v2=number in WRITERS_V2, epoch_max=self._epoch_max
+            )
             for number in range(WRITERS)
         ]
         self._clients += [self._machine("writer", number, one.run) for number, one in enumerate(self._writers)]
@@ -83,7 +106,8 @@ class Scenario(everything.Scenario):
         return super().partitions + PARTITIONS + roles.OFFSETS_PARTITIONS
 
     def simulate(self) -> None:
-        with observed_timeouts(self.outcomes.timed_out), observed_heartbeats(self.ownership):
+        limits = limited_epochs(self._epoch_max)
+        with limits, observed_timeouts(self.outcomes.timed_out), observed_heartbeats(self.ownership):
             super().simulate()
 
     async def _create_topics(self, machine: Machine, ports: Ports) -> None:
