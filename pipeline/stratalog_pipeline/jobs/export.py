@@ -197,8 +197,8 @@ def _check_end(history: History, exported: int) -> None:
 
 def _gap(name: PartitionName, lost: OffsetRange) -> NotFound:
     return NotFound(
-        f"{name}: offsets {lost.first}..{lost.end} were not exported yet, and retention has removed them; allow gaps to leave "
-        "them out",
+        f"{name}: offsets {lost.first}..{lost.end} were not exported yet, and retention or a deletion has removed them; allow "
+        "gaps to leave them out",
         topic=name.topic,
         partition=name.partition,
     )
@@ -240,8 +240,12 @@ def export_tasks(
     async def tasks_of(name: PartitionName) -> list[FileTask]:
         history = await load_history(bucket, name)
         files = by_partition[name]
-        _check_end(history, files[-1].end)
         start = history.offsets.first
+        if history.pointer is None:
+            # The topic was deleted, and its grace period is over.
+            start = files[-1].end
+        else:
+            _check_end(history, files[-1].end)
         lost = [file for file in files if file.first < start and file.key not in present]
         if lost and not allow_gaps:
             raise _gap(name, OffsetRange(first=lost[0].first, end=min(lost[-1].end, start)))

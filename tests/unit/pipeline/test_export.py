@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -27,6 +28,7 @@ from stratalog_pipeline.jobs.export import (
 from stratalog_pipeline.jobs.export_files import FileTask, write_file
 from stratalog_pipeline.jobs.export_journal import Journal, Plan, WrittenFile
 from stratalog_pipeline.options import ReadOptions, parse_options
+from stratalog_tiering.format.object_keys import manifests_prefix
 
 if TYPE_CHECKING:
     from unit.pipeline.conftest import ColdBucket
@@ -240,7 +242,24 @@ def test_a_bucket_that_ends_before_what_was_exported_is_refused(
         assert [(file.first, file.end) for file in more.files] == [(100, 110)]
 
 
-def test_an_interrupted_run_ends_although_retention_removed_its_first_files(
+def test_an_interrupted_run_ends_although_its_topic_was_deleted(
+    cold_bucket: ColdBucket, exporter: Exporter, target: Path
+) -> None:
+    journal, plan = exporter.plan()
+    journal.begin(plan)
+    before = exporter.write(exporter.tasks(plan)[:2])
+    present = {file.key for file in before}
+    for number in range(2):
+        shutil.rmtree(cold_bucket.root / manifests_prefix(plan.files[0].topic_id, number))
+    with pytest.raises(NotFound, match=rf"flights-0: offsets {before[-1].end}\.\.100 were not exported yet"):
+        export_tasks(exporter.bucket, plan, verify=False, allow_gaps=False, present=present)
+    written = exporter.write(export_tasks(exporter.bucket, plan, verify=False, allow_gaps=True, present=present))
+    assert written[:2] == before
+    assert [file.records for file in written[2:]] == [0] * (len(plan.files) - 2)
+    finish_run(exporter.out, journal, written)
+
+
+def test_an_interrupted_run_ends_although_retention_retention_removed_its_first_files(
     cold_bucket: ColdBucket, exporter: Exporter
 ) -> None:
     journal, plan = exporter.plan()
