@@ -128,11 +128,11 @@ class ThreadBackground:
     def run(self, call: Callable[[], Result]) -> Awaitable[Result]:
         if self._closed:
             raise RuntimeError(f"the threads of {self._name} were closed")
+        if len(self._threads) < self._threads_max:
+            self._start_thread()
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Result] = loop.create_future()
         self._calls.put((loop, future, call))
-        if len(self._threads) < self._threads_max:
-            self._start_thread()
         return future
 
     def close(self) -> None:
@@ -149,9 +149,15 @@ class ThreadBackground:
             thread.join()
 
     def _start_thread(self) -> None:
+        """Start one more, or leave the calls to those that run if the system has none left. Raises if none runs."""
         thread = threading.Thread(target=_work, args=(self._calls,), name=f"{self._name}_{len(self._threads)}", daemon=True)
-        self._threads.append(thread)
-        thread.start()
+        try:
+            thread.start()
+        except RuntimeError:
+            if not self._threads:
+                raise
+        else:
+            self._threads.append(thread)
 
 
 _open_pools: weakref.WeakSet[ThreadBackground] = weakref.WeakSet()

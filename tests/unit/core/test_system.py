@@ -103,6 +103,38 @@ async def test_blocking_calls_run_aside_and_raise_here() -> None:
         background.close()
 
 
+def _refuse(thread: threading.Thread) -> None:
+    raise RuntimeError("can't start new thread")
+
+
+async def test_calls_run_in_the_threads_that_the_system_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A container may allow no more threads when a pool wants its second one."""
+    background, ran = ThreadBackground(4, "test-background"), list[int]()
+    try:
+        await background.run(lambda: ran.append(1))
+        with monkeypatch.context() as patched:
+            patched.setattr(threading.Thread, "start", _refuse)
+            await background.run(lambda: ran.append(2))
+        await background.run(lambda: ran.append(3))
+        assert ran == [1, 2, 3], "each call ran once"
+        assert len(background._threads) == 2, "only those that run are counted"
+    finally:
+        background.close()
+
+
+async def test_a_call_that_no_thread_can_take_is_refused_and_never_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    background, ran = ThreadBackground(4, "test-background"), list[int]()
+    try:
+        with monkeypatch.context() as patched:
+            patched.setattr(threading.Thread, "start", _refuse)
+            with pytest.raises(RuntimeError, match="can't start new thread"):
+                background.run(lambda: ran.append(1))
+        await background.run(lambda: ran.append(2))
+        assert ran == [2]
+    finally:
+        background.close()
+
+
 async def test_calls_that_have_not_begun_are_cancelled_at_the_end_and_those_that_run_are_awaited() -> None:
     background = ThreadBackground(1, "test-background")
     begun, go_on = threading.Event(), threading.Event()
