@@ -29,10 +29,13 @@ DELETIONS_AT_ONCE_MAX: Final = 2_000
 """Objects deleted before the commit that forgets them."""
 
 
-async def apply_retention(ports: WorkerPorts, state: PartitionSnapshot, policy: TierPolicy, guards: Guards) -> bool:
+async def apply_retention(
+    ports: WorkerPorts, state: PartitionSnapshot, policy: TierPolicy, guards: Guards, *, deletes: bool = True
+) -> bool:
     """Drop expired segments from the manifest and delete objects that were removed a grace period ago; True if there were any.
 
-    The work of one call is bounded; call it again while it returns True. Raises ``Forked``, having deleted nothing,
+    Without ``deletes`` it only drops segments. The work of one call is bounded; call it again while it returns True. Raises
+    ``Locked``, having dropped nothing, if the store keeps an object that is to be deleted, ``Forked``, having deleted nothing,
     ``Unavailable``, ``OutcomeUnknown``, ``Fenced``.
     """
     if state.pointer is None:
@@ -52,7 +55,7 @@ async def apply_retention(ports: WorkerPorts, state: PartitionSnapshot, policy: 
         edit.drop_below(below, lambda entry: removals[entry.key], pages)
     before_ms = await _deletable_before_ms(ports, state, previous.manifest)
     lists = await ports.source.removed_lists(edit.lists_due(before_ms, DELETIONS_AT_ONCE_MAX))
-    limit = await _unlocked(ports, previous.manifest, lists, before_ms, now_ms)
+    limit = await _unlocked(ports, previous.manifest, lists, before_ms, now_ms) if deletes else 0
     gone = [*edit.forget_due(before_ms, limit, lists)]
     if not edit.is_changed:
         return False

@@ -42,6 +42,7 @@ from stratalog_tiering.maintenance.retention import apply_retention, next_expiry
 from stratalog_tiering.offload.offloading import cold_since, drop, drop_hot, offload
 from stratalog_tiering.offload.ports import WorkerPorts
 from stratalog_tiering.offload.version_objects import ensure_in_store
+from stratalog_tiering.store import Locked
 from stratalog_tiering.worker.leases import WorkerLeases, partition_lease
 
 STEPS_AT_ONCE_MAX: Final = 100
@@ -266,12 +267,19 @@ class PartitionWork:
 
     async def _retain(self, state: PartitionSnapshot, policy: TierPolicy, guards: Guards) -> None:
         """Apply retention, else compact a step or merge one run of small segments, else compute when retention is due next."""
-        changed = await apply_retention(self._ports, state, policy, guards)
+        held: Locked | None = None
+        try:
+            changed = await apply_retention(self._ports, state, policy, guards)
+        except Locked as kept:
+            # The store keeps an object that was not locked by the worker. It is reported when all else is done.
+            held, changed = kept, await apply_retention(self._ports, state, policy, guards, deletes=False)
         if not changed and not policy.is_copied:
             changed = await self._drop_expired_hot(state, policy, guards)
         # Compaction joins small segments itself, and a pass relies on the segments that it has found.
         if changed or await self._compact(state, policy, guards) or await merge_small(self._ports, state, policy, guards):
             self._times.changed(self._ports.clock.monotonic())
+        elif held is not None:
+            raise held
         else:
             cold_ms = await next_expiry_ms(self._ports, state, policy)
             hot_ms = None if policy.is_copied else self._hot_expiry.next_ms(state, policy)

@@ -14,6 +14,7 @@ from stratalog_metadata.records import ManifestPointer
 from stratalog_metadata.state.commands import Applied, Command, Put
 from stratalog_tiering.format.manifest import decode_manifest
 from stratalog_tiering.offload.commit import RENEWAL_SHARE
+from stratalog_tiering.store import Locked
 
 Cluster = Any  # the TestCluster of conftest.py, which cannot be imported
 Batches = Callable[..., list[bytes]]
@@ -112,6 +113,23 @@ async def test_expired_segments_stay_until_their_removal_is_committed(cluster: C
     assert missing == []
     removed_at_ms, created_at_ms = dated[0]
     assert removed_at_ms == {created_at_ms}, "the grace period begins when the version that removes them is made"
+
+
+async def test_retention_goes_on_while_the_store_keeps_an_object(cluster: Cluster, make_batches: Batches) -> None:
+    """As it does under a legal hold, or a retention policy of the bucket: nobody asked it for a lock."""
+    cluster.store.before = lambda name, key: Locked("held", until_ms=0) if (name, key[:4]) == ("delete", "segm") else None
+    await cluster.start_worker(grace_ms=0)
+    await expire_half(cluster, make_batches)
+    await cluster.until(lambda: "held" in cluster.last_error())
+    await add_ledger(cluster, make_batches, 2 * RECORDS)
+    await cluster.until(lambda: cluster.log().log_start_offset == 2 * RECORDS)
+    await cluster.until(lambda: "held" in cluster.last_error())
+    assert len([info async for info in cluster.store.list("segments/")]) == 3
+    cluster.store.before = lambda name, key: None
+    async with asyncio.timeout(60):
+        while len([info async for info in cluster.store.list("segments/")]) > 1:  # noqa: ASYNC110 - the store tells nobody
+            await asyncio.sleep(0.02)
+    await cluster.until(lambda: cluster.last_error() == "")
 
 
 async def expire_half(cluster: Cluster, make_batches: Batches) -> None:
