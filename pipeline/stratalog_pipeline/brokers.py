@@ -85,6 +85,11 @@ class Brokers:
         ends = self._offsets(dict.fromkeys(wanted, OffsetSpec.latest()))
         return {name: OffsetRange(first=firsts[name], end=max(firsts[name], ends[name])) for name in wanted}
 
+    def served_limits(self, wanted: Wanted, names: Iterable[PartitionName]) -> dict[PartitionName, OffsetRange]:
+        """Return the limits of those partitions that the brokers serve; some topics may be only in the bucket."""
+        served = {topic.topic_id for topic in self.topics(wanted)}
+        return self.limits(name for name in names if name.topic_id in served)
+
     def offsets_at(self, timestamps_ms: Mapping[PartitionName, int]) -> dict[PartitionName, int | None]:
         """Return each partition's first record at or after the given time; None if there is none."""
         found = self._offsets({name: OffsetSpec.for_timestamp(time_ms) for name, time_ms in timestamps_ms.items()})

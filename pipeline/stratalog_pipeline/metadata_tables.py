@@ -117,9 +117,11 @@ def _batches(bucket: Bucket, options: ReadOptions, histories: Sequence[History])
 def _tail(bucket: Bucket, options: ReadOptions, histories: Sequence[History]) -> Iterator[Row]:
     if not options.client:
         raise Invalid("table 'tail' is about the brokers: set option kafka.bootstrap.servers")
-    limits = Brokers(options).limits(history.name for history in histories)
+    limits = Brokers(options).served_limits(options.wanted, (history.name for history in histories))
     for history in histories:
-        log = limits[history.name]
+        log = limits.get(history.name)
+        if log is None:
+            continue
         cold_end = None if history.pointer is None else history.offsets.end
         hot = OffsetRange(first=log.first if cold_end is None else max(log.first, cold_end), end=log.end)
         committed_at = _us(history.committed_at_ms) if history.pointer is not None else None

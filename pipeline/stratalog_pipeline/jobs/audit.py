@@ -121,7 +121,7 @@ def plan_audit(bucket: Bucket, options: ReadOptions) -> list[PartitionPlan]:
     Raises ``Invalid``, ``NotFound``, ``Unavailable``.
     """
     names = wanted_partitions(bucket, options)
-    limits = Brokers(options).limits(names) if options.client else {}
+    limits = Brokers(options).served_limits(options.wanted, names) if options.client else {}
     verifier = Verifier(bucket.store, bucket.background)
 
     async def plan(name: PartitionName) -> PartitionPlan:

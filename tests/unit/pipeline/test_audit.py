@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from confluent_kafka.admin import AdminClient, NewTopic
+from unit.broker.mini_cluster import in_thread, run_cluster
 
 from stratalog_core.batches.batch import read_header
 from stratalog_core.batches.compression import NAMES
@@ -16,7 +18,9 @@ from stratalog_core.errors import Corrupt
 from stratalog_pipeline.bucket import Bucket
 from stratalog_pipeline.jobs.audit import PartitionAudit, audit_segments, audit_tasks, plan_audit, verdicts
 from stratalog_pipeline.jobs.batch_statistics import DAY_MS, BatchStatistics, SequenceRun, repeated_records
+from stratalog_pipeline.metadata_tables import read_table
 from stratalog_pipeline.options import parse_options
+from stratalog_pipeline.scan_plan import wanted_partitions
 from stratalog_tiering.format.manifest_limits import ManifestLimits
 from stratalog_tiering.store.filesystem import FilesystemStore
 
@@ -195,6 +199,27 @@ def test_statistics_of_codecs(cold_bucket: ColdBucket) -> None:
 )
 def test_repeated_records(runs: Sequence[tuple[int, int, int, int]], repeated: int) -> None:
     assert repeated_records(SequenceRun(*run) for run in runs) == repeated
+
+
+async def test_a_topic_that_only_the_bucket_has_is_not_asked_of_the_brokers(cold_bucket: ColdBucket, tmp_path: Path) -> None:
+    """As after `stratalog tier detach`: its history stays in the bucket."""
+    cold_bucket.add_topic("flights", [[batches(0, 10)]])
+    async with run_cluster(tmp_path / "cluster") as cluster:
+
+        def steps() -> None:
+            admin = AdminClient({"bootstrap.servers": cluster.bootstrap})
+            admin.create_topics([NewTopic("rides", 1, 1)])["rides"].result(60)
+            given = {"path": cold_bucket.url, "subscribePattern": ".*", "kafka.bootstrap.servers": cluster.bootstrap}
+            parsed = parse_options(given)
+            with Bucket(parsed.store) as opened:
+                plans = plan_audit(opened, parsed)
+                names = wanted_partitions(opened, parsed)
+            assert {plan.name.topic: plan.problems for plan in plans} == {"flights": (), "rides": ()}
+            tail = parse_options({**given, "table": "tail"})
+            rows = [row for batch in read_table(tail, names, ("topic", "log_end_offset")) for row in batch.to_pylist()]
+            assert [row["topic"] for row in rows] == ["rides"]
+
+        await in_thread(steps)
 
 
 def test_neighbouring_batches_of_a_producer_are_one_run() -> None:
