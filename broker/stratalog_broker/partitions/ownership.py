@@ -54,6 +54,7 @@ from stratalog_tiering.cold.reader import ColdReader
 
 _log = logging.getLogger(__name__)
 _RETRY_S: Final = 0.2
+UNEXPECTED_RETRY_S: Final = 5.0
 _TICK_S: Final = 1.0
 TAKEOVERS_AT_ONCE: Final = 1024
 """Takeovers that begin together send their requests together; further ones are queued and admitted in batches
@@ -78,8 +79,7 @@ class Partitions:
     ) -> None:
         self._settings = settings
         self._metadata, self._view = metadata, metadata.view
-        self._ledgers = ledgers
-        self.cold = cold
+        self._ledgers, self.cold = ledgers, cold
         self._clock, self._random = clock, random
         self.is_stopping = False
         """The broker is stopping: a request must not begin to wait for records."""
@@ -285,11 +285,12 @@ class Partitions:
         identity = identity_of(partition)
         try:
             await self._take_over_once(partition)
-        except StratalogError as failure:
+        except Exception as failure:
             self.takeover_metrics.takeover_failures += 1
-            level = logging.DEBUG if isinstance(failure, Fenced) else logging.WARNING
-            _log.log(level, "taking over %s at epoch %d: %s", identity, partition.leader_epoch, failure)
-            await asyncio.sleep(_RETRY_S)
+            defect = not isinstance(failure, StratalogError)
+            level = logging.ERROR if defect else logging.DEBUG if isinstance(failure, Fenced) else logging.WARNING
+            _log.log(level, "taking over %s at epoch %d: %s", identity, partition.leader_epoch, failure, exc_info=defect)
+            await asyncio.sleep(UNEXPECTED_RETRY_S if defect else _RETRY_S)
         finally:
             self._taking.discard(identity)
         if identity in self._wanted and not self.is_suspended:
@@ -313,15 +314,14 @@ class Partitions:
                 return
             taken = await self._takeover.rebuild(partition, recovered, wants_batches=topic.name in self._applications)
         if self._is_due(partition):
-            seconds = self._clock.monotonic() - self._unwant(identity_of(partition))
             # Its configs may have changed during the takeover.
             self._serve(self.topic_by_id(partition.topic_id.bytes) or topic, taken)
+            seconds = self._clock.monotonic() - self._unwant(identity_of(partition))
             self._taken += 1
             self.takeover_metrics.takeovers += 1
             self.takeover_metrics.takeover_seconds.observe(seconds)
             if not self._wanted:
-                elapsed_s = self._clock.monotonic() - self._wanting_since_s
-                _log.info("took over %d partitions in %.3f s", self._taken, elapsed_s)
+                _log.info("took over %d partitions in %.3f s", self._taken, self._clock.monotonic() - self._wanting_since_s)
 
     def _serve(self, topic: Topic, taken: TakenOver) -> None:
         identity = identity_of(taken.partition)

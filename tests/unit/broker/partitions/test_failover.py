@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import struct
 import threading
 import time
@@ -20,9 +21,11 @@ from unit.broker.raw_client import batch
 from unit.broker.raw_client import produce as produce_raw
 
 from stratalog_bookies.client import EntryHead, LedgerClient
-from stratalog_broker.partitions import index_cache, takeover
+from stratalog_broker.partitions import index_cache, ownership, takeover
+from stratalog_broker.partitions.ownership import Partitions
 from stratalog_core.batches.batch import CONTROL_BIT, TRANSACTIONAL_BIT
 from stratalog_core.batches.records import Record, build_batch
+from stratalog_core.errors import Corrupt
 from stratalog_core.partition_state.transactions import ABORT, COMMIT, AbortedTransaction
 from stratalog_metadata.records import Ledger, Log, Partition, Topic, TopicPartition, log_key
 from stratalog_metadata.state.commands import Command, Put
@@ -225,3 +228,36 @@ async def test_an_owner_whose_state_is_inconsistent_acknowledges_nothing_and_tak
         assert found is not broken
         answer = await produce_raw(client, "flights", batch(b"third"))
         assert (answer.error_code, answer.base_offset) == (0, 2)
+
+
+async def test_a_takeover_that_fails_at_any_step_is_repeated(
+    mini_cluster: MiniCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ownership, "UNEXPECTED_RETRY_S", 0.1)
+    partitions = mini_cluster.broker.partitions
+    steps: list[tuple[type[object], str]] = [(takeover.Takeover, "rebuild"), (Partitions, "_serve")]
+    failures = [Corrupt("a state that cannot be read"), RuntimeError("a defect")]
+    for number, ((part, step), failure) in enumerate(itertools.product(steps, failures), 1):
+        with monkeypatch.context() as patched:
+            failed = fail_once(patched, part, step, failure)
+            await in_thread(lambda name=f"flights-{number}": create_topic(mini_cluster, name, 1))  # type: ignore[misc]
+            topic = next(topic for topic in mini_cluster.metadata.view.all(Topic) if topic.name == f"flights-{number}")
+            for index in range(PARTITIONS):
+                await until_served(mini_cluster.broker, topic.topic_id, index)
+            assert failed == [failure]
+        assert partitions.takeover_metrics.takeover_failures == number
+        assert not partitions.takeovers_waiting
+
+
+def fail_once(patched: pytest.MonkeyPatch, part: type[object], step: str, failure: Exception) -> list[Exception]:
+    """Let the next call of ``step`` raise ``failure``; returns the failures raised so far."""
+    done, failed = getattr(part, step), list[Exception]()
+
+    def first_fails(*given: Any, **named: Any) -> Any:
+        if not failed:
+            failed.append(failure)
+            raise failure
+        return done(*given, **named)
+
+    patched.setattr(part, step, first_fails)
+    return failed
