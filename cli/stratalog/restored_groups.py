@@ -23,7 +23,7 @@ from stratalog_tiering.core.restoring import TopicHistory
 from stratalog_tiering.maintenance.restoring_coordinators import InternalTopic, read_internal_topics, restore_internal_topic
 from stratalog_tiering.store import ObjectStore
 
-RESTORED, PLANNED, PRESENT = "restored", "in the bucket", "the cluster has its own"
+RESTORED, PLANNED, PRESENT, UNREADABLE = "restored", "in the bucket", "the cluster has its own", "cannot be read"
 
 
 @dataclass(slots=True)
@@ -51,6 +51,9 @@ class GroupsReport:
         for row in self.topics:
             for problem in row["damaged"]:
                 click.echo(f"skipped a corrupt state: {problem}", err=True)
+            if row["state"] == UNREADABLE:
+                click.echo(f"{row['topic']}: {UNREADABLE}, and is not restored", err=True)
+                continue
             taken = f"as of {format_moment(row['newest_state_ms'])} at the latest; later changes are lost"
             outcome = taken if row["state"] != PRESENT else "which is not changed"
             click.echo(f"{row['topic']}: {row['state']}, {outcome}", err=True)
@@ -64,10 +67,10 @@ class GroupsReport:
         taken = [each.taken_at_ms for each in found.states]
         self.topics.append(
             {
-                "topic": found.newest.topic,
+                "topic": found.topic,
                 "partitions": len(taken),
-                "oldest_state_ms": min(taken),
-                "newest_state_ms": max(taken),
+                "oldest_state_ms": min(taken, default=None),
+                "newest_state_ms": max(taken, default=None),
                 "state": state,
                 "damaged": list(found.damaged),
             }
@@ -78,14 +81,14 @@ def _adapted(
     found: InternalTopic, state: bytes | None, ends: Mapping[UUID, RestoredEnds], report: GroupsReport
 ) -> bytes | None:
     """Return a coordinator's state as restored: transactional ids unchanged, committed offsets clamped to restored ends."""
-    return restore_positions(state, ends, report.positions) if found.newest.topic == CONSUMER_OFFSETS else state
+    return restore_positions(state, ends, report.positions) if found.topic == CONSUMER_OFFSETS else state
 
 
 async def planned_groups(store: ObjectStore, ends: Mapping[UUID, RestoredEnds], owner_number: int) -> GroupsReport:
     """The report of a dry run: ``ends`` of the topics that it would restore. Raises as ``read_internal_topics`` does."""
     report = GroupsReport()
     for found in await read_internal_topics(store, owner_number):
-        report.add(found, PLANNED)
+        report.add(found, PLANNED if found.states else UNREADABLE)
         for state in found.states:
             _adapted(found, state.checkpoint.application_state, ends, report)
     return report
@@ -102,6 +105,9 @@ async def restore_groups(
     """Restore the internal topics that the cluster does not have. Raises as ``restore_internal_topic`` does."""
     report = GroupsReport()
     for found in await read_internal_topics(store, owner_number):
+        if not found.states:
+            report.add(found, UNREADABLE)
+            continue
 
         def adapt(state: bytes | None, found: InternalTopic = found) -> bytes | None:
             return _adapted(found, state, ends, report)

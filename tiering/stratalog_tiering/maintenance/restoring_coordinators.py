@@ -35,15 +35,16 @@ _ATTEMPTS_MAX: Final = 1000
 class InternalTopic:
     """An internal topic in the bucket: the newest readable state of each partition that has any, in order of partitions.
 
-    ``damaged``: what is wrong with newer states that could not be read.
+    ``damaged``: what is wrong with newer states that could not be read. There are no ``states`` if none could be.
     """
 
+    topic: str
     states: tuple[CoordinatorState, ...]
     damaged: tuple[str, ...] = ()
 
     @property
     def newest(self) -> CoordinatorState:
-        """The state that was stored last. It tells what the topic is like."""
+        """The state that was stored last, of one at least. It tells what the topic is like."""
         return max(self.states, key=lambda state: (state.owner_number, state.taken_at_ms))
 
 
@@ -72,14 +73,17 @@ async def read_internal_topics(store: ObjectStore, owner_number: int) -> list[In
     for state in read:
         if state is not None:
             found[state.topic].append(state)
-    return [_of_one_topic(found[name], damaged[name]) for name in sorted(found)]
+    return [_of_one_topic(name, found[name], damaged[name]) for name in sorted({*found, *damaged})]
 
 
-def _of_one_topic(states: Iterable[CoordinatorState], damaged: Iterable[str]) -> InternalTopic:
+def _of_one_topic(name: str, states: Iterable[CoordinatorState], damaged: Iterable[str]) -> InternalTopic:
     """Leave out the states of a topic of the same name that an earlier owner of the bucket had."""
-    newest = InternalTopic(states=tuple(states)).newest
-    of_topic = sorted((state for state in states if state.topic_id == newest.topic_id), key=lambda state: state.partition)
-    return InternalTopic(states=tuple(of_topic), damaged=tuple(damaged))
+    whole = InternalTopic(topic=name, states=tuple(states), damaged=tuple(damaged))
+    if not whole.states:
+        return whole
+    newest = whole.newest
+    of_topic = sorted((state for state in whole.states if state.topic_id == newest.topic_id), key=lambda state: state.partition)
+    return InternalTopic(topic=name, states=tuple(of_topic), damaged=whole.damaged)
 
 
 async def restore_internal_topic(
@@ -92,7 +96,7 @@ async def restore_internal_topic(
     now_ms: int,
     adapt: Callable[[bytes | None], bytes | None],
 ) -> bool:
-    """Restore one internal topic; False if the cluster has a topic of its name, which is left as it is.
+    """Restore one internal topic, of which a state was read; False if the cluster has a topic of its name, which stays.
 
     ``adapt`` returns what a coordinator's state becomes. Call it again after an error: nothing is restored twice. Raises
     ``Conflict``, ``Unavailable``, ``OutcomeUnknown``, and what ``adapt`` raises.

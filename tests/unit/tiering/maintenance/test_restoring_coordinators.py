@@ -5,14 +5,16 @@ from __future__ import annotations
 from typing import Any
 from uuid import UUID
 
+import pytest
 from msgspec.structs import replace
 
+from stratalog.restored_groups import UNREADABLE, GroupsReport, planned_groups, restore_groups
 from stratalog_core.batches.checkpoint import Checkpoint
 from stratalog_metadata.records import Log, Partition, Topic, log_key, partition_key, topic_key
 from stratalog_tiering.core.restoring import EPOCH_GAP
 from stratalog_tiering.format.coordinator_state import CoordinatorState, decode_state, encode_state
 from stratalog_tiering.format.object_keys import parse_state_key, state_key
-from stratalog_tiering.maintenance.restoring_coordinators import read_internal_topics, restore_internal_topic
+from stratalog_tiering.maintenance.restoring_coordinators import InternalTopic, read_internal_topics, restore_internal_topic
 
 Cluster = Any  # the TestCluster of conftest.py, which cannot be imported
 TOPIC = "__consumer_offsets"
@@ -72,6 +74,28 @@ async def test_a_damaged_state_is_reported_and_the_one_before_it_taken(cluster: 
     assert [problem.split(":")[0] for problem in sorted(found.damaged)] == sorted(
         [state_key(state(0, 20).place), state_key(state(1, 20).place)]
     )
+
+
+async def test_a_topic_of_which_no_state_can_be_read_is_reported(cluster: Cluster) -> None:
+    """Its groups begin anew, which is not to be taken for a bucket without groups."""
+    await cluster.store.put(state_key(state(0, 20).place), [b"damaged"])
+    report = await planned_groups(cluster.store, {}, 1)
+    (row,) = report.topics
+    assert (row["topic"], row["partitions"], row["state"]) == (TOPIC, 0, "cannot be read")
+    assert [problem.split(":")[0] for problem in row["damaged"]] == [state_key(state(0, 20).place)]
+    restored = await restore_groups(cluster.metadata, cluster.store, {}, 1, 1, "new")
+    assert restored.topics == report.topics
+    assert cluster.metadata.view.get(topic_key(TOPIC)) is None
+
+
+def test_the_report_names_what_cannot_be_read(capsys: pytest.CaptureFixture[str]) -> None:
+    report = GroupsReport()
+    report.add(InternalTopic(topic=TOPIC, states=(), damaged=("coordinators/x: wrong digest",)), UNREADABLE)
+    report.show()
+    shown = capsys.readouterr().err
+    assert "skipped a corrupt state: coordinators/x: wrong digest" in shown
+    assert f"{TOPIC}: cannot be read, and is not restored" in shown
+    assert "no committed offsets of consumer groups are in the bucket" not in shown
 
 
 async def test_a_restore_that_failed_does_not_feed_the_next(cluster: Cluster) -> None:
