@@ -405,11 +405,12 @@ class Scenario:
         self.world.note(f"{winner.name} owns the bucket at the end, {len(self.bucket.objects)} objects")
 
     async def _delete_topic(self) -> None:
-        chance = self.world.random("restores/deletion")
-        if chance.random() < 0.6 and self.world.decides("deletion"):
-            await asyncio.sleep(chance.uniform(0.2, 1.0) * BEFORE_S)
+        chance = self.world.random("restores/deletions")
+        is_undone = chance.random() < 0.6
+        if chance.random() < 0.85 and self.world.decides("deletion"):
+            await asyncio.sleep((chance.uniform(0.1, 0.5) if is_undone else chance.uniform(0.2, 1.0)) * BEFORE_S)
             await self._in_checker(self.old.delete_topic)
-            if chance.random() < 0.7 and self.world.decides("undeletion"):
+            if is_undone and self.world.decides("undeletion"):
                 await asyncio.sleep(chance.uniform(0.0, UNDELETED_LATEST_S))
                 await self._in_checker(self.old.undelete_topic)
 
@@ -510,9 +511,13 @@ class Scenario:
                 await confirm_deletion(store, client, owner, each.deleted.topic_id, ports.clock.wall_ms())
 
     async def _until_nothing_is_left(self, winner: Installation) -> None:
-        """Return when no object is left of the deleted topic, unless its bucket was taken over before it was marked."""
+        """Return when no object is left of the deleted topic.
+
+        Objects stay if the bucket was taken over before the topic was marked: it was restored, or was new to the bucket.
+        """
         prefixes = (*topic_prefixes(DELETED.topic_id), topic_prefix(DELETED.topic_id), deletion_marker_key(DELETED.topic_id))
-        while partition_key(DELETED.topic_id, 0) not in winner.audit.records:
+        was_marked = DELETED.topic_id in self.incarnations.kept_until_ms
+        while was_marked and partition_key(DELETED.topic_id, 0) not in winner.audit.records:
             left = [key for key in self.bucket.objects if key.startswith(prefixes)]
             if not left and deleted_topic_key(DELETED.topic_id) not in winner.audit.records:
                 self.world.coverage.meet(EARLIER_DELETION)
