@@ -62,7 +62,7 @@ class GcsStore:
         self._clock = clock
         self._random = random
         self._page_objects = page_objects
-        self._credentials = GcsCredentials(location.url, background)
+        self._credentials = GcsCredentials(location.url, background, clock)
         self._requests = GcsRequests(location, self._credentials, background, threads)
         self._uploads = GcsUploads(self._requests, location.url)
         self._reads = ObstoreReads(_obstore(location, self._credentials, read_limits), location.url, location.name, read_limits)

@@ -18,26 +18,30 @@ from google.auth.exceptions import DefaultCredentialsError, GoogleAuthError, Tra
 from google.auth.transport.urllib3 import Request
 
 from stratalog_core.errors import Invalid, Unavailable
-from stratalog_core.ports import Background
+from stratalog_core.ports import Background, Clock
 
 if TYPE_CHECKING:
     from obstore.store import GCSCredential
 
 VARIABLE: Final = "GOOGLE_APPLICATION_CREDENTIALS"
 _SCOPE: Final = "https://www.googleapis.com/auth/devstorage.read_write"
+_PAUSE_S: Final = 10.0
+"""After a token could not be renewed, requests are sent with it for so long without another attempt, which takes seconds."""
 _TIMEOUT: Final = urllib3.Timeout(connect=2.0, read=10.0)
 
 
 class GcsCredentials:
     """``place`` is the store's address for error messages. May be used from many threads. Sends no request before ``token``."""
 
-    def __init__(self, place: str, background: Background) -> None:
+    def __init__(self, place: str, background: Background, clock: Clock) -> None:
         self._place = place
         self._background = background
+        self._clock = clock
         self._pool = urllib3.PoolManager(retries=False, timeout=_TIMEOUT)
         self._request = Request(self._pool)  # type: ignore[no-untyped-call]
         self._renewing = threading.Lock()
         self._found: Any = None
+        self._renew_from_s = float("-inf")
 
     async def __call__(self) -> GCSCredential:
         """The token with which obstore sends its requests."""
@@ -46,22 +50,32 @@ class GcsCredentials:
         return {"token": self._found.token, "expires_at": expiry and expiry.replace(tzinfo=UTC)}
 
     def token(self) -> str:
-        """A token that is valid for some minutes. Blocks. Raises ``Unavailable``, or ``Invalid`` if there is none."""
+        """A token, valid for some minutes if it can be renewed. Blocks. Raises ``Unavailable``, or ``Invalid`` without any."""
         with self._renewing:
             try:
                 if self._found is None:
                     self._found = google.auth.default(scopes=[_SCOPE], request=self._request)[0]
-                if not self._found.valid or self._found.token_state.name != "FRESH":
+                if self._is_to_be_renewed():
                     self._found.refresh(self._request)
             except DefaultCredentialsError:
                 raise Invalid(f"{self._place}: {_no_credentials()}") from None
             except TransportError:
-                raise Unavailable(f"{self._place}: the service that issues tokens did not answer") from None
+                self._require_token("the service that issues tokens did not answer")
             except GoogleAuthError as refused:
-                if refused.retryable:
-                    raise Unavailable(f"{self._place}: no token was issued; the service asks to repeat the request") from None
-                raise Invalid(f"{self._place}: no token was issued; check the credentials and the role") from None
+                if not refused.retryable:
+                    raise Invalid(f"{self._place}: no token was issued; check the credentials and the role") from None
+                self._require_token("no token was issued; the service asks to repeat the request")
             return str(self._found.token)
+
+    def _is_to_be_renewed(self) -> bool:
+        state = self._found.token_state.name
+        return state == "INVALID" or (state == "STALE" and self._clock.monotonic() >= self._renew_from_s)
+
+    def _require_token(self, problem: str) -> None:
+        """Raise ``Unavailable`` unless there is a token that has not expired: it is renewed some minutes before."""
+        if self._found is None or self._found.token_state.name == "INVALID":
+            raise Unavailable(f"{self._place}: {problem}") from None
+        self._renew_from_s = self._clock.monotonic() + _PAUSE_S
 
     def close(self) -> None:
         self._pool.clear()

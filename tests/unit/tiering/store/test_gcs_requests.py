@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 
 from stratalog_core.errors import Conflict, Invalid, NoSuchObject, OutcomeUnknown, StratalogError, Unavailable
 from stratalog_core.ports import Background
-from stratalog_core.system import ThreadBackground
+from stratalog_core.system import SystemClock, ThreadBackground
 from stratalog_tiering.store import check_store_url, location_url, shown_url
 from stratalog_tiering.store.base import Locked
 from stratalog_tiering.store.gcs_credentials import VARIABLE, GcsCredentials
@@ -123,6 +123,15 @@ def issuer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Tok
     server.server_close()
 
 
+class ShiftedClock(SystemClock):
+    """The system's clock, ``later_s`` later."""
+
+    later_s = 0.0
+
+    def monotonic(self) -> float:
+        return super().monotonic() + self.later_s
+
+
 @pytest.fixture
 def background() -> Iterator[Background]:
     threads = ThreadBackground(1, "store")
@@ -131,7 +140,7 @@ def background() -> Iterator[Background]:
 
 
 async def test_a_service_account_gets_tokens(issuer: type[TokenServer], background: Background) -> None:
-    credentials = GcsCredentials("gs://history/", background)
+    credentials = GcsCredentials("gs://history/", background, SystemClock())
     given = await credentials()
     assert (given["token"], credentials.token()) == ("token-1", "token-1")
     assert given["expires_at"] is not None
@@ -140,14 +149,33 @@ async def test_a_service_account_gets_tokens(issuer: type[TokenServer], backgrou
 
 def test_a_token_that_is_about_to_expire_is_renewed(issuer: type[TokenServer], background: Background) -> None:
     issuer.lifetime_s = 60
-    credentials = GcsCredentials("gs://history/", background)
+    credentials = GcsCredentials("gs://history/", background, SystemClock())
     assert [credentials.token() for _ in range(3)] == ["token-1", "token-2", "token-3"]
+
+
+def test_a_token_that_cannot_be_renewed_is_used_until_it_expires(issuer: type[TokenServer], background: Background) -> None:
+    issuer.lifetime_s = 200  # to be renewed at once
+    clock = ShiftedClock()
+    credentials = GcsCredentials("gs://history/", background, clock)
+    assert credentials.token() == "token-1"
+    issuer.status = 503
+    assert credentials.token() == "token-1"
+    asked = issuer.issued
+    assert (credentials.token(), issuer.issued) == ("token-1", asked), "not asked again for each request"
+    issuer.status, clock.later_s = 200, 60.0
+    assert credentials.token() == f"token-{asked + 1}"
+
+
+def test_without_a_token_that_service_is_waited_for(issuer: type[TokenServer], background: Background) -> None:
+    issuer.status = 503
+    with pytest.raises(Unavailable, match="no token was issued"):
+        GcsCredentials("gs://history/", background, SystemClock()).token()
 
 
 def test_a_refused_token_is_a_configuration_error(issuer: type[TokenServer], background: Background) -> None:
     issuer.status = 400
     with pytest.raises(Invalid, match="no token was issued; check the credentials") as refused:
-        GcsCredentials("gs://history/", background).token()
+        GcsCredentials("gs://history/", background, SystemClock()).token()
     assert "PRIVATE KEY" not in f"{refused.value!r} {refused.value.__cause__!r}"
 
 
@@ -160,7 +188,7 @@ def test_a_file_without_credentials_is_named(
         path.write_text(content)
     monkeypatch.setenv(VARIABLE, str(path))
     with pytest.raises(Invalid, match=f"{VARIABLE} names {path}"):
-        GcsCredentials("gs://history/", background).token()
+        GcsCredentials("gs://history/", background, SystemClock()).token()
 
 
 def test_without_credentials_the_error_says_what_to_set(
@@ -170,4 +198,4 @@ def test_without_credentials_the_error_says_what_to_set(
     monkeypatch.setenv("CLOUDSDK_CONFIG", str(tmp_path))
     monkeypatch.setenv("NO_GCE_CHECK", "true")
     with pytest.raises(Invalid, match=f"no credentials: set {VARIABLE}"):
-        GcsCredentials("gs://history/", background).token()
+        GcsCredentials("gs://history/", background, SystemClock()).token()
