@@ -164,7 +164,9 @@ def test_a_replay_is_in_order_filtered_marked_and_resumed(cluster: ProcessCluste
     *_, last = sorted(progress.glob("[0-9]*.json"))
     last.unlink()
     source = {"store": store, "subscribe": topic, "missingTail": "ignore"}
-    to = ReplayTarget(bootstrap=cluster.bootstrap, topic=target, where=condition, keeps_partitions=True)
+    to = ReplayTarget(
+        bootstrap=cluster.bootstrap, topic=target, where=condition, keeps_partitions=True, marks=True, shift_ms=3_600_000
+    )
     again = replay(spark, source, to, checkpoint=str(progress), window_offsets=120)
     assert (again.was_resumed, again.windows) == (True, 1)
     assert 0 < again.records <= 60
@@ -174,6 +176,12 @@ def test_a_replay_is_in_order_filtered_marked_and_resumed(cluster: ProcessCluste
         replay(spark, source, replace(to, where=None), checkpoint=str(progress))
     with pytest.raises(Invalid, match=r"use another checkpoint .* at least once"):
         replay(spark, source, replace(to, is_exactly_once=False), checkpoint=str(progress))
+    with pytest.raises(Invalid, match=r"shifted by 3600000 ms.*use another checkpoint .* with the time of sending"):
+        replay(spark, source, replace(to, shift_ms=None), checkpoint=str(progress))
+    with pytest.raises(Invalid, match=r"with header stratalog.source; use another checkpoint"):
+        replay(spark, source, replace(to, marks=False), checkpoint=str(progress))
+    with pytest.raises(Invalid, match=rf"a replay of {topic}; use another checkpoint for {target}"):
+        replay(spark, {**source, "subscribe": target}, to, checkpoint=str(progress))
     with pytest.raises(NotFound, match=f"'{topic}.replay' does not exist"):
         replay(spark, source, ReplayTarget(bootstrap=cluster.bootstrap))
     with pytest.raises(Invalid, match="`nothing`"):

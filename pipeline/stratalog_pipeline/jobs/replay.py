@@ -24,7 +24,7 @@ from stratalog_pipeline.bucket import Bucket
 from stratalog_pipeline.jobs.lease import reader_lease
 from stratalog_pipeline.jobs.session import make_directory, translated_errors
 from stratalog_pipeline.kafka_sink import WriteOptions, check_topic
-from stratalog_pipeline.options import ReadOptions, parse_options
+from stratalog_pipeline.options import ReadOptions, Subscribed, Wanted, parse_options
 from stratalog_pipeline.planning import OffsetRange
 from stratalog_pipeline.sink_transactions import TRANSACTION_TIMEOUT_MS
 from stratalog_pipeline.stream_plan import Available, Offsets, batch_bounds, new_offsets, next_end, wanted_ranges
@@ -130,7 +130,7 @@ def _replay(
     make_directory(checkpoint)
     with Bucket(checkpoint) as opened:
         log = _Checkpoint(opened)
-        return _run(spark, source, target, log.begun(target) or log.begin(planned()), log, on_progress)
+        return _run(spark, source, target, log.begun(target, options.wanted) or log.begin(planned()), log, on_progress)
 
 
 def _planned(ranges: Available, target: ReplayTarget, window_offsets: int, parallelism: int) -> _Plan:
@@ -280,7 +280,7 @@ class _Checkpoint:
         """The number of windows that are written."""
         return len(self._keys) - 1
 
-    def begun(self, target: ReplayTarget) -> _Plan | None:
+    def begun(self, target: ReplayTarget, wanted: Wanted) -> _Plan | None:
         """Return the recorded plan, or None. Raises ``Invalid`` if it is the plan of another replay."""
         if not self._keys:
             return None
@@ -289,6 +289,10 @@ class _Checkpoint:
             raise Invalid(
                 f"the checkpoint belongs to a replay to {begun.target}; use another checkpoint for {_described(target)}"
             )
+        # A pattern may match other topics now.
+        if isinstance(wanted, Subscribed) and set(wanted.topics) != begun.start.keys():
+            topics, others = ", ".join(sorted(begun.start)), ", ".join(sorted(wanted.topics))
+            raise Invalid(f"the checkpoint belongs to a replay of {topics}; use another checkpoint for {others}")
         return begun
 
     def begin(self, plan: _Plan) -> _Plan:
@@ -318,5 +322,13 @@ async def _keys(opened: Bucket) -> list[str]:
 
 
 def _described(target: ReplayTarget) -> str:
+    """Return everything that decides what is sent, in words. What is usual is left out."""
     condition = f" where {target.where}" if target.where else ""
-    return f"{target.topic} at {target.bootstrap}{condition}" + ("" if target.is_exactly_once else ", at least once")
+    unusual = (
+        (not target.is_exactly_once, "at least once"),
+        (target.shift_ms is None, "with the time of sending"),
+        (bool(target.shift_ms), f"shifted by {target.shift_ms} ms"),
+        (target.keeps_partitions, "to the same partitions"),
+        (target.marks, f"with header {SOURCE_HEADER}"),
+    )
+    return ", ".join([f"{target.topic} at {target.bootstrap}{condition}", *(words for holds, words in unusual if holds)])
