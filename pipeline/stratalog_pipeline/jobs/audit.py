@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from pyspark.sql import SparkSession
@@ -121,20 +121,26 @@ def plan_audit(bucket: Bucket, options: ReadOptions) -> list[PartitionPlan]:
     Raises ``Invalid``, ``NotFound``, ``Unavailable``.
     """
     names = wanted_partitions(bucket, options)
-    limits = Brokers(options).served_limits(options.wanted, names) if options.client else {}
     verifier = Verifier(bucket.store, bucket.background)
 
-    async def plan(name: PartitionName) -> PartitionPlan:
+    async def plan(name: PartitionName) -> tuple[PartitionPlan, ManifestPointer | None]:
         try:
             pointer = (await load_history(bucket, name)).pointer
         except (Corrupt, Invalid) as bad:
-            return PartitionPlan(name=name, structure=Structure(), problems=(bad.message,))
+            return PartitionPlan(name=name, structure=Structure(), problems=(bad.message,)), None
         structure = await verifier.structure(name.topic, pointer) if pointer is not None else Structure()
-        problems = [str(found) for found in structure.findings]
-        problems += _compare(pointer, limits[name]) if name in limits else []
-        return PartitionPlan(name=name, structure=structure, problems=tuple(problems))
+        return PartitionPlan(name=name, structure=structure, problems=tuple(map(str, structure.findings))), pointer
 
-    return bucket.run(bounded_map(plan, names, PARTITIONS_AT_ONCE))
+    planned = bucket.run(bounded_map(plan, names, PARTITIONS_AT_ONCE))
+    # Only now: what is offloaded or removed meanwhile would look like a contradiction.
+    limits = Brokers(options).served_limits(options.wanted, names) if options.client else {}
+    return [_compared(plan, pointer, limits.get(plan.name)) for plan, pointer in planned]
+
+
+def _compared(plan: PartitionPlan, pointer: ManifestPointer | None, at_brokers: OffsetRange | None) -> PartitionPlan:
+    if at_brokers is None:
+        return plan
+    return replace(plan, problems=(*plan.problems, *_compare(pointer, at_brokers)))
 
 
 def _compare(pointer: ManifestPointer | None, at_brokers: OffsetRange) -> list[str]:

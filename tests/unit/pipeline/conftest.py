@@ -79,8 +79,9 @@ class ColdBucket:
         aborted: Sequence[AbortedTransaction] = (),
         deleted_at_ms: int = 0,
         zstd_level: int | None = None,
+        topic_id: UUID | None = None,
     ) -> UUID:
-        topic_id = UUID(int=next(self._ids))
+        topic_id = topic_id or UUID(int=next(self._ids))
         descriptor = TopicDescriptor(topic_id=topic_id, name=name, partition_count=len(partitions), replication_factor=1)
         self.put(topic_key(topic_id, 1), encode_descriptor(descriptor))
         if deleted_at_ms:

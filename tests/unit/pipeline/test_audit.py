@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
+from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 from unit.broker.mini_cluster import in_thread, run_cluster
 
@@ -15,6 +16,7 @@ from stratalog_core.batches.batch import read_header
 from stratalog_core.batches.compression import NAMES
 from stratalog_core.batches.records import Record, build_batch
 from stratalog_core.errors import Corrupt
+from stratalog_pipeline.brokers import Brokers
 from stratalog_pipeline.bucket import Bucket
 from stratalog_pipeline.jobs.audit import PartitionAudit, audit_segments, audit_tasks, plan_audit, verdicts
 from stratalog_pipeline.jobs.batch_statistics import DAY_MS, BatchStatistics, SequenceRun, repeated_records
@@ -218,6 +220,62 @@ async def test_a_topic_that_only_the_bucket_has_is_not_asked_of_the_brokers(cold
             tail = parse_options({**given, "table": "tail"})
             rows = [row for batch in read_table(tail, names, ("topic", "log_end_offset")) for row in batch.to_pylist()]
             assert [row["topic"] for row in rows] == ["rides"]
+
+        await in_thread(steps)
+
+
+async def test_what_is_offloaded_during_an_audit_is_no_contradiction_to_the_brokers(
+    cold_bucket: ColdBucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with run_cluster(tmp_path / "cluster") as cluster:
+
+        def write(count: int) -> None:
+            producer = Producer({"bootstrap.servers": cluster.bootstrap})
+            for number in range(count):
+                producer.produce("rides", str(number), partition=0)
+            assert producer.flush(60) == 0
+
+        def steps() -> None:
+            admin = AdminClient({"bootstrap.servers": cluster.bootstrap})
+            admin.create_topics([NewTopic("rides", 1, 1)])["rides"].result(60)
+            write(10)
+            given = {"path": cold_bucket.url, "subscribe": "rides", "kafka.bootstrap.servers": cluster.bootstrap}
+            parsed = parse_options(given)
+            (served,) = Brokers(parsed).topics(parsed.wanted)
+            assert cold_bucket.add_topic("rides", [[batches(0, 10)]], topic_id=served.topic_id) == served.topic_id
+            limits = Brokers.limits
+
+            def then_more_is_offloaded(*given: Any) -> Any:
+                found = limits(*given)
+                write(5)
+                cold_bucket.extend("rides", 0, batches(10, 5))
+                return found
+
+            monkeypatch.setattr(Brokers, "limits", then_more_is_offloaded)
+            with Bucket(parsed.store) as opened:
+                (plan,) = plan_audit(opened, parsed)
+            assert plan.problems == ()
+
+        await in_thread(steps)
+
+
+async def test_brokers_that_lack_records_of_the_bucket_are_a_problem(cold_bucket: ColdBucket, tmp_path: Path) -> None:
+    async with run_cluster(tmp_path / "cluster") as cluster:
+
+        def steps() -> None:
+            admin = AdminClient({"bootstrap.servers": cluster.bootstrap})
+            admin.create_topics([NewTopic("rides", 1, 1)])["rides"].result(60)
+            parsed = parse_options(
+                {"path": cold_bucket.url, "subscribe": "rides", "kafka.bootstrap.servers": cluster.bootstrap}
+            )
+            (served,) = Brokers(parsed).topics(parsed.wanted)
+            cold_bucket.add_topic("rides", [[batches(5, 10)]], topic_id=served.topic_id)
+            with Bucket(parsed.store) as opened:
+                (plan,) = plan_audit(opened, parsed)
+            assert plan.problems == (
+                "the brokers' log begins at offset 0, the bucket at 5: records are missing",
+                "the brokers' log ends at offset 0, the bucket only at 15",
+            )
 
         await in_thread(steps)
 
