@@ -322,7 +322,7 @@ async def _keys(opened: Bucket) -> list[str]:
 
 
 def _described(target: ReplayTarget) -> str:
-    """Return everything that decides what is sent, in words. What is usual is left out."""
+    """Return in words everything that decides what is sent, without defaults."""
     condition = f" where {target.where}" if target.where else ""
     unusual = (
         (not target.is_exactly_once, "at least once"),
