@@ -6,8 +6,8 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Final
 
+from stratalog_broker.configs.linear_pattern import LinearPattern
 from stratalog_broker.coordination.groups.core.consumer.model import TopicInfo
-from stratalog_broker.coordination.groups.core.consumer.topic_pattern import TopicPattern
 from stratalog_metadata.client.api import MetadataView
 from stratalog_metadata.records import Topic, topic_key
 from stratalog_metadata.state.changes import Change
@@ -22,7 +22,7 @@ class ClusterTopics:
     def __init__(self, view: MetadataView) -> None:
         self._view = view
         self._version = 0
-        self._matching: OrderedDict[str, tuple[TopicPattern, set[str]]] = OrderedDict()
+        self._matching: OrderedDict[str, tuple[LinearPattern, set[str]]] = OrderedDict()
         self._unsubscribe = view.subscribe(self._on_changes)
 
     def close(self) -> None:
@@ -39,7 +39,7 @@ class ClusterTopics:
     def matching(self, pattern: str) -> frozenset[str]:
         known = self._matching.get(pattern)
         if known is None:
-            compiled = TopicPattern(pattern)
+            compiled = LinearPattern(pattern)
             names = {topic.name for topic in self._view.all(Topic) if compiled.matches(topic.name)}
             known = self._matching[pattern] = compiled, names
             if len(self._matching) > PATTERNS_MAX:

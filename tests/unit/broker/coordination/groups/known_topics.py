@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from uuid import UUID
 
+from stratalog_broker.configs.linear_pattern import LinearPattern
 from stratalog_broker.coordination.groups.core.consumer.model import Partition, TopicInfo, Topics
-from stratalog_broker.coordination.groups.core.consumer.topic_pattern import TopicPattern
 
 
 class KnownTopics:
@@ -43,7 +43,7 @@ class KnownTopics:
         return self._topics.get(name)
 
     def matching(self, pattern: str) -> frozenset[str]:
-        return frozenset(filter(TopicPattern(pattern).matches, self._topics))
+        return frozenset(filter(LinearPattern(pattern).matches, self._topics))
 
 
 NO_TOPICS: Topics = KnownTopics()

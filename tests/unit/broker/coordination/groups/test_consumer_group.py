@@ -15,6 +15,7 @@ from stratalog_broker.coordination.groups.core.consumer.records import ConsumerK
 from stratalog_broker.coordination.groups.core.messages import Answer, JoinRequest
 from stratalog_broker.coordination.groups.core.offset_rows import Commit
 from stratalog_broker.coordination.replay import CoordinatorRecord
+from stratalog_core.errors import Invalid
 
 SESSION_MS = 45_000
 
@@ -150,6 +151,26 @@ def test_a_pattern_matches_topics_that_the_member_may_describe(log: Log, topics:
     c = Member("c", topics=(), pattern=".*")
     c.hear(log.ask(c.request(log.ticket())))
     assert c.owned == topics.partitions_of("t", "secret")
+
+
+def test_a_stored_pattern_that_is_no_longer_valid_matches_nothing(
+    log: Log, topics: KnownTopics, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another release may have accepted it; its group must go on."""
+    topics.create("u", 2)
+    a, b = Member("a", pattern="u"), Member("b")
+    log.beat(a)
+    assert a.owned == topics.partitions_of("t", "u")
+
+    def refused(pattern: str) -> frozenset[str]:
+        raise Invalid(f"{pattern} is not valid")
+
+    monkeypatch.setattr(topics, "matching", refused)
+    log.fail_over()
+    for _ in range(4):
+        log.beat(a, b)
+        log.wait(1_000)
+    assert a.owned | b.owned == topics.partitions_of("t")
 
 
 def test_without_a_heartbeat_patterns_are_not_resolved(log: Log, topics: KnownTopics) -> None:

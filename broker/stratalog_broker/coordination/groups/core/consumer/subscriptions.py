@@ -13,6 +13,7 @@ from stratalog_broker.coordination.groups.core.consumer.model import Partitions,
 from stratalog_broker.coordination.groups.core.consumer.requests import MayDescribe
 from stratalog_broker.coordination.groups.core.consumer.tracked_state import TrackedState
 from stratalog_broker.coordination.wake_times import NEVER_MS, Instant
+from stratalog_core.errors import Invalid
 
 REFRESH_MS: Final = 600_000
 """The topics that match a pattern are found again after this time, in case permissions have changed; Kafka's default."""
@@ -49,7 +50,7 @@ class Subscriptions:
         self._hidden, self._refresh_at_ms = frozenset(), NEVER_MS
         patterns = self._patterns() if may_describe is not None else ()
         if may_describe is not None and patterns:
-            matched = frozenset[str]().union(*map(self._topics.matching, patterns))
+            matched = frozenset[str]().union(*map(self._matching, patterns))
             self._hidden, self._refresh_at_ms = matched - may_describe(matched), now.monotonic_ms + REFRESH_MS
 
     def topics_hash(self) -> int:
@@ -62,6 +63,13 @@ class Subscriptions:
     def _patterns(self) -> set[str]:
         return {member.topic_pattern for member in self._state.members.values() if member.topic_pattern}
 
+    def _matching(self, pattern: str) -> frozenset[str]:
+        """Return the topics that match; none for a stored pattern that is no longer valid, until its member sends another."""
+        try:
+            return self._topics.matching(pattern)
+        except Invalid:
+            return frozenset()
+
     def _subscribed(self) -> set[TopicInfo]:
         different = {(member.topic_names, member.topic_pattern) for member in self._state.members.values()}
         return {topic for subscription in different for topic in self._topics_of(subscription)}
@@ -69,7 +77,7 @@ class Subscriptions:
     def _topics_of(self, subscription: _Subscription) -> list[TopicInfo]:
         """Return the existing topics of a subscription."""
         names, pattern = subscription
-        matched = self._topics.matching(pattern) - self._hidden if pattern else frozenset[str]()
+        matched = self._matching(pattern) - self._hidden if pattern else frozenset[str]()
         found = (self._topics.find(name) for name in {*names, *matched})
         return [topic for topic in found if topic is not None]
 
@@ -90,7 +98,7 @@ class Subscriptions:
         """Return whether a member subscribes to the topic by this name, or by a pattern if the topic exists."""
         members = self._state.members.values()
         return any(topic in member.topic_names for member in members) or any(
-            topic in self._topics.matching(pattern) for pattern in self._patterns()
+            topic in self._matching(pattern) for pattern in self._patterns()
         )
 
     def preferred_assignor(self, allowed: Sequence[str]) -> str:
