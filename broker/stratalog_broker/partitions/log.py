@@ -76,7 +76,7 @@ class PartitionLog:
         tails: TailCache,
         indexes: IndexCache,
         application: InternalTopicApplication | None,
-        on_lost: Callable[[PartitionLog, StratalogError], None],
+        on_lost: Callable[[PartitionLog, Exception], None],
         rolls: RollSchedule,
     ) -> None:
         self.topic_partition = topic_partition
@@ -301,8 +301,8 @@ class PartitionLog:
                 if self._sealing is not None:
                     await asyncio.shield(self._sealing)
                 writer = await self._ledger_opening.open(self.topic, checkpoint.offset, reports, parts)
-        except (StratalogError, TimeoutError) as failure:
-            self._lose(failure if isinstance(failure, StratalogError) else Unavailable("the next ledger did not open in time"))
+        except Exception as failure:
+            self._lose(Unavailable("the next ledger did not open in time") if isinstance(failure, TimeoutError) else failure)
             return
         if self.core.state is not State.OPENING:
             writer.abandon()
@@ -320,16 +320,16 @@ class PartitionLog:
     async def _seal(self, writer: LedgerWriter, instruction: Seal, before: asyncio.Task[None] | None) -> None:
         if before is not None:
             await before
-        release = self._release() if self._release is not None and self.is_serving else None
-        if release is not None:
-            self.is_releasing = True
         try:
+            release = self._release() if self._release is not None and self.is_serving else None
+            self.is_releasing |= release is not None
             if release is not None and release.last_entry:
                 with contextlib.suppress(Overloaded):
                     writer.append(release.last_entry)
             updates = release[:2] if release is not None else ()
             ledger = await writer.seal(instruction.end_offset, *updates, undecided_from=instruction.undecided_from)
-        except StratalogError as failure:
+        except Exception as failure:
+            writer.abandon()
             self._lose(failure)
             return
         self._indexes.put(ledger.ledger_id, instruction.index)
@@ -379,14 +379,14 @@ class PartitionLog:
 
     # -- the end -------------------------------------------------------------------------------------------------------
 
-    def _lose(self, error: StratalogError) -> None:
+    def _lose(self, error: Exception) -> None:
         if self.is_serving:
             if not isinstance(error, Fenced):
-                _log.warning("lost %s: %s", self.topic_partition, error)
+                _log.warning("lost %s: %s", self.topic_partition, error, exc_info=not isinstance(error, StratalogError))
             self.resign(error)
             self._on_lost(self, error)
 
-    def resign(self, reason: StratalogError | None = None) -> None:
+    def resign(self, reason: Exception | None = None) -> None:
         """Stop serving, permanently. No batch is acknowledged any more; waiters get ``reason`` or ``NotLeader``."""
         if not self.is_serving:
             return

@@ -366,7 +366,7 @@ class Partitions:
         application.load(taken.application_state, taken.batches, taken.partition.leader_epoch)
         return application
 
-    def _on_lost(self, log: PartitionLog, error: StratalogError) -> None:
+    def _on_lost(self, log: PartitionLog, error: Exception) -> None:
         """Take over a partition again after its writer failed, if this broker still owns it."""
         self._drop(log)
         identity = log.topic_partition

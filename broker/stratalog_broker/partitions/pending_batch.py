@@ -78,8 +78,7 @@ class PendingBatch:
         if self.on_confirmed is not None:
             self.on_confirmed()
 
-    def give_up(self, reason: StratalogError | None) -> None:
+    def give_up(self, reason: Exception | None) -> None:
         """Report ``reason`` if it is an error that the producer can act on, else ``NotLeader``."""
         answers = OutcomeUnknown if self.entry_id >= 0 else (NotEnoughBookies, Unavailable)
-        is_answer = reason is not None and isinstance(reason, answers)
-        self.settle(reason if reason is not None and is_answer else NotLeader("the partition was lost or moved"))
+        self.settle(reason if isinstance(reason, answers) else NotLeader("the partition was lost or moved"))

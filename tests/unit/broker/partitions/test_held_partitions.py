@@ -114,6 +114,25 @@ async def test_what_is_held_is_written_here_if_the_order_is_taken_back(tmp_path:
         assert found.log.is_serving
 
 
+async def test_a_seal_that_fails_unexpectedly_costs_one_takeover(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The task that seals is the only one that ends the wait of the handover."""
+    seal, failed = LedgerWriter.seal, list[LedgerWriter]()
+
+    async def fail_once(writer: LedgerWriter, *given: Any, **named: Any) -> Ledger:
+        if not failed:
+            failed.append(writer)
+            raise RuntimeError("a defect")
+        return await seal(writer, *given, **named)
+
+    async with leaving(tmp_path, monkeypatch) as found:
+        monkeypatch.setattr(LedgerWriter, "seal", fail_once)
+        found.go_on.set()
+        identity = found.log.topic_partition
+        await until_served(found.cluster.brokers[3 - found.log.requirement.owner].server, identity.topic_id)
+        assert failed
+        assert not found.log.is_serving
+
+
 async def test_an_owner_that_is_lost_while_it_hands_over_reports_no_inconsistency(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
