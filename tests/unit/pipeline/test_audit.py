@@ -203,14 +203,27 @@ def test_repeated_records(runs: Sequence[tuple[int, int, int, int]], repeated: i
     assert repeated_records(SequenceRun(*run) for run in runs) == repeated
 
 
+def create_topic(bootstrap: str, records: int) -> None:
+    """Create topic ``rides`` and write to it, so that its partition has an owner."""
+    admin = AdminClient({"bootstrap.servers": bootstrap})
+    admin.create_topics([NewTopic("rides", 1, 1)])["rides"].result(60)
+    write(bootstrap, records)
+
+
+def write(bootstrap: str, records: int) -> None:
+    producer = Producer({"bootstrap.servers": bootstrap})
+    for number in range(records):
+        producer.produce("rides", str(number), partition=0)
+    assert producer.flush(60) == 0
+
+
 async def test_a_topic_that_only_the_bucket_has_is_not_asked_of_the_brokers(cold_bucket: ColdBucket, tmp_path: Path) -> None:
     """As after `stratalog tier detach`: its history stays in the bucket."""
     cold_bucket.add_topic("flights", [[batches(0, 10)]])
     async with run_cluster(tmp_path / "cluster") as cluster:
 
         def steps() -> None:
-            admin = AdminClient({"bootstrap.servers": cluster.bootstrap})
-            admin.create_topics([NewTopic("rides", 1, 1)])["rides"].result(60)
+            create_topic(cluster.bootstrap, 1)
             given = {"path": cold_bucket.url, "subscribePattern": ".*", "kafka.bootstrap.servers": cluster.bootstrap}
             parsed = parse_options(given)
             with Bucket(parsed.store) as opened:
@@ -229,16 +242,8 @@ async def test_what_is_offloaded_during_an_audit_is_no_contradiction_to_the_brok
 ) -> None:
     async with run_cluster(tmp_path / "cluster") as cluster:
 
-        def write(count: int) -> None:
-            producer = Producer({"bootstrap.servers": cluster.bootstrap})
-            for number in range(count):
-                producer.produce("rides", str(number), partition=0)
-            assert producer.flush(60) == 0
-
         def steps() -> None:
-            admin = AdminClient({"bootstrap.servers": cluster.bootstrap})
-            admin.create_topics([NewTopic("rides", 1, 1)])["rides"].result(60)
-            write(10)
+            create_topic(cluster.bootstrap, 10)
             given = {"path": cold_bucket.url, "subscribe": "rides", "kafka.bootstrap.servers": cluster.bootstrap}
             parsed = parse_options(given)
             (served,) = Brokers(parsed).topics(parsed.wanted)
@@ -247,7 +252,7 @@ async def test_what_is_offloaded_during_an_audit_is_no_contradiction_to_the_brok
 
             def then_more_is_offloaded(*given: Any) -> Any:
                 found = limits(*given)
-                write(5)
+                write(cluster.bootstrap, 5)
                 cold_bucket.extend("rides", 0, batches(10, 5))
                 return found
 
@@ -263,8 +268,7 @@ async def test_brokers_that_lack_records_of_the_bucket_are_a_problem(cold_bucket
     async with run_cluster(tmp_path / "cluster") as cluster:
 
         def steps() -> None:
-            admin = AdminClient({"bootstrap.servers": cluster.bootstrap})
-            admin.create_topics([NewTopic("rides", 1, 1)])["rides"].result(60)
+            create_topic(cluster.bootstrap, 1)
             parsed = parse_options(
                 {"path": cold_bucket.url, "subscribe": "rides", "kafka.bootstrap.servers": cluster.bootstrap}
             )
@@ -274,7 +278,7 @@ async def test_brokers_that_lack_records_of_the_bucket_are_a_problem(cold_bucket
                 (plan,) = plan_audit(opened, parsed)
             assert plan.problems == (
                 "the brokers' log begins at offset 0, the bucket at 5: records are missing",
-                "the brokers' log ends at offset 0, the bucket only at 15",
+                "the brokers' log ends at offset 1, the bucket only at 15",
             )
 
         await in_thread(steps)
