@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+from typing import Final
+
 from stratalog_broker.coordination.groups.core.membership import Member, Membership
 from stratalog_broker.coordination.groups.core.messages import (
     Answer,
@@ -13,6 +16,9 @@ from stratalog_broker.coordination.groups.core.messages import (
     SyncAnswer,
 )
 
+_tokens: Final = itertools.count(1)
+"""Of all groups: the write of a group that was deleted must not be taken for one of the group that follows it."""
+
 
 class InstructionQueue:
     """Instructions in the order in which the shell carries them out. A member's ticket is cleared when it is answered."""
@@ -20,7 +26,6 @@ class InstructionQueue:
     def __init__(self, membership: Membership) -> None:
         self._membership = membership
         self._queued: list[Instruction] = []
-        self._tokens = 0
 
     def answer(self, ticket: int, value: JoinAnswer | SyncAnswer) -> None:
         self._queued.append(Answer(ticket=ticket, value=value))
@@ -39,9 +44,9 @@ class InstructionQueue:
 
     def persist(self, image: GroupImage) -> int:
         """Queue the image to be written; return the token with which its outcome is reported."""
-        self._tokens += 1
-        self._queued.append(Persist(token=self._tokens, image=image))
-        return self._tokens
+        token = next(_tokens)
+        self._queued.append(Persist(token=token, image=image))
+        return token
 
     def drain(self) -> Instructions:
         """Return the queued instructions and clear the queue."""

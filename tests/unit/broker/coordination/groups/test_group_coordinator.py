@@ -172,6 +172,22 @@ def test_a_join_after_an_unwritten_deletion_goes_on_from_what_is_stored() -> Non
     assert answer.generation == 3
 
 
+def test_a_write_of_a_deleted_group_says_nothing_of_the_next_one() -> None:
+    core = Log().core
+    core.join("g", join_request(1), NOW)
+    _, (left,) = core.leave("g", [LeavingMember(member_id="m1")], NOW)
+    assert isinstance(left, Write)
+    assert core.removals.plan_delete("g", NOW)[0] is ErrorCode.none
+    core.join("g", join_request(2), NOW)
+    sync = SyncRequest(ticket=3, member_id="m2", group_instance_id=None, generation=1, assignments=(("m2", b"all"),))
+    (assigned,) = core.sync("g", sync, NOW)
+    assert isinstance(assigned, Write)
+    assert core.on_written("g", left.token, ErrorCode.none, NOW) == [], "the assignment is not in the log yet"
+    (answer,) = core.on_written("g", assigned.token, ErrorCode.none, NOW)
+    assert isinstance(answer, Answer)
+    assert answer.ticket == 3
+
+
 def test_offsets_are_deleted_unless_somebody_wants_the_topic() -> None:
     log = Log()
     for topic in ("wants", "other"):
