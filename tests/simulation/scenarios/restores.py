@@ -251,13 +251,16 @@ class Installation:
         while self.incarnation.is_owner and not self.stop:
             try:
                 topic = await undelete(client, str(DELETED.topic_id), timeout_s=REPEAT_S)
-                await until_in_bucket(client, topic, REPEAT_S)
+                is_shown = await until_in_bucket(client, topic, REPEAT_S)
             except NotFound as final:
                 self.world.note(f"{DELETED.name} is not restored: {final}")
                 return
             except StratalogError as failure:
                 self.world.note(f"{DELETED.name} is not reported as restored yet: {failure!r}")
             else:
+                if not is_shown:  # Nothing was offloaded, and no worker runs: the command says so.
+                    await asyncio.sleep(REPEAT_S)
+                    continue
                 if self.incarnation.is_owner:
                     self._incarnations.report_undeleted(DELETED.topic_id)
                     self.world.note(f"{DELETED.name} is reported as restored")
