@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Final, TypeVar
 
-from stratalog_core.errors import Conflict, Retriable, StratalogError
+from stratalog_core.errors import Conflict, OutcomeUnknown, Retriable, StratalogError
 from stratalog_metadata.client.api import MetadataClient
 from stratalog_metadata.client.shared_commands import SharedCommands
 from stratalog_metadata.state.commands import Command
@@ -26,7 +26,8 @@ Result = TypeVar("Result")
 async def propose_guarded(
     metadata: MetadataClient, command: Command, key: str, timeout_s: float, *, may_have_applied: bool = False
 ) -> int:
-    """Return the new version of the record at ``key``, which ``command`` requires at a version and puts or deletes.
+    """Return the new version of the record at ``key``, which ``command`` requires at a version and puts or deletes, once the
+    view has it.
 
     ``may_have_applied``: the command was proposed before, with an unknown outcome.
 
@@ -52,7 +53,13 @@ async def _read(metadata: MetadataClient, update: GuardedUpdate) -> int:
         (found,) = await metadata.read([update.key])
     except Retriable as failure:
         raise update.not_read(failure) from failure
-    return update.read(found)
+    version = update.read(found)
+    try:
+        # An earlier proposal took effect. As after ``propose``, the view has it on return.
+        await metadata.refresh()
+    except Retriable as failure:
+        raise OutcomeUnknown(f"{update.key} was changed, and the local view did not reach it: {failure.message}") from failure
+    return version
 
 
 class SharedGuardedUpdates:

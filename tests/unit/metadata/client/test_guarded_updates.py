@@ -97,6 +97,9 @@ class Quorum:
             raise Unavailable
         return [self.records.get(key) for key in keys]
 
+    async def refresh(self) -> int:
+        return self.index
+
 
 def started(fates: Sequence[str] = (), others: Sequence[str] = (), *, reads_fail: bool = False) -> Quorum:
     quorum = Quorum(list(fates), list(others), reads_fail)
