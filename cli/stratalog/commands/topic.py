@@ -50,6 +50,7 @@ from stratalog.topic_deletion import (
     restore,
 )
 from stratalog.topic_retention import Expiring, change_of, confirm_compaction, confirm_shortening
+from stratalog.waiting import wait_option
 from stratalog_broker.admin.replication_factor import change_replication_factor
 from stratalog_broker.admin.retention_changes import RETENTION
 from stratalog_core.errors import NotFound
@@ -295,14 +296,14 @@ def delete(
 @topic.command()
 @click.argument("wanted", metavar="NAME|ID")
 @click.option("--as", "new_name", metavar="NEWNAME", help="Name for the restored topic, if its old one is taken.")
-@click.option("--no-wait", is_flag=True, help="Do not wait for the bucket.")
+@wait_option("the bucket agrees", default=True)
 @click.option("--timeout", "timeout_s", default=BUCKET_TIMEOUT_S, show_default=True, help="Seconds to wait for the bucket.")
 @quorum_options
 @json_option
 def undelete(
     wanted: str,
     new_name: str | None,
-    no_wait: bool,
+    wait: bool,
     timeout_s: float,
     data: Path | None,
     metadata: str | None,
@@ -317,7 +318,7 @@ def undelete(
     would leave the topic out. If the marker is not removed in time, the command exits with 3, and clients can use the topic all
     the same. Run it again to wait: it takes the id of a restored topic, too.
     """
-    restored, in_bucket = asyncio.run(restore(metadata_of(data, metadata), wanted, new_name, None if no_wait else timeout_s))
+    restored, in_bucket = asyncio.run(restore(metadata_of(data, metadata), wanted, new_name, timeout_s if wait else None))
     document = {
         "name": restored.name,
         "topic_id": str(restored.topic_id),
