@@ -425,6 +425,7 @@ async def test_a_leader_that_is_shut_down_hands_over_without_a_gap(
         leader = leader_of(quorum)
         sent.clear()
         await leader.close()
+        monkeypatch.setattr(server_module, "HAND_OVER_TIMEOUT_S", 0.5)  # the last two nodes may close at the same time
         await keep_proposing(quorum.client, "after")
         (order,) = [message for message in sent if isinstance(message, TimeoutNow)]
         votes = [message for message in sent if isinstance(message, VoteRequest)]
