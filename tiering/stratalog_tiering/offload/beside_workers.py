@@ -1,4 +1,4 @@
-"""A partition as a command sees it that edits history beside running workers, without a lease.
+"""A partition as a command sees it that edits history beside running workers, without the partition's lease.
 
 A commit of such a command requires the manifest and the topic from which it began, so a worker's commit in between makes the
 command fail or begin again, and nothing else. Until then what it has written is an orphan to a worker's sweep, so it

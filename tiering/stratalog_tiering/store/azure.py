@@ -12,7 +12,6 @@ service only once it has a part, and of several uploads to one name, one can be 
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import contextlib
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -27,8 +26,17 @@ from stratalog_tiering.store.azure_catalogue import UPLOAD_ID, AzureCatalogue
 from stratalog_tiering.store.azure_credentials import AzureCredentials
 from stratalog_tiering.store.azure_requests import AzureRequests
 from stratalog_tiering.store.azure_settings import AzureSettings
-from stratalog_tiering.store.base import KeyRing, ObjectInfo, StoreFeatures, Upload, UploadedPart, UploadGone, check_range
-from stratalog_tiering.store.http_requests import Answer
+from stratalog_tiering.store.base import (
+    KeyRing,
+    ObjectInfo,
+    StoreFeatures,
+    Upload,
+    UploadedPart,
+    UploadGone,
+    check_range,
+    refuse_lock,
+)
+from stratalog_tiering.store.http_requests import Answer, delete_each
 from stratalog_tiering.store.key_ring import NoKeys
 from stratalog_tiering.store.obstore_reads import ObstoreReads, ReadLimits, check_length, client_options, retry_config
 from stratalog_tiering.store.s3_attempts import written_once
@@ -43,7 +51,6 @@ _IF_ABSENT: Final = {"If-None-Match": "*"}
 _NO_BLOBS_ETAG: Final = '"0x0000000000000000"'
 _UPLOAD_META: Final = "x-ms-meta-stratalogupload"
 _ABORT_META: Final = "x-ms-meta-stratalogabort"
-_DELETIONS_AT_ONCE: Final = 16
 _PARTS_MAX: Final = 50_000
 
 
@@ -102,11 +109,7 @@ class AzureStore:
 
     def _tier(self, storage_class: str, lock: ObjectLock | None) -> dict[str, str]:
         """Headers of the request that creates a blob. Raises ``Invalid`` for what this store does not offer."""
-        if lock is not None:
-            raise Invalid(
-                f"{self.url} cannot lock objects: locks are offered in S3 buckets with Object Lock only; use one, or set"
-                " stratalog.tier.lock.mode=none"
-            )
+        refuse_lock(self.url, lock)
         if storage_class and storage_class not in TIERS:
             raise Invalid(f"{self.url} has no access tier {storage_class!r} that can be read at once; use {', '.join(TIERS)}")
         return {"x-ms-access-tier": storage_class} if storage_class else {}
@@ -134,11 +137,7 @@ class AzureStore:
     async def delete(self, keys: Sequence[str]) -> None:
         for key in keys:
             self._location.name(key)
-        for first in range(0, len(keys), _DELETIONS_AT_ONCE):
-            deletions = map(self._delete_repeatedly, keys[first : first + _DELETIONS_AT_ONCE])
-            for outcome in await asyncio.gather(*deletions, return_exceptions=True):
-                if outcome is not None:
-                    raise outcome
+        await delete_each(keys, self._delete_repeatedly)
 
     async def _delete_repeatedly(self, key: str) -> None:
         await self._requests.repeated(lambda: self._delete(key, {}))

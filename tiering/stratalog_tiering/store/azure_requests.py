@@ -11,9 +11,9 @@ import base64
 import hashlib
 import hmac
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from email.utils import formatdate
-from typing import Final, TypeVar
+from typing import Final
 from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 
 from stratalog_core.errors import Conflict, Invalid, NoSuchObject, OutcomeUnknown, StratalogError, Unavailable
@@ -21,7 +21,6 @@ from stratalog_core.ports import Background
 from stratalog_tiering.store.azure_credentials import AzureCredentials
 from stratalog_tiering.store.base import Locked, UploadGone
 from stratalog_tiering.store.http_requests import Answer, HttpRequests
-from stratalog_tiering.store.s3_attempts import repeated
 from stratalog_tiering.store.store_url import AzureLocation
 
 VERSION: Final = "2023-11-03"
@@ -38,25 +37,15 @@ _UPLOAD_GONE: Final = frozenset({"InvalidBlockList"})
 _LOCKED: Final = frozenset({"BlobImmutableDueToPolicy", "BlobImmutableDueToLegalHold"})
 _NOT_DONE: Final = frozenset({"ServerBusy", "Md5Mismatch", "TooManyRequests", "AccountBeingCreated"})
 """The request had no effect and may be repeated: the service is busy, or the body was damaged in transit."""
-_Result = TypeVar("_Result")
 
 
-class AzureRequests:
+class AzureRequests(HttpRequests):
     """Requests to one container."""
 
     def __init__(self, location: AzureLocation, credentials: AzureCredentials, background: Background, threads: int) -> None:
+        super().__init__(location.url, background, threads)
         self._location = location
         self._credentials = credentials
-        self._background = background
-        self._http = HttpRequests(location.url, threads)
-
-    async def run(self, call: Callable[[], _Result]) -> _Result:
-        """The result of a call that blocks, such as one of :meth:`send`."""
-        return await self._background.run(call)
-
-    async def repeated(self, call: Callable[[], _Result]) -> _Result:
-        """The result of a call that blocks and may be repeated."""
-        return await repeated(lambda: self._background.run(call))
 
     def send(
         self,
@@ -73,14 +62,11 @@ class AzureRequests:
             given |= {"Content-Length": str(len(body)), "Content-MD5": _digest(body)}
         about = key or "the container"
         signed_url, signed = self._authorized(method, url, given)
-        answer = self._http.send(method, signed_url, signed, body, about)
+        answer = self.attempt(method, signed_url, signed, body, about)
         if 200 <= answer.status < 300:
             return answer
         code = answer.headers.get("x-ms-error-code") or _code_of(answer.body)
         raise refusal(answer.status, code, about, self._location.url)
-
-    def close(self) -> None:
-        self._http.close()
 
     def _url(self, key: str | None, query: Mapping[str, str]) -> str:
         path = self._location.container if key is None else f"{self._location.container}/{self._location.name(key)}"

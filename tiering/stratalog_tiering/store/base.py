@@ -222,6 +222,15 @@ def check_key(key: str) -> str:
     raise Invalid(f"object key {key!r} is invalid; use names of letters, digits and _.=- separated by /")
 
 
+def refuse_lock(url: str, lock: ObjectLock | None) -> None:
+    """Raise ``Invalid`` for a lock, in a store outside of S3."""
+    if lock is not None:
+        raise Invalid(
+            f"{url} cannot lock objects: locks are offered in S3 buckets with Object Lock only; use one, or set"
+            " stratalog.tier.lock.mode=none"
+        )
+
+
 def check_range(start: int, length: int) -> None:
     """Raise ``Invalid`` for a negative start or an empty range."""
     if start < 0 or length <= 0:

@@ -7,24 +7,23 @@ of several parts are resumable uploads (``gcs_uploads.py``).
 
 from __future__ import annotations
 
-import asyncio
 import json
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Sequence
 from datetime import datetime
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
-from crc32c import crc32c
 from obstore.store import GCSStore as ObstoreGcs
 
 from stratalog_core.errors import Conflict, Invalid, NoSuchObject, Unavailable
 from stratalog_core.object_lock import ObjectLock
 from stratalog_core.ports import Background, Buffer, Clock, Random
-from stratalog_tiering.store.base import KeyRing, ObjectInfo, StoreFeatures, Upload, UploadedPart, check_range
-from stratalog_tiering.store.checksums import crc_as_text, crc_text
+from stratalog_tiering.store.base import KeyRing, ObjectInfo, StoreFeatures, Upload, UploadedPart, check_range, refuse_lock
+from stratalog_tiering.store.checksums import crc_text
 from stratalog_tiering.store.gcs_credentials import GcsCredentials
 from stratalog_tiering.store.gcs_requests import GcsRequests, decoded
 from stratalog_tiering.store.gcs_uploads import UPLOAD_META, GcsUploads
+from stratalog_tiering.store.http_requests import delete_each
 from stratalog_tiering.store.key_ring import NoKeys
 from stratalog_tiering.store.obstore_reads import ObstoreReads, ReadLimits, check_length, client_options, retry_config
 from stratalog_tiering.store.s3_attempts import written_once
@@ -39,7 +38,7 @@ _IF_ABSENT: Final = {"ifGenerationMatch": "0"}
 _NO_GENERATION: Final = {"ifGenerationMatch": "1"}
 _FIELDS: Final = "name,size,etag,updated,generation,crc32c"
 _BUCKET_FIELDS: Final = "versioning,softDeletePolicy,hierarchicalNamespace"
-_DELETIONS_AT_ONCE: Final = 16
+_Result = TypeVar("_Result")
 
 
 class GcsStore:
@@ -97,7 +96,7 @@ class GcsStore:
 
     def _put(self, key: str, content: bytes, metadata: dict[str, Any], boundary: str, condition: dict[str, str]) -> None:
         """Write a whole object with its metadata, by default with the checksum that the service verifies. Blocks."""
-        described = json.dumps({"crc32c": crc_as_text(crc32c(content)), **metadata})
+        described = json.dumps({"crc32c": crc_text([content]), **metadata})
         head = f"--{boundary}\r\nContent-Type: application/json\r\n\r\n{described}\r\n"
         body = f"{head}--{boundary}\r\nContent-Type: application/octet-stream\r\n\r\n".encode()
         self._requests.upload(
@@ -107,32 +106,28 @@ class GcsStore:
 
     def _metadata(self, storage_class: str, lock: ObjectLock | None) -> dict[str, Any]:
         """The metadata of a new object. Raises ``Invalid`` for what this store does not offer."""
-        if lock is not None:
-            raise Invalid(
-                f"{self.url} cannot lock objects: locks are offered in S3 buckets with Object Lock only; use one, or set"
-                " stratalog.tier.lock.mode=none"
-            )
+        refuse_lock(self.url, lock)
         if storage_class and storage_class not in CLASSES:
             raise Invalid(f"{self.url} has no storage class {storage_class!r}; use {', '.join(CLASSES)}")
         return {"storageClass": storage_class} if storage_class else {}
 
     async def get(self, key: str) -> bytes:
-        try:
-            return await self._reads.get(key)
-        except NoSuchObject:
-            await self._requests.repeated(self._requests.check_bucket)
-            raise
+        return await self._read(self._reads.get(key))
 
     async def get_range(
         self, key: str, start: int, length: int, *, uncached: bool = False, or_less: bool = False
     ) -> memoryview:
         check_range(start, length)
+        content = await self._read(self._reads.get_range(key, start, length))
+        return content if or_less else check_length(content, key, start, length)
+
+    async def _read(self, read: Awaitable[_Result]) -> _Result:
+        """The result of a read. Raises ``Invalid`` instead of ``NoSuchObject`` if there is no bucket."""
         try:
-            content = await self._reads.get_range(key, start, length)
+            return await read
         except NoSuchObject:
             await self._requests.repeated(self._requests.check_bucket)
             raise
-        return content if or_less else check_length(content, key, start, length)
 
     async def head(self, key: str) -> ObjectInfo:
         self._location.name(key)
@@ -168,11 +163,7 @@ class GcsStore:
     async def delete(self, keys: Sequence[str]) -> None:
         for key in keys:
             self._location.name(key)
-        for first in range(0, len(keys), _DELETIONS_AT_ONCE):
-            deletions = map(self._delete, keys[first : first + _DELETIONS_AT_ONCE])
-            for outcome in await asyncio.gather(*deletions, return_exceptions=True):
-                if outcome is not None:
-                    raise outcome
+        await delete_each(keys, self._delete)
 
     async def _delete(self, key: str) -> None:
         try:

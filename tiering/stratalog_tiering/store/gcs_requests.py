@@ -1,6 +1,6 @@
 """Requests to Google Cloud Storage that obstore does not offer: its JSON interface, by urllib3, in the store's threads.
 
-``send`` makes one attempt and raises this project's errors: the request had no effect, its outcome is unknown, or it was
+Each method makes one attempt and raises this project's errors: the request had no effect, its outcome is unknown, or it was
 refused. No error repeats a URL: the one of a resumable upload is a secret.
 
 Source: Google's reference of the JSON API for Cloud Storage, version 1.
@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
-from typing import Any, Final, TypeVar
+from collections.abc import Mapping
+from typing import Any, Final
 from urllib.parse import quote, urlencode
 
 from stratalog_core.errors import Conflict, Invalid, NoSuchObject, OutcomeUnknown, StratalogError, Unavailable
@@ -19,81 +19,77 @@ from stratalog_core.ports import Background, Buffer
 from stratalog_tiering.store.base import Locked, UploadGone
 from stratalog_tiering.store.gcs_credentials import GcsCredentials
 from stratalog_tiering.store.http_requests import Answer, HttpRequests
-from stratalog_tiering.store.s3_attempts import repeated
 from stratalog_tiering.store.store_url import GcsLocation
 
 INCOMPLETE: Final = 308
 """The status with which a resumable upload says that it waits for more bytes."""
 _UPLOAD_GONE: Final = frozenset({404, 410, 499})
 """The statuses of a resumable upload that has expired, was ended by the service, or was given up."""
+_NO_HEADERS: Final[Mapping[str, str]] = {}
 _NO_BUCKET: Final = re.compile(r"bucket does not exist", re.IGNORECASE)
 _WRONG_CHECKSUM: Final = re.compile(r"doesn't match calculated", re.IGNORECASE)
 _LOCKED: Final = frozenset({"retentionPolicyNotMet", "objectUnderActiveHold"})
 _LIMITED: Final = frozenset({"rateLimitExceeded", "userRateLimitExceeded"})
-_Result = TypeVar("_Result")
 
 
-class GcsRequests:
+class GcsRequests(HttpRequests):
     """Requests to one bucket. An endpoint without TLS, which an emulator has, gets no credentials."""
 
     def __init__(self, location: GcsLocation, credentials: GcsCredentials, background: Background, threads: int) -> None:
+        super().__init__(location.url, background, threads)
         self._location = location
         self._credentials = credentials
-        self._background = background
-        self._http = HttpRequests(location.url, threads)
         self._has_bucket = False
-
-    async def run(self, call: Callable[[], _Result]) -> _Result:
-        """The result of a call that blocks, such as one of :meth:`send`."""
-        return await self._background.run(call)
-
-    async def repeated(self, call: Callable[[], _Result]) -> _Result:
-        """The result of a call that blocks and may be repeated."""
-        return await repeated(lambda: self._background.run(call))
 
     def bucket(self, fields: str) -> Any:
         """The bucket's own metadata. Blocks."""
-        return decoded(self._send("GET", f"/storage/v1/b/{self._location.bucket}", {"fields": fields}, {}, b"", "the bucket"))
+        return decoded(self._send("GET", f"/storage/v1/b/{self._location.bucket}", {"fields": fields}))
 
     def objects(self, query: Mapping[str, str]) -> Any:
         """A page of the listing. Blocks."""
-        return decoded(self._send("GET", f"/storage/v1/b/{self._location.bucket}/o", query, {}, b"", "the bucket"))
+        return decoded(self._send("GET", f"/storage/v1/b/{self._location.bucket}/o", query))
 
     def object(self, method: str, key: str, query: Mapping[str, str]) -> Answer:
         """The answer to a request about an object's metadata. Blocks."""
         path = f"/storage/v1/b/{self._location.bucket}/o/{quote(self._location.name(key), safe='')}"
-        return self._send(method, path, query, {}, b"", key)
+        return self._send(method, path, query, key=key)
 
     def upload(self, key: str, query: Mapping[str, str], content_type: str, body: bytes) -> Answer:
         """The answer to a request that begins to write an object, or writes it whole. Blocks."""
         path = f"/upload/storage/v1/b/{self._location.bucket}/o"
-        return self._send("POST", path, {"name": self._location.name(key), **query}, {"Content-Type": content_type}, body, key)
+        return self._send(
+            "POST", path, {"name": self._location.name(key), **query}, {"Content-Type": content_type}, body, key=key
+        )
 
     def session(self, method: str, session: str, headers: Mapping[str, str], body: Buffer, key: str) -> Answer:
         """The answer to a request to a resumable upload, whose path and query are ``session``. Blocks.
 
         Raises ``UploadGone``, whatever answers so: the upload is begun again, and nothing is taken for absent.
         """
-        return self._send(
-            method, session, {}, {**headers, "Content-Length": str(len(body))}, body, key, is_session=True
-        )  # fmt: skip
+        return self._send(method, session, {}, headers, body, key=key, is_session=True)
 
     def check_bucket(self) -> None:
         """Raise ``Invalid`` if the bucket does not exist. Blocks. Sends at most one request until one has succeeded."""
         if not self._has_bucket:
             self.objects({"maxResults": "1", "fields": "kind"})
 
-    def close(self) -> None:
-        self._http.close()
-
     def _send(
-        self, method: str, path: str, query: Mapping[str, str], headers: Mapping[str, str], body: Buffer, about: str, *,
+        self,
+        method: str,
+        path: str,
+        query: Mapping[str, str],
+        headers: Mapping[str, str] = _NO_HEADERS,
+        body: Buffer = b"",
+        *,
+        key: str | None = None,
         is_session: bool = False,
-    ) -> Answer:  # fmt: skip
+    ) -> Answer:
+        """Send a request about the object of ``key``, or about the bucket if it is None."""
+        about = key or "the bucket"
         url = self._location.endpoint + path + (f"?{urlencode(query, quote_via=quote)}" if query else "")
         if self._location.has_credentials:
             headers = {**headers, "Authorization": f"Bearer {self._credentials.token()}"}
-        answer = self._http.send(method, url, headers, body, about)
+        answer = self.attempt(method, url, headers, body, about)
         if 200 <= answer.status < 300 or (is_session and answer.status == INCOMPLETE):
             self._has_bucket = True
             return answer
@@ -102,7 +98,7 @@ class GcsRequests:
             raise UploadGone(f"the upload of {about} does not exist in {self._location.url}", key=about)
         failure = refusal(answer.status, reason, message, about, self._location.url)
         if isinstance(failure, NoSuchObject):
-            if about == "the bucket":
+            if key is None:
                 raise _no_bucket(self._location.url)
             self.check_bucket()
         raise failure

@@ -26,7 +26,7 @@ from crc32c import crc32c
 from stratalog_core.errors import Conflict, Invalid, NoSuchObject, OutcomeUnknown, Unavailable
 from stratalog_core.ports import Buffer
 from stratalog_tiering.store.base import Upload, UploadedPart, UploadGone
-from stratalog_tiering.store.checksums import crc_as_text
+from stratalog_tiering.store.checksums import crc_as_text, crc_text
 from stratalog_tiering.store.gcs_requests import INCOMPLETE, GcsRequests, decoded
 from stratalog_tiering.store.s3_attempts import written_once
 
@@ -181,4 +181,4 @@ class GcsUploads:
 def _joined(number: int, parts: Sequence[Buffer]) -> tuple[bytes, UploadedPart]:
     """A part's bytes, and its receipt."""
     body = b"".join(parts)
-    return body, UploadedPart(number=number, etag=crc_as_text(crc32c(body)), size_bytes=len(body))
+    return body, UploadedPart(number=number, etag=crc_text([body]), size_bytes=len(body))

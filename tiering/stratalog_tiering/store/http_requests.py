@@ -1,21 +1,25 @@
-"""Requests that obstore does not offer, to Azure and Google Cloud: one attempt each, by urllib3, in the caller's thread."""
+"""What our requests to Azure and Google Cloud share, which obstore does not offer: sent by urllib3, in the store's threads."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import urllib3
 from urllib3.exceptions import ConnectTimeoutError, HTTPError, NewConnectionError
 
 from stratalog_core.errors import OutcomeUnknown, Unavailable
-from stratalog_core.ports import Buffer
+from stratalog_core.ports import Background, Buffer
 from stratalog_tiering.store.obstore_reads import CONNECT_TIMEOUT_S
+from stratalog_tiering.store.s3_attempts import repeated
 
 REQUEST_TIMEOUT_S: Final = 30.0
 _PIECE_BYTES: Final = 64 * 1024
+_DELETIONS_AT_ONCE: Final = 16
 _NEVER_LEFT: Final = (NewConnectionError, ConnectTimeoutError)
+_Result = TypeVar("_Result")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,13 +34,22 @@ class Answer:
 class HttpRequests:
     """``place`` is the store's address for error messages, which never repeat a URL: it may hold a secret."""
 
-    def __init__(self, place: str, threads: int) -> None:
+    def __init__(self, place: str, background: Background, threads: int) -> None:
         self._place = place
+        self._background = background
         timeout = urllib3.Timeout(connect=CONNECT_TIMEOUT_S, read=REQUEST_TIMEOUT_S)
         self._pool = urllib3.PoolManager(maxsize=threads, block=True, retries=False, timeout=timeout)
 
-    def send(self, method: str, url: str, headers: Mapping[str, str], body: Buffer, about: str) -> Answer:
-        """The answer, whatever its status. Raises ``Unavailable`` if the request was never sent, else ``OutcomeUnknown``."""
+    async def run(self, call: Callable[[], _Result]) -> _Result:
+        """The result of a call that blocks, such as a request."""
+        return await self._background.run(call)
+
+    async def repeated(self, call: Callable[[], _Result]) -> _Result:
+        """The result of a call that blocks and may be repeated."""
+        return await repeated(lambda: self._background.run(call))
+
+    def attempt(self, method: str, url: str, headers: Mapping[str, str], body: Buffer, about: str) -> Answer:
+        """The answer, whatever its status. Blocks. Raises ``Unavailable`` if no request left, else ``OutcomeUnknown``."""
         sent: Any = None
         if body:
             headers = {**headers, "Content-Length": str(len(body))}
@@ -52,6 +65,14 @@ class HttpRequests:
 
     def close(self) -> None:
         self._pool.clear()
+
+
+async def delete_each(keys: Sequence[str], delete: Callable[[str], Awaitable[None]]) -> None:
+    """Delete some objects at a time. Raises the first error of those that were deleted together, after all of them."""
+    for first in range(0, len(keys), _DELETIONS_AT_ONCE):
+        for outcome in await asyncio.gather(*map(delete, keys[first : first + _DELETIONS_AT_ONCE]), return_exceptions=True):
+            if outcome is not None:
+                raise outcome
 
 
 def _pieces(body: Buffer) -> Iterator[memoryview]:

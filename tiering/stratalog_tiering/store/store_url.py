@@ -49,14 +49,27 @@ _GCS_USAGE: Final = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class S3Location:
-    """Where in S3 a store is. ``prefix`` is empty or ends with ``/``; ``endpoint`` None means AWS.
+class _Location:
+    """``prefix`` of the names of objects is empty or ends with ``/``."""
+
+    prefix: str
+
+    def name(self, key: str) -> str:
+        """The object's name in the bucket. Raises ``Invalid`` for a key that is not plain."""
+        return self.prefix + check_key(key)
+
+    def key(self, name: str) -> str:
+        return name.removeprefix(self.prefix)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class S3Location(_Location):
+    """Where in S3 a store is. ``endpoint`` None means AWS.
 
     ``sse`` is one of ``SSE_MODES``, or empty: then the bucket's own setting applies.
     """
 
     bucket: str
-    prefix: str
     endpoint: str | None
     region: str
     sse: str = ""
@@ -77,20 +90,12 @@ class S3Location:
         given = {"ServerSideEncryption": self.sse, "SSEKMSKeyId": self.sse_kms_key_id}
         return {name: value for name, value in given.items() if value}
 
-    def name(self, key: str) -> str:
-        """The object's name in the bucket. Raises ``Invalid`` for a key that is not plain."""
-        return self.prefix + check_key(key)
-
-    def key(self, name: str) -> str:
-        return name.removeprefix(self.prefix)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AzureLocation:
-    """Where in Azure Blob Storage a store is. ``prefix`` is empty or ends with ``/``; ``endpoint`` is of the account."""
+class AzureLocation(_Location):
+    """Where in Azure Blob Storage a store is. ``endpoint`` is of the account."""
 
     container: str
-    prefix: str
     account: str
     endpoint: str
 
@@ -98,20 +103,12 @@ class AzureLocation:
     def url(self) -> str:
         return f"az://{self.container}/{self.prefix}"
 
-    def name(self, key: str) -> str:
-        """The blob's name in the container. Raises ``Invalid`` for a key that is not plain."""
-        return self.prefix + check_key(key)
-
-    def key(self, name: str) -> str:
-        return name.removeprefix(self.prefix)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GcsLocation:
-    """Where in Google Cloud Storage a store is. ``prefix`` is empty or ends with ``/``."""
+class GcsLocation(_Location):
+    """Where in Google Cloud Storage a store is."""
 
     bucket: str
-    prefix: str
     endpoint: str
 
     @property
@@ -122,13 +119,6 @@ class GcsLocation:
     def has_credentials(self) -> bool:
         """An endpoint without TLS gets none."""
         return self.endpoint.startswith("https://")
-
-    def name(self, key: str) -> str:
-        """The object's name in the bucket. Raises ``Invalid`` for a key that is not plain."""
-        return self.prefix + check_key(key)
-
-    def key(self, name: str) -> str:
-        return name.removeprefix(self.prefix)
 
 
 def shown_url(url: str) -> str:
@@ -215,12 +205,9 @@ def parse_azure_url(url: str, settings: AzureSettings | None = None) -> AzureLoc
     account = account or account_of(endpoint) or known.account
     if not _ACCOUNT.fullmatch(account):
         raise Invalid(f"store {shown_url(url)!r}: no account; add ?account=NAME, or set AZURE_STORAGE_ACCOUNT_NAME")
-    prefix = parts.path.strip("/")
-    if prefix:
-        check_key(prefix)
     return AzureLocation(
         container=parts.netloc,
-        prefix=f"{prefix}/" if prefix else "",
+        prefix=_prefix(parts),
         account=account,
         endpoint=endpoint or f"https://{account}.blob.core.windows.net",
     )
@@ -235,10 +222,7 @@ def parse_gcs_url(url: str) -> GcsLocation:
     if not is_ours or not _GCS_BUCKET.fullmatch(parts.netloc) or "@" in parts.path or not _is_endpoint(endpoint):
         raise Invalid(f"store {shown_url(url)!r}: {_GCS_USAGE}")
     keys_directory(url)
-    prefix = parts.path.strip("/")
-    if prefix:
-        check_key(prefix)
-    return GcsLocation(bucket=parts.netloc, prefix=f"{prefix}/" if prefix else "", endpoint=endpoint or _GCS_ENDPOINT)
+    return GcsLocation(bucket=parts.netloc, prefix=_prefix(parts), endpoint=endpoint or _GCS_ENDPOINT)
 
 
 def location_url(url: str) -> str:
@@ -266,6 +250,12 @@ def keys_directory(url: str) -> Path | None:
     if not directory.is_absolute():
         raise Invalid(f"store {shown_url(url)!r}: keys must be an absolute directory")
     return directory
+
+
+def _prefix(parts: SplitResult) -> str:
+    """The prefix of a location. Raises ``Invalid`` unless it consists of plain names."""
+    prefix = parts.path.strip("/")
+    return f"{check_key(prefix)}/" if prefix else ""
 
 
 def _region_of_environment() -> str:
