@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Final
 
 from stratalog_core.errors import Invalid
-from stratalog_core.moments import utc_time
+from stratalog_core.moments import utc_text
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MILLISECOND: Final = timedelta(milliseconds=1)
@@ -34,4 +34,4 @@ def format_moment(time_ms: int) -> str:
     """Return ISO 8601 in UTC with milliseconds, or ``-`` for a record without a time."""
     if time_ms < 0:
         return "-"
-    return utc_time(time_ms).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    return utc_text(time_ms, "milliseconds")

@@ -13,6 +13,6 @@ def utc_time(time_ms: int) -> datetime:
     return _EPOCH + timedelta(milliseconds=time_ms)
 
 
-def utc_text(time_ms: int) -> str:
-    """A wall time in whole seconds, as ISO 8601: ``2026-11-24T12:00:00Z``."""
-    return utc_time(time_ms).isoformat(timespec="seconds").replace("+00:00", "Z")
+def utc_text(time_ms: int, timespec: str = "seconds") -> str:
+    """A wall time as ISO 8601: ``2026-11-24T12:00:00Z``; ``timespec`` as in ``isoformat``. Raises ``OverflowError``."""
+    return utc_time(time_ms).isoformat(timespec=timespec).replace("+00:00", "Z")

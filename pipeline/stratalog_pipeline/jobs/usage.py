@@ -13,7 +13,7 @@ from typing import Any, Final, Literal, TypeAlias
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - Spark's convention
 
-from stratalog_core.moments import utc_time
+from stratalog_core.moments import utc_text
 from stratalog_pipeline.jobs.session import translated_errors
 
 Depth: TypeAlias = Literal["blocks", "batches", "records"]
@@ -89,7 +89,7 @@ def _moment(time_ms: int | None) -> str | None:
     if time_ms is None:
         return None
     try:
-        return utc_time(time_ms).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+        return utc_text(time_ms, "milliseconds")
     except OverflowError:
         return f"{time_ms} ms"
 

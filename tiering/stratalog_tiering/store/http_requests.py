@@ -1,4 +1,4 @@
-"""What our requests to Azure and Google Cloud share, which obstore does not offer: sent by urllib3, in the store's threads."""
+"""The shared half of our requests to Azure and Google Cloud, sent by urllib3 in the store's threads: obstore lacks them."""
 
 from __future__ import annotations
 
