@@ -237,18 +237,12 @@ def export_tasks(
     if not plan.include_headers:
         columns = tuple(name for name in columns if name != "headers")
 
-    async def tasks_of(name: PartitionName) -> list[FileTask]:
-        history = await load_history(bucket, name)
-        files = by_partition[name]
-        start = history.offsets.first
-        if history.pointer is None:
-            # The topic was deleted, and its grace period is over.
-            start = files[-1].end
-        else:
-            _check_end(history, files[-1].end)
-        lost = [file for file in files if file.first < start and file.key not in present]
-        if lost and not allow_gaps:
-            raise _gap(name, OffsetRange(first=lost[0].first, end=min(lost[-1].end, start)))
+    histories = bucket.run(bounded_map(partial(load_history, bucket), list(by_partition), REQUESTS_MAX))
+    for history in histories:
+        _check_held(history, by_partition[history.name], present=present, allow_gaps=allow_gaps)
+
+    async def tasks_of(history: History) -> list[FileTask]:
+        files = by_partition[history.name]
         segments = await load_segments(bucket, history, OffsetRange(first=files[0].first, end=files[-1].end))
         return [
             FileTask(
@@ -262,7 +256,20 @@ def export_tasks(
             for file in files
         ]
 
-    return [task for tasks in bucket.run(bounded_map(tasks_of, list(by_partition), REQUESTS_MAX)) for task in tasks]
+    return [task for tasks in bucket.run(bounded_map(tasks_of, histories, REQUESTS_MAX)) for task in tasks]
+
+
+def _check_held(history: History, files: Sequence[PlannedFile], *, present: Collection[str], allow_gaps: bool) -> None:
+    """Raise ``NotFound`` or ``Invalid``, as :func:`export_tasks`, if the bucket lacks what the files need."""
+    if history.pointer is None:
+        # The topic was deleted, and its grace period is over.
+        start = files[-1].end
+    else:
+        start = history.offsets.first
+        _check_end(history, files[-1].end)
+    lost = [file for file in files if file.first < start and file.key not in present]
+    if lost and not allow_gaps:
+        raise _gap(history.name, OffsetRange(first=lost[0].first, end=min(lost[-1].end, start)))
 
 
 def _split(file: PlannedFile, segments: Iterable[SegmentEntry]) -> Split:
