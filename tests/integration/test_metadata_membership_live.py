@@ -95,7 +95,7 @@ async def test_members_change_under_load(quorum: ProcessCluster) -> None:
         await load.until_more(50)
         await operator.run("cluster", "add", "metadata")
         await load.until_more(50)
-        await operator.run("cluster", "remove", f"metadata-{await operator.leader()}")
+        await operator.run("cluster", "remove", f"metadata-{await operator.leader()}", "--yes")
         await load.until_more(50)
         await lose_a_disk(operator, quorum)
         await load.until_more(50)

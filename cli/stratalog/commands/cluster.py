@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 
 from stratalog.command_group import CommandGroup
+from stratalog.deletion import confirm, yes_option
 from stratalog.local.launcher import LocalCluster
 from stratalog.local.plan import Sizes, plan_cluster
 from stratalog.local.quorum import add_metadata, remove_metadata
@@ -176,9 +177,11 @@ def add(role: str, data: Path, timeout_s: float, as_json: bool) -> None:
 @click.argument("name")
 @_data_option
 @_timeout_option
+@yes_option
 @json_option
-def remove(name: str, data: Path, timeout_s: float, as_json: bool) -> None:
-    """Remove metadata node NAME from the quorum and stop it. Its directory is kept."""
+def remove(name: str, data: Path, timeout_s: float, yes: bool, as_json: bool) -> None:
+    """Remove metadata node NAME from the quorum and stop it. Its directory is kept, but cannot join the quorum again."""
+    confirm(f"Remove {name} from the metadata quorum? It can join again only with an empty data_dir.", yes=yes)
     local = LocalCluster(data, _say)
     remove_metadata(local, name, timeout_s=timeout_s)
     _say(f"{name} removed")

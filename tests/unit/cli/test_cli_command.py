@@ -88,9 +88,15 @@ def test_a_mistyped_command_is_corrected() -> None:
     assert "No such command 'xyzzy'.\n" in _run("xyzzy").stderr
 
 
-def test_a_command_that_cannot_be_undone_asks_on_a_terminal_and_is_refused_elsewhere() -> None:
-    command = [sys.executable, "-m", "stratalog", "metadata", "remove", "2", "--metadata", "127.0.0.1:9", "--timeout", "1"]
-    question = "Remove node 2 from the metadata quorum?"
+@pytest.mark.parametrize(
+    ("words", "question"),
+    [
+        ("metadata remove 2 --metadata 127.0.0.1:9 --timeout 1", "Remove node 2 from the metadata quorum?"),
+        ("cluster remove metadata-2 --data .", "Remove metadata-2 from the metadata quorum?"),
+    ],
+)
+def test_a_command_that_cannot_be_undone_asks_on_a_terminal_and_is_refused_elsewhere(words: str, question: str) -> None:
+    command = [sys.executable, "-m", "stratalog", *words.split()]
     done = subprocess.run(command, input="y\n", capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == ExitCode.USAGE
     assert question in done.stderr
