@@ -39,10 +39,10 @@ class Removals:
         error = ErrorCode.none if group is None else group.delete(now)
         if error is not ErrorCode.none:
             return error, []
+        names = {*self._table.store.offsets_of(group_id), *self._commits.pending_of(group_id)}
+        records = self._tombstones(group_id, sorted(names))
         self._table.forget(group_id)
-        return ErrorCode.none, self._tombstones(
-            group_id, sorted({*self._table.store.offsets_of(group_id), *self._commits.pending_of(group_id)})
-        )
+        return ErrorCode.none, records
 
     def plan_delete_offsets(
         self, group_id: str, partitions: Sequence[TopicPartitionName]
@@ -98,8 +98,10 @@ class Removals:
         return planned
 
     def _tombstones(self, group_id: str, names: Iterable[TopicPartitionName]) -> list[CoordinatorRecord]:
+        """Return the records that remove a group that is not forgotten yet, with these offsets."""
         records = self._offset_tombstones(group_id, names)
-        if group_id in self._table.store.images:
+        # Even if no image is stored: the one of a live group may be on its way to the log.
+        if group_id in self._table.store.images or self._table.find(group_id) is not None:
             records.append(CoordinatorRecord(encode_group_key(group_id), None))
         return records + self._table.consumers.tombstones(group_id)
 

@@ -172,6 +172,20 @@ def test_a_join_after_an_unwritten_deletion_goes_on_from_what_is_stored() -> Non
     assert answer.generation == 3
 
 
+def test_a_deletion_removes_a_group_that_is_on_its_way_to_the_log() -> None:
+    log = Log()
+    log.core.join("g", join_request(), NOW)
+    _, (left,) = log.core.leave("g", [LeavingMember(member_id="m1")], NOW)
+    assert isinstance(left, Write)
+    error, tombstones = log.core.removals.plan_delete("g", NOW)
+    assert error is ErrorCode.none
+    log.write(left.records)
+    log.write(tombstones)
+    assert log.core.table.group_ids() == []
+    log.reload()
+    assert log.core.table.group_ids() == []
+
+
 def test_a_write_of_a_deleted_group_says_nothing_of_the_next_one() -> None:
     core = Log().core
     core.join("g", join_request(1), NOW)
