@@ -18,7 +18,7 @@ from kio.index import load_request_schema, load_response_schema
 from kio.serial import entity_reader, entity_writer
 
 from stratalog_core.errors import StratalogError
-from stratalog_core.rpc.tcp import split_address
+from stratalog_core.rpc.addresses import split_address
 
 FETCH, METADATA, OFFSET_COMMIT, OFFSET_FETCH, FIND_COORDINATOR = 1, 3, 8, 9, 10
 JOIN_GROUP, HEARTBEAT, LEAVE_GROUP, SYNC_GROUP, OFFSET_DELETE, CONSUMER_GROUP_HEARTBEAT = 11, 12, 13, 14, 47, 68

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from functools import partial
 
 from stratalog_bookies.client.read_client import open_read_client
-from stratalog_bookies.config import BookieSettings
+from stratalog_bookies.config import SECTION, BookieSettings
 from stratalog_bookies.disk.compaction import Compaction
 from stratalog_bookies.disk.disk import Disk
 from stratalog_bookies.metrics import Counters
@@ -28,6 +28,7 @@ from stratalog_core.errors import Invalid, StratalogError
 from stratalog_core.metrics.groups import MetricGroup
 from stratalog_core.ports import Background, Bound, Clock, Files, Listener, Random, Transport
 from stratalog_core.restarting import restarting
+from stratalog_core.rpc.addresses import split_address
 from stratalog_metadata.client.api import MetadataClient
 
 _log = logging.getLogger(__name__)
@@ -83,14 +84,23 @@ class BookieServer:
     async def start(self) -> None:
         """Start; the bookie serves and is registered on return. The caller has locked the disks.
 
-        Raises ``Conflict`` (the port is taken), ``Invalid`` (wrong disk), ``Corrupt``, ``Unavailable``.
+        Raises ``Conflict`` (the port is taken), ``Invalid`` (wrong disk or address), ``Corrupt``, ``Unavailable``.
         """
+        self._check_advertised()
         self._bound = await self._transport.bind(self._settings.listen)
         try:
             await self._recover_and_serve(self._bound)
         except BaseException:
             self._bound.close()
             raise
+
+    def _check_advertised(self) -> None:
+        """Raise ``Invalid`` if no client could use the advertised address: it would fail in each of them."""
+        if self._settings.advertised:
+            try:
+                split_address(self._settings.advertised)
+            except Invalid as wrong:
+                raise Invalid(f"[{SECTION}] advertised: {wrong.message}") from wrong
 
     async def _recover_and_serve(self, bound: Bound) -> None:
         cookie, lost = await boot.claim_disks(

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from stratalog_core.errors import Invalid
-from stratalog_core.rpc.tcp import split_address
+from stratalog_core.rpc.addresses import split_address
 from stratalog_metadata.records import Endpoint
 
 UNNAMED = ""

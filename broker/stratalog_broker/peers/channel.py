@@ -71,7 +71,8 @@ class PeerChannel:
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
                 _, connection = await asyncio.get_running_loop().create_connection(lambda: _PeerConnection(self), *self.address)
-        except (OSError, TimeoutError) as failure:
+        except (OSError, TimeoutError, ValueError) as failure:
+            # ``ValueError``: the host cannot be looked up at all, because of its length or its characters.
             self._act(self._core.connect_failed(f"{failure or type(failure).__name__}", self._clock.monotonic()))
             return
         self._connection = connection

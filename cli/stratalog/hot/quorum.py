@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from stratalog_core.errors import Invalid
+from stratalog_core.rpc.addresses import split_address
 from stratalog_core.rpc.tcp import TcpTransport
 from stratalog_core.system import SystemClock
 from stratalog_metadata.client.administration import QuorumAdministration
@@ -26,9 +27,9 @@ async def administration_session(addresses: Sequence[str]) -> AsyncIterator[Quor
 def split_node(text: str) -> tuple[int, str]:
     """Split ``4=host:9300`` into node id and address. Raises ``Invalid``."""
     number, equals, address = text.partition("=")
-    host, colon, port = address.rpartition(":")
-    if not (equals and number.isdecimal() and int(number) > 0 and host and colon and port.isdecimal()):
+    if not (equals and number.isdecimal() and int(number) > 0):
         raise Invalid(f"{text!r} is not ID=HOST:PORT with an ID of at least 1")
+    split_address(address)
     return int(number), address
 
 

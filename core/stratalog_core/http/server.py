@@ -16,8 +16,8 @@ from typing import Final
 import h11
 
 from stratalog_core.http.endpoints import Answer
+from stratalog_core.rpc.addresses import split_address
 from stratalog_core.rpc.bound_sockets import bind_sockets, close_sockets, listen_on
-from stratalog_core.rpc.tcp import split_address
 
 HEAD_BYTES_MAX: Final = 8 * 1024
 CONNECTIONS_MAX: Final = 16

@@ -23,6 +23,7 @@ from stratalog_core.connections.silent_clients import LOOK_S, SilentClients
 from stratalog_core.errors import Corrupt, Invalid, OutcomeUnknown, Overloaded, StratalogError, Unavailable
 from stratalog_core.memory.receive_buffers import ReceiveBuffers
 from stratalog_core.ports import Buffer, Connection, Handler, OnReply
+from stratalog_core.rpc.addresses import split_address
 from stratalog_core.rpc.awaited_calls import call_by_send
 from stratalog_core.rpc.bound_sockets import bind_sockets, close_sockets, end_if_untaken, listen_on
 from stratalog_core.rpc.frame_protocol import FrameProtocol
@@ -35,14 +36,6 @@ SERVER_READ_BYTES: Final = 1024 * 1024
 _SWEEP_INTERVAL_S: Final = 0.05
 
 _log = logging.getLogger(__name__)
-
-
-def split_address(address: str) -> tuple[str, int]:
-    """Split ``host:port``. IPv6 hosts may be in brackets. Raises ``Invalid``."""
-    host, colon, port = address.rpartition(":")
-    if not colon or not host or not port.isdecimal() or int(port) > 65535:
-        raise Invalid(f"address {address!r} is not HOST:PORT")
-    return host.strip("[]"), int(port)
 
 
 class TcpRequest:
@@ -284,7 +277,8 @@ class TcpChannel:
                 _, connection = await self._loop.create_connection(
                     lambda: _ClientConnection(self, self._buffers), self._host, self._port
                 )
-        except (OSError, TimeoutError) as failure:
+        except (OSError, TimeoutError, ValueError) as failure:
+            # ``ValueError``: the host cannot be looked up at all, because of its length or its characters.
             self._not_connected(f"cannot connect to {self._address}: {str(failure) or 'timed out'}")
             return
         if connection.lost:

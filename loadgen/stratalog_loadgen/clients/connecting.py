@@ -9,7 +9,7 @@ import struct
 import time
 
 from stratalog_core.errors import Invalid
-from stratalog_core.rpc.tcp import split_address
+from stratalog_core.rpc.addresses import split_address
 from stratalog_loadgen.processes.control import Control, cpu_s, resident_bytes
 from stratalog_loadgen.processes.loads import ConnectionLoad, Counted
 from stratalog_loadgen.results.histogram import Histogram

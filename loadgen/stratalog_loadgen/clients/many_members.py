@@ -18,7 +18,7 @@ from typing import Final
 
 from stratalog import kafka_connection as wire
 from stratalog.kafka_connection import Connection, NotAnswered
-from stratalog_core.rpc.tcp import split_address
+from stratalog_core.rpc.addresses import split_address
 from stratalog_loadgen.clients.group_members import REBALANCE_MS, SESSION_MS, assigned_partitions, range_assignments
 
 HEARTBEAT_S: Final = 3.0

@@ -335,6 +335,14 @@ async def test_ledgers_are_listed_in_pages(place: Place) -> None:
         assert ([each.ledger_id for each in page.ledgers], page.more) == ([5], False)
 
 
+@pytest.mark.parametrize("advertised", ["storage", "a..b:9400"])
+async def test_an_address_that_no_client_could_use_is_not_registered(place: Place, advertised: str) -> None:
+    with pytest.raises(Invalid, match=r"\[bookie\] advertised"):
+        async with place.bookie(advertised=advertised):
+            pass
+    assert place.quorum.client.view.find(Bookie, bookie_key("b1")) is None
+
+
 async def test_several_disks_share_the_ledgers(place: Place, tmp_path: Path) -> None:
     data_dirs = tuple(str(tmp_path / f"disk{number}") for number in range(3))
     entries = [(1 + number % 7, number // 7, bytes([number]) * 50) for number in range(70)]

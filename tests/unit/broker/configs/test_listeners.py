@@ -12,7 +12,7 @@ from unit.broker.mini_cluster import in_thread, run_cluster
 
 from stratalog_broker.configs.listeners import Listener, advertised_endpoints, parse_listeners
 from stratalog_core.errors import Invalid
-from stratalog_core.rpc.tcp import split_address
+from stratalog_core.rpc.addresses import split_address
 from stratalog_metadata.records import Endpoint
 
 NAMES = st.text("abcdefghijklmnop-_0123456789", max_size=12)

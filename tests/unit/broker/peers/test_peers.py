@@ -83,6 +83,15 @@ async def test_a_broker_that_does_not_listen_is_unavailable() -> None:
     peers.close()
 
 
+async def test_a_broker_whose_host_cannot_be_looked_up_is_unavailable() -> None:
+    view = HandFedView()
+    view.put(Broker(broker_id=7, host="a..b", port=9092, session_id=1))
+    peers = Peers(view, SystemClock())
+    with pytest.raises(Unavailable):
+        await peers.call(7, API_VERSIONS, VERSION, _request(), 60.0)
+    peers.close()
+
+
 async def test_a_broker_that_does_not_answer_in_time_leaves_the_outcome_unknown() -> None:
     view = HandFedView()
     async with _silent_server() as (port, _):

@@ -10,7 +10,7 @@ from unit.core.rpc.test_tcp import HOLD, frame, serving, until
 from stratalog_core.connections.port_memory import PortMemory
 from stratalog_core.ports import Request
 from stratalog_core.rpc import tcp as rpc
-from stratalog_core.rpc.tcp import split_address
+from stratalog_core.rpc.addresses import split_address
 
 
 class Connection:

@@ -24,7 +24,8 @@ from stratalog_core.errors import (
 from stratalog_core.ports import Handler, Request
 from stratalog_core.rpc import bound_sockets
 from stratalog_core.rpc import tcp as rpc
-from stratalog_core.rpc.tcp import TcpTransport, split_address
+from stratalog_core.rpc.addresses import split_address
+from stratalog_core.rpc.tcp import TcpTransport
 
 ECHO, HOLD = 1, 2
 Serve = Callable[[Handler], "contextlib.AbstractAsyncContextManager[str]"]
@@ -353,6 +354,19 @@ async def test_the_connections_of_one_server_are_bounded(transport: TcpTransport
 async def test_addresses_that_are_none_are_refused_at_once(transport: TcpTransport, address: str) -> None:
     with pytest.raises(Invalid, match="not HOST:PORT"):
         transport.channel(address)
+
+
+@pytest.mark.parametrize("host", ["a..b", "x" * 64, ".a"])
+async def test_hosts_without_a_valid_name_are_refused_at_once(transport: TcpTransport, host: str) -> None:
+    with pytest.raises(Invalid, match="has no valid host name"):
+        transport.channel(f"{host}:9000")
+
+
+async def test_a_host_that_cannot_be_looked_up_is_unavailable_at_each_call(transport: TcpTransport) -> None:
+    channel = transport.channel("a\0b:9000")
+    for _ in range(2):
+        with pytest.raises(Unavailable, match="cannot connect"):
+            await channel.call(ECHO, (b"x",), 60)
 
 
 def test_addresses() -> None:

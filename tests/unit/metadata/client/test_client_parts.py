@@ -186,7 +186,9 @@ def test_settings_are_loaded_with_their_bounds(tmp_path: Path) -> None:
         load(MetadataSettings, section="metadata", overrides={**overrides, "election_timeout_ms": 1})
 
 
-@pytest.mark.parametrize("peers", [("1=a:1", "1=b:1"), ("a:1",), ("x=a:1",), ("0=a:1",), ("1=",), ("2=a:1",)])
+@pytest.mark.parametrize(
+    "peers", [("1=a:1", "1=b:1"), ("a:1",), ("x=a:1",), ("0=a:1",), ("1=",), ("2=a:1",), ("1=a",), ("1=a..b:1",)]
+)
 def test_invalid_peers_are_refused(peers: tuple[str, ...]) -> None:
     with pytest.raises(Invalid, match="peers"):
         MetadataSettings(data_dir="/nowhere", peers=peers).peer_addresses()
