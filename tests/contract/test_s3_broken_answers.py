@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from stratalog_core.errors import Corrupt, Invalid, NoSuchObject, StratalogError, Unavailable
+from stratalog_core.errors import Corrupt, Invalid, NoSuchObject, OutcomeUnknown, StratalogError, Unavailable
 from stratalog_core.system import SystemClock, ThreadBackground
-from stratalog_tiering.store import READ_ENGINES, ObjectStore, open_store
+from stratalog_tiering.store import READ_ENGINES, ObjectStore, open_store, s3_attempts
 from stratalog_tiering.store.obstore_reads import ReadLimits
 from stratalog_tiering.store.s3 import S3Store
 from stratalog_tiering.store.store_url import S3Location
@@ -76,6 +76,26 @@ def refused(status: str, code: str) -> Answer:
     async def answer(writer: asyncio.StreamWriter) -> None:
         body = f"<?xml version='1.0'?><Error><Code>{code}</Code><Message>no</Message></Error>".encode()
         writer.write(_head(status, len(body)) + body)
+
+    return answer
+
+
+def page(status: str, *, is_xml: bool = True) -> Answer:
+    """What a gateway or proxy answers instead of the server."""
+    body = f"<!DOCTYPE html><html><body><p>{status}</p>{'' if is_xml else '<br>'}</body></html>".encode()
+
+    async def answer(writer: asyncio.StreamWriter) -> None:
+        head = f"HTTP/1.1 {status}\r\nContent-Type: text/html\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+        writer.write(head.encode() + body)
+
+    return answer
+
+
+def bare(status: str) -> Answer:
+    """An answer to a HEAD."""
+
+    async def answer(writer: asyncio.StreamWriter) -> None:
+        writer.write(_head(status, 0))
 
     return answer
 
@@ -158,6 +178,14 @@ async def impatient_store(request: pytest.FixtureRequest, server: ScriptedServer
         yield opened
 
 
+@pytest_asyncio.fixture
+async def quick_store(server: ScriptedServer, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[ObjectStore]:
+    """For requests that no engine sends. It repeats them without a pause."""
+    monkeypatch.setattr(s3_attempts, "_FIRST_PAUSE_S", 0.0)
+    async with store_of(server, READ_ENGINES[0], PATIENT) as opened:
+        yield opened
+
+
 async def read(store: ObjectStore) -> bytes:
     return bytes(await store.get_range("object", 0, len(CONTENT)))
 
@@ -221,6 +249,52 @@ async def test_refusals_mean_the_same_by_either_engine(
         await read(store)
     assert type(raised.value) is error
     assert server.answered == 1
+
+
+@pytest.mark.parametrize("is_xml", [True, False])
+async def test_a_page_of_a_gateway_is_no_absence(store: ObjectStore, server: ScriptedServer, is_xml: bool) -> None:
+    server.script = deque([page("404 Not Found", is_xml=is_xml), whole])
+    assert await read(store) == CONTENT
+
+
+@pytest.mark.parametrize(
+    ("explained", "error"),
+    [
+        (refused("404 Not Found", "NoSuchKey"), NoSuchObject),
+        (refused("404 Not Found", "NoSuchBucket"), Invalid),
+        (page("404 Not Found"), Unavailable),
+        (page("404 Not Found", is_xml=False), Unavailable),
+    ],
+)
+async def test_the_server_is_asked_what_a_head_did_not_find(
+    quick_store: ObjectStore, server: ScriptedServer, explained: Answer, error: type[StratalogError]
+) -> None:
+    """Such an answer has no body, and a gateway's looks the same."""
+    server.script = deque([bare("404 Not Found"), explained] * 4)
+    with pytest.raises(error):
+        await quick_store.head("object")
+    server.script = deque([bare("404 Not Found"), whole, bare("200 OK")])
+    assert (await quick_store.head("object")).etag == "e"
+
+
+async def test_a_page_of_a_gateway_is_no_empty_listing(quick_store: ObjectStore, server: ScriptedServer) -> None:
+    server.script = deque([page("200 OK")])
+    for listing in (quick_store.list(""), quick_store.list_uploads()):
+        with pytest.raises(Unavailable, match="no listing"):
+            await anext(listing)
+
+
+@pytest.mark.parametrize("status", ["200 OK", "503 Service Unavailable"])
+@pytest.mark.parametrize("is_xml", [True, False])
+async def test_a_page_of_a_gateway_says_nothing_about_a_write(
+    quick_store: ObjectStore, server: ScriptedServer, status: str, is_xml: bool
+) -> None:
+    """Some gateways answer 503 when the connection to the server breaks after they have passed the request on."""
+    server.script = deque([page(status, is_xml=is_xml)])
+    with pytest.raises(OutcomeUnknown):
+        await quick_store.put("object", [b"content"])
+    server.script = deque([page(status, is_xml=is_xml), stored])
+    await quick_store.put("object", [b"content"])
 
 
 async def test_a_server_that_is_gone_is_unavailable(impatient_store: ObjectStore, server: ScriptedServer) -> None:

@@ -88,7 +88,7 @@ class AzureCatalogue:
             answer = self._requests.send("GET", key, {"comp": "blocklist", "blocklisttype": "uncommitted"})
         except NoSuchObject:
             return ()
-        names = (name.text or "" for name in _xml(answer.body, self._location.url).iterfind("UncommittedBlocks/Block/Name"))
+        names = (name.text or "" for name in self._xml(answer.body, "BlockList").iterfind("UncommittedBlocks/Block/Name"))
         return tuple(sorted({upload_id for upload_id in map(_upload_of, names) if upload_id}))
 
     async def _blobs(self, prefix: str, include: str) -> AsyncIterator[_Blob]:
@@ -107,11 +107,21 @@ class AzureCatalogue:
         """Blobs of one page, and the marker of the next; empty: there is none."""
 
         def read() -> tuple[tuple[_Blob, ...], str]:
-            root = _xml(self._requests.send("GET", None, query).body, self._location.url)
+            root = self._xml(self._requests.send("GET", None, query).body, "EnumerationResults")
             blobs = tuple(self._blob(found) for found in root.iterfind("Blobs/Blob"))
             return blobs, root.findtext("NextMarker") or ""
 
         return await self._requests.repeated(read)
+
+    def _xml(self, body: bytes, kind: str) -> ElementTree.Element:
+        """A list of this ``kind``. Raises ``Unavailable`` for anything else: a gateway's page would be an empty list."""
+        try:
+            root = ElementTree.fromstring(body)
+        except ElementTree.ParseError:
+            root = None
+        if root is None or root.tag != kind:
+            raise Unavailable(f"{self._location.url} sent no {kind}: is a proxy in between?")
+        return root
 
     def _blob(self, found: ElementTree.Element) -> _Blob:
         return _Blob(
@@ -129,13 +139,6 @@ def _upload_of(block: str) -> str:
     except (binascii.Error, UnicodeDecodeError):
         return ""
     return found[1] if found else ""
-
-
-def _xml(body: bytes, place: str) -> ElementTree.Element:
-    try:
-        return ElementTree.fromstring(body)
-    except ElementTree.ParseError:
-        raise Unavailable(f"{place} sent a list that is not XML") from None
 
 
 def _ms(date: str) -> int:

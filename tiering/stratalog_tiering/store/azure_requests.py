@@ -19,7 +19,7 @@ from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 from stratalog_core.errors import Conflict, Invalid, NoSuchObject, OutcomeUnknown, StratalogError, Unavailable
 from stratalog_core.ports import Background
 from stratalog_tiering.store.azure_credentials import AzureCredentials
-from stratalog_tiering.store.base import Locked, UploadGone
+from stratalog_tiering.store.base import Locked, UnexplainedAbsence, UploadGone
 from stratalog_tiering.store.http_requests import Answer, HttpRequests
 from stratalog_tiering.store.store_url import AzureLocation
 
@@ -108,6 +108,8 @@ def refusal(status: int, code: str, about: str, place: str) -> StratalogError:
         return Invalid(f"{place}: the container does not exist ({shown}); create it first")
     if code in _ABSENT:
         return NoSuchObject(f"object {about} does not exist in {place}", key=about)
+    if status == 404 and not code:
+        return UnexplainedAbsence(f"{place}: the answer about {about} is 404 without a code: is a proxy in between?")
     if code in _UPLOAD_GONE:
         return UploadGone(f"the upload of {about} does not exist in {place}", key=about)
     if code in _EXISTS:
@@ -116,7 +118,7 @@ def refusal(status: int, code: str, about: str, place: str) -> StratalogError:
         return Locked(f"{place}: {about} is protected by an immutability policy or a legal hold ({code})", until_ms=0)
     if status in (401, 403):
         return Invalid(f"{place}: access to {about} was refused ({shown}); check the credentials and the role")
-    if code in _NOT_DONE or status in (429, 503):
+    if code in _NOT_DONE or status == 429:
         return Unavailable(f"{place} temporarily refused the request ({shown})")
     if 400 <= status < 500:
         return Invalid(f"{place}: request about {about} was refused ({status} {code})")

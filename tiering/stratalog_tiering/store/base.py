@@ -17,7 +17,7 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from stratalog_core.errors import Invalid, NoSuchObject
+from stratalog_core.errors import Invalid, NoSuchObject, Unavailable
 from stratalog_core.object_lock import ObjectLock
 from stratalog_core.ports import Buffer
 
@@ -93,6 +93,10 @@ class UploadGone(NoSuchObject):
     """The multipart upload does not exist: it was aborted, or completed, perhaps by an attempt whose response was lost."""
 
     code = "upload_gone"
+
+
+class UnexplainedAbsence(Unavailable):
+    """404 without the service's word for what does not exist: the answer to a HEAD, or one of a gateway or proxy."""
 
 
 DATA_KEY_BYTES: Final = 32

@@ -8,10 +8,10 @@ of several parts are resumable uploads (``gcs_uploads.py``).
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Awaitable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from datetime import datetime
 from functools import partial
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 from obstore.store import GCSStore as ObstoreGcs
 
@@ -38,7 +38,6 @@ _IF_ABSENT: Final = {"ifGenerationMatch": "0"}
 _NO_GENERATION: Final = {"ifGenerationMatch": "1"}
 _FIELDS: Final = "name,size,etag,updated,generation,crc32c"
 _BUCKET_FIELDS: Final = "versioning,softDeletePolicy,hierarchicalNamespace"
-_Result = TypeVar("_Result")
 
 
 class GcsStore:
@@ -64,7 +63,8 @@ class GcsStore:
         self._credentials = GcsCredentials(location.url, background, clock)
         self._requests = GcsRequests(location, self._credentials, background, threads)
         self._uploads = GcsUploads(self._requests, location.url)
-        self._reads = ObstoreReads(_obstore(location, self._credentials, read_limits), location.url, location.name, read_limits)
+        reads = _obstore(location, self._credentials, read_limits)
+        self._reads = ObstoreReads(reads, location.url, location.name, read_limits, self._explain_absence)
 
     @property
     def url(self) -> str:
@@ -112,22 +112,18 @@ class GcsStore:
         return {"storageClass": storage_class} if storage_class else {}
 
     async def get(self, key: str) -> bytes:
-        return await self._read(self._reads.get(key))
+        return await self._reads.get(key)
 
     async def get_range(
         self, key: str, start: int, length: int, *, uncached: bool = False, or_less: bool = False
     ) -> memoryview:
         check_range(start, length)
-        content = await self._read(self._reads.get_range(key, start, length))
+        content = await self._reads.get_range(key, start, length)
         return content if or_less else check_length(content, key, start, length)
 
-    async def _read(self, read: Awaitable[_Result]) -> _Result:
-        """The result of a read. Raises ``Invalid`` instead of ``NoSuchObject`` if there is no bucket."""
-        try:
-            return await read
-        except NoSuchObject:
-            await self._requests.repeated(self._requests.check_bucket)
-            raise
+    async def _explain_absence(self, key: str) -> None:
+        """Ask for the object's metadata, whose refusal says what does not exist: the emulator's answer to a read does not."""
+        await self._requests.run(lambda: self._requests.object("GET", key, {"fields": "generation"}))
 
     async def head(self, key: str) -> ObjectInfo:
         self._location.name(key)
@@ -136,7 +132,7 @@ class GcsStore:
 
     async def list(self, prefix: str) -> AsyncIterator[ObjectInfo]:
         query = {"prefix": self._location.prefix + prefix, "maxResults": str(self._page_objects)}
-        query |= {"fields": f"nextPageToken,items({_FIELDS})"}
+        query |= {"fields": f"kind,nextPageToken,items({_FIELDS})"}
         token = ""
         while True:
             asked = query | ({"pageToken": token} if token else {})

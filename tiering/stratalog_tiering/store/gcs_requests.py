@@ -16,7 +16,7 @@ from urllib.parse import quote, urlencode
 
 from stratalog_core.errors import Conflict, Invalid, NoSuchObject, OutcomeUnknown, StratalogError, Unavailable
 from stratalog_core.ports import Background, Buffer
-from stratalog_tiering.store.base import Locked, UploadGone
+from stratalog_tiering.store.base import Locked, UnexplainedAbsence, UploadGone
 from stratalog_tiering.store.gcs_credentials import GcsCredentials
 from stratalog_tiering.store.http_requests import Answer, HttpRequests
 from stratalog_tiering.store.store_url import GcsLocation
@@ -46,8 +46,11 @@ class GcsRequests(HttpRequests):
         return decoded(self._send("GET", f"/storage/v1/b/{self._location.bucket}", {"fields": fields}))
 
     def objects(self, query: Mapping[str, str]) -> Any:
-        """A page of the listing. Blocks."""
-        return decoded(self._send("GET", f"/storage/v1/b/{self._location.bucket}/o", query))
+        """A page of the listing, whose fields must include ``kind``. Blocks."""
+        page = decoded(self._send("GET", f"/storage/v1/b/{self._location.bucket}/o", query))
+        if page.get("kind") != "storage#objects":
+            raise Unavailable(f"{self._location.url} sent no listing of the bucket: is a proxy in between?")
+        return page
 
     def object(self, method: str, key: str, query: Mapping[str, str]) -> Answer:
         """The answer to a request about an object's metadata. Blocks."""
@@ -120,8 +123,10 @@ def refusal(status: int, reason: str, message: str, about: str, place: str) -> S
     shown = f"{status} {reason}".strip()
     if status == 404 and _NO_BUCKET.search(message):
         return _no_bucket(place)
-    if status in (404, 410) and reason:  # without one, something between us and the service has answered
+    if status in (404, 410) and reason:
         return NoSuchObject(f"object {about} does not exist in {place}", key=about)
+    if status == 404:
+        return UnexplainedAbsence(f"{place}: the answer about {about} is 404 without a reason: is a proxy in between?")
     if status == 412:
         return Conflict(f"object {about} already exists in {place}", key=about)
     if status == 403 and reason in _LOCKED:

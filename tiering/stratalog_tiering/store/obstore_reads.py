@@ -16,6 +16,7 @@ import obstore
 from obstore.exceptions import BaseError, NotFoundError, PermissionDeniedError, UnauthenticatedError
 
 from stratalog_core.errors import Corrupt, Invalid, NoSuchObject, StratalogError, Unavailable
+from stratalog_tiering.store.base import UnexplainedAbsence
 from stratalog_tiering.store.s3_attempts import repeated, time_limit
 
 if TYPE_CHECKING:
@@ -23,8 +24,11 @@ if TYPE_CHECKING:
 
 CONNECT_TIMEOUT_S: Final = 2.0
 _NO_CONTAINER: Final = re.compile("<Code>(NoSuchBucket|ContainerNotFound)</Code>")
+_NO_OBJECT: Final = re.compile("<Code>(NoSuchKey|BlobNotFound|ResourceNotFound)</Code>")
+"""Without the service's own code, something between us and the service has answered 404."""
 _RANGE_REFUSED: Final = re.compile(r"<Code>InvalidRange</Code>|status code: 416\b|InvalidRangeRequest \{")
 """Searched in obstore's text, which also contains the object's name, the port and durations, so bare digits prove nothing."""
+_FAILURES: Final = (BaseError, FileNotFoundError, PermissionError)
 _Result = TypeVar("_Result")
 
 
@@ -36,16 +40,29 @@ class ReadLimits:
     silence_s: float = 3.0
 
 
+async def _unexplained(_: str) -> None:
+    """Explain nothing."""
+
+
 class ObstoreReads:
-    """Reads through obstore. ``place`` is the store's address for display; ``name`` gives an object's name by its key."""
+    """Reads through obstore. ``place`` is the store's address for display; ``name`` gives an object's name by its key.
+
+    ``explain`` raises what a 404 without the service's code means, or returns: then the read is repeated.
+    """
 
     def __init__(
-        self, store: S3Store | AzureStore | GCSStore, place: str, name: Callable[[str], str], limits: ReadLimits
+        self,
+        store: S3Store | AzureStore | GCSStore,
+        place: str,
+        name: Callable[[str], str],
+        limits: ReadLimits,
+        explain: Callable[[str], Awaitable[None]] = _unexplained,
     ) -> None:
         self._store = store
         self._place = place
         self._name = name
         self._limits = limits
+        self._explain = explain
 
     async def get(self, key: str) -> bytes:
         name = self._name(key)
@@ -68,15 +85,18 @@ class ObstoreReads:
         async def attempt() -> _Result:
             try:
                 return await read()
-            except BaseError as failure:
+            except _FAILURES as failure:
+                error = from_obstore(failure, key, self._place)
+                if isinstance(error, UnexplainedAbsence):
+                    await self._explain(key)
                 # obstore repeats a read after any other temporary refusal itself.
-                if "<Code>RequestTimeout</Code>" in str(failure):
-                    raise from_obstore(failure, key, self._place) from failure
-                raise
+                elif "<Code>RequestTimeout</Code>" not in str(failure):
+                    raise
+                raise error from failure
 
         try:
             return await in_time(lambda: repeated(attempt), key, self._place, self._limits)
-        except (BaseError, FileNotFoundError, PermissionError) as failure:
+        except _FAILURES as failure:
             raise from_obstore(failure, key, self._place) from failure
 
 
@@ -85,8 +105,10 @@ def from_obstore(failure: BaseError | FileNotFoundError | PermissionError, key: 
     text = str(failure)
     if _NO_CONTAINER.search(text):
         return Invalid(f"{place}: the bucket does not exist; create it first")
-    if isinstance(failure, NotFoundError | FileNotFoundError):
+    if _NO_OBJECT.search(text):
         return NoSuchObject(f"object {key} does not exist in {place}", key=key)
+    if isinstance(failure, NotFoundError | FileNotFoundError):
+        return UnexplainedAbsence(f"{place}: the answer about {key} is 404 without the service's code: is a proxy in between?")
     if isinstance(failure, PermissionDeniedError | UnauthenticatedError | PermissionError):
         return Invalid(f"{place}: access to {key} was refused; check credentials and policy")
     if _RANGE_REFUSED.search(text):

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import boto3
@@ -100,9 +100,10 @@ class S3Store:
 
         def write() -> None:
             body = b"".join(parts)
-            self._client.put_object(
+            answer = self._client.put_object(
                 Bucket=self._location.bucket, Key=name, Body=body, ChecksumCRC32C=crc_text((body,)), **options
             )  # fmt: skip
+            self._tag(answer, key)
 
         async def is_ours() -> bool:
             return await self.get(key) == b"".join(parts)
@@ -166,7 +167,7 @@ class S3Store:
                 Bucket=self._location.bucket, Key=name, UploadId=upload.upload_id, PartNumber=number, Body=body,
                 ChecksumCRC32C=checksum,
             )  # fmt: skip
-            return UploadedPart(number=number, etag=answer["ETag"], size_bytes=len(body), crc32c=checksum)
+            return UploadedPart(number=number, etag=self._tag(answer, upload.key), size_bytes=len(body), crc32c=checksum)
 
         return await self._repeated(write, upload.key)
 
@@ -185,10 +186,17 @@ class S3Store:
     def _complete(self, upload: Upload, parts: Sequence[UploadedPart]) -> None:
         listed: Any = [{"PartNumber": part.number, "ETag": part.etag, "ChecksumCRC32C": part.crc32c} for part in parts]
         condition: dict[str, Any] = {"IfNoneMatch": "*"} if upload.if_absent else {}
-        self._client.complete_multipart_upload(
+        answer = self._client.complete_multipart_upload(
             Bucket=self._location.bucket, Key=self._location.name(upload.key), UploadId=upload.upload_id,
             MultipartUpload={"Parts": listed}, **condition,
         )  # fmt: skip
+        self._tag(answer, upload.key)
+
+    def _tag(self, answer: Mapping[str, Any], key: str) -> str:
+        """The tag of what was written. Raises ``OutcomeUnknown`` without one: what stands between may answer 200, too."""
+        if not answer.get("ETag"):
+            raise OutcomeUnknown(f"{self.url} confirmed a write of {key} without a tag: is a proxy in between?")
+        return str(answer["ETag"])
 
     async def _is_made_of(self, key: str, parts: Sequence[UploadedPart]) -> bool:
         """Whether the object consists of these parts, by its size and by the checksum that S3 computes from theirs.
@@ -196,8 +204,7 @@ class S3Store:
         If the server reports none, the tag decides, which S3 computes from the parts' tags. Raises ``OutcomeUnknown`` for an
         object of the right size with another tag: with encryption tags are not digests.
         """
-        name = self._location.name(key)
-        answer = await repeated(lambda: self._async_client.request("head_object", key, Key=name, ChecksumMode="ENABLED"))
+        answer = await self._catalogue.headers(key)
         if answer["ContentLength"] != sum(part.size_bytes for part in parts):
             return False
         checksum = str(answer.get("ChecksumCRC32C", ""))

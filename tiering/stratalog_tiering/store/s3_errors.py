@@ -2,6 +2,9 @@
 
 Botocore's exceptions (boto3 and aioboto3) are mapped, and by ``no_answer`` what aiohttp raises; ``obstore_reads.py`` maps
 obstore's. A missing bucket is a configuration error and never counts as a missing object.
+
+Only S3's own code means absence: a gateway or proxy may answer 404 for reasons of its own. The answer to a HEAD has no code,
+so ``S3Catalogue.headers`` asks for the object once more.
 """
 
 from __future__ import annotations
@@ -18,9 +21,10 @@ from botocore.exceptions import (
 )
 
 from stratalog_core.errors import Conflict, Corrupt, Invalid, NoSuchObject, OutcomeUnknown, StratalogError, Unavailable
-from stratalog_tiering.store.base import UploadGone
+from stratalog_tiering.store.base import UnexplainedAbsence, UploadGone
 
-_ABSENT: Final = frozenset({"NoSuchKey", "404", "NotFound"})
+_ABSENT: Final = frozenset({"NoSuchKey"})
+_NOT_FOUND: Final = 404
 _BEYOND_END: Final = frozenset({"InvalidRange", "416", "RequestedRangeNotSatisfiable"})
 _EXISTS: Final = frozenset({"PreconditionFailed", "412"})
 LOCKED_CODES: Final = frozenset({"ObjectLocked", "InvalidRequest"})
@@ -29,7 +33,7 @@ REFUSED_CODES: Final = frozenset(
     {"AccessDenied", "403", "Forbidden", "InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken"}
 )
 _NOT_DONE: Final = frozenset(
-    {"SlowDown", "503", "ServiceUnavailable", "409", "ConditionalRequestConflict", "OperationAborted"}
+    {"SlowDown", "ServiceUnavailable", "409", "ConditionalRequestConflict", "OperationAborted"}
     | {"RequestTimeout", "IncompleteBody", "BadDigest", "XAmzContentSHA256Mismatch", "XAmzContentChecksumMismatch"}
 )
 """The request had no effect and may be repeated: the server is busy, or the body was damaged in transit."""
@@ -80,7 +84,14 @@ def _from_answer(failure: ClientError, key: str, place: str) -> StratalogError:
         return Invalid(f"{place}: access to {key} was refused ({code}); check credentials and policy")
     if code in _NOT_OFFERED:
         return Invalid(f"{place} does not offer the request about {key}: {failure}")
+    return _from_status(failure, code, key, place)
+
+
+def _from_status(failure: ClientError, code: str, key: str, place: str) -> StratalogError:
+    """The error for an answer whose code alone says too little."""
     status = int(failure.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
+    if status == _NOT_FOUND and code in ("", str(_NOT_FOUND)):
+        return UnexplainedAbsence(f"{place}: the answer about {key} is 404 without S3's code: is a proxy in between?")
     if code in _NOT_DONE or status == _TOO_MANY_REQUESTS:
         return Unavailable(f"{place} temporarily refused the request ({code})")
     if 400 <= status < 500:

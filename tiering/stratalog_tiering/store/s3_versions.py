@@ -100,7 +100,7 @@ class S3Versions:
         """The end of the lock because of which a deletion was refused; 0 if there is none, or it may not be asked for."""
         version = {"VersionId": refused["VersionId"]} if refused.get("VersionId") else {}
         try:
-            answer = await self._repeated("head_object", refused["Key"], Key=refused["Key"], **version)
+            answer = await self._catalogue.headers(self._location.key(refused["Key"]), **version)
         except (Invalid, NoSuchObject):
             return 0
         until = answer.get("ObjectLockRetainUntilDate")
@@ -149,7 +149,7 @@ class S3Versions:
 
     async def _list_page(self, prefix: str, more: Mapping[str, Any]) -> Any:
         try:
-            return await self._repeated("list_object_versions", prefix, Prefix=prefix, **more)
+            return await self._catalogue.list_versions(prefix, **more)
         except Invalid as refused:
             raise Invalid(
                 f"{refused.message}. The bucket keeps versions, so deletions name them: allow s3:ListBucketVersions and"

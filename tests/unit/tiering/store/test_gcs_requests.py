@@ -17,7 +17,7 @@ from stratalog_core.errors import Conflict, Invalid, NoSuchObject, OutcomeUnknow
 from stratalog_core.ports import Background
 from stratalog_core.system import SystemClock, ThreadBackground
 from stratalog_tiering.store import check_store_url, location_url, shown_url
-from stratalog_tiering.store.base import Locked
+from stratalog_tiering.store.base import Locked, UnexplainedAbsence
 from stratalog_tiering.store.gcs_credentials import VARIABLE, GcsCredentials
 from stratalog_tiering.store.gcs_requests import refusal
 from stratalog_tiering.store.store_url import parse_gcs_url
@@ -28,7 +28,7 @@ from stratalog_tiering.store.store_url import parse_gcs_url
     [
         (404, "notFound", "No such object: bucket/key", NoSuchObject),
         (404, "notFound", "The specified bucket does not exist.", Invalid),
-        (404, "", "<html>not found</html>", Invalid),
+        (404, "", "<html>not found</html>", UnexplainedAbsence),
         (410, "gone", "", NoSuchObject),
         (412, "conditionNotMet", "At least one of the pre-conditions you specified did not hold.", Conflict),
         (403, "forbidden", "denied", Invalid),

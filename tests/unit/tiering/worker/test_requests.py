@@ -82,7 +82,9 @@ async def test_a_sealed_segment_costs_few_requests(
         if number == 0:
             requests.clear()
     # Commits of one second share a look for another owner. One that takes longer looks again before it stores its manifest.
+    # A HEAD finds none, and the refusal of a GET confirms it.
     assert 0 < requests.pop("HEAD owners") <= 2 * LEDGERS
+    assert 0 < requests.pop("GET owners") <= 2 * LEDGERS
     counted = Counter({name: count / LEDGERS for name, count in requests.items()})
     assert counted == {
         # Offload: upload, read back, commit, store the manifest and read it back.
