@@ -98,6 +98,24 @@ def test_a_direct_write_is_durable_when_it_ends_and_torn_before() -> None:
     assert len(found) > 10
 
 
+def test_what_a_failed_sync_left_is_readable_and_no_later_sync_makes_it_durable() -> None:
+    disk = Disk("disk", random.Random(1))
+    files = disk.mount()
+    file = files.open("log", create=True)
+    files.sync_directory("")
+    file.pwritev((b"lost",), 0)
+    disk.faults.sync_fails = True
+    with pytest.raises(OSError, match="fsync"):
+        file.datasync()
+    disk.faults.sync_fails = False
+    file.datasync()
+    assert files.read("log") == b"lost"
+    assert disk.durable("log") == b""
+    file.pwritev((b"lost",), 0)
+    file.datasync()
+    assert disk.durable("log") == b"lost"
+
+
 async def _cut_in_a_call(disk: Disk, loop: SimulatedLoop, seed: int) -> None:
     files = disk.mount()
     file = files.open("log", create=True)

@@ -22,7 +22,7 @@ from stratalog_bookies.disk.core import checkpoint, log_format
 from stratalog_bookies.disk.core.checkpoint import State
 from stratalog_bookies.disk.core.index import ROW_BYTES, Run
 from stratalog_bookies.disk.core.log import Write
-from stratalog_core.ports import BeginsWrites, File, Files, OnWritten
+from stratalog_core.ports import BeginsWrites, Buffer, File, Files, OnWritten
 from stratalog_core.transient_errors import lacks_resources
 
 STATE: Final = "state"
@@ -199,19 +199,27 @@ class LogFiles:
         if file is not None:
             file.close()
 
-    def read_log(self, generation: int, *, sync: bool) -> bytes:
-        """The whole content of a log file, its header checked. ``sync`` first makes durable what may only be
-        in the page cache.
-        """
+    def read_log(self, generation: int) -> bytes:
+        """The whole content of a log file, its header checked."""
         file = self.open_log(generation)
         try:
-            if sync:
-                file.datasync()
             content = file.pread(file.size(), 0)
         finally:
             file.close()
         log_format.check_file_header(content[: log_format.PAGE_BYTES], self.cookie, generation)
         return content
+
+    def write_again(self, generation: int, content: Buffer, position: int) -> None:
+        """Make durable what was read at ``position`` of a log file: it may be in the page cache only.
+
+        A sync alone is not enough: after one that failed, the kernel counts pages as clean that never reached the disk.
+        """
+        file = self.open_log(generation)
+        try:
+            file.pwritev((content,), position)
+            file.datasync()
+        finally:
+            file.close()
 
     def seed(self, generation: int) -> int:
         """Seed of the CRCs of this file's frame headers."""

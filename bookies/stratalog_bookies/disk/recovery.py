@@ -19,7 +19,7 @@ from stratalog_bookies.disk.core.contents import Contents
 from stratalog_bookies.disk.core.disk_core import DiskCore, Header
 from stratalog_bookies.disk.core.index import ROW, SMALL_BYTES_MAX, Run
 from stratalog_bookies.disk.core.log import Log
-from stratalog_bookies.disk.core.log_format import Frame
+from stratalog_bookies.disk.core.log_format import Frame, Scan
 from stratalog_bookies.disk.log_files import STATE, LogFiles
 from stratalog_bookies.protocol import messages
 from stratalog_bookies.protocol.ids import ID_MAX
@@ -80,15 +80,27 @@ def _replay_files(store: LogFiles, contents: Contents, cookie: bytes, generation
     """Replay each file up to the end that the next file records for it."""
     pending: tuple[int, bytes] | None = None
     for generation in generations:
-        content = store.read_log(generation, sync=True)
+        content = store.read_log(generation)
         if pending is not None:
-            replay_file(contents, cookie, *pending, previous_end(content, log_format.frame_seed(cookie, generation)))
+            end = previous_end(content, log_format.frame_seed(cookie, generation))
+            _replay_durably(store, contents, cookie, *pending, end)
         pending = (generation, content)
     if pending is not None:
-        replay_file(contents, cookie, *pending, 0)
+        _replay_durably(store, contents, cookie, *pending, 0)
 
 
-def replay_file(contents: Contents, cookie: bytes, generation: int, content: bytes, durable_end: int) -> None:
+def _replay_durably(
+    store: LogFiles, contents: Contents, cookie: bytes, generation: int, content: bytes, durable_end: int
+) -> None:
+    """Replay a file, and make its last group durable: it was written only after the groups before it were."""
+    scan = replay_file(contents, cookie, generation, content, durable_end)
+    if scan.frames:
+        start = scan.frames[-1].group_start
+        store.write_again(generation, memoryview(content)[start : scan.end], start)
+
+
+def replay_file(contents: Contents, cookie: bytes, generation: int, content: bytes, durable_end: int) -> Scan:
+    """Replay a file whose end, according to the next file, is ``durable_end`` (0: unknown). Raises ``Corrupt``."""
     contents.open_file(generation)
     try:
         scan = log_format.scan(content, log_format.frame_seed(cookie, generation), durable_end)
@@ -105,6 +117,7 @@ def replay_file(contents: Contents, cookie: bytes, generation: int, content: byt
     for frame in scan.frames:
         replay(contents, view, frame, generation, is_sound=frame.position not in scan.corrupt_frames)
     contents.end_file(generation, scan.end)
+    return scan
 
 
 def replay(contents: Contents, content: memoryview, frame: Frame, generation: int, *, is_sound: bool) -> None:
@@ -174,7 +187,7 @@ def _index_of(store: LogFiles, generation: int, end: int) -> list[Run]:
 def make_index(store: LogFiles, generation: int, end: int) -> dict[int, Run]:
     """Rebuild a closed file's index from its frames: its runs by ledger. Raises ``Corrupt`` or ``OSError``."""
     rebuilt = Contents(index_bytes_max=0, tombstones_max=0)
-    replay_file(rebuilt, store.cookie, generation, store.read_log(generation, sync=False), end)
+    replay_file(rebuilt, store.cookie, generation, store.read_log(generation), end)
     runs = rebuilt.files[generation].runs
     store.save_index(generation, list(runs.values()))
     return runs

@@ -207,7 +207,7 @@ class DurableLog:
             if segment.reset:
                 self._remove_all_but_newest()
             if number == numbers[-1]:
-                self._continue(path, segment.end, len(content))
+                self._continue(path, content, segment.end)
         self._last = (replay.tail.last_index, replay.tail.last_term)
         return replay.tail
 
@@ -229,15 +229,17 @@ class DurableLog:
             f" this node has acknowledged. Restore the directory as it was last, or replace the node: {REPLACE}"
         )
 
-    def _continue(self, path: str, end: int, size: int) -> None:
+    def _continue(self, path: str, content: bytes, end: int) -> None:
         """Continue at the end of the newest segment, after cutting off a torn tail durably.
 
-        Sync in any case: a process that was killed before its sync leaves content in the page cache only.
+        Write what was read again: a process that was killed before its sync leaves it in the page cache only, and after a
+        sync that failed the kernel counts pages as clean that never reached the disk, so that a sync alone does nothing.
         """
         self._file = self._files.open(path)
         self._position = end
-        if end < size:
+        if end < len(content):
             self._file.truncate(end)
+        self._file.pwritev([content[:end]], 0)
         self._file.datasync()
 
     def _settle(self, hard_state: HardState, mark: LogMark | None) -> None:

@@ -2,8 +2,9 @@
 
 A :class:`Disk` outlives the crashes of its machine. ``read`` and ``pread`` see every write at once, as through a page cache;
 ``crash`` decides which unsynced writes had reached the platter: any of their pages, in any order, and of a page any of its
-sectors. A crash may also come between two steps of a call that a thread is in (``cut_power_after``). The nemesis sets faults:
-failing syncs and writes, a full disk, flipped bits.
+sectors. After a failed sync the kernel counts the pages as clean: reads still see them, and no later sync writes them, so a
+crash undoes them. A crash may also come between two steps of a call that a thread is in (``cut_power_after``). The nemesis
+sets faults: failing syncs and writes, a full disk, flipped bits.
 """
 
 from __future__ import annotations
@@ -58,6 +59,10 @@ class Content:
     def sync(self) -> None:
         for write in self.unsynced:
             _overwrite(self.durable, write.content, write.position)
+        self.unsynced.clear()
+
+    def sync_failed(self) -> None:
+        """Forget what should have been written: it stays readable, and a later sync that succeeds does not make it durable."""
         self.unsynced.clear()
 
     def sync_write(self, write: Write) -> None:
@@ -237,7 +242,11 @@ class SimulatedFile:
         self.content.write(content, position)
 
     def datasync(self) -> None:
-        self._disk.check_sync()
+        try:
+            self._disk.check_sync()
+        except OSError:
+            self.content.sync_failed()
+            raise
         self.content.sync()
 
     def allocate(self, size: int) -> None:

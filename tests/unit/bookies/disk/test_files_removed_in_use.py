@@ -80,7 +80,7 @@ class _Bench:
 
     async def lose(self, generation: int) -> None:
         """Corrupt a log file's first frame of entries and its index."""
-        (frame, *_) = log_format.scan(self.disk.store.read_log(generation, sync=False), self.disk.store.seed(generation)).frames
+        (frame, *_) = log_format.scan(self.disk.store.read_log(generation), self.disk.store.seed(generation)).frames
         self._overwrite(log_path(generation), frame.end)
         self._overwrite(index_path(generation), self._files.open(index_path(generation)).size() - 4)
 

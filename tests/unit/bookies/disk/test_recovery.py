@@ -331,3 +331,19 @@ def test_a_disk_of_another_bookie_is_refused() -> None:
     store = LogFiles(machine.mount(), b"f" * 16, 64 * 1024)
     with pytest.raises(Corrupt, match="belongs to another disk"):
         recovery.recover(store, Contents(index_bytes_max=0, tombstones_max=1), b"f" * 16, ledgers_max=1)
+
+
+def test_what_a_restart_finds_after_a_failed_sync_is_durable() -> None:
+    """The page cache still has the entry and counts it as written, so that a sync of the new process does nothing for it."""
+    disk = SimulatedDisk("bookie", random.Random(1))
+    first = PlainDisk(disk.mount())
+    first.add((1, 0, b"before"))
+    first.commit()
+    first.add((1, 1, b"not synced"))
+    disk.faults.sync_fails = True
+    with pytest.raises(OSError, match="fsync"):
+        first.commit()
+    disk.faults.sync_fails = False
+    found = PlainDisk(disk.mount()).read(1)
+    disk.crash()
+    assert PlainDisk(disk.mount()).read(1) == found == {0: b"before", 1: b"not synced"}

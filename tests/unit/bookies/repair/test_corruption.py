@@ -109,7 +109,7 @@ def test_every_bit_of_a_log_file_is_checked() -> None:
     simulated = _stopped_disk()
     store = LogFiles(simulated.mount(), KEY, 16 * 1024)
     generation = store.generations()[-2]
-    content = store.read_log(generation, sync=False)
+    content = store.read_log(generation)
     scan = log_format.scan(content, store.seed(generation))
     meaningful = [
         position for frame in scan.frames for position in range(frame.position, frame.payload_end)
@@ -134,7 +134,7 @@ def test_a_piece_that_ends_inside_a_frame_is_not_damage(cut: int) -> None:
     simulated = _stopped_disk()
     store = LogFiles(simulated.mount(), KEY, 16 * 1024)
     generation = store.generations()[-2]
-    content = memoryview(store.read_log(generation, sync=False))
+    content = memoryview(store.read_log(generation))
     end = log_format.scan(bytes(content), store.seed(generation)).end
     position, entries = log_format.FIRST_FRAME, 0
     while position < end:

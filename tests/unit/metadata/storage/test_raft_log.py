@@ -340,3 +340,18 @@ def test_a_broken_promise_is_never_written(tmp_path: Path, state: HardState, com
     log, hard_state, _ = DurableLog.open(SystemFiles(tmp_path), "raft")
     log.close()
     assert hard_state == HardState(term=VOTE_TERM, voted_for=2)
+
+
+def test_what_a_restart_finds_after_a_failed_sync_is_durable() -> None:
+    """The page cache still has the entry and counts it as written, so that a sync of the new process does nothing for it."""
+    disk = Disk("node", random.Random(1))
+    log, _, _ = DurableLog.open(disk.mount(), "raft")
+    log.persist([LogWrite(hard_state=HardState(term=VOTE_TERM)), write(entry(1))])
+    disk.faults.sync_fails = True
+    with pytest.raises(OSError, match="fsync"):
+        log.persist([write(entry(2), previous_term=1)])
+    disk.faults.sync_fails = False
+    _, _, found = DurableLog.open(disk.mount(), "raft")
+    disk.crash()
+    _, _, tail = DurableLog.open(disk.mount(), "raft")
+    assert entries_of(tail) == entries_of(found) == (entry(1), entry(2))
