@@ -1,7 +1,8 @@
 """Reads through obstore, of S3, Azure and Google Cloud: in Rust, off the event loop, in a third of other clients' CPU time.
 
 obstore retries truncated bodies itself, within a small budget. A cancelled read stops at once. A read that takes longer than
-``total_s`` raises ``Unavailable``. Limits count only time in which the event loop runs (``time_limit`` in ``s3_attempts.py``).
+its ``ReadLimits`` allow raises ``Unavailable``. Limits count only time in which the event loop runs (``time_limit`` in
+``s3_attempts.py``).
 """
 
 from __future__ import annotations
@@ -23,6 +24,12 @@ if TYPE_CHECKING:
     from obstore.store import AzureStore, ClientConfig, GCSStore, RetryConfig, S3Store
 
 CONNECT_TIMEOUT_S: Final = 2.0
+BYTES_PER_S_MIN: Final = 128 * 1024
+"""A read that gets fewer bytes per second is given up."""
+WHOLE_BYTES: Final = 8 * 1024 * 1024
+"""A read of a whole object, whose size is not known before, may take as long as one of so many bytes."""
+_REQUEST_TIMEOUT: Final = timedelta(hours=1)
+"""obstore's default would be 30 s. ``in_time`` ends each read before."""
 _NO_CONTAINER: Final = re.compile("<Code>(NoSuchBucket|ContainerNotFound)</Code>")
 _NO_OBJECT: Final = re.compile("<Code>(NoSuchKey|BlobNotFound|ResourceNotFound)</Code>")
 """Without the service's own code, something between us and the service has answered 404."""
@@ -34,10 +41,17 @@ _Result = TypeVar("_Result")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadLimits:
-    """Time limits of one read with all its attempts, and of the silence after which aioboto3's attempt is repeated."""
+    """Time limits of one read with all its attempts, and of the silence after which aioboto3's attempt is repeated.
+
+    ``total_s`` limits a read of nothing, and the silence after which obstore's attempt is repeated.
+    """
 
     total_s: float = 10.0
     silence_s: float = 3.0
+
+    def of(self, length: int) -> float:
+        """Seconds that a read of ``length`` bytes may take: several share a link, and a slow one must still be usable."""
+        return self.total_s + length / BYTES_PER_S_MIN
 
 
 async def _unexplained(_: str) -> None:
@@ -71,7 +85,7 @@ class ObstoreReads:
             result = await obstore.get_async(self._store, name)
             return bytes(await result.bytes_async())
 
-        return await self._read(read, key)
+        return await self._read(read, key, WHOLE_BYTES)
 
     async def get_range(self, key: str, start: int, length: int) -> memoryview:
         name = self._name(key)
@@ -79,9 +93,9 @@ class ObstoreReads:
         async def read() -> memoryview:
             return memoryview(await obstore.get_range_async(self._store, name, start=start, length=length))
 
-        return await self._read(read, key)
+        return await self._read(read, key, length)
 
-    async def _read(self, read: Callable[[], Awaitable[_Result]], key: str) -> _Result:
+    async def _read(self, read: Callable[[], Awaitable[_Result]], key: str, length: int) -> _Result:
         async def attempt() -> _Result:
             try:
                 return await read()
@@ -95,7 +109,7 @@ class ObstoreReads:
                 raise error from failure
 
         try:
-            return await in_time(lambda: repeated(attempt), key, self._place, self._limits)
+            return await in_time(lambda: repeated(attempt), key, self._place, self._limits.of(length))
         except _FAILURES as failure:
             raise from_obstore(failure, key, self._place) from failure
 
@@ -123,20 +137,21 @@ def check_length(content: memoryview, key: str, start: int, length: int) -> memo
     return content
 
 
-async def in_time(read: Callable[[], Awaitable[_Result]], key: str, place: str, limits: ReadLimits) -> _Result:
-    """The result of ``read``. Raises ``Unavailable`` after ``limits.total_s``."""
+async def in_time(read: Callable[[], Awaitable[_Result]], key: str, place: str, limit_s: float) -> _Result:
+    """The result of ``read``. Raises ``Unavailable`` after ``limit_s``."""
     try:
-        async with time_limit(limits.total_s):
+        async with time_limit(limit_s):
             return await read()
     except TimeoutError as late:
-        raise Unavailable(f"{place} did not answer about {key} in {limits.total_s} s") from late
+        raise Unavailable(f"{place} did not send {key} in {limit_s:.0f} s") from late
 
 
 def client_options(endpoint: str, limits: ReadLimits) -> ClientConfig:
     return {
         "allow_http": endpoint.startswith("http://"),
         "connect_timeout": timedelta(seconds=CONNECT_TIMEOUT_S),
-        "timeout": timedelta(seconds=limits.total_s),
+        "read_timeout": timedelta(seconds=limits.total_s),
+        "timeout": _REQUEST_TIMEOUT,
     }
 
 

@@ -4,8 +4,8 @@ obstore (``obstore_reads.py``) is the default. aioboto3 reads on the event loop 
 done here: it does not retry a truncated body, its read time-out never ends a trickle, and neither engine distinguishes a short
 object from a short response.
 
-A cancelled read stops at once. A read that takes longer than ``total_s`` raises ``Unavailable``. Limits count only time in
-which the event loop runs (``time_limit`` in ``s3_attempts.py``).
+A cancelled read stops at once. A read that takes longer than its ``ReadLimits`` allow raises ``Unavailable``. Limits count only
+time in which the event loop runs (``time_limit`` in ``s3_attempts.py``).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from obstore.auth.boto3 import Boto3CredentialProvider
 from obstore.store import S3Store as ObstoreS3
 
 from stratalog_core.errors import OutcomeUnknown, Unavailable
-from stratalog_tiering.store.obstore_reads import ObstoreReads, ReadLimits, client_options, in_time, retry_config
+from stratalog_tiering.store.obstore_reads import WHOLE_BYTES, ObstoreReads, ReadLimits, client_options, in_time, retry_config
 from stratalog_tiering.store.s3_async import AsyncClient
 from stratalog_tiering.store.s3_attempts import repeated, time_limit
 from stratalog_tiering.store.store_url import S3Location
@@ -63,7 +63,7 @@ class Aioboto3Reads:
         async def read() -> bytes:
             return await repeated(lambda: self._attempt(key, wanted, arguments))
 
-        return await in_time(read, key, self._location.url, self._limits)
+        return await in_time(read, key, self._location.url, self._limits.of(wanted[1] if wanted else WHOLE_BYTES))
 
     async def _attempt(self, key: str, wanted: tuple[int, int] | None, arguments: dict[str, Any]) -> bytes:
         async with self._client.answering(key) as client, time_limit(self._limits.silence_s) as heard:
