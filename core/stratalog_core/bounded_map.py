@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
+from itertools import takewhile
 from typing import TypeVar
 
 Item = TypeVar("Item")
@@ -13,20 +14,37 @@ Result = TypeVar("Result")
 async def bounded_map(call: Callable[[Item], Awaitable[Result]], items: Iterable[Item], at_once: int) -> list[Result]:
     """Return the results of ``call`` in the order of ``items``; at most ``at_once`` calls and tasks exist at a time.
 
-    The first failure cancels the other calls and is raised.
+    If calls fail, the failure of the first item in this order is raised, whichever call ended first, so that an error names the
+    same item each time. A failure cancels the calls of later items and waits for those of earlier ones.
     """
-    numbered = enumerate(items)
     results: dict[int, Result] = {}
+    failures: dict[int, BaseException] = {}
+    running: dict[int, asyncio.Task[None]] = {}
+    numbered = takewhile(lambda _: not failures, enumerate(items))
 
-    async def work() -> None:
+    async def work(place: int) -> None:
         for number, item in numbered:
-            results[number] = await call(item)
+            running[number] = workers[place]
+            try:
+                results[number] = await call(item)
+            except BaseException as failure:
+                failures[number] = failure
+                for later in (each for each in running if each > number):
+                    running[later].cancel()
+                raise
+            finally:
+                del running[number]
 
-    workers = [asyncio.ensure_future(work()) for _ in range(at_once)]
+    workers = [asyncio.ensure_future(work(place)) for place in range(at_once)]
     try:
-        await asyncio.gather(*workers)
+        outcomes = await asyncio.gather(*workers, return_exceptions=True)
     finally:
         for worker in workers:
             worker.cancel()
         await asyncio.gather(*workers, return_exceptions=True)
+    if failures:
+        raise failures[min(failures)]
+    for outcome in outcomes:
+        if outcome is not None:
+            raise outcome
     return [results[number] for number in range(len(results))]
