@@ -22,6 +22,7 @@ from stratalog_bookies.node.server import BookieServer
 from stratalog_broker.configs.settings import BrokerSettings
 from stratalog_broker.network.server import BrokerServer
 from stratalog_broker.requests.access import OPEN
+from stratalog_core.errors import StratalogError
 from stratalog_core.rpc.tcp import TcpTransport
 from stratalog_core.search_pool import SearchPool
 from stratalog_core.system import SystemClock, SystemFiles, ThreadBackground
@@ -75,6 +76,13 @@ class MiniCluster:
     def broker(self) -> BrokerServer:
         """The only broker, or the first."""
         return next(iter(self.brokers.values())).server
+
+    async def refresh(self) -> None:
+        """Bring all views up to what has been committed: each broker has its own, and the broker that answered is ahead."""
+        views = [self.metadata, *(broker.metadata for broker in self.brokers.values())]
+        for outcome in await asyncio.gather(*(view.refresh() for view in views), return_exceptions=True):
+            if not isinstance(outcome, int | StratalogError):  # A broker may be stopped meanwhile.
+                raise outcome
 
     async def connect(self) -> RawClient:
         """A client of the first broker that is closed with the cluster at the latest."""
@@ -149,6 +157,9 @@ class MiniCluster:
         return worker
 
 
+_running = list[tuple[asyncio.AbstractEventLoop, MiniCluster]]()
+
+
 @asynccontextmanager
 async def run_cluster(
     path: Path, *, bookies: int = 1, brokers: int = 1, balance_interval_s: float = 10.0, **settings: Any
@@ -168,11 +179,14 @@ async def run_cluster(
         cluster = MiniCluster(path=path, metadata=quorum.client, addresses=tuple(quorum.addresses), store=store, stack=stack)
         for number in range(1, bookies + 1):
             await cluster.start_bookie(f"bookie-{number}")
+        running = (asyncio.get_running_loop(), cluster)
+        _running.append(running)
         try:
             for number in range(1, brokers + 1):
                 await cluster.start_broker(number, **settings)
             yield cluster
         finally:
+            _running.remove(running)
             for broker in list(cluster.brokers.values()):
                 with contextlib.suppress(asyncio.CancelledError):
                     await broker.stop()
@@ -186,5 +200,8 @@ async def until_served(broker: BrokerServer, topic_id: UUID, partition: int = 0)
 
 
 async def in_thread(call: Callable[[], Result]) -> Result:
-    """Run a blocking Kafka client beside the cluster's loop."""
-    return await asyncio.wait_for(asyncio.to_thread(call), WAIT_S * 3)
+    """Run a blocking Kafka client beside the cluster's loop; then all views show what it has changed."""
+    result = await asyncio.wait_for(asyncio.to_thread(call), WAIT_S * 3)
+    here = asyncio.get_running_loop()
+    await asyncio.gather(*(cluster.refresh() for loop, cluster in _running if loop is here))
+    return result

@@ -254,7 +254,7 @@ async def test_a_replica_authorizes_as_the_owner_does(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("end", ["history ends", "replica dies"])
 async def test_librdkafka_reads_history_from_the_replica_and_keeps_its_position(tmp_path: Path, end: str) -> None:
-    async with replicated(tmp_path, lease_ms=1_500) as topic:
+    async with replicated(tmp_path) as topic:
         for number in range(5):
             await produce(topic.owner, TOPIC, batch(b"hot %d" % number))
         consumer = confluent_kafka.Consumer(

@@ -235,7 +235,7 @@ async def test_offsets_are_refused_by_a_broker_that_does_not_coordinate_their_gr
 
 
 async def test_a_coordinator_that_dies_leaves_the_transaction_to_the_next_one(tmp_path: Path) -> None:
-    async with run_cluster(tmp_path, brokers=2, lease_ms=500, transaction_state_log_num_partitions=1) as cluster:
+    async with run_cluster(tmp_path, brokers=2, transaction_state_log_num_partitions=1) as cluster:
         await create_topic(cluster)
         producer = Producer(cluster)
         assert await producer.init() is E.none

@@ -201,7 +201,7 @@ class Copier:
 
 async def test_consume_transform_produce_is_exactly_once_while_brokers_are_killed(tmp_path: Path) -> None:
     records = 600
-    async with run_cluster(tmp_path, brokers=3, lease_ms=500) as cluster:
+    async with run_cluster(tmp_path, brokers=3) as cluster:
         bootstrap = cluster.bootstrap
         await in_thread(lambda: make_topics(bootstrap, SOURCE, TARGET))
         copier = Copier(cluster)
@@ -214,7 +214,7 @@ async def test_consume_transform_produce_is_exactly_once_while_brokers_are_kille
             if number in (150, 300, 450):
                 victim = {150: 1, 300: 2, 450: 3}[number]
                 await cluster.brokers.pop(victim).kill()
-                await cluster.start_broker(victim + 10, lease_ms=500)
+                await cluster.start_broker(victim + 10)
         now = cluster.bootstrap
         assert await in_thread(lambda: feeder.flush(60)) == 0
         values = await in_thread(lambda: read(now, TARGET, records))
