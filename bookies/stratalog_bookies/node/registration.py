@@ -18,6 +18,7 @@ from stratalog_metadata.state.commands import ABSENT, Command, Put, SessionAlive
 _log = logging.getLogger(__name__)
 _RETRY_PAUSE_S = 0.1
 _CLUSTER_ATTEMPTS = 300
+_REFUSED_PAUSE_S = 5.0
 
 
 class Registration:
@@ -120,7 +121,12 @@ class Registration:
             try:
                 await self._publish()
             except StratalogError as refused:
-                _log.critical("the bookie can no longer be registered: %s", refused)
+                _log.critical("the bookie is not registered; it tries again in %s s: %s", _REFUSED_PAUSE_S, refused)
+                self._changed.set()
+                await asyncio.sleep(_REFUSED_PAUSE_S)
+            except Exception:
+                self._changed.set()
+                raise
 
     async def _publish(self) -> None:
         """Write the record, retrying until the quorum has it."""

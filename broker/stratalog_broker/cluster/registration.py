@@ -67,19 +67,32 @@ class Registration:
         """Open one session after the other, each until it expires."""
         while True:
             expired = asyncio.Event()
-            session_id: int | None = None
             try:
-                session_id = await self._open_session(expired)
-                await self._put(session_id)
+                await self._register(expired)
             except StratalogError as again:
                 _log.info("registering broker %d: %s", self._broker.broker_id, again)
-                await self._give_up(session_id)
                 await asyncio.sleep(_RETRY_S)
                 continue
-            if not expired.is_set():
-                self._on_registered()
-                self._registered.set()
             await expired.wait()
+
+    async def _register(self, expired: asyncio.Event) -> None:
+        """Open a session and write the record. A failure ends the session: its record would keep the next one out."""
+        session_id = await self._open_session(expired)
+        try:
+            await self._put(session_id)
+            if not expired.is_set():
+                self._begin()
+        except Exception:
+            await self._give_up(session_id)
+            raise
+
+    def _begin(self) -> None:
+        try:
+            self._on_registered()
+        except Exception:
+            self._on_lost()
+            raise
+        self._registered.set()
 
     async def _open_session(self, expired: asyncio.Event) -> int:
         def on_expired() -> None:

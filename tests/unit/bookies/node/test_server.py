@@ -12,6 +12,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from random import Random
+from typing import Any
 from uuid import UUID
 
 import pytest
@@ -25,7 +26,7 @@ from stratalog_bookies.disk.core.cookie import disk_key
 from stratalog_bookies.disk.disk import Disk
 from stratalog_bookies.disk.log_files import LogFiles, log_path
 from stratalog_bookies.metrics import Counters
-from stratalog_bookies.node import boot
+from stratalog_bookies.node import boot, registration
 from stratalog_bookies.node.collector import Collector
 from stratalog_bookies.node.registration import Registration
 from stratalog_bookies.node.server import BookieServer
@@ -42,6 +43,7 @@ from stratalog_bookies.protocol.messages import (
 )
 from stratalog_core.errors import Invalid, Overloaded, StorageFailed, StratalogError, Unavailable
 from stratalog_core.ports import Buffer, Channel, File, Files, OnWritten
+from stratalog_core.restarting import restarting
 from stratalog_core.rpc.tcp import TcpTransport
 from stratalog_core.system import SystemClock, SystemFiles, ThreadBackground
 from stratalog_metadata.client.api import MetadataClient
@@ -516,10 +518,10 @@ async def test_ledgers_that_restored_metadata_may_have_forgotten_are_kept(place:
     store, core = boot.recover_disk(_set_up(files), "ab" * 16, 0, place.settings)
     disk = Disk(0, core, store, place.settings, background, Counters(), lambda: None)
     await disk.files.start()
-    registration = Registration(place.settings, place.quorum.client)
+    registering = Registration(place.settings, place.quorum.client)
     client = place.quorum.client
-    collector = Collector(client, [disk], await registration.cluster_id(), registration.report_ledger_ids)
-    await registration.register(
+    collector = Collector(client, [disk], await registering.cluster_id(), registering.report_ledger_ids)
+    await registering.register(
         "ab" * 16, "h:1", read_only=False, low_on_space=False, failed_disks=(), greatest_ledger_id=collector.greatest_ledger_id
     )
     await disk.fence([1, 100, 107, IDS_GIVEN + 10])
@@ -538,7 +540,7 @@ async def test_ledgers_that_restored_metadata_may_have_forgotten_are_kept(place:
     assert await collector.collect() == 1
     assert set(core.contents.ledgers) == {1, 100, 107}
     await ids.close()
-    await registration.close()
+    await registering.close()
     await disk.close()
     background.close()
 
@@ -693,6 +695,25 @@ async def test_a_lost_session_is_opened_again(place: Place) -> None:
         await place.quorum.client.propose(Command(updates=(ExpireSession(session_id=lost),)))
         await until(lambda: place.record().session_id not in (0, lost))
         assert await bookie.add((1, 0, b"zero")) == [OK]
+
+
+async def test_a_bookie_registers_again_whatever_it_was_refused_by(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registration, "restarting", partial(restarting, pause_s=0.01))
+    monkeypatch.setattr(registration, "_REFUSED_PAUSE_S", 0.01)
+    client = place.quorum.client
+    opened, refusals = client.open_session, [RuntimeError("unexpected"), StorageFailed("the leader's disk", read_only=False)]
+
+    async def refused(*arguments: Any, **named: Any) -> int:
+        if refusals:
+            raise refusals.pop()
+        return await opened(*arguments, **named)
+
+    async with place.bookie(lease_ms=500):
+        monkeypatch.setattr(client, "open_session", refused)
+        lost = place.record().session_id
+        await client.propose(Command(updates=(ExpireSession(session_id=lost),)))
+        await until(lambda: place.record().session_id not in (0, lost))
+    assert not refusals
 
 
 @asynccontextmanager

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from functools import partial
 from pathlib import Path
 
+import pytest
 import pytest_asyncio
 from support.embedded_quorum import embedded_quorum
 
+from stratalog_broker.cluster import registration as registration_module
 from stratalog_broker.cluster.registration import Registration
+from stratalog_core.restarting import restarting
 from stratalog_core.rpc.tcp import TcpTransport
 from stratalog_core.system import SystemClock
 from stratalog_metadata.client.quorum_client import QuorumClient
@@ -43,14 +47,20 @@ class Journal:
                 await self.changed.wait()
 
 
-def registration(metadata: QuorumClient, journal: Journal, port: int = 9092, lease_ms: int = 4_000) -> Registration:
+def registration(
+    metadata: QuorumClient,
+    journal: Journal,
+    port: int = 9092,
+    lease_ms: int = 4_000,
+    on_registered: Callable[[], None] | None = None,
+) -> Registration:
     return Registration(
         metadata,
         SystemClock(),
         broker=Broker(broker_id=1, host="here", port=port, session_id=0),
         lease_ms=lease_ms,
         grace_ms=0,
-        on_registered=lambda: journal.note("registered"),
+        on_registered=on_registered or (lambda: journal.note("registered")),
         on_lost=lambda: journal.note("lost"),
     )
 
@@ -72,6 +82,26 @@ async def test_a_lost_session_is_followed_by_the_next(metadata: QuorumClient) ->
         assert after is not None
         assert after.session_id != before.session_id
     assert journal.events == ["registered", "lost", "registered", "lost", "registered"]
+    await one.close()
+    assert registered(metadata) is None
+
+
+async def test_an_unexpected_error_at_the_registration_does_not_keep_the_broker_away(
+    metadata: QuorumClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(registration_module, "restarting", partial(restarting, pause_s=0.01))
+    journal, failures = Journal(), [RuntimeError("unexpected")]
+
+    def on_registered() -> None:
+        journal.note("registered")
+        if failures:
+            raise failures.pop()
+
+    one = registration(metadata, journal, on_registered=on_registered)
+    async with asyncio.timeout(60):
+        await one.start()
+    assert journal.events == ["registered", "lost", "registered"]
+    assert registered(metadata) is not None
     await one.close()
     assert registered(metadata) is None
 
