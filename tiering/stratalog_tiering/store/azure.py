@@ -244,8 +244,15 @@ class AzureStore:
             versioning=False,
             object_lock=False,
             final_deletion=await self._deletes_finally(key),
-            unsafe=_unsafe(found),
+            unsafe=_unsafe({**found, **await self._container()}),
         )
+
+    async def _container(self) -> Mapping[str, str]:
+        """The headers of the container's own properties; none if the credentials do not allow to ask."""
+        try:
+            return (await self._requests.repeated(lambda: self._requests.send("HEAD", None, {"restype": "container"}))).headers
+        except Invalid:
+            return {}
 
     async def _deletes_finally(self, key: str) -> bool | None:
         """Delete the blob, and see whether the service keeps it (soft delete)."""
@@ -269,11 +276,13 @@ class AzureStore:
 
 
 def _unsafe(headers: Mapping[str, str]) -> str:
-    """Why an account whose blobs have these headers must not be written to."""
+    """Why an account must not be written to whose blobs and container have these headers."""
     if "x-ms-version-id" in headers:
         return "the account keeps versions, which deletions would leave: switch off blob versioning"
     if "x-ms-resource-type" in headers:
         return "the account has a hierarchical namespace, whose listings contain directories: use an account without"
+    if "true" in (headers.get("x-ms-has-immutability-policy"), headers.get("x-ms-has-legal-hold")):
+        return "the container has an immutability policy or a legal hold, which refuses to delete or replace blobs: remove it"
     return ""
 
 

@@ -29,6 +29,8 @@ _RESOURCE: Final = "https://storage.azure.com/"
 _MACHINE_ENDPOINT: Final = "http://169.254.169.254/metadata/identity/oauth2/token"
 """The instance metadata service, the same on every virtual machine."""
 _RENEWED_BEFORE_S: Final = 300
+_PAUSE_S: Final = 10.0
+"""After a token was refused, requests are sent with the next one for so long, whatever is answered."""
 _TIMEOUT: Final = urllib3.Timeout(connect=2.0, read=10.0)
 _ASSERTION_TYPE: Final = "urn:ietf:params:oauth:client-assertion-type:jwt-bearer"
 _OTHER_SOURCES: Final = (
@@ -63,6 +65,7 @@ class AzureCredentials:
         self._machine_endpoint = machine_endpoint
         self._pool = urllib3.PoolManager(retries=False, timeout=_TIMEOUT)
         self._renewing = threading.Lock()
+        self._replace_from_s = float("-inf")
         self._token = Token(text=settings.token, expires_ms=0) if settings.token else None
 
     async def __call__(self) -> AzureCredential:
@@ -75,13 +78,26 @@ class AzureCredentials:
         renewed_s = token.expires_ms // 1000 - _RENEWED_BEFORE_S
         return {"token": token.text, "expires_at": datetime.fromtimestamp(renewed_s, UTC) if token.expires_ms else None}
 
-    def token(self) -> Token:
-        """A token that is valid for some minutes. Blocks. Raises ``Unavailable``, or ``Invalid`` if it is refused."""
+    def token(self, refused: Token | None = None) -> Token:
+        """A token that is valid for some minutes. Blocks. Raises ``Unavailable``, or ``Invalid`` if it is refused.
+
+        ``refused`` is one that the service did not accept. It is returned again if another one was refused a moment ago.
+        """
         with self._renewing:
             found, now_ms = self._token, self._clock.wall_ms()
-            if found is None or (found.expires_ms and found.expires_ms - _RENEWED_BEFORE_S * 1000 <= now_ms):
+            is_old = found is None or (found.expires_ms and found.expires_ms - _RENEWED_BEFORE_S * 1000 <= now_ms)
+            if is_old or self._replaces(refused):
                 found = self._token = self._fetch(now_ms)
+            assert found is not None
             return found
+
+    def _replaces(self, refused: Token | None) -> bool:
+        """Whether ``refused`` is to be replaced before it expires; then it is not again for a while. Ours never expires."""
+        now = self._clock.monotonic()
+        if refused is None or self._token != refused or not refused.expires_ms or now < self._replace_from_s:
+            return False
+        self._replace_from_s = now + _PAUSE_S
+        return True
 
     def close(self) -> None:
         self._pool.clear()

@@ -18,13 +18,14 @@ from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 
 from stratalog_core.errors import Conflict, Invalid, NoSuchObject, OutcomeUnknown, StratalogError, Unavailable
 from stratalog_core.ports import Background
-from stratalog_tiering.store.azure_credentials import AzureCredentials
+from stratalog_tiering.store.azure_credentials import AzureCredentials, Token
 from stratalog_tiering.store.base import Locked, UnexplainedAbsence, UploadGone
 from stratalog_tiering.store.http_requests import Answer, HttpRequests
 from stratalog_tiering.store.store_url import AzureLocation
 
 VERSION: Final = "2023-11-03"
 """The version of the service's interface."""
+_UNAUTHORIZED: Final = 401
 _SIGNED_HEADERS: Final = (
     "content-encoding", "content-language", "content-length", "content-md5", "content-type", "date", "if-modified-since",
     "if-match", "if-none-match", "if-unmodified-since", "range",
@@ -61,8 +62,7 @@ class AzureRequests(HttpRequests):
         if method == "PUT":
             given |= {"Content-Length": str(len(body)), "Content-MD5": _digest(body)}
         about = key or "the container"
-        signed_url, signed = self._authorized(method, url, given)
-        answer = self.attempt(method, signed_url, signed, body, about)
+        answer = self._authorized(method, url, given, body, about)
         if 200 <= answer.status < 300:
             return answer
         code = answer.headers.get("x-ms-error-code") or _code_of(answer.body)
@@ -72,14 +72,24 @@ class AzureRequests(HttpRequests):
         path = self._location.container if key is None else f"{self._location.container}/{self._location.name(key)}"
         return f"{self._location.endpoint}/{quote(path)}" + (f"?{urlencode(query, quote_via=quote)}" if query else "")
 
-    def _authorized(self, method: str, url: str, headers: Mapping[str, str]) -> tuple[str, Mapping[str, str]]:
-        """The URL and the headers with the credentials."""
+    def _authorized(self, method: str, url: str, headers: Mapping[str, str], body: bytes, about: str) -> Answer:
+        """The answer to a request with the credentials; to a second one with another token if the first one is refused."""
         settings = self._credentials.settings
         if settings.key:
-            return url, signed_headers(method, url, headers, self._location.account, settings.key)
+            headers = signed_headers(method, url, headers, self._location.account, settings.key)
+            return self.attempt(method, url, headers, body, about)
         if settings.sas:
-            return f"{url}{'&' if '?' in url else '?'}{settings.sas}", headers
-        return url, {**headers, "Authorization": f"Bearer {self._credentials.token().text}"}
+            return self.attempt(method, f"{url}{'&' if '?' in url else '?'}{settings.sas}", headers, body, about)
+
+        def ask(token: Token) -> Answer:
+            return self.attempt(method, url, {**headers, "Authorization": f"Bearer {token.text}"}, body, about)
+
+        token = self._credentials.token()
+        answer = ask(token)
+        if answer.status != _UNAUTHORIZED:
+            return answer
+        other = self._credentials.token(refused=token)
+        return ask(other) if other != token else answer
 
 
 def signed_headers(method: str, url: str, headers: Mapping[str, str], account: str, key: bytes) -> dict[str, str]:

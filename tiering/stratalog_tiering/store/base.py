@@ -95,6 +95,10 @@ class UploadGone(NoSuchObject):
     code = "upload_gone"
 
 
+class Throttled(Unavailable):
+    """The store takes no more such requests for now: a second later it may."""
+
+
 class UnexplainedAbsence(Unavailable):
     """404 without the service's word for what does not exist: the answer to a HEAD, or one of a gateway or proxy."""
 

@@ -21,7 +21,7 @@ from stratalog_core.ports import Background, Buffer, Clock, Random
 from stratalog_tiering.store.base import KeyRing, ObjectInfo, StoreFeatures, Upload, UploadedPart, check_range, refuse_lock
 from stratalog_tiering.store.checksums import crc_text
 from stratalog_tiering.store.gcs_credentials import GcsCredentials
-from stratalog_tiering.store.gcs_requests import GcsRequests, decoded
+from stratalog_tiering.store.gcs_requests import DamagedInTransit, GcsRequests, decoded
 from stratalog_tiering.store.gcs_uploads import UPLOAD_META, GcsUploads
 from stratalog_tiering.store.http_requests import delete_each
 from stratalog_tiering.store.key_ring import NoKeys
@@ -37,7 +37,7 @@ _LIMITS: Final = ReadLimits()
 _IF_ABSENT: Final = {"ifGenerationMatch": "0"}
 _NO_GENERATION: Final = {"ifGenerationMatch": "1"}
 _FIELDS: Final = "name,size,etag,updated,generation,crc32c"
-_BUCKET_FIELDS: Final = "versioning,softDeletePolicy,hierarchicalNamespace"
+_BUCKET_FIELDS: Final = "versioning,softDeletePolicy,hierarchicalNamespace,retentionPolicy,defaultEventBasedHold"
 
 
 class GcsStore:
@@ -211,7 +211,7 @@ class GcsStore:
         damage = {"crc32c": crc_text([b"other bytes"])}
         return StoreFeatures(
             conditional_replace=await self._refuses(key, {}, _NO_GENERATION, Conflict),
-            checksums_at_rest=bool((await self.head(key)).crc32c) and await self._refuses(key, damage, {}, Unavailable),
+            checksums_at_rest=bool((await self.head(key)).crc32c) and await self._refuses(key, damage, {}, DamagedInTransit),
             versioning=None if bucket is None else _is_enabled(bucket, "versioning"),
             object_lock=False,
             final_deletion=None if bucket is None else not _kept_s(bucket),
@@ -228,11 +228,15 @@ class GcsStore:
 
     async def _refuses(self, key: str, metadata: dict[str, Any], condition: dict[str, str], error: type[Exception]) -> bool:
         boundary = f"part-{self._random.getrandbits(128):032x}"
-        try:
-            await self._requests.run(lambda: self._put(key, b"these bytes", metadata, boundary, condition))
-        except error:
-            return True
-        return False
+
+        def write() -> bool:
+            try:
+                self._put(key, b"these bytes", metadata, boundary, condition)
+            except error:
+                return True
+            return False
+
+        return await self._requests.repeated(write)
 
     async def close(self) -> None:
         self._requests.close()
@@ -254,6 +258,12 @@ def _unsafe(bucket: dict[str, Any]) -> str:
         return "the bucket keeps versions, which deletions would leave: switch off object versioning"
     if _is_enabled(bucket, "hierarchicalNamespace"):
         return "the bucket has a hierarchical namespace, whose listings contain folders: use a bucket without"
+    if bucket.get("retentionPolicy"):
+        return "the bucket has a retention policy, which refuses to delete or replace objects: remove it"
+    if bucket.get("defaultEventBasedHold"):
+        return (
+            "the bucket holds new objects, so that they cannot be deleted or replaced: switch off the default event-based hold"
+        )
     return ""
 
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 VARIABLE: Final = "GOOGLE_APPLICATION_CREDENTIALS"
 _SCOPE: Final = "https://www.googleapis.com/auth/devstorage.read_write"
 _PAUSE_S: Final = 10.0
-"""After a token could not be renewed, requests are sent with it for so long without another attempt, which takes seconds."""
+"""After a token could not be renewed, or was refused, requests are sent with it for so long without another attempt."""
 _TIMEOUT: Final = urllib3.Timeout(connect=2.0, read=10.0)
 
 
@@ -42,6 +42,7 @@ class GcsCredentials:
         self._renewing = threading.Lock()
         self._found: Any = None
         self._renew_from_s = float("-inf")
+        self._replace_from_s = float("-inf")
 
     async def __call__(self) -> GCSCredential:
         """The token with which obstore sends its requests."""
@@ -49,20 +50,23 @@ class GcsCredentials:
         expiry = self._found.expiry
         return {"token": self._found.token, "expires_at": expiry and expiry.replace(tzinfo=UTC)}
 
-    def token(self) -> str:
-        """A token, valid for some minutes if it can be renewed. Blocks. Raises ``Unavailable``, or ``Invalid`` without any."""
+    def token(self, refused: str = "") -> str:
+        """A token, valid for some minutes if it can be renewed. Blocks. Raises ``Unavailable``, or ``Invalid`` without any.
+
+        ``refused`` is one that the service did not accept. It is returned again if another one was refused a moment ago.
+        """
         with self._renewing:
             try:
                 if self._found is None:
                     self._found = google.auth.default(scopes=[_SCOPE], request=self._request)[0]
-                if self._is_to_be_renewed():
+                if self._is_to_be_renewed() or self._replaces(refused):
                     self._found.refresh(self._request)
             except DefaultCredentialsError:
                 raise Invalid(f"{self._place}: {_no_credentials()}") from None
             except TransportError:
                 self._require_token("the service that issues tokens did not answer")
-            except GoogleAuthError as refused:
-                if not refused.retryable:
+            except GoogleAuthError as failure:
+                if not failure.retryable:
                     raise Invalid(f"{self._place}: no token was issued; check the credentials and the role") from None
                 self._require_token("no token was issued; the service asks to repeat the request")
             return str(self._found.token)
@@ -70,6 +74,14 @@ class GcsCredentials:
     def _is_to_be_renewed(self) -> bool:
         state = self._found.token_state.name
         return state == "INVALID" or (state == "STALE" and self._clock.monotonic() >= self._renew_from_s)
+
+    def _replaces(self, refused: str) -> bool:
+        """Whether ``refused`` is to be replaced before it expires; then it is not again for a while."""
+        now = self._clock.monotonic()
+        if not refused or self._found.token != refused or now < self._replace_from_s:
+            return False
+        self._replace_from_s = now + _PAUSE_S
+        return True
 
     def _require_token(self, problem: str) -> None:
         """Raise ``Unavailable`` unless there is a token that has not expired: it is renewed some minutes before."""

@@ -16,7 +16,7 @@ from urllib.parse import quote, urlencode
 
 from stratalog_core.errors import Conflict, Invalid, NoSuchObject, OutcomeUnknown, StratalogError, Unavailable
 from stratalog_core.ports import Background, Buffer
-from stratalog_tiering.store.base import Locked, UnexplainedAbsence, UploadGone
+from stratalog_tiering.store.base import Locked, Throttled, UnexplainedAbsence, UploadGone
 from stratalog_tiering.store.gcs_credentials import GcsCredentials
 from stratalog_tiering.store.http_requests import Answer, HttpRequests
 from stratalog_tiering.store.store_url import GcsLocation
@@ -25,11 +25,17 @@ INCOMPLETE: Final = 308
 """The status with which a resumable upload says that it waits for more bytes."""
 _UPLOAD_GONE: Final = frozenset({404, 410, 499})
 """The statuses of a resumable upload that has expired, was ended by the service, or was given up."""
+_UNAUTHORIZED: Final = 401
 _NO_HEADERS: Final[Mapping[str, str]] = {}
 _NO_BUCKET: Final = re.compile(r"bucket does not exist", re.IGNORECASE)
 _WRONG_CHECKSUM: Final = re.compile(r"doesn't match calculated", re.IGNORECASE)
 _LOCKED: Final = frozenset({"retentionPolicyNotMet", "objectUnderActiveHold"})
 _LIMITED: Final = frozenset({"rateLimitExceeded", "userRateLimitExceeded"})
+"""An object is written at most once per second, whether it exists or not."""
+
+
+class DamagedInTransit(Unavailable):
+    """The bytes do not match the checksum that was sent with them; nothing was written."""
 
 
 class GcsRequests(HttpRequests):
@@ -90,9 +96,7 @@ class GcsRequests(HttpRequests):
         """Send a request about the object of ``key``, or about the bucket if it is None."""
         about = key or "the bucket"
         url = self._location.endpoint + path + (f"?{urlencode(query, quote_via=quote)}" if query else "")
-        if self._location.has_credentials:
-            headers = {**headers, "Authorization": f"Bearer {self._credentials.token()}"}
-        answer = self.attempt(method, url, headers, body, about)
+        answer = self._authorized(method, url, headers, body, about)
         if 200 <= answer.status < 300 or (is_session and answer.status == INCOMPLETE):
             self._has_bucket = True
             return answer
@@ -105,6 +109,21 @@ class GcsRequests(HttpRequests):
                 raise _no_bucket(self._location.url)
             self.check_bucket()
         raise failure
+
+    def _authorized(self, method: str, url: str, headers: Mapping[str, str], body: Buffer, about: str) -> Answer:
+        """The answer to a request with a token; to a second one with another token if the first one is refused."""
+        if not self._location.has_credentials:
+            return self.attempt(method, url, headers, body, about)
+
+        def ask(token: str) -> Answer:
+            return self.attempt(method, url, {**headers, "Authorization": f"Bearer {token}"}, body, about)
+
+        token = self._credentials.token()
+        answer = ask(token)
+        if answer.status != _UNAUTHORIZED:
+            return answer
+        other = self._credentials.token(refused=token)
+        return ask(other) if other != token else answer
 
 
 def decoded(answer: Answer) -> Any:
@@ -131,13 +150,22 @@ def refusal(status: int, reason: str, message: str, about: str, place: str) -> S
         return Conflict(f"object {about} already exists in {place}", key=about)
     if status == 403 and reason in _LOCKED:
         return Locked(f"{place}: {about} is protected by a retention policy or a hold ({reason})", until_ms=0)
-    if status in (408, 429) or reason in _LIMITED or _WRONG_CHECKSUM.search(message):
-        return Unavailable(f"{place} temporarily refused the request ({shown})")
+    if (temporary := _temporary(status, reason, message, about, place)) is not None:
+        return temporary
     if status in (401, 403):
         return Invalid(f"{place}: access to {about} was refused ({shown}); check the credentials and the role")
     if 400 <= status < 500:
         return Invalid(f"{place}: the request about {about} was refused ({shown})")
     return OutcomeUnknown(f"{place} failed at {about} ({shown})")
+
+
+def _temporary(status: int, reason: str, message: str, about: str, place: str) -> Unavailable | None:
+    """The error for a refusal that had no effect and says nothing about the next attempt; None if it is another one."""
+    if _WRONG_CHECKSUM.search(message):
+        return DamagedInTransit(f"{place} got other bytes of {about} than were sent ({status} {reason})")
+    if status == 429 or reason in _LIMITED:
+        return Throttled(f"{place} limits the rate of requests about {about} ({status} {reason})")
+    return Unavailable(f"{place} temporarily refused the request ({status} {reason})") if status == 408 else None
 
 
 def _no_bucket(place: str) -> Invalid:

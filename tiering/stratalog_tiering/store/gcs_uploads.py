@@ -41,12 +41,16 @@ WAITING_MAX: Final = 16
 
 @dataclass(slots=True, kw_only=True)
 class _Session:
-    """``sent_bytes`` were sent, ``rest`` follows them; ``waiting`` are later parts, by number."""
+    """``sent_bytes`` were sent, ``rest`` follows them; ``waiting`` are later parts, by number.
+
+    ``is_within_part``: a part is being sent, or could not be sent to its end.
+    """
 
     address: str
     upload: Upload
     sent_bytes: int = 0
     rest: bytes = b""
+    is_within_part: bool = False
     crc: int = 0
     next_part: int = 1
     waiting: dict[int, bytes] = field(default_factory=dict)
@@ -75,6 +79,7 @@ class GcsUploads:
         session = self._session(upload)
         body, receipt = await self._requests.run(lambda: _joined(number, parts))
         async with session.turn:
+            _require_whole(session)
             if number < session.next_part:
                 if session.receipts[number] != receipt:
                     raise Unavailable(f"part {number} of {upload.key} was sent before with other bytes; start again")
@@ -92,6 +97,7 @@ class GcsUploads:
         """See :meth:`stratalog_tiering.store.base.ObjectStore.complete_upload`."""
         session = self._session(upload)
         async with session.turn:
+            _require_whole(session)
             if {part.number: part for part in parts} != session.receipts:
                 raise Invalid(f"the parts of {upload.key} are not those that were sent")
             if set(session.waiting) - {session.next_part}:
@@ -119,6 +125,7 @@ class GcsUploads:
         """Send a part that is not the last, after the rest of the one before, and keep what is no multiple of ``UNIT``."""
         body = memoryview(session.rest + part if session.rest else part)
         first, length = session.sent_bytes, len(body) - len(body) % UNIT
+        session.is_within_part = True
         while session.sent_bytes < first + length:
             try:
                 taken = await self._requests.repeated(partial(self._put, session, body[session.sent_bytes - first : length]))
@@ -129,6 +136,7 @@ class GcsUploads:
             session.sent_bytes = taken
         session.rest = bytes(body[length:])
         session.crc = crc32c(part, session.crc)
+        session.is_within_part = False
 
     def _put(self, session: _Session, piece: memoryview) -> int:
         """Send bytes in the middle of the object; return how many the service has. Blocks."""
@@ -176,6 +184,12 @@ class GcsUploads:
             await self._requests.repeated(lambda: self._requests.object("DELETE", key, {"ifGenerationMatch": generation}))
         except (NoSuchObject, Conflict):
             return
+
+
+def _require_whole(session: _Session) -> None:
+    """Raise ``Unavailable`` if a part could not be sent to its end: how much of it the service has is not known."""
+    if session.is_within_part:
+        raise Unavailable(f"the upload of {session.upload.key} failed within part {session.next_part}; start again")
 
 
 def _joined(number: int, parts: Sequence[Buffer]) -> tuple[bytes, UploadedPart]:

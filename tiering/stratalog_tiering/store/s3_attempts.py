@@ -7,14 +7,17 @@ definite outcome or raise ``OutcomeUnknown``.
 from __future__ import annotations
 
 import asyncio
+from asyncio import sleep
 from collections.abc import Awaitable, Callable
 from types import TracebackType
 from typing import Final, TypeVar
 
 from stratalog_core.errors import NoSuchObject, OutcomeUnknown, StratalogError, Unavailable
+from stratalog_tiering.store.base import Throttled
 
 ATTEMPTS_MAX: Final = 4
 _FIRST_PAUSE_S: Final = 0.1
+_THROTTLED_PAUSE_S: Final = 1.0
 _TIME_LIMIT_STEPS: Final = 16
 _Result = TypeVar("_Result")
 
@@ -64,7 +67,7 @@ async def _found_ours(is_ours: Callable[[], Awaitable[bool]]) -> bool:
 async def _pause_or_raise(attempt: int, failure: OutcomeUnknown | Unavailable, *, doubtful: bool) -> None:
     """Wait before the next attempt. After the last one raise ``OutcomeUnknown`` if any attempt may have taken effect."""
     if attempt + 1 < ATTEMPTS_MAX:
-        await asyncio.sleep(_FIRST_PAUSE_S * 3**attempt)
+        await sleep(_THROTTLED_PAUSE_S * 2**attempt if isinstance(failure, Throttled) else _FIRST_PAUSE_S * 3**attempt)
     elif doubtful:
         raise OutcomeUnknown(failure.message) from failure
     else:

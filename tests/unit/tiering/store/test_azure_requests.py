@@ -269,7 +269,7 @@ async def test_a_token_that_is_refused_says_why_and_an_identity_that_is_away_is_
 
 
 class AccountServer(ThreadingHTTPServer):
-    """An account with one blob: ``extra`` are headers of its HEAD, ``keeps`` is soft delete."""
+    """An account with one blob: ``extra`` are headers of its HEAD and its container's, ``keeps`` is soft delete."""
 
     daemon_threads = True
 
@@ -314,6 +314,9 @@ class _Account(BaseHTTPRequestHandler):
         ({}, True, ""),
         ({"x-ms-version-id": "2026-11-02T10:00:00.0000000Z"}, False, "switch off blob versioning"),
         ({"x-ms-resource-type": "file"}, False, "hierarchical namespace"),
+        ({"x-ms-has-immutability-policy": "false", "x-ms-has-legal-hold": "false"}, False, ""),
+        ({"x-ms-has-immutability-policy": "true"}, False, "immutability policy"),
+        ({"x-ms-has-legal-hold": "true"}, False, "legal hold"),
     ],
 )
 async def test_accounts_that_break_promises_are_told(
@@ -352,7 +355,7 @@ class _Blob(BaseHTTPRequestHandler):
     def _answer(self, body: bytes) -> None:
         is_known = self.headers["Authorization"] == "Bearer hidden-token"
         self.server.refused += not is_known
-        self.send_response(200 if is_known else 403)
+        self.send_response(200 if is_known else 401)
         for name, value in {
             "Content-Length": "7", "ETag": '"0x1"', "Last-Modified": "Mon, 02 Nov 2026 10:00:00 GMT",
         }.items():  # fmt: skip
@@ -372,22 +375,47 @@ class BlobServer(ThreadingHTTPServer):
         self.refused = 0
 
 
-async def test_one_token_serves_reads_by_obstore_and_requests_of_our_own(
-    identity: IdentityServer, background: ThreadBackground, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def application(identity: IdentityServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An application that gets its tokens from ``identity``."""
     for name, value in {
         "AZURE_TENANT_ID": "tenant", "AZURE_CLIENT_ID": "client", "AZURE_CLIENT_SECRET": "hidden-client-secret",
         "AZURE_AUTHORITY_HOST": f"http://127.0.0.1:{identity.server_address[1]}",
     }.items():  # fmt: skip
         monkeypatch.setenv(name, value)
-    identity.answers = [(200, {"access_token": "hidden-token", "expires_in": 3600})]
+
+
+@pytest.fixture
+def blob() -> Iterator[tuple[BlobServer, str]]:
+    """A server, and the URL of its container."""
     with BlobServer() as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
-        url = f"az://history?account=mine&endpoint=http://127.0.0.1:{server.server_address[1]}/mine"
-        store = open_store(url, background=background, clock=SystemClock(), random=Random(1))
-        assert (await store.get("a"), (await store.head("a")).size_bytes, await store.get("a")) == (b"content", 7, b"content")
-        await store.close()
+        yield server, f"az://history?account=mine&endpoint=http://127.0.0.1:{server.server_address[1]}/mine"
         server.shutdown()
         thread.join()
+
+
+@pytest.mark.usefixtures("application")
+async def test_one_token_serves_reads_by_obstore_and_requests_of_our_own(
+    identity: IdentityServer, blob: tuple[BlobServer, str], background: ThreadBackground
+) -> None:
+    identity.answers = [(200, {"access_token": "hidden-token", "expires_in": 3600})]
+    server, url = blob
+    store = open_store(url, background=background, clock=SystemClock(), random=Random(1))
+    assert (await store.get("a"), (await store.head("a")).size_bytes, await store.get("a")) == (b"content", 7, b"content")
+    await store.close()
     assert (server.refused, len(identity.asked)) == (0, 1)
+
+
+@pytest.mark.usefixtures("application")
+async def test_a_token_that_the_service_refuses_is_renewed_once(
+    identity: IdentityServer, blob: tuple[BlobServer, str], background: ThreadBackground
+) -> None:
+    """It was revoked, or our clock is wrong. A role that is missing is not asked for again and again."""
+    identity.answers = [(200, {"access_token": f"hidden-{name}", "expires_in": 3600}) for name in ("old", "token", "unasked")]
+    server, url = blob
+    store = open_store(url, background=background, clock=SystemClock(), random=Random(1))
+    assert (await store.head("a")).size_bytes == 7
+    assert (server.refused, len(identity.answers)) == (1, 1)
+    await store.close()

@@ -17,10 +17,10 @@ from stratalog_core.errors import Conflict, Invalid, NoSuchObject, OutcomeUnknow
 from stratalog_core.ports import Background
 from stratalog_core.system import SystemClock, ThreadBackground
 from stratalog_tiering.store import check_store_url, location_url, shown_url
-from stratalog_tiering.store.base import Locked, UnexplainedAbsence
+from stratalog_tiering.store.base import Locked, Throttled, UnexplainedAbsence
 from stratalog_tiering.store.gcs_credentials import VARIABLE, GcsCredentials
-from stratalog_tiering.store.gcs_requests import refusal
-from stratalog_tiering.store.store_url import parse_gcs_url
+from stratalog_tiering.store.gcs_requests import DamagedInTransit, GcsRequests, refusal
+from stratalog_tiering.store.store_url import GcsLocation, parse_gcs_url
 
 
 @pytest.mark.parametrize(
@@ -33,12 +33,12 @@ from stratalog_tiering.store.store_url import parse_gcs_url
         (412, "conditionNotMet", "At least one of the pre-conditions you specified did not hold.", Conflict),
         (403, "forbidden", "denied", Invalid),
         (403, "retentionPolicyNotMet", "Object is subject to a retention policy", Locked),
-        (403, "rateLimitExceeded", "", Unavailable),
+        (403, "rateLimitExceeded", "", Throttled),
         (401, "authError", "", Invalid),
-        (400, "invalid", 'Provided CRC32C "AAAAAA==" doesn\'t match calculated CRC32C "BBBBBB==".', Unavailable),
+        (400, "invalid", 'Provided CRC32C "AAAAAA==" doesn\'t match calculated CRC32C "BBBBBB==".', DamagedInTransit),
         (400, "invalid", "Invalid argument", Invalid),
         (408, "", "", Unavailable),
-        (429, "rateLimitExceeded", "", Unavailable),
+        (429, "rateLimitExceeded", "", Throttled),
         (500, "backendError", "", OutcomeUnknown),
         (503, "backendError", "", OutcomeUnknown),
     ],
@@ -199,3 +199,58 @@ def test_without_credentials_the_error_says_what_to_set(
     monkeypatch.setenv("NO_GCE_CHECK", "true")
     with pytest.raises(Invalid, match=f"no credentials: set {VARIABLE}"):
         GcsCredentials("gs://history/", background, SystemClock()).token()
+
+
+class Bucket(BaseHTTPRequestHandler):
+    """Serves whoever has the token ``known``."""
+
+    known = "token-2"
+    asked = 0
+
+    def do_GET(self) -> None:
+        type(self).asked += 1
+        body = b'{"kind": "storage#objects"}'
+        self.send_response(200 if self.headers["Authorization"] == f"Bearer {self.known}" else 401)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *arguments: object) -> None:
+        pass
+
+
+@pytest.fixture
+def bucket() -> Iterator[tuple[type[Bucket], str]]:
+    handler = type("Handler", (Bucket,), {})
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield handler, f"gs://history?endpoint=http://127.0.0.1:{server.server_address[1]}"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def test_a_token_that_the_service_refuses_is_renewed_once(
+    issuer: type[TokenServer],
+    bucket: tuple[type[Bucket], str],
+    background: Background,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It was revoked, or our clock is wrong. A role that is missing is not asked for again and again."""
+    monkeypatch.setattr(GcsLocation, "has_credentials", True)
+    (handler, url), clock = bucket, ShiftedClock()
+    location = parse_gcs_url(url)
+    requests = GcsRequests(location, GcsCredentials(location.url, background, clock), background, 1)
+    requests.check_bucket()
+    assert (issuer.issued, handler.asked) == (2, 2)
+    handler.known = "no token"
+    for _ in range(3):
+        with pytest.raises(Invalid, match="refused"):
+            requests.objects({})
+    assert (issuer.issued, handler.asked) == (2, 5)
+    clock.later_s = 60.0
+    with pytest.raises(Invalid, match="refused"):
+        requests.objects({})
+    assert (issuer.issued, handler.asked) == (3, 7)
+    requests.close()
