@@ -12,21 +12,31 @@ from stratalog_metadata.client.api import MetadataView
 from stratalog_metadata.records import Topic, topic_key
 from stratalog_metadata.state.changes import Change
 
-PATTERNS_MAX: Final = 1_000
-"""Patterns whose topics are remembered; another one costs a look at every topic's name."""
+PATTERN_BYTES_MAX: Final = 64 * 1024 * 1024
+"""Memory for patterns and the names that match them; another pattern costs a look at every topic's name."""
+_NAME_BYTES: Final = 64
+"""Of a set, per name; measured."""
 
 
 class ClusterTopics:
-    """Follows the view. The topics that match a pattern are kept up to date, so that they are searched for once."""
+    """Follows the view. The topics that match a pattern are kept up to date, so that they are searched for once: of the
+    patterns asked for last, within ``PATTERN_BYTES_MAX``.
+    """
 
     def __init__(self, view: MetadataView) -> None:
         self._view = view
         self._version = 0
         self._matching: OrderedDict[str, tuple[LinearPattern, set[str]]] = OrderedDict()
+        self._pattern_bytes = 0
         self._unsubscribe = view.subscribe(self._on_changes)
 
     def close(self) -> None:
         self._unsubscribe()
+
+    @property
+    def pattern_bytes(self) -> int:
+        """Memory that the remembered patterns and their names use at most."""
+        return self._pattern_bytes
 
     @property
     def version(self) -> int:
@@ -42,8 +52,8 @@ class ClusterTopics:
             compiled = LinearPattern(pattern)
             names = {topic.name for topic in self._view.all(Topic) if compiled.matches(topic.name)}
             known = self._matching[pattern] = compiled, names
-            if len(self._matching) > PATTERNS_MAX:
-                self._matching.popitem(last=False)
+            self._pattern_bytes += _bytes_of(compiled, names)
+            self._trim()
         else:
             self._matching.move_to_end(pattern)
         return frozenset(known[1])
@@ -58,12 +68,25 @@ class ClusterTopics:
             if isinstance(after, Topic):
                 self._version += 1
                 self._remember(after.name)
+        self._trim()
+
+    def _trim(self) -> None:
+        while self._pattern_bytes > PATTERN_BYTES_MAX:
+            _, (compiled, names) = self._matching.popitem(last=False)
+            self._pattern_bytes -= _bytes_of(compiled, names)
 
     def _forget(self, name: str) -> None:
         for _, names in self._matching.values():
-            names.discard(name)
+            if name in names:
+                names.remove(name)
+                self._pattern_bytes -= _NAME_BYTES
 
     def _remember(self, name: str) -> None:
         for compiled, names in self._matching.values():
-            if compiled.matches(name):
+            if name not in names and compiled.matches(name):
                 names.add(name)
+                self._pattern_bytes += _NAME_BYTES
+
+
+def _bytes_of(compiled: LinearPattern, names: set[str]) -> int:
+    return compiled.bytes_max + _NAME_BYTES * len(names)
