@@ -20,17 +20,26 @@ class TopicName:
     name: str
     topic_id: UUID | None
     error: ErrorCode = ErrorCode.none
+    partition_count: int = 0
+
+    def error_of(self, partition: int) -> ErrorCode:
+        """Return the topic's error, or whether the partition does not exist."""
+        if self.error is not ErrorCode.none or 0 <= partition < self.partition_count:
+            return self.error
+        return ErrorCode.unknown_topic_or_partition
 
 
 def resolve_topic(view: MetadataView, partitions: Partitions, topic: Any, *, by_id: bool) -> TopicName:
     """Return the topic to which an element of a request refers."""
     if by_id:
         known = topic_by_id(partitions, topic.topic_id)
-        return TopicName(known.name if known else "", topic.topic_id, ErrorCode.none if known else ErrorCode.unknown_topic_id)
+        if known is None:
+            return TopicName("", topic.topic_id, ErrorCode.unknown_topic_id)
+        return TopicName(known.name, topic.topic_id, partition_count=known.partition_count)
     known = view.find(Topic, topic_key(topic.name))
     if known is None:
         return TopicName(topic.name, None, ErrorCode.unknown_topic_or_partition)
-    return TopicName(topic.name, known.topic_id)
+    return TopicName(topic.name, known.topic_id, partition_count=known.partition_count)
 
 
 def topic_by_id(partitions: Partitions, topic_id: UUID | None) -> Topic | None:

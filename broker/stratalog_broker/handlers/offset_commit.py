@@ -65,9 +65,9 @@ def _generation(request: Any) -> int:
 
 def _commits(request: Any, topics: list[TopicName]) -> Iterator[Commit]:
     for topic, resolved in zip(request.topics, topics, strict=True):
-        if resolved.error is not ErrorCode.none:
-            continue
         for row in topic.partitions:
+            if resolved.error_of(row.partition_index) is not ErrorCode.none:
+                continue
             epoch = getattr(row, "committed_leader_epoch", -1)
             metadata = row.committed_metadata or ""
             yield Commit(resolved.name, row.partition_index, row.committed_offset, epoch, metadata, resolved.topic_id)
@@ -77,8 +77,8 @@ def _response(context: RequestContext, request: Any, topics: list[TopicName], er
     answers = []
     for topic, resolved in zip(request.topics, topics, strict=True):
         indexes = [row.partition_index for row in topic.partitions]
-        known = resolved.error is ErrorCode.none
-        codes = [(next(errors) if known else resolved.error).value for _ in indexes]
+        refusals = [resolved.error_of(index) for index in indexes]
+        codes = [(next(errors) if refusal is ErrorCode.none else refusal).value for refusal in refusals]
         answers.append(CommittedTopic(resolved.name, resolved.topic_id, indexes, codes))
     return encode_offset_commit(context.new, context.api_version, answers)
 

@@ -6,6 +6,7 @@ Before v5 the producer has added the group to the transaction (AddOffsetsToTxn),
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 from kio.schema.errors import ErrorCode
@@ -43,15 +44,16 @@ async def handle(
 ) -> Any:
     topics = [resolve_topic(view, partitions, topic, by_id=False) for topic in request.topics]
     denied = permissions.denied(context, READ_TOPIC, (topic.name for topic in topics if topic.name))
-    refusals = [ErrorCode.topic_authorization_failed if topic.name in denied else topic.error for topic in topics]
-    commits = list(_commits(request, topics, refusals))
+    denial = ErrorCode.topic_authorization_failed
+    topics = [replace(topic, error=denial) if topic.name in denied else topic for topic in topics]
+    commits = list(_commits(request, topics))
     try:
         permissions.check_transactional_id(context, _ACCESS, request.transactional_id)
         permissions.check_group(context, _GROUP_ACCESS, request.group_id)
         errors = await _commit(context, request, groups, transactions, commits) if commits else []
     except KafkaError as refused:
         errors = [_code_for(refused.code, context.api_version)] * len(commits)
-    return _response(context, request, topics, refusals, iter(errors))
+    return _response(context, request, topics, iter(errors))
 
 
 async def _commit(
@@ -87,10 +89,10 @@ def _code_for(code: ErrorCode, version: int) -> ErrorCode:
     return ErrorCode.invalid_producer_epoch if code is ErrorCode.producer_fenced else code
 
 
-def _commits(request: Any, topics: Sequence[TopicName], refusals: Sequence[ErrorCode]) -> Iterator[Commit]:
-    for topic, resolved, refusal in zip(request.topics, topics, refusals, strict=True):
-        if refusal is ErrorCode.none:
-            for row in topic.partitions:
+def _commits(request: Any, topics: Sequence[TopicName]) -> Iterator[Commit]:
+    for topic, resolved in zip(request.topics, topics, strict=True):
+        for row in topic.partitions:
+            if resolved.error_of(row.partition_index) is ErrorCode.none:
                 epoch = getattr(row, "committed_leader_epoch", -1)
                 metadata = row.committed_metadata or ""
                 yield Commit(resolved.name, row.partition_index, row.committed_offset, epoch, metadata, resolved.topic_id)
@@ -100,18 +102,18 @@ def _response(
     context: RequestContext,
     request: Any,
     topics: Sequence[TopicName],
-    refusals: Sequence[ErrorCode],
     errors: Iterator[ErrorCode],
 ) -> Any:
     rows = []
-    for topic, resolved, refusal in zip(request.topics, topics, refusals, strict=True):
+    for topic, resolved in zip(request.topics, topics, strict=True):
+        refusals = [resolved.error_of(row.partition_index) for row in topic.partitions]
         partitions = tuple(
             context.new(
                 "TxnOffsetCommitResponsePartition",
                 partition_index=row.partition_index,
                 error_code=next(errors) if refusal is ErrorCode.none else refusal,
             )
-            for row in topic.partitions
+            for row, refusal in zip(topic.partitions, refusals, strict=True)
         )
         rows.append(context.new("TxnOffsetCommitResponseTopic", name=resolved.name or topic.name, partitions=partitions))
     return context.new("TxnOffsetCommitResponse", topics=tuple(rows))

@@ -115,15 +115,35 @@ async def test_committing_and_fetching(mini_cluster: MiniCluster) -> None:
         assert await fetch(client, 9, topic) == [(-1, NONE), (-1, NONE)]
 
 
-async def commit(client: WireClient, version: int, topic: Topic, offset: int) -> Any:
-    partition = part(
+async def test_offsets_of_partitions_that_do_not_exist(mini_cluster: MiniCluster) -> None:
+    async with connect(mini_cluster.bootstrap) as client:
+        await create(client, "flights")
+        topic = mini_cluster.broker.metadata.view.find(Topic, topic_key("flights"))
+        assert topic is not None
+        await find(client, 6)
+        unknown = ErrorCode.unknown_topic_or_partition
+        for version in versions(8):
+            for index, expected in ((-1, unknown), (1, NONE), (2, unknown)):
+                answer = await commit(client, version, topic, offset=1, partition=index)
+                assert [row.error_code for row in answer.topics[0].partitions] == [expected]
+        topics = (deletion("flights", 1, 2), deletion("trains", 0), deletion("flights", 0))
+        answer = await client.send(47, 0, group_id=GROUP, topics=topics)
+        assert answer.error_code is NONE
+        assert [[row.error_code for row in each.partitions] for each in answer.topics] == [[NONE, unknown], [unknown], [NONE]]
+        for group, code in (("", ErrorCode.invalid_group_id), ("unheard-of", ErrorCode.group_id_not_found)):
+            answer = await client.send(47, 0, group_id=group, topics=topics)
+            assert (answer.error_code, answer.topics) == (code, ())
+
+
+async def commit(client: WireClient, version: int, topic: Topic, offset: int, partition: int = 0) -> Any:
+    row = part(
         8, version, "OffsetCommitRequestPartition",
-        partition_index=0, committed_offset=offset, committed_leader_epoch=-1, committed_metadata=None,
+        partition_index=partition, committed_offset=offset, committed_leader_epoch=-1, committed_metadata=None,
     )  # fmt: skip
-    row = part(8, version, "OffsetCommitRequestTopic", name=topic.name, topic_id=topic.topic_id, partitions=(partition,))
+    rows = part(8, version, "OffsetCommitRequestTopic", name=topic.name, topic_id=topic.topic_id, partitions=(row,))
     return await client.send(
         8, version, group_id=GROUP, generation_id_or_member_epoch=-1, member_id="", group_instance_id=None,
-        retention_time=datetime.timedelta(milliseconds=-1), topics=(row,),
+        retention_time=datetime.timedelta(milliseconds=-1), topics=(rows,),
     )  # fmt: skip
 
 

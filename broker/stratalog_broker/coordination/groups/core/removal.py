@@ -48,6 +48,8 @@ class Removals:
         self, group_id: str, partitions: Sequence[TopicPartitionName]
     ) -> tuple[ErrorCode, list[ErrorCode], list[CoordinatorRecord]]:
         """OffsetDelete: return a code for the group, one for each partition, and the records to write."""
+        if not group_id:
+            return ErrorCode.invalid_group_id, [], []
         if not self._table.exists(group_id):
             return ErrorCode.group_id_not_found, [], []
         group = self._table.find(group_id)
