@@ -45,6 +45,7 @@ _LATER = {
     KafkaError.NOT_COORDINATOR,
     KafkaError.NOT_CONTROLLER,
     KafkaError.NOT_ENOUGH_REPLICAS,
+    KafkaError.UNSTABLE_OFFSET_COMMIT,
 }
 _UNAVAILABLE = {KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN, KafkaError._TIMED_OUT, KafkaError._MSG_TIMED_OUT}
 

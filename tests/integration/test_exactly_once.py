@@ -23,9 +23,10 @@ from integration.committed_reads import committed_values
 from integration.process_cluster import ProcessCluster
 
 from stratalog_core.errors import Conflict, Fenced, Unavailable
-from stratalog_pipeline import sink_transactions
+from stratalog_pipeline import sink_markers, sink_transactions
 from stratalog_pipeline.kafka_sink import WriteOptions, parse_write_options
-from stratalog_pipeline.sink_transactions import Unit, read_marker, send_once
+from stratalog_pipeline.sink_markers import Markers, Unit
+from stratalog_pipeline.sink_transactions import send_once
 
 pytestmark = pytest.mark.integration
 RUNS_ALL = "STRATALOG_EXACTLY_ONCE_POINTS" in os.environ
@@ -38,6 +39,7 @@ import pyarrow as pa
 from confluent_kafka import Producer
 from stratalog_pipeline import sink_transactions
 from stratalog_pipeline.kafka_sink import parse_write_options
+from stratalog_pipeline.sink_markers import Unit
 
 bootstrap, topic = sys.argv[1:]
 options = parse_write_options({{"kafka.bootstrap.servers": bootstrap, "topic": topic}})
@@ -62,7 +64,7 @@ for number, (step, moment) in enumerate({POINTS}):
     child = os.fork()
     if child == 0:
         sink_transactions.Producer = type("Killed", (Producer,), {{step: killed(step, moment)}})
-        sink_transactions.send_once([rows[number]], options, sink_transactions.Unit(write=topic, batch=0, task=number))
+        sink_transactions.send_once([rows[number]], options, Unit(write=topic, batch=0, task=number))
         os._exit(0)
     assert os.waitpid(child, 0)[1] == signal.SIGKILL, f"{{moment}} {{step}}"
 """
@@ -163,16 +165,73 @@ def test_rows_that_differ_from_those_that_are_written_are_refused(cluster: Proce
     strict = options_of(cluster.bootstrap, topic)
     unit = Unit(write=topic, batch=0, task=1)
     assert send_once([rows_of(0, range(0))], strict, unit) == 0
-    assert read_marker(strict, unit) is None, "a task without rows costs nothing"
+    assert Markers(strict).read(unit) is None, "a task without rows needs no marker"
     assert send_once([rows_of(0)], strict, unit) == ROWS
     assert send_once([rows_of(0, reversed(range(ROWS)))], strict, unit) == ROWS, "a shuffle may change their order"
     with pytest.raises(Conflict, match=r"has 299 rows that are not the 300 .*repartition"):
         send_once([rows_of(0, range(1, ROWS))], strict, unit)
     with pytest.raises(Conflict, match="has 300 rows that are not the 300"):
         send_once([rows_of(0, range(1, ROWS + 1))], strict, unit)
+    with pytest.raises(Conflict, match="has 0 rows that are not the 300"):
+        send_once([], strict, unit)
     trusting = options_of(cluster.bootstrap, topic, markers="trusted")
     assert send_once([rows_of(0, range(1, ROWS))], trusting, unit) == ROWS
+    assert send_once([], trusting, unit) == 0
     assert len(committed_values(cluster.bootstrap, topic)) == ROWS
+
+
+def test_a_run_that_splits_a_batch_into_other_tasks_writes_nothing(
+    cluster: ProcessCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = cluster.new_topic()
+    strict, first = options_of(cluster.bootstrap, topic), Unit(write=topic, batch=0, task=1, run="first")
+    send_once([rows_of(0, range(150, ROWS))], strict, first)
+    second = replace(first, run="second", task=0)
+    # Nothing compares the rows of task 1: the second run has one task.
+    monkeypatch.setattr(sink_markers, "BEGIN_S", 1.0)
+    for task in (0, 200):
+        with pytest.raises(Conflict, match=rf"task 1 of batch 0 .* task {task}, which has written nothing.*repartition"):
+            send_once([rows_of(0)], strict, replace(second, task=task))
+    with pytest.raises(Conflict, match=r"task 1 of batch 0 .* no task of this run has them"):
+        Markers(strict).check_compared(second)
+    Markers(strict).check_compared(first)
+    assert committed_values(cluster.bootstrap, topic) == [f"0-{row}" for row in range(150, ROWS)]
+    assert send_once([rows_of(0, range(150))], options_of(cluster.bootstrap, topic, markers="trusted"), second) == 150
+
+
+def test_a_task_writes_when_what_earlier_runs_wrote_is_compared(cluster: ProcessCluster) -> None:
+    topic = cluster.new_topic()
+    strict, first = options_of(cluster.bootstrap, topic), Unit(write=topic, batch=0, task=0, run="first")
+    for task in (1, 200):
+        send_once([rows_of(task)], strict, replace(first, task=task))
+    may_end = threading.Event()
+
+    def slow_rows() -> Iterator[pa.RecordBatch]:
+        yield rows_of(1)
+        assert may_end.wait(120)
+
+    second = replace(first, run="second")
+    runs = [
+        threading.Thread(target=send_once, args=([rows_of(0)], strict, second)),
+        threading.Thread(target=send_once, args=(slow_rows(), strict, replace(second, task=1))),
+    ]
+    for one in runs:
+        one.start()
+    assert send_once([rows_of(200)], strict, replace(second, task=200)) == ROWS
+    with pytest.raises(Conflict, match="task 1 of batch 0"):
+        Markers(strict).check_compared(second)
+    assert len(committed_values(cluster.bootstrap, topic)) == 2 * ROWS, "task 0 waits for task 1"
+    may_end.set()
+    for one in runs:
+        one.join(120)
+        assert not one.is_alive()
+    Markers(strict).check_compared(second)
+    assert send_once([rows_of(3)], strict, replace(second, task=3)) == ROWS, "nothing is left to wait for"
+    read = committed_values(cluster.bootstrap, topic)
+    assert sorted(read) == sorted(f"{task}-{row}" for task in (0, 1, 3, 200) for row in range(ROWS))
+    assert send_once([rows_of(4)], strict, replace(second, batch=1)) == ROWS
+    with pytest.raises(Conflict, match=r"batch 1 of write .* has begun already; batch 0 comes before it"):
+        send_once([rows_of(2)], strict, replace(second, task=2))
 
 
 def test_batches_follow_each_other_or_markers_were_lost(cluster: ProcessCluster) -> None:

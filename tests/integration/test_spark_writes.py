@@ -14,6 +14,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from confluent_kafka import Consumer, Message, Producer, TopicPartition
+from integration.committed_reads import committed_values
 from integration.process_cluster import KEPT_FOR_EVER, ProcessCluster
 from kafka.partitioner import murmur2
 from pyspark.errors import PySparkException
@@ -22,6 +23,8 @@ from pyspark.sql import SparkSession
 from stratalog_core.errors import Invalid, NotFound, Unavailable
 from stratalog_pipeline.jobs.replay import ReplayTarget, replay
 from stratalog_pipeline.kafka_sink import check_topic, parse_write_options, send
+from stratalog_pipeline.sink_markers import Unit
+from stratalog_pipeline.sink_transactions import send_once
 
 pytestmark = [pytest.mark.integration, pytest.mark.spark]
 PARTITIONS = 3
@@ -124,6 +127,21 @@ def test_a_batch_and_a_stream_are_written_by_spark(cluster: ProcessCluster, spar
         assert len(messages(cluster, target, 1000)) == 1000
     with pytest.raises(PySparkException, match="can only be appended to"):
         rows.write.format("stratalog").options(**servers, topic=source).mode("overwrite").save()
+
+
+def test_a_write_that_is_run_again_in_other_tasks_is_refused(cluster: ProcessCluster, spark: SparkSession) -> None:
+    topic = cluster.new_topic(1)
+    servers = {"kafka.bootstrap.servers": cluster.bootstrap, "topic": topic, "writeId": "split"}
+    rows = spark.range(300, numPartitions=2).selectExpr("cast(id as string) as value")
+    # A run that ended after its second task.
+    second = pa.RecordBatch.from_pydict({"value": pa.array([str(number) for number in range(150, 300)])})
+    unit = Unit(write="split", batch=0, task=1, run="first")
+    assert send_once([second], parse_write_options(servers), unit) == 150
+    with pytest.raises(PySparkException, match=r"task 1 of batch 0 of write split has \d+ rows that are not the 150"):
+        rows.repartition(3).write.format("stratalog").options(**servers).mode("append").save()
+    assert sorted(map(int, committed_values(cluster.bootstrap, topic))) == list(range(150, 300))
+    rows.write.format("stratalog").options(**servers).mode("append").save()
+    assert sorted(map(int, committed_values(cluster.bootstrap, topic))) == list(range(300))
 
 
 def run(*words: str) -> Any:

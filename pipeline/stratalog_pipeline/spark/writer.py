@@ -13,7 +13,8 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
 from stratalog_pipeline.kafka_sink import WriteOptions, send
-from stratalog_pipeline.sink_transactions import Unit, send_once
+from stratalog_pipeline.sink_markers import Markers, Unit
+from stratalog_pipeline.sink_transactions import send_once
 
 _LOGGER: Final = logging.getLogger(__name__)
 QUERY_ID: Final = "sql.streaming.queryId"
@@ -23,9 +24,10 @@ BATCH_ID: Final = "streaming.sql.batchId"
 
 @dataclass
 class Sent(WriterCommitMessage):
-    """The number of rows that a task sent; all of them are acknowledged."""
+    """The number of rows that a task sent; all of them are acknowledged. ``unit`` is the task's, if it writes exactly once."""
 
     rows: int
+    unit: Unit | None = None
 
 
 class KafkaWriter(DataSourceArrowWriter):
@@ -37,12 +39,18 @@ class KafkaWriter(DataSourceArrowWriter):
     def __init__(self, options: WriteOptions) -> None:
         self._options = options
         self._write_id = options.write_id or str(uuid.uuid4())
+        # A write without a name is not run again, so nothing needs to be compared.
+        self._run = str(uuid.uuid4()) if options.write_id else ""
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         if not self._options.is_exactly_once:
             return Sent(send(iterator, self._options))
-        unit = Unit(write=self._write_id, batch=self._options.write_batch, task=_task().partitionId())
-        return Sent(send_once(iterator, self._options, unit))
+        unit = Unit(write=self._write_id, batch=self._options.write_batch, task=_task().partitionId(), run=self._run)
+        return Sent(send_once(iterator, self._options, unit), unit)
+
+    def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        """Check what an earlier run wrote. Nothing is left to commit."""
+        _check(messages, self._options)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         if self._options.write_id is not None:
@@ -56,16 +64,19 @@ class KafkaStreamWriter(DataSourceStreamArrowWriter):
 
     def __init__(self, options: WriteOptions) -> None:
         self._options = options
+        self._run = str(uuid.uuid4())
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         if not self._options.is_exactly_once:
             return Sent(send(iterator, self._options))
         task = _task()
-        unit = Unit(write=_property(task, QUERY_ID), batch=int(_property(task, BATCH_ID)), task=task.partitionId())
-        return Sent(send_once(iterator, self._options, unit))
+        write, batch = _property(task, QUERY_ID), int(_property(task, BATCH_ID))
+        unit = Unit(write=write, batch=batch, task=task.partitionId(), run=self._run)
+        return Sent(send_once(iterator, self._options, unit), unit)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
-        """Nothing to do: each task has committed its rows."""
+        """Check what an earlier run wrote. Nothing is left to commit."""
+        _check(messages, self._options)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
         again = "writes only the others" if self._options.is_exactly_once else "writes them again"
@@ -82,6 +93,12 @@ def _property(task: TaskContext, name: str) -> str:
     value = task.getLocalProperty(name)
     assert value is not None, "Spark sets it for every batch of a stream"
     return value
+
+
+def _check(messages: Sequence[WriterCommitMessage | None], options: WriteOptions) -> None:
+    units = [message.unit for message in messages if isinstance(message, Sent) and message.unit is not None]
+    if units and units[0].run and not options.trusts_markers:
+        Markers(options).check_compared(units[0])
 
 
 def _warn(messages: Sequence[WriterCommitMessage | None], advice: str) -> None:

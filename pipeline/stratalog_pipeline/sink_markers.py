@@ -1,0 +1,263 @@
+"""Markers of the exactly-once sink: what is written of a batch, and which run of the batch wrote it. Independent of Spark.
+
+A *unit* is the part of a batch that one task writes. Its marker is an offset that is committed in the unit's own consumer
+group: the offset is the batch number; the metadata holds the number of rows and their checksum. A *run* is one attempt of a
+driver to write a batch; the tasks that Spark retries belong to the same run.
+
+A run that splits the rows among its tasks in another way than the run before it would write some rows twice. So a batch is
+*begun* by an offset in a group of the write, which names the first run, before its first row is written. The tasks of any
+other run write nothing until, for each unit that is written already, its rows have been compared with those that its task has
+now. Two runs at the same time, as after the death of a driver whose tasks go on, may escape this; ``check_compared`` reports
+that when a run ends.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
+
+import msgspec
+from confluent_kafka import ConsumerGroupTopicPartitions, KafkaException, TopicPartition
+from confluent_kafka.admin import AdminClient
+
+from stratalog_core.errors import Conflict, Corrupt
+from stratalog_core.kafka_clients import retried
+from stratalog_core.malformed import MALFORMED
+from stratalog_pipeline.brokers import options_checked
+from stratalog_pipeline.kafka_sink import REQUEST_S_MAX, WriteOptions
+
+PREFIX: Final = "stratalog-sink-"
+"""Prefix of transactional ids and of marker groups, so that one prefixed ACL covers all of them."""
+DECIDE_S: Final = 120.0
+"""Time limit for an earlier transaction to end, and for the reply to a commit."""
+BEGIN_S: Final = 120.0
+"""Time limit for a task to begin that must compare its rows, from the time at which another one did."""
+LOOK_S: Final = 0.5
+PROBED_BITS: Final = 6
+"""The markers of the first 64 tasks are always looked for; those of tasks with longer numbers, if such tasks have begun."""
+TASK_BITS_MAX: Final = 31
+READS_AT_ONCE: Final = 100
+TASKS_LISTED: Final = 10
+REMEDY: Final = (
+    "Split it as before: by the same files, number of cores and spark.sql.shuffle.partitions, or by .repartition(8, 'key') "
+    "before the write. Or leave written tasks as they are, uncompared, with the option markers=trusted"
+)
+Stored = TypeVar("Stored")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unit:
+    """Task number ``task`` of batch number ``batch`` of a write. Batches are numbered from 0.
+
+    ``run`` differs in each run of the batch; it is empty if there is only one.
+    """
+
+    write: str
+    batch: int
+    task: int
+    run: str = ""
+
+    @property
+    def name(self) -> str:
+        """The unit's transactional id and marker group. All batches share them, which bounds their number."""
+        return f"{PREFIX}{self.write}-{self.task}"
+
+
+class Marker(msgspec.Struct, frozen=True, kw_only=True):
+    """The last batch of which a unit's rows are written. ``checksum`` does not depend on the order of rows.
+
+    ``run`` wrote the rows, or found them equal to its own; ``comparing`` is a run that has begun to compare them.
+    """
+
+    batch: int
+    rows: int
+    checksum: int
+    run: str = ""
+    comparing: str = ""
+
+
+class _Metadata(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The part of a marker that is stored as the metadata of its offset."""
+
+    rows: int
+    checksum: int
+    run: str = ""
+    comparing: str = ""
+
+
+class _Begun(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Metadata: the first run of a batch, and a later one in which all units of earlier runs are compared."""
+
+    run: str
+    compared: str = ""
+
+
+def marker_offset(topic: str, marker: Marker) -> TopicPartition:
+    """Return the offset that stores a marker."""
+    stored = _Metadata(rows=marker.rows, checksum=marker.checksum, run=marker.run, comparing=marker.comparing)
+    return TopicPartition(topic, 0, marker.batch, metadata=msgspec.json.encode(stored).decode())
+
+
+class Markers:
+    """The markers of one write. Every method raises ``Unavailable`` if the brokers do not answer."""
+
+    def __init__(self, options: WriteOptions) -> None:
+        assert options.topic is not None, "parse_write_options checks it"
+        self._topic = options.topic
+        with options_checked():
+            self._admin = AdminClient({"log_level": 0, **options.client})
+
+    def read(self, unit: Unit) -> Marker | None:
+        """Return the unit's newest marker. Raises ``Corrupt`` if something else uses its group."""
+        return self._read([unit])[unit.task]
+
+    def _read(self, units: Sequence[Unit]) -> dict[int, Marker | None]:
+        found: dict[int, Marker | None] = {}
+        for first in range(0, len(units), READS_AT_ONCE):
+            some = units[first : first + READS_AT_ONCE]
+            places = self._committed([unit.name for unit in some])
+            found |= {unit.task: _marker(unit, place) for unit, place in zip(some, places, strict=True)}
+        return found
+
+    def begin(self, unit: Unit) -> bool:
+        """Record that the unit's run writes its batch. Return whether an earlier run has written some of it, uncompared.
+
+        Raises ``Conflict`` if a later batch has begun.
+        """
+        groups = [_begun_group(unit.write, 0), *_groups_of_longer(unit)]
+        places = self._committed(groups)
+        for group, place in zip(groups, places, strict=True):
+            if place.offset < unit.batch:
+                self._commit(group, unit.batch, _Begun(run=unit.run))
+        begun = places[0]
+        if begun.offset > unit.batch:
+            raise Conflict(f"batch {begun.offset} of write {unit.write} has begun already; batch {unit.batch} comes before it")
+        if begun.offset < unit.batch:
+            return False
+        stored = _decoded(begun, groups[0], _Begun)
+        return unit.run not in (stored.run, stored.compared)
+
+    def wait_until_compared(self, unit: Unit) -> None:
+        """Wait until the rows of each unit that earlier runs wrote are compared with those of its task in this run.
+
+        Raises ``Conflict`` if a task that must compare its rows does not begin: then there is no such task in this run.
+        """
+        before: Mapping[int, Marker] = {}
+        deadline = time.monotonic() + BEGIN_S
+        left = self._uncompared(unit, self._begun_tasks(unit))
+        while left:
+            if left != before or any(marker.comparing == unit.run for marker in left.values()):
+                deadline = time.monotonic() + BEGIN_S
+            elif time.monotonic() > deadline:
+                raise Conflict(
+                    f"{_listed(left)} of batch {unit.batch} of write {unit.write} wrote rows in an earlier run, and did not "
+                    f"begin to compare them within {BEGIN_S:.0f} s: the batch is split into other tasks now, or there are too "
+                    f"few cores to run them beside task {unit.task}, which has written nothing. {REMEDY}"
+                )
+            before = left
+            time.sleep(LOOK_S)
+            left = self._uncompared(unit, left)
+        # Saves the other tasks from looking.
+        begun_group = _begun_group(unit.write, 0)
+        [begun] = self._committed([begun_group])
+        if begun.offset == unit.batch:
+            self._commit(begun_group, unit.batch, _Begun(run=_decoded(begun, begun_group, _Begun).run, compared=unit.run))
+
+    def check_compared(self, unit: Unit) -> None:
+        """Raise ``Conflict`` if an earlier run wrote rows of the unit's batch that no task of this run has compared."""
+        begun_group = _begun_group(unit.write, 0)
+        [begun] = self._committed([begun_group])
+        if begun.offset == unit.batch and _decoded(begun, begun_group, _Begun).run == unit.run:
+            return
+        left = self._uncompared(unit, self._begun_tasks(unit))
+        if left:
+            raise Conflict(
+                f"{_listed(left)} of batch {unit.batch} of write {unit.write} wrote rows in an earlier run, and no task of this"
+                " run has them: the batch is split into other tasks now, or its rows changed. Rows that this run wrote may be"
+                f" in the topic twice. {REMEDY}"
+            )
+
+    def _begun_tasks(self, unit: Unit) -> list[int]:
+        """Return the numbers of all tasks that may have written rows of the unit's batch."""
+        longer = range(PROBED_BITS + 1, TASK_BITS_MAX + 1)
+        begun = self._committed([_begun_group(unit.write, bits) for bits in longer])
+        tasks = list(range(1 << PROBED_BITS))
+        for bits, place in zip(longer, begun, strict=True):
+            if place.offset == unit.batch:
+                tasks += range(1 << bits - 1, 1 << bits)
+        return tasks
+
+    def _uncompared(self, unit: Unit, tasks: Iterable[int]) -> dict[int, Marker]:
+        units = [Unit(write=unit.write, batch=unit.batch, task=task, run=unit.run) for task in tasks]
+        return {
+            task: marker
+            for task, marker in self._read(units).items()
+            if marker is not None and marker.batch == unit.batch and marker.run != unit.run
+        }
+
+    def _committed(self, groups: Sequence[str]) -> list[TopicPartition]:
+        return retried(lambda: self._ask_committed(groups), DECIDE_S)
+
+    def _ask_committed(self, groups: Sequence[str]) -> list[TopicPartition]:
+        # Stable offsets: of a transaction that is not decided, an error tells that it is not.
+        asked = [
+            self._admin.list_consumer_group_offsets(
+                [ConsumerGroupTopicPartitions(group, [TopicPartition(self._topic, 0)])],
+                require_stable=True, request_timeout=REQUEST_S_MAX,
+            )[group]
+            for group in groups
+        ]  # fmt: skip
+        return [_only(future.result()) for future in asked]
+
+    def _commit(self, group: str, batch: int, begun: _Begun) -> None:
+        place = TopicPartition(self._topic, 0, batch, metadata=msgspec.json.encode(begun).decode())
+
+        def committed() -> None:
+            wanted = [ConsumerGroupTopicPartitions(group, [place])]
+            _only(self._admin.alter_consumer_group_offsets(wanted, request_timeout=REQUEST_S_MAX)[group].result())
+
+        retried(committed, DECIDE_S)
+
+
+def _begun_group(write: str, bits: int) -> str:
+    """Return the group that names the first run of a batch; of tasks whose numbers have so many bits, unless ``bits`` is 0.
+
+    The colon is in no name of a write, and so in no name of a unit.
+    """
+    return f"{PREFIX}{write}:begun" + (f"-{bits}" if bits else "")
+
+
+def _groups_of_longer(unit: Unit) -> list[str]:
+    bits = unit.task.bit_length()
+    return [_begun_group(unit.write, bits)] if bits > PROBED_BITS else []
+
+
+def _listed(left: Mapping[int, Marker]) -> str:
+    numbers = sorted(left)
+    more = f" and {len(numbers) - TASKS_LISTED} more" if len(numbers) > TASKS_LISTED else ""
+    return f"task{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers[:TASKS_LISTED]))}{more}"
+
+
+def _only(answered: Any) -> TopicPartition:
+    [place] = answered.topic_partitions
+    if place.error is not None:
+        # Not the same as no offset: then the rows would be written again.
+        raise KafkaException(place.error)
+    found: TopicPartition = place
+    return found
+
+
+def _marker(unit: Unit, place: TopicPartition) -> Marker | None:
+    if place.offset < 0:
+        return None
+    stored = _decoded(place, unit.name, _Metadata)
+    return Marker(batch=place.offset, rows=stored.rows, checksum=stored.checksum, run=stored.run, comparing=stored.comparing)
+
+
+def _decoded(place: TopicPartition, group: str, kind: type[Stored]) -> Stored:
+    try:
+        return msgspec.json.decode(place.metadata or "", type=kind)
+    except MALFORMED as bad:
+        raise Corrupt(f"the offset in group {group} is not a marker: {place.metadata!r}") from bad
