@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import re
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -79,7 +80,7 @@ def parse_bulk_options(given: Mapping[str, str]) -> BulkOptions:
     configs = {name[len(CONFIG) :]: text for name, text in given.items() if name.lower().startswith(CONFIG)}
     for name in given:
         if not name.lower().startswith(CONFIG):
-            check_known(name, KNOWN)
+            check_known(name, KNOWN, ())
     for name, meaning in (
         ("topic", "the name of the new topic"),
         ("metadata", "the cluster's metadata nodes, as HOST:PORT,…"),
@@ -117,7 +118,7 @@ def _first_offsets(text: str | None, partitions: int) -> tuple[int, ...]:
 
 
 def _number(name: str, text: str, maximum: int) -> int:
-    if not text.isdigit() or not 1 <= int(text) <= maximum:
+    if not re.fullmatch(r"[0-9]{1,9}", text) or not 1 <= int(text) <= maximum:
         raise Invalid(f"option {name!r} is {text!r}; give a number from 1 to {maximum}")
     return int(text)
 

@@ -39,6 +39,8 @@ WAIT_S: Final = 0.1
 FLUSH_S: Final = 30.0
 REQUEST_S_MAX: Final = 30.0
 PACE_ROWS: Final = 50
+NO_TIMESTAMP: Final = -1
+"""The timestamp in milliseconds of a record without one. The client sends the current time for it, and for 0."""
 WRITE_ID: Final = re.compile(r"[A-Za-z0-9._-]{1,100}")
 
 Row: TypeAlias = dict[str, Any]
@@ -80,7 +82,7 @@ def parse_write_options(given: Mapping[str, str]) -> WriteOptions:
         if name in options:
             raise Invalid(f"option {name!r}: rows are written to brokers, not to the bucket; give kafka.bootstrap.servers")
     for name in given:
-        check_known(name, KNOWN)
+        check_known(name, KNOWN, (CLIENT,))
     client = client_options(options)
     if not client:
         raise Invalid(f"option '{CLIENT}{BOOTSTRAP}' is missing: the brokers to write to, as HOST:PORT,…")
@@ -104,7 +106,7 @@ def parse_write_options(given: Mapping[str, str]) -> WriteOptions:
 
 
 def _batch_number(text: str) -> int:
-    if not text.isdigit() or int(text) >= 2**63:
+    if not re.fullmatch(r"[0-9]{1,19}", text) or int(text) >= 2**63:
         raise Invalid(f"option 'writeBatch' is {text!r}; give the number of the batch, from 0 on")
     return int(text)
 
@@ -193,12 +195,19 @@ def send_rows(producer: Producer, rows: Iterable[Row], rows_per_s: float) -> int
 
 
 def _produce(producer: Producer, row: Row, on_delivery: Any, failures: Sequence[KafkaError]) -> None:
+    is_empty = False
     while True:
         _raise_first(failures)
         try:
             producer.produce(**row, on_delivery=on_delivery)
         except BufferError:
+            if is_empty:
+                raise Invalid(
+                    f"a row of {len(row['value'] or '')} bytes does not fit into the client's queue: raise "
+                    f"{CLIENT}queue.buffering.max.kbytes above its size"
+                ) from None
             producer.poll(WAIT_S)
+            is_empty = not len(producer)
         except KafkaException:
             # After a fatal error, produce does not say which; poll raises it.
             producer.poll(WAIT_S)
@@ -240,9 +249,20 @@ def _arguments(row: dict[str, Any], topic: str | None) -> Row:
     if found["topic"] is None:
         raise Invalid("a row has no topic; fill column 'topic', or set option 'topic' for rows without one")
     if row.get("headers"):
-        found["headers"] = [(header["key"], header["value"]) for header in row["headers"]]
+        found["headers"] = [_header(header) for header in row["headers"]]
     if (partition := row.get("partition")) is not None:
+        if partition < 0:
+            raise Invalid(f"a row has partition {partition}; minimum is 0, and null for the one of its key")
         found["partition"] = partition
-    if (timestamp := row.get("timestamp")) is not None and timestamp > 0:
-        found["timestamp"] = timestamp
+    if (timestamp := row.get("timestamp")) is not None:
+        if timestamp < NO_TIMESTAMP:
+            raise Invalid(f"a row has timestamp {timestamp} ms; Kafka has none before 1970: correct or drop column 'timestamp'")
+        if timestamp > 0:
+            found["timestamp"] = timestamp
     return found
+
+
+def _header(header: dict[str, Any] | None) -> tuple[str, bytes | None]:
+    if header is None or header["key"] is None:
+        raise Invalid("a header has no key; give each header one")
+    return header["key"], header["value"]

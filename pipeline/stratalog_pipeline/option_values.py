@@ -8,15 +8,19 @@ from typing import Final
 
 from stratalog_core.errors import Invalid
 
+INTEGER_MAX: Final = 2**63 - 1
+
 
 def natural(name: str, text: str, minimum: int) -> int:
-    """Return the integer in ``text``. Raises ``Invalid`` if it is none, or below ``minimum``."""
+    """Return the integer in ``text``. Raises ``Invalid`` if it is none, below ``minimum``, or above 64 bits."""
     try:
         value = int(text)
     except ValueError:
         raise Invalid(f"option {name!r} must be an integer, not {text!r}") from None
     if value < minimum:
         raise Invalid(f"option {name!r} is {value}; minimum is {minimum}")
+    if value > INTEGER_MAX:
+        raise Invalid(f"option {name!r} is {value}; maximum is {INTEGER_MAX}")
     return value
 
 

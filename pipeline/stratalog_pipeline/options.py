@@ -19,7 +19,7 @@ import msgspec
 
 from stratalog_core.errors import Invalid
 from stratalog_core.malformed import MALFORMED
-from stratalog_pipeline.option_values import choice, duration_s, flag, integer, natural
+from stratalog_pipeline.option_values import INTEGER_MAX, choice, duration_s, flag, integer, natural
 from stratalog_pipeline.value_options import VALUE_OPTIONS, ValueOptions, parse_value_options
 
 EARLIEST: Final = -2
@@ -196,7 +196,7 @@ def parse_options(given: Mapping[str, str], mode: Mode = "batch") -> ReadOptions
         expiry_header=options.get("expiryheader", ""),
         read_committed=_isolation(options) == "read_committed",
         client=client_options(options),
-        missing_tail="ignore" if versions else cast("MissingTail", choice(options, "missingTail", ("warn", "fail", "ignore"))),
+        missing_tail="ignore" if versions else _missing_tail(options, mode),
         poll_timeout_s=integer(options, "kafkaConsumer.pollTimeoutMs", POLL_TIMEOUT_MS, 1) / 1000,
         table=_table(options, mode),
         columns=_columns(options),
@@ -209,11 +209,11 @@ def parse_options(given: Mapping[str, str], mode: Mode = "batch") -> ReadOptions
     )
 
 
-def check_known(name: str, names: Sequence[str] = KNOWN) -> None:
-    """Raise ``Invalid`` with the nearest known name unless ``name`` is in ``names`` or of a family that is accepted."""
+def check_known(name: str, names: Sequence[str] = KNOWN, prefixes: tuple[str, ...] = (CLIENT, *IGNORED)) -> None:
+    """Raise ``Invalid`` with the nearest known name unless ``name`` is in ``names`` or begins with one of ``prefixes``."""
     known = {option.lower(): option for option in names}
     lower = name.lower()
-    if lower in known or lower.startswith((CLIENT, *IGNORED)):
+    if lower in known or lower.startswith(prefixes):
         return
     near = [known[one] for one in difflib.get_close_matches(lower, known, 1)]
     hint = f"; did you mean {near[0]!r}?" if near else f"; known are {', '.join(names)}"
@@ -260,10 +260,21 @@ def _table(options: Mapping[str, str], mode: Mode) -> Table:
     table = cast("Table", choice(options, "table", get_args(Table)))
     if table != "records" and mode == "stream":
         raise Invalid(f"option 'table': {table!r} cannot be streamed; read it as a batch")
-    bounds = [name for name in KNOWN if name.startswith(("starting", "ending")) and name.lower() in options]
-    if table != "records" and bounds:
-        raise Invalid(f"option {bounds[0]!r} has no effect on table {table!r}: filter its rows instead")
+    of_records = ("starting", "ending", "includeHeaders", "expiryHeader")
+    useless = [name for name in KNOWN if name.startswith(of_records) and name.lower() in options]
+    if table != "records" and useless:
+        raise Invalid(f"option {useless[0]!r} has no effect on table {table!r}: leave it out, and filter the rows if needed")
     return table
+
+
+def _missing_tail(options: Mapping[str, str], mode: Mode) -> MissingTail:
+    chosen = cast("MissingTail", choice(options, "missingTail", ("warn", "fail", "ignore")))
+    if chosen == "fail" and mode == "stream" and not client_options(options):
+        raise Invalid(
+            "option 'missingTail' is 'fail', and a stream without brokers never has the tail: set "
+            f"{CLIENT}{BOOTSTRAP}, or missingTail to ignore"
+        )
+    return chosen
 
 
 def _skips_corrupt(options: Mapping[str, str]) -> bool:
@@ -382,8 +393,11 @@ def _per_partition(name: str, text: str, minimum: int) -> PerPartition:
         values = {topic: {int(number): value for number, value in by_number.items()} for topic, by_number in decoded.items()}
     except (*MALFORMED, ValueError) as malformed:
         raise Invalid(f"option {name!r} must look like {example}: {malformed}") from malformed
-    if any(value < minimum for partitions in values.values() for value in partitions.values()):
+    given = [value for partitions in values.values() for value in partitions.values()]
+    if any(value < minimum for value in given):
         raise Invalid(f"option {name!r}: a value is below {minimum}")
+    if any(value > INTEGER_MAX for value in given):
+        raise Invalid(f"option {name!r}: a value is above {INTEGER_MAX}")
     return values
 
 

@@ -31,10 +31,12 @@ def to_arrow(runs: Iterable[Sequence[Any]], columns: Sequence[str], bounds: Room
     """Yield the messages of ``runs``, in order, as record batches of about ``bounds``."""
     rows: list[KafkaMessage] = []
     data_bytes = 0
+    wants_headers = "headers" in columns
     for run in runs:
         for message in run:
             rows.append(message)
             data_bytes += len(message.key() or b"") + len(message.value() or b"")
+            data_bytes += _headers_bytes(message) if wants_headers else 0
         if len(rows) >= bounds.rows or data_bytes >= bounds.data_bytes:
             yield _batch(rows, columns)
             rows, data_bytes = [], 0
@@ -50,6 +52,10 @@ def _batch(rows: Sequence[KafkaMessage], columns: Sequence[str]) -> pa.RecordBat
 
 def _headers(row: KafkaMessage) -> list[dict[str, Any]] | None:
     return [{"key": key, "value": value} for key, value in row.headers() or ()] or None
+
+
+def _headers_bytes(row: KafkaMessage) -> int:
+    return sum(len(key) + len(value or b"") for key, value in row.headers() or ())
 
 
 _CELLS: Final[dict[str, Callable[[KafkaMessage], Any]]] = {

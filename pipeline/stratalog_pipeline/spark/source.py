@@ -68,7 +68,9 @@ class StratalogDataSource(DataSource):
         return _spark_schema(pa.schema([(name, arrow[name]) for name in check_columns(wanted, types) or everything]))
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        options, fields = _with_store(parse_options(self._given, "batch")), _fields(schema)
+        options = parse_options(self._given, "batch")
+        fields = _selected(schema, options)
+        options = _with_store(options)
         if options.table != "records":
             return MetadataReader(options, check_columns(fields, _table_types(options)))
         values, columns = _values_and_columns(options, fields)
@@ -77,8 +79,10 @@ class StratalogDataSource(DataSource):
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
         from stratalog_pipeline.spark.stream_reader import StratalogStreamReader
 
-        options = _with_store(parse_options(self._given, "stream"))
-        values, columns = _values_and_columns(options, _fields(schema))
+        options = parse_options(self._given, "stream")
+        fields = _selected(schema, options)
+        options = _with_store(options)
+        values, columns = _values_and_columns(options, fields)
         return StratalogStreamReader(options, columns, values)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
@@ -149,6 +153,16 @@ def _table_types(options: ReadOptions) -> dict[str, str]:
 
 def _fields(schema: StructType) -> list[tuple[str, str]]:
     return [(field.name, field.dataType.simpleString()) for field in schema.fields]
+
+
+def _selected(schema: StructType, options: ReadOptions) -> list[tuple[str, str]]:
+    """Return the columns of a user's schema, or of the option ``columns``."""
+    fields = _fields(schema)
+    if not fields:
+        raise Invalid("schema: it has no column; name at least one")
+    if options.columns and options.columns != tuple(name for name, _ in fields):
+        raise Invalid("option 'columns' contradicts the schema: give one of them")
+    return fields
 
 
 def _pushdown_is_on() -> bool:

@@ -19,3 +19,15 @@ def test_offsets_begin_at_0_or_where_the_option_says() -> None:
 def test_first_offsets_that_do_not_fit_are_refused(text: str) -> None:
     with pytest.raises(Invalid, match="'firstOffsets' must"):
         parse_bulk_options({**GIVEN, "firstOffsets": text})
+
+
+@pytest.mark.parametrize("name", ["kafka.bootstrap.servers", "fetchOffset.numRetries", "checkpointLocation"])
+def test_options_without_an_effect_are_refused(name: str) -> None:
+    with pytest.raises(Invalid, match=f"option '{name}' is unknown"):
+        parse_bulk_options({**GIVEN, name: "1"})
+
+
+@pytest.mark.parametrize("text", ["0", "²", "-1", "9999999999", ""])
+def test_a_number_of_partitions_that_cannot_be_is_refused(text: str) -> None:
+    with pytest.raises(Invalid, match="'partitions' is"):
+        parse_bulk_options({**GIVEN, "partitions": text})

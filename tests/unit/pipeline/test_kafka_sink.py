@@ -9,7 +9,7 @@ import pytest
 
 from stratalog_core.errors import Invalid
 from stratalog_pipeline.arrow.schema import HEADERS_TYPE
-from stratalog_pipeline.kafka_sink import check_written_columns, parse_write_options, rows_of
+from stratalog_pipeline.kafka_sink import check_written_columns, parse_write_options, rows_of, send
 
 SERVERS = {"kafka.bootstrap.servers": "127.0.0.1:1"}
 
@@ -47,6 +47,8 @@ def test_a_write_is_exactly_once_unless_it_says_otherwise() -> None:
         ({**SERVERS, "topic": "a", "markers": "lost"}, "must be one of strict, trusted, not 'lost'"),
         ({**SERVERS, "topic": "a", "writeId": "a/b"}, "option 'writeId' must be"),
         ({**SERVERS, "topic": "a", "writeId": "a", "writeBatch": "-1"}, "option 'writeBatch' is '-1'"),
+        ({**SERVERS, "topic": "a", "writeId": "a", "writeBatch": "²"}, "option 'writeBatch' is '²'"),
+        ({**SERVERS, "topic": "a", "groupIdPrefix": "g"}, "option 'groupIdPrefix' is unknown"),
         ({**SERVERS, "topic": "a", "writeBatch": "1"}, "'writeBatch' needs option 'writeId'"),
         ({**SERVERS, "topic": "a", "writeId": "a", "delivery": "at-least-once"}, "'writeId' has no effect"),
         ({**SERVERS, "topic": "a", "kafka.transactional.id": "mine"}, "'kafka.transactional.id' cannot be set"),
@@ -99,3 +101,31 @@ def test_rows_become_the_arguments_of_the_client() -> None:
     ]
     with pytest.raises(Invalid, match="a row has no topic"):
         list(rows_of([batch], None))
+
+
+@pytest.mark.parametrize(
+    ("column", "values", "message"),
+    [
+        ("headers", pa.array([[None]], HEADERS_TYPE), "a header has no key"),
+        ("headers", pa.array([[{"key": None, "value": b"1"}]], HEADERS_TYPE), "a header has no key"),
+        ("partition", pa.array([-1], pa.int32()), "a row has partition -1; minimum is 0"),
+        ("timestamp", pa.array([-2000], pa.timestamp("us", tz="UTC")), "a row has timestamp -2 ms; Kafka has none before 1970"),
+    ],
+)
+def test_rows_that_kafka_cannot_hold_are_refused(column: str, values: pa.Array, message: str) -> None:
+    batch = pa.RecordBatch.from_pydict({"value": pa.array([b"a"], pa.binary()), column: values})
+    with pytest.raises(Invalid, match=message):
+        list(rows_of([batch], "t"))
+
+
+def test_a_row_without_a_time_of_its_own_gets_that_of_sending() -> None:
+    times = pa.array([None, -1000, 0, 1000], pa.timestamp("us", tz="UTC"))
+    batch = pa.RecordBatch.from_pydict({"value": pa.array([b"a"] * 4, pa.binary()), "timestamp": times})
+    assert [row.get("timestamp") for row in rows_of([batch], "t")] == [None, None, None, 1]
+
+
+def test_a_row_that_the_clients_queue_can_never_hold_is_refused() -> None:
+    options = parse_write_options({**SERVERS, "topic": "a", "kafka.queue.buffering.max.kbytes": "1"})
+    batch = pa.RecordBatch.from_pydict({"value": pa.array([b"v" * 5000], pa.binary())})
+    with pytest.raises(Invalid, match=r"a row of 5000 bytes does not fit .* raise kafka\.queue\.buffering\.max\.kbytes"):
+        send([batch], options)

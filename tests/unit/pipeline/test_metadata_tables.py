@@ -100,6 +100,9 @@ def test_a_damaged_block_is_told_by_the_table_that_reads_it(topic: ColdBucket) -
 def test_options_without_effect_on_a_table_are_refused(topic: ColdBucket) -> None:
     with pytest.raises(Invalid, match="'startingOffsets' has no effect on table 'segments'"):
         table(topic, "segments", subscribe="flights", startingOffsets="earliest")
+    for name in ("includeHeaders", "expiryHeader"):
+        with pytest.raises(Invalid, match=f"'{name}' has no effect on table 'blocks'"):
+            table(topic, "blocks", subscribe="flights", **{name: "true"})
     with pytest.raises(Invalid, match=r"'table' must be one of records, segments, .*, not 'rows'"):
         parse_options({"path": topic.url, "subscribe": "a", "table": "rows"})
     with pytest.raises(Invalid, match=r"set option kafka\.bootstrap\.servers"):

@@ -123,6 +123,8 @@ def test_the_more_special_bound_counts() -> None:
         ({"startingOffsets": '{"flights": {"0": -1}}'}, "-1 for topic 'flights' would make the read empty"),
         ({"endingOffsets": '{"flights": {"0": -2}}'}, "-2 for topic 'flights' would make the read empty"),
         ({"startingOffsets": '{"flights": {"0": -3}}'}, "a value is below -2"),
+        ({"startingOffsets": '{"flights": {"0": 9223372036854775808}}'}, "a value is above 9223372036854775807"),
+        ({"startingTimestamp": "9223372036854775808"}, "maximum is 9223372036854775807"),
         ({"startingOffsets": "[]"}, "option 'startingOffsets' must look like"),
         ({"startingOffsets": '{"flights": {"x": 1}}'}, "option 'startingOffsets' must look like"),
         ({"startingOffsetsByTimestamp": '{"flights": {"0": -1}}'}, "a value is below 0"),
@@ -150,6 +152,10 @@ def test_a_stream_begins_behind_the_latest_record_and_has_no_end() -> None:
     assert (stream.rows_per_trigger_max, stream.rows_per_trigger_min, stream.trigger_delay_max_s) == (10, 4, 120)
     with pytest.raises(Invalid, match="'endingTimestamp' has no effect in a stream"):
         parse_options({**given, "endingTimestamp": "1"}, "stream")
+    with pytest.raises(Invalid, match="a stream without brokers never has the tail"):
+        parse_options({**given, "missingTail": "fail"}, "stream")
+    followed = {**given, "missingTail": "fail", "kafka.bootstrap.servers": "x:9092"}
+    assert parse_options(followed, "stream").missing_tail == "fail"
     with pytest.raises(Invalid, match="'blocks' cannot be streamed"):
         parse_options({"path": "/b", "subscribe": "a", "table": "blocks"}, "stream")
 

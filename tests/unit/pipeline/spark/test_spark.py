@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql.types import StructType
 
 from stratalog_core.batches.compression import NAMES
 from stratalog_core.batches.records import Record, build_batch
@@ -163,6 +164,12 @@ def test_a_users_schema_picks_columns(spark: SparkSession, bucket: ColdBucket) -
     assert frame.agg({"offset": "sum", "*": "count"}).collect()[0]["sum(offset)"] == sum(range(120)) + sum(range(30))
     with pytest.raises(PySparkException, match="column 'offset' is bigint, not string"):
         spark.read.format("stratalog").schema("offset string").option("subscribe", "flights").load(bucket.url).collect()
+    with pytest.raises(PySparkException, match="schema: it has no column"):
+        spark.read.format("stratalog").schema(StructType([])).option("subscribe", "flights").load(bucket.url).count()
+    with pytest.raises(PySparkException, match="option 'columns' contradicts the schema"):
+        spark.read.format("stratalog").schema("offset bigint").options(subscribe="flights", columns="key").load(
+            bucket.url
+        ).collect()
 
 
 def test_offsets_times_patterns_and_the_number_of_partitions(spark: SparkSession, bucket: ColdBucket) -> None:
