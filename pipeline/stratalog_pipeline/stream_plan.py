@@ -7,19 +7,39 @@ that appear later are read from their first record.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from itertools import chain
 from typing import TypeAlias
+from uuid import UUID
 
 from stratalog_core.errors import Invalid
 from stratalog_pipeline.bucket import Bucket
 from stratalog_pipeline.options import EARLIEST, AllAt, Assigned, AtOffsets, PerPartition, ReadOptions
-from stratalog_pipeline.planning import OffsetRange
+from stratalog_pipeline.planning import OffsetRange, PartitionName
 from stratalog_pipeline.scan_plan import ScanPlan, partition_limits, plan_repeatable_scan
 
 Offsets: TypeAlias = dict[str, dict[str, int]]
 Available: TypeAlias = Mapping[tuple[str, str], OffsetRange]
 """The available offsets by topic and partition; partitions are text, as in the checkpoint."""
+
+
+class KnownTopics:
+    """The ids of a query's topics. The offsets of a topic that was created again with the same name begin anew."""
+
+    def __init__(self) -> None:
+        self._ids: dict[str, UUID] = {}
+
+    def check(self, names: Iterable[PartitionName]) -> None:
+        """Remember new topics. Raise ``Invalid`` if a known one has another id."""
+        for name in names:
+            known = self._ids.setdefault(name.topic, name.topic_id)
+            if known != name.topic_id:
+                raise Invalid(
+                    f"topic {name.topic!r} was deleted and created again while it was read: its id was {known}, and is "
+                    f"{name.topic_id}. Start with a new checkpoint, which reads the new topic from its first record",
+                    topic=name.topic,
+                )
 
 
 def first_offsets(options: ReadOptions) -> Offsets:
@@ -36,10 +56,12 @@ def wanted_ranges(options: ReadOptions) -> Available:
     return {(name.topic, str(name.partition)): wanted for name, (_, wanted) in limits.items()}
 
 
-def available(options: ReadOptions) -> Available:
-    """Return what can be read now. Raises as :func:`first_offsets`."""
+def available(options: ReadOptions, topics: KnownTopics | None = None) -> Available:
+    """Return what can be read now. Raises as :func:`first_offsets`, and as ``KnownTopics.check`` if ``topics`` are given."""
     with Bucket(options.store, options.second_store) as bucket:
         limits = partition_limits(bucket, replace(options, start=AllAt(position=EARLIEST)))
+    if topics is not None:
+        topics.check(limits)
     return {(name.topic, str(name.partition)): found for name, (found, _) in limits.items()}
 
 
@@ -95,10 +117,10 @@ def cut_at(found: Available, target: Offsets) -> Available:
     }
 
 
-def plan_batch(options: ReadOptions, start: Offsets, end: Offsets) -> ScanPlan:
+def plan_batch(options: ReadOptions, start: Offsets, end: Offsets, topics: KnownTopics | None = None) -> ScanPlan:
     """Plan the batch from ``start`` to ``end``, whose tasks are the same whenever it is planned: a sink may rely on that.
 
-    Reads only partitions with new offsets. Raises ``Invalid`` if some are lost.
+    Reads only partitions with new offsets. Raises ``Invalid`` if some are lost, and as ``KnownTopics.check``.
     """
     firsts, ends = batch_bounds(start, end)
     if not ends:
@@ -111,7 +133,10 @@ def plan_batch(options: ReadOptions, start: Offsets, end: Offsets) -> ScanPlan:
         missing_tail="ignore",
     )
     with Bucket(options.store, options.second_store) as bucket:
-        return plan_repeatable_scan(bucket, batch)
+        plan = plan_repeatable_scan(bucket, batch)
+    if topics is not None:
+        topics.check(split.name for split in chain.from_iterable(plan.tasks))
+    return plan
 
 
 def batch_bounds(start: Offsets, end: Offsets) -> tuple[PerPartition, PerPartition]:

@@ -25,6 +25,7 @@ from pyspark.sql.streaming.datasource import (
 from stratalog_pipeline.options import ReadOptions
 from stratalog_pipeline.spark.reader import TaskPartition, read_task
 from stratalog_pipeline.stream_plan import (
+    KnownTopics,
     Offsets,
     available,
     check_no_loss,
@@ -48,6 +49,7 @@ class StratalogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         self._values = values
         self._target: Offsets | None = None
         self._latest: Offsets | None = None
+        self._topics = KnownTopics() if options.fail_on_data_loss else None
         self._last_batch_s = time.monotonic()
 
     def initialOffset(self) -> Offsets:  # noqa: N802 - Spark's name
@@ -70,7 +72,7 @@ class StratalogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
 
     def latestOffset(self, start: Offsets, limit: ReadLimit) -> Offsets:  # noqa: N802 - Spark's name
         """Return the end of the next batch; ``start`` for no batch yet. Raises ``Invalid`` if records were lost."""
-        found = available(self._options)
+        found = available(self._options, self._topics)
         self._latest = next_end({}, found, None)
         if self._options.fail_on_data_loss:
             check_no_loss(start, found)
@@ -94,7 +96,7 @@ class StratalogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         return self._latest
 
     def partitions(self, start: Offsets, end: Offsets) -> Sequence[InputPartition]:
-        return [TaskPartition(splits) for splits in plan_batch(self._options, start, end).tasks]
+        return [TaskPartition(splits) for splits in plan_batch(self._options, start, end, self._topics).tasks]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         yield from read_task(self._options, cast(TaskPartition, partition), self._columns, self._values)

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+import pytest
 from pyspark.sql.streaming.datasource import ReadMaxRows
 from unit.pipeline.conftest import ColdBucket
 
 from stratalog_core.batches.records import Record, build_batch
+from stratalog_core.errors import Invalid
 from stratalog_pipeline.arrow.schema import COLUMNS
 from stratalog_pipeline.options import parse_options
 from stratalog_pipeline.spark.stream_reader import StratalogStreamReader
+from stratalog_tiering.format.descriptor import DeletionMarker, encode_descriptor
+from stratalog_tiering.format.object_keys import deletion_marker_key
 
 
 def segment(first: int, count: int) -> list[bytes]:
@@ -29,3 +35,36 @@ def test_the_latest_offset_is_that_of_the_last_planned_batch(cold_bucket: ColdBu
     assert reader.reportLatestOffset() == {"t": {"0": 10, "1": 4}}
     reader.latestOffset(end, ReadMaxRows(7))
     assert reader.reportLatestOffset() == {"t": {"0": 15, "1": 4}}
+
+
+@pytest.mark.parametrize("moment", ["before the next batch", "before its plan"])
+def test_a_topic_that_is_created_again_fails_the_query(cold_bucket: ColdBucket, moment: str) -> None:
+    first_id = cold_bucket.add_topic("t", [[segment(0, 10)]])
+    given = {"path": cold_bucket.url, "subscribe": "t"}
+    reader = StratalogStreamReader(parse_options(given, "stream"), COLUMNS)
+    start = {"t": {"0": 0}}
+    end = reader.latestOffset(start, ReadMaxRows(4))
+    assert len(reader.partitions(start, end)) == 1
+    cold_bucket.put(deletion_marker_key(first_id), encode_descriptor(DeletionMarker(topic_id=first_id, deleted_at_ms=1)))
+    # It has more records than the stream has read.
+    cold_bucket.add_topic("t", [[segment(0, 30)]])
+    steps: dict[str, Callable[[], object]] = {
+        "before the next batch": lambda: reader.latestOffset(end, ReadMaxRows(4)),
+        "before its plan": lambda: reader.partitions(start, end),
+    }
+    with pytest.raises(Invalid, match="'t' was deleted and created again while it was read"):
+        steps[moment]()
+    goes_on = StratalogStreamReader(parse_options({**given, "failOnDataLoss": "false"}, "stream"), COLUMNS)
+    assert goes_on.latestOffset(end, ReadMaxRows(40)) == {"t": {"0": 30}}
+
+
+def test_without_fail_on_data_loss_a_stream_goes_on_without_a_deleted_topic(cold_bucket: ColdBucket) -> None:
+    gone = cold_bucket.add_topic("a1", [[segment(0, 10)]])
+    cold_bucket.add_topic("a2", [[segment(0, 10)]])
+    cold_bucket.put(deletion_marker_key(gone), encode_descriptor(DeletionMarker(topic_id=gone, deleted_at_ms=1)))
+    given = {"path": cold_bucket.url, "failOnDataLoss": "false"}
+    reader = StratalogStreamReader(parse_options({**given, "subscribePattern": "a."}, "stream"), COLUMNS)
+    start = {"a1": {"0": 4}, "a2": {"0": 4}}
+    end = reader.latestOffset(start, ReadMaxRows(40))
+    assert end == {"a2": {"0": 10}}
+    assert len(reader.partitions(start, end)) == 1
