@@ -18,6 +18,7 @@ from stratalog.commands.spark_jobs import (
     job_options,
     master_of,
     modules,
+    options_and_topics,
     print_report,
     read_options,
     shown_progress,
@@ -31,6 +32,8 @@ from stratalog_core.errors import Invalid, StratalogError
 if TYPE_CHECKING:
     from stratalog_pipeline.options import ReadOptions
 
+_NUMBER_MAX = 1e11
+"""The largest shift in seconds, some 3,000 years, and the largest rate."""
 _INSTALL_ICEBERG = "--iceberg needs pyiceberg: pip install 'stratalog[jobs,iceberg]'"
 
 
@@ -257,12 +260,14 @@ def replay(
     the source topic are not changed.
     """
     shared = given_options(**given)
+    for name, number in (("--shift", shift_s), ("--rate", rate)):
+        if not abs(number) <= _NUMBER_MAX:
+            raise Invalid(f"{name} is {number}; maximum is {_NUMBER_MAX:.0e}")
     with modules():
         from stratalog_pipeline.jobs.replay import ReplayTarget, check_targets
         from stratalog_pipeline.jobs.replay import replay as run_replay
         from stratalog_pipeline.jobs.report import replay_report
         from stratalog_pipeline.jobs.session import job_session
-        from stratalog_pipeline.scan_plan import wanted_topics
     source = shared.source(**_range(since, until, offsets), **({"kafka.bootstrap.servers": bootstrap} if bootstrap else {}))
     target = ReplayTarget(
         bootstrap=to,
@@ -276,12 +281,12 @@ def replay(
         is_exactly_once=delivery == "exactly-once",
         trusts_markers=trust_markers,
     )
+    parsed, topics = options_and_topics(source)
     if offsets is not None:
-        source |= _offsets_of(read_options(source), offsets)
-    parsed = read_options(source)
+        source |= _offsets_of(parsed, offsets)
     # A pattern may match more topics now than the replay that a checkpoint continues.
     if checkpoint is None or shared.topics:
-        check_targets(target, wanted_topics(parsed))
+        check_targets(target, topics)
     with job_session("replay", master_of(shared)) as spark, shown_progress("offsets sent") as on_progress:
         result = run_replay(spark, source, target, checkpoint=checkpoint, window_offsets=window, on_progress=on_progress)
     print_report(shared, replay_report(result, f"{to_topic} at {to}"))
@@ -305,6 +310,8 @@ def _offsets_of(options: ReadOptions, text: str) -> dict[str, str]:
     match = re.fullmatch(r"(\d*)\.\.(\d*)", text)
     if match is None:
         raise Invalid(f"--offsets must look like 100..200, 100.. or ..200, not {text!r}")
+    if match[1] and match[2] and int(match[1]) >= int(match[2]):
+        raise Invalid(f"--offsets {text} is empty: the second offset, which is exclusive, must be larger")
     starts: dict[str, dict[str, int]] = {}
     ends: dict[str, dict[str, int]] = {}
     for (topic, number), held in wanted_ranges(options).items():

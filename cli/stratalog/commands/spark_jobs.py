@@ -109,12 +109,16 @@ def read_options(options: dict[str, str]) -> ReadOptions:
 
     Raises ``Invalid``, ``NotFound``, ``Unavailable``.
     """
+    return options_and_topics(options)[0]
+
+
+def options_and_topics(options: dict[str, str]) -> tuple[ReadOptions, list[str]]:
+    """Return the options, and the topics that they select. Raises as :func:`read_options`."""
     from stratalog_pipeline.options import parse_options
     from stratalog_pipeline.scan_plan import wanted_topics
 
     parsed = parse_options(options)
-    wanted_topics(parsed)
-    return parsed
+    return parsed, wanted_topics(parsed)
 
 
 def master_of(where: JobOptions) -> str | None:

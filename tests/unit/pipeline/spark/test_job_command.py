@@ -9,9 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from click.testing import CliRunner
 
+from stratalog.commands.job import job
 from stratalog.exit_codes import ExitCode
 from stratalog_core.batches.records import Record, build_batch
+from stratalog_core.errors import Invalid
 
 if TYPE_CHECKING:
     from unit.pipeline.conftest import ColdBucket
@@ -69,3 +72,19 @@ def test_wrong_usage_is_one_clear_line(words: tuple[str, ...], message: str) -> 
     assert done.returncode == ExitCode.USAGE
     assert message in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--offsets", "7..7"), "--offsets 7..7 is empty"),
+        (("--offsets", "7-8"), "--offsets must look like"),
+        (("--shift", "nan"), "--shift is nan; maximum is"),
+        (("--rate", "inf"), "--rate is inf; maximum is"),
+    ],
+)
+def test_a_replay_of_nothing_or_at_no_time_is_refused(cold_bucket: ColdBucket, words: tuple[str, ...], message: str) -> None:
+    cold_bucket.add_topic("flights", [[batches(0, 10)]])
+    done = CliRunner().invoke(job, ["replay", "--store", str(cold_bucket.root), "flights", "--to", "127.0.0.1:1", *words])
+    assert isinstance(done.exception, Invalid), done.output
+    assert message in done.exception.message
