@@ -291,9 +291,11 @@ def _binary(variable: str, name: str) -> str:
 
 
 def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """Return a port that no other process takes before the server has it: one of this worker's range."""
+    from stratalog.local.ports import free_ports
+
+    (port,) = free_ports(1)
+    return port
 
 
 @contextlib.contextmanager

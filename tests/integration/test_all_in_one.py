@@ -10,7 +10,9 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import pytest
 from confluent_kafka import Consumer, Message
@@ -64,7 +66,7 @@ def test_first_record_offload_and_restart(tmp_path: Path, kcat: str) -> None:
         _stratalog(data, "produce", "numbers", stdin="".join(f"{number}\n" for number in range(NUMBERS)))
         _stratalog(data, "tier", "offload", "numbers", "--wait")
         node.send_signal(signal.SIGTERM)
-        assert node.wait(30) == 0
+        assert node.wait(CONSUME_S) == 0
     _check_archive(tmp_path, kcat)
 
 
@@ -77,12 +79,13 @@ def _check_archive(directory: Path, kcat: str) -> None:
         command = [kcat, "-b", bootstrap, "-C", "-t", "numbers", "-e", "-q"]
         printed = subprocess.run(command, capture_output=True, check=True, timeout=CONSUME_S).stdout
         assert sorted(printed.split()) == expected
-        reader = KafkaConsumer("numbers", bootstrap_servers=bootstrap, auto_offset_reset="earliest", consumer_timeout_ms=3000)
-        assert sorted(message.value for message in reader) == expected
+        waits: dict[str, Any] = {"auto_offset_reset": "earliest", "consumer_timeout_ms": CONSUME_S * 1000}
+        reader = KafkaConsumer("numbers", bootstrap_servers=bootstrap, **waits)
+        assert sorted(message.value for message in islice(reader, NUMBERS)) == expected
         reader.close()
         first = _consumed(bootstrap, "in-two-steps", "numbers", NUMBERS // 2)
         server.send_signal(signal.SIGTERM)
-        assert server.wait(30) == 0
+        assert server.wait(CONSUME_S) == 0
     with _serve_archive(directory) as (server, bootstrap):
         second = _consumed(bootstrap, "in-two-steps", "numbers", NUMBERS - len(first))
         assert sorted(first + second) == expected

@@ -21,7 +21,7 @@ def _shown(cluster: ProcessCluster) -> str:
     pages = []
     for process in cluster.processes("broker"):
         host, _, port = str(process["http"]).rpartition(":")
-        connection = HTTPConnection(host, int(port), timeout=15)
+        connection = HTTPConnection(host, int(port), timeout=60)
         connection.request("GET", "/metrics")
         pages.append(connection.getresponse().read().decode())
         connection.close()
@@ -43,7 +43,10 @@ def test_librdkafka_and_java_push_their_metrics(cluster: ProcessCluster) -> None
         assert 'metric="org.apache.kafka.producer.connection.creation' in shown
         # The last push of a Java consumer comes when it is closed.
         tools.consume(cluster.bootstrap, topic, records=1)
-        assert 'metric="org.apache.kafka.consumer.' in _shown(cluster)
+        deadline = time.monotonic() + _TIMEOUT_S
+        while 'metric="org.apache.kafka.consumer.' not in (shown := _shown(cluster)):
+            assert time.monotonic() < deadline, shown
+            time.sleep(0.2)
         assert "stratalog_broker_telemetry_pushes_total" in shown
     finally:
         tools.run_tool(_COMMAND, *options, "--delete")

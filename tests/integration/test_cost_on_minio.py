@@ -53,7 +53,7 @@ def minio_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[P
 
 def metrics(cluster: ProcessCluster, path: str) -> str:
     (minio,) = cluster.processes("store")
-    with urllib.request.urlopen(f"http://{minio['address']}/minio/{path}", timeout=10) as answer:
+    with urllib.request.urlopen(f"http://{minio['address']}/minio/{path}", timeout=60) as answer:
         return str(answer.read().decode())
 
 
@@ -71,7 +71,7 @@ def settled_requests(cluster: ProcessCluster) -> Counter[str]:
     return last
 
 
-def until(condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
+def until(condition: Callable[[], bool], timeout_s: float = 180.0) -> None:
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline
@@ -128,7 +128,9 @@ def test_bytes_and_requests_are_those_that_minio_counted(minio_cluster: ProcessC
     topics = document["topics"]
     assert [topic["observed"]["merges"] for topic in topics] == [1, 0]
     assert total(topics, "put_requests") == pytest.approx(counted(worked, PUTS), rel=0.05)
-    assert total(topics, "get_requests") == pytest.approx(counted(worked, GETS), rel=0.05)
+    # A commit that takes more than a second looks for another owner twice, which its objects do not show.
+    looks = total(topics, "commits")
+    assert 0.95 * total(topics, "get_requests") <= counted(worked, GETS) <= 1.05 * total(topics, "get_requests") + looks
 
     cold_bytes: int = sum(row["cold_bytes"] for row in document["costs"])
     assert cold_bytes > 40 * MIB

@@ -38,7 +38,7 @@ def own_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProcessClu
 def _get(address: str, path: str, method: str = "GET") -> tuple[int, str]:
     """Return status and body; status 0 if there is no answer."""
     host, _, port = address.rpartition(":")
-    connection = HTTPConnection(host, int(port), timeout=15)
+    connection = HTTPConnection(host, int(port), timeout=60)
     try:
         connection.request(method, path)
         response = connection.getresponse()

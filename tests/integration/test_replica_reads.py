@@ -46,7 +46,7 @@ def java_consumer(cluster: ProcessCluster, topic: str) -> Iterator[subprocess.Po
 def metric(cluster: ProcessCluster, broker_id: int, name: str) -> float:
     (address,) = [str(each["http"]) for each in cluster.processes("broker") if each["name"] == f"broker-{broker_id}"]
     host, _, port = address.rpartition(":")
-    connection = HTTPConnection(host, int(port), timeout=15)
+    connection = HTTPConnection(host, int(port), timeout=60)
     connection.request("GET", "/metrics")
     page = connection.getresponse().read().decode()
     connection.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -29,7 +30,7 @@ def test_a_role_serves_until_sigterm(tmp_path: Path) -> None:
         assert process.stderr is not None
         assert "metadata serves at 127.0.0.1:" in next(line for line in process.stderr if "serves" in line)
         process.send_signal(signal.SIGTERM)
-        assert process.wait(30) == ExitCode.OK
+        assert process.wait(120) == ExitCode.OK
         assert "metadata stopped" in process.stderr.read()
 
 
@@ -39,8 +40,9 @@ def test_logs_go_to_the_file_that_is_named(tmp_path: Path) -> None:
     with _start("metadata", _config(tmp_path, f'[node]\nlog_file = "{log}"\n{metadata}')) as process:
         while not (log.exists() and "serves at" in log.read_text()):
             assert process.poll() is None
+            time.sleep(0.02)
         process.send_signal(signal.SIGTERM)
-        assert process.wait(30) == ExitCode.OK
+        assert process.wait(120) == ExitCode.OK
 
 
 @pytest.mark.parametrize(

@@ -74,8 +74,8 @@ async def test_a_broker_that_answers_and_is_not_registered_is_waited_for(tmp_pat
         def wait(timeout_s: float) -> None:
             wait_for_registrations(cluster.addresses, [address, "bookie-1"], lambda: None, timeout_s=timeout_s)
 
-        await in_thread(lambda: wait_for_brokers(address, [address], lambda: None, timeout_s=20))
+        await in_thread(lambda: wait_for_brokers(address, [address], lambda: None, timeout_s=60))
         with pytest.raises(Unavailable, match=f"{address} did not register"):
             await in_thread(lambda: wait(0.5))
         await broker.start()
-        await in_thread(lambda: wait(20))
+        await in_thread(lambda: wait(60))

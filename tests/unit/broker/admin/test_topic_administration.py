@@ -57,9 +57,9 @@ async def test_a_topic_from_creation_to_deletion(mini_cluster: MiniCluster) -> N
 
     def scenario() -> None:
         only(admin.create_topics([NewTopic("flights", 3, 1, config={"retention.ms": "86400000"})]))
-        assert len(admin.list_topics("flights", 10).topics["flights"].partitions) == 3
+        assert len(admin.list_topics("flights", 60).topics["flights"].partitions) == 3
         only(admin.create_partitions([NewPartitions("flights", 5)]))
-        assert len(admin.list_topics("flights", 10).topics["flights"].partitions) == 5
+        assert len(admin.list_topics("flights", 60).topics["flights"].partitions) == 5
         producer = confluent_kafka.Producer({"bootstrap.servers": mini_cluster.bootstrap, "acks": "all"})
         for index in range(5):
             producer.produce("flights", b"value", partition=index)
@@ -76,7 +76,7 @@ async def test_a_topic_from_creation_to_deletion(mini_cluster: MiniCluster) -> N
     def again() -> None:
         only(admin.create_topics([NewTopic("flights", 1, 1)]))
         reader = confluent_kafka.Consumer({"bootstrap.servers": mini_cluster.bootstrap, "group.id": "g"})
-        assert reader.get_watermark_offsets(confluent_kafka.TopicPartition("flights", 0), 10) == (0, 0)
+        assert reader.get_watermark_offsets(confluent_kafka.TopicPartition("flights", 0), 60) == (0, 0)
         reader.close()
 
     await in_thread(again)

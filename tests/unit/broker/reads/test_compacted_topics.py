@@ -137,7 +137,7 @@ async def test_only_committed_records_survive_and_later_ones_are_seen(mini_clust
             producer.flush(60)
             (producer.commit_transaction if is_committed else producer.abort_transaction)(20)
 
-    await in_thread(lambda: producer.init_transactions(20))
+    await in_thread(lambda: producer.init_transactions(60))
     await in_thread(lambda: send(("1", True), ("2", False), ("3", True), ("4", False)))
     settled = [("1", 2, "1"), ("a", 8, "3"), ("b", 9, "3"), ("3", 10, "3")]
     for _ in range(3):

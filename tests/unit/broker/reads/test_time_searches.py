@@ -31,7 +31,7 @@ class Held:
         self.began += 1
 
         def waited() -> Result:
-            self.go.wait(20)
+            self.go.wait(120)
             return call()
 
         return self._background.run(waited)

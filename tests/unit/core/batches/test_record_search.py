@@ -204,7 +204,7 @@ class Held:
 
     def run(self, call):  # type: ignore[no-untyped-def]
         def waited():  # type: ignore[no-untyped-def]
-            self.go.wait(20)
+            self.go.wait(120)
             return call()
 
         return self.pool.run(waited)

@@ -120,11 +120,11 @@ async def test_offsets_of_a_member_are_committed_in_a_transaction(cluster: MiniC
         (one,) = [members.add()]
         members.poll_until(lambda: len(members.messages) == 6)
         producer = confluent_kafka.Producer({"bootstrap.servers": bootstrap, "transactional.id": "copier"})
-        producer.init_transactions(20)
+        producer.init_transactions(60)
         producer.begin_transaction()
         member = one.consumer_group_metadata()
         producer.send_offsets_to_transaction([TopicPartition(TOPIC, 0, 1)], member, 20)
-        producer.commit_transaction(20)
+        producer.commit_transaction(60)
         (found,) = one.committed([TopicPartition(TOPIC, 0)], 60)
         assert found.offset == 1
         members.close()  # the member's epoch has ended
@@ -135,7 +135,7 @@ async def test_offsets_of_a_member_are_committed_in_a_transaction(cluster: MiniC
         with pytest.raises(confluent_kafka.KafkaException) as refused:
             producer.send_offsets_to_transaction([TopicPartition(TOPIC, 0, 2)], member, 20)
         assert refused.value.args[0].code() == confluent_kafka.KafkaError.UNKNOWN_MEMBER_ID
-        producer.abort_transaction(20)
+        producer.abort_transaction(60)
         other.close()
 
     await in_thread(scenario)

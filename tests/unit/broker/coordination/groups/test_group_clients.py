@@ -155,7 +155,7 @@ async def test_commits_are_where_they_were_left(mini_cluster: MiniCluster) -> No
         one.subscribe([TOPIC])
         values: list[bytes] = []
         while len(values) < 53:
-            message = one.poll(10)
+            message = one.poll(DEADLINE_S)
             assert message is not None
             assert message.error() is None
             values.append(message.value() or b"")
