@@ -16,7 +16,7 @@ import pytest_asyncio
 
 from stratalog_core.errors import Corrupt, Invalid, NoSuchObject, OutcomeUnknown, StratalogError, Unavailable
 from stratalog_core.system import SystemClock, ThreadBackground
-from stratalog_tiering.store import READ_ENGINES, ObjectStore, open_store, s3_attempts
+from stratalog_tiering.store import READ_ENGINES, ObjectStore, Refused, open_store, s3_attempts
 from stratalog_tiering.store.obstore_reads import ReadLimits
 from stratalog_tiering.store.s3 import S3Store
 from stratalog_tiering.store.store_url import S3Location
@@ -236,8 +236,8 @@ async def test_an_object_that_ends_early_is_told_from_an_answer_that_was_cut(
     ("fault", "error"),
     [
         (refused("404 Not Found", "NoSuchKey"), NoSuchObject),
-        (refused("404 Not Found", "NoSuchBucket"), Invalid),
-        (refused("403 Forbidden", "AccessDenied"), Invalid),
+        (refused("404 Not Found", "NoSuchBucket"), Refused),
+        (refused("403 Forbidden", "AccessDenied"), Refused),
         (refused("416 Range Not Satisfiable", "InvalidRange"), Corrupt),
     ],
 )
@@ -261,7 +261,7 @@ async def test_a_page_of_a_gateway_is_no_absence(store: ObjectStore, server: Scr
     ("explained", "error"),
     [
         (refused("404 Not Found", "NoSuchKey"), NoSuchObject),
-        (refused("404 Not Found", "NoSuchBucket"), Invalid),
+        (refused("404 Not Found", "NoSuchBucket"), Refused),
         (page("404 Not Found"), Unavailable),
         (page("404 Not Found", is_xml=False), Unavailable),
     ],

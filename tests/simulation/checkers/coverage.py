@@ -64,6 +64,9 @@ READ_OVERTAKEN: Final = "history removed by retention while a replica read it"
 MARKER_GONE: Final = "aborted transaction not reported because compaction removed its marker"
 EXPIRED: Final = "segments removed by retention"
 EXPIRED_HOT: Final = "hot ledgers removed by retention while the store was away"
+EXPIRED_HOT_WITHOUT_WRITES: Final = "hot ledgers removed by retention while the store carried out no write"
+READ_WITHOUT_WRITES: Final = "records acknowledged and read while the store carried out no write"
+DELETIONS_REFUSED: Final = "retention while the store refused deletions"
 EXPIRED_BY_SIZE: Final = "segments removed by retention.bytes"
 EXPIRED_HOT_BY_SIZE: Final = "hot ledgers removed by retention.bytes while copying was disabled"
 SEGMENT_SIZED: Final = "segment of several ledgers under its topic's size"
@@ -119,6 +122,7 @@ STATES: Final = (
     PARTITIONS_ADDED,
     RECORDS_DELETED, START_MOVED, START_AT_TAKEOVER, MERGED, COMPACTED, TOMBSTONE_DELETED, EXPIRED_DELETED,
     COMPACTED_AWAY, READ_IN_A_GAP, MARKER_GONE, READ_OVERTAKEN, EXPIRED, EXPIRED_HOT,
+    EXPIRED_HOT_WITHOUT_WRITES, READ_WITHOUT_WRITES, DELETIONS_REFUSED,
     EXPIRED_BY_SIZE, EXPIRED_HOT_BY_SIZE, SEGMENT_SIZED, RESUMED, FORKED, COPIED, REPAIRED, LEASED, ATTACHED,
     ATTACHMENT_DIED, DETACHED, LOCKED_DELETED, LOCKED_MERGED, LOCKED_EXPIRED, DRAINED, CONTROLLED_SHUTDOWN, GROUP_UPGRADED,
     GROUP_DOWNGRADED, BUCKET_TAKEN_OVER, TAKEN_OVER_AGAIN, RESTORE_REPEATED, RESTORED_TO_A_POINT, REFUSED_AFTER_TAKEOVER,

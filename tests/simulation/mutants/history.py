@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import msgspec
 
-from stratalog_core.errors import Unavailable
+from stratalog_core.errors import StratalogError, Unavailable
 from stratalog_metadata.records import ForkDecision, ManifestPointer, Topic
 from stratalog_tiering.cold import block_source
 from stratalog_tiering.core import commands, forks
@@ -233,6 +233,36 @@ def workers_start_only_with_the_store() -> None:
     TieringWorker.start = wait_and_start  # type: ignore[method-assign]
 
 
+class _Never(StratalogError):
+    """Raised by nothing."""
+
+
+def unknown_outcomes_keep_hot_ledgers() -> None:
+    """An earlier behaviour: hot ledgers do not expire while the store leaves the outcome of writes open."""
+    partition_work.OutcomeUnknown = _Never  # type: ignore[attr-defined, assignment]
+
+
+def refusals_stop_retention() -> None:
+    """An earlier behaviour: nothing expires, hot or cold, while the store refuses writes or deletions."""
+    partition_work.Refused = _Never  # type: ignore[attr-defined, assignment]
+
+
+def kept_objects_stop_retention() -> None:
+    """An earlier behaviour: nothing expires while the store keeps an object that no worker locked."""
+    partition_work.Locked = _Never  # type: ignore[attr-defined, assignment]
+
+
+def failing_maintenance_goes_first() -> None:
+    """An earlier behaviour: after each failure a partition begins with maintenance, which may fail again."""
+    run: Callable[..., Any] = PartitionWork.run
+
+    async def forget_and_run(self: PartitionWork, topic: Topic) -> float | None:
+        self._maintained = False
+        return await run(self, topic)  # type: ignore[no-any-return]
+
+    PartitionWork.run = forget_and_run  # type: ignore[method-assign]
+
+
 def compressed_blocks_are_taken_as_they_are_stored() -> None:
     """The worker's audits and merges take the frame of a compressed block for the block's batches."""
     segment.plain_block = lambda stored, entry, cipher=None: memoryview(stored)
@@ -289,6 +319,10 @@ IN_HISTORY: Final = (
     steps_follow_the_configs_that_the_work_began_with,
     pausing_loses_the_place,
     workers_start_only_with_the_store,
+    unknown_outcomes_keep_hot_ledgers,
+    refusals_stop_retention,
+    kept_objects_stop_retention,
+    failing_maintenance_goes_first,
     forks_are_looked_for_by_the_sweep_at_the_newest_version_only,
     commits_do_not_look_for_forks,
     sweep_does_not_look_for_forks,

@@ -1,9 +1,9 @@
 """Scenario: all faults at once.
 
 The faults of ``log`` (crashes, power cuts, disks, links, clocks, the store) and those of ``ownership-changes`` (late commands,
-crashes during recoveries, brokers cut off for about a lease, moves of partitions, openings that take effect late). Brokers are
-drained or shut down, an administrator creates, extends, truncates and deletes topics (``administration.py``), segments are
-merged.
+crashes during recoveries, brokers cut off for about a lease, moves of partitions, openings that take effect late). In half of
+the runs the store carries out no write for some seconds. Brokers are drained or shut down, an administrator creates, extends,
+truncates and deletes topics (``administration.py``), segments are merged.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from simulation.scenarios.cluster import FINISH_S, LOOK_S, bootstrap
 from simulation.scenarios.unnoticed_handover import UnnoticedHandover
 from simulation.world import roles
 from simulation.world.machine import Machine, Ports, World
+from simulation.world.object_store import WriteFault
 from stratalog_core.errors import StratalogError
 from stratalog_metadata.records import (
     NO_OWNER,
@@ -43,6 +44,8 @@ DRAIN_MEAN_S: Final = 4.0
 DRAINED_S: Final = 1.5
 SHUTDOWN_MEAN_S: Final = 5.0
 SHUTDOWN_S: Final = 3.0
+WITHOUT_WRITES_FROM_S: Final = (2.0, 8.0)
+WITHOUT_WRITES_S: Final = (2.0, 5.0)
 TAKEOVER_S: Final = 0.02
 """About the time from the change of an owner until the next one serves."""
 VIEW_LAG_S: Final = 1.0
@@ -79,9 +82,22 @@ class Scenario(ownership_changes.Scenario):
         drainer = Machine(self.world, "drainer-0", self._drain)
         drainer.boot()
         shutdowns = asyncio.get_running_loop().create_task(self._shut_down())
+        without_writes = asyncio.get_running_loop().create_task(self._refuse_writes())
         undo = [*log.Scenario._begin_faults(self), *super()._begin_faults(), drainer.crash, shutdowns.cancel]
+        undo.append(without_writes.cancel)
         self._outsiders.append(drainer)
         return [lambda: setattr(self._administrator, "stop", True), *undo]
+
+    async def _refuse_writes(self) -> None:
+        """Let the store carry out no write for a while, in half of the runs."""
+        chance = self.world.random("store without writes")
+        fault, is_drawn = chance.choice([*WriteFault]), chance.random() < 0.5
+        await asyncio.sleep(chance.uniform(*WITHOUT_WRITES_FROM_S))
+        if is_drawn and self.world.decides("store without writes"):
+            self.world.note(f"the store {fault.value}")
+            self.bucket.faults.writes = fault
+            await asyncio.sleep(chance.uniform(*WITHOUT_WRITES_S))
+            self.bucket.faults.writes = None
 
     async def _drain(self, machine: Machine, ports: Ports) -> None:
         """Drain one broker for a while, then revoke the order."""

@@ -24,10 +24,12 @@ import msgspec
 
 from simulation.checkers.audit import Audit
 from simulation.checkers.coverage import (
+    DELETIONS_REFUSED,
     EXPIRED,
     EXPIRED_BY_SIZE,
     EXPIRED_HOT,
     EXPIRED_HOT_BY_SIZE,
+    EXPIRED_HOT_WITHOUT_WRITES,
     FORKED,
     MERGED,
     RESUMED,
@@ -44,7 +46,7 @@ from simulation.scenarios.second_copy import COPY_GRACE_S, SecondCopyStep
 from simulation.world import roles
 from simulation.world.clock import SimulatedClock
 from simulation.world.machine import Machine, Ports, World
-from simulation.world.object_store import Bucket, SimulatedStore, StoreFaults
+from simulation.world.object_store import Bucket, SimulatedStore, StoreFaults, WriteFault
 from stratalog_core.batches.batch import read_header
 from stratalog_core.batches.checkpoint import Checkpoint, encode_checkpoint
 from stratalog_core.batches.records import Record, build_batch
@@ -78,7 +80,7 @@ from stratalog_tiering.format.object_frame import object_sha256
 from stratalog_tiering.format.object_keys import manifest_key, manifests_prefix, marker_key
 from stratalog_tiering.maintenance.fork_resolution import read_lines
 from stratalog_tiering.offload.commit_markers import mark_committed
-from stratalog_tiering.store import ObjectStore
+from stratalog_tiering.store import Locked, ObjectStore, Refused
 from stratalog_tiering.worker.worker import TieringWorker
 
 GRACE_S: Final = 4.0
@@ -114,6 +116,8 @@ SIZE_STEPS: Final[Sequence[tuple[tuple[int, int], Mapping[str, str], tuple[int, 
 )
 """The range of ``retention.bytes`` and the other policy of EXPIRING, and the range of KEPT's segment size, if it is copied."""
 SIZE_STEP_S: Final = 5.0
+KEPT_BY: Final = (Locked, Refused)
+"""How a store refuses deletions: under a lock that no worker asked for, by a policy that allows none."""
 FINISH_S: Final = 60.0
 LOOK_S: Final = 0.25
 LATE_RETENTION_MS: Final = 4_000
@@ -444,9 +448,11 @@ class Scenario:
         await self._faults()
         self.operator.crash()
         await self._set_policies((EXPIRING, {}), (KEPT, {}))
+        ends: dict[str, int] = {}
         if self._random.random() < 0.5 and self.world.decides("outage"):
-            await self._store_away()
+            ends = await self._store_away()
         await self.pass_time(CALM_S - LOST_MAX_S)
+        await self._copied(ends)
         await self.pass_time(self._random.uniform(0.0, LOST_MAX_S - 1.5), self._check_ages)
         saved = self._copy()
         lines = {key: dict(line) for key, line in self.audit.lines.items()}
@@ -510,9 +516,14 @@ class Scenario:
         for machine in self.tiering:
             machine.boot()
 
-    async def _store_away(self) -> None:
-        """Keep the store away for longer than retention, and restart the workers without it: hot ledgers must expire anyway."""
-        self.bucket.faults = StoreFaults(unavailable=1.0)
+    async def _store_away(self) -> dict[str, int]:
+        """Keep the store, or only its writes, away for longer than retention, and restart the workers without it.
+
+        Hot ledgers must expire anyway. Returns where each log ends then, by its key.
+        """
+        fault = self.world.random("outage").choice([None, None, *WriteFault])
+        self.world.note(f"the store {'is away' if fault is None else fault.value}")
+        self.bucket.faults = StoreFaults(unavailable=1.0) if fault is None else StoreFaults(writes=fault)
         for machine in self.tiering:
             machine.crash()
         await self.pass_time(0.5)
@@ -522,7 +533,23 @@ class Scenario:
         await self.pass_time(STORE_AWAY_S)
         self.audit.require(self.audit.expired_hot > before, "hot ledgers past retention stay while the store is away")
         self.world.coverage.meet(EXPIRED_HOT, self.audit.expired_hot - before)
+        self.world.coverage.meet(EXPIRED_HOT_WITHOUT_WRITES, self.audit.expired_hot - before if fault is not None else 0)
         self.bucket.faults = StoreFaults()
+        return {key: max(line, default=0) for key, line in self.audit.lines.items()}
+
+    async def _copied(self, bases: Mapping[str, int]) -> None:
+        """Wait until the ledgers that began at these offsets of their logs are cold, or have expired."""
+        until = self.world.loop.time() + FINISH_S
+        while left := [key for key, base in bases.items() if not self._is_past(key, base)]:
+            assert self.world.loop.time() < until, f"{left[0]} was not offloaded up to offset {bases[left[0]]} after the outage"
+            await self.pass_time(LOOK_S)
+
+    def _is_past(self, key: str, base_offset: int) -> bool:
+        log = self.audit.records[key]
+        assert isinstance(log, Log)
+        pointer = self.audit.records.get(manifest_pointer_key(log.topic_id, log.index))
+        cold_end = pointer.end_offset if isinstance(pointer, ManifestPointer) else 0
+        return max(cold_end, log.log_start_offset) > base_offset
 
     # -- metadata goes back
 
@@ -677,6 +704,8 @@ class Scenario:
         for number, (kept_range, policy, segment_range) in enumerate(SIZE_STEPS):
             kept_bytes = chance.randint(*kept_range)
             by_size = {"retention.ms": "-1", "retention.bytes": str(kept_bytes), **policy}
+            kept = self.world.random(f"kept/{number}").choice((None, *KEPT_BY))
+            self.bucket.faults = StoreFaults(kept=kept)
             segments = PAUSED if segment_range is None else {SEGMENT_BYTES: str(chance.randint(*segment_range))}
             await self._set_policies((EXPIRING, by_size), (KEPT, segments))
             restarted, after_s = chance.choice(self.tiering), chance.uniform(0.0, SIZE_STEP_S)
@@ -688,6 +717,8 @@ class Scenario:
             await self.pass_time(SIZE_STEP_S - after_s)
             self.owner.stop = True
             await self._settle_sizes(kept_bytes, is_copied=segment_range is not None)
+            self.world.coverage.meet(DELETIONS_REFUSED, kept is not None)
+        self.bucket.faults = StoreFaults()
         self.audit.require(self.audit.sized > 0, f"{SEGMENT_BYTES} has no effect: no segment is made of several ledgers")
         self.world.coverage.meet(SEGMENT_SIZED, self.audit.sized)
         self.world.coverage.meet(EXPIRED_BY_SIZE, self.audit.drops - drops)

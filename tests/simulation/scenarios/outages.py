@@ -2,9 +2,9 @@
 
 The cluster of ``log`` with two copies of each record, hot copies that stay for some seconds after they are cold, and brokers
 that have just restarted, so that no record is in their memory. They compress what producers send. First both bookies of a
-ledger that is also cold are lost: its records must still be readable. Then the store is away, too, for as long as a few ledgers
-take to fill: producers continue, and nothing is removed. When the store is back the records are readable again, with the
-bookies still lost.
+ledger that is also cold are lost: its records must still be readable. Then the store is away, too, or carries out no write, for
+as long as a few ledgers take to fill: producers continue, and nothing is removed; a store that answers reads still serves the
+ledger. When the store is back the records are readable again, with the bookies still lost.
 """
 
 from __future__ import annotations
@@ -12,12 +12,13 @@ from __future__ import annotations
 import asyncio
 from typing import Final
 
+from simulation.checkers.coverage import READ_WITHOUT_WRITES
 from simulation.clients.kafka import NONE, KafkaClient, NotServed
 from simulation.scenarios import log
 from simulation.scenarios.cluster import LOOK_S, bootstrap
 from simulation.scenarios.log import TOPIC, Reader
 from simulation.world.machine import Machine, Ports, World
-from simulation.world.object_store import StoreFaults
+from simulation.world.object_store import StoreFaults, WriteFault
 from stratalog_metadata.records import (
     Ledger,
     LedgerState,
@@ -69,18 +70,26 @@ class Scenario(log.Scenario):
                 machine.crash()
         await self._require_readable(ledger)
         if self.world.decides("store"):
-            await self._store_away()
+            await self._store_away(ledger)
         await self._require_readable(ledger)
         for machine in self.servers:
             machine.boot()
 
-    async def _store_away(self) -> None:
+    async def _store_away(self, ledger: Ledger) -> None:
         acknowledged = len(self.truth.acknowledged)
-        stalls = self.world.random("outages").random() < 0.5
-        self.world.note(f"the store {'does not answer' if stalls else 'is away'}")
-        self.bucket.faults = StoreFaults(unavailable=1.0, stalled=stalls)
+        chance = self.world.random("outages")
+        stalls, fault = chance.random() < 0.5, chance.choice([None, None, None, *WriteFault])
+        if fault is not None:
+            self.world.note(f"the store {fault.value}")
+            self.bucket.faults = StoreFaults(writes=fault)
+        else:
+            self.world.note(f"the store {'does not answer' if stalls else 'is away'}")
+            self.bucket.faults = StoreFaults(unavailable=1.0, stalled=stalls)
         await self._pass(STORE_AWAY_S)
         self.audit.require(len(self.truth.acknowledged) > acknowledged, "nothing was acknowledged while the store was away")
+        if fault is not None:
+            await self._require_readable(ledger)
+            self.world.coverage.meet(READ_WITHOUT_WRITES)
         self.bucket.faults = StoreFaults()
 
     async def _offloaded_ledger(self) -> Ledger:

@@ -1,6 +1,7 @@
 """A simulated object store: slow at times, returning errors, truncating answers, and losing answers to writes.
 
-An unanswered write has taken effect, or takes effect later, when its caller no longer waits for it. A listing may lag: it does
+An unanswered write has taken effect, or takes effect later, when its caller no longer waits for it. For a while the store may
+carry out no write and no deletion, although it answers reads (``WriteFault``). A listing may lag: it does
 not show new objects yet, and still shows deleted ones.
 
 A bucket may keep versions and lock them, as S3 does: a lock belongs to a version, and a deletion, which names all versions of
@@ -14,11 +15,21 @@ import contextlib
 import random
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field, replace
+from enum import Enum
 from typing import Final
 
 from simulation.world.clock import EPOCH_MS
 from simulation.world.loop import SimulatedLoop
-from stratalog_core.errors import Conflict, Corrupt, Invalid, NoSuchObject, OutcomeUnknown, StratalogError, Unavailable
+from stratalog_core.errors import (
+    Conflict,
+    Corrupt,
+    Invalid,
+    NoSuchObject,
+    OutcomeUnknown,
+    StorageFailed,
+    StratalogError,
+    Unavailable,
+)
 from stratalog_core.object_lock import ObjectLock
 from stratalog_core.ports import Buffer
 from stratalog_metadata.records import ManifestPointer
@@ -27,6 +38,7 @@ from stratalog_tiering.store.base import (
     DATA_KEY_BYTES,
     Locked,
     ObjectInfo,
+    Refused,
     StoreFeatures,
     Upload,
     UploadedPart,
@@ -38,7 +50,19 @@ from stratalog_tiering.store.checksums import crc_text
 LATER_S: Final = 4.0
 SLOW_S: Final = 5.0
 STALL_S: Final = 10.0
+WRITE_STALL_S: Final = 2.5
+"""Much shorter than the retention of a topic that expires, as it is in reality."""
 HELD_LOOK_S: Final = 0.01
+
+
+class WriteFault(Enum):
+    """Why writes have no effect while reads and listings are answered. The value says what a client sees."""
+
+    HANG = "does not answer writes"
+    BUSY = "answers writes with 503"
+    FAIL = "answers writes with 507"
+    REFUSE = "refuses writes with 403"
+    FULL = "is a full disk"
 
 
 @dataclass(slots=True)
@@ -57,6 +81,10 @@ class StoreFaults:
     """A segment is stored truncated, and the store reports success."""
     stalled: bool = False
     """Requests get no answer while this is set, for at most ``STALL_S``; then they fail."""
+    writes: WriteFault | None = None
+    """No write or upload has an effect while this is set, and no deletion unless the store is only full."""
+    kept: type[Locked] | type[Refused] | None = None
+    """Each deletion is refused with it, as under a legal hold, or by a policy that allows none."""
     slow: float = 0.0
     """A request takes up to ``SLOW_S`` seconds."""
     listing_lag_s: float = 0.0
@@ -175,9 +203,38 @@ class SimulatedStore:
                 break
         raise Unavailable("the simulated store does not answer")
 
-    async def _reach_to_write(self, write: Callable[[], object], key: str = "") -> None:
-        """Delay a request to write. At random, leave it unanswered and apply it later."""
+    async def _reach_to_change(self, *, is_deletion: bool = False) -> None:
+        """Delay a request that changes the bucket."""
         await self._reach()
+        fault, kept = self._bucket.faults.writes, self._bucket.faults.kept
+        if is_deletion and kept is not None:
+            raise kept("the simulated store refuses to delete")
+        if is_deletion and fault in (WriteFault.FAIL, WriteFault.FULL):
+            return
+        match fault:
+            case WriteFault.HANG:
+                # One whose client gives up before the store answers again has no effect.
+                if not await self._answers_writes():
+                    raise OutcomeUnknown("the simulated store does not answer a write")
+            case WriteFault.BUSY:
+                raise Unavailable("the simulated store answers a write with 503")
+            case WriteFault.FAIL:
+                raise OutcomeUnknown("the simulated store answers a write with 507")
+            case WriteFault.REFUSE:
+                raise Refused("the simulated store answers a write with 403")
+            case WriteFault.FULL:
+                raise StorageFailed("the simulated store's disk is full")
+
+    async def _answers_writes(self) -> bool:
+        for _ in range(int(WRITE_STALL_S / 0.1)):
+            await asyncio.sleep(0.1)
+            if self._bucket.faults.writes is not WriteFault.HANG:
+                return True
+        return False
+
+    async def _reach_to_write(self, write: Callable[[], object], key: str = "", *, is_deletion: bool = False) -> None:
+        """Delay a request to write. At random, leave it unanswered and apply it later."""
+        await self._reach_to_change(is_deletion=is_deletion)
         is_late = self._bucket.faults.is_late(key)
         if is_late or self._random.random() < self._bucket.faults.happens_later:
             later_s = LATER_S * (1.0 if is_late else self._random.random())
@@ -294,7 +351,7 @@ class SimulatedStore:
             yield info.key
 
     async def delete(self, keys: Sequence[str]) -> None:
-        await self._reach_to_write(lambda: self._delete(keys))
+        await self._reach_to_write(lambda: self._delete(keys), is_deletion=True)
         self._delete(keys)
         await self._answer_write()
 
@@ -318,7 +375,7 @@ class SimulatedStore:
         *,
         if_absent: bool = True,
     ) -> Upload:
-        await self._reach()
+        await self._reach_to_change()
         self._check_lock(lock)
         self._bucket.written += 1
         upload = Upload(
@@ -337,7 +394,7 @@ class SimulatedStore:
         return self._bucket.uploads[upload.upload_id][1]
 
     async def put_part(self, upload: Upload, number: int, parts: Sequence[Buffer]) -> UploadedPart:
-        await self._reach()
+        await self._reach_to_change()
         content = b"".join(parts)
         self._parts(upload)[number] = content
         await self._answer_write()
@@ -355,7 +412,7 @@ class SimulatedStore:
         del self._bucket.uploads[upload.upload_id]
 
     async def abort_upload(self, upload: Upload) -> None:
-        await self._reach()
+        await self._reach_to_change()
         self._bucket.uploads.pop(upload.upload_id, None)
         await self._answer_write()
 

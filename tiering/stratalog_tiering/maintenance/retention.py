@@ -35,8 +35,8 @@ async def apply_retention(
     """Drop expired segments from the manifest and delete objects that were removed a grace period ago; True if there were any.
 
     Without ``deletes`` it only drops segments. The work of one call is bounded; call it again while it returns True. Raises
-    ``Locked``, having dropped nothing, if the store keeps an object that is to be deleted, ``Forked``, having deleted nothing,
-    ``Unavailable``, ``OutcomeUnknown``, ``Fenced``.
+    ``Locked`` or ``Refused``, having dropped nothing, if the store keeps what is to be deleted, ``Forked``, having deleted
+    nothing, ``Unavailable``, ``OutcomeUnknown``, ``Fenced``.
     """
     if state.pointer is None:
         return False

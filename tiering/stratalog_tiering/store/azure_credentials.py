@@ -21,6 +21,7 @@ from urllib3.exceptions import HTTPError
 from stratalog_core.errors import Invalid, Unavailable
 from stratalog_core.ports import Background, Clock
 from stratalog_tiering.store.azure_settings import AzureSettings
+from stratalog_tiering.store.base import Refused
 
 if TYPE_CHECKING:
     from obstore.store import AzureCredential
@@ -79,7 +80,7 @@ class AzureCredentials:
         return {"token": token.text, "expires_at": datetime.fromtimestamp(renewed_s, UTC) if token.expires_ms else None}
 
     def token(self, refused: Token | None = None) -> Token:
-        """A token that is valid for some minutes. Blocks. Raises ``Unavailable``, or ``Invalid`` if it is refused.
+        """A token that is valid for some minutes. Blocks. Raises ``Unavailable``, or ``Refused``.
 
         ``refused`` is one that the service did not accept. It is returned again if another one was refused a moment ago.
         """
@@ -148,7 +149,7 @@ class AzureCredentials:
         found = _object(answer.data)
         if answer.status != 200 or not isinstance(found.get("access_token"), str):
             code = found.get("error") if isinstance(found.get("error"), str) else "no token in its answer"
-            raise Invalid(f"{self._place}: the identity service refused a token ({answer.status}, {code}); check the identity")
+            raise Refused(f"{self._place}: the identity service refused a token ({answer.status}, {code}); check the identity")
         return Token(text=found["access_token"], expires_ms=_expires_ms(found, now_ms))
 
 

@@ -16,10 +16,10 @@ from email.utils import formatdate
 from typing import Final
 from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 
-from stratalog_core.errors import Conflict, Invalid, NoSuchObject, OutcomeUnknown, StratalogError, Unavailable
+from stratalog_core.errors import Conflict, NoSuchObject, OutcomeUnknown, StratalogError, Unavailable
 from stratalog_core.ports import Background
 from stratalog_tiering.store.azure_credentials import AzureCredentials, Token
-from stratalog_tiering.store.base import Locked, UnexplainedAbsence, UploadGone
+from stratalog_tiering.store.base import Locked, Refused, UnexplainedAbsence, UploadGone
 from stratalog_tiering.store.http_requests import Answer, HttpRequests
 from stratalog_tiering.store.store_url import AzureLocation
 
@@ -115,7 +115,7 @@ def refusal(status: int, code: str, about: str, place: str) -> StratalogError:
     """The error for a refused request; ``OutcomeUnknown`` if it may have had an effect."""
     shown = code or str(status)
     if code in _NO_CONTAINER:
-        return Invalid(f"{place}: the container does not exist ({shown}); create it first")
+        return Refused(f"{place}: the container does not exist ({shown}); create it first")
     if code in _ABSENT:
         return NoSuchObject(f"object {about} does not exist in {place}", key=about)
     if status == 404 and not code:
@@ -127,11 +127,11 @@ def refusal(status: int, code: str, about: str, place: str) -> StratalogError:
     if code in _LOCKED:
         return Locked(f"{place}: {about} is protected by an immutability policy or a legal hold ({code})", until_ms=0)
     if status in (401, 403):
-        return Invalid(f"{place}: access to {about} was refused ({shown}); check the credentials and the role")
+        return Refused(f"{place}: access to {about} was refused ({shown}); check the credentials and the role")
     if code in _NOT_DONE or status == 429:
         return Unavailable(f"{place} temporarily refused the request ({shown})")
     if 400 <= status < 500:
-        return Invalid(f"{place}: request about {about} was refused ({status} {code})")
+        return Refused(f"{place}: request about {about} was refused ({status} {code})")
     return OutcomeUnknown(f"{place} failed at {about} ({status} {code})")
 
 

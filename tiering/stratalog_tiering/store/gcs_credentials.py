@@ -19,6 +19,7 @@ from google.auth.transport.urllib3 import Request
 
 from stratalog_core.errors import Invalid, Unavailable
 from stratalog_core.ports import Background, Clock
+from stratalog_tiering.store.base import Refused
 
 if TYPE_CHECKING:
     from obstore.store import GCSCredential
@@ -67,7 +68,7 @@ class GcsCredentials:
                 self._require_token("the service that issues tokens did not answer")
             except GoogleAuthError as failure:
                 if not failure.retryable:
-                    raise Invalid(f"{self._place}: no token was issued; check the credentials and the role") from None
+                    raise Refused(f"{self._place}: no token was issued; check the credentials and the role") from None
                 self._require_token("no token was issued; the service asks to repeat the request")
             return str(self._found.token)
 

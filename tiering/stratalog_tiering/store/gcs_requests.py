@@ -14,9 +14,9 @@ from collections.abc import Mapping
 from typing import Any, Final
 from urllib.parse import quote, urlencode
 
-from stratalog_core.errors import Conflict, Invalid, NoSuchObject, OutcomeUnknown, StratalogError, Unavailable
+from stratalog_core.errors import Conflict, NoSuchObject, OutcomeUnknown, StratalogError, Unavailable
 from stratalog_core.ports import Background, Buffer
-from stratalog_tiering.store.base import Locked, Throttled, UnexplainedAbsence, UploadGone
+from stratalog_tiering.store.base import Locked, Refused, Throttled, UnexplainedAbsence, UploadGone
 from stratalog_tiering.store.gcs_credentials import GcsCredentials
 from stratalog_tiering.store.http_requests import Answer, HttpRequests
 from stratalog_tiering.store.store_url import GcsLocation
@@ -153,9 +153,9 @@ def refusal(status: int, reason: str, message: str, about: str, place: str) -> S
     if (temporary := _temporary(status, reason, message, about, place)) is not None:
         return temporary
     if status in (401, 403):
-        return Invalid(f"{place}: access to {about} was refused ({shown}); check the credentials and the role")
+        return Refused(f"{place}: access to {about} was refused ({shown}); check the credentials and the role")
     if 400 <= status < 500:
-        return Invalid(f"{place}: the request about {about} was refused ({shown})")
+        return Refused(f"{place}: the request about {about} was refused ({shown})")
     return OutcomeUnknown(f"{place} failed at {about} ({shown})")
 
 
@@ -168,8 +168,8 @@ def _temporary(status: int, reason: str, message: str, about: str, place: str) -
     return Unavailable(f"{place} temporarily refused the request ({status} {reason})") if status == 408 else None
 
 
-def _no_bucket(place: str) -> Invalid:
-    return Invalid(f"{place}: the bucket does not exist; create it first")
+def _no_bucket(place: str) -> Refused:
+    return Refused(f"{place}: the bucket does not exist; create it first")
 
 
 def _reason(body: bytes) -> tuple[str, str]:

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Final, TypeVar
 import obstore
 from obstore.exceptions import BaseError, NotFoundError, PermissionDeniedError, UnauthenticatedError
 
-from stratalog_core.errors import Corrupt, Invalid, NoSuchObject, StratalogError, Unavailable
-from stratalog_tiering.store.base import UnexplainedAbsence
+from stratalog_core.errors import Corrupt, NoSuchObject, StratalogError, Unavailable
+from stratalog_tiering.store.base import Refused, UnexplainedAbsence
 from stratalog_tiering.store.s3_attempts import repeated, time_limit
 
 if TYPE_CHECKING:
@@ -118,13 +118,13 @@ def from_obstore(failure: BaseError | FileNotFoundError | PermissionError, key: 
     """The error for a failed read of ``key``. obstore's text hides the URL where it holds a shared access signature."""
     text = str(failure)
     if _NO_CONTAINER.search(text):
-        return Invalid(f"{place}: the bucket does not exist; create it first")
+        return Refused(f"{place}: the bucket does not exist; create it first")
     if _NO_OBJECT.search(text):
         return NoSuchObject(f"object {key} does not exist in {place}", key=key)
     if isinstance(failure, NotFoundError | FileNotFoundError):
         return UnexplainedAbsence(f"{place}: the answer about {key} is 404 without the service's code: is a proxy in between?")
     if isinstance(failure, PermissionDeniedError | UnauthenticatedError | PermissionError):
-        return Invalid(f"{place}: access to {key} was refused; check credentials and policy")
+        return Refused(f"{place}: access to {key} was refused; check credentials and policy")
     if _RANGE_REFUSED.search(text):
         return Corrupt(f"object {key} in {place} ends before the requested range", key=key)
     return Unavailable(f"{place} could not be read ({key}): {text[:300]}")

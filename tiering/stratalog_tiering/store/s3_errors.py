@@ -21,7 +21,7 @@ from botocore.exceptions import (
 )
 
 from stratalog_core.errors import Conflict, Corrupt, Invalid, NoSuchObject, OutcomeUnknown, StratalogError, Unavailable
-from stratalog_tiering.store.base import UnexplainedAbsence, UploadGone
+from stratalog_tiering.store.base import Refused, UnexplainedAbsence, UploadGone
 
 _ABSENT: Final = frozenset({"NoSuchKey"})
 _NOT_FOUND: Final = 404
@@ -71,7 +71,7 @@ def no_answer(failure: Exception, key: str, place: str) -> OutcomeUnknown:
 def _from_answer(failure: ClientError, key: str, place: str) -> StratalogError:
     code = str(failure.response.get("Error", {}).get("Code", ""))
     if code == "NoSuchBucket":
-        return Invalid(f"{place}: the bucket does not exist; create it first")
+        return Refused(f"{place}: the bucket does not exist; create it first")
     if code in _ABSENT:
         return NoSuchObject(f"object {key} does not exist in {place}", key=key)
     if code in _BEYOND_END:
@@ -81,7 +81,7 @@ def _from_answer(failure: ClientError, key: str, place: str) -> StratalogError:
     if code in _EXISTS:
         return Conflict(f"object {key} already exists in {place}", key=key)
     if code in REFUSED_CODES:
-        return Invalid(f"{place}: access to {key} was refused ({code}); check credentials and policy")
+        return Refused(f"{place}: access to {key} was refused ({code}); check credentials and policy")
     if code in _NOT_OFFERED:
         return Invalid(f"{place} does not offer the request about {key}: {failure}")
     return _from_status(failure, code, key, place)
@@ -95,7 +95,7 @@ def _from_status(failure: ClientError, code: str, key: str, place: str) -> Strat
     if code in _NOT_DONE or status == _TOO_MANY_REQUESTS:
         return Unavailable(f"{place} temporarily refused the request ({code})")
     if 400 <= status < 500:
-        return Invalid(f"{place}: request about {key} was refused: {failure}")
+        return Refused(f"{place}: request about {key} was refused: {failure}")
     return OutcomeUnknown(f"{place} failed at {key}: {failure}")
 
 

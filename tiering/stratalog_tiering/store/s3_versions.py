@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from stratalog_core.errors import Invalid, NoSuchObject, Unavailable
 from stratalog_core.moments import utc_text
-from stratalog_tiering.store.base import Locked
+from stratalog_tiering.store.base import Locked, Refused
 from stratalog_tiering.store.s3_async import AsyncClient
 from stratalog_tiering.store.s3_attempts import repeated
 from stratalog_tiering.store.s3_catalogue import S3Catalogue
@@ -82,7 +82,7 @@ class S3Versions:
             await self._request_deletion(versions[first : first + _DELETE_BATCH])
 
     async def _request_deletion(self, objects: Sequence[Mapping[str, str]]) -> Any:
-        """Delete objects or versions. Raises ``Locked``, ``Invalid`` (refused), ``Unavailable``."""
+        """Delete objects or versions. Raises ``Locked``, ``Refused``, ``Unavailable``."""
         answer = await self._repeated("delete_objects", objects[0]["Key"], Delete={"Objects": objects})
         failed = [each for each in answer.get("Errors", ()) if each.get("Code") not in ("NoSuchKey", "NoSuchVersion")]
         if not failed:
@@ -94,7 +94,7 @@ class S3Versions:
         until_ms = await self._locked_until_ms(first)
         if until_ms or code == "ObjectLocked":
             raise Locked(f"{what}; it is locked until {utc_text(until_ms)}" if until_ms else what, until_ms=until_ms)
-        raise Invalid(f"{what}; allow s3:DeleteObject and s3:DeleteObjectVersion")
+        raise Refused(f"{what}; allow s3:DeleteObject and s3:DeleteObjectVersion")
 
     async def _locked_until_ms(self, refused: Mapping[str, str]) -> int:
         """The end of the lock because of which a deletion was refused; 0 if there is none, or it may not be asked for."""

@@ -2,7 +2,7 @@
 
 Planned steps (``core/planning.py``) and maintenance (``core/maintenance_times.py``) take turns. Failures are reported in the
 partition's ``TierStatus`` and retried with back-off; a ``Conflict`` means that the partition changed, and the step is planned
-again. While the store cannot be reached, or the topic's policy keeps its records out of it, expired hot ledgers are removed
+again. While the store does nothing, or the topic's policy keeps its records out of it, expired hot ledgers are removed
 without it (``maintenance/hot_expiry.py``).
 """
 
@@ -42,7 +42,7 @@ from stratalog_tiering.maintenance.retention import apply_retention, next_expiry
 from stratalog_tiering.offload.offloading import cold_since, drop, drop_hot, offload
 from stratalog_tiering.offload.ports import WorkerPorts
 from stratalog_tiering.offload.version_objects import ensure_in_store
-from stratalog_tiering.store import Locked
+from stratalog_tiering.store import Locked, Refused
 from stratalog_tiering.worker.leases import WorkerLeases, partition_lease
 
 STEPS_AT_ONCE_MAX: Final = 100
@@ -69,6 +69,8 @@ class PartitionWork:
         self._index = index
         self._lease = partition_lease(topic.topic_id, index)
         self._failures = 0
+        self._maintained = False
+        """Whether the last thing that was done, or failed, was maintenance."""
         self._offloaded_at_ms = 0
         self._hot_expiry = HotExpiry()
         self._compaction = Compaction()
@@ -97,7 +99,7 @@ class PartitionWork:
             self._ports.counters.failures += 1
             _log.warning("%s: %s: %s", self._lease, type(failure).__name__, failure)
             await self._report(failure)
-            if isinstance(failure, OutcomeUnknown | StorageFailed | Unavailable):
+            if isinstance(failure, OutcomeUnknown | Refused | StorageFailed | Unavailable):
                 await self._expire_hot(topic)
             return self._pause_s()
         self._failures = 0
@@ -109,7 +111,6 @@ class PartitionWork:
         self._compaction.end(self._ports)
 
     async def _work(self, topic: Topic) -> float | None:
-        maintained = False
         for _ in range(STEPS_AT_ONCE_MAX):
             state = partition_snapshot(self._ports.metadata.view, topic, self._index)
             if state is None or not (state.ledgers or state.pointer or state.request or state.pending_decision):
@@ -124,12 +125,14 @@ class PartitionWork:
             await self._ports.bucket.ensure()
             if state.pointer is not None and await self._stored(state.pointer):
                 continue
-            # Alternate: while ledgers are sealed all the time there is always something to offload.
-            maintained = task is not None and (isinstance(step, Idle) or not (maintained or isinstance(step, ResolveFork)))
-            if maintained and task is not None:
+            # Alternate, also after a failure: there may always be something to offload, and maintenance may fail each time.
+            is_idle, is_first = isinstance(step, Idle), isinstance(step, ResolveFork)
+            self._maintained = task is not None and (is_idle or not (self._maintained or is_first))
+            if self._maintained and task is not None:
                 await self._maintain(task, state, guards)
             else:
                 await self._do(step, state, guards)
+                self._failures = 0
         return 0.0
 
     async def _stored(self, pointer: ManifestPointer) -> bool:
@@ -267,11 +270,11 @@ class PartitionWork:
 
     async def _retain(self, state: PartitionSnapshot, policy: TierPolicy, guards: Guards) -> None:
         """Apply retention, else compact a step or merge one run of small segments, else compute when retention is due next."""
-        held: Locked | None = None
+        held: Locked | Refused | None = None
         try:
             changed = await apply_retention(self._ports, state, policy, guards)
-        except Locked as kept:
-            # The store keeps an object that was not locked by the worker. It is reported when all else is done.
+        except (Locked, Refused) as kept:
+            # The store keeps an object that no worker locked, or refuses deletions. It is reported when all else is done.
             held, changed = kept, await apply_retention(self._ports, state, policy, guards, deletes=False)
         if not changed and not policy.is_copied:
             changed = await self._drop_expired_hot(state, policy, guards)

@@ -7,14 +7,16 @@ from collections.abc import Callable
 from typing import Any
 
 import msgspec
+import pytest
 from unit.tiering.unreliable_metadata import UnreliableMetadata
 
+from stratalog_core.errors import StratalogError
 from stratalog_core.system import SystemClock
 from stratalog_metadata.records import ManifestPointer
 from stratalog_metadata.state.commands import Applied, Command, Put
 from stratalog_tiering.format.manifest import decode_manifest
 from stratalog_tiering.offload.commit import RENEWAL_SHARE
-from stratalog_tiering.store import Locked
+from stratalog_tiering.store import Locked, Refused
 
 Cluster = Any  # the TestCluster of conftest.py, which cannot be imported
 Batches = Callable[..., list[bytes]]
@@ -115,9 +117,12 @@ async def test_expired_segments_stay_until_their_removal_is_committed(cluster: C
     assert removed_at_ms == {created_at_ms}, "the grace period begins when the version that removes them is made"
 
 
-async def test_retention_goes_on_while_the_store_keeps_an_object(cluster: Cluster, make_batches: Batches) -> None:
-    """As it does under a legal hold, or a retention policy of the bucket: nobody asked it for a lock."""
-    cluster.store.before = lambda name, key: Locked("held", until_ms=0) if (name, key[:4]) == ("delete", "segm") else None
+@pytest.mark.parametrize("failure", [Locked, Refused])
+async def test_retention_goes_on_while_the_store_keeps_an_object(
+    cluster: Cluster, make_batches: Batches, failure: type[StratalogError]
+) -> None:
+    """As under a legal hold, or a retention policy of the bucket, or if its policy allows no deletion: no worker locked it."""
+    cluster.store.before = lambda name, key: failure("held") if (name, key[:4]) == ("delete", "segm") else None
     await cluster.start_worker(grace_ms=0)
     await expire_half(cluster, make_batches)
     await cluster.until(lambda: "held" in cluster.last_error())
@@ -130,6 +135,26 @@ async def test_retention_goes_on_while_the_store_keeps_an_object(cluster: Cluste
         while len([info async for info in cluster.store.list("segments/")]) > 1:  # noqa: ASYNC110 - the store tells nobody
             await asyncio.sleep(0.02)
     await cluster.until(lambda: cluster.last_error() == "")
+
+
+async def test_offloading_goes_on_while_maintenance_fails_each_time(cluster: Cluster, make_batches: Batches) -> None:
+    """Both tasks are due again sooner than the worker pauses after failures."""
+    refusals = 0
+
+    def refuse_deletions(name: str, key: str) -> StratalogError | None:
+        nonlocal refusals
+        refusals += name == "delete"
+        return Refused("no deletions") if name == "delete" else None
+
+    cluster.store.before = refuse_deletions
+    await cluster.start_worker(grace_ms=0, retention_interval_ms=20, sweep_interval_ms=20, retry_ms_max=200)
+    await expire_half(cluster, make_batches)
+    async with asyncio.timeout(60):
+        while refusals < 8:  # noqa: ASYNC110 - the store tells nobody
+            await asyncio.sleep(0.02)
+    for first in (2 * RECORDS, 3 * RECORDS):
+        await add_ledger(cluster, make_batches, first)
+        await cluster.until(lambda first=first: cluster.log().log_start_offset == first)
 
 
 async def expire_half(cluster: Cluster, make_batches: Batches) -> None:

@@ -22,7 +22,7 @@ from stratalog_tiering.store import check_store_url, location_url, open_store, s
 from stratalog_tiering.store.azure_credentials import AzureCredentials
 from stratalog_tiering.store.azure_requests import refusal, signed_headers, string_to_sign
 from stratalog_tiering.store.azure_settings import azure_settings
-from stratalog_tiering.store.base import Locked, UnexplainedAbsence, UploadGone
+from stratalog_tiering.store.base import Locked, Refused, UnexplainedAbsence, UploadGone
 from stratalog_tiering.store.store_url import parse_azure_url
 from stratalog_tiering.worker.store_probe import StoreReport
 
@@ -55,16 +55,16 @@ def test_the_text_that_is_signed_is_the_documented_one() -> None:
     ("status", "code", "error"),
     [
         (404, "BlobNotFound", NoSuchObject),
-        (404, "ContainerNotFound", Invalid),
+        (404, "ContainerNotFound", Refused),
         (404, "", UnexplainedAbsence),
         (409, "BlobAlreadyExists", Conflict),
         (412, "ConditionNotMet", Conflict),
-        (412, "LeaseIdMissing", Invalid),
+        (412, "LeaseIdMissing", Refused),
         (409, "BlobImmutableDueToPolicy", Locked),
         (400, "InvalidBlockList", UploadGone),
         (400, "Md5Mismatch", Unavailable),
-        (403, "AuthorizationFailure", Invalid),
-        (401, "", Invalid),
+        (403, "AuthorizationFailure", Refused),
+        (401, "", Refused),
         (429, "", Unavailable),
         (503, "ServerBusy", Unavailable),
         (503, "", OutcomeUnknown),

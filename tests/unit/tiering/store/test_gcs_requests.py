@@ -17,7 +17,7 @@ from stratalog_core.errors import Conflict, Invalid, NoSuchObject, OutcomeUnknow
 from stratalog_core.ports import Background
 from stratalog_core.system import SystemClock, ThreadBackground
 from stratalog_tiering.store import check_store_url, location_url, shown_url
-from stratalog_tiering.store.base import Locked, Throttled, UnexplainedAbsence
+from stratalog_tiering.store.base import Locked, Refused, Throttled, UnexplainedAbsence
 from stratalog_tiering.store.gcs_credentials import VARIABLE, GcsCredentials
 from stratalog_tiering.store.gcs_requests import DamagedInTransit, GcsRequests, refusal
 from stratalog_tiering.store.store_url import GcsLocation, parse_gcs_url
@@ -27,16 +27,16 @@ from stratalog_tiering.store.store_url import GcsLocation, parse_gcs_url
     ("status", "reason", "message", "error"),
     [
         (404, "notFound", "No such object: bucket/key", NoSuchObject),
-        (404, "notFound", "The specified bucket does not exist.", Invalid),
+        (404, "notFound", "The specified bucket does not exist.", Refused),
         (404, "", "<html>not found</html>", UnexplainedAbsence),
         (410, "gone", "", NoSuchObject),
         (412, "conditionNotMet", "At least one of the pre-conditions you specified did not hold.", Conflict),
-        (403, "forbidden", "denied", Invalid),
+        (403, "forbidden", "denied", Refused),
         (403, "retentionPolicyNotMet", "Object is subject to a retention policy", Locked),
         (403, "rateLimitExceeded", "", Throttled),
-        (401, "authError", "", Invalid),
+        (401, "authError", "", Refused),
         (400, "invalid", 'Provided CRC32C "AAAAAA==" doesn\'t match calculated CRC32C "BBBBBB==".', DamagedInTransit),
-        (400, "invalid", "Invalid argument", Invalid),
+        (400, "invalid", "Invalid argument", Refused),
         (408, "", "", Unavailable),
         (429, "rateLimitExceeded", "", Throttled),
         (500, "backendError", "", OutcomeUnknown),

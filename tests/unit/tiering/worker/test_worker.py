@@ -34,6 +34,7 @@ from stratalog_tiering.format.descriptor import OwnerDescriptor, encode_descript
 from stratalog_tiering.format.object_keys import OWNERS_PREFIX, deletion_marker_key, owner_key, segment_key
 from stratalog_tiering.format.segment import SegmentFooter
 from stratalog_tiering.metrics import TieringCounters, TieringMetrics
+from stratalog_tiering.store import Refused
 
 MIB = 1024 * 1024
 DAY_MS = 86_400_000
@@ -449,11 +450,11 @@ def store_is_away(name: str, key: str) -> BaseException | None:
     return Unavailable("the store is away")
 
 
-@pytest.mark.parametrize("failure", [Unavailable, OutcomeUnknown])
+@pytest.mark.parametrize("failure", [Unavailable, OutcomeUnknown, Refused])
 async def test_without_the_store_only_expired_ledgers_are_removed(
     cluster: Cluster, make_batches: Batches, failure: type[StratalogError]
 ) -> None:
-    """``failure`` is that of a write: a store that takes requests and answers none leaves their outcome open."""
+    """``failure`` is that of a write: the store may answer none, which leaves their outcome open, or refuse them."""
     await with_configs(cluster, retention_ms="300")
     soon_ms = SystemClock().wall_ms() + 3_600_000
     await cluster.start_worker(retention_interval_ms=DAY_MS, sweep_interval_ms=300 * DAY_MS, grace_ms=DAY_MS)
