@@ -10,6 +10,10 @@ from stratalog_core.errors import Invalid
 SECTION = "bookie"
 _MEBIBYTE = 1024 * 1024
 _GIBIBYTE = 1024 * _MEBIBYTE
+MAINTENANCE_CALLS = 3
+"""Threads of each disk for its log files, compaction and scrub."""
+LOOKS_MAX = 10
+"""Looks at a disk within ``disk_stall_ms``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,10 +50,15 @@ class BookieSettings:
         minimum=512,
         help="a READ of at least this much payload (bytes) bypasses the page cache if logs are written so",
     )
+    disk_stall_ms: int = setting(
+        30_000,
+        minimum=100,
+        help="a disk that completes nothing for this long is refused adds, fences and reads until it does (milliseconds)",
+    )
     in_flight_bytes_max: int = setting(
         128 * _MEBIBYTE,
         minimum=_MEBIBYTE,
-        help="adds that may wait for the disks (bytes); further ones are answered OVERLOADED",
+        help="adds that may wait for the disks (bytes), the same share for each; further ones are answered OVERLOADED",
     )
     read_bytes_max: int = setting(
         16 * _MEBIBYTE, minimum=1024, maximum=60 * _MEBIBYTE, help="payload in one answer to a READ (bytes)"
@@ -108,5 +117,5 @@ class BookieSettings:
 
     @property
     def threads(self) -> int:
-        """Threads that ``Background`` needs, so that reads and maintenance never delay a commit."""
-        return len(self.data_dirs) * (self.read_jobs + 3)
+        """Threads that ``Background`` needs, so that neither reads and maintenance nor another disk delay a commit."""
+        return len(self.data_dirs) * (self.read_jobs + MAINTENANCE_CALLS + 1)

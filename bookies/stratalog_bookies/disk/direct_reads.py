@@ -10,16 +10,17 @@ import asyncio
 from functools import partial
 
 from stratalog_bookies.disk.core.extents import FilePieces, ReadPieces
+from stratalog_bookies.disk.disk_calls import DiskCalls
 from stratalog_bookies.disk.log_files import LogFiles
-from stratalog_core.ports import Background, BeginsReads, File
+from stratalog_core.ports import BeginsReads, File
 
 
 class DirectReads:
     """Direct reads of one disk. The files that are read must be pinned."""
 
-    def __init__(self, store: LogFiles, background: Background) -> None:
+    def __init__(self, store: LogFiles, calls: DiskCalls) -> None:
         self._store = store
-        self._background = background
+        self._calls = calls
 
     async def read(self, pieces: ReadPieces) -> list[memoryview] | None:
         """The slices; None if the caller must read in another way."""
@@ -34,7 +35,7 @@ class DirectReads:
 
     async def _open(self, generation: int) -> bool:
         try:
-            file: File = await self._background.run(partial(self._store.open_direct, generation))
+            file: File = await self._calls.run(partial(self._store.open_direct, generation))
         except OSError:
             return False
         self._store.keep_open(generation, file)
@@ -45,9 +46,17 @@ class DirectReads:
         if not isinstance(file, BeginsReads):
             return None
         future: asyncio.Future[list[memoryview] | None] = asyncio.get_running_loop().create_future()
-        return future if file.begin_reads(pieces.extents, partial(_settle, future)) else None
+        number = self._calls.begin(partial(_settle, future, None))
+        if file.begin_reads(pieces.extents, partial(self._ended, number, future)):
+            return future
+        self._calls.end(number)
+        return None
+
+    def _ended(self, number: int, future: asyncio.Future[list[memoryview] | None], read: list[memoryview] | OSError) -> None:
+        self._calls.end(number)
+        _settle(future, None if isinstance(read, OSError) else read)
 
 
-def _settle(future: asyncio.Future[list[memoryview] | None], read: list[memoryview] | OSError) -> None:
+def _settle(future: asyncio.Future[list[memoryview] | None], read: list[memoryview] | None) -> None:
     if not future.done():
-        future.set_result(None if isinstance(read, OSError) else read)
+        future.set_result(read)

@@ -2,7 +2,7 @@
 
 A request that finds no room because the next log file is not ready is queued, in order, and continues when the file is. A
 failed write or sync fails the disk permanently: waiting requests get STORAGE_FAILED, nothing is retried, and durable entries
-remain readable.
+remain readable. A disk that hangs refuses everything until it completes what it has begun: it may be late, it may have failed.
 """
 
 from __future__ import annotations
@@ -13,11 +13,13 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from stratalog_bookies.config import BookieSettings
+from stratalog_bookies.config import LOOKS_MAX, MAINTENANCE_CALLS, BookieSettings
 from stratalog_bookies.disk.core.corruption import KnownCorruption
 from stratalog_bookies.disk.core.disk_core import Added, DiskCore, Header, add_room, control_room
 from stratalog_bookies.disk.core.index import Row
 from stratalog_bookies.disk.core.log_format import PAGE_BYTES
+from stratalog_bookies.disk.core.stall import StallWatch
+from stratalog_bookies.disk.disk_calls import DiskCalls
 from stratalog_bookies.disk.group_commit import GroupCommit
 from stratalog_bookies.disk.log_file_lifecycle import LogFileLifecycle
 from stratalog_bookies.disk.log_files import LogFiles
@@ -76,19 +78,21 @@ class Disk:
         self.is_missing = is_missing
         self.core = core
         self.store = store
-        self.background = background
+        self.background = DiskCalls(background, MAINTENANCE_CALLS)
         self.counters = counters
         self.corruption = KnownCorruption()
         self.commit = GroupCommit(core, store, background, counters, self._after_group)
-        self.files = LogFileLifecycle(core, store, settings, background, counters, self._room_changed)
+        self.files = LogFileLifecycle(core, store, settings, self.background, counters, self._room_changed)
+        self._reading = DiskCalls(background, settings.read_jobs)
         self.reads = DiskReads(
-            core, store, background, counters, settings.read_jobs, settings.direct_read_bytes_min,
+            core, store, self._reading, counters, settings.read_jobs, settings.direct_read_bytes_min,
             self.note_corruption, self._note_lost_index,
         )  # fmt: skip
         self.on_group: Callable[[], None] = lambda: None
         self.on_corruption: Callable[[], None] = lambda: None
         self._settings = settings
         self._on_change = on_change
+        self._stall = StallWatch(LOOKS_MAX)
         self._seen_sequence = 0
         self._proved_sequence = 0
         self._held: deque[tuple[int, bool, Callable[[], None]]] = deque()
@@ -146,7 +150,7 @@ class Disk:
                 part = gather.part(index)
                 try:
                     await self.reads.load([run])
-                except (OSError, Corrupt) as failure:
+                except (OSError, Corrupt, StorageFailed) as failure:
                     part(bytearray((Status.OVERLOADED if lacks_resources(failure) else Status.STORAGE_FAILED,)))
                     continue
                 at = payload_at + sum([header[3] for header in headers[:index]])
@@ -191,15 +195,37 @@ class Disk:
 
     async def room(self, needed: int, *, reserve: bool) -> None:
         """Wait until frames of ``needed`` bytes can be placed. Raises ``StorageFailed``."""
-        while not self.core.failure and (self._held or not self.core.takes(needed, reserve=reserve)):
-            if self.core.read_only and not self._held:
-                raise StorageFailed(f"the disk is full: {self.core.read_only}", read_only=True)
+        core = self.core
+        while not (core.failure or core.stall) and (self._held or not core.takes(needed, reserve=reserve)):
+            if core.read_only and not self._held:
+                raise StorageFailed(f"the disk is full: {core.read_only}", read_only=True)
             room: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._held.append((needed, reserve, partial(_resolve, room)))
             self.files.advance()
             await room
-        if self.core.failure:
-            raise StorageFailed(self.core.failure, read_only=False)
+        if core.failure or core.stall:
+            raise StorageFailed(core.failure or core.stall, read_only=False)
+
+    # -- a disk that hangs
+
+    def look(self) -> None:
+        """Notice that the disk hangs, or that it works again. Called at regular intervals, whatever the disk does."""
+        core = self.core
+        writing = None if core.failure else core.log.writing
+        preparing = self.files.preparing if self._held or core.stall else None
+        self._stall.observe((writing, self._reading.oldest, preparing))
+        if self._stall.is_stalled == bool(core.stall):
+            return
+        if self._stall.is_stalled:
+            core.stall = f"the disk hangs: it has completed nothing for {self._settings.disk_stall_ms} ms"
+            _log.critical("disk %d takes no adds and answers no reads for now: %s", self.position, core.stall)
+            self.commit.give_up()
+            self._reading.give_up(core.stall)
+        else:
+            core.stall = ""
+            _log.warning("disk %d works again", self.position)
+            self._reading.resume()
+        self._room_changed()
 
     # -- damage
 
@@ -293,8 +319,8 @@ class Disk:
         files = self.core.contents.files.values()
         return DiskInfo(
             position=self.position,
-            state="failed" if self.core.failure else "read_only" if self.core.read_only else "writable",
-            reason=self.core.failure or self.core.read_only,
+            state="failed" if self.core.failure else "read_only" if self.core.refusal else "writable",
+            reason=self.core.failure or self.core.stall or self.core.read_only,
             free_bytes=self.files.free_bytes,
             log_files=len(files),
             log_bytes=sum([file.end if file.end > 0 else self.core.log.tail for file in files]),

@@ -42,6 +42,7 @@ class GroupCommit:
         """Time from the begin of a group's write until it is durable."""
         self.bytes = Histogram(GROUP_BOUNDS_BYTES)
         self._idle: list[asyncio.Future[None]] = []
+        self._awaited: dict[asyncio.Future[None], None] = {}
 
     @property
     def waiting(self) -> int:
@@ -62,13 +63,30 @@ class GroupCommit:
             asyncio.get_running_loop().call_soon(self._turn, None)
 
     async def durable(self, sequence: int) -> None:
-        """Wait until all groups up to ``sequence`` are durable. Raises ``StorageFailed``."""
+        """Wait until all groups up to ``sequence`` are durable. Raises ``StorageFailed``; they may become durable later if
+        the disk hangs.
+        """
         if sequence > self._core.log.durable_sequence and not self._core.failure:
-            reached: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self.when_durable(sequence, lambda: None if reached.done() else reached.set_result(None))
-            await reached
+            await self._reach(sequence)
         if self._core.failure:
             raise StorageFailed(self._core.failure, read_only=False)
+
+    async def _reach(self, sequence: int) -> None:
+        if self._core.stall:
+            raise StorageFailed(self._core.stall, read_only=False)
+        reached: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._awaited[reached] = None
+        try:
+            self.when_durable(sequence, partial(_resolve, reached))
+            await reached
+        finally:
+            del self._awaited[reached]
+
+    def give_up(self) -> None:
+        """Fail those that wait in ``durable``: the disk hangs."""
+        for reached in self._awaited:
+            if not reached.done():
+                reached.set_exception(StorageFailed(self._core.stall, read_only=False))
 
     async def close(self) -> None:
         """Wait until everything placed is durable, or the disk has failed."""
@@ -151,6 +169,6 @@ class GroupCommit:
         self._on_written()
 
 
-def _resolve(idle: asyncio.Future[None]) -> None:
-    if not idle.done():
-        idle.set_result(None)
+def _resolve(waiting: asyncio.Future[None]) -> None:
+    if not waiting.done():
+        waiting.set_result(None)

@@ -47,6 +47,8 @@ class LogFileLifecycle:
     ) -> None:
         self.free_bytes = 0
         self.is_low = False
+        self.preparing: int | None = None
+        """Generation of the file that is being prepared."""
         self._first_open = core.log.generation
         self._core = core
         self._store = store
@@ -105,6 +107,16 @@ class LogFileLifecycle:
         log = self._core.log
         if self._core.failure or (log.has_next_file and not self._core.read_only):
             return
+        self.preparing = log.generation + 1
+        try:
+            lack = await self._try_to_prepare()
+        finally:
+            self.preparing = None
+        self._set_read_only(lack)
+
+    async def _try_to_prepare(self) -> str:
+        """Return why the disk takes no adds; empty if it does. Raises ``OSError``."""
+        log = self._core.log
         # Measured now: between two calls of ``check_space`` a fast writer fills many files.
         self.free_bytes = await self._background.run(self._store.free_bytes)
         lack = "" if self._store.spare_files or self._may_grow() else self._too_full()
@@ -117,7 +129,7 @@ class LogFileLifecycle:
                 if not is_transient(failure):
                     raise
                 lack = str(failure)
-        self._set_read_only(lack)
+        return lack
 
     def _too_full(self) -> str:
         return f"{self.free_bytes} bytes are free; minimum is {self._settings.free_bytes_min} (free_bytes_min)"

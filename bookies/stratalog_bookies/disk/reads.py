@@ -19,13 +19,14 @@ from stratalog_bookies.disk.core.extents import pieces_of
 from stratalog_bookies.disk.core.index import SMALL_BYTES_MAX, Row, Run
 from stratalog_bookies.disk.core.lookup import Budget, Found, Place, RunsNeeded, locate
 from stratalog_bookies.disk.direct_reads import DirectReads
+from stratalog_bookies.disk.disk_calls import DiskCalls
 from stratalog_bookies.disk.log_files import LogFiles
 from stratalog_bookies.disk.recovery import make_index
 from stratalog_bookies.metrics import Counters
 from stratalog_bookies.protocol import messages
 from stratalog_bookies.protocol.messages import HEAD_BYTES_MAX, EntryState, Range
 from stratalog_core.errors import Corrupt
-from stratalog_core.ports import Background, Buffer, File
+from stratalog_core.ports import Buffer, File
 from stratalog_core.transient_errors import is_transient, lacks_resources
 
 _log = logging.getLogger(__name__)
@@ -51,7 +52,7 @@ class DiskReads:
         self,
         core: DiskCore,
         store: LogFiles,
-        background: Background,
+        calls: DiskCalls,
         counters: Counters,
         jobs: int,
         direct_bytes_min: int,
@@ -60,17 +61,21 @@ class DiskReads:
     ) -> None:
         self._core = core
         self._store = store
-        self._background = background
+        self._calls = calls
         self._counters = counters
         self._direct_bytes_min = direct_bytes_min
         self._on_corruption = on_corruption
         self._on_lost_index = on_lost_index
         self._slots = asyncio.Semaphore(jobs)
-        self._direct = DirectReads(store, background)
+        self._direct = DirectReads(store, calls)
 
     async def read(self, ranges: Sequence[Range], budget: Budget, head_bytes: int | None) -> list[RangeRead]:
-        """Whole entries, or the first ``head_bytes`` of each. Raises ``Corrupt`` or ``OSError`` if the index is lost."""
+        """Whole entries, or the first ``head_bytes`` of each. Raises ``Corrupt`` or ``OSError`` if the index is lost,
+        ``StorageFailed`` while the disk hangs.
+        """
+        self._calls.check()
         async with self._slots:
+            self._calls.check()
             found = await self._locate(ranges, budget)
             places = [place for each in found for place in each.places]
             generations = list({place.generation for place in places})
@@ -88,7 +93,7 @@ class DiskReads:
             if views is not None:
                 self._counters.direct_reads += 1
                 return [checked(place, view) for place, view in zip(places, views, strict=True)]
-        return await self._background.run(partial(read_places, self._store, places, head_bytes))
+        return await self._calls.run(partial(read_places, self._store, places, head_bytes))
 
     async def _locate(self, ranges: Sequence[Range], budget: Budget) -> list[Found]:
         while isinstance(found := locate(self._core, ranges, budget), RunsNeeded):
@@ -127,13 +132,13 @@ class DiskReads:
 
     async def _stored_rows(self, run: Run) -> bytes:
         try:
-            return await self._background.run(partial(self._store.load_rows, run))
+            return await self._calls.run(partial(self._store.load_rows, run))
         except (Corrupt, OSError) as lost:
             if lacks_resources(lost):
                 raise
             await self.rebuild_index(run.generation, str(lost))
         # If the run was removed while the index was rebuilt, its rows are elsewhere or gone.
-        return await self._background.run(partial(self._store.load_rows, run)) if self._core.contents.holds(run) else b""
+        return await self._calls.run(partial(self._store.load_rows, run)) if self._core.contents.holds(run) else b""
 
     async def rebuild_index(self, generation: int, reason: str) -> None:
         """Rebuild the index of a closed file. Raises ``Corrupt`` or ``OSError`` if the file is corrupt as well."""
@@ -144,7 +149,7 @@ class DiskReads:
         _log.error("the index of log file %016x is corrupt (%s) and is rebuilt", generation, reason)
         contents.pin((generation,))
         try:
-            rebuilt = await self._background.run(partial(make_index, self._store, generation, file.end))
+            rebuilt = await self._calls.run(partial(make_index, self._store, generation, file.end))
         except (Corrupt, OSError) as failure:
             if not is_transient(failure):
                 self._on_lost_index(generation, str(failure))
@@ -175,7 +180,7 @@ class DiskReads:
         (place,) = found.places
         self._core.contents.pin((place.generation,))
         try:
-            (payload,) = await self._background.run(partial(read_places, self._store, found.places, None))
+            (payload,) = await self._calls.run(partial(read_places, self._store, found.places, None))
         finally:
             self._core.contents.unpin((place.generation,))
         return place if payload is None else None

@@ -16,7 +16,7 @@ from typing import TypeVar
 from stratalog_bookies.config import BookieSettings
 from stratalog_bookies.disk.core.disk_core import Header
 from stratalog_bookies.disk.core.lookup import Budget, Found
-from stratalog_bookies.disk.disk import Disk, StatusGather
+from stratalog_bookies.disk.disk import Disk, OnStatuses, StatusGather
 from stratalog_bookies.disk.reads import RangeRead
 from stratalog_bookies.metrics import BookieMetrics, Counters
 from stratalog_bookies.node.collector import Collector
@@ -47,7 +47,8 @@ class Dispatch:
         for disk in disks:
             disk.on_group = partial(self._waiters.check, disk)
         self._add_bytes_max = min(disk.add_bytes_max for disk in disks)
-        self._in_flight_bytes = 0
+        self._in_flight_bytes = [0] * len(disks)
+        self._share_bytes = settings.in_flight_bytes_max // len(disks)
         self._tasks: set[asyncio.Task[None]] = set()
         self._handlers: dict[int, Callable[[memoryview], Awaitable[Answer]]] = {
             messages.READ: self._read,
@@ -85,7 +86,7 @@ class Dispatch:
     def metrics(self) -> BookieMetrics:
         """Metric group of requests in progress, for one scrape."""
         return BookieMetrics(
-            in_flight_add_bytes=self._in_flight_bytes,
+            in_flight_add_bytes=sum(self._in_flight_bytes),
             requests_in_progress=len(self._tasks),
             lac_waiters=len(self._waiters),
         )
@@ -123,31 +124,41 @@ class Dispatch:
         headers = messages.decode_add(body)
         self._counters.add_requests += 1
         self._counters.add_entries += len(headers)
-        if self._in_flight_bytes and self._in_flight_bytes + len(body) > self._settings.in_flight_bytes_max:
-            self._counters.adds_overloaded += 1
-            request.reply(messages.encode_statuses(bytes((Status.OVERLOADED,)) * len(headers)))
-            return
         if not headers or len(body) > self._add_bytes_max:
             raise Invalid(
                 f"an ADD has {len(headers)} entries and {len(body)} bytes; maximum is {self._add_bytes_max}: send it in parts"
             )
-        self._in_flight_bytes += len(body)
         self._counters.add_bytes += len(body)
-        added = partial(self._added, request, len(body))
+        reply = partial(_reply_statuses, request)
         if len(self._disks) == 1:
             add_bytes = len(body) - messages.COUNT_BYTES
-            self._disks[0].add(headers, body, messages.COUNT_BYTES, messages.payloads_start(len(headers)), add_bytes, added)
+            payload_at = messages.payloads_start(len(headers))
+            self._add_to(self._disks[0], headers, body, messages.COUNT_BYTES, payload_at, add_bytes, reply)
             return
         parts = self._by_disk(headers)
-        gather = StatusGather(bytearray(len(headers)), len(parts), added)
+        gather = StatusGather(bytearray(len(headers)), len(parts), reply)
         for disk, first, end, payload_at, payload_bytes in parts:
             header_at = messages.COUNT_BYTES + first * ENTRY_HEADER_BYTES
             add_bytes = payload_bytes + (end - first) * ENTRY_HEADER_BYTES
-            disk.add(headers[first:end], body, header_at, payload_at, add_bytes, gather.part(first))
+            self._add_to(disk, headers[first:end], body, header_at, payload_at, add_bytes, gather.part(first))
 
-    def _added(self, request: Request, body_bytes: int, statuses: bytearray) -> None:
-        self._in_flight_bytes -= body_bytes
-        request.reply(messages.encode_statuses(statuses))
+    def _add_to(
+        self, disk: Disk, headers: Sequence[Header], body: memoryview, header_at: int, payload_at: int, add_bytes: int,
+        done: OnStatuses,
+    ) -> None:  # fmt: skip
+        """Add to one disk, unless too much waits for it: a disk that hangs must not use up the others' shares."""
+        waiting = self._in_flight_bytes[disk.position]
+        if waiting and waiting + len(body) > self._share_bytes and disk.core.refusal is None:
+            self._counters.adds_overloaded += 1
+            done(bytearray((Status.OVERLOADED,)) * len(headers))
+            return
+        # All of it: the body stays in memory until its last part is written.
+        self._in_flight_bytes[disk.position] = waiting + len(body)
+        disk.add(headers, body, header_at, payload_at, add_bytes, partial(self._added, disk.position, len(body), done))
+
+    def _added(self, position: int, body_bytes: int, done: OnStatuses, statuses: bytearray) -> None:
+        self._in_flight_bytes[position] -= body_bytes
+        done(statuses)
 
     def _by_disk(self, headers: Sequence[Header]) -> list[tuple[Disk, int, int, int, int]]:
         """``(disk, first, end, payload position, payload bytes)`` of each run of entries on one disk."""
@@ -187,7 +198,7 @@ class Dispatch:
                 continue
             try:
                 answers += await disk.reads.read(ranges[first:end], budget, head_bytes)
-            except (Corrupt, OSError) as lost:
+            except (Corrupt, OSError, StorageFailed) as lost:
                 _log.error("disk %d cannot be read: %s", disk.position, lost)
                 status = Status.OVERLOADED if lacks_resources(lost) else Status.STORAGE_FAILED
                 answers += [_nothing_decided(each, status) for each in ranges[first:end]]
@@ -269,6 +280,10 @@ class Dispatch:
             for scrub in self._scrubs:
                 scrub.start()
         return [messages.encode(messages.ScrubStatus(disks=tuple(scrub.status() for scrub in self._scrubs)))]
+
+
+def _reply_statuses(request: Request, statuses: bytearray) -> None:
+    request.reply(messages.encode_statuses(statuses))
 
 
 def _bounded(items: tuple[Item, ...]) -> tuple[Item, ...]:

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from functools import partial
 
 from stratalog_bookies.client.read_client import open_read_client
-from stratalog_bookies.config import SECTION, BookieSettings
+from stratalog_bookies.config import LOOKS_MAX, SECTION, BookieSettings
 from stratalog_bookies.disk.compaction import Compaction
 from stratalog_bookies.disk.disk import Disk
 from stratalog_bookies.metrics import Counters
@@ -180,6 +180,7 @@ class BookieServer:
     def _start_background_tasks(self, collector: Collector, cluster_id: str, cookie: str) -> None:
         settings = self._settings
         self._every(settings.collect_interval_s, partial(self._collect, collector))
+        self._every(settings.disk_stall_ms / 1000 / LOOKS_MAX, self._look)
         disks = [disk for disk in self._disks if not disk.is_missing]
         compactions = [Compaction(disk, settings) for disk in disks]
         client = open_read_client(
@@ -209,6 +210,10 @@ class BookieServer:
 
     def _every(self, interval_s: float, work: Callable[[], Awaitable[object]]) -> None:
         self._background_tasks.append(asyncio.get_running_loop().create_task(_repeat(interval_s, work)))
+
+    async def _look(self) -> None:
+        for disk in self._disks:
+            disk.look()
 
     async def _collect(self, collector: Collector) -> None:
         await collector.collect()

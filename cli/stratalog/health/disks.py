@@ -41,7 +41,8 @@ def _of_disk(name: str, disk: DiskInfo) -> Iterator[Finding]:
         detail = f"{name}: {disk.damaged_entries} corrupt entries and {disk.damaged_files} corrupt log files are not repaired"
         yield fail(_CHECK, detail, "start the bookies that hold the other copies, then `stratalog bookie scrub --all --wait`")
     if disk.state == "read_only":
-        yield fail(_CHECK, f"{name} accepts no records: {disk.reason}", "free space there, or add bookies")
+        remedy = "free space there, look after a disk that hangs, or add bookies"
+        yield fail(_CHECK, f"{name} accepts no records: {disk.reason}", remedy)
     if disk.unmovable_files:
         detail = f"{name}: {disk.unmovable_files} log files cannot be compacted, and their space is not freed"
         yield warn(_CHECK, detail, "run `stratalog bookie scrub --all --wait` to repair their corrupt entries")

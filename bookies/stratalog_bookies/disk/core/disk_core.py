@@ -9,6 +9,7 @@ A request goes in; statuses and the sequence number of a group come out. The she
 - A deleted ledger accepts nothing. Fencing an unknown ledger creates it.
 - Only durable entries are read. The answer to a fence waits for everything placed before it, and so do the reads after it.
 - After a failed write or sync (``fail``) nothing is accepted or acknowledged. Durable entries remain readable.
+- While the disk hangs (``stall``) nothing is accepted. Groups in progress may become durable, and are acknowledged then.
 
 It does no I/O, keeps no time, and does not limit the bytes in flight.
 """
@@ -62,6 +63,7 @@ class DiskCore:
         self.contents = contents
         self.log = log
         self.failure = ""
+        self.stall = ""
         self.read_only = ""
         self._ledgers_max = ledgers_max
         self._control_reserve_bytes = control_reserve_bytes
@@ -80,7 +82,7 @@ class DiskCore:
         """The status of every add while the disk accepts none; else None."""
         if self.failure:
             return Status.STORAGE_FAILED
-        return Status.READ_ONLY if self.read_only else None
+        return Status.READ_ONLY if self.stall or self.read_only else None
 
     # -- adds
 

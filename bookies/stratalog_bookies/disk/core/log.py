@@ -68,6 +68,11 @@ class Log:
         return self.prepared_generation > self.generation
 
     @property
+    def writing(self) -> int | None:
+        """Sequence of the group that is being written; None if there is none."""
+        return None if self._writing is None else self._writing.sequence
+
+    @property
     def room(self) -> int:
         """Bytes left for frames in the current file."""
         return self._file_bytes - self.tail

@@ -201,7 +201,7 @@ def test_a_file_that_is_read_is_not_recycled() -> None:
 
 def test_settings_are_checked() -> None:
     settings = BookieSettings(bookie_id="b", data_dirs=("/a", "/b"), read_jobs=2)
-    assert settings.threads == 10
+    assert settings.threads == 12
     with pytest.raises(Invalid, match="bookie_id"):
         BookieSettings(bookie_id="a/b", data_dirs=("/a",))
     with pytest.raises(Invalid, match="data_dirs is empty"):

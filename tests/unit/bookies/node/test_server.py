@@ -248,6 +248,84 @@ class FaultyFile:
         return self._disk.broken_in_kernel
 
 
+class HangingFiles:
+    """A disk that completes nothing, and reports no error, until ``works`` is set."""
+
+    def __init__(self, files: Files) -> None:
+        self._files = files
+        self.works = threading.Event()
+        self.works.set()
+
+    def __getattr__(self, name: str) -> Any:
+        return self.waiting(getattr(self._files, name))
+
+    def open(self, path: str, *, create: bool = False, direct: bool = False) -> HangingFile:
+        return HangingFile(self.waiting(self._files.open)(path, create=create, direct=direct), self)
+
+    def waiting(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        def wait_and_call(*arguments: Any, **named: Any) -> Any:
+            self.works.wait(TIMEOUT_S)
+            return call(*arguments, **named)
+
+        return wait_and_call
+
+
+class HangingFile:
+    """Threads write and read it: the kernel's transfers would not hang."""
+
+    def __init__(self, file: File, disk: HangingFiles) -> None:
+        self._file = file
+        self._disk = disk
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("begin_"):
+            raise AttributeError(name)
+        return self._disk.waiting(getattr(self._file, name))
+
+
+async def test_a_disk_that_hangs_leaves_the_other_one_alone(place: Place, tmp_path: Path) -> None:
+    data_dirs = tuple(str(tmp_path / f"disk{number}") for number in range(2))
+    hanging = HangingFiles(SystemFiles(Path(data_dirs[0])))
+    files: list[Any] = [hanging, SystemFiles(Path(data_dirs[1]))]
+    small = {"in_flight_bytes_max": 1 << 20, "log_file_bytes": 4 << 20, "read_jobs": 1, "requests_max": 20}
+    payload = os.urandom(200_000)
+    async with place.bookie(files, data_dirs=data_dirs, disk_stall_ms=2000, spare_files=0, **small) as bookie:
+        assert await bookie.add((1, 0, payload), (2, 0, payload)) == [OK, OK]
+        hanging.works.clear()
+        try:
+            adds = [asyncio.ensure_future(bookie.add((2, entry, payload))) for entry in range(1, 7)]
+            reads = [asyncio.ensure_future(bookie.read(Range(2, 0, 0))) for _ in range(5)]
+            fence = asyncio.ensure_future(bookie.tails(messages.FENCE, 4, 3))
+            for entry in range(1, 4):
+                await until(lambda entry=entry: _is(bookie.add((1, entry, payload)), [OK]))  # type: ignore[misc]
+            assert await adds[-1] in ([Status.OVERLOADED], [Status.READ_ONLY])
+            for answers in await asyncio.gather(*reads):
+                assert [answer.status for answer in answers] == [Status.STORAGE_FAILED]
+            assert (await fence)[0].status == Status.STORAGE_FAILED
+            await until(lambda: _is(bookie.add((2, 7, b"refused"), (1, 5, b"five")), [Status.READ_ONLY, OK]))
+            refused, served = await bookie.read(Range(2, 0, 0), Range(1, 5, 5))
+            assert (refused.status, refused.decided_to) == (Status.STORAGE_FAILED, -1)
+            assert [bytes(entry.payload) for entry in served.entries] == [b"five"]
+            (disk, _) = (await bookie.info()).disks
+            assert disk.state == "read_only"
+            assert "the disk hangs" in disk.reason
+            assert not adds[0].done(), "it is not durable"
+            await until(lambda: not place.record().read_only)
+        finally:
+            hanging.works.set()
+        stored = {0: payload, 7: b"seven"}
+        stored |= {entry: payload for entry, add in enumerate(adds, 1) if await add == [OK]}
+        assert 1 in stored
+        await until(lambda: _is(bookie.add((2, 7, b"seven")), [OK]))
+        assert await bookie.entries(2) == stored
+        assert (await bookie.tails(messages.LAC, 4))[0].fenced, "a fence that was answered with an error may hold"
+        assert await bookie.counter("corrupt_entries") == 0
+
+
+async def _is(add: Awaitable[list[Status]], statuses: list[Status]) -> bool:
+    return await add == statuses
+
+
 async def test_entries_are_served(place: Place) -> None:
     async with place.bookie() as bookie:
         assert await bookie.add((1, 0, b"zero"), (2, 0, b""), (1, 1, b"one" * 1000)) == [OK, OK, OK]
