@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -64,7 +65,7 @@ for number, (step, moment) in enumerate({POINTS}):
     child = os.fork()
     if child == 0:
         sink_transactions.Producer = type("Killed", (Producer,), {{step: killed(step, moment)}})
-        sink_transactions.send_once([rows[number]], options, Unit(write=topic, batch=0, task=number))
+        sink_transactions.send_once([rows[number]], options, Unit(write=topic, batch=0, task=number, run="first"))
         os._exit(0)
     assert os.waitpid(child, 0)[1] == signal.SIGKILL, f"{{moment}} {{step}}"
 """
@@ -79,12 +80,16 @@ def options_of(bootstrap: str, topic: str, **more: str) -> WriteOptions:
 
 
 def kill_at_each_step(bootstrap: str, topic: str) -> None:
-    """Kill a task at each point, then run all tasks again. Fail unless each row can be read once."""
+    """Kill a task at each point, then run all tasks again, at once. Fail unless each row can be read once."""
     command = [sys.executable, "-c", TASKS, bootstrap, topic]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
-    for number in range(len(POINTS)):
-        assert send_once([rows_of(number)], options_of(bootstrap, topic), Unit(write=topic, batch=0, task=number)) == ROWS
+    options, unit = options_of(bootstrap, topic), Unit(write=topic, batch=0, task=0, run="second")
+    numbers = range(len(POINTS))
+    with ThreadPoolExecutor(len(POINTS)) as pool:
+        sent = [pool.submit(send_once, [rows_of(number)], options, replace(unit, task=number)) for number in numbers]
+    assert [one.result() for one in sent] == [ROWS] * len(POINTS)
+    Markers(options).check_compared(unit)
     expected = {f"{number}-{row}" for number in range(len(POINTS)) for row in range(ROWS)}
     read = committed_values(bootstrap, topic)
     assert (len(read), set(read)) == (len(expected), expected)
