@@ -10,8 +10,9 @@ from typing import Any, Final, Protocol
 
 import pyarrow as pa
 
+from stratalog_core.errors import Corrupt
 from stratalog_pipeline.arrow.decode import BOUNDS
-from stratalog_pipeline.arrow.kernels import Room
+from stratalog_pipeline.arrow.kernels import BAD_TIMESTAMP, MESSAGES, TIMESTAMP_MS_MAX, Room
 from stratalog_pipeline.arrow.schema import arrow_schema
 
 
@@ -28,7 +29,10 @@ class KafkaMessage(Protocol):
 
 
 def to_arrow(runs: Iterable[Sequence[Any]], columns: Sequence[str], bounds: Room = BOUNDS) -> Iterator[pa.RecordBatch]:
-    """Yield the messages of ``runs``, in order, as record batches of about ``bounds``."""
+    """Yield the messages of ``runs``, in order, as record batches of about ``bounds``.
+
+    Raises ``Corrupt`` for a timestamp that a row cannot hold.
+    """
     rows: list[KafkaMessage] = []
     data_bytes = 0
     wants_headers = "headers" in columns
@@ -58,13 +62,20 @@ def _headers_bytes(row: KafkaMessage) -> int:
     return sum(len(key) + len(value or b"") for key, value in row.headers() or ())
 
 
+def _timestamp_us(row: KafkaMessage) -> int:
+    timestamp_ms = row.timestamp()[1]
+    if abs(timestamp_ms) > TIMESTAMP_MS_MAX:
+        raise Corrupt(f"{row.topic()}-{row.partition()}, offset {row.offset()}: {MESSAGES[BAD_TIMESTAMP]}")
+    return timestamp_ms * 1000
+
+
 _CELLS: Final[dict[str, Callable[[KafkaMessage], Any]]] = {
     "key": lambda row: row.key(),
     "value": lambda row: row.value(),
     "topic": lambda row: row.topic(),
     "partition": lambda row: row.partition(),
     "offset": lambda row: row.offset(),
-    "timestamp": lambda row: row.timestamp()[1] * 1000,
+    "timestamp": _timestamp_us,
     # The client counts from 1 (0: no timestamp), Spark's source from 0.
     "timestampType": lambda row: max(0, row.timestamp()[0] - 1),
     "headers": _headers,

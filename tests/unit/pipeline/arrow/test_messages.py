@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import pytest
+
+from stratalog_core.errors import Corrupt
 from stratalog_pipeline.arrow.kernels import Room
 from stratalog_pipeline.arrow.messages import to_arrow
 
@@ -14,6 +17,7 @@ class Received:
 
     at: int
     pairs: tuple[tuple[str, bytes | None], ...] = ()
+    time_ms: int = -1
 
     def key(self) -> bytes | None:
         return None
@@ -31,7 +35,7 @@ class Received:
         return self.at
 
     def timestamp(self) -> tuple[int, int]:
-        return 1, -1
+        return 1, self.time_ms
 
     def headers(self) -> list[tuple[str, bytes | None]] | None:
         return list(self.pairs) or None
@@ -50,3 +54,11 @@ def test_a_message_without_key_value_headers_and_time() -> None:
     assert batch.to_pylist() == [{"key": None, "value": None, "partition": 3, "offset": 7, "timestampType": 0, "headers": None}]
     [times] = to_arrow([[Received(7)]], ("timestamp",))
     assert times.column(0).cast("int64").to_pylist() == [-1000], "as the same record has in the bucket"
+
+
+def test_times_from_before_1970_to_the_end_of_64_bits() -> None:
+    for time_ms in (-62_135_596_800_000, 0, 9_223_372_036_854_775):
+        [batch] = to_arrow([[Received(7, time_ms=time_ms)]], ("timestamp",))
+        assert batch.column(0).cast("int64").to_pylist() == [time_ms * 1000]
+    with pytest.raises(Corrupt, match="t-3, offset 7: a record's timestamp is beyond"):
+        list(to_arrow([[Received(7, time_ms=9_223_372_036_854_776)]], ("timestamp",)))
