@@ -41,8 +41,9 @@ TASK_BITS_MAX: Final = 31
 READS_AT_ONCE: Final = 100
 TASKS_LISTED: Final = 10
 REMEDY: Final = (
-    "Split it as before: by the same files, number of cores and spark.sql.shuffle.partitions, or by .repartition(8, 'key') "
-    "before the write. Or leave written tasks as they are, uncompared, with the option markers=trusted"
+    "Run it again split as before: by the same files, number of cores and spark.sql.shuffle.partitions; .repartition(8, 'key') "
+    "before a write makes its split repeatable. Only if the split is the same and rows have changed, set markers=trusted: it "
+    "leaves written tasks as they are"
 )
 Stored = TypeVar("Stored")
 
