@@ -310,13 +310,14 @@ async def test_a_disk_that_hangs_leaves_the_other_one_alone(place: Place, tmp_pa
             assert disk.state == "read_only"
             assert "the disk hangs" in disk.reason
             assert not adds[0].done(), "it is not durable"
-            await until(lambda: not place.record().read_only)
+            await until(lambda: (place.record().read_only, place.record().failed_disks) == (False, (0,)))
         finally:
             hanging.works.set()
         stored = {0: payload, 7: b"seven"}
         stored |= {entry: payload for entry, add in enumerate(adds, 1) if await add == [OK]}
         assert 1 in stored
         await until(lambda: _is(bookie.add((2, 7, b"seven")), [OK]))
+        await until(lambda: place.record().failed_disks == ())
         assert await bookie.entries(2) == stored
         assert (await bookie.tails(messages.LAC, 4))[0].fenced, "a fence that was answered with an error may hold"
         assert await bookie.counter("corrupt_entries") == 0
