@@ -18,7 +18,7 @@ from stratalog_tiering.config import TieringSettings
 
 _GRACE_MS = next(field.default for field in dataclasses.fields(TieringSettings) if field.name == "grace_ms")
 _GRACE_MIN_MS = 3_600_000
-"""Longer than any upload takes. Until its commit, nothing references an uploaded object."""
+"""Longer than a read of the history takes as it was."""
 _DUE_COLUMNS = ("topic", "partition", "reason", "bytes", "key")
 _WAITING_COLUMNS = ("topic", "partition", "reason", "objects", "bytes", "first_due_at", "last_due_at", "lease")
 
@@ -31,7 +31,8 @@ _WAITING_COLUMNS = ("topic", "partition", "reason", "objects", "bytes", "first_d
     type=click.IntRange(min=_GRACE_MIN_MS),
     default=_GRACE_MS,
     show_default=True,
-    help="Milliseconds for which an object is kept after it left the history; at least the workers' [tiering] grace_ms.",
+    help="Milliseconds for which an object is kept after it left the history; at least the workers' [tiering] grace_ms."
+    " Orphans are kept for a day at least: they may be part of an upload.",
 )
 @click.option(
     "--deleted",

@@ -4,6 +4,10 @@ It finds and judges garbage by the functions of the workers, with the same guard
 forked, the pointer is read after the listing. It needs no lease: it commits nothing, an object that is garbage never becomes
 part of a history again, and deleting an object twice does no harm. A manifest forgets its removed objects when a worker finds
 them due. Deletions of topics are made final by workers only.
+
+Without the lease, what a worker is writing looks like an orphan until its commit: the segment, which in S3 is as old as the
+begin of its upload, and the data key, which is written before it. So orphans wait for ``UNCOMMITTED_MS``, however short the
+grace period.
 """
 
 from __future__ import annotations
@@ -16,7 +20,7 @@ from stratalog_core.errors import Conflict, Corrupt, Invalid
 from stratalog_metadata.client.api import MetadataClient
 from stratalog_metadata.records import DeletedTopic, PendingTopic, Topic
 from stratalog_tiering.cold.manifest_source import ManifestSource
-from stratalog_tiering.core.garbage import EARLIER_DELETION, Garbage
+from stratalog_tiering.core.garbage import EARLIER_DELETION, ORPHAN, Garbage
 from stratalog_tiering.core.partition import partition_snapshot
 from stratalog_tiering.maintenance.deletion import find_deleted_garbage, find_pending_garbage
 from stratalog_tiering.maintenance.earlier_deletions import earlier_deletions
@@ -26,6 +30,8 @@ from stratalog_tiering.offload.ownership import check_claim, cluster_id_in, dele
 from stratalog_tiering.store import ObjectStore, delete_batches
 
 DELETES_AT_ONCE: Final = 200
+UNCOMMITTED_MS: Final = 86_400_000
+"""Longer than the upload, the verification and the commit of a segment take, of 16 GiB over a slow link."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +98,9 @@ async def _of_partition(ports: CollectorPorts, topic: Topic, index: int, grace_m
         garbage = await find_garbage(ports, state, grace_ms, now_ms)
     except (Conflict, Corrupt, Invalid) as refused:
         return Found(topic=topic.name, partition=index, refused=refused.message)
-    return _found(topic.name, index, [*garbage.removed, *garbage.orphans], from_ms, now_ms)
+    longer_ms = max(0, UNCOMMITTED_MS - grace_ms)
+    orphans = [replace(each, due_ms=each.due_ms + longer_ms) if each.reason == ORPHAN else each for each in garbage.orphans]
+    return _found(topic.name, index, [*garbage.removed, *orphans], from_ms, now_ms)
 
 
 def _found(topic: str, partition: int, garbage: Sequence[Garbage], from_ms: int, now_ms: int) -> Found:

@@ -24,12 +24,12 @@ from stratalog_tiering.cold.manifest_source import ManifestSource
 from stratalog_tiering.core.garbage import RESTORABLE_TOPIC
 from stratalog_tiering.core.partition import partition_snapshot
 from stratalog_tiering.format.descriptor import OwnerDescriptor, encode_descriptor
-from stratalog_tiering.format.object_keys import deletion_marker_key, owner_key, segment_key
+from stratalog_tiering.format.object_keys import data_key_key, deletion_marker_key, owner_key, segment_key
 from stratalog_tiering.maintenance.deletion import mark_deleted
 from stratalog_tiering.maintenance.orphans import find_garbage
 from stratalog_tiering.offload.locks import KnownLocks
 from stratalog_tiering.store import ObjectStore, open_store
-from stratalog_tiering.worker.collection import CollectorPorts, Found, delete_due, find_all
+from stratalog_tiering.worker.collection import UNCOMMITTED_MS, CollectorPorts, Found, delete_due, find_all
 
 HOUR_MS = 3_600_000
 _numbers = itertools.count()
@@ -94,18 +94,30 @@ async def test_exactly_what_is_listed_as_due_is_deleted(cluster: Cluster, make_b
     orphan = await history(cluster, make_batches)
     (now,) = await found(cluster)
     assert (now.due, now.refused) == ((), "")
-    (later,) = await found(cluster, 2 * HOUR_MS)
+    (later,) = await found(cluster, UNCOMMITTED_MS + HOUR_MS)
     assert {each.key for each in now.waiting} == {each.key for each in later.due}
     assert (orphan, "orphan") in {(each.key, each.reason) for each in later.due}
     assert {"orphan", "old-manifest", "retention.bytes"} <= {each.reason for each in later.due}
     before = await objects(cluster.store)
     await delete_due(cluster.store, [later])
     assert before - await objects(cluster.store) == set(due_keys([later]))
-    assert await found(cluster, 2 * HOUR_MS) == []
+    assert await found(cluster, UNCOMMITTED_MS + HOUR_MS) == []
     assert await read_cold(cluster) == b"".join(make_batches(3, [3])) + b"".join(make_batches(6, [3]))
     await cluster.start_worker("worker-2", grace_ms=0)  # forgets what is deleted already
     await cluster.until(lambda: cluster.pointer().manifest_version > 4 and cluster.last_error() == "")
     assert len(await read_cold(cluster)) == len(b"".join(make_batches(3, [3, 3])))
+
+
+@only_in_a_directory
+async def test_what_may_be_written_for_a_commit_is_no_orphan_yet(cluster: Cluster, make_batches: Batches) -> None:
+    """A segment whose upload takes hours, and the data key that was written before it: nothing refers to them."""
+    orphan = await history(cluster, make_batches)
+    await cluster.store.put(data_key_key(orphan), [b"the key of a segment that is being uploaded"])
+    (later,) = await found(cluster, 2 * HOUR_MS)
+    assert {each.key for each in later.waiting} == {orphan, data_key_key(orphan)}
+    assert {each.reason for each in later.due} >= {"old-manifest", "retention.bytes"}
+    (next_day,) = await found(cluster, UNCOMMITTED_MS + HOUR_MS)
+    assert {orphan, data_key_key(orphan)} <= {each.key for each in next_day.due}
 
 
 async def test_a_deleted_topic_waits_for_the_end_of_all_its_periods(cluster: Cluster, make_batches: Batches) -> None:
