@@ -15,6 +15,7 @@ import msgspec
 from stratalog_core.errors import Fenced, Invalid, StratalogError
 from stratalog_core.malformed import MALFORMED
 from stratalog_core.ports import Buffer, Transport
+from stratalog_core.rpc.addresses import split_address
 from stratalog_metadata.protocol import messages
 from stratalog_metadata.protocol.messages import RaftEnvelope
 from stratalog_metadata.raft import Membership, Message
@@ -62,8 +63,12 @@ class Peers:
         self._moved = self._find_moved()
 
     def heard(self, node_id: int, identity: str, address: str) -> None:
-        """Record a node's current address. It is used even if this node's log does not know the node yet."""
+        """Record a node's current address. It is used even if this node's log does not know the node yet.
+
+        Raises ``Invalid`` for what is no address: it would stop each node that sends to it.
+        """
         if address and self._heard.get(node_id) != (identity, address):
+            split_address(address)
             self._heard.pop(node_id, None)
             self._heard[node_id] = (identity, address)
             self._tried.pop(node_id, None)

@@ -20,6 +20,8 @@ from stratalog_metadata.client.administration import QuorumAdministration
 from stratalog_metadata.node.config import MetadataSettings
 from stratalog_metadata.node.membership_service import ASKED_MAX
 from stratalog_metadata.node.server import MetadataServer
+from stratalog_metadata.protocol import messages
+from stratalog_metadata.protocol.messages import HelloRequest
 from stratalog_metadata.records import QUORUM_KEY, DynamicConfig, Quorum
 from stratalog_metadata.state.commands import Command, Put
 
@@ -100,6 +102,22 @@ async def test_addresses_that_are_none_leave_room_for_other_changes(bench: Bench
     server = await bench.node(2)
     await bench.administration.add(2, server.address)
     assert await bench.voters() == [1, 2]
+
+
+@pytest.mark.parametrize("bench", [3], indirect=True)
+async def test_a_member_that_reports_an_impossible_address_is_refused(bench: Bench) -> None:
+    before = (await bench.administration.status()).members
+    leader = bench.transport.channel(bench.quorum.addresses[bench.leader - 1])
+    for member in before:
+        hello = HelloRequest(node_id=member.node_id, identity=member.identity, address="nowhere")
+        if member.node_id != bench.leader:
+            with pytest.raises(Invalid, match="not HOST:PORT"):
+                await leader.call(messages.HELLO, (messages.encode(hello),), 60)
+    await bench.put("a")
+    assert [(each.node_id, each.address) for each in (await bench.administration.status()).members] == [
+        (each.node_id, each.address) for each in before
+    ]
+    assert [server.failure for server in bench.quorum.servers] == [None] * 3
 
 
 @pytest.mark.parametrize("bench", [3], indirect=True)
