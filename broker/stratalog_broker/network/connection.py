@@ -325,9 +325,12 @@ class ClientConnection(asyncio.BufferedProtocol):
 
     def close(self, reason: str) -> None:
         """Abort the connection; unsent responses are lost."""
-        if self._transport is not None and not self._transport.is_closing():
+        if self._transport is None:
+            return
+        if not self._transport.is_closing():
             _log.info("closing the connection of %s: %s", self.client_host, reason)
-            self._transport.abort()
+        # One that is closing still waits for its client to read.
+        self._transport.abort()
 
     def eof_received(self) -> bool:
         return False

@@ -6,6 +6,7 @@ import asyncio
 import socket
 import struct
 from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 
@@ -89,23 +90,30 @@ async def test_an_idle_client_is_closed_and_a_waiting_one_is_not(cluster: MiniCl
     await lively.close()
 
 
-async def test_a_client_that_reads_no_responses_is_closed(cluster: MiniCluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without a limit it would hold its responses, and the requests after them, indefinitely."""
-    monkeypatch.setattr(connection, "_WRITE_HIGH_BYTES", 64 * 1024)
+@asynccontextmanager
+async def a_client_that_reads_nothing(cluster: MiniCluster) -> AsyncIterator[tuple[socket.socket, ClientConnection]]:
+    """A socket whose responses fit into no buffer of the kernel, and the broker's end of it."""
     connections = cluster.broker.connections
     before = set(connections._connections)
     with socket.socket() as client:
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         client.setblocking(False)
         host, port = cluster.broker.kafka_address.rsplit(":", 1)
-        loop = asyncio.get_running_loop()
-        await loop.sock_connect(client, (host, int(port)))
+        await asyncio.get_running_loop().sock_connect(client, (host, int(port)))
         await until(lambda: len(connections._connections) > len(before))
         (held,) = set(connections._connections) - before
         assert isinstance(held, ClientConnection)
         assert held._transport is not None
         held._transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
-        sending = asyncio.ensure_future(loop.sock_sendall(client, API_VERSIONS * 10_000))
+        yield client, held
+
+
+async def test_a_client_that_reads_no_responses_is_closed(cluster: MiniCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a limit it would hold its responses, and the requests after them, indefinitely."""
+    monkeypatch.setattr(connection, "_WRITE_HIGH_BYTES", 64 * 1024)
+    connections = cluster.broker.connections
+    async with a_client_that_reads_nothing(cluster) as (client, held):
+        sending = asyncio.ensure_future(asyncio.get_running_loop().sock_sendall(client, API_VERSIONS * 10_000))
         await until(lambda: held._is_writing_paused)
         # Bytes that were in flight when it stopped may be received between the first checks.
         async with asyncio.timeout(60):
@@ -113,6 +121,18 @@ async def test_a_client_that_reads_no_responses_is_closed(cluster: MiniCluster, 
                 connections.sweep()
                 await served(cluster)
         await asyncio.gather(sending, return_exceptions=True)
+
+
+async def test_a_client_that_ends_its_requests_and_reads_no_responses_is_closed(cluster: MiniCluster) -> None:
+    """Its connection was closing from the end of the requests on, and so was never aborted."""
+    connections = cluster.broker.connections
+    async with a_client_that_reads_nothing(cluster) as (client, held):
+        await asyncio.get_running_loop().sock_sendall(client, API_VERSIONS * 1000)
+        client.shutdown(socket.SHUT_WR)
+        await until(lambda: held._transport is None or held._transport.is_closing())
+        assert held.unsent_bytes
+        held.close("a test")
+        await until(lambda: held not in connections._connections)
 
 
 async def test_a_pipelined_fetch_waits_until_the_response_before_it_is_charged(
