@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 import msgspec
@@ -29,14 +30,18 @@ class Recovered:
 
 
 class NodeStorage:
-    """Calls on the log must not overlap each other, nor calls on the store."""
+    """Calls on the log must not overlap each other, nor calls on the store, which it closes: here, too, if it raises."""
 
     def __init__(self, files: Files, store: StateStore, segment_bytes_max: int, *, must_exist: bool = False) -> None:
         self.store = store
         self._files = files
-        self.log, hard_state, tail = DurableLog.open(files, LOG_DIRECTORY, segment_bytes_max, must_exist=must_exist)
-        image = store.load()
-        self.recovered = Recovered(hard_state=hard_state, tail=self._joined(hard_state, tail, image), image=image)
+        with ExitStack() as unless_open:
+            unless_open.callback(store.close)
+            self.log, hard_state, tail = DurableLog.open(files, LOG_DIRECTORY, segment_bytes_max, must_exist=must_exist)
+            unless_open.callback(self.log.close)
+            image = store.load()
+            self.recovered = Recovered(hard_state=hard_state, tail=self._joined(hard_state, tail, image), image=image)
+            unless_open.pop_all()
 
     def _joined(self, hard_state: HardState, tail: LogTail, image: StateImage) -> LogTail:
         if image.index > 0 and hard_state.term < image.term:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Mapping
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -78,11 +78,14 @@ class SqliteStore:
         self._path = str(path)
         try:
             self._connection = sqlite3.connect(self._path, isolation_level=None, check_same_thread=False)
-            self._connection.execute("PRAGMA auto_vacuum=INCREMENTAL")
-            self._connection.execute("PRAGMA journal_mode=WAL")
-            self._connection.execute("PRAGMA synchronous=NORMAL")
-            self._connection.execute("PRAGMA journal_size_limit=16777216")
-            self._connection.executescript(_SCHEMA)
+            with ExitStack() as unless_open:
+                unless_open.callback(self._connection.close)
+                self._connection.execute("PRAGMA auto_vacuum=INCREMENTAL")
+                self._connection.execute("PRAGMA journal_mode=WAL")
+                self._connection.execute("PRAGMA synchronous=NORMAL")
+                self._connection.execute("PRAGMA journal_size_limit=16777216")
+                self._connection.executescript(_SCHEMA)
+                unless_open.pop_all()
         except _SQLITE_FAILURES as failure:
             raise self._failed(failure) from failure
 

@@ -122,8 +122,7 @@ def publish(url: str, target: IcebergTarget, *, verify: bool = False) -> Publish
         first = journal.first_plan()
         if first is not None and not first.has_place:
             raise Invalid(f"the export at {url} has no columns topic and partition; export to another target for Iceberg")
-        with _errors(target):
-            catalog = load_catalog(target.catalog, **{**_file_properties(url), **target.properties})
+        with _errors(target), load_catalog(target.catalog, **{**_file_properties(url), **target.properties}) as catalog:
             table = _table(catalog, target.table, _location(url), first)
             _check_target(table, url)
             published: dict[int, list[WrittenFile]] = {}

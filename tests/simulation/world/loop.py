@@ -12,7 +12,7 @@ import asyncio
 import contextvars
 import itertools
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextvars import Context, copy_context
 from heapq import heappop, heappush
 from typing import Any, Final, TypeVar, TypeVarTuple, Unpack, cast
@@ -312,6 +312,9 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         transport = await self.streams.create_connection(protocol, process.name.partition("#")[0], host, port)
         await asyncio.sleep(0)  # asyncio calls ``connection_made`` before it returns
         return transport, protocol
+
+    def _asyncgen_finalizer_hook(self, agen: AsyncGenerator[Any, Any]) -> None:
+        """An abandoned generator is not resumed: what it would clean up may belong to a process that has crashed."""
 
     def _process_events(self, event_list: list[Any]) -> None:
         pass

@@ -82,7 +82,7 @@ def to(request: pytest.FixtureRequest, sql: IcebergTarget) -> Iterator[IcebergTa
     if request.param == "sql":
         yield sql
         return
-    with rest_catalog(catalog_of(sql)) as uri:
+    with catalog_of(sql) as catalog, rest_catalog(catalog) as uri:
         yield IcebergTarget(table=TABLE, properties={"type": "rest", "uri": uri})
 
 
@@ -91,7 +91,8 @@ def catalog_of(to: IcebergTarget) -> Catalog:
 
 
 def loaded(to: IcebergTarget) -> Table:
-    return catalog_of(to).load_table(TABLE)
+    with catalog_of(to) as catalog:
+        return catalog.load_table(TABLE)
 
 
 def rows(to: IcebergTarget) -> list[dict[str, Any]]:
@@ -218,8 +219,9 @@ def test_records_of_others_are_reported(cold_bucket: ColdBucket, target: Path, s
     published = publish(str(target), sql)
     result = ExportResult(run=1)
     assert export_report(result, str(target), published).problems == []
-    table = loaded(sql)
-    table.append(table.scan(limit=3).to_arrow())
+    with catalog_of(sql) as catalog:
+        table = catalog.load_table(TABLE)
+        table.append(table.scan(limit=3).to_arrow())
     report = export_report(result, str(target), publish(str(target), sql))
     assert report.problems == [
         f"table {TABLE} has 23 records, and 20 were exported to it: others write to it or delete from it"

@@ -29,7 +29,6 @@ from stratalog_tiering.store.base import (
     StoreFeatures,
     Upload,
     UploadedPart,
-    delete_batches,
 )
 from stratalog_tiering.store.filesystem import FilesystemStore
 from stratalog_tiering.store.key_ring import FileKeyRing, NoKeys
@@ -132,7 +131,6 @@ __all__ = [
     "Upload",
     "UploadedPart",
     "check_store_url",
-    "delete_batches",
     "location_url",
     "open_store",
     "read_verified",

@@ -27,7 +27,7 @@ from stratalog_tiering.maintenance.earlier_deletions import earlier_deletions
 from stratalog_tiering.maintenance.orphans import find_garbage
 from stratalog_tiering.offload.locks import KnownLocks
 from stratalog_tiering.offload.ownership import check_claim, cluster_id_in, deletes_from_ms
-from stratalog_tiering.store import ObjectStore, delete_batches
+from stratalog_tiering.store import ObjectStore
 
 DELETES_AT_ONCE: Final = 200
 UNCOMMITTED_MS: Final = 86_400_000
@@ -84,8 +84,11 @@ async def find_all(ports: CollectorPorts, topics: Sequence[Topic], grace_ms: int
 
 
 async def delete_due(store: ObjectStore, found: Sequence[Found]) -> None:
-    """Delete all that is due, in order: the rest leads to what goes later. Raises as the store does."""
-    await delete_batches([garbage.key for each in found for garbage in each.due], DELETES_AT_ONCE, store.delete)
+    """Delete all that is due, in order: the rest leads to what goes later. Raises ``Unavailable``."""
+    for each in found:
+        keys = [garbage.key for garbage in each.due]
+        for first in range(0, len(keys), DELETES_AT_ONCE):
+            await store.delete(keys[first : first + DELETES_AT_ONCE])
 
 
 async def _of_partition(ports: CollectorPorts, topic: Topic, index: int, grace_ms: int, from_ms: int, now_ms: int) -> Found:
