@@ -46,6 +46,7 @@ _LATER = {
     KafkaError.NOT_CONTROLLER,
     KafkaError.NOT_ENOUGH_REPLICAS,
     KafkaError.UNSTABLE_OFFSET_COMMIT,
+    KafkaError._WAIT_COORD,
 }
 _UNAVAILABLE = {KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN, KafkaError._TIMED_OUT, KafkaError._MSG_TIMED_OUT}
 

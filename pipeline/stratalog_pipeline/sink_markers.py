@@ -14,13 +14,14 @@ that when a run ends.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 import msgspec
-from confluent_kafka import ConsumerGroupTopicPartitions, KafkaException, TopicPartition
-from confluent_kafka.admin import AdminClient
+from confluent_kafka import Consumer, KafkaException, TopicPartition
 
 from stratalog_core.errors import Conflict, Corrupt
 from stratalog_core.kafka_clients import retried
@@ -38,7 +39,7 @@ LOOK_S: Final = 0.5
 PROBED_BITS: Final = 6
 """The markers of the first 64 tasks are always looked for; those of tasks with longer numbers, if such tasks have begun."""
 TASK_BITS_MAX: Final = 31
-READS_AT_ONCE: Final = 100
+READS_AT_ONCE: Final = 16
 TASKS_LISTED: Final = 10
 REMEDY: Final = (
     "Run it again split as before: by the same files, number of cores and spark.sql.shuffle.partitions; .repartition(8, 'key') "
@@ -101,44 +102,57 @@ def marker_offset(topic: str, marker: Marker) -> TopicPartition:
     return TopicPartition(topic, 0, marker.batch, metadata=msgspec.json.encode(stored).decode())
 
 
+@contextmanager
+def consumer_of(options: WriteOptions, group: str) -> Iterator[Consumer]:
+    """Open a consumer that never joins its group. Reading committed data, it waits until offsets are decided."""
+    fixed = {"group.id": group, "isolation.level": "read_committed", "enable.auto.commit": False, "log_level": 0}
+    with options_checked():
+        consumer = Consumer({**options.client, **fixed})
+    try:
+        yield consumer
+    finally:
+        consumer.close()
+
+
 class Markers:
-    """The markers of one write. Every method raises ``Unavailable`` if the brokers do not answer."""
+    """The markers of one write. Every method raises ``Unavailable`` if the brokers do not answer.
+
+    A consumer for each group: the admin client of confluent-kafka 2.16 can end the process with a segmentation fault when it is
+    asked for a group's offsets while the group has no coordinator yet.
+    """
 
     def __init__(self, options: WriteOptions) -> None:
         assert options.topic is not None, "parse_write_options checks it"
+        self._options = options
         self._topic = options.topic
-        with options_checked():
-            self._admin = AdminClient({"log_level": 0, **options.client})
 
     def read(self, unit: Unit) -> Marker | None:
         """Return the unit's newest marker. Raises ``Corrupt`` if something else uses its group."""
-        return self._read([unit])[unit.task]
-
-    def _read(self, units: Sequence[Unit]) -> dict[int, Marker | None]:
-        found: dict[int, Marker | None] = {}
-        for first in range(0, len(units), READS_AT_ONCE):
-            some = units[first : first + READS_AT_ONCE]
-            places = self._committed([unit.name for unit in some])
-            found |= {unit.task: _marker(unit, place) for unit, place in zip(some, places, strict=True)}
-        return found
+        return _marker(unit, self._committed(unit.name))
 
     def begin(self, unit: Unit) -> bool:
         """Record that the unit's run writes its batch. Return whether an earlier run has written some of it, uncompared.
 
         Raises ``Conflict`` if a later batch has begun.
         """
-        groups = [_begun_group(unit.write, 0), *_groups_of_longer(unit)]
-        places = self._committed(groups)
-        for group, place in zip(groups, places, strict=True):
-            if place.offset < unit.batch:
-                self._commit(group, unit.batch, _Begun(run=unit.run))
-        begun = places[0]
+        for group in _groups_of_longer(unit):
+            self._begin(group, unit)
+        begun_group = _begun_group(unit.write, 0)
+        begun = self._begin(begun_group, unit)
         if begun.offset > unit.batch:
             raise Conflict(f"batch {begun.offset} of write {unit.write} has begun already; batch {unit.batch} comes before it")
         if begun.offset < unit.batch:
             return False
-        stored = _decoded(begun, groups[0], _Begun)
+        stored = _decoded(begun, begun_group, _Begun)
         return unit.run not in (stored.run, stored.compared)
+
+    def _begin(self, group: str, unit: Unit) -> TopicPartition:
+        """Return the offset of the group, after it has been set to the unit's batch if it was lower."""
+        with consumer_of(self._options, group) as consumer:
+            found = _committed(consumer, self._topic)
+            if found.offset < unit.batch:
+                self._commit(consumer, unit.batch, _Begun(run=unit.run))
+        return found
 
     def wait_until_compared(self, unit: Unit) -> None:
         """Wait until the rows of each unit that earlier runs wrote are compared with those of its task in this run.
@@ -162,14 +176,16 @@ class Markers:
             left = self._uncompared(unit, left)
         # Saves the other tasks from looking.
         begun_group = _begun_group(unit.write, 0)
-        [begun] = self._committed([begun_group])
-        if begun.offset == unit.batch:
-            self._commit(begun_group, unit.batch, _Begun(run=_decoded(begun, begun_group, _Begun).run, compared=unit.run))
+        with consumer_of(self._options, begun_group) as consumer:
+            begun = _committed(consumer, self._topic)
+            if begun.offset == unit.batch:
+                first = _decoded(begun, begun_group, _Begun).run
+                self._commit(consumer, unit.batch, _Begun(run=first, compared=unit.run))
 
     def check_compared(self, unit: Unit) -> None:
         """Raise ``Conflict`` if an earlier run wrote rows of the unit's batch that no task of this run has compared."""
         begun_group = _begun_group(unit.write, 0)
-        [begun] = self._committed([begun_group])
+        begun = self._committed(begun_group)
         if begun.offset == unit.batch and _decoded(begun, begun_group, _Begun).run == unit.run:
             return
         left = self._uncompared(unit, self._begun_tasks(unit))
@@ -183,7 +199,7 @@ class Markers:
     def _begun_tasks(self, unit: Unit) -> list[int]:
         """Return the numbers of all tasks that may have written rows of the unit's batch."""
         longer = range(PROBED_BITS + 1, TASK_BITS_MAX + 1)
-        begun = self._committed([_begun_group(unit.write, bits) for bits in longer])
+        begun = self._all_committed([_begun_group(unit.write, bits) for bits in longer])
         tasks = list(range(1 << PROBED_BITS))
         for bits, place in zip(longer, begun, strict=True):
             if place.offset == unit.batch:
@@ -192,34 +208,38 @@ class Markers:
 
     def _uncompared(self, unit: Unit, tasks: Iterable[int]) -> dict[int, Marker]:
         units = [Unit(write=unit.write, batch=unit.batch, task=task, run=unit.run) for task in tasks]
+        places = self._all_committed([one.name for one in units])
+        found = {one.task: _marker(one, place) for one, place in zip(units, places, strict=True)}
         return {
             task: marker
-            for task, marker in self._read(units).items()
+            for task, marker in found.items()
             if marker is not None and marker.batch == unit.batch and marker.run != unit.run
         }
 
-    def _committed(self, groups: Sequence[str]) -> list[TopicPartition]:
-        return retried(lambda: self._ask_committed(groups), DECIDE_S)
+    def _all_committed(self, groups: Sequence[str]) -> list[TopicPartition]:
+        with ThreadPoolExecutor(READS_AT_ONCE) as pool:
+            return list(pool.map(self._committed, groups))
 
-    def _ask_committed(self, groups: Sequence[str]) -> list[TopicPartition]:
-        # Stable offsets: of a transaction that is not decided, an error tells that it is not.
-        asked = [
-            self._admin.list_consumer_group_offsets(
-                [ConsumerGroupTopicPartitions(group, [TopicPartition(self._topic, 0)])],
-                require_stable=True, request_timeout=REQUEST_S_MAX,
-            )[group]
-            for group in groups
-        ]  # fmt: skip
-        return [_only(future.result()) for future in asked]
+    def _committed(self, group: str) -> TopicPartition:
+        with consumer_of(self._options, group) as consumer:
+            return _committed(consumer, self._topic)
 
-    def _commit(self, group: str, batch: int, begun: _Begun) -> None:
+    def _commit(self, consumer: Consumer, batch: int, begun: _Begun) -> None:
         place = TopicPartition(self._topic, 0, batch, metadata=msgspec.json.encode(begun).decode())
+        retried(lambda: _checked(consumer.commit(offsets=[place], asynchronous=False)), DECIDE_S)
 
-        def committed() -> None:
-            wanted = [ConsumerGroupTopicPartitions(group, [place])]
-            _only(self._admin.alter_consumer_group_offsets(wanted, request_timeout=REQUEST_S_MAX)[group].result())
 
-        retried(committed, DECIDE_S)
+def _committed(consumer: Consumer, topic: str) -> TopicPartition:
+    return retried(lambda: _checked(consumer.committed([TopicPartition(topic, 0)], REQUEST_S_MAX)), DECIDE_S)
+
+
+def _checked(answered: Sequence[TopicPartition] | None) -> TopicPartition:
+    assert answered is not None, "a call that waits has an answer"
+    [place] = answered
+    if place.error is not None:
+        # Not the same as no offset: then the rows would be written again.
+        raise KafkaException(place.error)
+    return place
 
 
 def _begun_group(write: str, bits: int) -> str:
@@ -239,15 +259,6 @@ def _listed(left: Mapping[int, Marker]) -> str:
     numbers = sorted(left)
     more = f" and {len(numbers) - TASKS_LISTED} more" if len(numbers) > TASKS_LISTED else ""
     return f"task{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers[:TASKS_LISTED]))}{more}"
-
-
-def _only(answered: Any) -> TopicPartition:
-    [place] = answered.topic_partitions
-    if place.error is not None:
-        # Not the same as no offset: then the rows would be written again.
-        raise KafkaException(place.error)
-    found: TopicPartition = place
-    return found
 
 
 def _marker(unit: Unit, place: TopicPartition) -> Marker | None:

@@ -21,13 +21,13 @@ from zlib import crc32
 
 import msgspec
 import pyarrow as pa
-from confluent_kafka import Consumer, KafkaError, KafkaException, Producer
+from confluent_kafka import KafkaError, KafkaException, Producer
 
 from stratalog_core.errors import Conflict, Fenced, OutcomeUnknown, Unavailable
 from stratalog_core.kafka_clients import as_ours, retried, translated
 from stratalog_pipeline.brokers import options_checked
 from stratalog_pipeline.kafka_sink import CLIENT_DEFAULTS, REQUEST_S_MAX, Row, WriteOptions, rows_of, send_rows
-from stratalog_pipeline.sink_markers import DECIDE_S, REMEDY, Marker, Markers, Unit, marker_offset
+from stratalog_pipeline.sink_markers import DECIDE_S, REMEDY, Marker, Markers, Unit, consumer_of, marker_offset
 
 TRANSACTION_TIMEOUT_MS: Final = 900_000
 """The maximum that brokers allow by default. A task must write its rows in this time."""
@@ -158,13 +158,6 @@ def _check_batch_before(markers: Markers, options: WriteOptions, unit: Unit, own
         )
 
 
-def _consumer(options: WriteOptions, unit: Unit) -> Consumer:
-    """Return a consumer that names the unit's group, and never joins it."""
-    fixed = {"group.id": unit.name, "enable.auto.commit": False, "log_level": 0}
-    with options_checked():
-        return Consumer({**options.client, **fixed})
-
-
 def _write(
     producer: Producer, markers: Markers, options: WriteOptions, unit: Unit, rows: Iterable[Row], total: RowsSum
 ) -> None:
@@ -202,11 +195,8 @@ def _in_transaction(producer: Producer, unit: Unit, send: Callable[[], None]) ->
 def _send_marker(producer: Producer, options: WriteOptions, unit: Unit, marker: Marker) -> None:
     assert options.topic is not None, "parse_write_options checks it"
     place = marker_offset(options.topic, marker)
-    consumer = _consumer(options, unit)
-    try:
+    with consumer_of(options, unit.name) as consumer:
         group = consumer.consumer_group_metadata()
-    finally:
-        consumer.close()
     retried(lambda: producer.send_offsets_to_transaction([place], group, REQUEST_S_MAX), DECIDE_S)
 
 

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from concurrent.futures import Future
 from random import Random
-from typing import Any
 
 import pytest
-from confluent_kafka import ConsumerGroupTopicPartitions, KafkaError, TopicPartition
-from confluent_kafka.admin import AdminClient
+from confluent_kafka import Consumer, KafkaError, TopicPartition
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -67,13 +64,11 @@ def test_all_batches_of_a_task_share_one_transactional_id() -> None:
     assert names == {"stratalog-sink-w-0", "stratalog-sink-w-1"}
 
 
-class Refused(AdminClient):
+class Refused(Consumer):
     """The brokers refuse to tell one partition's offset, which the client reports beside the partition."""
 
-    def list_consumer_group_offsets(self, wanted: list[Any], **_: Any) -> dict[str, Future[Any]]:  # type: ignore[override]
-        answered: Future[Any] = Future()
-        answered.set_result(ConsumerGroupTopicPartitions(wanted[0].group_id, [RefusedPartition("a", 0)]))
-        return {wanted[0].group_id: answered}
+    def committed(self, partitions: list[TopicPartition], timeout: float | None = None) -> list[TopicPartition]:
+        return [RefusedPartition(partitions[0].topic, 0)]
 
 
 class RefusedPartition(TopicPartition):
@@ -81,7 +76,7 @@ class RefusedPartition(TopicPartition):
 
 
 def test_a_marker_that_cannot_be_read_is_not_taken_as_absent(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sink_markers, "AdminClient", Refused)
+    monkeypatch.setattr(sink_markers, "Consumer", Refused)
     options = parse_write_options({"kafka.bootstrap.servers": "127.0.0.1:1", "topic": "a"})
     with pytest.raises(Invalid, match="authorization failed"):
         Markers(options).read(Unit(write="w", batch=0, task=0))
