@@ -2,7 +2,8 @@
 
 A full check reads every byte from storage: size, footer (SHA-256 from the manifest), sections, and, bypassing the page cache,
 each block's CRC, Merkle leaves, batch CRCs and offsets. Neighbouring blocks are read together. Damage is reported as
-:class:`Finding` with its place; a store that does not answer raises ``Unavailable`` and is not a finding.
+:class:`Finding` with its place; a store that does not answer, or refuses to, raises ``Unavailable`` or ``Refused`` and is not a
+finding.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from stratalog_tiering.format.footer import BlockEntry
 from stratalog_tiering.format.manifest import SegmentEntry
 from stratalog_tiering.format.merkle import batch_leaf
 from stratalog_tiering.format.segment import SegmentFooter, audit_block, iterate_block_batches
-from stratalog_tiering.store import ObjectStore
+from stratalog_tiering.store import ObjectStore, Refused
 
 OnBytes = Callable[[int], None]
 OnContent = Callable[[memoryview, Sequence[memoryview]], None]
@@ -74,6 +75,8 @@ async def check_segment(
     try:
         footer, tail = await check_presence(store, source, entry)
         cipher = await source.cipher(footer)
+    except Refused:
+        raise
     except (Corrupt, Invalid) as bad:
         yield segment_finding(entry, _kind(bad), bad.message)
         return

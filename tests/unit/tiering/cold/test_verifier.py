@@ -16,6 +16,7 @@ from stratalog_tiering.cold.archive import Archive
 from stratalog_tiering.cold.manifest_source import ManifestSource
 from stratalog_tiering.cold.segment_check import check_segment
 from stratalog_tiering.cold.verifier import PartitionReport, Progress, Verifier
+from stratalog_tiering.store import Refused
 
 Store = Any
 Batches = Callable[..., list[bytes]]
@@ -54,6 +55,22 @@ async def test_a_sound_bucket_has_no_findings(
     assert (progress.segments, progress.bytes) == (progress.segments_total, progress.bytes_total)
     assert progress.manifest_versions == 12
     assert seen == sorted(seen)
+
+
+async def test_a_store_that_refuses_to_answer_is_no_damage(
+    writer: ArchiveWriter, store: Store, background: ThreadBackground, make_batches: Batches
+) -> None:
+    """As with credentials that expire meanwhile: nothing was found to be of an unknown format."""
+    await fill(writer, make_batches, segments=3)
+    store.calls.clear()
+    await verify(Verifier(store, background))
+    count = len(store.calls)
+    assert count > 6
+    for answered in range(count):
+        store.calls.clear()
+        store.before = lambda name, key, n=answered: Refused("expired") if len(store.calls) > n else None
+        with pytest.raises(Refused, match="expired"):
+            await verify(Verifier(store, background))
 
 
 async def test_a_flipped_byte_is_named_by_segment_block_and_offsets(
