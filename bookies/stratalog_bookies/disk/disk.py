@@ -85,7 +85,7 @@ class Disk:
         self.files = LogFileLifecycle(core, store, settings, self.background, counters, self._room_changed)
         self._reading = DiskCalls(background, settings.read_jobs)
         self.reads = DiskReads(
-            core, store, self._reading, counters, settings.read_jobs, settings.direct_read_bytes_min,
+            core, store, self._reading, self.background, counters, settings.read_jobs, settings.direct_read_bytes_min,
             self.note_corruption, self._note_lost_index,
         )  # fmt: skip
         self.on_group: Callable[[], None] = lambda: None

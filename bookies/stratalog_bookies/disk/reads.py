@@ -26,7 +26,7 @@ from stratalog_bookies.metrics import Counters
 from stratalog_bookies.protocol import messages
 from stratalog_bookies.protocol.messages import HEAD_BYTES_MAX, EntryState, Range
 from stratalog_core.errors import Corrupt
-from stratalog_core.ports import Buffer, File
+from stratalog_core.ports import Background, Buffer, File
 from stratalog_core.transient_errors import is_transient, lacks_resources
 
 _log = logging.getLogger(__name__)
@@ -53,6 +53,7 @@ class DiskReads:
         core: DiskCore,
         store: LogFiles,
         calls: DiskCalls,
+        background: Background,
         counters: Counters,
         jobs: int,
         direct_bytes_min: int,
@@ -62,6 +63,7 @@ class DiskReads:
         self._core = core
         self._store = store
         self._calls = calls
+        self._background = background
         self._counters = counters
         self._direct_bytes_min = direct_bytes_min
         self._on_corruption = on_corruption
@@ -149,7 +151,8 @@ class DiskReads:
         _log.error("the index of log file %016x is corrupt (%s) and is rebuilt", generation, reason)
         contents.pin((generation,))
         try:
-            rebuilt = await self._calls.run(partial(make_index, self._store, generation, file.end))
+            # It reads a whole log file: a disk is not taken for one that hangs because that takes long.
+            rebuilt = await self._background.run(partial(make_index, self._store, generation, file.end))
         except (Corrupt, OSError) as failure:
             if not is_transient(failure):
                 self._on_lost_index(generation, str(failure))
