@@ -20,6 +20,7 @@ from stratalog_demo.clients import DemoFailed
 from stratalog_demo.cluster import Cluster
 from stratalog_demo.digest import Sent
 from stratalog_demo.report import Report, Step
+from stratalog_pipeline.jobs.session import job_session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -73,12 +74,9 @@ class MainJob:
         self._produce()
         self._offload()
         self._replay()
-        session = spark_count.open_session()
-        try:
+        with job_session("demo", "local[2]") as session:
             self._count_with_spark(session)
             self._detect_flipped_byte(session)
-        finally:
-            session.stop()
 
     def _start(self) -> None:
         with self._report.step("start 3 metadata nodes, 3 bookies, 2 brokers, 1 tiering worker; create a topic") as step:

@@ -2,31 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from typing import TYPE_CHECKING
 
 from stratalog_demo.flights import CarrierDelay
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-
-def open_session() -> SparkSession:
-    """Return a local session on two cores, with little logging, whose workers run this interpreter."""
-    os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
-    from pyspark.sql import SparkSession
-
-    return (
-        SparkSession.builder.master("local[2]")
-        .appName("stratalog-demo")
-        .config("spark.ui.enabled", "false")
-        .config("spark.driver.bindAddress", "127.0.0.1")
-        .config("spark.driver.host", "127.0.0.1")
-        .config("spark.sql.shuffle.partitions", "2")
-        .config("spark.log.level", "ERROR")
-        .getOrCreate()
-    )
 
 
 def delays_by_carrier(session: SparkSession, store: str, topic: str) -> list[CarrierDelay]:
