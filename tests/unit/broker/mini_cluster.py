@@ -48,9 +48,10 @@ class RunningBroker:
     stack: AsyncExitStack
 
     async def stop(self) -> None:
-        """In good order."""
+        """In good order; then all views show what it has written."""
         await self.server.close()
         await self.stack.aclose()
+        await _refresh_all()
 
     async def kill(self) -> None:
         """As a crash: nothing is sealed or given up; its session has to expire."""
@@ -106,7 +107,10 @@ class MiniCluster:
         return server
 
     async def start_broker(self, broker_id: int, **changes: Any) -> RunningBroker:
-        """``changes`` are as the settings of ``run_cluster``, and ``registers``: if False, it only listens."""
+        """``changes`` are as the settings of ``run_cluster``, and ``registers``: if False, it only listens.
+
+        The other brokers know of it then: one that stopped before it does would hand nothing over.
+        """
         stack = AsyncExitStack()
         transport, clock, random = TcpTransport(), SystemClock(), Random()
         stack.push_async_callback(transport.close)
@@ -141,6 +145,7 @@ class MiniCluster:
         await (server.start() if registers else server.bind(is_serving=True))
         running = RunningBroker(server=server, metadata=metadata, ledgers=ledgers, stack=stack)
         self.brokers[broker_id] = running
+        await _refresh_all()
         return running
 
     async def start_tiering(self) -> TieringWorker:

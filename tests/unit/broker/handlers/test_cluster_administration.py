@@ -57,6 +57,7 @@ async def test_only_a_stopped_and_drained_broker_can_be_unregistered(mini_cluste
         assert (answer.error_code, answer.error_message) == (ErrorCode.invalid_request, "broker 1 is live: stop it first")
         assert (await client.send(64, 0, broker_id=9)).error_code is ErrorCode.broker_id_not_registered
         await mini_cluster.metadata.propose(Command(updates=(Put(record=DrainedBroker(broker_id=9)),)))
+        await mini_cluster.refresh()
         assert (await client.send(64, 0, broker_id=9)).error_code is NONE
         assert not list(mini_cluster.broker.metadata.view.all(DrainedBroker))
 

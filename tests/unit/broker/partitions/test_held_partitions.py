@@ -219,7 +219,7 @@ async def test_a_producer_whose_whole_pipeline_was_held_goes_on_at_once(
 
 async def orderly_stop(path: Path, partitions: int, open_ledgers: int, monkeypatch: pytest.MonkeyPatch) -> Counted:
     """Count the requests until all partitions have moved to another broker; ``open_ledgers`` of them have a ledger to seal."""
-    async with run_cluster(path, bookies=1, brokers=1, lease_ms=60_000, shutdown_ms=60_000) as cluster:
+    async with run_cluster(path, bookies=1, brokers=1, balance_interval_s=0, lease_ms=60_000, shutdown_ms=60_000) as cluster:
         bootstrap = cluster.bootstrap
         await in_thread(lambda: create(bootstrap, partitions))
         await in_thread(lambda: produce_one_each(bootstrap, range(open_ledgers)))

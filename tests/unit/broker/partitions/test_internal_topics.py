@@ -90,6 +90,7 @@ class Offsets:
                 coordinator = await self.coordinator()
                 (error,) = await coordinator.commit(GROUP, "", None, -1, [Commit("flights", partition, offset)])
                 if error is ErrorCode.none:
+                    await self._cluster.refresh()
                     return
 
     async def committed(self) -> dict[int, int]:

@@ -66,6 +66,7 @@ async def make_cold(cluster: MiniCluster, topic_id: UUID, partitions: int = 1) -
         return not any(asked) and all(log is not None and not log.ledgers for log in logs)
 
     await until(cluster.metadata, is_cold, WAIT_S)
+    await cluster.refresh()
     for log in cluster.broker.partitions.all():
         log.tail.clear()
 

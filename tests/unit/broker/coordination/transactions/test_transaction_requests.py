@@ -102,6 +102,7 @@ async def create_topic(cluster: MiniCluster) -> None:
         topic = part(19, 5, "CreatableTopic", name=TOPIC, num_partitions=3, replication_factor=1, assignments=(), configs=())
         answer = await client.send(19, 5, topics=(topic,), timeout=datetime.timedelta(seconds=10), validate_only=False)
     assert answer.topics[0].error_code is E.none
+    await cluster.refresh()
 
 
 async def test_every_version_begins_epochs_and_adds_partitions(mini_cluster: MiniCluster) -> None:
