@@ -6,7 +6,8 @@ from the loss of the cluster once a tiering worker has removed its deletion mark
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Iterable
+from typing import Final, TypeVar
 from uuid import UUID
 
 import msgspec
@@ -32,6 +33,7 @@ from stratalog_metadata.records import (
 from stratalog_metadata.state.guarded_update import Superseded
 
 TIMEOUT_S: Final = 10.0
+_Named = TypeVar("_Named", bound=DeletedTopic | Topic)
 
 
 def deleted_topic(view: MetadataView, wanted: str) -> DeletedTopic:
@@ -39,15 +41,20 @@ def deleted_topic(view: MetadataView, wanted: str) -> DeletedTopic:
 
     Raises ``NotFound``, and ``Invalid`` if several deleted topics had the name.
     """
-    deleted = restorable_topics(view)
-    named = [each for each in deleted if each.name == wanted]
-    found = named or [each for each in deleted if wanted in (str(each.topic_id), each.topic_id.hex)]
+    found = _meant(restorable_topics(view), wanted)
     if not found:
         raise NotFound(f"no deleted topic {wanted!r} can be restored: see `stratalog topic list --deleted`")
     if len(found) > 1:
         ids = ", ".join(str(each.topic_id) for each in found)
         raise Invalid(f"{len(found)} deleted topics were named {wanted!r}: give the id of one of them ({ids})")
     return found[0]
+
+
+def _meant(topics: Iterable[_Named], wanted: str) -> list[_Named]:
+    """Those of ``topics`` whose name is ``wanted``; if there is none, the one whose id it is."""
+    known = [*topics]
+    named = [each for each in known if each.name == wanted]
+    return named or [each for each in known if wanted in (str(each.topic_id), each.topic_id.hex)]
 
 
 async def undelete(metadata: MetadataClient, wanted: str, new_name: str | None = None, timeout_s: float = TIMEOUT_S) -> Topic:
@@ -60,9 +67,8 @@ async def undelete(metadata: MetadataClient, wanted: str, new_name: str | None =
     try:
         found = deleted_topic(metadata.view, wanted)
     except NotFound:
-        for topic in metadata.view.all(Topic):
-            is_meant = wanted in (topic.name, str(topic.topic_id), topic.topic_id.hex) and new_name in (None, topic.name)
-            if is_meant and metadata.view.get(restored_topic_key(topic.topic_id)) is not None:
+        for topic in _meant(metadata.view.all(Topic), wanted):
+            if new_name in (None, topic.name) and metadata.view.get(restored_topic_key(topic.topic_id)) is not None:
                 return topic
         raise
     name, topic_id = new_name or found.name, found.topic_id

@@ -82,7 +82,8 @@ class MiniCluster:
         """Bring all views up to what has been committed: each broker has its own, and the broker that answered is ahead."""
         views = [self.metadata, *(broker.metadata for broker in self.brokers.values())]
         for outcome in await asyncio.gather(*(view.refresh() for view in views), return_exceptions=True):
-            if not isinstance(outcome, int | StratalogError):  # A broker may be stopped meanwhile.
+            # A broker may be stopped meanwhile.
+            if isinstance(outcome, Exception) and not isinstance(outcome, StratalogError):
                 raise outcome
 
     async def connect(self) -> RawClient:
@@ -94,8 +95,9 @@ class MiniCluster:
     async def start_bookie(self, name: str) -> BookieServer:
         directory = self.path / name
         settings = BookieSettings(
-            bookie_id=name, data_dirs=(str(directory),), log_file_bytes=8 * 1024 * 1024, spare_files=0, free_bytes_min=0
-        )
+            bookie_id=name, data_dirs=(str(directory),), log_file_bytes=8 * 1024 * 1024, spare_files=0, free_bytes_min=0,
+            lease_ms=60_000,
+        )  # fmt: skip
         background = ThreadBackground(settings.threads, name)
         self.stack.callback(background.close)
         transport = TcpTransport()
@@ -132,7 +134,8 @@ class MiniCluster:
             "transaction_state_log_num_partitions": 2,
             "transaction_state_log_replication_factor": min(3, len(self.bookies)),
             "group_initial_rebalance_delay_ms": 0,
-            "lease_ms": 5000,
+            # A machine that stands still for seconds ends no session; a broker that is killed loses its connection, which does.
+            "lease_ms": 60_000,
             "shutdown_ms": 2000,
         }
         rules = changes.pop("rules", OPEN)
@@ -205,8 +208,15 @@ async def until_served(broker: BrokerServer, topic_id: UUID, partition: int = 0)
 
 
 async def in_thread(call: Callable[[], Result]) -> Result:
-    """Run a blocking Kafka client beside the cluster's loop; then all views show what it has changed."""
+    """Run a blocking Kafka client beside the cluster's loop. Brokers know of all that was committed before, and all views show
+    what the client has changed.
+    """
+    await _refresh_all()
     result = await asyncio.wait_for(asyncio.to_thread(call), WAIT_S * 3)
+    await _refresh_all()
+    return result
+
+
+async def _refresh_all() -> None:
     here = asyncio.get_running_loop()
     await asyncio.gather(*(cluster.refresh() for loop, cluster in _running if loop is here))
-    return result

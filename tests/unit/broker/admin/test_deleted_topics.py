@@ -292,6 +292,7 @@ async def test_deleted_topics_count_as_long_as_they_can_be_restored(tmp_path: Pa
 
         await in_thread(before)
         await delete_for_good(cluster.metadata, deleted_topic(cluster.metadata.view, "first").topic_id)
+        await cluster.refresh()
         await in_thread(lambda: only(admin.create_topics([NewTopic("second", 1, 1)])))
 
 

@@ -120,6 +120,6 @@ async def test_the_protocol_is_refused_below_its_feature_level(mini_cluster: Min
         row = part(57, 1, "FeatureUpdateKey", feature=GROUP_VERSION, max_version_level=0, upgrade_type=downgrade)
         await client.send(57, 1, timeout=SECONDS, feature_updates=(row,), validate_only=False)
         view = mini_cluster.broker.metadata.view
-        assert await wait_until(view, lambda: finalized_features(view).level_of(GROUP_VERSION) == 0, 10)
+        assert await wait_until(view, lambda: finalized_features(view).level_of(GROUP_VERSION) == 0, 60)
         assert (await beat(client, 1, "me", 0)).error_code is ErrorCode.unsupported_version
         assert (await describe(client, 1)).error_code is ErrorCode.unsupported_version

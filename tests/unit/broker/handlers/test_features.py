@@ -41,7 +41,7 @@ async def levels(client: WireClient) -> dict[str, int]:
 
 async def until_in_force(cluster: MiniCluster, level: int) -> None:
     view = cluster.broker.metadata.view
-    assert await wait_until(view, lambda: finalized_features(view).level_of(TRANSACTION_VERSION) == level, 10)
+    assert await wait_until(view, lambda: finalized_features(view).level_of(TRANSACTION_VERSION) == level, 60)
 
 
 async def test_api_versions_announces_each_feature_at_its_highest_level(mini_cluster: MiniCluster) -> None:
