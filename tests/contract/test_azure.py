@@ -19,7 +19,7 @@ from obstore.store import AzureStore as ObstoreAzure
 from support.opened_store import opened
 from support.s3_proxy import AZURE_REFUSALS, S3Proxy
 
-from stratalog_core.errors import Conflict, Invalid, NoSuchObject, OutcomeUnknown, Unavailable
+from stratalog_core.errors import Invalid, NoSuchObject, Unavailable
 from stratalog_core.object_lock import LockMode, ObjectLock
 from stratalog_core.system import SystemClock, ThreadBackground
 from stratalog_tiering.store import ObjectStore, location_url
@@ -53,40 +53,6 @@ async def store(url: str, proxy: S3Proxy) -> AsyncIterator[ObjectStore]:
         yield store
 
 
-async def test_a_put_whose_answer_is_lost_has_won(store: ObjectStore, proxy: S3Proxy) -> None:
-    proxy.lose("PUT", "object", 1)
-    await store.put("object", [b"content"])
-    assert (proxy.faults["lost"], await store.get("object")) == (1, b"content")
-
-
-async def test_a_put_that_another_won_meanwhile_is_a_conflict(store: ObjectStore, proxy: S3Proxy) -> None:
-    await store.put("object", [b"another's"])
-    proxy.lose("PUT", "object", 1)
-    with pytest.raises(Conflict):
-        await store.put("object", [b"content"])
-    assert await store.get("object") == b"another's"
-
-
-async def test_a_completion_whose_answer_is_lost_has_made_the_object(store: ObjectStore, proxy: S3Proxy) -> None:
-    upload = await store.create_upload("object", len(PART))
-    parts = [await store.put_part(upload, 1, [PART]), await store.put_part(upload, 2, [b"end"])]
-    proxy.lose("PUT", "comp=blocklist", 1)
-    await store.complete_upload(upload, parts)
-    assert (proxy.faults["lost"], (await store.head("object")).size_bytes) == (1, len(PART) + 3)
-    assert [left async for left in store.list_uploads()] == []
-
-
-async def test_equal_content_of_another_upload_is_not_ours(store: ObjectStore, proxy: S3Proxy) -> None:
-    """The service knows an upload by its blocks; a blob names the upload that made it."""
-    first, second = [await store.create_upload("object", len(PART)) for _ in range(2)]
-    part, other_part = await store.put_part(first, 1, [b"equal"]), await store.put_part(second, 1, [b"equal"])
-    await store.complete_upload(first, [part])
-    proxy.lose("PUT", "comp=blocklist", 1)
-    with pytest.raises(Conflict):
-        await store.complete_upload(second, [other_part])
-    assert await store.get("object") == b"equal"
-
-
 async def test_a_completion_whose_blocks_another_discarded_starts_again(store: ObjectStore) -> None:
     first, second = [await store.create_upload("object", len(PART)) for _ in range(2)]
     part, _ = await store.put_part(first, 1, [b"first"]), await store.put_part(second, 1, [b"second"])
@@ -95,24 +61,6 @@ async def test_a_completion_whose_blocks_another_discarded_starts_again(store: O
         await store.complete_upload(first, [part])
     with pytest.raises(NoSuchObject):
         await store.head("object")
-
-
-async def test_a_write_that_cannot_be_looked_up_has_an_unknown_outcome(store: ObjectStore, proxy: S3Proxy) -> None:
-    proxy.lose_answers(lambda line: line.startswith(("GET", "HEAD")) or (line.startswith("PUT") and not proxy.faults["lost"]))
-    with pytest.raises(OutcomeUnknown):
-        await store.put("object", [b"content"])
-    proxy.lose_answers(lambda line: False)
-    assert await store.get("object") == b"content"
-
-
-async def test_a_completion_that_cannot_be_looked_up_has_an_unknown_outcome(store: ObjectStore, proxy: S3Proxy) -> None:
-    upload = await store.create_upload("object", len(PART))
-    parts = [await store.put_part(upload, 1, [b"content"])]
-    proxy.lose_answers(lambda line: line.startswith(("GET", "HEAD")) or (line.startswith("PUT") and not proxy.faults["lost"]))
-    with pytest.raises(OutcomeUnknown):
-        await store.complete_upload(upload, parts)
-    proxy.lose_answers(lambda line: False)
-    assert await store.get("object") == b"content"
 
 
 @pytest.mark.parametrize(("method", "mark"), [("PUT", "comp=blocklist"), ("HEAD", "object"), ("DELETE", "object")])

@@ -16,7 +16,7 @@ from support.s3_proxy import GCS_REFUSALS, S3Proxy
 
 from stratalog.health.cluster import check_store
 from stratalog.health.finding import Verdict
-from stratalog_core.errors import Conflict, Invalid, NoSuchObject, OutcomeUnknown, Unavailable
+from stratalog_core.errors import Invalid, NoSuchObject, Unavailable
 from stratalog_core.object_lock import LockMode, ObjectLock
 from stratalog_core.system import SystemClock, ThreadBackground
 from stratalog_tiering.store import ObjectStore
@@ -48,58 +48,6 @@ async def proxy(gcs_server: GcsServer) -> AsyncIterator[S3Proxy]:
 async def store(url: str, proxy: S3Proxy) -> AsyncIterator[ObjectStore]:
     async with opened(f"{url.partition('?')[0]}?endpoint={await proxy.start()}") as store:
         yield store
-
-
-async def test_a_put_whose_answer_is_lost_has_won(store: ObjectStore, proxy: S3Proxy) -> None:
-    proxy.lose("POST", "object", 1)
-    await store.put("object", [b"content"])
-    assert (proxy.faults["lost"], await store.get("object")) == (1, b"content")
-
-
-async def test_a_put_that_another_won_meanwhile_is_a_conflict(store: ObjectStore, proxy: S3Proxy) -> None:
-    await store.put("object", [b"another's"])
-    proxy.lose("POST", "object", 1)
-    with pytest.raises(Conflict):
-        await store.put("object", [b"content"])
-    assert await store.get("object") == b"another's"
-
-
-async def test_a_completion_whose_answer_is_lost_has_made_the_object(store: ObjectStore, proxy: S3Proxy) -> None:
-    upload = await store.create_upload("object", len(PART))
-    parts = [await store.put_part(upload, 1, [PART]), await store.put_part(upload, 2, [b"end"])]
-    proxy.lose("PUT", "upload_id", 1)
-    await store.complete_upload(upload, parts)
-    assert (proxy.faults["lost"], await store.get("object")) == (1, PART + b"end")
-    assert [left async for left in store.list_uploads()] == []
-
-
-async def test_equal_content_of_another_upload_is_not_ours(store: ObjectStore, proxy: S3Proxy) -> None:
-    """An object names the upload that made it."""
-    first, second = [await store.create_upload("object", len(PART)) for _ in range(2)]
-    part, other_part = await store.put_part(first, 1, [b"equal"]), await store.put_part(second, 1, [b"equal"])
-    await store.complete_upload(first, [part])
-    proxy.lose("PUT", "upload_id", 1)
-    with pytest.raises(Conflict):
-        await store.complete_upload(second, [other_part])
-    assert await store.get("object") == b"equal"
-
-
-async def test_a_write_that_cannot_be_looked_up_has_an_unknown_outcome(store: ObjectStore, proxy: S3Proxy) -> None:
-    proxy.lose_answers(lambda line: line.startswith("GET") or not proxy.faults["lost"])
-    with pytest.raises(OutcomeUnknown):
-        await store.put("object", [b"content"])
-    proxy.lose_answers(lambda line: False)
-    assert await store.get("object") == b"content"
-
-
-async def test_a_completion_that_cannot_be_looked_up_has_an_unknown_outcome(store: ObjectStore, proxy: S3Proxy) -> None:
-    upload = await store.create_upload("object", len(PART))
-    parts = [await store.put_part(upload, 1, [b"content"])]
-    proxy.lose_answers(lambda line: line.startswith("GET") or not proxy.faults["lost"])
-    with pytest.raises(OutcomeUnknown):
-        await store.complete_upload(upload, parts)
-    proxy.lose_answers(lambda line: False)
-    assert await store.get("object") == b"content"
 
 
 async def test_an_object_that_is_not_what_was_sent_is_deleted(store: ObjectStore, proxy: S3Proxy) -> None:
