@@ -31,6 +31,7 @@ from simulation.clients import transactions as client_transactions
 from simulation.scenarios import (
     compacted_topics,
     compaction,
+    consumers,
     everything,
     fencing_races,
     history,
@@ -97,15 +98,16 @@ SCENARIOS: dict[str, Callable[[World], None]] = {
     "ledgers": lambda world: ledgers.Scenario(world).simulate(),
     "fencing-races": lambda world: fencing_races.Scenario(world).simulate(),
     "lost-disks": lambda world: lost_disks.Scenario(world).simulate(),
-    "outages": lambda world: outages.Scenario(world).simulate(),
+    "history": lambda world: history.Scenario(world).simulate(),
     "ownership-changes": lambda world: ownership_changes.Scenario(world).simulate(),
     "log": lambda world: log.Scenario(world).simulate(),
-    "history": lambda world: history.Scenario(world).simulate(),
+    "outages": lambda world: outages.Scenario(world).simulate(),
     "restores": lambda world: restores.Scenario(world).simulate(),
     "compaction": lambda world: compaction.Scenario(world).simulate(),
     "compacted-topics": lambda world: compacted_topics.Scenario(world).simulate(),
     "transactions": lambda world: transactions.Scenario(world).simulate(),
     "everything": lambda world: everything.Scenario(world).simulate(),
+    "consumers": lambda world: consumers.Scenario(world).simulate(),
 }
 
 
@@ -168,7 +170,7 @@ def _break(world: World, broken: Exception) -> None:
 
 def load_messages() -> None:
     """Load Kafka's messages before many runs, which each would otherwise load them: a fork inherits them."""
-    for versions in (kafka.VERSIONS, consumer_protocol.MEMBER_VERSIONS, client_transactions.VERSIONS_2):
+    for versions in (kafka.VERSIONS, kafka.BY_TOPIC_ID, consumer_protocol.MEMBER_VERSIONS, client_transactions.VERSIONS_2):
         kafka.load_versions(versions)
 
 

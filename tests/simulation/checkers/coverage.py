@@ -94,6 +94,14 @@ ZOMBIES_REFUSED: Final = "requests of fenced producers refused"
 EPOCHS_EXHAUSTED: Final = "producers given another id because their epochs were exhausted"
 EMPTY_ABORTED: Final = "empty transactions aborted"
 LATE_BATCHES_REFUSED: Final = "batches of an earlier transaction's epoch refused"
+SESSION_LOST: Final = "fetch session lost with its broker, or evicted"
+SESSION_REFUSED: Final = "fetch session refused because there are too many"
+SESSION_REJOINED: Final = "partition back in a fetch session that it had left"
+ERROR_REPEATED: Final = "error of a partition repeated in a fetch session"
+GROUP_DELETED: Final = "group deleted by an administrator"
+GROUP_SUCCEEDED: Final = "deleted group joined again at once"
+OFFSETS_DELETED: Final = "offsets of a group deleted by an administrator"
+MEMBER_KEPT: Final = "member of a group known to the next coordinator"
 FENCED_WRITER: Final = "writer fenced by a recovery"
 GROUP_UPGRADED: Final = "classic group with members upgraded"
 GROUP_DOWNGRADED: Final = "consumer group with members downgraded"
@@ -125,8 +133,9 @@ STATES: Final = (
     EXPIRED_HOT_WITHOUT_WRITES, READ_WITHOUT_WRITES, DELETIONS_REFUSED,
     EXPIRED_BY_SIZE, EXPIRED_HOT_BY_SIZE, SEGMENT_SIZED, RESUMED, FORKED, COPIED, REPAIRED, LEASED, ATTACHED,
     ATTACHMENT_DIED, DETACHED, LOCKED_DELETED, LOCKED_MERGED, LOCKED_EXPIRED, DRAINED, CONTROLLED_SHUTDOWN, GROUP_UPGRADED,
-    GROUP_DOWNGRADED, BUCKET_TAKEN_OVER, TAKEN_OVER_AGAIN, RESTORE_REPEATED, RESTORED_TO_A_POINT, REFUSED_AFTER_TAKEOVER,
-    EARLIER_DELETION, UNDELETED_BEFORE,
+    GROUP_DOWNGRADED, SESSION_LOST, SESSION_REFUSED, SESSION_REJOINED, ERROR_REPEATED, GROUP_DELETED, GROUP_SUCCEEDED,
+    OFFSETS_DELETED, MEMBER_KEPT, BUCKET_TAKEN_OVER, TAKEN_OVER_AGAIN,
+    RESTORE_REPEATED, RESTORED_TO_A_POINT, REFUSED_AFTER_TAKEOVER, EARLIER_DELETION, UNDELETED_BEFORE,
 )  # fmt: skip
 PROGRESS: Final[Mapping[str, Mapping[str, int]]] = {
     "ledgers": {ENTRIES: 2, SEALED: 1},
@@ -139,6 +148,7 @@ PROGRESS: Final[Mapping[str, Mapping[str, int]]] = {
     "outages": {ACKNOWLEDGED: 150, SEALED: 3, OFFLOADED: 200, COMMITTED: 5},
     "everything": {ACKNOWLEDGED: 20, SEALED: 2, OFFLOADED: 10},
     "transactions": {TRANSACTIONS_COMMITTED: 1},
+    "consumers": {ACKNOWLEDGED: 10, SEALED: 2, OFFLOADED: 10, COMMITTED: 2},
     "log": {ACKNOWLEDGED: 30, SEALED: 2, OFFLOADED: 30, COMMITTED: 1},
 }
 """Minimum amounts for each run of a scenario, about a tenth of the minimum that 50 runs reached.

@@ -14,6 +14,7 @@ import sys
 from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
+from uuid import UUID
 
 from kio.index import load_request_schema, load_response_schema
 from kio.schema.types import BrokerId, TopicName
@@ -29,13 +30,19 @@ from stratalog_core.partition_state.transactions import ABORT, read_marker
 
 PRODUCE, FETCH, LIST_OFFSETS, METADATA, CREATE_TOPICS, INIT_PRODUCER_ID = 0, 1, 2, 3, 19, 22
 DELETE_TOPICS, DELETE_RECORDS, CREATE_PARTITIONS = 20, 21, 37
+DESCRIBE_GROUPS, DELETE_GROUPS, OFFSET_DELETE = 15, 42, 47
 ADD_PARTITIONS_TO_TXN, ADD_OFFSETS_TO_TXN, END_TXN, TXN_OFFSET_COMMIT = 24, 25, 26, 28
 OFFSET_COMMIT, OFFSET_FETCH, FIND_COORDINATOR, JOIN_GROUP, HEARTBEAT, LEAVE_GROUP, SYNC_GROUP = 8, 9, 10, 11, 12, 13, 14
 VERSIONS: Final = {
     PRODUCE: 9, FETCH: 11, LIST_OFFSETS: 5, METADATA: 9, OFFSET_COMMIT: 7, OFFSET_FETCH: 7, FIND_COORDINATOR: 3, JOIN_GROUP: 5,
     HEARTBEAT: 3, LEAVE_GROUP: 3, SYNC_GROUP: 3, CREATE_TOPICS: 5, INIT_PRODUCER_ID: 4, DELETE_TOPICS: 4, DELETE_RECORDS: 2,
     CREATE_PARTITIONS: 2, ADD_PARTITIONS_TO_TXN: 3, ADD_OFFSETS_TO_TXN: 3, END_TXN: 3, TXN_OFFSET_COMMIT: 3,
+    DESCRIBE_GROUPS: 4, DELETE_GROUPS: 2, OFFSET_DELETE: 0,
 }  # fmt: skip
+BY_TOPIC_ID: Final = {**VERSIONS, FETCH: 16, METADATA: 12}
+"""The versions of a client that fetches by topic id."""
+WITHOUT_CLUSTER_OPERATIONS: Final = 11
+"""The version of Metadata that has one field fewer."""
 REQUEST_TIMEOUT_S: Final = 5.0
 ADMIN_TIMEOUT: Final = datetime.timedelta(seconds=4)
 EARLIEST: Final = -2
@@ -147,6 +154,7 @@ class KafkaClient:
         self._connecting: dict[str, asyncio.Lock] = {}
         self._correlation = 0
         self._leaders: dict[tuple[str, int], str] = {}
+        self._topic_ids: dict[str, UUID] = {}
 
     def struct(self, api: int, name: str) -> type[Any]:
         """Return a nested struct of this client's version of a request by kio's name for it."""
@@ -235,6 +243,15 @@ class KafkaClient:
                 await self._refresh(topic)
             return self._leaders.get((topic, partition))
 
+    def topic_key(self, topic: str) -> dict[str, Any]:
+        """Return the field by which this client's version of Fetch names a topic whose leaders are known."""
+        is_by_id = self._versions[FETCH] >= BY_TOPIC_ID[FETCH]
+        return {"topic_id": self._topic_ids[topic]} if is_by_id else {"topic": TopicName(topic)}
+
+    def leader_epoch(self, topic: str, partition: int) -> int:
+        """Return the leader epoch that came with the leader."""
+        return self._epochs[topic, partition]
+
     def forget(self, topic: str, partition: int) -> None:
         self._leaders.pop((topic, partition), None)
         self._near.pop((topic, partition), None)
@@ -244,18 +261,21 @@ class KafkaClient:
         self._near[topic, partition] = address
 
     async def _refresh(self, topic: str) -> None:
-        schema = self._schema(METADATA)
-        wanted = _struct(schema, "MetadataRequestTopic")(name=TopicName(topic))
+        schema, names = self._schema(METADATA), {"name": TopicName(topic)}
+        is_by_id = self._versions[METADATA] >= WITHOUT_CLUSTER_OPERATIONS
+        wanted = _struct(schema, "MetadataRequestTopic")(**names, **({"topic_id": None} if is_by_id else {}))
         metadata = await self.any_broker(
             METADATA,
             topics=(wanted,),
             allow_auto_topic_creation=False,
-            include_cluster_authorized_operations=False,
             include_topic_authorized_operations=False,
+            **({} if is_by_id else {"include_cluster_authorized_operations": False}),
         )
         brokers = {broker.node_id: f"{broker.host}:{broker.port}" for broker in metadata.brokers}
         self._addresses.update(brokers)
         for found in metadata.topics:
+            if is_by_id and found.error_code == NONE:
+                self._topic_ids[topic] = found.topic_id
             for place in found.partitions:
                 self._epochs[topic, place.partition_index] = place.leader_epoch
                 if place.leader_id in brokers:
@@ -361,7 +381,7 @@ class KafkaClient:
         if not answer.responses:
             return int(answer.error_code), -1, []
         result = answer.responses[0].partitions[0]
-        records = [record for record in _records(result.records or b"") if record.offset >= offset]
+        records = [record for record in records_of(result.records or b"") if record.offset >= offset]
         return int(result.error_code), int(result.high_watermark), records
 
     async def fetch_committed(
@@ -433,7 +453,7 @@ def _committed(content: bytes, aborted: list[tuple[int, int]], offset: int) -> t
     return records, next_offset, first_offset
 
 
-def _records(content: bytes) -> list[Record]:
+def records_of(content: bytes) -> list[Record]:
     view = memoryview(content)
     return [
         record

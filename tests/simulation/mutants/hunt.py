@@ -29,6 +29,7 @@ from simulation.mutants import bookies as mutants_of_bookies
 from simulation.mutants import clusters as mutants_of_clusters
 from simulation.mutants import compacted_topics as mutants_of_compacted_topics
 from simulation.mutants import compaction as mutants_of_compaction
+from simulation.mutants import consumers as mutants_of_consumers
 from simulation.mutants import copies as mutants_of_copies
 from simulation.mutants import deletions as mutants_of_deletions
 from simulation.mutants import groups as mutants_of_groups
@@ -102,6 +103,7 @@ def all_mutants() -> list[Mutant]:
         ("restores", mutants_of_restores.IN_RESTORES),
         ("compaction", mutants_of_compaction.IN_COMPACTION),
         ("compacted-topics", mutants_of_compacted_topics.IN_COMPACTED_TOPICS),
+        ("consumers", mutants_of_consumers.IN_CONSUMERS),
         (
             "transactions",
             (

@@ -9,7 +9,7 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 from simulation.checkers.audit import Audit
 from simulation.checkers.coverage import UNKNOWN_OBJECT
@@ -50,7 +50,7 @@ class Cluster(ABC):
     replication_factor = 3
     faults_s = 14.0
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: World, **broker_settings: Any) -> None:
         self.world = world
         self.bucket = Bucket()
         self.audit = world.audit = Audit(world.note, self.bucket)
@@ -59,7 +59,9 @@ class Cluster(ABC):
         self.bucket.on_unknown = partial(world.coverage.meet, UNKNOWN_OBJECT)
         self.metadata = [self._machine("metadata", number, roles.run_metadata_node) for number in range(1, 4)]
         self.bookies = [self._machine("bookie", number, roles.run_bookie) for number in range(1, BOOKIES + 1)]
-        self.brokers = [self._machine("broker", number, roles.broker(self.bucket)) for number in range(1, BROKERS + 1)]
+        self.brokers = [
+            self._machine("broker", number, roles.broker(self.bucket, **broker_settings)) for number in range(1, BROKERS + 1)
+        ]
         self.tiering = [self._machine("tiering", number, roles.tiering_worker(self.bucket)) for number in (1, 2)]
         self.members: list[Machine] = []
         self._clients: list[Machine] = []

@@ -9,12 +9,10 @@ anywhere, in gaps too. Partitions are handed over meanwhile. At the end everythi
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Mapping
 from typing import Final
 from uuid import UUID
 
-import msgspec
 from chaos.compaction.readings import Seen
 from chaos.compaction.sends import Place
 
@@ -22,14 +20,14 @@ from simulation.checkers.compacted_reads import CompactedReads
 from simulation.checkers.transaction_outcomes import Outcomes
 from simulation.clients.compacted_topics import CompactedReader, KeyedProducer, KeyedTransactionalWriter, fetch, start_of
 from simulation.clients.kafka import NONE, KafkaClient
+from simulation.clients.operators import order_handovers
 from simulation.scenarios.checker_machine import in_time
 from simulation.scenarios.cluster import FINISH_S, Cluster, bootstrap, create_topic
 from simulation.scenarios.transactions import observed_timeouts
 from simulation.world import roles
 from simulation.world.machine import Machine, Ports, World
-from stratalog_core.errors import StratalogError
-from stratalog_metadata.records import Broker, Partition, TierRequest, Topic, tier_request_key
-from stratalog_metadata.state.commands import Command, Put, VersionIs
+from stratalog_metadata.records import TierRequest, Topic, tier_request_key
+from stratalog_metadata.state.commands import Command, Put
 
 DELETE_RETENTION_MS: Final = 200
 _COMPACTED: Final = {
@@ -49,7 +47,6 @@ WRITERS: Final = ((KEYED, False), (KEYED, True), (EXPIRING, True))
 """The topic of each transactional writer, and whether it is of transaction version 2."""
 READERS: Final = (("", True), (roles.RACKS[0], True), ("", False))
 """The rack of each reader, and whether it reads committed records only."""
-MOVE_MEAN_S: Final = 2.0
 SETTLE_S: Final = 5.0
 """Longer than it takes to remove an aborted transaction and its marker, while its owner remembers it."""
 RETRY_S: Final = 0.2
@@ -83,7 +80,7 @@ class Scenario(Cluster):
         self._clients = [self._machine("writer", number, one.run) for number, one in enumerate(self._writers)]
         self._clients += [self._machine("producer", number, one.run) for number, one in enumerate(self._producers)]
         self._clients += [self._machine("reader", number, one.run) for number, one in enumerate(self._readers)]
-        self._operators = [self._machine("mover", 0, self._move)]
+        self._operators = [self._machine("mover", 0, order_handovers)]
 
     @property
     def partitions(self) -> int:
@@ -100,26 +97,6 @@ class Scenario(Cluster):
         client = KafkaClient(self.world, ports, machine.name, bootstrap())
         for topic, configs in CONFIGS.items():
             await create_topic(client, topic, PARTITIONS[topic], self.replication_factor, configs)
-
-    async def _move(self, machine: Machine, ports: Ports) -> None:
-        """Order handovers to any live broker."""
-        client = await roles.connect_metadata(ports)
-        while True:
-            await asyncio.sleep(ports.random.expovariate(1 / MOVE_MEAN_S))
-            live = [each.broker_id for each in client.view.all(Broker)]
-            owned = [each for each in client.view.all(Partition) if each.owner in live]
-            others = [(each, target) for each in owned for target in live if target != each.owner]
-            if not others:
-                continue
-            chosen, target = ports.random.choice(others)
-            stored = client.view.get(chosen.key())
-            if stored is None or not self.world.decides(f"move {ports.now:.4f}"):
-                continue
-            order = Put(record=msgspec.structs.replace(chosen, next_owner=target))
-            with contextlib.suppress(StratalogError):
-                await client.propose(
-                    Command(updates=(order,), requirements=(VersionIs(key=chosen.key(), version=stored.version),))
-                )
 
     async def _finish(self) -> None:
         await self._pass(SETTLE_S)

@@ -177,7 +177,9 @@ def ledger_client(metadata: QuorumClient, ports: Ports) -> LedgerClient:
     return LedgerClient(metadata, ports.transport, ports.clock, ports.random, LedgerClientSettings())
 
 
-def broker(bucket: Bucket) -> Main:
+def broker(bucket: Bucket, **others: Any) -> Main:
+    """Return a broker's main program. ``others`` are settings."""
+
     async def run(machine: Machine, ports: Ports) -> None:
         metadata = await connect_metadata(ports)
         store = SimulatedStore(bucket, ports.loop, ports.random, is_of_broker=True)
@@ -195,10 +197,10 @@ def broker(bucket: Bucket) -> Main:
             offsets_topic_partitions=OFFSETS_PARTITIONS,
             transaction_state_log_num_partitions=OFFSETS_PARTITIONS,
             group_session_timeout_min_ms=1_000,
-            group_initial_rebalance_delay_ms=200,
             group_consumer_session_timeout_ms=3_000,
             group_consumer_heartbeat_interval_ms=300,
             group_consumer_assignment_interval_ms=200,
+            **{"group_initial_rebalance_delay_ms": 200, **others},
         )
         server = BrokerServer(settings, metadata, ledger_client(metadata, ports), cold, searches, ports.clock, ports.random)
         await server.start()
