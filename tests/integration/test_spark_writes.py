@@ -116,7 +116,7 @@ def test_a_batch_and_a_stream_are_written_by_spark(cluster: ProcessCluster, spar
         .option("checkpointLocation", str(tmp_path / "checkpoint"))
     )
     query = writer.trigger(availableNow=True).start()
-    assert query.awaitTermination(240)
+    assert query.awaitTermination(400)
     written, read = messages(cluster, target, 500), messages(cluster, source, 500)
     assert [(m.partition(), m.key(), m.value(), m.timestamp()) for m in written] == [
         (m.partition(), m.key(), m.value(), m.timestamp()) for m in read
