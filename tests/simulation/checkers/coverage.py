@@ -102,6 +102,8 @@ GROUP_DELETED: Final = "group deleted by an administrator"
 GROUP_SUCCEEDED: Final = "deleted group joined again at once"
 OFFSETS_DELETED: Final = "offsets of a group deleted by an administrator"
 MEMBER_KEPT: Final = "member of a group known to the next coordinator"
+COMPACTED_RECORDS_DELETED: Final = "records of a compacted topic deleted by a client"
+COMPACTED_RECORDS_KEPT: Final = "deletion of records refused because their topic is only compacted"
 FENCED_WRITER: Final = "writer fenced by a recovery"
 GROUP_UPGRADED: Final = "classic group with members upgraded"
 GROUP_DOWNGRADED: Final = "consumer group with members downgraded"
@@ -134,7 +136,7 @@ STATES: Final = (
     EXPIRED_BY_SIZE, EXPIRED_HOT_BY_SIZE, SEGMENT_SIZED, RESUMED, FORKED, COPIED, REPAIRED, LEASED, ATTACHED,
     ATTACHMENT_DIED, DETACHED, LOCKED_DELETED, LOCKED_MERGED, LOCKED_EXPIRED, DRAINED, CONTROLLED_SHUTDOWN, GROUP_UPGRADED,
     GROUP_DOWNGRADED, SESSION_LOST, SESSION_REFUSED, SESSION_REJOINED, ERROR_REPEATED, GROUP_DELETED, GROUP_SUCCEEDED,
-    OFFSETS_DELETED, MEMBER_KEPT, BUCKET_TAKEN_OVER, TAKEN_OVER_AGAIN,
+    OFFSETS_DELETED, MEMBER_KEPT, COMPACTED_RECORDS_DELETED, COMPACTED_RECORDS_KEPT, BUCKET_TAKEN_OVER, TAKEN_OVER_AGAIN,
     RESTORE_REPEATED, RESTORED_TO_A_POINT, REFUSED_AFTER_TAKEOVER, EARLIER_DELETION, UNDELETED_BEFORE,
 )  # fmt: skip
 PROGRESS: Final[Mapping[str, Mapping[str, int]]] = {

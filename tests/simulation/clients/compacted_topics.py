@@ -1,4 +1,4 @@
-"""Clients of compacted topics: producers of keyed records, in transactions and without, and readers.
+"""Clients of compacted topics: producers of keyed records, in transactions and without, readers, and who deletes records.
 
 Each producer has keys of its own. ``checkers/compacted_reads.py`` says what readers must find.
 """
@@ -13,7 +13,12 @@ from typing import Any, Final
 from chaos.compaction.sends import NUMBER, Place, Send
 
 from simulation.checkers.compacted_reads import CompactedReads
-from simulation.checkers.coverage import ACKNOWLEDGED, FROM_REPLICA
+from simulation.checkers.coverage import (
+    ACKNOWLEDGED,
+    COMPACTED_RECORDS_DELETED,
+    COMPACTED_RECORDS_KEPT,
+    FROM_REPLICA,
+)
 from simulation.checkers.log_truth import OFFSET_OUT_OF_RANGE
 from simulation.checkers.transaction_outcomes import Outcome
 from simulation.clients.kafka import DUPLICATE_SEQUENCE, NONE, Fetched, KafkaClient, NotServed
@@ -31,6 +36,8 @@ RETRY_S: Final = 0.05
 DECISION_BATCHES: Final = 20
 BACK_CHANCE: Final = 0.2
 """How often a reader begins anew somewhere earlier: there, history is hot or cold, compacted or not."""
+DELETION_MEAN_S: Final = 0.8
+POLICY_VIOLATION: Final = 44
 PREFERRED_CHANCE: Final = 0.3
 """How often a reader with a rack fetches from any broker, as if an owner had named it."""
 FETCH_BYTES: Final = 2_048
@@ -131,6 +138,60 @@ class KeyedProducer:
         self._world.coverage.meet(ACKNOWLEDGED, count)
         if offset >= 0:
             self._reads.acknowledge(sends, offset)
+
+
+class RecordDeleter:
+    """Deletes records of compacted topics: of those that also delete, and, in vain, of those that are only compacted.
+
+    Checked, also at the next owner: what was deleted is not there any more, and nothing else was deleted.
+    """
+
+    def __init__(self, world: World, places: Sequence[Place], only_compacted: frozenset[str], bootstrap: list[str]) -> None:
+        assert world.audit is not None
+        self._world = world
+        self._audit = world.audit
+        self._places = places
+        self._only_compacted = only_compacted
+        self._bootstrap = bootstrap
+        self._deleted_to = dict.fromkeys(places, 0)
+        """By place: the end of the last acknowledged deletion."""
+
+    async def run(self, machine: Machine, ports: Ports) -> None:
+        client = KafkaClient(self._world, ports, machine.name, self._bootstrap)
+        turn = 0
+        while True:
+            turn += 1
+            await asyncio.sleep(ports.random.expovariate(1 / DELETION_MEAN_S))
+            place = ports.random.choice(self._places)
+            if not self._world.decides(f"{machine.name}#{turn}"):
+                continue
+            try:
+                await self._delete(client, ports, place)
+            except NotServed:
+                client.forget(*place)
+
+    async def _delete(self, client: KafkaClient, ports: Ports, place: Place) -> None:
+        """Delete some of the oldest records. Raises ``NotServed``."""
+        start, end = await client.start_offset(*place), await client.end_offset(*place)
+        self.check_start(place, start)
+        offset = start + ports.random.randrange((end - start) // 2 + 1)
+        error = await client.delete_records(*place, offset)
+        name, is_kept = f"{place[0]}-{place[1]}", place[0] in self._only_compacted
+        if error in RETRIABLE:
+            raise NotServed(f"DeleteRecords answers {error}")
+        expected = POLICY_VIOLATION if is_kept else NONE
+        self._audit.require(error == expected, f"DeleteRecords of {name} below {offset} is answered with {error}")
+        self._world.coverage.meet(COMPACTED_RECORDS_KEPT if is_kept else COMPACTED_RECORDS_DELETED)
+        if not is_kept:
+            self._world.note(f"records of {name} below {offset} are deleted")
+            self._deleted_to[place] = max(offset, self._deleted_to[place])
+
+    def check_start(self, place: Place, start: int) -> None:
+        """Check the start of a log: only records of topics that also delete are deleted, and stay so."""
+        name, deleted_to = f"{place[0]}-{place[1]}", self._deleted_to[place]
+        self._audit.require(start >= deleted_to, f"{name} begins at {start}, and was deleted up to {deleted_to}")
+        is_right = place[0] not in self._only_compacted or not start
+        self._audit.require(is_right, f"{name}, which is only compacted, begins at {start}")
 
 
 class CompactedReader:

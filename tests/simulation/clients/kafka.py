@@ -45,7 +45,7 @@ WITHOUT_CLUSTER_OPERATIONS: Final = 11
 """The version of Metadata that has one field fewer."""
 REQUEST_TIMEOUT_S: Final = 5.0
 ADMIN_TIMEOUT: Final = datetime.timedelta(seconds=4)
-EARLIEST: Final = -2
+EARLIEST, LATEST = -2, -1
 NONE: Final = 0
 DUPLICATE_SEQUENCE: Final = 46
 
@@ -319,8 +319,15 @@ class KafkaClient:
 
     async def start_offset(self, topic: str, partition: int) -> int:
         """Return the first readable offset. Raises ``NotServed``, also for an error code."""
+        return await self._list_offset(topic, partition, EARLIEST)
+
+    async def end_offset(self, topic: str, partition: int) -> int:
+        """Return the high watermark. Raises ``NotServed``, also for an error code."""
+        return await self._list_offset(topic, partition, LATEST)
+
+    async def _list_offset(self, topic: str, partition: int, timestamp: int) -> int:
         asked = request_struct(LIST_OFFSETS, "ListOffsetsPartition")(
-            partition_index=partition, current_leader_epoch=-1, timestamp=EARLIEST
+            partition_index=partition, current_leader_epoch=-1, timestamp=timestamp
         )
         wanted = request_struct(LIST_OFFSETS, "ListOffsetsTopic")(name=TopicName(topic), partitions=(asked,))
         answer = await self._ask_leader(

@@ -6,6 +6,7 @@ from bisect import bisect_right
 from typing import Any, Final
 
 from simulation.mutants.partition_transactions import undecided_transactions_are_offloaded
+from stratalog_broker.admin import record_deletion
 from stratalog_broker.partitions.tail_cache import PartitionTail
 from stratalog_broker.requests import fetch_reads
 from stratalog_core.batches.batch import base_offset_of
@@ -63,7 +64,13 @@ def owners_keep_compacted_records_in_memory() -> None:
     PartitionTail.drop_below = lambda self, offset: None  # type: ignore[method-assign]
 
 
+def records_of_topics_that_are_only_compacted_are_deleted() -> None:
+    """DeleteRecords does not look at the topic's ``cleanup.policy``."""
+    setattr(record_deletion, "cleanup_policies", lambda configs: set())  # noqa: B010 - it is imported there
+
+
 IN_COMPACTED_TOPICS: Final = (
+    records_of_topics_that_are_only_compacted_are_deleted,
     aborted_transactions_are_reported_without_their_marker,
     compaction_passes_the_last_stable_offset,
     a_read_in_a_gap_returns_the_batch_before_it,

@@ -3,7 +3,8 @@
 Producers write keyed records and tombstones, in transactions of both versions and without, to a topic with
 ``cleanup.policy=compact`` and one that also deletes. Ledgers are full after half a second, are offloaded at once, and their
 records are compacted from then on. Readers of committed records, of all records, and one that fetches from replicas begin
-anywhere, in gaps too. Partitions are handed over meanwhile. At the end everything is compacted and read.
+anywhere, in gaps too. Partitions are handed over meanwhile, and an administrator deletes records. At the end everything is
+compacted and read.
 """
 
 from __future__ import annotations
@@ -18,7 +19,14 @@ from chaos.compaction.sends import Place
 
 from simulation.checkers.compacted_reads import CompactedReads
 from simulation.checkers.transaction_outcomes import Outcomes
-from simulation.clients.compacted_topics import CompactedReader, KeyedProducer, KeyedTransactionalWriter, fetch, start_of
+from simulation.clients.compacted_topics import (
+    CompactedReader,
+    KeyedProducer,
+    KeyedTransactionalWriter,
+    RecordDeleter,
+    fetch,
+    start_of,
+)
 from simulation.clients.kafka import NONE, KafkaClient
 from simulation.clients.operators import order_handovers
 from simulation.scenarios.checker_machine import in_time
@@ -80,7 +88,8 @@ class Scenario(Cluster):
         self._clients = [self._machine("writer", number, one.run) for number, one in enumerate(self._writers)]
         self._clients += [self._machine("producer", number, one.run) for number, one in enumerate(self._producers)]
         self._clients += [self._machine("reader", number, one.run) for number, one in enumerate(self._readers)]
-        self._operators = [self._machine("mover", 0, order_handovers)]
+        self._deleter = RecordDeleter(world, PLACES, frozenset({KEYED}), bootstrap())
+        self._operators = [self._machine("mover", 0, order_handovers), self._machine("deleter", 0, self._deleter.run)]
 
     @property
     def partitions(self) -> int:
@@ -147,6 +156,7 @@ class Scenario(Cluster):
             while (start := await start_of(owners, place)) is None:  # noqa: ASYNC110 - no event tells
                 await asyncio.sleep(RETRY_S)
             starts[place] = start
+            self._deleter.check_start(place, start)
         self.reads.check_final(committed, uncommitted, starts)
 
     async def _read(self, client: KafkaClient, place: Place, offset: int, *, is_committed: bool) -> tuple[list[Seen], int]:
