@@ -29,6 +29,7 @@ from simulation.checkers.observers import observe_calls
 from simulation.clients import consumer_protocol, kafka
 from simulation.clients import transactions as client_transactions
 from simulation.scenarios import (
+    commands,
     compacted_topics,
     compaction,
     consumers,
@@ -54,7 +55,7 @@ from stratalog_core.errors import StratalogError
 from stratalog_core.restarting import restarting
 
 _CONTEXT: Final = multiprocessing.get_context("fork")
-COMPACTING: Final = ("compaction", "compacted-topics")
+COMPACTING: Final = ("commands", "compaction", "compacted-topics")
 RUN_CPU_S: Final = 300
 """More processor time than any run takes."""
 
@@ -102,6 +103,7 @@ SCENARIOS: dict[str, Callable[[World], None]] = {
     "ownership-changes": lambda world: ownership_changes.Scenario(world).simulate(),
     "log": lambda world: log.Scenario(world).simulate(),
     "outages": lambda world: outages.Scenario(world).simulate(),
+    "commands": lambda world: commands.Scenario(world).simulate(),
     "restores": lambda world: restores.Scenario(world).simulate(),
     "compaction": lambda world: compaction.Scenario(world).simulate(),
     "compacted-topics": lambda world: compacted_topics.Scenario(world).simulate(),

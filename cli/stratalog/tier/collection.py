@@ -39,7 +39,7 @@ async def collect(
         ports = CollectorPorts(metadata=client, store=store, source=ManifestSource(store), locks=KnownLocks(store))
         found = await find_all(ports, [topic for topic in topics if not topic.internal], grace_ms, SystemClock().wall_ms())
         if not dry_run:
-            await delete_due(store, found)
+            await delete_due(client, store, found)
         return found
 
 

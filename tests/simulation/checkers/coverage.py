@@ -75,6 +75,10 @@ FORKED: Final = "history of a partition forked"
 COPIED: Final = "objects of a second copy"
 REPAIRED: Final = "objects repaired from the other copy"
 LEASED: Final = "objects that left the history under a reader's lease"
+ERASED: Final = "segments without their erased records"
+REPAIRED_FROM_HOT: Final = "segments written again from their hot copies"
+COLLECTED: Final = "objects that a command collected as garbage"
+COMMAND_EXPIRED: Final = "command refused because its lease had expired"
 ATTACHED: Final = "topic attached"
 ATTACHMENT_DIED: Final = "attachment given up"
 DETACHED: Final = "topic detached"
@@ -134,6 +138,7 @@ STATES: Final = (
     COMPACTED_AWAY, READ_IN_A_GAP, MARKER_GONE, READ_OVERTAKEN, EXPIRED, EXPIRED_HOT,
     EXPIRED_HOT_WITHOUT_WRITES, READ_WITHOUT_WRITES, DELETIONS_REFUSED,
     EXPIRED_BY_SIZE, EXPIRED_HOT_BY_SIZE, SEGMENT_SIZED, RESUMED, FORKED, COPIED, REPAIRED, LEASED, ATTACHED,
+    ERASED, REPAIRED_FROM_HOT, COLLECTED, COMMAND_EXPIRED,
     ATTACHMENT_DIED, DETACHED, LOCKED_DELETED, LOCKED_MERGED, LOCKED_EXPIRED, DRAINED, CONTROLLED_SHUTDOWN, GROUP_UPGRADED,
     GROUP_DOWNGRADED, SESSION_LOST, SESSION_REFUSED, SESSION_REJOINED, ERROR_REPEATED, GROUP_DELETED, GROUP_SUCCEEDED,
     OFFSETS_DELETED, MEMBER_KEPT, COMPACTED_RECORDS_DELETED, COMPACTED_RECORDS_KEPT, BUCKET_TAKEN_OVER, TAKEN_OVER_AGAIN,
@@ -145,6 +150,7 @@ PROGRESS: Final[Mapping[str, Mapping[str, int]]] = {
     "lost-disks": {ENTRIES: 100, SEALED: 5, COPIES_MOVED: 5},
     "ownership-changes": {ACKNOWLEDGED: 10, SEALED: 2, OFFLOADED: 10, COMMITTED: 2},
     "compaction": {COMPACTED: 3},
+    "commands": {OFFLOADED: 20, ERASED: 1},
     "restores": {BUCKET_TAKEN_OVER: 1, OFFLOADED: 20},
     "compacted-topics": {ACKNOWLEDGED: 5, SEALED: 2, OFFLOADED: 10},
     "outages": {ACKNOWLEDGED: 150, SEALED: 3, OFFLOADED: 200, COMMITTED: 5},

@@ -27,6 +27,7 @@ from typing import Final
 from simulation.mutants import attachments as mutants_of_attachments
 from simulation.mutants import bookies as mutants_of_bookies
 from simulation.mutants import clusters as mutants_of_clusters
+from simulation.mutants import commands as mutants_of_commands
 from simulation.mutants import compacted_topics as mutants_of_compacted_topics
 from simulation.mutants import compaction as mutants_of_compaction
 from simulation.mutants import consumers as mutants_of_consumers
@@ -100,6 +101,7 @@ def all_mutants() -> list[Mutant]:
             "history",
             (*mutants_of_history.IN_HISTORY, *mutants_of_second_copies.IN_HISTORY, *mutants_of_attachments.IN_HISTORY),
         ),
+        ("commands", mutants_of_commands.IN_COMMANDS),
         ("restores", mutants_of_restores.IN_RESTORES),
         ("compaction", mutants_of_compaction.IN_COMPACTION),
         ("compacted-topics", mutants_of_compacted_topics.IN_COMPACTED_TOPICS),

@@ -2,6 +2,10 @@
 
 Orphans are left by failed uploads, lost commits and superseded manifests. Objects that the manifest lists as removed are not
 orphans (``retention.py`` deletes them). ``core/garbage.py`` decides which objects are garbage, and since when.
+
+A command beside the workers may be stopped for any time after it has written objects and before the commit that refers to them.
+So before an orphan is deleted, the pointer is written again as it is: each commit that began before requires its former
+version, and fails from then on (``refuse_earlier_commits``).
 """
 
 from __future__ import annotations
@@ -12,10 +16,13 @@ from typing import Final
 
 from stratalog_core.bounded_map import bounded_map
 from stratalog_core.errors import Conflict
+from stratalog_metadata.client.api import MetadataClient
 from stratalog_metadata.client.topic_defaults import topic_defaults
-from stratalog_metadata.records import ManifestPointer, Topic, configs_in_force, manifest_pointer_key, topic_key
+from stratalog_metadata.records import ManifestPointer, Topic, Versioned, configs_in_force, manifest_pointer_key, topic_key
+from stratalog_metadata.state.commands import Command, Put, VersionIs
 from stratalog_tiering.core.forks import find_fork, fork_error
 from stratalog_tiering.core.garbage import (
+    ORPHAN,
     Garbage,
     kept_by_policy,
     live_keys,
@@ -44,6 +51,8 @@ class PartitionGarbage:
 
     orphans: tuple[Garbage, ...] = ()
     removed: tuple[Garbage, ...] = ()
+    pointer: Versioned | None = None
+    """The pointer by which they were judged; None if nothing was committed yet."""
 
 
 async def sweep_orphans(ports: WorkerPorts, state: PartitionSnapshot) -> int:
@@ -53,9 +62,22 @@ async def sweep_orphans(ports: WorkerPorts, state: PartitionSnapshot) -> int:
     """
     now_ms = ports.clock.wall_ms()
     found = await find_garbage(ports, state, ports.settings.grace_ms, now_ms)
-    due = [each.key for each in found.orphans if each.is_due(now_ms)] if now_ms >= ports.bucket.deletes_from_ms else []
-    await ports.delete_objects(due)
+    due = [each for each in found.orphans if each.is_due(now_ms)] if now_ms >= ports.bucket.deletes_from_ms else []
+    await refuse_earlier_commits(ports.metadata, found.pointer, due)
+    await ports.delete_objects([each.key for each in due])
     return len(due)
+
+
+async def refuse_earlier_commits(metadata: MetadataClient, pointer: Versioned | None, due: Sequence[Garbage]) -> None:
+    """Make each commit fail that began before, if one of them may refer to an object that is ``due``.
+
+    Raises ``Conflict`` if the pointer is not as it was when they were judged, ``Unavailable``, ``OutcomeUnknown``: delete
+    nothing then.
+    """
+    if pointer is not None and any(each.reason == ORPHAN for each in due):
+        record = pointer.record
+        unchanged = VersionIs(key=record.key(), version=pointer.version)
+        await metadata.propose(Command(updates=(Put(record=record),), requirements=(unchanged,)))
 
 
 async def find_garbage(ports: HistoryPorts, state: PartitionSnapshot, grace_ms: int, now_ms: int) -> PartitionGarbage:
@@ -76,7 +98,8 @@ async def find_garbage(ports: HistoryPorts, state: PartitionSnapshot, grace_ms: 
     manifests = [info async for info in ports.store.list(manifests_prefix(topic_id, index))]
     if not data and not manifests:
         return PartitionGarbage()
-    pointer = await _current_pointer(ports, state)
+    judged = await _current_pointer(ports, state)
+    pointer = judged.record if judged is not None and isinstance(judged.record, ManifestPointer) else None
     current = await _manifest_of(ports, state, pointer)
     check_writer(current)
     key = pointer.object_key if pointer is not None else ""
@@ -93,18 +116,19 @@ async def find_garbage(ports: HistoryPorts, state: PartitionSnapshot, grace_ms: 
     if any(each.is_due(now_ms) for each in (*found, *gone)):
         leases = await leases_in_force(ports.store, now_ms)
         # A command beside the workers releases its lease after its commit, which may have been since the pointer was read.
-        if await _current_pointer(ports, state) != pointer:
+        if await _current_pointer(ports, state) != judged:
             raise Conflict(f"the manifest of {state.topic.name}-{index} has changed while its objects were listed")
         found = kept_by_leases(found, leases, topic_id, grace_ms)
         gone = kept_by_leases(gone, leases, topic_id, grace_ms)
     policy = tier_policy(configs_in_force(state.topic, topic_defaults(ports.metadata.view)))
     if policy.lock_mode is None and current.lock_until_ms <= now_ms:
-        return PartitionGarbage(orphans=tuple(found), removed=tuple(gone))
+        return PartitionGarbage(orphans=tuple(found), removed=tuple(gone), pointer=judged)
     written_ms = {info.key: info.last_modified_ms for info in (*data, *manifests)}
     found = kept_by_policy(found, written_ms, policy.lock_ms if policy.lock_mode is not None else 0)
     return PartitionGarbage(
         orphans=tuple(await _kept_by_locks(ports.locks, found, now_ms)),
         removed=tuple(await _kept_by_locks(ports.locks, gone, now_ms)),
+        pointer=judged,
     )
 
 
@@ -117,13 +141,14 @@ async def _kept_by_locks(locks: KnownLocks, garbage: Sequence[Garbage], now_ms: 
     return await bounded_map(kept, garbage, _QUESTIONS_AT_ONCE)
 
 
-async def _current_pointer(ports: HistoryPorts, state: PartitionSnapshot) -> ManifestPointer | None:
+async def _current_pointer(ports: HistoryPorts, state: PartitionSnapshot) -> Versioned | None:
     """The pointer as it is now. Raises ``Conflict`` if the topic was deleted: its objects are not orphans."""
     keys = [manifest_pointer_key(state.log.topic_id, state.log.index), topic_key(state.topic.name)]
-    pointer, topic = (found.record if found is not None else None for found in await ports.metadata.read(keys))
+    pointer, found = await ports.metadata.read(keys)
+    topic = found.record if found is not None else None
     if not isinstance(topic, Topic) or topic.topic_id != state.topic.topic_id:
         raise Conflict(f"topic {state.topic.name!r} was deleted while its objects were listed")
-    return pointer if isinstance(pointer, ManifestPointer) else None
+    return pointer
 
 
 async def _manifest_of(ports: HistoryPorts, state: PartitionSnapshot, pointer: ManifestPointer | None) -> Manifest:

@@ -1,9 +1,9 @@
 """One collection of all garbage in a bucket, beside running workers: what goes now and why, and what waits until when.
 
 It finds and judges garbage by the functions of the workers, with the same guards: the bucket is this cluster's, history has not
-forked, the pointer is read after the listing. It needs no lease: it commits nothing, an object that is garbage never becomes
-part of a history again, and deleting an object twice does no harm. A manifest forgets its removed objects when a worker finds
-them due. Deletions of topics are made final by workers only.
+forked, the pointer is read after the listing, commits that began before a deletion fail. It needs no lease: it commits no
+version, an object that is garbage never becomes part of a history again, and deleting an object twice does no harm. A manifest
+forgets its removed objects when a worker finds them due. Deletions of topics are made final by workers only.
 
 Without the lease, what a worker is writing looks like an orphan until its commit: the segment, which in S3 is as old as the
 begin of its upload, and the data key, which is written before it. So orphans wait for ``UNCOMMITTED_MS``, however short the
@@ -18,13 +18,13 @@ from typing import Final
 
 from stratalog_core.errors import Conflict, Corrupt, Invalid
 from stratalog_metadata.client.api import MetadataClient
-from stratalog_metadata.records import DeletedTopic, PendingTopic, Topic
+from stratalog_metadata.records import DeletedTopic, PendingTopic, Topic, Versioned
 from stratalog_tiering.cold.manifest_source import ManifestSource
 from stratalog_tiering.core.garbage import EARLIER_DELETION, ORPHAN, Garbage
 from stratalog_tiering.core.partition import partition_snapshot
 from stratalog_tiering.maintenance.deletion import find_deleted_garbage, find_pending_garbage
 from stratalog_tiering.maintenance.earlier_deletions import earlier_deletions
-from stratalog_tiering.maintenance.orphans import find_garbage
+from stratalog_tiering.maintenance.orphans import find_garbage, refuse_earlier_commits
 from stratalog_tiering.offload.locks import KnownLocks
 from stratalog_tiering.offload.ownership import check_claim, cluster_id_in, deletes_from_ms
 from stratalog_tiering.store import ObjectStore
@@ -56,6 +56,8 @@ class Found:
     due: tuple[Garbage, ...] = ()
     waiting: tuple[Garbage, ...] = ()
     refused: str = ""
+    pointer: Versioned | None = None
+    """The partition's pointer, by which its garbage was judged."""
 
 
 async def find_all(ports: CollectorPorts, topics: Sequence[Topic], grace_ms: int, now_ms: int) -> list[Found]:
@@ -83,9 +85,13 @@ async def find_all(ports: CollectorPorts, topics: Sequence[Topic], grace_ms: int
     return [each for each in found if each.due or each.waiting or each.refused]
 
 
-async def delete_due(store: ObjectStore, found: Sequence[Found]) -> None:
-    """Delete all that is due, in order: the rest leads to what goes later. Raises ``Unavailable``."""
+async def delete_due(metadata: MetadataClient, store: ObjectStore, found: Sequence[Found]) -> None:
+    """Delete all that is due, in order: the rest leads to what goes later.
+
+    Raises ``Conflict`` if a manifest has changed since: find the garbage again; ``Unavailable``, ``OutcomeUnknown``.
+    """
     for each in found:
+        await refuse_earlier_commits(metadata, each.pointer, each.due)
         keys = [garbage.key for garbage in each.due]
         for first in range(0, len(keys), DELETES_AT_ONCE):
             await store.delete(keys[first : first + DELETES_AT_ONCE])
@@ -103,7 +109,8 @@ async def _of_partition(ports: CollectorPorts, topic: Topic, index: int, grace_m
         return Found(topic=topic.name, partition=index, refused=refused.message)
     longer_ms = max(0, UNCOMMITTED_MS - grace_ms)
     orphans = [replace(each, due_ms=each.due_ms + longer_ms) if each.reason == ORPHAN else each for each in garbage.orphans]
-    return _found(topic.name, index, [*garbage.removed, *orphans], from_ms, now_ms)
+    found = _found(topic.name, index, [*garbage.removed, *orphans], from_ms, now_ms)
+    return replace(found, pointer=garbage.pointer)
 
 
 def _found(topic: str, partition: int, garbage: Sequence[Garbage], from_ms: int, now_ms: int) -> Found:

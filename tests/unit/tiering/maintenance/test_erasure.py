@@ -43,7 +43,7 @@ from stratalog_tiering.offload.locks import KnownLocks, locked_entry
 from stratalog_tiering.offload.ports import WorkerPorts, worker_ports
 from stratalog_tiering.offload.reader_leases import leases_in_force
 from stratalog_tiering.store import ObjectStore
-from stratalog_tiering.worker.collection import CollectorPorts, find_all
+from stratalog_tiering.worker.collection import UNCOMMITTED_MS, CollectorPorts, delete_due, find_all
 
 Cluster = Any
 ALICE = Selection(keys=frozenset({b"alice"}), headers=frozenset({(b"user", b"alice")}))
@@ -340,6 +340,27 @@ async def test_a_sweep_that_sees_no_lease_any_more_sees_the_commit(cluster: Clus
     monkeypatch.setattr(erasure, "commit_edit", swept_during)
     await erase(cluster)
     assert ["has changed while its objects were listed" in each for each in refused] == [True]
+
+
+async def test_a_commit_that_began_before_a_sweep_fails(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As when the command is stopped between the look at its lease and its commit until the lease has expired."""
+    await cold(cluster, SEGMENTS)
+    swept, outcomes = list[str](), list[bool]()
+
+    async def swept_before(*arguments: Any) -> bool:
+        if not swept:
+            await cluster.store.delete([info.key async for info in cluster.store.list(LEASES_PREFIX)])
+            found = await find_all(collector_of(cluster), [cluster.topic], 0, SystemClock().wall_ms() + 1 + UNCOMMITTED_MS)
+            swept.extend(garbage.reason for each in found for garbage in each.due)
+            await delete_due(cluster.metadata, cluster.store, found)
+        outcomes.append(await commit_edit(*arguments))
+        return outcomes[-1]
+
+    monkeypatch.setattr(erasure, "commit_edit", swept_before)
+    await erase(cluster)
+    assert "orphan" in swept
+    assert outcomes == [False, True, True]
+    assert await keys_in(cluster) == LEFT
 
 
 async def test_nothing_is_committed_that_may_have_been_swept(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -99,7 +99,7 @@ async def test_exactly_what_is_listed_as_due_is_deleted(cluster: Cluster, make_b
     assert (orphan, "orphan") in {(each.key, each.reason) for each in later.due}
     assert {"orphan", "old-manifest", "retention.bytes"} <= {each.reason for each in later.due}
     before = await objects(cluster.store)
-    await delete_due(cluster.store, [later])
+    await delete_due(cluster.metadata, cluster.store, [later])
     assert before - await objects(cluster.store) == set(due_keys([later]))
     assert await found(cluster, UNCOMMITTED_MS + HOUR_MS) == []
     assert await read_cold(cluster) == b"".join(make_batches(3, [3])) + b"".join(make_batches(6, [3]))
@@ -136,7 +136,7 @@ async def test_a_deleted_topic_waits_for_the_end_of_all_its_periods(cluster: Clu
     deleted = view.find(DeletedTopic, deleted_topic_key(cluster.topic.topic_id))
     await mark_deleted(cluster.store, deleted, now_ms, cluster_id="")
     assert due_keys(await found(cluster)) == []
-    await delete_due(cluster.store, await found(cluster, 2 * HOUR_MS))
+    await delete_due(cluster.metadata, cluster.store, await found(cluster, 2 * HOUR_MS))
     assert await objects(cluster.store) == {owner_key(0), deletion_marker_key(cluster.topic.topic_id)}
 
 

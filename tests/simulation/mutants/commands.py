@@ -1,0 +1,44 @@
+"""Planted faults of commands that edit history, or delete objects, beside running workers, run in ``commands``."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any, Final
+
+from stratalog_tiering.copies import hot_repair
+from stratalog_tiering.maintenance import erasure, orphans
+from stratalog_tiering.worker import collection
+
+
+class _NoLease:
+    def check(self) -> None:
+        """Find nothing wrong."""
+
+
+@asynccontextmanager
+async def _unprotected(*arguments: Any) -> AsyncIterator[_NoLease]:
+    yield _NoLease()
+
+
+async def _let_succeed(metadata: Any, pointer: Any, due: Any) -> None:
+    """Replaces ``refuse_earlier_commits``."""
+
+
+def sweeps_let_earlier_commits_succeed() -> None:
+    """An earlier behaviour: a command that is stopped after the last look at its lease commits what was swept meanwhile."""
+    orphans.refuse_earlier_commits = _let_succeed
+    collection.refuse_earlier_commits = _let_succeed  # type: ignore[attr-defined]
+
+
+def commands_hold_no_lease() -> None:
+    """An earlier behaviour: what a command has written is an orphan until its commit, and nothing keeps or protects it."""
+    sweeps_let_earlier_commits_succeed()
+    erasure.unswept = _unprotected  # type: ignore[attr-defined, assignment]
+    hot_repair.unswept = _unprotected  # type: ignore[attr-defined, assignment]
+
+
+IN_COMMANDS: Final = (
+    commands_hold_no_lease,
+    sweeps_let_earlier_commits_succeed,
+)
