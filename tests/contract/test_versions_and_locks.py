@@ -17,7 +17,7 @@ from conftest import S3Server
 from stratalog_core.errors import Invalid
 from stratalog_core.object_lock import LockMode, ObjectLock
 from stratalog_core.system import SystemClock, ThreadBackground
-from stratalog_tiering.store import Locked, ObjectStore, open_store
+from stratalog_tiering.store import Locked, ObjectStore, open_store, s3_versions
 from stratalog_tiering.store.s3_versions import S3Versions
 
 pytestmark = pytest.mark.s3
@@ -172,6 +172,26 @@ async def test_a_locked_version_cannot_be_deleted_before_its_time(bucket: Bucket
     await asyncio.sleep((brief.until_ms - SystemClock().wall_ms()) / 1000 + 1.1)
     await bucket.store.delete(["brief/put", "brief/upload"])
     assert bucket.keys() == ["held/put", "held/upload"]
+
+
+@versioned("locks")
+async def test_an_object_under_a_legal_hold_keeps_no_other_from_being_deleted(
+    bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(s3_versions, "_DELETE_BATCH", 2)
+    keys = [f"a/{number}" for number in range(5)]
+    for key in keys:
+        await bucket.store.put(key, [b"content"])
+    for key in ("a/0", "a/2"):
+        bucket.request("put_object_legal_hold", key, LegalHold={"Status": "ON"})
+    with pytest.raises(Locked, match="legal hold") as refused:
+        await bucket.store.delete(keys)
+    assert refused.value.detail == {"until_ms": 0, "keys": ["a/0", "a/2"]}
+    assert bucket.keys() == ["a/0", "a/2"]
+    for key in ("a/0", "a/2"):
+        bucket.request("put_object_legal_hold", key, LegalHold={"Status": "OFF"})
+    await bucket.store.delete(keys)
+    assert bucket.versions() == []
 
 
 @versioned("versions", "unversioned")

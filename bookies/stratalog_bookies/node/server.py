@@ -161,7 +161,8 @@ class BookieServer:
         return disk
 
     def _failed_disks(self) -> tuple[int, ...]:
-        return tuple(disk.position for disk in self._disks if disk.core.failure)
+        """Disks that have failed, or hang: copies on those are restored elsewhere if it takes longer than ``audit_delay_s``."""
+        return tuple(disk.position for disk in self._disks if disk.core.failure or disk.core.stall)
 
     def _is_read_only(self) -> bool:
         return all(disk.core.refusal is not None for disk in self._disks)

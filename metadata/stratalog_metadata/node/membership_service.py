@@ -96,7 +96,7 @@ class MembershipService:
     def _ask_newcomer(self, request: Request, wanted: ChangeRequest) -> None:
         if self._asking >= ASKED_MAX:
             raise Overloaded(f"{ASKED_MAX} membership changes are in progress, which is the maximum: retry later")
-        self._asking += 1
+        channel = self._transport.channel(wanted.address)
 
         def answered(body: memoryview | StratalogError) -> None:
             self._asking -= 1
@@ -105,8 +105,8 @@ class MembershipService:
             except StratalogError as refused:
                 request.fail(refused)
 
-        hello = messages.encode(HelloRequest())
-        self._transport.channel(wanted.address).send(messages.HELLO, (hello,), answered, HELLO_TIMEOUT_S)
+        self._asking += 1
+        channel.send(messages.HELLO, (messages.encode(HelloRequest()),), answered, HELLO_TIMEOUT_S)
 
     def _add(self, request: Request, wanted: ChangeRequest, body: memoryview | StratalogError) -> None:
         if isinstance(body, StratalogError):

@@ -250,6 +250,12 @@ class Scenario:
         plans = [
             (self.bookies, NemesisPlan(crash=0.1, stop=0.15, disk=0.25, lossy=0.2, pause_mean_s=0.6, down_mean_s=0.8)),
             (self.bookies, NemesisPlan(crash=0, partition=0, one_way=0, lossy=0, power_cut=1.0, pause_mean_s=3.5)),
+            (
+                self.bookies,
+                NemesisPlan(
+                    crash=0, partition=0, one_way=0, lossy=0, clock_jump=0, hang=0.8, pause_mean_s=1.2, down_mean_s=0.6
+                ),
+            ),
             (clients, NemesisPlan(crash=0.15, stop=0.35, partition=0.1, one_way=0.15, pause_mean_s=0.8, down_mean_s=0.7)),
         ]
         nemeses = [

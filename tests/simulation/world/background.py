@@ -24,7 +24,7 @@ class SimulatedBackground:
         self._randomness = randomness
         self._mean_s = mean_s
         self._free_at = 0.0
-        self._hangs_until = 0.0
+        self.hangs_until = 0.0
         self._pending: deque[Callable[[], object]] = deque()
 
     def run(self, call: Callable[[], Result]) -> Awaitable[Result]:
@@ -49,11 +49,11 @@ class SimulatedBackground:
 
     def hang(self, seconds: float) -> None:
         """Complete no call that is made from now on before ``seconds`` have passed."""
-        self._free_at = self._hangs_until = max(self._loop.time(), self._free_at) + seconds
+        self._free_at = self.hangs_until = max(self._loop.time(), self._free_at) + seconds
 
     @property
     def is_hanging(self) -> bool:
-        return self._loop.time() < self._hangs_until
+        return self._loop.time() < self.hangs_until
 
     def crash(self, disk: Disk) -> None:
         """Cut the power while the thread is in the middle of its call, or between two calls."""

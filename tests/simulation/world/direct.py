@@ -8,7 +8,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from math import log
 
@@ -23,10 +23,14 @@ TRANSFER_S = 0.0005
 
 
 class SimulatedTransfers:
-    """The asynchronous transfers of one incarnation of a process. Completions for a dead process are dropped."""
+    """The asynchronous transfers of one incarnation of a process. Completions for a dead process are dropped.
 
-    def __init__(self, loop: SimulatedLoop, randomness: random.Random) -> None:
+    None that begins before ``hangs_until`` ends before it.
+    """
+
+    def __init__(self, loop: SimulatedLoop, randomness: random.Random, hangs_until: Callable[[], float] = lambda: 0.0) -> None:
         self.loop = loop
+        self._hangs_until = hangs_until
         self.buffers = ReceiveBuffers()
         self._randomness = randomness
 
@@ -35,7 +39,7 @@ class SimulatedTransfers:
         return DirectFile(file, SimulatedDirect(disk, file, self))
 
     def later_s(self) -> float:
-        return -log(1.0 - self._randomness.random()) * TRANSFER_S
+        return max(self._hangs_until() - self.loop.time(), 0.0) - log(1.0 - self._randomness.random()) * TRANSFER_S
 
 
 class SimulatedDirect:

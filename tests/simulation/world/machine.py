@@ -103,7 +103,7 @@ class Machine:
     def files(self) -> SimulatedFiles:
         """The disk's files for one incarnation of a process."""
         randomness = self.world.random(f"{self.name}/{self.starts}/transfers")
-        return self.disk.mount(SimulatedTransfers(self.world.loop, randomness).open_direct)
+        return self.disk.mount(SimulatedTransfers(self.world.loop, randomness, self._disk_hangs_until).open_direct)
 
     def boot(self) -> None:
         if self._process is not None:
@@ -160,6 +160,9 @@ class Machine:
         if self._ports is not None:
             self.world.note(f"the disk of {self.name} hangs")
             self._ports.background.hang(seconds)
+
+    def _disk_hangs_until(self) -> float:
+        return self._ports.background.hangs_until if self._ports is not None else 0.0
 
     @property
     def disk_hangs(self) -> bool:

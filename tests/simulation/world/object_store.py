@@ -203,13 +203,13 @@ class SimulatedStore:
                 break
         raise Unavailable("the simulated store does not answer")
 
-    async def _reach_to_change(self, *, is_deletion: bool = False) -> None:
-        """Delay a request that changes the bucket."""
+    async def _reach_to_change(self, *, deleted: Sequence[str] = ()) -> None:
+        """Delay a request that changes the bucket, perhaps by a deletion."""
         await self._reach()
         fault, kept = self._bucket.faults.writes, self._bucket.faults.kept
-        if is_deletion and kept is not None:
-            raise kept("the simulated store refuses to delete")
-        if is_deletion and fault in (WriteFault.FAIL, WriteFault.FULL):
+        if deleted and kept is not None:
+            raise kept("the simulated store refuses to delete", until_ms=0, keys=[*deleted])
+        if deleted and fault in (WriteFault.FAIL, WriteFault.FULL):
             return
         match fault:
             case WriteFault.HANG:
@@ -232,9 +232,9 @@ class SimulatedStore:
                 return True
         return False
 
-    async def _reach_to_write(self, write: Callable[[], object], key: str = "", *, is_deletion: bool = False) -> None:
+    async def _reach_to_write(self, write: Callable[[], object], key: str = "", *, deleted: Sequence[str] = ()) -> None:
         """Delay a request to write. At random, leave it unanswered and apply it later."""
-        await self._reach_to_change(is_deletion=is_deletion)
+        await self._reach_to_change(deleted=deleted)
         is_late = self._bucket.faults.is_late(key)
         if is_late or self._random.random() < self._bucket.faults.happens_later:
             later_s = LATER_S * (1.0 if is_late else self._random.random())
@@ -351,7 +351,7 @@ class SimulatedStore:
             yield info.key
 
     async def delete(self, keys: Sequence[str]) -> None:
-        await self._reach_to_write(lambda: self._delete(keys), is_deletion=True)
+        await self._reach_to_write(lambda: self._delete(keys), deleted=keys)
         self._delete(keys)
         await self._answer_write()
 
@@ -364,7 +364,8 @@ class SimulatedStore:
                 self._bucket.changed(key, None, self._loop.time(), self._random)
         self._bucket.on_gone(keys)
         if until_ms := max(ends_ms.values(), default=0):
-            raise Locked(f"the simulated store keeps locked objects until {until_ms}", until_ms=until_ms)
+            locked = [key for key in keys if ends_ms[key]]
+            raise Locked(f"the simulated store keeps locked objects until {until_ms}", until_ms=until_ms, keys=locked)
 
     async def create_upload(
         self,

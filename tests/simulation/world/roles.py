@@ -119,6 +119,7 @@ async def run_bookie(machine: Machine, ports: Ports, log_file_bytes: int = 256 *
         lease_ms=2_000,
         log_file_bytes=log_file_bytes,
         spare_files=1,
+        disk_stall_ms=400,
         collect_interval_s=2.0,
         free_bytes_min=0,
         free_bytes_low=1,

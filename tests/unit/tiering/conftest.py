@@ -41,7 +41,7 @@ from stratalog_metadata.records import (
 from stratalog_metadata.state.commands import Command, Put, VersionIs
 from stratalog_tiering.config import TieringSettings
 from stratalog_tiering.format.manifest_limits import ManifestLimits
-from stratalog_tiering.store import KeyRing, ObjectInfo, ObjectStore, StoreFeatures, Upload, UploadedPart, open_store
+from stratalog_tiering.store import KeyRing, Locked, ObjectInfo, ObjectStore, StoreFeatures, Upload, UploadedPart, open_store
 from stratalog_tiering.worker.worker import TieringWorker
 
 BatchMaker = Callable[..., list[bytes]]
@@ -58,6 +58,8 @@ class FaultyStore:
         self.gate: asyncio.Event | None = None
         self.entered = asyncio.Event()
         self.deleted = asyncio.Event()
+        self.held: Callable[[str], bool] = lambda key: False
+        """Objects that are kept from being deleted, as under a legal hold."""
 
     @property
     def url(self) -> str:
@@ -123,8 +125,11 @@ class FaultyStore:
     async def delete(self, keys: Sequence[str]) -> None:
         for key in keys:
             await self._enter("delete", key)
-        await self._inner.delete(keys)
+        held = [key for key in keys if self.held(key)]
+        await self._inner.delete([key for key in keys if key not in held])
         self.deleted.set()
+        if held:
+            raise Locked("held", until_ms=0, keys=held)
 
     async def create_upload(
         self,

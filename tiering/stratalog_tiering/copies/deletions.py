@@ -6,7 +6,7 @@ state, is never deleted here, and neither is one without a marker.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Final
 from uuid import UUID
 
@@ -54,7 +54,7 @@ async def apply_deletions(ports: WorkerPorts, second: SecondCopy) -> None:
     live = {topic.topic_id for topic in view.all(Topic)}
     for topic_id in marked:
         if topic_id in live:
-            await second.store.delete([deletion_marker_key(topic_id)])
+            await second.delete(ports, [deletion_marker_key(topic_id)])
         elif topic_id not in known_topics(view) and await _marked_before(second, topic_id, now_ms - second.grace_ms):
             await _delete_topic(ports, second, topic_id)
 
@@ -83,21 +83,23 @@ async def _delete_topic(ports: WorkerPorts, second: SecondCopy, topic_id: UUID) 
     They stay while others are locked.
     """
     asks = await may_have_locked(second.store, topic_id, topic_defaults(ports.metadata.view))
-    if all([await _delete_below(ports, second, prefix, asks=asks) for prefix in topic_prefixes(topic_id)]):
-        await _delete_below(ports, second, topic_prefix(topic_id))
-        await _delete(ports, second, [deletion_marker_key(topic_id)])
+    have_gone = [await _delete_below(ports, second, prefix, asks=asks) for prefix in topic_prefixes(topic_id)]
+    if all(have_gone) and await _delete_below(ports, second, topic_prefix(topic_id)):
+        await second.delete(ports, [deletion_marker_key(topic_id)])
 
 
 async def _delete_below(ports: WorkerPorts, second: SecondCopy, prefix: str, *, asks: bool = False) -> bool:
-    """Delete the objects below ``prefix``, but none that is locked, if it ``asks``. Whether all have gone."""
+    """Delete the objects below ``prefix``, but none that is locked. Whether all have gone.
+
+    If it ``asks``, the store is asked for their locks first.
+    """
     batch: list[str] = []
     kept = 0
 
     async def delete() -> None:
         nonlocal kept
         free = await unlocked(second.locks, batch, ports.clock.wall_ms()) if asks else batch
-        kept += len(batch) - len(free)
-        await _delete(ports, second, free)
+        kept += len(batch) - len(free) + await second.delete(ports, free)
         batch.clear()
 
     async for key in second.store.list_keys(prefix):
@@ -106,11 +108,3 @@ async def _delete_below(ports: WorkerPorts, second: SecondCopy, prefix: str, *, 
             await delete()
     await delete()
     return not kept
-
-
-async def _delete(ports: WorkerPorts, second: SecondCopy, keys: Sequence[str]) -> None:
-    if keys:
-        await ports.deleting.take(len(keys))
-        await second.confirm(ports)
-        await second.store.delete(keys)
-        second.counters.objects_deleted += len(keys)

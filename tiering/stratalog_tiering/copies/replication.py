@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
-from typing import Final
 
 from stratalog_core.errors import Conflict, Corrupt, NoSuchObject, StratalogError
 from stratalog_metadata.records import ManifestPointer, Topic, manifest_pointer_key, topic_key
@@ -38,7 +37,6 @@ from stratalog_tiering.offload.locks import unlocked
 from stratalog_tiering.offload.ports import WorkerPorts
 from stratalog_tiering.store import ObjectInfo, ObjectStore
 
-_DELETES_AT_ONCE: Final = 200
 _log = logging.getLogger(__name__)
 
 
@@ -164,12 +162,7 @@ async def sweep_partition(ports: WorkerPorts, second: SecondCopy, state: Partiti
     garbage = copy_garbage(listed, manifests, needed, oldest_kept)
     if pointer.lock_until_ms > ports.clock.wall_ms():
         garbage = await unlocked(second.locks, garbage, ports.clock.wall_ms())
-    for first in range(0, len(garbage), _DELETES_AT_ONCE):
-        await ports.deleting.take(len(garbage[first : first + _DELETES_AT_ONCE]))
-        await second.confirm(ports)
-        await second.store.delete(garbage[first : first + _DELETES_AT_ONCE])
-    second.counters.objects_deleted += len(garbage)
-    return len(garbage)
+    return len(garbage) - await second.delete(ports, garbage)
 
 
 async def _committed_now(ports: WorkerPorts, state: PartitionSnapshot) -> ManifestPointer | None:

@@ -6,6 +6,8 @@ and scrubbed from it alone. It has the first bucket's owners, so a cluster that 
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Sequence
 from typing import Final
 
 from stratalog_core.errors import Conflict, Invalid
@@ -19,10 +21,12 @@ from stratalog_tiering.metrics import SecondCopyMetrics
 from stratalog_tiering.offload.locks import KnownLocks
 from stratalog_tiering.offload.ownership import BucketOwnership
 from stratalog_tiering.offload.ports import WorkerPorts
-from stratalog_tiering.store import ObjectStore
+from stratalog_tiering.store import Locked, ObjectStore, delete_batches
 
 PARTITIONS_MAX: Final = 100_000
 """The number of partitions of which a worker remembers what is copied; for others it lists the second store again."""
+_DELETES_AT_ONCE: Final = 200
+_log = logging.getLogger(__name__)
 
 
 class SecondCopy:
@@ -50,6 +54,23 @@ class SecondCopy:
             await self._copy_owners(ports.store)
             self._has_owners = True
         await self._bucket.confirm()
+
+    async def delete(self, ports: WorkerPorts, keys: Sequence[str]) -> int:
+        """Delete objects; returns how many the store keeps under a lock of somebody else. Raises as ``confirm`` does."""
+
+        async def delete(batch: Sequence[str]) -> None:
+            await ports.deleting.take(len(batch))
+            await self.confirm(ports)
+            await self.store.delete(batch)
+
+        kept = 0
+        try:
+            await delete_batches(keys, _DELETES_AT_ONCE, delete)
+        except Locked as locked:
+            _log.warning("objects of the second copy stay: %s", locked.message)
+            kept = len(locked.detail["keys"])
+        self.counters.objects_deleted += len(keys) - kept
+        return kept
 
     async def _copy_owners(self, first: ObjectStore) -> None:
         contents = [await first.get(info.key) async for info in first.list(OWNERS_PREFIX)]

@@ -242,6 +242,10 @@ class ManifestEdit:
         """
         return self._removed.forget_due(before_ms, limit, self._writer, lists)
 
+    def keep_removed(self, objects: Sequence[RemovedObject]) -> None:
+        """Put objects back that :meth:`forget_due` gave and the store keeps: they are due again after another grace period."""
+        self._removed.add(objects)
+
     def lists_to_merge(self) -> tuple[RemovedListRef, ...]:
         """The stored lists that :meth:`finish` merges; load them and pass them to it."""
         return self._removed.lists_to_merge()

@@ -48,11 +48,13 @@ from stratalog_tiering.offload.locks import may_have_locked
 from stratalog_tiering.offload.ports import WorkerPorts
 from stratalog_tiering.offload.reader_leases import delete_expired_leases, leases_in_force
 from stratalog_tiering.offload.topic_descriptors import describe_topic
-from stratalog_tiering.store import ObjectInfo, ObjectStore
+from stratalog_tiering.store import Locked, ObjectInfo, ObjectStore
 
 UPLOAD_AGE_MIN_MS: Final = 3_600_000
 """Younger uploads are never aborted, however short the grace period: they may be in progress."""
 
+HELD_PAUSE_MS: Final = 3_600_000
+"""Objects of a deleted topic that the store keeps are tried again after this time."""
 _BATCH: Final = 1000
 _TOPICS_SEARCHED_MAX: Final = 10_000
 _QUESTIONS_AT_ONCE: Final = 16
@@ -92,11 +94,18 @@ async def collect_deleted_topic(ports: WorkerPorts, deleted: DeletedTopic, versi
     late_until_ms = late_writes_until_ms(due_ms, ports.settings.grace_ms)
     if now_ms < late_until_ms:
         return late_until_ms
+    return await _forget(ports, deleted, guards)
+
+
+async def _forget(ports: WorkerPorts, deleted: DeletedTopic, guards: Guards) -> int | None:
+    """Delete what says that a topic was deleted, now that its objects are gone; returns as `collect_deleted_topic`."""
     if ports.second_store is not None:
         # Once the record is gone, only its marker says to the second copy that the topic was deleted.
-        await mark_deletion(ports.second_store, deleted, now_ms, ports.cluster_id)
+        await mark_deletion(ports.second_store, deleted, ports.clock.wall_ms(), ports.cluster_id)
     # The marker goes last: without it the descriptors would name a live topic.
-    await _delete_below(ports, topic_prefix(deleted.topic_id))
+    until_ms = await _delete_below(ports, topic_prefix(deleted.topic_id))
+    if until_ms:
+        return until_ms
     await ports.delete_objects([deletion_marker_key(deleted.topic_id)])
     await ports.metadata.propose(Command(updates=(Delete(key=deleted.key()),), requirements=guards))
     return None
@@ -240,7 +249,10 @@ class LateMarkers:
 
 
 async def _delete_below(ports: WorkerPorts, prefix: str, *, asks: bool = False) -> int:
-    """Delete all objects below ``prefix`` that are not locked, if it ``asks``; returns until when others are, 0 if none is."""
+    """Delete all objects below ``prefix`` that are not locked; returns until when others are, 0 if none is.
+
+    If it ``asks``, the store is asked for their locks first. One that it keeps without telling until when is asked for later.
+    """
     batch: list[str] = []
     kept_until_ms = 0
 
@@ -248,8 +260,12 @@ async def _delete_below(ports: WorkerPorts, prefix: str, *, asks: bool = False) 
         nonlocal kept_until_ms
         ends_ms = await bounded_map(ports.locks.until_ms, batch, _QUESTIONS_AT_ONCE) if asks else [0] * len(batch)
         now_ms = ports.clock.wall_ms()
-        await ports.delete_objects([key for key, end_ms in zip(batch, ends_ms, strict=True) if end_ms <= now_ms])
         kept_until_ms = max([kept_until_ms, *(end_ms for end_ms in ends_ms if end_ms > now_ms)])
+        try:
+            await ports.delete_objects([key for key, end_ms in zip(batch, ends_ms, strict=True) if end_ms <= now_ms])
+        except Locked as kept:
+            _log.warning("objects of a deleted topic stay: %s", kept.message)
+            kept_until_ms = max(kept_until_ms, kept.detail["until_ms"], now_ms + HELD_PAUSE_MS)
         batch.clear()
 
     async for key in ports.store.list_keys(prefix):

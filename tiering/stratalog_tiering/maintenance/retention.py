@@ -1,13 +1,14 @@
 """Applies retention to one partition's cold history, and deletes removed objects after the grace period.
 
 Runs under the partition's lease, so no other worker commits at the same time; deletions are rate-limited. Which segments have
-expired is decided in ``core/retention.py``. An object that is locked, and all that were removed after it, stay until the lock
-ends. Hot ledgers are not removed here (``hot_expiry.py``).
+expired is decided in ``core/retention.py``. An object that a worker locked, and all that were removed after it, stay until the
+lock ends. Hot ledgers are not removed here (``hot_expiry.py``).
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+import logging
+from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Final
 
 from stratalog_tiering.cold.manifest_source import ManifestSource
@@ -22,11 +23,13 @@ from stratalog_tiering.format.removed_objects import RemovedLists
 from stratalog_tiering.offload.commit import commit_edit, previous_version, refuse_fork_before_deletion
 from stratalog_tiering.offload.ports import WorkerPorts
 from stratalog_tiering.offload.reader_leases import leases_in_force
+from stratalog_tiering.store import Locked
 
 DROPS_AT_ONCE_MAX: Final = 10_000
 """Segments that one edit drops. The pages of all of them are in memory at once."""
 DELETIONS_AT_ONCE_MAX: Final = 2_000
 """Objects deleted before the commit that forgets them."""
+_log = logging.getLogger(__name__)
 
 
 async def apply_retention(
@@ -34,9 +37,10 @@ async def apply_retention(
 ) -> bool:
     """Drop expired segments from the manifest and delete objects that were removed a grace period ago; True if there were any.
 
-    Without ``deletes`` it only drops segments. The work of one call is bounded; call it again while it returns True. Raises
-    ``Locked`` or ``Refused``, having dropped nothing, if the store keeps what is to be deleted, ``Forked``, having deleted
-    nothing, ``Unavailable``, ``OutcomeUnknown``, ``Fenced``.
+    Without ``deletes`` it only drops segments. The work of one call is bounded; call it again while it returns True. Objects
+    that the store keeps under a lock that no worker asked for are tried again a grace period later. Raises ``Locked`` or
+    ``Refused``, having dropped nothing, if the store keeps all that are due, ``Forked``, having deleted nothing,
+    ``Unavailable``, ``OutcomeUnknown``, ``Fenced``.
     """
     if state.pointer is None:
         return False
@@ -61,9 +65,23 @@ async def apply_retention(
         return False
     if gone:
         await refuse_fork_before_deletion(ports, state)
-        await ports.delete_objects(gone)
+        kept = await _delete(ports, gone)
+        edit.keep_removed([each for each in _oldest_removed(previous.manifest, lists) if each.key in kept])
     await commit_edit(ports, state, edit, lambda now, pointer: move_start(now, pointer, guards))
     return True
+
+
+async def _delete(ports: WorkerPorts, keys: Sequence[str]) -> frozenset[str]:
+    """Delete objects; return those that the store keeps. Raises ``Locked`` if it keeps all of them."""
+    try:
+        await ports.delete_objects(keys)
+    except Locked as locked:
+        kept = frozenset(locked.detail["keys"])
+        if kept.issuperset(keys):
+            raise
+        _log.warning("removed objects stay for another grace period: %s", locked.message)
+        return kept
+    return frozenset()
 
 
 async def _deletable_before_ms(ports: WorkerPorts, state: PartitionSnapshot, manifest: Manifest) -> int:

@@ -22,7 +22,7 @@ from stratalog_tiering.offload.commit_markers import RecentCommits
 from stratalog_tiering.offload.locks import KnownLocks
 from stratalog_tiering.offload.ownership import COMMITS_SHARE_S, BucketOwnership, cluster_id_in
 from stratalog_tiering.offload.topic_descriptors import TopicDescriptors
-from stratalog_tiering.store import ObjectStore
+from stratalog_tiering.store import ObjectStore, delete_batches
 
 _BURST_S: Final = 0.25
 
@@ -147,15 +147,17 @@ class WorkerPorts:
         return now_ms - self.settings.grace_ms if now_ms >= self.bucket.deletes_from_ms else 0
 
     async def delete_objects(self, keys: Sequence[str]) -> None:
-        """Delete objects at the configured rate, at most 200 per request.
+        """Delete objects at the configured rate, at most 200 per request. Raises as the store does.
 
         Raises ``Invalid``, having deleted nothing more, if another cluster has taken the bucket over.
         """
-        batch = min(self.settings.deletes_per_s, 200)
-        for first in range(0, len(keys), batch):
-            await self.deleting.take(len(keys[first : first + batch]))
+
+        async def delete(batch: Sequence[str]) -> None:
+            await self.deleting.take(len(batch))
             await self.bucket.confirm()
-            await self.store.delete(keys[first : first + batch])
+            await self.store.delete(batch)
+
+        await delete_batches(keys, min(self.settings.deletes_per_s, 200), delete)
 
 
 async def trusted() -> None:

@@ -29,6 +29,7 @@ from stratalog_tiering.store.base import (
     StoreFeatures,
     Upload,
     UploadedPart,
+    delete_batches,
 )
 from stratalog_tiering.store.filesystem import FilesystemStore
 from stratalog_tiering.store.key_ring import FileKeyRing, NoKeys
@@ -131,6 +132,7 @@ __all__ = [
     "Upload",
     "UploadedPart",
     "check_store_url",
+    "delete_batches",
     "location_url",
     "open_store",
     "read_verified",

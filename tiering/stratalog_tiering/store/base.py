@@ -13,9 +13,9 @@ exists), ``Refused`` (no such bucket, access denied, a quota), other ``Invalid``
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final, Protocol, TypeVar
 
 from stratalog_core.errors import Invalid, NoSuchObject, Unavailable
 from stratalog_core.object_lock import ObjectLock
@@ -24,6 +24,7 @@ from stratalog_core.ports import Buffer
 PART_BYTES_MIN: Final = 5 * 1024 * 1024
 """Minimum size of every part of a multipart upload but the last (S3's rule, for all stores)."""
 
+_Item = TypeVar("_Item")
 _KEY_SEGMENT: Final = re.compile(r"[A-Za-z0-9_.=-]{1,200}")
 
 
@@ -90,7 +91,10 @@ class Refused(Invalid):
 
 
 class Locked(Invalid):
-    """An object is locked and was not deleted. ``detail["until_ms"]`` is the wall time of its lock's end, 0 if unknown."""
+    """Objects are locked and were not deleted. ``detail["until_ms"]`` is the wall time of the first one's end, 0 if unknown.
+
+    ``detail["keys"]`` are those that a deletion left.
+    """
 
 
 class UploadGone(NoSuchObject):
@@ -182,7 +186,7 @@ class ObjectStore(Protocol):
     async def delete(self, keys: Sequence[str]) -> None:
         """Delete objects with all of their versions; missing ones are not an error.
 
-        After an error some may be deleted: call it again. Raises ``Locked`` if a version is locked.
+        After an error some may be deleted: call it again. Raises ``Locked`` for locked versions, after all others were deleted.
         """
         ...
 
@@ -225,6 +229,19 @@ class ObjectStore(Protocol):
         ...
 
     async def close(self) -> None: ...
+
+
+async def delete_batches(items: Sequence[_Item], batch: int, delete: Callable[[Sequence[_Item]], Awaitable[None]]) -> None:
+    """Delete so many ``items`` at a time. Raises ``Locked`` for what is locked, after all others; any other error at once."""
+    locked: list[Locked] = []
+    for first in range(0, len(items), batch):
+        try:
+            await delete(items[first : first + batch])
+        except Locked as some:
+            locked.append(some)
+    if locked:
+        keys = dict.fromkeys(key for some in locked for key in some.detail["keys"])
+        raise Locked(locked[0].message, until_ms=locked[0].detail["until_ms"], keys=[*keys])
 
 
 def check_key(key: str) -> str:

@@ -12,6 +12,7 @@ from urllib3.exceptions import ConnectTimeoutError, HTTPError, NewConnectionErro
 
 from stratalog_core.errors import OutcomeUnknown, Unavailable
 from stratalog_core.ports import Background, Buffer
+from stratalog_tiering.store.base import Locked, delete_batches
 from stratalog_tiering.store.obstore_reads import CONNECT_TIMEOUT_S
 from stratalog_tiering.store.s3_attempts import repeated
 
@@ -68,11 +69,21 @@ class HttpRequests:
 
 
 async def delete_each(keys: Sequence[str], delete: Callable[[str], Awaitable[None]]) -> None:
-    """Delete some objects at a time. Raises the first error of those that were deleted together, after all of them."""
-    for first in range(0, len(keys), _DELETIONS_AT_ONCE):
-        for outcome in await asyncio.gather(*map(delete, keys[first : first + _DELETIONS_AT_ONCE]), return_exceptions=True):
-            if outcome is not None:
+    """Delete some objects at a time. Raises ``Locked`` for what is locked, after all others.
+
+    Any other error is that of the first of those that were deleted together, after all of them.
+    """
+
+    async def some(batch: Sequence[str]) -> None:
+        outcomes = await asyncio.gather(*map(delete, batch), return_exceptions=True)
+        locked = {key: each for key, each in zip(batch, outcomes, strict=True) if isinstance(each, Locked)}
+        for outcome in outcomes:
+            if outcome is not None and not isinstance(outcome, Locked):
                 raise outcome
+        for first in locked.values():
+            raise Locked(first.message, until_ms=first.detail["until_ms"], keys=[*locked])
+
+    await delete_batches(keys, _DELETIONS_AT_ONCE, some)
 
 
 def _pieces(body: Buffer) -> Iterator[memoryview]:

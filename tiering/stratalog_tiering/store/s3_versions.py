@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from stratalog_core.errors import Invalid, NoSuchObject, Unavailable
 from stratalog_core.moments import utc_text
-from stratalog_tiering.store.base import Locked, Refused
+from stratalog_tiering.store.base import Locked, Refused, delete_batches
 from stratalog_tiering.store.s3_async import AsyncClient
 from stratalog_tiering.store.s3_attempts import repeated
 from stratalog_tiering.store.s3_catalogue import S3Catalogue
@@ -50,12 +50,13 @@ class S3Versions:
 
     async def delete(self, keys: Sequence[str]) -> None:
         """See :class:`stratalog_tiering.store.base.ObjectStore`."""
-        for first in range(0, len(keys), _DELETE_BATCH):
-            batch = keys[first : first + _DELETE_BATCH]
-            if not await self._keeps_versions():
-                batch = await self._delete_unversioned(batch)
-            if batch:
-                await self._delete_versions(batch)
+        await delete_batches(keys, _DELETE_BATCH, self._delete)
+
+    async def _delete(self, keys: Sequence[str]) -> None:
+        if not await self._keeps_versions():
+            keys = await self._delete_unversioned(keys)
+        if keys:
+            await self._delete_versions(keys)
 
     async def _keeps_versions(self) -> bool:
         if self._is_versioned is None:
@@ -78,33 +79,39 @@ class S3Versions:
     async def _delete_versions(self, keys: Sequence[str]) -> None:
         found = await self._versions_of(keys)
         versions = [{"Key": self._location.name(key), "VersionId": version_id} for key in keys for version_id in found[key]]
-        for first in range(0, len(versions), _DELETE_BATCH):
-            await self._request_deletion(versions[first : first + _DELETE_BATCH])
+        await delete_batches(versions, _DELETE_BATCH, self._request_deletion)
 
     async def _request_deletion(self, objects: Sequence[Mapping[str, str]]) -> Any:
-        """Delete objects or versions. Raises ``Locked``, ``Refused``, ``Unavailable``."""
+        """Delete objects or versions. Raises ``Unavailable``, ``Refused``, or ``Locked``: all others were deleted."""
         answer = await self._repeated("delete_objects", objects[0]["Key"], Delete={"Objects": objects})
         failed = [each for each in answer.get("Errors", ()) if each.get("Code") not in ("NoSuchKey", "NoSuchVersion")]
         if not failed:
             return answer
+        failed.sort(key=lambda each: each.get("Code") in LOCKED_CODES | REFUSED_CODES)
         first, what = failed[0], f"{self._location.url}: {len(failed)} objects were not deleted, the first: {failed[0]}"
-        code = first.get("Code")
-        if code not in LOCKED_CODES | REFUSED_CODES:
+        if first.get("Code") not in LOCKED_CODES | REFUSED_CODES:
             raise Unavailable(what)
-        until_ms = await self._locked_until_ms(first)
-        if until_ms or code == "ObjectLocked":
-            raise Locked(f"{what}; it is locked until {utc_text(until_ms)}" if until_ms else what, until_ms=until_ms)
-        raise Refused(f"{what}; allow s3:DeleteObject and s3:DeleteObjectVersion")
+        lock = await self._lock_of(first)
+        if lock is None and first.get("Code") != "ObjectLocked":
+            raise Refused(f"{what}; allow s3:DeleteObject and s3:DeleteObjectVersion")
+        keys = [self._location.key(each["Key"]) for each in failed]
+        raise Locked(f"{what}{'; ' + lock[1] if lock else ''}", until_ms=lock[0] if lock else 0, keys=keys)
 
-    async def _locked_until_ms(self, refused: Mapping[str, str]) -> int:
-        """The end of the lock because of which a deletion was refused; 0 if there is none, or it may not be asked for."""
+    async def _lock_of(self, refused: Mapping[str, str]) -> tuple[int, str] | None:
+        """The end of the lock because of which a deletion was refused, 0 if it has none, and what it is.
+
+        None: there is no lock, or it may not be asked for.
+        """
         version = {"VersionId": refused["VersionId"]} if refused.get("VersionId") else {}
         try:
             answer = await self._catalogue.headers(self._location.key(refused["Key"]), **version)
         except (Invalid, NoSuchObject):
-            return 0
+            return None
+        if answer.get("ObjectLockLegalHoldStatus") == "ON":
+            return 0, "it is under a legal hold"
         until = answer.get("ObjectLockRetainUntilDate")
-        return int(until.timestamp() * 1000) if until is not None else 0
+        until_ms = int(until.timestamp() * 1000) if until is not None else 0
+        return (until_ms, f"it is locked until {utc_text(until_ms)}") if until_ms else None
 
     async def _versions_of(self, keys: Sequence[str]) -> dict[str, list[str]]:
         """Ids of all versions and markers of ``keys``, by key. Keys that follow each other closely are found by one listing."""

@@ -27,7 +27,7 @@ from stratalog_tiering.maintenance.earlier_deletions import earlier_deletions
 from stratalog_tiering.maintenance.orphans import find_garbage, refuse_earlier_commits
 from stratalog_tiering.offload.locks import KnownLocks
 from stratalog_tiering.offload.ownership import check_claim, cluster_id_in, deletes_from_ms
-from stratalog_tiering.store import ObjectStore
+from stratalog_tiering.store import ObjectStore, delete_batches
 
 DELETES_AT_ONCE: Final = 200
 UNCOMMITTED_MS: Final = 86_400_000
@@ -88,13 +88,12 @@ async def find_all(ports: CollectorPorts, topics: Sequence[Topic], grace_ms: int
 async def delete_due(metadata: MetadataClient, store: ObjectStore, found: Sequence[Found]) -> None:
     """Delete all that is due, in order: the rest leads to what goes later.
 
-    Raises ``Conflict`` if a manifest has changed since: find the garbage again; ``Unavailable``, ``OutcomeUnknown``.
+    Raises ``Conflict`` if a manifest has changed since: find the garbage again; ``Locked``, with the keys that the store keeps,
+    after all others are deleted; ``Unavailable``, ``OutcomeUnknown``.
     """
     for each in found:
         await refuse_earlier_commits(metadata, each.pointer, each.due)
-        keys = [garbage.key for garbage in each.due]
-        for first in range(0, len(keys), DELETES_AT_ONCE):
-            await store.delete(keys[first : first + DELETES_AT_ONCE])
+    await delete_batches([garbage.key for each in found for garbage in each.due], DELETES_AT_ONCE, store.delete)
 
 
 async def _of_partition(ports: CollectorPorts, topic: Topic, index: int, grace_ms: int, from_ms: int, now_ms: int) -> Found:

@@ -18,6 +18,7 @@ from stratalog_core.rpc.tcp import TcpTransport
 from stratalog_core.system import SystemClock, SystemFiles, ThreadBackground
 from stratalog_metadata.client.administration import QuorumAdministration
 from stratalog_metadata.node.config import MetadataSettings
+from stratalog_metadata.node.membership_service import ASKED_MAX
 from stratalog_metadata.node.server import MetadataServer
 from stratalog_metadata.protocol import messages
 from stratalog_metadata.protocol.messages import HelloRequest
@@ -91,6 +92,16 @@ async def test_one_node_grows_to_three(bench: Bench) -> None:
     await bench.quorum.server.close()
     await bench.put("c")
     assert {config.resource for config in bench.quorum.client.view.all(DynamicConfig)} == {"a", "b", "c"}
+
+
+@pytest.mark.parametrize("bench", [1], indirect=True)
+async def test_addresses_that_are_none_leave_room_for_other_changes(bench: Bench) -> None:
+    for _ in range(ASKED_MAX):
+        with pytest.raises(Invalid, match="no valid host name"):
+            await bench.administration.add(2, "a..b:9300")
+    server = await bench.node(2)
+    await bench.administration.add(2, server.address)
+    assert await bench.voters() == [1, 2]
 
 
 @pytest.mark.parametrize("bench", [3], indirect=True)

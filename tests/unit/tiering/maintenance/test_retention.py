@@ -15,6 +15,7 @@ from stratalog_core.system import SystemClock
 from stratalog_metadata.records import ManifestPointer
 from stratalog_metadata.state.commands import Applied, Command, Put
 from stratalog_tiering.format.manifest import decode_manifest
+from stratalog_tiering.format.object_keys import segment_key
 from stratalog_tiering.offload.commit import RENEWAL_SHARE
 from stratalog_tiering.store import Locked, Refused
 
@@ -122,7 +123,10 @@ async def test_retention_goes_on_while_the_store_keeps_an_object(
     cluster: Cluster, make_batches: Batches, failure: type[StratalogError]
 ) -> None:
     """As under a legal hold, or a retention policy of the bucket, or if its policy allows no deletion: no worker locked it."""
-    cluster.store.before = lambda name, key: failure("held") if (name, key[:4]) == ("delete", "segm") else None
+    if failure is Locked:
+        cluster.store.held = lambda key: key.startswith("segments/")
+    else:
+        cluster.store.before = lambda name, key: failure("held") if (name, key[:4]) == ("delete", "segm") else None
     await cluster.start_worker(grace_ms=0)
     await expire_half(cluster, make_batches)
     await cluster.until(lambda: "held" in cluster.last_error())
@@ -130,7 +134,7 @@ async def test_retention_goes_on_while_the_store_keeps_an_object(
     await cluster.until(lambda: cluster.log().log_start_offset == 2 * RECORDS)
     await cluster.until(lambda: "held" in cluster.last_error())
     assert len([info async for info in cluster.store.list("segments/")]) == 3
-    cluster.store.before = lambda name, key: None
+    cluster.store.held, cluster.store.before = (lambda key: False), (lambda name, key: None)
     async with asyncio.timeout(60):
         while len([info async for info in cluster.store.list("segments/")]) > 1:  # noqa: ASYNC110 - the store tells nobody
             await asyncio.sleep(0.02)
@@ -155,6 +159,31 @@ async def test_offloading_goes_on_while_maintenance_fails_each_time(cluster: Clu
     for first in (2 * RECORDS, 3 * RECORDS):
         await add_ledger(cluster, make_batches, first)
         await cluster.until(lambda first=first: cluster.log().log_start_offset == first)
+
+
+async def test_an_object_under_a_hold_keeps_no_other(cluster: Cluster, make_batches: Batches) -> None:
+    """The first of the segments that expire, and the first of two orphans."""
+    held, other = (segment_key(cluster.topic.topic_id, 0, 0, 0, number) for number in (1, 2))
+    cluster.store.held = lambda key: key == held
+    for orphan in (held, other):
+        await cluster.store.put(orphan, [b"left by a worker that died"])
+    await cluster.start_worker(grace_ms=0, deletes_per_s=3, sweep_interval_ms=100, retention_interval_ms=100, segment_bytes=1)
+    for first in (0, RECORDS, 2 * RECORDS):
+        await add_ledger(cluster, make_batches, first)
+    listed = [info.key async for info in cluster.store.list("segments/")]
+    kept, *_, newest = [key for key in listed if key not in (held, other)]
+    cluster.store.held = lambda key: key in (kept, held)
+    configs = {"retention.ms": "-1", "retention.bytes": "1"}
+    await cluster.metadata.propose(Command(updates=(Put(record=msgspec.structs.replace(cluster.topic, configs=configs)),)))
+    await only_left(cluster, {kept, held, newest})
+    cluster.store.held = lambda key: False
+    await only_left(cluster, {newest})
+
+
+async def only_left(cluster: Cluster, segments: set[str]) -> None:
+    async with asyncio.timeout(120):
+        while {info.key async for info in cluster.store.list("segments/")} != segments:  # noqa: ASYNC110 - nobody tells
+            await asyncio.sleep(0.05)
 
 
 async def expire_half(cluster: Cluster, make_batches: Batches) -> None:

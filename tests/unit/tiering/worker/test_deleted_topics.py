@@ -32,6 +32,7 @@ from stratalog_tiering.config import TieringSettings
 from stratalog_tiering.format import object_keys
 from stratalog_tiering.format.descriptor import DeletionMarker, encode_descriptor
 from stratalog_tiering.format.object_keys import deletion_marker_key, owner_key, segment_key, version_key
+from stratalog_tiering.maintenance import deletion
 from stratalog_tiering.maintenance.deletion import LateMarkers, collect_deleted_topic, mark_deleted
 from stratalog_tiering.offload.ports import WorkerPorts, worker_ports
 from stratalog_tiering.offload.topic_descriptors import describe_topic
@@ -120,6 +121,29 @@ async def test_the_deletion_becomes_final_when_the_window_ends(
     await cluster.until(lambda: not [*view.all(DeletedTopic)])
     assert [*view.all(Log), *view.all(Ledger), *view.all(ManifestPointer)] == []
     assert SystemClock().wall_ms() >= now_ms + 500
+    assert files_in(store_directory) == [Path(owner_key(0)).name]
+
+
+@pytest.mark.parametrize("kind", ["segments/", "topics/"])
+async def test_an_object_under_a_hold_stays_with_what_says_that_its_topic_is_deleted(
+    cluster: Cluster, make_batches: Batches, store_directory: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """Without the marker, a descriptor that stays would name a live topic."""
+    monkeypatch.setattr(deletion, "HELD_PAUSE_MS", 100)
+    await cluster.add_ledger(make_batches(0, [3]), 0)
+    await cluster.start_worker(grace_ms=0)
+    await cluster.until(lambda: not cluster.log().ledgers)
+    marker = deletion_marker_key(cluster.topic.topic_id)
+    cluster.store.held = lambda key: key.startswith(kind) and key != marker
+    await delete(cluster, 0)
+    async with asyncio.timeout(60):
+        while [info async for info in cluster.store.list("manifests/")]:  # noqa: ASYNC110 - the store tells nobody
+            await asyncio.sleep(0.02)
+    view = cluster.metadata.view
+    assert [info async for info in cluster.store.list(kind)]
+    assert (len([*view.all(DeletedTopic)]), await names(cluster.store)) == (1, [])
+    cluster.store.held = lambda key: False
+    await cluster.until(lambda: not [*view.all(DeletedTopic)])
     assert files_in(store_directory) == [Path(owner_key(0)).name]
 
 
