@@ -5,10 +5,9 @@ Workers offload, merge, expire, sweep and scrub while they crash and stop under 
 again from their hot copies) and of ``stratalog tier gc``, with the workers' own short grace period. Commands crash, and stop
 for longer than their leases last and than the grace period, between any two of their steps.
 
-Checked: a committed manifest refers only to objects that exist, and no object that it refers to is deleted, nor any within the
-grace period after it left the history. At the end the history has every record but those that an erasure was asked to erase,
-in batches with their offsets; a last erasure leaves none of its records; and nothing is left of segments, or of their data
-keys, that were written and never committed.
+Checked: a committed manifest refers only to objects that exist, and no object that it refers to is deleted. At the end the
+history has every record but those that an erasure was asked to erase, in batches with their offsets; a last erasure leaves none
+of its records; and nothing is left of segments, or of their data keys, that were written and never committed.
 
 A damaged segment whose hot copy is dropped before its repair is restored at the end, as from a second copy.
 """
@@ -22,6 +21,7 @@ from functools import partial
 from typing import Final
 from uuid import UUID
 
+from simulation.checkers.audit import Audit
 from simulation.checkers.coverage import COLLECTED, COMMAND_EXPIRED, ERASED, MERGED, REPAIRED_FROM_HOT
 from simulation.checkers.final_checks import EVENTUALLY_S, FinalChecks
 from simulation.clients.sealed_ledgers import LedgersOfProcess, append_sealed, end_of
@@ -142,6 +142,13 @@ class CommandsAudit(HistoryAudit):
                 keys = frozenset[bytes]().union(*(each for asked in self._asked.values() for each in asked[-ASKED_LAST:]))
                 for offset in range(entry.base_offset, entry.end_offset):
                     self._erased.setdefault((after.key(), offset), set()).update(keys)
+
+    def deleted(self, keys: Iterable[str]) -> None:
+        """Require that no manifest refers to what is deleted, for however short a time that has been so.
+
+        The grace period begins when a version is made, and a process may be stopped before it commits that version.
+        """
+        Audit.deleted(self, keys)
 
     def _count_writes(self, key: str, base_offset: int, end_offset: int) -> None:
         pass
