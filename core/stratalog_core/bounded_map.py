@@ -27,11 +27,11 @@ async def bounded_map(call: Callable[[Item], Awaitable[Result]], items: Iterable
             running[number] = workers[place]
             try:
                 results[number] = await call(item)
-            except BaseException as failure:
+            except (Exception, asyncio.CancelledError) as failure:
+                # Kept, not raised: a task that failed would stand there with its failure until those before it have ended.
                 failures[number] = failure
                 for later in (each for each in running if each > number):
                     running[later].cancel()
-                raise
             finally:
                 del running[number]
 
