@@ -237,12 +237,9 @@ def export_tasks(
     if not plan.include_headers:
         columns = tuple(name for name in columns if name != "headers")
 
-    histories = bucket.run(bounded_map(partial(load_history, bucket), list(by_partition), REQUESTS_MAX))
-    for history in histories:
-        _check_held(history, by_partition[history.name], present=present, allow_gaps=allow_gaps)
-
-    async def tasks_of(history: History) -> list[FileTask]:
-        files = by_partition[history.name]
+    async def tasks_of(name: PartitionName) -> list[FileTask]:
+        history, files = await load_history(bucket, name), by_partition[name]
+        _check_held(history, files, present=present, allow_gaps=allow_gaps)
         segments = await load_segments(bucket, history, OffsetRange(first=files[0].first, end=files[-1].end))
         return [
             FileTask(
@@ -256,7 +253,7 @@ def export_tasks(
             for file in files
         ]
 
-    return [task for tasks in bucket.run(bounded_map(tasks_of, histories, REQUESTS_MAX)) for task in tasks]
+    return [task for tasks in bucket.run(bounded_map(tasks_of, list(by_partition), REQUESTS_MAX)) for task in tasks]
 
 
 def _check_held(history: History, files: Sequence[PlannedFile], *, present: Collection[str], allow_gaps: bool) -> None:
