@@ -37,14 +37,11 @@ async def bounded_map(call: Callable[[Item], Awaitable[Result]], items: Iterable
 
     workers = [asyncio.ensure_future(work(place)) for place in range(at_once)]
     try:
-        outcomes = await asyncio.gather(*workers, return_exceptions=True)
+        await asyncio.gather(*workers)
     finally:
         for worker in workers:
             worker.cancel()
         await asyncio.gather(*workers, return_exceptions=True)
     if failures:
         raise failures[min(failures)]
-    for outcome in outcomes:
-        if outcome is not None:
-            raise outcome
     return [results[number] for number in range(len(results))]
