@@ -25,7 +25,6 @@ from stratalog_tiering.store.store_url import AzureLocation
 
 VERSION: Final = "2023-11-03"
 """The version of the service's interface."""
-_UNAUTHORIZED: Final = 401
 _SIGNED_HEADERS: Final = (
     "content-encoding", "content-language", "content-length", "content-md5", "content-type", "date", "if-modified-since",
     "if-match", "if-none-match", "if-unmodified-since", "range",
@@ -84,12 +83,7 @@ class AzureRequests(HttpRequests):
         def ask(token: Token) -> Answer:
             return self.attempt(method, url, {**headers, "Authorization": f"Bearer {token.text}"}, body, about)
 
-        token = self._credentials.token()
-        answer = ask(token)
-        if answer.status != _UNAUTHORIZED:
-            return answer
-        other = self._credentials.token(refused=token)
-        return ask(other) if other != token else answer
+        return self.with_token(self._credentials.token, ask)
 
 
 def signed_headers(method: str, url: str, headers: Mapping[str, str], account: str, key: bytes) -> dict[str, str]:

@@ -51,7 +51,7 @@ class GcsCredentials:
         expiry = self._found.expiry
         return {"token": self._found.token, "expires_at": expiry and expiry.replace(tzinfo=UTC)}
 
-    def token(self, refused: str = "") -> str:
+    def token(self, refused: str | None = None) -> str:
         """A token, valid for some minutes if it can be renewed. Blocks. Raises ``Unavailable``, or ``Invalid`` without any.
 
         ``refused`` is one that the service did not accept. It is returned again if another one was refused a moment ago.
@@ -76,10 +76,10 @@ class GcsCredentials:
         state = self._found.token_state.name
         return state == "INVALID" or (state == "STALE" and self._clock.monotonic() >= self._renew_from_s)
 
-    def _replaces(self, refused: str) -> bool:
+    def _replaces(self, refused: str | None) -> bool:
         """Whether ``refused`` is to be replaced before it expires; then it is not again for a while."""
         now = self._clock.monotonic()
-        if not refused or self._found.token != refused or now < self._replace_from_s:
+        if refused is None or self._found.token != refused or now < self._replace_from_s:
             return False
         self._replace_from_s = now + _PAUSE_S
         return True

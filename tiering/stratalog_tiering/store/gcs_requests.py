@@ -25,7 +25,6 @@ INCOMPLETE: Final = 308
 """The status with which a resumable upload says that it waits for more bytes."""
 _UPLOAD_GONE: Final = frozenset({404, 410, 499})
 """The statuses of a resumable upload that has expired, was ended by the service, or was given up."""
-_UNAUTHORIZED: Final = 401
 _NO_HEADERS: Final[Mapping[str, str]] = {}
 _NO_BUCKET: Final = re.compile(r"bucket does not exist", re.IGNORECASE)
 _WRONG_CHECKSUM: Final = re.compile(r"doesn't match calculated", re.IGNORECASE)
@@ -118,12 +117,7 @@ class GcsRequests(HttpRequests):
         def ask(token: str) -> Answer:
             return self.attempt(method, url, {**headers, "Authorization": f"Bearer {token}"}, body, about)
 
-        token = self._credentials.token()
-        answer = ask(token)
-        if answer.status != _UNAUTHORIZED:
-            return answer
-        other = self._credentials.token(refused=token)
-        return ask(other) if other != token else answer
+        return self.with_token(self._credentials.token, ask)
 
 
 def decoded(answer: Answer) -> Any:

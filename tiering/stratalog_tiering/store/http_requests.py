@@ -20,7 +20,9 @@ REQUEST_TIMEOUT_S: Final = 30.0
 _PIECE_BYTES: Final = 64 * 1024
 _DELETIONS_AT_ONCE: Final = 16
 _NEVER_LEFT: Final = (NewConnectionError, ConnectTimeoutError)
+_UNAUTHORIZED: Final = 401
 _Result = TypeVar("_Result")
+_Token = TypeVar("_Token")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +50,18 @@ class HttpRequests:
     async def repeated(self, call: Callable[[], _Result]) -> _Result:
         """The result of a call that blocks and may be repeated."""
         return await repeated(lambda: self._background.run(call))
+
+    def with_token(self, token: Callable[[_Token | None], _Token], ask: Callable[[_Token], Answer]) -> Answer:
+        """The answer to a request with a token; to a second one with another token if the service does not accept the first.
+
+        ``token`` gets the token that was refused, or None, and returns it again if there is no other. Blocks.
+        """
+        first = token(None)
+        answer = ask(first)
+        if answer.status != _UNAUTHORIZED:
+            return answer
+        other = token(first)
+        return ask(other) if other != first else answer
 
     def attempt(self, method: str, url: str, headers: Mapping[str, str], body: Buffer, about: str) -> Answer:
         """The answer, whatever its status. Blocks. Raises ``Unavailable`` if no request left, else ``OutcomeUnknown``."""
