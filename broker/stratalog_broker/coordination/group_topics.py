@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Container, Iterable
+from dataclasses import dataclass, replace
 from typing import Any
 from uuid import UUID
 
@@ -40,6 +41,11 @@ def resolve_topic(view: MetadataView, partitions: Partitions, topic: Any, *, by_
     if known is None:
         return TopicName(topic.name, None, ErrorCode.unknown_topic_or_partition)
     return TopicName(topic.name, known.topic_id, partition_count=known.partition_count)
+
+
+def refuse_topics(topics: Iterable[TopicName], denied: Container[str]) -> list[TopicName]:
+    """Return the topics; those whose names are ``denied`` have TOPIC_AUTHORIZATION_FAILED."""
+    return [replace(topic, error=ErrorCode.topic_authorization_failed) if topic.name in denied else topic for topic in topics]
 
 
 def topic_by_id(partitions: Partitions, topic_id: UUID | None) -> Topic | None:

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from kio.schema.errors import ErrorCode
 
-from stratalog_broker.coordination.group_topics import TopicName, resolve_topic
+from stratalog_broker.coordination.group_topics import TopicName, refuse_topics, resolve_topic
 from stratalog_broker.coordination.groups.core.offset_rows import Commit
 from stratalog_broker.coordination.groups.service import GroupService
 from stratalog_broker.partitions.ownership import Partitions
@@ -42,9 +42,7 @@ async def handle(
     if not permissions.allows(context, _ACCESS, request.group_id):
         topics = [replace(topic, error=ErrorCode.group_authorization_failed) for topic in topics]
         return _response(context, request, topics, iter(()))
-    if denied:
-        denial = ErrorCode.topic_authorization_failed
-        topics = [replace(topic, error=denial) if topic.name in denied else topic for topic in topics]
+    topics = refuse_topics(topics, denied)
     commits = list(_commits(request, topics))
     try:
         coordinator = groups.coordinator_of(request.group_id)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from typing import Any, Final
 
 from kio.schema.errors import ErrorCode
 
-from stratalog_broker.coordination.group_topics import TopicName, resolve_topic
+from stratalog_broker.coordination.group_topics import TopicName, refuse_topics, resolve_topic
 from stratalog_broker.coordination.groups.service import GroupService
 from stratalog_broker.partitions.ownership import Partitions
 from stratalog_broker.protocol.errors import KafkaError
@@ -32,9 +31,7 @@ async def handle(
 ) -> Any:
     errors: list[ErrorCode] = []
     denied = permissions.denied(context, READ_TOPIC, (str(topic.name) for topic in request.topics))
-    denial = ErrorCode.topic_authorization_failed
-    topics = [resolve_topic(view, partitions, topic, by_id=False) for topic in request.topics]
-    topics = [replace(topic, error=denial) if topic.name in denied else topic for topic in topics]
+    topics = refuse_topics((resolve_topic(view, partitions, topic, by_id=False) for topic in request.topics), denied)
     names = [
         (str(topic.name), row.partition_index)
         for topic, resolved in zip(request.topics, topics, strict=True)

@@ -6,12 +6,11 @@ Before v5 the producer has added the group to the transaction (AddOffsetsToTxn),
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from typing import Any, Final
 
 from kio.schema.errors import ErrorCode
 
-from stratalog_broker.coordination.group_topics import TopicName, resolve_topic
+from stratalog_broker.coordination.group_topics import TopicName, refuse_topics, resolve_topic
 from stratalog_broker.coordination.groups.application import CommittingMember
 from stratalog_broker.coordination.groups.core.messages import NO_GENERATION, NO_MEMBER
 from stratalog_broker.coordination.groups.core.offset_rows import Commit
@@ -44,8 +43,7 @@ async def handle(
 ) -> Any:
     topics = [resolve_topic(view, partitions, topic, by_id=False) for topic in request.topics]
     denied = permissions.denied(context, READ_TOPIC, (topic.name for topic in topics if topic.name))
-    denial = ErrorCode.topic_authorization_failed
-    topics = [replace(topic, error=denial) if topic.name in denied else topic for topic in topics]
+    topics = refuse_topics(topics, denied)
     commits = list(_commits(request, topics))
     try:
         permissions.check_transactional_id(context, _ACCESS, request.transactional_id)
