@@ -39,10 +39,13 @@ def scrubbed(worker: TieringWorker) -> ScrubMetrics:
 
 
 async def offloaded(cluster: Cluster, make_batches: Batches, count: int, deletion_lag_ms: int = 0) -> None:
+    """Without ``deletion_lag_ms``, no segment has a hot copy afterwards."""
     for number in range(count):
         await cluster.add_ledger(make_batches(10 * number, [10]), 10 * number)
     worker = await cluster.start_worker("writer", segment_bytes=1, deletion_lag_ms=deletion_lag_ms)
     await cluster.until(lambda: cluster.pointer() is not None and cluster.pointer().end_offset == 10 * count)
+    if not deletion_lag_ms:
+        await cluster.until(lambda: not cluster.log().ledgers)
     await worker.close()
 
 
