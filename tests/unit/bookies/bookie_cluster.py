@@ -27,8 +27,11 @@ from stratalog_metadata.client.api import MetadataClient
 from stratalog_metadata.records import CLUSTER_KEY, Bookie, Ledger, bookie_key, ledger_key
 from stratalog_metadata.state.commands import Command, Put, Update
 
+NEVER_MS = 3_600_000
+"""For what no test waits for: a stall must not look like a failed bookie, and broken connections tell at once."""
 SETTINGS = LedgerClientSettings(
-    tick_ms=20, bookie_silence_ms=200, bookie_avoid_ms=100, hedge_delay_ms=100, confirm_deadline_ms=5000
+    tick_ms=20, bookie_silence_ms=NEVER_MS, bookie_avoid_ms=100, hedge_delay_ms=100, confirm_deadline_ms=NEVER_MS,
+    request_timeout_ms=60_000, read_deadline_ms=60_000, recovery_deadline_ms=60_000,
 )  # fmt: skip
 ENTRIES = 40
 
@@ -68,7 +71,7 @@ class Cluster:
         settings = BookieSettings(
             bookie_id=name, data_dirs=(str(directory),), rack=rack, log_file_bytes=4 * 1024 * 1024, spare_files=0,
             free_bytes_min=0, scrub_bytes_per_s=0, audit_delay_s=audit_delay_s, audit_interval_s=0.05,
-            audit_bytes_per_s=self.audit_bytes_per_s,
+            audit_bytes_per_s=self.audit_bytes_per_s, lease_ms=60_000,
         )  # fmt: skip
         settings = dataclasses.replace(settings, **changes)  # type: ignore[arg-type]
         self.bookies[name] = await started_bookie(settings, self.metadata, self.transport)
@@ -89,8 +92,11 @@ class Cluster:
         return writer
 
     async def sealed(self, ensemble_size: int = 3, write_quorum: int = 3, entries: int = ENTRIES) -> Ledger:
+        """Write and close a ledger of which every bookie has its copies: two of three are enough to seal one."""
         writer = await self.write(ensemble_size, write_quorum, entries)
-        return await writer.seal(entries)
+        ledger = await writer.seal(entries)
+        await eventually(lambda: writer.unconfirmed_bytes == 0)
+        return ledger
 
     def stored(self, ledger_id: int) -> Ledger:
         found = self.metadata.view.find(Ledger, ledger_key(ledger_id))

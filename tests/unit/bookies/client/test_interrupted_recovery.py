@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from uuid import UUID
@@ -12,7 +13,7 @@ import pytest
 from unit.bookies.bookie_cluster import SETTINGS, Cluster, batch, eventually, run_cluster
 from unit.bookies.wrapped_channel import WrappedChannel
 
-from stratalog_bookies.client import LedgerClient, LedgerClientSettings, LedgerWriter
+from stratalog_bookies.client import LedgerClient, LedgerWriter
 from stratalog_bookies.client.ledger_ids import LedgerIds
 from stratalog_bookies.client.ledger_records import LedgerRecordPuts
 from stratalog_bookies.protocol import messages
@@ -257,7 +258,7 @@ class HeldMetadata(CutMetadata):
 async def test_a_change_that_is_not_answered_keeps_no_bookie_from_being_taken_back(cluster: Cluster) -> None:
     """Two of three fail, one is being replaced, and the metadata does not answer: the return of the other is enough."""
     metadata = HeldMetadata(cluster.metadata)
-    settings = LedgerClientSettings(tick_ms=20, bookie_silence_ms=200, bookie_avoid_ms=100, bookie_avoid_ms_max=200)
+    settings = replace(SETTINGS, bookie_avoid_ms_max=200)
     await cluster.client.close()
     cluster.client = LedgerClient(metadata, cluster.transport, SystemClock(), Random(7), settings)
     writer = await cluster.write(entries=CONFIRMED)

@@ -66,7 +66,8 @@ SPEC = LedgerSpec(
 NEVER_MS = 3_600_000
 """For what must not be waited for: a test that waits for it ends at its limit."""
 SETTINGS = LedgerClientSettings(
-    tick_ms=20, bookie_silence_ms=200, bookie_avoid_ms=100, recovery_retry_ms=50, hedge_delay_ms=100
+    tick_ms=20, bookie_silence_ms=NEVER_MS, bookie_avoid_ms=100, recovery_retry_ms=50, hedge_delay_ms=100,
+    confirm_deadline_ms=NEVER_MS, request_timeout_ms=60_000, read_deadline_ms=60_000, recovery_deadline_ms=60_000,
 )  # fmt: skip
 
 
@@ -345,7 +346,7 @@ async def test_one_add_for_each_bookie_and_turn_and_no_copies(cluster: Cluster) 
 
 async def test_large_turns_are_split(cluster: Cluster) -> None:
     transport = cluster.counting_transport()
-    client = cluster.client_over(transport, LedgerClientSettings(request_bytes_max=64 * 1024, request_entries_max=100))
+    client = cluster.client_over(transport, replace(SETTINGS, request_bytes_max=64 * 1024, request_entries_max=100))
     writer, recorder = await open_writer(client)
     for _ in range(12):
         writer.append(bytes(20_000))
@@ -356,7 +357,7 @@ async def test_large_turns_are_split(cluster: Cluster) -> None:
 
 
 async def test_held_bytes_are_bounded(cluster: Cluster) -> None:
-    client = cluster.client(LedgerClientSettings(held_bytes_max=1024 * 1024))
+    client = cluster.client(replace(SETTINGS, held_bytes_max=1024 * 1024))
     writer, recorder = await open_writer(client)
     other, _ = await open_writer(client)
     for _ in range(10):
@@ -391,11 +392,12 @@ async def test_an_idle_ledgers_lac_reaches_the_bookies(cluster: Cluster) -> None
 
 async def test_a_bookie_that_goes_away_is_replaced_without_a_stop(cluster: Cluster) -> None:
     await cluster.start_bookie("spare")
-    client = cluster.client(replace(SETTINGS, bookie_silence_ms=NEVER_MS, confirm_deadline_ms=NEVER_MS))
+    client = cluster.client()
     writer, recorder = await open_writer(client)
     for number in range(20):
         writer.append(batch(100 + number))
     await recorder.confirmed(19)
+    await settled(writer)  # Otherwise the victim may lack some, and is replaced from there.
     victim = next(name for name in writer.ledger.fragments[0].bookies if name in cluster.bookies)
     replacement = ({"spare", "bookie-0", "bookie-1", "bookie-2"} - set(writer.ledger.fragments[0].bookies)).pop()
     await cluster.stop_bookie(victim)
@@ -414,7 +416,7 @@ async def test_a_silent_bookie_is_replaced_and_holds_nobody_up(cluster: Cluster)
     await cluster.stop_bookie("bookie-2")
     await cluster.silent_bookie("bookie-2s")
     await cluster.start_bookie("spare")
-    client = cluster.client()
+    client = cluster.client(replace(SETTINGS, bookie_silence_ms=2_000))
     writer, recorder = await open_writer(client)
     while "bookie-2s" not in writer.ledger.fragments[0].bookies:
         writer, recorder = await open_writer(client)
@@ -454,7 +456,11 @@ async def test_no_ack_quorum_ends_in_an_unknown_outcome(cluster: Cluster) -> Non
     client = cluster.client(
         LedgerClientSettings(tick_ms=20, bookie_silence_ms=100, confirm_deadline_ms=300, bookie_avoid_ms=50)
     )  # fmt: skip
-    writer, recorder = await open_writer(client)
+    opened: list[tuple[LedgerWriter, Recorder]] = []
+    while not opened:
+        with contextlib.suppress(OutcomeUnknown):  # The deadline bounds creation, too, and is short for a slow machine.
+            opened.append(await open_writer(client))
+    writer, recorder = opened[0]
     await cluster.stop_bookie("bookie-0")
     await cluster.stop_bookie("bookie-1")
     writer.append(batch(100))
@@ -505,8 +511,9 @@ async def test_absence_is_explicit(cluster: Cluster) -> None:
 
 async def test_a_silent_bookie_costs_reads_one_hedge(cluster: Cluster) -> None:
     transport = cluster.counting_transport()
-    settings = LedgerClientSettings(
-        hedge_delay_ms=1_000, bookie_avoid_ms=NEVER_MS, bookie_avoid_ms_max=NEVER_MS, request_timeout_ms=NEVER_MS
+    settings = replace(
+        SETTINGS,
+        hedge_delay_ms=1_000, bookie_avoid_ms=NEVER_MS, bookie_avoid_ms_max=NEVER_MS, request_timeout_ms=NEVER_MS,
     )  # fmt: skip
     client = cluster.client_over(transport, settings)
     writer, _ = await open_writer(client)
@@ -527,7 +534,7 @@ async def test_a_silent_bookie_costs_reads_one_hedge(cluster: Cluster) -> None:
 
 
 async def test_a_read_that_nobody_answers_ends_at_its_deadline(cluster: Cluster) -> None:
-    client = cluster.client(LedgerClientSettings(hedge_delay_ms=20, read_deadline_ms=200))
+    client = cluster.client(replace(SETTINGS, hedge_delay_ms=20, read_deadline_ms=200))
     writer, _ = await open_writer(client)
     writer.append(batch(100))
     sealed = await writer.seal(101)
@@ -550,7 +557,7 @@ async def test_a_long_ledger_is_measured_in_pieces(cluster: Cluster) -> None:
 
 
 async def test_a_sealed_ledger_holds_nothing_for_a_dead_bookie(cluster: Cluster) -> None:
-    client = cluster.client()
+    client = cluster.client(replace(SETTINGS, bookie_silence_ms=200))
     await cluster.stop_bookie("bookie-1")
     await cluster.silent_bookie("bookie-1")
     writer, _ = await open_writer(client)
@@ -666,9 +673,11 @@ async def test_recovery_gives_up_at_the_deadline_and_can_be_repeated(cluster: Cl
     writer.abandon()
     await cluster.stop_bookie("bookie-0")
     await cluster.stop_bookie("bookie-1")
-    with pytest.raises(Unavailable, match="could not be recovered"):
-        await new.recover([writer.ledger.ledger_id])
-    assert (await cluster.stored(writer.ledger.ledger_id)).state is LedgerState.IN_RECOVERY
+    async with asyncio.timeout(60):
+        # On a slow machine the deadline passes before the record says so.
+        while (await cluster.stored(writer.ledger.ledger_id)).state is not LedgerState.IN_RECOVERY:
+            with pytest.raises(Unavailable, match="could not be recovered"):
+                await new.recover([writer.ledger.ledger_id])
     await cluster.start_bookie("bookie-0")
     closed = list[Ledger]()
     async with asyncio.timeout(60):
@@ -709,7 +718,8 @@ async def test_many_ledgers_are_recovered_in_few_requests(cluster: Cluster) -> N
     for _, recorder in opened:
         await recorder.confirmed(1)
     transport = cluster.counting_transport()
-    new = cluster.client_over(transport)
+    # Without repeated and hedged requests, which a slow machine would make.
+    new = cluster.client_over(transport, replace(SETTINGS, recovery_retry_ms=60_000, hedge_delay_ms=60_000))
     closed = await new.recover([writer.ledger.ledger_id for writer, _ in opened])
     assert [ledger.ledger_id for ledger in closed] == [writer.ledger.ledger_id for writer, _ in opened]
     assert {(ledger.last_entry, ledger.end_offset) for ledger in closed} == {(1, 102)}
@@ -849,12 +859,12 @@ async def test_a_superseded_record_is_told_from_a_failed_requirement(cluster: Cl
         ledger_id=5000, topic_id=TOPIC, partition=0, base_offset=0, leader_epoch=0, write_quorum=1, ack_quorum=1,
         fragments=(Fragment(first_entry=0, bookies=("bookie-0",)),),
     )  # fmt: skip
-    version = await LedgerRecordPuts(cluster.metadata).put(ledger, ABSENT, timeout_s=5, share=False)
+    version = await LedgerRecordPuts(cluster.metadata).put(ledger, ABSENT, timeout_s=60, share=False)
     with pytest.raises(Superseded):
         await LedgerRecordPuts(cluster.metadata).put(
-            msgspec.structs.replace(ledger, leader_epoch=9), ABSENT, timeout_s=5, share=False
+            msgspec.structs.replace(ledger, leader_epoch=9), ABSENT, timeout_s=60, share=False
         )
-    assert await LedgerRecordPuts(cluster.metadata).put(ledger, ABSENT, timeout_s=5, share=False) == version
+    assert await LedgerRecordPuts(cluster.metadata).put(ledger, ABSENT, timeout_s=60, share=False) == version
 
 
 async def test_ledger_ids_are_never_handed_out_twice(cluster: Cluster) -> None:

@@ -6,7 +6,7 @@ import asyncio
 from dataclasses import replace
 
 import pytest
-from unit.bookies.client.test_ledger_client import SETTINGS, SPEC, Cluster, batch, cluster, open_writer
+from unit.bookies.client.test_ledger_client import SETTINGS, SPEC, Cluster, batch, cluster, open_writer, settled
 
 from stratalog_bookies.client import bookie_requests
 from stratalog_bookies.protocol import messages
@@ -27,6 +27,7 @@ async def _sealed(cluster: Cluster, value_bytes: int) -> list[Ledger]:
             writer.append(batch(100 + entry, bytes([number, entry]) * (value_bytes // 2)))
         await recorder.confirmed(2)
         ledgers.append(await writer.seal(103))
+        await settled(writer)  # What a bookie lacks is asked of another one, which counts as a request.
     return ledgers
 
 

@@ -33,7 +33,7 @@ async def test_a_reader_follows_an_open_ledger_to_its_end(cluster: Cluster) -> N
     reader = LedgerClient(cluster.metadata, cluster.transport, SystemClock(), Random(1), SETTINGS)
     ledger, seen = writer.ledger, list[bytes]()
     for payload in PAYLOADS[:10]:
-        waiting = asyncio.create_task(reader.await_lac(ledger, len(seen) - 1, 20.0))
+        waiting = asyncio.create_task(reader.await_lac(ledger, len(seen) - 1, 60.0))
         writer.append(payload)
         news = await waiting
         assert not news.ended
@@ -41,10 +41,10 @@ async def test_a_reader_follows_an_open_ledger_to_its_end(cluster: Cluster) -> N
         while len(seen) <= news.lac:
             found = await reader.read(ledger, len(seen), news.lac, 1 << 20)
             seen += [bytes(entry.payload) for entry in found]
-    waiting = asyncio.create_task(reader.await_lac(ledger, 9, 20.0))
+    waiting = asyncio.create_task(reader.await_lac(ledger, 9, 60.0))
     closed = await cluster.client.recover([ledger.ledger_id])
     assert await waiting == LacNews(9, True)
-    assert await reader.await_lac(closed[0], 3, 20.0) == LacNews(9, True)
+    assert await reader.await_lac(closed[0], 3, 60.0) == LacNews(9, True)
     assert seen == PAYLOADS[:10]
     await reader.close()
 
@@ -53,7 +53,7 @@ async def test_a_wait_ends_by_itself_and_by_a_deletion(cluster: Cluster) -> None
     writer = await cluster.write(entries=1)
     await eventually(lambda: writer.lac == 0)
     assert await cluster.client.await_lac(writer.ledger, 0, 0.05) == LacNews(0, False)
-    waiting = asyncio.create_task(cluster.client.await_lac(writer.ledger, 0, 20.0))
+    waiting = asyncio.create_task(cluster.client.await_lac(writer.ledger, 0, 60.0))
     await asyncio.sleep(0)
     await cluster.metadata.propose(Command(updates=(Delete(key=ledger_key(writer.ledger.ledger_id)),)))
     await cluster.client.delete([writer.ledger.ledger_id])
@@ -65,10 +65,10 @@ async def test_waiters_are_bounded_and_answered_at_the_end(cluster: Cluster) -> 
     channel = cluster.transport.channel(cluster.bookies["b0"][0].address)
     body = [messages.encode(messages.AwaitLac(ledger_id=77, above=5, max_wait_ms=50_000))]
     waiting = [asyncio.create_task(channel.call(messages.AWAIT_LAC, body, 60.0)) for _ in range(2)]
-    await channel.call(messages.INFO, [], 10.0)
+    await channel.call(messages.INFO, [], 60.0)
     with pytest.raises(Overloaded, match="lac_waiters_max"):
         await channel.call(messages.AWAIT_LAC, body, 60.0)
-    await channel.call(messages.FENCE, [messages.encode(LedgerIds(ledger_ids=(77,)))], 10.0)
+    await channel.call(messages.FENCE, [messages.encode(LedgerIds(ledger_ids=(77,)))], 60.0)
     for answer in await asyncio.gather(*waiting):
         assert messages.decode(LedgerTail, answer) == LedgerTail(ledger_id=77, fenced=True)
     assert messages.decode(LedgerTail, await channel.call(messages.AWAIT_LAC, body, 60.0)).fenced
@@ -80,10 +80,10 @@ async def test_a_failed_bookie_is_passed_over(cluster: Cluster) -> None:
     await eventually(lambda: writer.lac == 2)
     await cluster.stop_bookie("b0")
     for _ in range(3):
-        assert (await cluster.client.await_lac(writer.ledger, 0, 20.0)).lac >= 1
+        assert (await cluster.client.await_lac(writer.ledger, 0, 60.0)).lac >= 1
     for name in ("b1", "b2"):
         disk = cluster.bookies[name][0]._disks[0]
         disk.core.fail("the disk failed")
     with pytest.raises(Unavailable, match=Status.STORAGE_FAILED.name):
-        await cluster.client.await_lac(writer.ledger, 2, 20.0)
+        await cluster.client.await_lac(writer.ledger, 2, 60.0)
     writer.abandon()

@@ -23,10 +23,7 @@ async def cluster(tmp_path: Path) -> AsyncIterator[Cluster]:
 
 async def start(cluster: Cluster, name: str, audit_delay_s: float = 0.3) -> None:
     directories = (str(cluster.path / name / "0"), str(cluster.path / name / "1"))
-    # Longer than any stall of the machine: copies of a bookie that is taken for dead are restored, too.
-    await cluster.start_bookie(
-        name, audit_delay_s=audit_delay_s, data_dirs=directories, log_file_bytes=256 * 1024, lease_ms=60_000
-    )  # fmt: skip
+    await cluster.start_bookie(name, audit_delay_s=audit_delay_s, data_dirs=directories, log_file_bytes=256 * 1024)
 
 
 def record(cluster: Cluster, name: str) -> Bookie:
@@ -75,7 +72,7 @@ async def test_one_disk_that_cannot_be_used_leaves_the_others(cluster: Cluster, 
         else:
             assert [bytes(entry.payload) for entry in answer.entries] == PAYLOADS
     channel = cluster.transport.channel(cluster.bookies["b0"][0].address)
-    info = messages.decode(messages.BookieInfo, await channel.call(messages.INFO, (), 10.0))
+    info = messages.decode(messages.BookieInfo, await channel.call(messages.INFO, (), 60.0))
     assert [disk.state for disk in info.disks] == ["writable", "failed"]
     assert info.disks[1].reason
 

@@ -466,8 +466,13 @@ async def test_wrong_requests_are_answered_and_harm_nothing(place: Place) -> Non
 
 
 async def test_too_much_at_once_is_refused(place: Place) -> None:
-    async with place.bookie(in_flight_bytes_max=1 << 20) as bookie:
-        statuses = await asyncio.gather(*(bookie.add((1, entry, bytes(100_000))) for entry in range(30)))
+    disk = HangingFiles(SystemFiles(place.directory / "disk"))
+    async with place.bookie([disk], in_flight_bytes_max=1 << 20) as bookie:
+        disk.works.clear()  # A disk that is faster than the requests' arrival has never too much.
+        adding = [asyncio.create_task(bookie.add((1, entry, bytes(100_000)))) for entry in range(30)]
+        await until(lambda: any(each.done() for each in adding))
+        disk.works.set()
+        statuses = await asyncio.gather(*adding)
         counts = {status: [each for (each,) in statuses].count(status) for status in (OK, Status.OVERLOADED)}
         assert sum(counts.values()) == 30
         assert counts[OK] >= 10
@@ -773,7 +778,7 @@ async def test_an_empty_disk_of_a_known_bookie_is_refused(place: Place) -> None:
 
 
 async def test_a_lost_session_is_opened_again(place: Place) -> None:
-    async with place.bookie(lease_ms=500) as bookie:
+    async with place.bookie(lease_ms=60_000) as bookie:
         lost = place.record().session_id
         await place.quorum.client.propose(Command(updates=(ExpireSession(session_id=lost),)))
         await until(lambda: place.record().session_id not in (0, lost))
@@ -791,7 +796,7 @@ async def test_a_bookie_registers_again_whatever_it_was_refused_by(place: Place,
             raise refusals.pop()
         return await opened(*arguments, **named)
 
-    async with place.bookie(lease_ms=500):
+    async with place.bookie(lease_ms=60_000):
         monkeypatch.setattr(client, "open_session", refused)
         lost = place.record().session_id
         await client.propose(Command(updates=(ExpireSession(session_id=lost),)))
