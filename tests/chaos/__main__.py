@@ -44,7 +44,7 @@ def _interrupted(number: int, _: object) -> NoReturn:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m chaos", description=__doc__)
-    parser.add_argument("--seconds", type=float, default=300, help="duration of the faults")
+    parser.add_argument("--seconds", type=float, default=300, help="duration of the faults and of the pauses between them")
     parser.add_argument("--seed", type=int, help="seed of the faults (default: random)")
     parser.add_argument("--only", default="", help="only faults whose kind has one of these words, such as stop,drain,roll")
     parser.add_argument("--results", type=Path, help="directory to create for the results (default: a temporary one)")

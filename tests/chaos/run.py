@@ -168,10 +168,8 @@ class ChaosRun:
         nemesis = Nemesis(cluster, self._recorder, self._problem, self._options.seed)
         names = {role: cluster.names(role) for role in ("metadata", "bookie", "broker", "tiering", "store")}
         self._await_live(self._recorder.now_ns(), "at the start")
-        until = time.monotonic() + self._options.seconds
-        for step in Schedule(self._options.seed, names, cluster.links, self._options.only).steps():
-            if time.monotonic() + step.hold_s > until:
-                return
+        schedule = Schedule(self._options.seed, names, cluster.links, self._options.only)
+        for step in schedule.steps_within(self._options.seconds):
             self._take(step, nemesis, cluster)
 
     def _take(self, step: Step, nemesis: Nemesis, cluster: ChaosCluster) -> None:

@@ -49,6 +49,10 @@ class Step:
     quiet_s: float
 
     @property
+    def duration_s(self) -> float:
+        return self.hold_s + self.quiet_s
+
+    @property
     def in_order_of_repair(self) -> list[Fault]:
         """The faults with operators' actions last: undoing one needs a quorum, which another fault may prevent."""
         return sorted(self.faults, key=lambda fault: fault.action in UNDONE_BY_COMMANDS)
@@ -118,6 +122,17 @@ class Schedule:
                     faults.append(self._fault(kinds.pop()))
                 hold = _LONG_PAUSE_S if any("long pause" in fault.kind for fault in faults) else _HOLD_S
                 yield Step(faults=tuple(faults), hold_s=self._random.uniform(*hold), quiet_s=self._random.uniform(*_QUIET_S))
+
+    def steps_within(self, seconds: float) -> Iterator[Step]:
+        """Yield the first steps of this seed, which last for ``seconds`` at most.
+
+        Commands, restarts and recovery do not count: a slow machine needs longer for the same faults.
+        """
+        for step in self.steps():
+            seconds -= step.duration_s
+            if seconds < 0:
+                return
+            yield step
 
     def _shuffled_kinds(self) -> list[tuple[str, ...]]:
         actions = ("kill", "stop", "pause", "long pause")

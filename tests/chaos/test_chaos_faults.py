@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -255,6 +256,15 @@ def test_every_role_meets_every_kind_of_fault() -> None:
     assert {"cut clients to broker", "reset broker to store", "kill everything", "cut-backward metadata to metadata"} <= kinds
     assert all(fault.processes or fault.links for fault in faults)
     assert any(len(step.faults) > 1 for step in _steps(1, 150))
+
+
+def test_the_seconds_of_a_run_are_those_of_its_faults_and_pauses() -> None:
+    first = _steps(7, 5)
+    seconds = sum(step.duration_s for step in first)
+    schedule = partial(Schedule, 7, NAMES, LINKS)
+
+    assert list(schedule().steps_within(seconds + 0.1)) == first
+    assert list(schedule().steps_within(seconds - 0.1)) == first[:4]
 
 
 def test_commands_are_undone_when_no_other_fault_is_left() -> None:
