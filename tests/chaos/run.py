@@ -117,7 +117,7 @@ class ChaosRun:
                 client.start()
             self._break(cluster)
             self._finish(cluster, clients)
-            self.phase = "stopping the cluster"
+            self._enter("stopping the cluster")
             cluster.close()
         finally:
             for client in clients:
@@ -214,19 +214,19 @@ class ChaosRun:
     # -- the end
 
     def _finish(self, cluster: ChaosCluster, clients: Sequence[Client]) -> None:
-        self.phase = "healed, waiting for all"
+        self._enter("healed, waiting for all")
         cluster.wait_until_whole(START_S)
         self._await_proofs()
         self._stop(clients)
         self._ask(clients, cluster)
         self._read("final-hot-and-cold", cluster, is_compacted=False)
-        self.phase = "moving everything to the store"
+        self._enter("moving everything to the store")
         offloaded = (*TOPICS, transactions.TOPIC, copier.INPUT, copier.OUTPUT)
         self._command(cluster, "tier", "offload", *offloaded, "--wait", "--delete-hot")
         for topic in compacted.TOPICS:
             self._command(cluster, "tier", "compact", topic)
         self._read("final-cold", cluster, is_compacted=True)
-        self.phase = "verifying"
+        self._enter("verifying")
         verified = json.loads(self._command(cluster, "tier", "verify", "--json") or "{}")
         self._result.numbers["cold records verified"] = sum(row["records"] for row in verified.get("partitions", ()))
         self._command(cluster, "doctor")
@@ -241,16 +241,18 @@ class ChaosRun:
         gone = checks.compaction.compacted().total()
         self._result.numbers["keyed records that readers found compacted away during the faults"] = gone
         deadline = time.monotonic() + LIVENESS_S
-        while (uncompacted := checks.compaction.uncompacted()) or not checks.copier.has_copied():
+        while not checks.copier.has_copied() or checks.compaction.uncompacted():
             if time.monotonic() > deadline:
-                self._problem(
-                    f"{uncompacted} are not compacted, or no copier got anywhere, {LIVENESS_S:.0f} s after the faults"
-                )
+                late = f"{LIVENESS_S:.0f} s after the faults"
+                if not checks.copier.has_copied():
+                    self._problem(f"no copier has copied anything {late}")
+                if uncompacted := checks.compaction.uncompacted():
+                    self._problem(f"{uncompacted} are not compacted {late}")
                 return
             time.sleep(1)
 
     def _stop(self, clients: Sequence[Client]) -> None:
-        self.phase = "stopping the clients"
+        self._enter("stopping the clients")
         for client in clients:
             client.stop()
         for client in clients:
@@ -267,7 +269,7 @@ class ChaosRun:
                 self._problem(problem)
 
     def _read(self, name: str, cluster: ChaosCluster, *, is_compacted: bool) -> None:
-        self.phase = f"reading everything ({name})"
+        self._enter(f"reading everything ({name})")
         ends = read_everything(name, self._recorder, cluster.bootstrap, _FINAL_READ_S)
         if len(ends) < len(KEYS):
             self._problem(f"{name}: of {sorted(set(KEYS) - set(ends))} the end was not read within {_FINAL_READ_S:.0f} s")
@@ -297,12 +299,16 @@ class ChaosRun:
 
     def _problem(self, text: str) -> None:
         self._say(f"PROBLEM {text}")
+    def _enter(self, phase: str) -> None:
+        self.phase = phase
+        self._say(phase)
+
         self._result.problems.append(text)
 
     # -- the verdict
 
     def _judge(self) -> None:
-        self.phase = "checking the history"
+        self._enter("checking the history")
         result, directory = self._result, self._options.results
         result.verdict = check(read_history(self._history))
         result.unavailability = self.progress.unavailability(self._windows)
