@@ -144,6 +144,10 @@ class ChaosCluster:
     def is_running(self, name: str) -> bool:
         return processes.running(self._process(name)) is not None
 
+    def pids(self) -> list[int]:
+        """Return the pids of the processes, also of those that have ended since they were started."""
+        return [process.pid for process in load_state(self._data).processes if process.pid is not None]
+
     def launch(self, name: str) -> None:
         """Start the process unless it runs; return at once."""
         process = self._process(name)

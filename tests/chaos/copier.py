@@ -23,6 +23,7 @@ from confluent_kafka import KafkaError, Message, Producer
 
 from chaos.client import Client
 from chaos.history import Recorder
+from chaos.stalls import processor_waits_s
 from chaos.tether import tether_environment, tethered
 from chaos.transactions import CommittedReader, Findings, read_committed, wrong_reads
 from stratalog_loadgen.java_tools import java
@@ -158,7 +159,7 @@ class Copier(Client):
         while process.poll() is None:
             if ends_with_the_run and self.stopping.is_set():
                 self._kill(process)
-            elif time.monotonic() - self._progressed_s > _STUCK_S:
+            elif self._is_stuck(process.pid):
                 self.sessions_given_up += 1
                 self._write(b"".join(self._recent))
                 # Java prints its threads.
@@ -166,6 +167,11 @@ class Copier(Client):
                 time.sleep(1)
                 self._kill(process)
             time.sleep(0.1)
+
+    def _is_stuck(self, pid: int) -> bool:
+        """Return whether the process made no progress for too long, without its waits for a processor."""
+        idle_s = time.monotonic() - self._progressed_s
+        return idle_s > _STUCK_S and idle_s - sum(processor_waits_s([pid]).values()) > _STUCK_S
 
     def _kill(self, process: subprocess.Popen[bytes]) -> None:
         process.kill()

@@ -33,7 +33,7 @@ from chaos.nemesis import Nemesis
 from chaos.producers import LibrdkafkaProducer, PythonProducer
 from chaos.progress import Progress, Unavailability, Window
 from chaos.schedule import Fault, Schedule, Step
-from chaos.stalls import Stalls
+from chaos.stalls import Stalls, longest_wait_s, processor_waits_s
 from chaos.transactions import TransactionChecks
 from chaos.workload import KEYS, TOPICS, Values
 
@@ -100,7 +100,9 @@ class ChaosRun:
         self._result = Result()
         self._windows: list[Window] = []
         self._bounds: list[float] = []
-        """For each window, the maximum time in seconds for which a partition may confirm nothing."""
+        """For each window, the maximum time in seconds for which a partition may confirm nothing on an idle machine."""
+        self._waits_s: list[float] = []
+        """For each window, for how long a process of the cluster had to wait for a processor."""
         self._stalls = Stalls()
         self._checks: Checks | None = None
 
@@ -173,9 +175,8 @@ class ChaosRun:
             self._take(step, nemesis, cluster)
 
     def _take(self, step: Step, nemesis: Nemesis, cluster: ChaosCluster) -> None:
-        self.phase = " + ".join(map(str, step.faults))
-        self._say(self.phase)
-        began_ns = self._recorder.now_ns()
+        self._enter(" + ".join(map(str, step.faults)))
+        began_ns, waits_s = self._recorder.now_ns(), processor_waits_s(cluster.pids())
         for fault in step.faults:
             nemesis.begin(fault)
         time.sleep(step.hold_s)
@@ -190,6 +191,7 @@ class ChaosRun:
         window = Window(kind=kind, began_ns=began_ns, ended_ns=ended_ns, recovered_ns=recovered_ns)
         self._windows.append(window)
         self._bounds.append(bound_s(step.faults, (ended_ns - began_ns) / 1e9))
+        self._waits_s.append(longest_wait_s(waits_s, processor_waits_s(cluster.pids())))
         time.sleep(step.quiet_s)
 
     def _note_ended(self, cluster: ChaosCluster, faults: Sequence[Fault]) -> None:
@@ -297,12 +299,12 @@ class ChaosRun:
             self._problem(f"`stratalog {' '.join(words)}` ended with {done.returncode}: {(done.stdout + done.stderr)[-1500:]}")
         return done.stdout
 
-    def _problem(self, text: str) -> None:
-        self._say(f"PROBLEM {text}")
     def _enter(self, phase: str) -> None:
         self.phase = phase
         self._say(phase)
 
+    def _problem(self, text: str) -> None:
+        self._say(f"PROBLEM {text}")
         self._result.problems.append(text)
 
     # -- the verdict
@@ -322,6 +324,9 @@ class ChaosRun:
             round(stalls.longest_s, 2),
             round(stalls.total_s, 2),
         ]
+        result.numbers["machine busy: longest wait of a process of the cluster, during one fault (seconds)"] = round(
+            max(self._waits_s, default=0.0), 2
+        )
         write_edn(read_history(self._history), directory / "history.edn")
         if not result.verdict.is_clean:
             lines = [json.dumps(msgspec.to_builtins(found)) for found in offending(result.verdict, read_history(self._history))]
@@ -329,11 +334,19 @@ class ChaosRun:
         (directory / "summary.json").write_text(json.dumps(msgspec.to_builtins(result), indent=2) + "\n")
 
     def _judge_unavailability(self) -> None:
-        """Report partitions that were silent for longer than their fault explains, less the machine's own stalls."""
+        """Report partitions that were silent for longer than their fault and the load of the machine explain."""
         gaps = self.progress.longest_gaps_s(self._windows)
-        for window, gap_s, bound in zip(self._windows, gaps, self._bounds, strict=True):
-            if gap_s - self._stalls.total_s > bound:
-                self._problem(f"{window.kind}: a partition confirmed nothing for {gap_s:.1f} s; the bound is {bound:.0f} s")
+        for window, gap_s, bound, wait_s in zip(self._windows, gaps, self._bounds, self._waits_s, strict=True):
+            problem = wrong_silence(gap_s, bound, self._stalls.total_s + wait_s)
+            if problem:
+                self._problem(f"{window.kind}: {problem}")
+
+
+def wrong_silence(gap_s: float, bound: float, busy_s: float) -> str:
+    """Return what is wrong if a partition confirmed nothing for longer than fault and load explain, else an empty string."""
+    if gap_s <= bound + busy_s:
+        return ""
+    return f"a partition confirmed nothing for {gap_s:.1f} s; the bound is {bound:.0f} s, and {busy_s:.1f} s for a busy machine"
 
 
 def bound_s(faults: Sequence[Fault], held_s: float) -> float:

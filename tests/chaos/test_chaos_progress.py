@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+import time
+from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
+
+import pytest
 
 from chaos.history import Operation
 from chaos.progress import Progress, Window, longest_gap_s
-from chaos.run import TAKEOVER_S, bound_s
+from chaos.run import TAKEOVER_S, bound_s, wrong_silence
 from chaos.schedule import Fault
+from chaos.stalls import longest_wait_s, processor_waits_s
 
 SECOND = 1_000_000_000
 
@@ -41,6 +50,29 @@ def test_faults_that_others_can_go_around_do_not_extend_the_bound() -> None:
     through = Fault(kind="kill broker", action="kill", processes=("broker-1", "broker-2", "broker-3"))
     assert bound_s([around], 7.0) == TAKEOVER_S
     assert bound_s([around, through], 7.0) == TAKEOVER_S + 7.0
+
+
+def test_silence_beyond_the_bound_is_wrong_unless_the_machine_was_busy() -> None:
+    assert wrong_silence(34.9, 35, 0) == ""
+    assert wrong_silence(40, 35, 6) == ""
+    assert wrong_silence(42, 35, 6).startswith("a partition confirmed nothing for 42.0 s; the bound is 35 s")
+
+
+def test_a_process_that_shares_its_processor_waits_for_it() -> None:
+    if not Path("/proc/self/schedstat").exists():
+        pytest.skip("the kernel does not count how long a thread waits for a processor")
+    code = f"import os\nos.sched_setaffinity(0, {{{min(os.sched_getaffinity(0))}}})\nwhile True: pass"
+    with ExitStack() as stack:
+        running = [stack.enter_context(subprocess.Popen([sys.executable, "-c", code])) for _ in range(2)]
+        for process in running:
+            stack.callback(process.kill)
+        pids = [process.pid for process in running]
+        before, deadline = processor_waits_s(pids), time.monotonic() + 60
+        while longest_wait_s(before, processor_waits_s(pids)) < 0.5:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+    assert processor_waits_s(pids) == {}
+    assert longest_wait_s({1: 2.0, 2: 5.0}, {1: 2.5, 2: 5.1, 3: 0.4}) == 0.5
 
 
 def test_unavailability_is_that_of_the_worst_partition_and_of_all_together() -> None:
