@@ -59,7 +59,7 @@ async def test_draining_waits_until_the_broker_owns_nothing(quorum: EmbeddedQuor
     left: list[int] = []
     with pytest.raises(Unavailable, match="still owns 2"):
         await wait_until_drained(client, 1, 0.01, left.append)
-    waiting = asyncio.ensure_future(wait_until_drained(client, 1, 30, left.append))
+    waiting = asyncio.ensure_future(wait_until_drained(client, 1, 60, left.append))
     moved = [Partition(topic_id=TOPIC, index=100 + number, owner=2, leader_epoch=2) for number in range(2)]
     await client.propose(Command(updates=tuple(Put(record=partition) for partition in moved)))
     await waiting

@@ -84,7 +84,7 @@ async def test_the_command_waits_for_the_worker(metadata: QuorumClient, store: O
         with pytest.raises(Unavailable, match="is a tiering worker running"):
             await wait_for_resolution(metadata, decision, 0.1)
         return
-    waiting = asyncio.create_task(wait_for_resolution(metadata, decision, 20))
+    waiting = asyncio.create_task(wait_for_resolution(metadata, decision, 60))
     refused = msgspec.structs.replace(decision, refused="ledger 3 is open")
     update = Delete(key=decision.key()) if end == "carried out" else Put(record=refused)
     await metadata.propose(Command(updates=(update,)))

@@ -51,7 +51,7 @@ async def _put(metadata: QuorumClient, *records: Record) -> None:
 
 
 async def _bookies(metadata: QuorumClient, *names: str) -> None:
-    session_id = await metadata.open_session("bookies", 30_000, lambda: None)
+    session_id = await metadata.open_session("bookies", 60_000, lambda: None)
     await _put(
         metadata, *(Bookie(bookie_id=name, address="h:1", cookie="c", rack="r", session_id=session_id) for name in names)
     )  # fmt: skip
@@ -108,7 +108,7 @@ async def test_the_wait_ends_when_no_ledger_names_the_bookie(quorum: EmbeddedQuo
     with pytest.raises(Unavailable, match=r"b1 is still in 1 ledgers, 0 of them open, .* without b1, 0 bookies accept ledgers"):
         await wait_until_empty(metadata, "b1", 0.05, lambda left: None)
     told: list[int] = []
-    waiting = asyncio.create_task(wait_until_empty(metadata, "b1", 20.0, told.append))
+    waiting = asyncio.create_task(wait_until_empty(metadata, "b1", 60.0, told.append))
     await _put(metadata, _ledger(1, "b3", "b2"))
     await waiting
     assert told[-1] == 0
@@ -219,7 +219,7 @@ async def test_a_bookie_that_metadata_cannot_be_right_about_says_so(quorum: Embe
     server = BookieServer(settings, quorum.client, transport, files, SystemClock(), Random(1), background)
     await server.start()
     body = messages.encode(messages.LedgerIds(ledger_ids=(77,)))
-    await transport.channel(server.address).call(messages.FENCE, (body,), 10.0)
+    await transport.channel(server.address).call(messages.FENCE, (body,), 60.0)
     async with asyncio.timeout(60):
         while not (wrong := [each for each in await check_disks(quorum.client.view) if each.verdict is Verdict.FAIL]):  # noqa: ASYNC110 (the bookie looks by itself)
             await asyncio.sleep(0.02)

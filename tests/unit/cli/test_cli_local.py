@@ -120,7 +120,7 @@ def _until_ready(process: ProcessState, log: Path) -> None:
 def test_a_process_is_stopped_by_sigterm(tmp_path: Path) -> None:
     process = processes.launch(_process(), SLEEPER, log=tmp_path / "log", environ={})
     assert processes.running(process) is not None
-    assert processes.stop([process], grace_s=10) == []
+    assert processes.stop([process], grace_s=60) == []
     assert processes.running(process) is None
 
 

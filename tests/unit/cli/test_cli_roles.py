@@ -60,7 +60,7 @@ def test_logs_go_to_the_file_that_is_named(tmp_path: Path) -> None:
 )
 def test_wrong_configuration_is_2_and_named_once(tmp_path: Path, role: str, text: str, complaint: str) -> None:
     with _start(role, _config(tmp_path, text)) as process:
-        _, errors = process.communicate(timeout=30)
+        _, errors = process.communicate(timeout=120)
     assert process.returncode == ExitCode.USAGE
     assert errors.count(complaint) == 1
     assert "Traceback" not in errors

@@ -98,7 +98,7 @@ async def test_waiting_ends_when_every_request_is_fulfilled(metadata: QuorumClie
     await request_offload(metadata, TOPIC, delete_hot=True)
     assert [request.delete_hot for request in open_requests(metadata.view, TOPIC)] == [True, True]
     done: list[int] = []
-    waiting = asyncio.create_task(wait_for_offload(metadata, TOPIC, Waiting(timeout_s=20, on_progress=done.append)))
+    waiting = asyncio.create_task(wait_for_offload(metadata, TOPIC, Waiting(timeout_s=60, on_progress=done.append)))
     for index in range(2):
         await metadata.propose(Command(updates=(Delete(key=tier_request_key(TOPIC.topic_id, index)),)))
     await waiting

@@ -12,12 +12,13 @@ import pytest
 from click.testing import CliRunner
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient, NewTopic
-from unit.broker.mini_cluster import MiniCluster, in_thread, run_cluster
+from unit.broker.mini_cluster import MiniCluster, in_thread, run_cluster, until_served
 from unit.broker.transactional import partition_of, transactional
 
 from stratalog.app import stratalog
 from stratalog.hanging_transactions import abort_hanging, find_hanging
 from stratalog_core.errors import Conflict, Invalid, NotFound
+from stratalog_metadata.records import Partition, partition_key
 
 TOPIC = "target"
 
@@ -31,8 +32,11 @@ async def cluster(tmp_path: Path) -> AsyncIterator[MiniCluster]:
 async def leave_open(cluster: MiniCluster, producer_id: int, topic: str = TOPIC) -> None:
     """Append a transaction's batch, an hour old or more, to a partition that no coordinator knows of."""
     place = partition_of(cluster, topic)
-    owner = next(broker for broker in cluster.brokers.values() if broker.server.partitions.find(place) is not None)
-    await owner.server.partitions.append_internal(place, transactional(producer_id, 0, b"left"))
+    partition = cluster.metadata.view.find(Partition, partition_key(place.topic_id, place.partition))
+    assert partition is not None
+    owner = cluster.brokers[partition.owner].server
+    await until_served(owner, place.topic_id)
+    await owner.partitions.append_internal(place, transactional(producer_id, 0, b"left"))
 
 
 def run(bootstrap: str, *words: str) -> Any:

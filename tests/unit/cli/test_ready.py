@@ -16,9 +16,9 @@ from stratalog.local.readiness import wait_for_brokers, wait_for_registrations
 from stratalog_core.errors import StratalogError, Unavailable
 
 
-def ready(role: str, environment: dict[str, str]) -> str:
+def ready(role: str, environment: dict[str, str], timeout_s: float = 60.0) -> str:
     """Output of a check that succeeds; raises what makes it fail."""
-    done = CliRunner().invoke(stratalog, ["ready", role, "--timeout", "0.5"], env=environment)
+    done = CliRunner().invoke(stratalog, ["ready", role, "--timeout", str(timeout_s)], env=environment)
     if isinstance(done.exception, StratalogError):
         raise done.exception
     assert done.exit_code == ExitCode.OK, done.output
@@ -41,7 +41,7 @@ def test_a_role_that_does_not_run_is_not_ready(role: str, tmp_path: Path) -> Non
         "STRATALOG_TIERING_WORKER_ID": "tiering-1",
     }
     with pytest.raises(Unavailable):
-        ready(role, environment)
+        ready(role, environment, timeout_s=0.5)
 
 
 async def test_a_broker_is_ready_while_all_its_listeners_answer_and_it_is_registered(tmp_path: Path) -> None:
@@ -51,7 +51,7 @@ async def test_a_broker_is_ready_while_all_its_listeners_answer_and_it_is_regist
         with socket.create_server(("127.0.0.1", 0)) as silent:
             listen = f"{environment['STRATALOG_BROKER_LISTEN']},other=127.0.0.1:{silent.getsockname()[1]}"
             with pytest.raises(Unavailable):
-                await in_thread(lambda: ready("broker", environment | {"STRATALOG_BROKER_LISTEN": listen}))
+                await in_thread(lambda: ready("broker", environment | {"STRATALOG_BROKER_LISTEN": listen}, timeout_s=0.5))
         with pytest.raises(Unavailable, match="broker 9 is not registered"):
             await in_thread(lambda: ready("broker", environment | {"STRATALOG_BROKER_BROKER_ID": "9"}))
 

@@ -211,7 +211,7 @@ def create_topic(bootstrap: str, records: int) -> None:
 
 
 def write(bootstrap: str, records: int) -> None:
-    producer = Producer({"bootstrap.servers": bootstrap})
+    producer = Producer({"bootstrap.servers": bootstrap, "enable.idempotence": True})
     for number in range(records):
         producer.produce("rides", str(number), partition=0)
     assert producer.flush(60) == 0

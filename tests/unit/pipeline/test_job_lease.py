@@ -14,16 +14,17 @@ import pytest
 from unit.pipeline.test_scan import batches
 
 from stratalog_core.errors import Corrupt, Invalid, Unavailable
+from stratalog_core.system import SystemClock
 from stratalog_pipeline.bucket import Bucket
 from stratalog_pipeline.jobs.lease import reader_lease
 from stratalog_pipeline.options import ReadOptions, parse_options
-from stratalog_tiering.cold.lease import LeaseExpired
+from stratalog_tiering.cold.lease import HeldLease, LeaseExpired
 
 if TYPE_CHECKING:
     from unit.pipeline.conftest import ColdBucket
 
-LEASED_MS = 6_000
-"""Long enough to be renewed in time on a busy machine, after a quarter of it."""
+LEASED_MS = 240_000
+"""A machine that stands still for seconds ends no such lease."""
 EXPIRED_MS = 400
 
 
@@ -44,6 +45,17 @@ def wait_until(condition: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
+@pytest.fixture
+def often_renewed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(HeldLease, "renew_after_s", 0.05)
+
+
+def test_a_lease_is_renewed_after_a_quarter_of_its_time(cold_bucket: ColdBucket) -> None:
+    with Bucket(cold_bucket.url) as bucket:
+        lease = HeldLease(bucket.store, SystemClock(), 1, "me", (), LEASED_MS)
+    assert lease.renew_after_s == LEASED_MS / 1000 / 4
+
+
 def failing(failure: Exception) -> Any:
     async def put(*_: Any, **__: Any) -> None:
         raise failure
@@ -51,6 +63,7 @@ def failing(failure: Exception) -> Any:
     return put
 
 
+@pytest.mark.usefixtures("often_renewed")
 def test_the_lease_is_held_and_renewed_while_the_job_runs(cold_bucket: ColdBucket) -> None:
     wanted = options(cold_bucket)
     with Bucket(wanted.store) as bucket:
@@ -65,6 +78,7 @@ def test_the_lease_is_held_and_renewed_while_the_job_runs(cold_bucket: ColdBucke
         assert leases(cold_bucket.root) == []
 
 
+@pytest.mark.usefixtures("often_renewed")
 def test_a_renewal_under_way_at_the_end_is_not_written_after_the_deletion(
     cold_bucket: ColdBucket, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 
 import pytest
@@ -89,7 +90,8 @@ async def test_clients_that_send_nothing_keep_nobody_out(server: HttpServer) -> 
         writer.write(b"GET / HT")
     assert (await _ask(server, _request("GET", "/")))[0] == 200
     # Those that came first had to go.
-    assert await idle[0][0].read() == b""
+    with contextlib.suppress(ConnectionResetError):
+        assert await idle[0][0].read() == b""
     for _, writer in idle:
         writer.close()
 
@@ -99,7 +101,8 @@ async def test_a_connection_ends_with_its_time() -> None:
     await server.start("127.0.0.1:0")
     reader, writer = await _connect(server)
     writer.write(b"GET / HT")
-    assert await reader.read() == b""
+    with contextlib.suppress(ConnectionResetError):  # The time may be over before the server has read this.
+        assert await reader.read() == b""
     writer.close()
     await server.close()
 

@@ -233,7 +233,7 @@ def test_a_stream_reads_what_is_there_then_what_comes(
         writer = frame.select("partition", "offset").writeStream.format("parquet").option("path", str(tmp_path / "rows"))
         query = writer.option("checkpointLocation", str(tmp_path / "checkpoint")).trigger(availableNow=True).start()
         try:
-            assert query.awaitTermination(120)
+            assert query.awaitTermination(240)
         finally:
             query.stop()
         return sorted((row.partition, row.offset) for row in spark.read.parquet(str(tmp_path / "rows")).collect())
@@ -250,7 +250,7 @@ def test_a_stream_reads_what_is_there_then_what_comes(
 def test_a_stream_refuses_what_only_a_batch_has(spark: SparkSession, bucket: ColdBucket, tmp_path: Path) -> None:
     frame = spark.readStream.format("stratalog").options(subscribe="flights", endingOffsets="latest").load(bucket.url)
     with pytest.raises(PySparkException, match="has no effect in a stream"):
-        frame.writeStream.format("noop").option("checkpointLocation", str(tmp_path)).start().awaitTermination(60)
+        frame.writeStream.format("noop").option("checkpointLocation", str(tmp_path)).start().awaitTermination(240)
 
 
 def test_an_audit_counts_digests_and_finds_damage(spark: SparkSession, bucket: ColdBucket) -> None:
@@ -367,7 +367,7 @@ def test_views_have_values_in_columns(spark: SparkSession, make_bucket: Callable
     )
     writer = stream.load(made.url).select("offset", "value.id").writeStream.format("parquet")
     query = writer.option("checkpointLocation", str(tmp_path / "c")).trigger(availableNow=True).start(str(tmp_path / "rows"))
-    assert query.awaitTermination(120)
+    assert query.awaitTermination(240)
     streamed = spark.read.parquet(str(tmp_path / "rows")).collect()
     assert sorted((row["offset"], row["id"]) for row in streamed) == [(o, None if o in (7, 8, 9) else o) for o in range(70)]
     made.add_topic("shop_orders-2024", [[orders(0, 10)]])
