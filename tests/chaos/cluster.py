@@ -11,6 +11,7 @@ import secrets
 import signal
 import subprocess
 import sys
+import time
 from base64 import urlsafe_b64encode
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -166,8 +167,10 @@ class ChaosCluster:
             minio.make_bucket(process.address, credentials, timeout_s=60)
 
     def kill(self, name: str) -> None:
-        """Send SIGKILL."""
-        processes.kill(self._process(name))
+        """Send SIGKILL and wait until the process has ended: it may first have to complete a write to a slow disk."""
+        deadline = time.monotonic() + _STOP_S
+        while processes.kill(self._process(name)) and time.monotonic() < deadline:
+            pass
 
     def stop(self, name: str) -> bool:
         """Send SIGTERM and wait. False: the process had to be killed."""
