@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 import shutil
 import time
@@ -61,7 +60,7 @@ class Nemesis:
             "decommission": lambda fault: self._each(
                 fault, lambda name: self._undo("bookie", "decommission", name, "--cancel")
             ),
-            "replace": lambda fault: self._each(fault, self._add_again),
+            "replace": lambda fault: self._each(fault, self._replace),
         }  # fmt: skip
 
     def begin(self, fault: Fault) -> None:
@@ -115,7 +114,7 @@ class Nemesis:
         self._cluster.command(*words)
 
     def _undo(self, *words: str) -> None:
-        """Repeat a command until it succeeds or finds nothing to undo; report a problem if it takes too long."""
+        """Repeat a command until it succeeds or finds nothing to do; report a problem if it takes too long."""
         deadline = time.monotonic() + _UNDO_S
         while (code := self._cluster.command(*words)[0]) not in (ExitCode.OK, ExitCode.NOT_FOUND):
             if time.monotonic() > deadline:
@@ -123,26 +122,16 @@ class Nemesis:
                 return
             time.sleep(_RETRY_S)
 
-    def _add_again(self, name: str) -> None:
-        """Add a removed metadata node again, on an empty disk; do nothing if it is still a member."""
-        deadline = time.monotonic() + _UNDO_S
-        while (members := self._members()) is None:
-            if time.monotonic() > deadline:
-                self._problem(f"no metadata leader {_UNDO_S:.0f} s after {name} was to be removed")
-                return
-            time.sleep(_RETRY_S)
-        if int(_number(name)) in members:
-            return
+    def _replace(self, name: str) -> None:
+        """Remove the metadata node for sure, and add it again, on an empty disk.
+
+        A removal that failed may still take effect later: then the node would end by itself, and could not start again.
+        """
+        self._undo("metadata", "remove", _number(name), "--yes")
         self._cluster.kill(name)
         shutil.rmtree(self._cluster.data / name)
         self._cluster.launch(name)
         self._undo("metadata", "add", f"{_number(name)}={self._cluster.address(name)}")
-
-    def _members(self) -> set[int] | None:
-        """Return the ids of the quorum's members according to its leader; None without a leader."""
-        code, output = self._cluster.command("metadata", "status", "--json")
-        status = json.loads(output) if code == ExitCode.OK else {}
-        return {row["node"] for row in status["members"]} if status.get("leader") else None
 
 
 def flip_bit(path: Path, draw: random.Random) -> None:

@@ -10,17 +10,21 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from functools import partial
 from pathlib import Path
 
 import pytest
 
+from chaos.cluster import ChaosCluster
 from chaos.faulty_files import DiskFault, FaultyFiles, clear_fault, set_fault
+from chaos.history import Recorder
 from chaos.links import CLIENTS, Link, between
+from chaos.nemesis import Nemesis
 from chaos.proxy_process import ProxyProcess
 from chaos.schedule import Fault, Schedule, Step
+from stratalog.exit_codes import ExitCode
 
 WAIT_S = 60
 
@@ -272,6 +276,44 @@ def test_commands_are_undone_when_no_other_fault_is_left() -> None:
     step = Step(faults=(replaced, isolated), hold_s=1, quiet_s=1)
 
     assert step.in_order_of_repair == [isolated, replaced]
+
+
+class Quorum(ChaosCluster):
+    """A cluster without processes, whose commands to change the quorum end with the given exit codes."""
+
+    def __init__(self, directory: Path, codes: Sequence[int]) -> None:
+        self._data = directory
+        self._codes = list(codes)
+        self.done: list[str] = []
+
+    def command(self, *words: str) -> tuple[int, str]:
+        self.done.append(" ".join(words[:3]))
+        return self._codes.pop(0), ""
+
+    def kill(self, name: str) -> None:
+        self.done.append("kill")
+
+    def launch(self, name: str) -> None:
+        self.done.append(f"launch, disk {'kept' if (self._data / name).exists() else 'empty'}")
+
+    def address(self, name: str) -> str:
+        return "host:1"
+
+
+def test_a_node_whose_removal_timed_out_is_removed_before_it_is_added_again(tmp_path: Path) -> None:
+    (tmp_path / "metadata-2").mkdir()
+    quorum = Quorum(tmp_path, [ExitCode.UNAVAILABLE, ExitCode.UNAVAILABLE, ExitCode.NOT_FOUND, ExitCode.OK])
+    recorder, problems = Recorder(tmp_path / "history"), list[str]()
+    nemesis = Nemesis(quorum, recorder, problems.append, 1)
+    fault = Fault(kind="replace metadata", action="replace", processes=("metadata-2",))
+
+    with closing(recorder):
+        nemesis.begin(fault)
+        nemesis.end(fault)
+
+    assert quorum.done[:3] == ["metadata remove 2"] * 3
+    assert quorum.done[3:6] == ["kill", "launch, disk empty", "metadata add 2=host:1"]
+    assert problems == []
 
 
 def test_the_links_between_two_processes_are_those_both_ways() -> None:
