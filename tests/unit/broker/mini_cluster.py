@@ -20,6 +20,7 @@ from stratalog_bookies.client import LedgerClient, LedgerClientSettings
 from stratalog_bookies.config import BookieSettings
 from stratalog_bookies.node.server import BookieServer
 from stratalog_broker.configs.settings import BrokerSettings
+from stratalog_broker.coordination.groups.application import KEY_TYPE
 from stratalog_broker.network.server import BrokerServer
 from stratalog_broker.requests.access import OPEN
 from stratalog_core.errors import StratalogError
@@ -27,7 +28,7 @@ from stratalog_core.rpc.tcp import TcpTransport
 from stratalog_core.search_pool import SearchPool
 from stratalog_core.system import SystemClock, SystemFiles, ThreadBackground
 from stratalog_metadata.client.quorum_client import QuorumClient
-from stratalog_metadata.records import CLUSTER_KEY
+from stratalog_metadata.records import CLUSTER_KEY, Partition
 from stratalog_tiering.cold.block_source import ColdReaderSettings
 from stratalog_tiering.cold.reader import ColdReader
 from stratalog_tiering.config import TieringSettings
@@ -93,6 +94,7 @@ class MiniCluster:
         return client
 
     async def start_bookie(self, name: str) -> BookieServer:
+        """All views know its address then, which is another one than it had before."""
         directory = self.path / name
         settings = BookieSettings(
             bookie_id=name, data_dirs=(str(directory),), log_file_bytes=8 * 1024 * 1024, spare_files=0, free_bytes_min=0,
@@ -106,6 +108,7 @@ class MiniCluster:
         await server.start()
         self.stack.push_async_callback(server.close)
         self.bookies[name] = server
+        await self.refresh()
         return server
 
     async def start_broker(self, broker_id: int, **changes: Any) -> RunningBroker:
@@ -205,6 +208,23 @@ async def until_served(broker: BrokerServer, topic_id: UUID, partition: int = 0)
     async with asyncio.timeout(WAIT_S):
         while broker.partitions.find_by_id(topic_id.bytes, partition) is None:  # noqa: ASYNC110 - no event tells
             await asyncio.sleep(0.005)
+
+
+async def until_all_served(cluster: MiniCluster) -> None:
+    """Wait until each partition is served: when a topic's creation is answered, its partitions have owners that take over."""
+
+    def is_served(partition: Partition) -> bool:
+        owner = cluster.brokers.get(partition.owner)
+        return owner is not None and owner.server.partitions.find_by_id(partition.topic_id.bytes, partition.index) is not None
+
+    await cluster.refresh()
+    await until(cluster.metadata, lambda: all(map(is_served, cluster.metadata.view.all(Partition))), WAIT_S)
+
+
+async def until_coordinated(cluster: MiniCluster, group_id: str) -> None:
+    """Wait until the group's coordinator is loaded: librdkafka's commit fails until then."""
+    await cluster.broker.locator.find(KEY_TYPE, group_id)
+    await until_all_served(cluster)
 
 
 async def in_thread(call: Callable[[], Result]) -> Result:

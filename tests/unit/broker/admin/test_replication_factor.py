@@ -10,7 +10,7 @@ from typing import Any
 import confluent_kafka
 import pytest
 from kio.schema.errors import ErrorCode
-from unit.broker.mini_cluster import WAIT_S, MiniCluster, in_thread, run_cluster, until_served
+from unit.broker.mini_cluster import WAIT_S, MiniCluster, in_thread, run_cluster, until_coordinated, until_served
 from unit.broker.raw_client import batch, fetch, produce, request
 
 from stratalog_broker.admin.replication_factor import change_replication_factor
@@ -31,7 +31,7 @@ async def cluster(tmp_path: Path) -> AsyncIterator[MiniCluster]:
 
 async def create(cluster: MiniCluster, factor: int, **configs: str) -> Topic:
     new = NewTopic(name="flights", partition_count=1, replication_factor=factor, configs=configs)
-    topic = await cluster.broker.topic_commands.create(new, 10)
+    topic = await cluster.broker.topic_commands.create(new, WAIT_S)
     await until_served(cluster.broker, topic.topic_id)
     return topic
 
@@ -69,6 +69,7 @@ async def test_the_offsets_topic_waits_for_as_many_bookies_as_it_has_copies(tmp_
         for number in (2, 3):
             await cluster.start_bookie(f"bookie-{number}")
         assert (await find_coordinator(cluster)).error_code is ErrorCode.none
+        await cluster.refresh()
         topic = cluster.metadata.view.find(Topic, topic_key(CONSUMER_OFFSETS))
         assert topic is not None
         assert topic.replication_factor == 3
@@ -103,7 +104,7 @@ async def test_a_change_of_the_ack_quorum_rolls_the_open_ledger_too(cluster: Min
     topic = await create(cluster, 3)
     client = await cluster.connect()
     await produce(client, "flights", batch(b"one"))
-    await cluster.broker.topic_commands.configure("flights", lambda _: {"min.insync.replicas": "3"}, 10)
+    await cluster.broker.topic_commands.configure("flights", lambda _: {"min.insync.replicas": "3"}, WAIT_S)
     await until(lambda: (found := newest(cluster, topic)) is not None and found.state is LedgerState.CLOSED)
     assert (await produce(client, "flights", batch(b"two"))).base_offset == 1
     found = newest(cluster, topic)
@@ -134,15 +135,18 @@ async def test_committed_offsets_get_their_copies_at_once_and_outlive_the_first_
 
     def committed() -> int:
         consumer = confluent_kafka.Consumer({"bootstrap.servers": cluster.bootstrap, "group.id": "g"})
-        (found,) = consumer.committed([confluent_kafka.TopicPartition("flights", 0)], 20)
+        (found,) = consumer.committed([confluent_kafka.TopicPartition("flights", 0)], WAIT_S)
         consumer.close()
         return int(found.offset)
 
+    await until_coordinated(cluster, "g")
     await in_thread(commit)
-    changed = await change_replication_factor(cluster.metadata, CONSUMER_OFFSETS, 3)
-    ledgers = [newest(cluster, changed, index) for index in range(changed.partition_count)]
+    topic = cluster.metadata.view.find(Topic, topic_key(CONSUMER_OFFSETS))
+    assert topic is not None
+    ledgers = [newest(cluster, topic, index) for index in range(topic.partition_count)]
     (old,) = [ledger for ledger in ledgers if ledger is not None]
     index = ledgers.index(old)
+    changed = await change_replication_factor(cluster.metadata, CONSUMER_OFFSETS, 3)
 
     def is_copied() -> bool:
         found = newest(cluster, changed, index)

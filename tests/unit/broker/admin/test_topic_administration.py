@@ -20,7 +20,7 @@ from confluent_kafka.admin import (
     NewTopic,
     ResourceType,
 )
-from unit.broker.mini_cluster import WAIT_S, MiniCluster, in_thread, run_cluster
+from unit.broker.mini_cluster import WAIT_S, MiniCluster, in_thread, run_cluster, until_all_served, until_coordinated
 from unit.metadata.watching import until
 
 from stratalog_core.errors import OutcomeUnknown
@@ -75,11 +75,15 @@ async def test_a_topic_from_creation_to_deletion(mini_cluster: MiniCluster) -> N
 
     def again() -> None:
         only(admin.create_topics([NewTopic("flights", 1, 1)]))
+
+    def is_empty() -> None:
         reader = confluent_kafka.Consumer({"bootstrap.servers": mini_cluster.bootstrap, "group.id": "g"})
         assert reader.get_watermark_offsets(confluent_kafka.TopicPartition("flights", 0), 60) == (0, 0)
         reader.close()
 
     await in_thread(again)
+    await until_all_served(mini_cluster)
+    await in_thread(is_empty)
 
 
 async def test_a_lost_answer_to_a_creation_does_not_bring_back_a_deleted_topic(
@@ -210,6 +214,7 @@ async def test_configs_are_changed_one_by_one(mini_cluster: MiniCluster) -> None
         assert only(admin.describe_configs([broker]))["num.partitions"].value == "1"
 
     await in_thread(scenario)
+    await until_all_served(mini_cluster)
     log = mini_cluster.broker.partitions.find_by_name(b"flights", 0)
     assert log is not None
     assert log.configs.segment_ms == 700
@@ -231,15 +236,16 @@ async def _offsets_do_not_outlive_their_topic(mini_cluster: MiniCluster, deletio
     def before() -> None:
         only(admin.create_topics([NewTopic("flights", 2, 1)]))
         reader.commit(offsets=place(0), asynchronous=False)
-        assert reader.committed(place(0), 10)[0].offset == 7
+        assert reader.committed(place(0), WAIT_S)[0].offset == 7
 
     def after() -> None:
         only(admin.delete_topics(["flights"]))
         only(admin.create_topics([NewTopic("flights", 2, 1)]))
         reader.commit(offsets=place(1), asynchronous=False)
-        assert reader.committed(place(0), 10)[0].offset == confluent_kafka.OFFSET_INVALID
-        assert reader.committed(place(1), 10)[0].offset == 7
+        assert reader.committed(place(0), WAIT_S)[0].offset == confluent_kafka.OFFSET_INVALID
+        assert reader.committed(place(1), WAIT_S)[0].offset == 7
 
+    await until_coordinated(mini_cluster, "g")
     await in_thread(before)
     if not deletion_is_seen:
         groups.close()  # as if nobody coordinated the group just then

@@ -21,7 +21,7 @@ async def test_no_request_passes_the_caps(tmp_path: Path) -> None:
             error = refused(admin.create_topics([NewTopic("large", 7, 1)]))
             assert (error.code(), "request_partitions_max is 6" in error.str()) == (VIOLATION, True)
             for future in admin.create_topics([NewTopic(f"many-{number}", 1, 1) for number in range(3)]).values():
-                failure = future.exception(20)
+                failure = future.exception(60)
                 assert failure is not None
                 assert failure.args[0].code() == VIOLATION, "together they are one topic too many"
             only(admin.create_partitions([NewPartitions("first", 6)]))

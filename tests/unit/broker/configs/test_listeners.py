@@ -8,7 +8,7 @@ import pytest
 from confluent_kafka.admin import AdminClient
 from hypothesis import given
 from hypothesis import strategies as st
-from unit.broker.mini_cluster import in_thread, run_cluster
+from unit.broker.mini_cluster import in_thread, run_cluster, until_coordinated
 
 from stratalog_broker.configs.listeners import Listener, advertised_endpoints, parse_listeners
 from stratalog_core.errors import Invalid
@@ -66,6 +66,7 @@ async def test_clients_of_each_listener_are_told_its_addresses(tmp_path: Path) -
         _, port = record.address_for("inside")
         assert f"127.0.0.1:{port}" != outside
         assert record.address_for("unknown") == split_address(outside)
+        await until_coordinated(cluster, "g")
         assert await in_thread(lambda: named_by(outside)) == {outside}
         assert await in_thread(lambda: named_by(f"127.0.0.1:{port}")) == {f"localhost:{port}"}
 

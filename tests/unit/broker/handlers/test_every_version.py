@@ -9,14 +9,14 @@ from uuid import UUID
 
 import pytest
 from kio.schema.errors import ErrorCode
-from unit.broker.mini_cluster import WAIT_S, MiniCluster
+from unit.broker.mini_cluster import WAIT_S, MiniCluster, until_all_served
 from unit.broker.wire_client import WireClient, connect, part
 
 from stratalog_broker.handlers import HANDLERS
 from stratalog_metadata.records import Topic, topic_key
 
 NONE = ErrorCode.none
-SECONDS = datetime.timedelta(seconds=10)
+SECONDS = datetime.timedelta(seconds=60)
 GROUP = "group"
 
 
@@ -254,6 +254,7 @@ async def test_defaults_of_the_cluster_reach_running_partitions(mini_cluster: Mi
     async with connect(mini_cluster.bootstrap) as client:
         await create(client, "flights")
         await create(client, "trains", configs={"segment.ms": "900"})
+        await until_all_served(mini_cluster)
         partitions = mini_cluster.broker.partitions
         logs = [partitions.find_by_name(name, 0) for name in (b"flights", b"trains")]
         assert all(logs)
@@ -328,6 +329,7 @@ async def test_cluster_and_partitions(mini_cluster: MiniCluster) -> None:
 async def test_deleting_records(mini_cluster: MiniCluster, offset: int, expected: ErrorCode) -> None:
     async with connect(mini_cluster.bootstrap) as client:
         await create(client, "flights")
+        await until_all_served(mini_cluster)
         for version in versions(21):
             row = part(21, version, "DeleteRecordsPartition", partition_index=0, offset=offset)
             topic = part(21, version, "DeleteRecordsTopic", name="flights", partitions=(row,))

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from unit.broker.mini_cluster import MiniCluster, in_thread, run_cluster
+from unit.broker.mini_cluster import MiniCluster, in_thread, run_cluster, until_all_served
 from unit.broker.partitions.test_failover import create_topic
 from unit.broker.raw_client import batch, fetch_request, produce
 
@@ -67,6 +67,7 @@ class Connection:
 async def cluster(tmp_path: Path) -> AsyncIterator[MiniCluster]:
     async with run_cluster(tmp_path) as running:
         await in_thread(partial(create_topic, running, "topic", 1))
+        await until_all_served(running)
         yield running
 
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kio.schema.errors import ErrorCode
 from unit.broker.handlers.test_every_version import create, versions
-from unit.broker.mini_cluster import WAIT_S, MiniCluster, run_cluster, until_served
+from unit.broker.mini_cluster import WAIT_S, MiniCluster, run_cluster, until_all_served
 from unit.broker.raw_client import batch, produce
 from unit.broker.wire_client import WireClient, connect, part
 
@@ -43,7 +43,7 @@ async def test_bytes_are_hot_until_they_are_offloaded(tmp_path: Path) -> None:
     async with run_cluster(tmp_path) as cluster, connect(cluster.bootstrap) as client:
         await create(client, "flights", "trains")
         topic = topic_of(cluster, "flights")
-        await until_served(cluster.broker, topic.topic_id)
+        await until_all_served(cluster)
         raw, records = await cluster.connect(), batch(b"v" * 1000, b"w" * 1000)
         await produce(raw, "flights", records)
         for version in versions(35):

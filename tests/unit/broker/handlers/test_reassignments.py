@@ -12,7 +12,7 @@ import msgspec
 import pytest
 from kio.schema.errors import ErrorCode
 from unit.broker.handlers.test_every_version import versions
-from unit.broker.mini_cluster import WAIT_S, MiniCluster, run_cluster
+from unit.broker.mini_cluster import WAIT_S, MiniCluster, run_cluster, until_all_served
 from unit.broker.raw_client import batch, fetch, produce
 from unit.broker.wire_client import WireClient, connect, part
 from unit.metadata.watching import until
@@ -23,7 +23,7 @@ from stratalog_metadata.records import NO_OWNER, Partition, Topic, partition_key
 from stratalog_metadata.state.commands import Command, Put
 
 NONE, INVALID = ErrorCode.none, ErrorCode.invalid_replica_assignment
-SECONDS = datetime.timedelta(seconds=10)
+SECONDS = datetime.timedelta(seconds=60)
 ALTER, LIST, ELECT = 45, 46, 43
 
 
@@ -31,9 +31,10 @@ ALTER, LIST, ELECT = 45, 46, 43
 async def cluster(tmp_path: Path) -> AsyncIterator[MiniCluster]:
     """Two brokers, which own partitions of ``flights`` (two copies): 0 is broker 1's, 1 broker 2's."""
     async with run_cluster(tmp_path, brokers=2, bookies=2, balance_interval_s=0) as made:
-        await made.broker.topic_commands.refresh(10)
+        await made.broker.topic_commands.refresh(WAIT_S)
         assigned = ((0, (1, 2)), (1, (2, 1)))
-        await made.broker.topic_commands.create(NewTopic(name="flights", assigned=assigned), 10)
+        await made.broker.topic_commands.create(NewTopic(name="flights", assigned=assigned), WAIT_S)
+        await until_all_served(made)
         yield made
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 import pytest_asyncio
-from unit.broker.mini_cluster import MiniCluster, in_thread, run_cluster
+from unit.broker.mini_cluster import MiniCluster, in_thread, run_cluster, until_all_served
 from unit.broker.partitions.test_failover import create_topic
 from unit.broker.raw_client import RawClient, batch, fetch_request, produce, request
 
@@ -148,6 +148,7 @@ async def test_a_pipelined_fetch_waits_until_the_response_before_it_is_charged(
         flush(self)
 
     await in_thread(partial(create_topic, cluster, "topic", 1))
+    await until_all_served(cluster)
     client = await cluster.connect()
     for _ in range(20):
         await produce(client, "topic", batch(b"x" * 100))

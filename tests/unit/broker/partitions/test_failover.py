@@ -16,7 +16,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from kio.schema.errors import ErrorCode
 from msgspec.structs import replace
 from unit.broker.handlers.test_round_trip import consume, produce
-from unit.broker.mini_cluster import WAIT_S, MiniCluster, in_thread, run_cluster, until_served
+from unit.broker.mini_cluster import WAIT_S, MiniCluster, in_thread, run_cluster, until_all_served, until_served
 from unit.broker.raw_client import batch
 from unit.broker.raw_client import produce as produce_raw
 
@@ -130,6 +130,7 @@ async def test_a_long_ledger_is_taken_over_in_runs(tmp_path: Path, monkeypatch: 
 
     async with run_cluster(tmp_path, bookies=1, brokers=1) as cluster:
         await in_thread(lambda: create_topic(cluster, "flights", 1))
+        await until_all_served(cluster)
         values = [str(number).encode() for number in range(200)]
         client = await cluster.connect()
         for value in values:
@@ -147,6 +148,7 @@ async def test_a_long_ledger_is_taken_over_in_runs(tmp_path: Path, monkeypatch: 
 async def test_acks_1_is_answered_with_the_first_copy_also_in_a_ledger_that_began_without(tmp_path: Path) -> None:
     async with run_cluster(tmp_path, bookies=3) as cluster:
         await in_thread(lambda: create_topic(cluster, "flights", 3))
+        await until_all_served(cluster)
         client = await cluster.connect()
         assert (await produce_raw(client, "flights", batch(b"by all"))).error_code == 0
         for name in ("bookie-2", "bookie-3"):
@@ -227,9 +229,9 @@ async def test_an_owner_whose_state_is_inconsistent_acknowledges_nothing_and_tak
         broken.core.log_start_offset = 1000
         answer = await produce_raw(client, "flights", batch(b"second"))
         assert answer.error_code is ErrorCode.not_leader_or_follower
+        assert not broken.is_serving
         await until_served(cluster.broker, topic.topic_id)
-        found = cluster.broker.partitions.find_by_id(topic.topic_id.bytes, 0)
-        assert found is not broken
+        assert cluster.broker.partitions.find_by_id(topic.topic_id.bytes, 0) is not broken
         answer = await produce_raw(client, "flights", batch(b"third"))
         assert (answer.error_code, answer.base_offset) == (0, 2)
 

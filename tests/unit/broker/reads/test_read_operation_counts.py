@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 from unit.broker import mini_cluster as clusters
-from unit.broker.mini_cluster import MiniCluster, in_thread, run_cluster
+from unit.broker.mini_cluster import MiniCluster, in_thread, run_cluster, until_all_served
 from unit.broker.operation_tally import CountingTransport, Tally
 from unit.broker.partitions.test_failover import create_topic
 from unit.broker.raw_client import RawClient, batch, fetch, produce
@@ -30,6 +30,7 @@ async def counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncItera
     with tally.hooked():
         async with run_cluster(tmp_path, lease_ms=30_000) as cluster:
             await in_thread(partial(create_topic, cluster, "topic", 1))
+            await until_all_served(cluster)
             client = await cluster.connect()
             for _ in range(BATCHES):
                 assert (await produce(client, "topic", BATCH)).error_code == 0

@@ -14,7 +14,7 @@ from crc32c import crc32c
 from kio.schema.errors import ErrorCode
 from support.hostile_batches import KINDS, hostile_batch
 from unit.broker.handlers.test_round_trip import consume, create_topic, produce
-from unit.broker.mini_cluster import MiniCluster, in_thread, run_cluster, until_served
+from unit.broker.mini_cluster import MiniCluster, in_thread, run_cluster, until_all_served, until_served
 from unit.broker.raw_client import RawClient, fetch
 from unit.broker.raw_client import produce as produce_raw
 
@@ -201,6 +201,7 @@ async def test_every_codec_becomes_the_topics_and_idempotence_holds(mini_cluster
 
 async def test_a_retry_of_a_rewritten_batch_is_recognised(mini_cluster: MiniCluster) -> None:
     await in_thread(lambda: create_topic(mini_cluster.bootstrap, "retried", **ZSTD))
+    await until_all_served(mini_cluster)
     client = await mini_cluster.connect()
     record = Record(offset=0, timestamp_ms=1, key=b"k", value=b"v")
     content = bytes(build_batch([record], producer_id=7, producer_epoch=0, base_sequence=0))
