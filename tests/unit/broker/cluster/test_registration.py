@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Callable
 from functools import partial
 from pathlib import Path
@@ -51,7 +52,7 @@ def registration(
     metadata: QuorumClient,
     journal: Journal,
     port: int = 9092,
-    lease_ms: int = 4_000,
+    lease_ms: int = 60_000,
     on_registered: Callable[[], None] | None = None,
 ) -> Registration:
     return Registration(
@@ -106,13 +107,16 @@ async def test_an_unexpected_error_at_the_registration_does_not_keep_the_broker_
     assert registered(metadata) is None
 
 
-async def test_an_id_that_is_taken_is_waited_for(metadata: QuorumClient) -> None:
+async def test_an_id_that_is_taken_is_waited_for(metadata: QuorumClient, caplog: pytest.LogCaptureFixture) -> None:
     first, second = Journal(), Journal()
     holder = registration(metadata, first, port=1)
     await holder.start()
     waiting = registration(metadata, second, port=2)
-    starting = asyncio.ensure_future(waiting.start())
-    await asyncio.sleep(0.5)
+    with caplog.at_level(logging.INFO, registration_module.__name__):
+        starting = asyncio.ensure_future(waiting.start())
+        async with asyncio.timeout(60):
+            while "broker id 1 is registered; waiting" not in caplog.text:  # noqa: ASYNC110 - no event tells
+                await asyncio.sleep(0.01)
     assert second.events == []
     found = registered(metadata)
     assert found is not None

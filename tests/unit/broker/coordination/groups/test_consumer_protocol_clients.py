@@ -13,11 +13,13 @@ from confluent_kafka import ConsumerGroupState, ConsumerGroupType, TopicPartitio
 from confluent_kafka.admin import AdminClient, NewTopic
 from unit.broker.coordination.groups.test_group_clients import (
     PARTITIONS,
+    SESSION_MS,
     TOPIC,
     Members,
     coordinator_id,
     make_topic,
     produce,
+    until_empty,
 )
 from unit.broker.mini_cluster import MiniCluster, in_thread, run_cluster
 
@@ -53,7 +55,8 @@ async def test_three_join_and_leave(cluster: MiniCluster, assignor: str) -> None
         for _ in range(3):
             members.add()
             members.poll_until(members.balanced)
-        members.poll_until(lambda: len(set(members.messages)) == 60)
+        members.poll_until(lambda: members.has_read(10))
+        assert len(set(members.messages)) == 60
         for one in members.consumers:
             one.commit(asynchronous=False)
         offsets = members.consumers[0].committed([TopicPartition(TOPIC, index) for index in range(PARTITIONS)], 60)
@@ -68,6 +71,7 @@ async def test_three_join_and_leave(cluster: MiniCluster, assignor: str) -> None
             members.consumers.pop(0).close()
             members.poll_until(members.balanced)
         members.close()
+        until_empty(admin)
         admin.delete_consumer_groups(["readers"])["readers"].result(60)
 
     await in_thread(scenario)
@@ -123,7 +127,7 @@ async def test_offsets_of_a_member_are_committed_in_a_transaction(cluster: MiniC
         producer.init_transactions(60)
         producer.begin_transaction()
         member = one.consumer_group_metadata()
-        producer.send_offsets_to_transaction([TopicPartition(TOPIC, 0, 1)], member, 20)
+        producer.send_offsets_to_transaction([TopicPartition(TOPIC, 0, 1)], member, 60)
         producer.commit_transaction(60)
         (found,) = one.committed([TopicPartition(TOPIC, 0)], 60)
         assert found.offset == 1
@@ -133,7 +137,7 @@ async def test_offsets_of_a_member_are_committed_in_a_transaction(cluster: MiniC
         other.add()
         other.poll_until(lambda: other.sizes() == [PARTITIONS])
         with pytest.raises(confluent_kafka.KafkaException) as refused:
-            producer.send_offsets_to_transaction([TopicPartition(TOPIC, 0, 2)], member, 20)
+            producer.send_offsets_to_transaction([TopicPartition(TOPIC, 0, 2)], member, 60)
         assert refused.value.args[0].code() == confluent_kafka.KafkaError.UNKNOWN_MEMBER_ID
         producer.abort_transaction(60)
         other.close()
@@ -148,7 +152,6 @@ async def test_a_group_survives_its_coordinator(tmp_path: Path, kind: type[Membe
         members = kind(bootstrap)
 
         def before() -> None:
-            make_topic(bootstrap)
             members.add()
             members.add()
             # Produce after the last rebalance: messages read but not committed before a rebalance would be read again.
@@ -159,6 +162,8 @@ async def test_a_group_survives_its_coordinator(tmp_path: Path, kind: type[Membe
                 one.commit(asynchronous=False)
             members.revoked.clear()
 
+        # Both brokers know the topic before a member asks one of them for it.
+        await in_thread(lambda: make_topic(bootstrap))
         await in_thread(before)
         await cluster.brokers.pop(coordinator_id(cluster)).kill()
 
@@ -214,7 +219,7 @@ class Migrating(ConsumerMembers):
 
     def make(self, **settings: Any) -> confluent_kafka.Consumer:
         is_consumer = settings["group.protocol"] == "consumer"
-        return super().make(**settings, **({} if is_consumer else {"session.timeout.ms": 6_000}))
+        return super().make(**settings, **({} if is_consumer else {"session.timeout.ms": SESSION_MS}))
 
     def commit_and_close_first(self) -> None:
         first = self.consumers.pop(0)

@@ -22,6 +22,8 @@ from unit.broker.mini_cluster import MiniCluster, in_thread, run_cluster
 TOPIC = "flights"
 PARTITIONS = 6
 DEADLINE_S = 60.0
+SESSION_MS = 30_000
+"""Longer than the process may stand still; shorter than ``DEADLINE_S``, because a request to leave may be lost."""
 
 
 def make_topic(bootstrap: str, messages: int = 0) -> None:
@@ -42,7 +44,7 @@ def consumer(bootstrap: str, **settings: Any) -> confluent_kafka.Consumer:
     return confluent_kafka.Consumer(
         {
             "bootstrap.servers": bootstrap, "group.id": "readers", "auto.offset.reset": "earliest",
-            "session.timeout.ms": 6_000, "heartbeat.interval.ms": 100, "enable.auto.commit": False, **settings,
+            "session.timeout.ms": SESSION_MS, "heartbeat.interval.ms": 100, "enable.auto.commit": False, **settings,
         }
     )  # fmt: skip
 
@@ -89,6 +91,11 @@ class Members:
     def sizes(self) -> list[int]:
         return [len(one.assignment()) for one in self.consumers]
 
+    def has_read(self, end_offset: int) -> bool:
+        """Whether each partition was read to its end by the member that has it: it reads again what is not committed."""
+        places = [place.offset for one in self.consumers for place in one.position(one.assignment())]
+        return places == [end_offset] * PARTITIONS
+
     def balanced(self) -> bool:
         held = [partition.partition for one in self.consumers for partition in one.assignment()]
         return sorted(held) == list(range(PARTITIONS)) and max(self.sizes()) == PARTITIONS // len(self.consumers)
@@ -96,6 +103,14 @@ class Members:
     def close(self) -> None:
         for one in self.consumers:
             one.close()
+
+
+def until_empty(admin: AdminClient) -> None:
+    """Wait until the members have left: librdkafka closes a consumer though its request to leave is not answered."""
+    deadline = time.monotonic() + DEADLINE_S
+    while (found := admin.describe_consumer_groups(["readers"])["readers"].result(60)).state is not ConsumerGroupState.EMPTY:
+        assert time.monotonic() < deadline, found.state
+        time.sleep(0.05)
 
 
 @pytest.mark.parametrize("strategy", ["range", "cooperative-sticky"])
@@ -188,6 +203,7 @@ async def test_administration_of_groups(mini_cluster: MiniCluster) -> None:
         with pytest.raises(confluent_kafka.KafkaException, match="NON_EMPTY_GROUP"):
             admin.delete_consumer_groups(["readers"])["readers"].result(60)
         members.close()
+        until_empty(admin)
         wanted = ConsumerGroupTopicPartitions("readers", [TopicPartition(TOPIC, index) for index in range(PARTITIONS)])
         offsets = admin.list_consumer_group_offsets([wanted])["readers"].result(60)
         assert {row.offset for row in offsets.topic_partitions} == {1}
@@ -226,7 +242,7 @@ def read_with_kafka_python(bootstrap: str) -> None:
 
     values: set[bytes] = set()
     shares: dict[int, int] = {}
-    all_have_read, all_have_committed = threading.Barrier(2), threading.Barrier(2)
+    both_have_seen_it = threading.Barrier(2)
     deadline = time.monotonic() + 2 * DEADLINE_S
 
     def poll(number: int, member: Any) -> None:
@@ -234,6 +250,8 @@ def read_with_kafka_python(bootstrap: str) -> None:
         for rows in member.poll(timeout_ms=2000).values():
             values.update(row.value for row in rows)
         shares[number] = len(member.assignment())
+        with contextlib.suppress(RebalanceInProgressError, CommitFailedError):
+            member.commit()
 
     def read(number: int) -> int:
         settings: dict[str, Any] = {
@@ -243,20 +261,16 @@ def read_with_kafka_python(bootstrap: str) -> None:
             "metadata_max_age_ms": 500,
         }  # fmt: skip
         with contextlib.closing(kafka.KafkaConsumer(TOPIC, **settings)) as member:
-            while len(values) < 60 or not all(shares.get(each) for each in range(2)):
+            committed = 0
+            while committed < 60 or not all(shares.get(each) for each in range(2)):
                 poll(number, member)
-            all_have_read.wait(DEADLINE_S)
-            while True:
-                try:
-                    member.commit()
-                    break
-                except (RebalanceInProgressError, CommitFailedError):
-                    poll(number, member)
-            all_have_committed.wait(DEADLINE_S)
-            return sum(member.committed(kafka.TopicPartition(TOPIC, index)) or 0 for index in range(PARTITIONS))
+                committed = sum(member.committed(kafka.TopicPartition(TOPIC, index)) or 0 for index in range(PARTITIONS))
+            both_have_seen_it.wait(DEADLINE_S)
+            return committed
 
     with ThreadPoolExecutor(2) as threads:
         assert list(threads.map(read, range(2))) == [60, 60]
+    assert len(values) == 60
 
 
 async def test_aiokafka_reads_as_a_group(mini_cluster: MiniCluster) -> None:
@@ -266,7 +280,12 @@ async def test_aiokafka_reads_as_a_group(mini_cluster: MiniCluster) -> None:
     await in_thread(lambda: make_topic(bootstrap, 60))
     readers = [
         AIOKafkaConsumer(
-            TOPIC, bootstrap_servers=bootstrap, group_id="aios", auto_offset_reset="earliest", enable_auto_commit=False
+            TOPIC,
+            bootstrap_servers=bootstrap,
+            group_id="aios",
+            auto_offset_reset="earliest",
+            enable_auto_commit=False,
+            session_timeout_ms=SESSION_MS,
         )
         for _ in range(2)
     ]
@@ -274,10 +293,12 @@ async def test_aiokafka_reads_as_a_group(mini_cluster: MiniCluster) -> None:
     try:
         await asyncio.gather(*(reader.start() for reader in readers))
         async with asyncio.timeout(DEADLINE_S):
-            while len(values) < 60 or [len(reader.assignment()) for reader in readers] != [3, 3]:
+            # What one has read before the other has joined is read again by the other.
+            while [await positions_of(reader) for reader in readers] != [[10] * 3] * 2:
                 for reader in readers:
                     for rows in (await reader.getmany(timeout_ms=50)).values():
                         values |= {row.value for row in rows}
+        assert len(values) == 60
         for reader in readers:
             await reader.commit()
         partition = next(iter(readers[0].assignment()))
@@ -285,6 +306,15 @@ async def test_aiokafka_reads_as_a_group(mini_cluster: MiniCluster) -> None:
     finally:
         for reader in readers:
             await reader.stop()
+
+
+async def positions_of(reader: Any) -> list[int]:
+    from aiokafka.errors import IllegalStateError
+
+    try:
+        return [await reader.position(partition) for partition in reader.assignment()]
+    except IllegalStateError:  # It was revoked meanwhile.
+        return []
 
 
 def coordinator_id(cluster: MiniCluster) -> int:
