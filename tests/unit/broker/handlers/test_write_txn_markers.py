@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 
 from kio.schema.errors import ErrorCode
-from unit.broker.mini_cluster import MiniCluster
+from unit.broker.mini_cluster import WAIT_S, MiniCluster
 from unit.broker.raw_client import RawClient, fetch, fetch_request, list_offset, request
-from unit.broker.transactional import COMMITTED, append, mark, marker_request, read_committed, transactional
+from unit.broker.transactional import COMMITTED, append, mark, marker_request, partition_of, read_committed, transactional
 
 from stratalog_core.partition_state.transactions import ABORT, COMMIT
 
@@ -52,9 +52,13 @@ async def test_a_waiting_reader_is_answered_when_the_transaction_ends(flights: M
     waiting = asyncio.ensure_future(
         reader.call(1, 11, fetch_request(TOPIC, 0, isolation_level=COMMITTED, max_wait_ms=3_600_000))
     )
+    log = flights.broker.partitions.find(partition_of(flights, TOPIC))
+    assert log is not None
+    async with asyncio.timeout(WAIT_S):
+        while not log.watchers:  # noqa: ASYNC110 - no event tells
+            await asyncio.sleep(0.005)
     await append(flights, TOPIC, transactional(1, 1, b"b"))
-    await asyncio.sleep(0.05)
-    assert not waiting.done(), "the high watermark has moved, the last stable offset has not"
+    assert log.watchers, "the high watermark has moved, the last stable offset has not"
     assert await mark(client, TOPIC, 1, COMMIT) == 0
     row = (await waiting).responses[0].partitions[0]
     assert (row.last_stable_offset, row.high_watermark) == (3, 3)

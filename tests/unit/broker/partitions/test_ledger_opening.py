@@ -188,6 +188,7 @@ async def test_a_lost_partition_that_is_served_here_again_keeps_its_ledger(
         await asyncio.wait_for(asyncio.wait([log._opening]), WAIT_S)
         assert (await produce(client, "flights", batch(b"fourth"))).error_code == 0
 
+        await cluster.refresh()
         record = broker.partitions.find_by_id(partition.topic_id.bytes, 0)
         stored = cluster.metadata.view.find(Log, log_key(partition.topic_id, 0))
         assert record is not None

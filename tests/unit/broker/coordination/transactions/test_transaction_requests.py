@@ -100,7 +100,7 @@ def coordinates(broker: RunningBroker) -> bool:
 async def create_topic(cluster: MiniCluster) -> None:
     async with connect(cluster.bootstrap) as client:
         topic = part(19, 5, "CreatableTopic", name=TOPIC, num_partitions=3, replication_factor=1, assignments=(), configs=())
-        answer = await client.send(19, 5, topics=(topic,), timeout=datetime.timedelta(seconds=10), validate_only=False)
+        answer = await client.send(19, 5, topics=(topic,), timeout=MINUTE, validate_only=False)
     assert answer.topics[0].error_code is E.none
     await cluster.refresh()
 
@@ -219,6 +219,7 @@ async def test_offsets_are_refused_by_a_broker_that_does_not_coordinate_their_gr
         async with asyncio.timeout(WAIT_S), connect(cluster.bootstrap) as client:
             while (found := await client.send(FIND, 3, key="group", key_type=0)).error_code is not E.none:  # noqa: ASYNC110
                 await asyncio.sleep(0.02)
+        await cluster.refresh()
         other = next(broker for number, broker in cluster.brokers.items() if number != found.node_id)
         for version in versions(COMMIT_OFFSETS):
             row = part(
