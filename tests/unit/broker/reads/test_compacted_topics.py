@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncIterator
 from typing import Any
@@ -12,7 +13,7 @@ import pytest_asyncio
 from confluent_kafka import KafkaError, TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec
 from unit.broker.handlers.test_round_trip import create_topic
-from unit.broker.mini_cluster import MiniCluster, in_thread, run_cluster
+from unit.broker.mini_cluster import WAIT_S, MiniCluster, in_thread, run_cluster
 
 from stratalog.tier.offload import Waiting, request_compaction, wait_for_offload
 from stratalog.tier.report import tier_report
@@ -73,11 +74,20 @@ def offset_of(bootstrap: str, topic: str, spec: OffsetSpec) -> int:
     return int(admin.list_offsets({partition: spec})[partition].result(60).offset)
 
 
+async def until_decided(cluster: MiniCluster, name: str) -> None:
+    """Wait until no transaction is open: clients are answered before the markers are written."""
+    log = cluster.broker.partitions.find_by_name(name.encode(), 0)
+    assert log is not None
+    async with asyncio.timeout(WAIT_S):
+        while log.core.last_stable_offset < log.core.high_watermark:  # noqa: ASYNC110 - no event tells
+            await asyncio.sleep(0.005)
+
+
 async def compact(cluster: MiniCluster, name: str) -> None:
     topic = cluster.metadata.view.find(Topic, topic_key(name))
     assert topic is not None
     await request_compaction(cluster.metadata, topic, range(topic.partition_count))
-    await wait_for_offload(cluster.metadata, topic, Waiting(timeout_s=30, on_progress=lambda done: None))
+    await wait_for_offload(cluster.metadata, topic, Waiting(timeout_s=120, on_progress=lambda done: None))
     # The broker has a view of its own, which may be behind.
     await cluster.brokers[1].metadata.refresh()
     (row,) = tier_report(cluster.metadata.view, [topic])
@@ -135,21 +145,24 @@ async def test_only_committed_records_survive_and_later_ones_are_seen(mini_clust
             for key in ("a", "b", value):
                 producer.produce(name, value, key=key)
             producer.flush(60)
-            (producer.commit_transaction if is_committed else producer.abort_transaction)(20)
+            (producer.commit_transaction if is_committed else producer.abort_transaction)(60)
 
     await in_thread(lambda: producer.init_transactions(60))
     await in_thread(lambda: send(("1", True), ("2", False), ("3", True), ("4", False)))
+    await until_decided(mini_cluster, name)
     settled = [("1", 2, "1"), ("a", 8, "3"), ("b", 9, "3"), ("3", 10, "3")]
     for _ in range(3):
         await compact(mini_cluster, name)
         assert rows_of(await in_thread(lambda: read(bootstrap, name, 0, isolation))) == settled
     await in_thread(lambda: send(("5", False), ("6", True)))
+    await until_decided(mini_cluster, name)
     await compact(mini_cluster, name)
     newest = [("1", 2, "1"), ("3", 10, "3"), ("a", 20, "6"), ("b", 21, "6"), ("6", 22, "6")]
     assert rows_of(await in_thread(lambda: read(bootstrap, name, 0, isolation))) == newest
     # The compactions that follow remove the marker of 5, which the owner still has in memory.
     for value, first in (("7", 24), ("8", 28)):
         await in_thread(lambda value=value: send((value, True)))  # type: ignore[misc]
+        await until_decided(mini_cluster, name)
         await compact(mini_cluster, name)
         kept = [row for row in newest if row[0] not in "ab"]
         newest = [*kept, ("a", first, value), ("b", first + 1, value), (value, first + 2, value)]
