@@ -7,6 +7,8 @@ from pathlib import Path
 from confluent_kafka.admin import AdminClient, NewTopic
 from unit.broker.mini_cluster import in_thread, run_cluster
 
+from stratalog.local.ports import free_ports
+
 
 def _create(admin: AdminClient, topic: str) -> None:
     (created,) = admin.create_topics([NewTopic(topic, 1, 1)]).values()
@@ -14,8 +16,9 @@ def _create(admin: AdminClient, topic: str) -> None:
 
 
 async def test_a_client_that_asks_before_the_broker_is_registered_creates_topics_after_it(tmp_path: Path) -> None:
-    async with run_cluster(tmp_path) as cluster:
-        address = cluster.broker.kafka_address
+    (port,) = free_ports(1)  # No connection of a client gets it while the broker is down.
+    address = f"127.0.0.1:{port}"
+    async with run_cluster(tmp_path, listen=(address,)) as cluster:
         admin = AdminClient({"bootstrap.servers": address, "reconnect.backoff.max.ms": 100, "log_level": 0})
         await in_thread(lambda: _create(admin, "before"))
         await cluster.brokers.pop(1).stop()

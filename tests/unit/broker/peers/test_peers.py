@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -59,7 +60,7 @@ async def _silent_server() -> AsyncIterator[tuple[int, asyncio.Event]]:
 async def test_a_broker_answers_requests_of_other_brokers_and_its_own(mini_cluster: MiniCluster) -> None:
     server = mini_cluster.broker
     peers = Peers(mini_cluster.metadata.view, SystemClock())
-    calls = (peers.call(server.settings.broker_id, API_VERSIONS, VERSION, _request(), 10.0) for _ in range(20))
+    calls = (peers.call(server.settings.broker_id, API_VERSIONS, VERSION, _request(), 60.0) for _ in range(20))
     answers = await asyncio.gather(*calls)
     assert {len(answer.api_keys) for answer in answers} == {len(answers[0].api_keys)}
     assert answers[0].api_keys
@@ -74,13 +75,13 @@ async def test_a_broker_without_a_session_gets_no_request() -> None:
 
 async def test_a_broker_that_does_not_listen_is_unavailable() -> None:
     view = HandFedView()
-    async with _silent_server() as (port, _):
-        pass
-    view.put(_broker(port))
-    peers = Peers(view, SystemClock())
-    with pytest.raises(Unavailable):
-        await peers.call(7, API_VERSIONS, VERSION, _request(), 10.0)
-    peers.close()
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        view.put(_broker(bound.getsockname()[1]))
+        peers = Peers(view, SystemClock())
+        with pytest.raises(Unavailable):
+            await peers.call(7, API_VERSIONS, VERSION, _request(), 60.0)
+        peers.close()
 
 
 async def test_a_broker_whose_host_cannot_be_looked_up_is_unavailable() -> None:
@@ -94,11 +95,16 @@ async def test_a_broker_whose_host_cannot_be_looked_up_is_unavailable() -> None:
 
 async def test_a_broker_that_does_not_answer_in_time_leaves_the_outcome_unknown() -> None:
     view = HandFedView()
-    async with _silent_server() as (port, _):
+    async with _silent_server() as (port, received):
         view.put(_broker(port))
         peers = Peers(view, SystemClock())
+        # The second request is written at once, to the connection that the first one has opened.
+        first = asyncio.ensure_future(peers.call(7, API_VERSIONS, VERSION, _request(), 60.0))
+        await received.wait()
         with pytest.raises(OutcomeUnknown):
             await peers.call(7, API_VERSIONS, VERSION, _request(), 0.2)
+        with pytest.raises(OutcomeUnknown):
+            await first
         peers.close()
 
 
