@@ -117,7 +117,7 @@ def produce_request(
         "ProduceRequest",
         transactional_id=transactional_id,
         acks=acks,
-        timeout=datetime.timedelta(seconds=10),
+        timeout=datetime.timedelta(seconds=60),
         topic_data=(request(0, version, "TopicProduceData", name=topic, partition_data=(data,)),),
     )
 
@@ -197,7 +197,7 @@ async def list_offset(
             replica_id=-1,
             isolation_level=isolation_level,
             topics=(request(2, version, "ListOffsetsTopic", name=topic, partitions=(wanted,)),),
-            timeout=datetime.timedelta(seconds=10),
+            timeout=datetime.timedelta(seconds=60),
         ),
     )
     return answer.topics[0].partitions[0]

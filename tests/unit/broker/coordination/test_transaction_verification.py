@@ -15,7 +15,15 @@ from unit.broker.transactional import partition_of, read_committed, transactiona
 from stratalog_broker.coordination import transaction_verification
 from stratalog_broker.coordination.transaction_verification import CONCURRENT_RETRY_S
 from stratalog_broker.coordination.transactions.marker_sender import MarkerSender
+from stratalog_broker.peers import channel
 from stratalog_broker.protocol.entities import encode_response as encode_entity
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The coordinator is asked once, however slow the machine is: a client would send its batch again."""
+    monkeypatch.setattr(transaction_verification, "ANSWER_TIMEOUT_S", WAIT_S)
+    monkeypatch.setattr(channel, "CONNECT_TIMEOUT_S", WAIT_S)
 
 
 def sent(topic: str, producer: Producer, sequence: int, value: bytes, *, version: int = 9) -> Any:

@@ -14,7 +14,7 @@ from stratalog_broker.admin.feature_updates import UpgradeType
 from stratalog_broker.admin.view_waiting import wait_until
 from stratalog_broker.configs.features import GROUP_VERSION, finalized_features
 
-SECONDS = datetime.timedelta(seconds=10)
+SECONDS = datetime.timedelta(seconds=60)
 TOPIC = "flights"
 HEARTBEAT, DESCRIBE = 68, 69
 

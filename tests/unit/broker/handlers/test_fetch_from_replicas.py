@@ -175,7 +175,7 @@ async def test_a_deleted_topic_is_not_served(tmp_path: Path) -> None:
     async with replicated(tmp_path) as topic:
         assert values_of(await topic.ask(topic.replica, 0, max_bytes=100)) == topic.values[:1]
         epoch = topic.epoch
-        await topic.cluster.broker.topic_commands.delete(TOPIC, 10)
+        await topic.cluster.broker.topic_commands.delete(TOPIC, WAIT_S)
         await until_seen(topic.cluster, topic.topic_id)
         found = await topic.ask(topic.replica, 0, leader_epoch=epoch)
         assert found.error_code is ErrorCode.unknown_topic_or_partition

@@ -24,7 +24,7 @@ from stratalog_broker.requests.permissions import Permissions
 from stratalog_broker.requests.principal import ANONYMOUS, Principal
 from stratalog_metadata.records import Topic, topic_key
 
-SECONDS = timedelta(seconds=10)
+SECONDS = timedelta(seconds=60)
 NONE, TOPIC, GROUP = ErrorCode.none, ErrorCode.topic_authorization_failed, ErrorCode.group_authorization_failed
 CLUSTER = ErrorCode.cluster_authorization_failed
 OPEN_TOPIC, SECRET = "open", "secret"

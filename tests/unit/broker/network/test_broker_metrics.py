@@ -47,7 +47,7 @@ async def test_requests_partitions_memory_and_traffic(tmp_path: Path) -> None:
     assert isinstance(produced, int)
     assert isinstance(seconds, Histogram)
     assert sum(seconds.counts) == produced >= 3
-    assert 0 < seconds.sum < 60
+    assert 0 < seconds.sum < 60 * produced, "in seconds"
     assert found["stratalog_broker_partitions"] == found["stratalog_broker_takeovers_total"] == {(): 3}
     assert found["stratalog_broker_takeovers_waiting"] == {(): 0}
     used, limits = found["stratalog_broker_memory_used_bytes"], found["stratalog_broker_memory_limit_bytes"]

@@ -10,10 +10,15 @@ from pathlib import Path
 import pytest
 from unit.broker.mini_cluster import run_cluster
 
+from stratalog_broker.network import registry
+
 _LIMIT = 3
 
 
-async def test_a_connection_over_the_limit_is_closed_and_logged_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_connection_over_the_limit_is_closed_and_logged_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(registry, "_REFUSALS_TOLD_S", 3600.0)
     async with run_cluster(tmp_path, connections_max=_LIMIT) as cluster:
         host, _, port = cluster.bootstrap.rpartition(":")
         with caplog.at_level(logging.INFO, "stratalog_broker"):

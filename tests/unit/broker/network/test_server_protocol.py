@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 from kio.schema.errors import ErrorCode
-from unit.broker.mini_cluster import MiniCluster, run_cluster, until_served
+from unit.broker.mini_cluster import WAIT_S, MiniCluster, run_cluster, until_served
 from unit.broker.raw_client import (
     RawClient,
     batch,
@@ -27,18 +27,20 @@ from unit.broker.raw_client import (
 
 from stratalog_broker.admin.topics import NewTopic
 from stratalog_broker.configs.memory import MemoryShares
+from stratalog_broker.handlers import metadata
 from stratalog_broker.partitions import quorum_admission as admission
 from stratalog_broker.protocol.entities import encode_response as encode_entity
 from stratalog_core.batches.batch import read_header
 from stratalog_core.batches.records import iterate_records
 
 MIB = 1024 * 1024
+HOUR_S = 3600.0
 
 
 async def create(cluster: MiniCluster, name: str, **configs: str) -> None:
     """Create a topic of one partition and wait until it is served."""
     topic = await cluster.broker.topic_commands.create(
-        NewTopic(name=name, partition_count=1, replication_factor=1, configs=configs), 10
+        NewTopic(name=name, partition_count=1, replication_factor=1, configs=configs), WAIT_S
     )
     await until_served(cluster.broker, topic.topic_id)
 
@@ -200,9 +202,10 @@ async def test_log_append_time_stamps_the_batch(mini_cluster: MiniCluster, clien
 
 
 async def test_a_batch_that_overtook_a_refused_one_gets_a_retriable_error(
-    mini_cluster: MiniCluster, client: RawClient, flights: str
+    mini_cluster: MiniCluster, client: RawClient, flights: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Right after a takeover, a gap in a producer's sequence means that the preceding batch was refused and will be retried."""
+    monkeypatch.setattr(admission, "SETTLING_S", HOUR_S)
     await create(mini_cluster, flights)
 
     async def send(base_sequence: int) -> tuple[str, int]:
@@ -431,7 +434,10 @@ async def test_request_memory_is_bounded_and_all_requests_complete(tmp_path: Pat
         await again.close()
 
 
-async def test_metadata_in_every_version_creates_requested_topics(mini_cluster: MiniCluster, client: RawClient) -> None:
+async def test_metadata_in_every_version_creates_requested_topics(
+    mini_cluster: MiniCluster, client: RawClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(metadata, "_CREATE_TIMEOUT_S", WAIT_S)
     for version in range(14):
         name = f"topic-{version}"
         extra = {"topic_id": None} if version >= 10 else {}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import datetime
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,9 @@ from unit.broker.mini_cluster import WAIT_S, MiniCluster, run_cluster, until_ser
 from unit.broker.raw_client import RawClient, batch, produce_request
 
 from stratalog_broker.admin.topics import NewTopic
+from stratalog_broker.partitions import quorum_admission
 from stratalog_broker.partitions.log import PartitionLog
+from stratalog_broker.requests.deadlines import Deadlines
 from stratalog_metadata.records import Bookie, Ledger
 
 
@@ -29,14 +31,14 @@ async def create(cluster: MiniCluster, name: str, factor: int = 3, **configs: st
     """The served partition 0 of a new topic."""
     named = {key.replace("_", "."): value for key, value in configs.items()}
     new = NewTopic(name=name, partition_count=1, replication_factor=factor, configs=named)
-    topic = await cluster.broker.topic_commands.create(new, 10)
+    topic = await cluster.broker.topic_commands.create(new, WAIT_S)
     await until_served(cluster.broker, topic.topic_id)
     log = cluster.broker.partitions.find_by_id(topic.topic_id.bytes, 0)
     assert log is not None
     return log
 
 
-async def send(client: RawClient, topic: str, *, acks: int = -1, timeout_s: float = 10.0, sequence: int = -1) -> Any:
+async def send(client: RawClient, topic: str, *, acks: int = -1, timeout_s: float = WAIT_S, sequence: int = -1) -> Any:
     producer = {"producer_id": 9, "producer_epoch": 0, "base_sequence": sequence} if sequence >= 0 else {}
     request = produce_request(topic, 0, batch(b"value", **producer), acks=acks)
     answer = await client.call(0, 9, replace(request, timeout=datetime.timedelta(seconds=timeout_s)))
@@ -47,8 +49,12 @@ async def stop_bookies(cluster: MiniCluster, *names: str) -> None:
     for name in names:
         await cluster.bookies[name].close()
     view = cluster.broker.metadata.view
+    await until(lambda: not any(each.session_id for each in view.all(Bookie) if each.bookie_id in names))
+
+
+async def until(condition: Callable[[], object]) -> None:
     async with asyncio.timeout(WAIT_S):
-        while any(each.session_id for each in view.all(Bookie) if each.bookie_id in names):  # noqa: ASYNC110 - no event
+        while not condition():  # noqa: ASYNC110 - no event tells
             await asyncio.sleep(0.01)
 
 
@@ -84,7 +90,8 @@ async def test_more_replicas_than_there_are_copies_refuse_acks_all_and_nothing_e
     assert log.core.next_offset == 2
 
 
-async def test_too_few_bookies_before_anything_was_sent(cluster: MiniCluster) -> None:
+async def test_too_few_bookies_before_anything_was_sent(cluster: MiniCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(quorum_admission, "SETTLING_S", 3600.0)
     log = await create(cluster, "flights")
     client = await cluster.connect()
     await stop_bookies(cluster, "bookie-1", "bookie-2")
@@ -101,21 +108,25 @@ async def test_too_few_bookies_before_anything_was_sent(cluster: MiniCluster) ->
     assert log.core.high_watermark == 1
 
 
-async def test_too_few_bookies_after_a_batch_was_sent(cluster: MiniCluster) -> None:
+async def test_too_few_bookies_after_a_batch_was_sent(cluster: MiniCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     """One copy is not a majority: the batch may be there or not, and later ones are refused before they are sent."""
     log = await create(cluster, "flights", min_insync_replicas="1")
     client = await cluster.connect()
     assert (await send(client, "flights")).base_offset == 0
     await stop_bookies(cluster, "bookie-1", "bookie-2")
-    answer = await send(client, "flights", timeout_s=2.0)
+    time_outs = list[Callable[[], None]]()
+    monkeypatch.setattr(Deadlines, "add", lambda _, timeout_s, on_due: time_outs.append(on_due))
+    sending = asyncio.create_task(send(client, "flights"))
+    await until(lambda: time_outs and log.lacks_quorum)
+    monkeypatch.undo()
+    time_outs[0]()
+    answer = await sending
     assert answer.error_code is ErrorCode.not_enough_replicas_after_append
     assert (await send(client, "flights")).error_code is ErrorCode.not_enough_replicas
     assert (await send(client, "flights", acks=1)).error_code is ErrorCode.none, "one bookie has it on disk"
     assert (log.core.high_watermark, log.core.next_offset) == (1, 3)
     await cluster.start_bookie("bookie-1")
-    async with asyncio.timeout(WAIT_S):
-        while log.core.high_watermark < 3:  # noqa: ASYNC110 - no event tells
-            await asyncio.sleep(0.02)
+    await until(lambda: log.core.high_watermark == 3)
     assert (await send(client, "flights")).base_offset == 3
 
 
@@ -125,9 +136,7 @@ async def test_too_few_bookies_for_the_ledger_that_a_batch_is_queued_for(cluster
     client, retrying = await cluster.connect(), await cluster.connect()
     log.hold(lambda: None)
     sending = asyncio.create_task(send(client, "flights", sequence=0, timeout_s=WAIT_S))
-    async with asyncio.timeout(WAIT_S):
-        while not log.core.queue:  # noqa: ASYNC110 - no event tells
-            await asyncio.sleep(0.01)
+    await until(lambda: log.core.queue)
     await stop_bookies(cluster, "bookie-1", "bookie-2")
     log.go_on()
     answer = await send(retrying, "flights", sequence=0, timeout_s=0.1)

@@ -150,7 +150,7 @@ async def test_quiet_partitions_share_a_command_and_go_one_by_one_if_it_is_not_a
 
 
 async def test_a_broker_that_stops_hands_over_first(tmp_path: Path) -> None:
-    async with run_cluster(tmp_path, bookies=1, brokers=2) as cluster:
+    async with run_cluster(tmp_path, bookies=1, brokers=2, shutdown_ms=60_000) as cluster:
         await in_thread(lambda: create_topic(cluster, "flights", 1))
         producing = Producing(cluster.bootstrap, "flights")
         await producing.some_more()
@@ -172,7 +172,7 @@ async def test_the_last_broker_stops_without_waiting_and_leaves_sealed_ledgers(t
         producing = Producing(cluster.bootstrap, "flights")
         await producing.some_more()
         await producing.stop()
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(50):
             await cluster.brokers.pop(1).stop()
         assert {ledger.state for ledger in cluster.metadata.view.all(Ledger)} == {LedgerState.CLOSED}
 

@@ -187,7 +187,7 @@ async def test_older_ledgers_go_when_the_next_checkpoint_is_durable_and_not_befo
 
 
 async def test_a_log_that_begins_above_0_without_a_checkpoint_is_corrupt(tmp_path: Path) -> None:
-    async with offsets_of_one_broker(tmp_path) as (cluster, offsets):
+    async with offsets_of_one_broker(tmp_path, shutdown_ms=60_000) as (cluster, offsets):
         await offsets.commit(0, 41)
         await cluster.brokers.pop(1).stop()
         (ref,) = offsets.log.ledgers

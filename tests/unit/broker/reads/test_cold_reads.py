@@ -47,7 +47,7 @@ async def create(
             replication_factor=replication_factor,
             configs={"segment.bytes": str(segment_bytes), "retention.ms": "-1", **hot_ms},
         ),
-        10,
+        WAIT_S,
     )
     for index in range(partitions):
         await until_served(cluster.broker, topic.topic_id, index)
@@ -126,7 +126,7 @@ async def test_a_topic_with_cold_records_cannot_become_hot_only(tmp_path: Path) 
         await make_cold(cluster, cold)
 
         async def configure(name: str, config: str, value: str) -> None:
-            await cluster.broker.topic_commands.configure(name, lambda configs: {**configs, config: value}, 10)
+            await cluster.broker.topic_commands.configure(name, lambda configs: {**configs, config: value}, WAIT_S)
 
         with pytest.raises(InvalidConfig, match=r"'cold' has records in the object store.*set remote.log.copy.disable=true"):
             await configure("cold", "remote.storage.enable", "false")
@@ -246,7 +246,7 @@ async def test_where_both_copies_are_unreadable_the_bookies_are_asked_again(tmp_
         for segment in (tmp_path / "store" / "segments").rglob("*.segment"):
             segment.rename(segment.with_suffix(".away"))
         with pytest.raises(Corrupt):
-            await broker.reader.read(log, 0, 1, 1000, 20)
+            await broker.reader.read(log, 0, 1, 1000, WAIT_S)
         assert not broker.reader.is_cold(log, 0)
         await cluster.start_bookie("bookie-1")
         forget_what_is_read(cluster)
@@ -271,7 +271,7 @@ async def test_many_cold_partitions_come_in_one_fetch(tmp_path: Path) -> None:
         topics = (request(1, 11, "FetchTopic", topic="flights", partitions=tuple(map(wanted, range(partitions)))),)
         call = request(
             1, 11, "FetchRequest", topics=topics, forgotten_topics_data=(), min_bytes=partitions * 5000, max_bytes=10_000_000,
-            isolation_level=0, session_id=0, session_epoch=-1, max_wait=datetime.timedelta(seconds=10),
+            isolation_level=0, session_id=0, session_epoch=-1, max_wait=datetime.timedelta(seconds=60),
         )  # fmt: skip
         answer = await client.call(1, 11, call)
         assert [len(one.records or b"") > 5000 for one in answer.responses[0].partitions] == [True] * partitions

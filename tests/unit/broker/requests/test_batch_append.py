@@ -22,6 +22,13 @@ async def send(client: RawClient, sequence: int, value: bytes, **producer: int) 
     return await produce(client, TOPIC, bytes(sent), transactional_id="accounts")
 
 
+@pytest.fixture
+def settling(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As within seconds of a takeover, for as long as the test lasts."""
+    monkeypatch.setattr(QuorumAdmission, "is_settling", True)
+
+
+@pytest.mark.usefixtures("settling")
 async def test_a_begun_transaction_goes_on_without_its_coordinator(flights: MiniCluster, client: RawClient) -> None:
     await append(flights, TOPIC, transactional(1, 0, b"a"))
     assert [(await send(client, 1, b"b")).base_offset, (await send(client, 2, b"c")).base_offset] == [1, 2]
@@ -32,6 +39,7 @@ async def test_a_begun_transaction_goes_on_without_its_coordinator(flights: Mini
     assert await read_committed(client, TOPIC) == [b"a", b"b", b"c"]
 
 
+@pytest.mark.usefixtures("settling")
 async def test_an_unknown_producer_begins_with_its_first_batch_also_when_the_partition_has_settled_meanwhile(
     flights: MiniCluster, client: RawClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -196,7 +196,7 @@ async def test_a_client_pushes_what_it_is_asked_for(mini_cluster: MiniCluster) -
     async with connect(mini_cluster.bootstrap) as client:
         await client.send(18, 4, client_software_name="wire", client_software_version="1.0")
         assert (await client.send(71, 0, client_instance_id=None)).requested_metrics == ()
-        altered = await alter(client, metrics="org.apache.kafka.", interval_ms="100", match="client_software_name=wire")
+        altered = await alter(client, metrics="org.apache.kafka.", interval_ms="3600000", match="client_software_name=wire")
         assert altered.error_code is ErrorCode.none
         asked = await client.send(71, 0, client_instance_id=FIRST)
         assert (asked.error_code, asked.requested_metrics) == (ErrorCode.none, ("org.apache.kafka.",))
