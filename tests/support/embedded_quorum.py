@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from random import Random as SeededRandom
 from typing import Any
 
+from stratalog.local.ports import free_ports
 from stratalog_core.ports import Clock, Random, Transport
 from stratalog_core.system import SystemClock, SystemFiles, ThreadBackground
 from stratalog_metadata.client.quorum_client import QuorumClient
@@ -28,7 +30,9 @@ class EmbeddedQuorum:
         self._settings = settings
         self._background = ThreadBackground(2 * nodes, "metadata")
         self._addresses: dict[int, str] = {}
-        self.servers = [self._server(node_id, "127.0.0.1:0") for node_id in range(1, nodes + 1)]
+        # A node that is restarted needs its port again, which nobody must have taken meanwhile as one of port 0.
+        ports = free_ports(nodes) if nodes > 1 else [0]
+        self.servers = [self._server(node_id, f"127.0.0.1:{port}") for node_id, port in enumerate(ports, start=1)]
         self._client: QuorumClient | None = None
 
     @property
@@ -45,6 +49,15 @@ class EmbeddedQuorum:
     def addresses(self) -> tuple[str, ...]:
         """Addresses for other clients; they do not change when nodes stop."""
         return tuple(self._addresses.values())
+
+    async def leader(self) -> MetadataServer:
+        """Wait until one node leads: if the machine stalls for longer than an election timeout, none or two may do so."""
+        async with asyncio.timeout(60):
+            while True:
+                leading = [server for server in self.servers if server.is_leader]
+                if len(leading) == 1:
+                    return leading[0]
+                await asyncio.sleep(0.01)
 
     async def start(self) -> None:
         for node_id, server in enumerate(self.servers, start=1):

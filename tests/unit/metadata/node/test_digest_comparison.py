@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 from collections.abc import AsyncIterator
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 
 import msgspec
@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.embedded_quorum import EmbeddedQuorum, embedded_quorum
 
-from stratalog_core.errors import Corrupt
+from stratalog_core.errors import Corrupt, OutcomeUnknown, Unavailable
 from stratalog_core.rpc.tcp import TcpTransport
 from stratalog_metadata.node import digest_comparison as comparing
 from stratalog_metadata.node.digest_comparison import Comparison, Verdict, compare
@@ -109,7 +109,15 @@ async def transport(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[TcpTranspo
 
 async def put_many(quorum: EmbeddedQuorum, count: int) -> None:
     for number in range(count):
-        await quorum.client.propose(Command(updates=(Put(record=DynamicConfig(resource=f"topic-{number % 9}")),)))
+        await put_one(quorum, f"topic-{number % 9}")
+
+
+async def put_one(quorum: EmbeddedQuorum, name: str) -> None:
+    """Repeat it, which is harmless, if the outcome is unknown: after the end of a leader, or after a stall of the machine."""
+    while True:
+        with suppress(OutcomeUnknown, Unavailable):
+            await quorum.client.propose(Command(updates=(Put(record=DynamicConfig(resource=name)),)))
+            return
 
 
 def forge(path: Path) -> None:
@@ -137,7 +145,7 @@ async def test_a_node_whose_state_differs_stops_and_the_others_serve_on(
             number = 0
             # The forged record itself is not written again: only a comparison of the whole state can see it.
             while server.failure is None:
-                await quorum.client.propose(Command(updates=(Put(record=DynamicConfig(resource=f"other-{number % 9}")),)))
+                await put_one(quorum, f"other-{number % 9}")
                 number += 1
         assert isinstance(server.failure, Corrupt)
         assert "differs from a majority's" in server.failure.message
