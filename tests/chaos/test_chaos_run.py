@@ -1,4 +1,4 @@
-"""Less than a minute of chaos. A failure prints the problems; the run's directory holds history and logs."""
+"""Less than a minute of chaos. A failure prints the ends of all logs and, last, the problems; the rest is in the files."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -23,7 +23,9 @@ RUN_S, STOP_S = 780, 60
 PHASE = re.compile(r" *[0-9.]+ s  ")
 """The beginning of a line of the run's output that names what began then."""
 SHOWN = 400
-"""Characters at each end of a problem that are shown."""
+"""Characters of a line that are shown, of a problem at each end."""
+LINES = 20
+"""Lines of a log that are shown."""
 MINIMA = {
     "faults": 6,
     "sends ok": 1000,
@@ -48,7 +50,7 @@ def test_some_faults_without_an_anomaly(tmp_path: Path) -> None:
         has_ended = _has_ended(running)
     problems = "; ".join(map(_shortened, _problems(results, output, running.returncode if has_ended else None)))
     # The output's end and the first line of the error, which pytest's summary repeats, name the problems.
-    print(output.read_text(), problems, sep="\n")
+    print(*(_evidence(results) if problems else ()), output.read_text(), problems, sep="\n")
     assert not problems, problems
     assert _processes_of(results) == []
 
@@ -83,6 +85,14 @@ def _problems(results: Path, output: Path, code: int | None) -> list[str]:
         *(f"{name}: {number}; the minimum is {MINIMA[name]}" for name, number in numbers.items() if number < MINIMA[name]),
         *([f"the run ended with {code}"] if code else []),
     ]
+
+
+def _evidence(results: Path) -> Iterator[str]:
+    """Yield the operations that show anomalies and the ends of all logs: who reads the output may not have the files."""
+    for path in (results / "offending.jsonl", *sorted((results / "cluster" / "logs").glob("*.log"))):
+        if path.exists():
+            yield f"== the end of {path.name}"
+            yield from (line[:SHOWN] for line in path.read_text(errors="replace").splitlines()[-LINES:])
 
 
 def _shortened(problem: str) -> str:
