@@ -37,6 +37,8 @@ from stratalog_tiering.worker.worker import TieringWorker
 
 Result = TypeVar("Result")
 WAIT_S = 60.0
+PATIENT = LedgerClientSettings(bookie_silence_ms=30_000)
+"""A slow disk of the machine fails no bookie; one that is closed loses its connections, which does."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -122,7 +124,7 @@ class MiniCluster:
         metadata = QuorumClient(self.addresses, transport, clock, random)
         await metadata.start()
         stack.push_async_callback(metadata.close)
-        ledgers = LedgerClient(metadata, transport, clock, random, LedgerClientSettings())
+        ledgers = LedgerClient(metadata, transport, clock, random, PATIENT)
         stack.push_async_callback(ledgers.close)
         background = ThreadBackground(2, "searches")
         stack.callback(background.close)
@@ -157,7 +159,7 @@ class MiniCluster:
     async def start_tiering(self) -> TieringWorker:
         transport, clock, random = TcpTransport(), SystemClock(), Random()
         self.stack.push_async_callback(transport.close)
-        ledgers = LedgerClient(self.metadata, transport, clock, random, LedgerClientSettings())
+        ledgers = LedgerClient(self.metadata, transport, clock, random, PATIENT)
         self.stack.push_async_callback(ledgers.close)
         background = ThreadBackground(2, "checksums")
         self.stack.callback(background.close)

@@ -58,7 +58,7 @@ def consumed(cluster: MiniCluster, topic: str, count: int) -> list[bytes | None]
         }
     )
     consumer.assign([TopicPartition(topic, 0, confluent_kafka.OFFSET_STORED)])
-    values = [message.value() for message in consumer.consume(count, timeout=30)]
+    values = [message.value() for message in consumer.consume(count, timeout=60)]
     consumer.commit(asynchronous=False)
     consumer.close()
     return values

@@ -51,6 +51,7 @@ async def create(
     )
     for index in range(partitions):
         await until_served(cluster.broker, topic.topic_id, index)
+    await cluster.refresh()
     return topic.topic_id
 
 

@@ -21,7 +21,7 @@ from unit.broker.coordination.groups.test_group_clients import (
     produce,
     until_empty,
 )
-from unit.broker.mini_cluster import MiniCluster, in_thread, run_cluster
+from unit.broker.mini_cluster import MiniCluster, in_thread, run_cluster, until_coordinated
 
 SETTINGS: dict[str, Any] = {"group_consumer_heartbeat_interval_ms": 100, "group_consumer_assignment_interval_ms": 0}
 
@@ -187,6 +187,7 @@ async def test_a_group_changes_its_protocol_member_by_member_and_back(tmp_path: 
     # librdkafka returns to a member that joins again the user data of its subscription, and a group with user data in its
     # assignments cannot be upgraded, as in Kafka.
     async with run_cluster(tmp_path, bookies=1, brokers=1, **SETTINGS, group_initial_rebalance_delay_ms=2_000) as cluster:
+        await until_coordinated(cluster, "readers")  # Or one would join when it has asked for the coordinator again.
         await in_thread(lambda: _change_protocol_and_back(cluster.bootstrap, strategy))
 
 
