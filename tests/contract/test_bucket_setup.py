@@ -29,7 +29,7 @@ def init(url: str, account: Credentials, *options: str, **environment: str) -> d
         "AWS_ACCESS_KEY_ID": account.access_key,
         "AWS_SECRET_ACCESS_KEY": account.secret_key,
     }
-    arguments = ["store", "init", "--store", url, "--minio-account", "--json", "--timeout", "5", *options]
+    arguments = ["store", "init", "--store", url, "--minio-account", "--json", "--timeout", "60", *options]
     done = CliRunner().invoke(stratalog, arguments, env=variables | environment)
     if isinstance(done.exception, StratalogError):
         raise done.exception
@@ -96,4 +96,4 @@ def test_wrong_credentials_and_absent_servers_are_told_apart(minio_server: S3Ser
     with pytest.raises(Invalid, match="MINIO_ROOT_USER"):
         init(f"s3://b-{uuid4().hex}?endpoint={minio_server.endpoint}", account, MINIO_ROOT_USER="")
     with pytest.raises(Unavailable, match="did not accept requests within 5 s"):
-        init("s3://bucket?endpoint=http://127.0.0.1:9", account)
+        init("s3://bucket?endpoint=http://127.0.0.1:9", account, "--timeout", "5")

@@ -130,7 +130,8 @@ def environment_of(source: str, server: str, found: dict[str, Any], directory: P
     if source == "container":
         return {"AWS_CONTAINER_CREDENTIALS_FULL_URI": f"{server}/container"}
     if source == "instance":
-        return {"AWS_EC2_METADATA_SERVICE_ENDPOINT": server, "AWS_EC2_METADATA_DISABLED": "false"}
+        patient = {"AWS_METADATA_SERVICE_TIMEOUT": "60"}  # one second by default, and one attempt
+        return {"AWS_EC2_METADATA_SERVICE_ENDPOINT": server, "AWS_EC2_METADATA_DISABLED": "false", **patient}
     token = directory / "token"
     token.write_text("a token of the identity provider")
     role = {"AWS_ROLE_ARN": "arn:aws:iam::123456789012:role/any", "AWS_WEB_IDENTITY_TOKEN_FILE": str(token)}
