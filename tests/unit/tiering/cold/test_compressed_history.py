@@ -62,10 +62,10 @@ async def test_every_offset_is_read_with_every_size(new_writer: NewWriter, store
     whole = b"".join(written)
     for max_bytes in (0, 300, 1000, MIB):
         for offset in range(pointer.end_offset):
-            found = await reader.fetch(pointer, offset, max_bytes, 5)
+            found = await reader.fetch(pointer, offset, max_bytes, 60)
             assert read_header(found.batches[0]).base_offset <= offset < read_header(found.batches[0]).next_offset
             assert b"".join(found.batches) in whole
-    assert b"".join((await reader.fetch(pointer, 0, MIB, 5)).batches) == whole
+    assert b"".join((await reader.fetch(pointer, 0, MIB, 60)).batches) == whole
     found_record = await reader.offset_for_timestamp(pointer, 47)
     assert found_record is not None
     assert found_record.offset == 47
@@ -81,7 +81,7 @@ async def test_a_fetch_starts_only_the_blocks_that_it_needs(new_writer: NewWrite
     room = blocks[0].plain_length + 1
     assert sum(block.length for block in blocks[:3]) < room
     reader = ColdReader(store, SETTINGS, SystemClock())
-    await reader.fetch(pointer, 0, room, 5)
+    await reader.fetch(pointer, 0, room, 60)
     await reader.close()
     (counted,) = reader.metrics()
     assert isinstance(counted, ColdReadMetrics)
@@ -96,7 +96,7 @@ async def test_large_blocks_are_decompressed_beside_the_event_loop(
     pointer, _ = await new_writer(zstd_level=3).append(0, [large])
     counting = CountingBackground(background)
     reader = ColdReader(store, SETTINGS, SystemClock(), background=counting)
-    assert b"".join((await reader.fetch(pointer, 0, 1, 5)).batches) == large
+    assert b"".join((await reader.fetch(pointer, 0, 1, 60)).batches) == large
     await reader.close()
     assert counting.calls == 1
 
@@ -113,7 +113,7 @@ async def test_the_disk_cache_holds_compressed_blocks_and_verifies_them(
     async def read() -> bytes:
         content = b""
         for one in written:
-            content += bytes((await reader.fetch(pointer, read_header(one).base_offset, 1, 5)).batches[0])
+            content += bytes((await reader.fetch(pointer, read_header(one).base_offset, 1, 60)).batches[0])
         await reader.close()
         return content
 
@@ -190,6 +190,6 @@ async def test_new_and_merged_segments_have_the_compression_that_the_topic_asks_
     await cluster.until(lambda: cluster.pointer().manifest_version > version)
     assert await compressions() == ["zstd"]
     reader = ColdReader(cluster.store, SETTINGS, SystemClock())
-    assert b"".join((await reader.fetch(cluster.pointer(), 0, MIB, 10)).batches) == b"".join(written)
+    assert b"".join((await reader.fetch(cluster.pointer(), 0, MIB, 60)).batches) == b"".join(written)
     await reader.close()
     assert (await Verifier(cluster.store, background).partition("flights", cluster.pointer())).findings == ()

@@ -86,7 +86,7 @@ async def read_all(store: ObjectStore, pointer: Any, **reader: Any) -> bytes:
     source = ColdReader(store, reader.pop("settings", SETTINGS), SystemClock(), **reader)
     content, offset = b"", pointer.start_offset
     while offset < pointer.end_offset:
-        found = await source.fetch(pointer, offset, MIB, 10)
+        found = await source.fetch(pointer, offset, MIB, 60)
         content, offset = content + b"".join(found.batches), found.end_offset
     await source.close()
     return content

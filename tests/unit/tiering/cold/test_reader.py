@@ -34,7 +34,9 @@ Store = Any  # the FaultyStore of conftest.py, which cannot be imported
 Batches = Callable[..., list[bytes]]
 
 
-async def fetched(reader: ColdReader, pointer: ManifestPointer, offset: int, max_bytes: int, timeout_s: float) -> list[Buffer]:
+async def fetched(
+    reader: ColdReader, pointer: ManifestPointer, offset: int, max_bytes: int, timeout_s: float = 60
+) -> list[Buffer]:
     """Return the batches of a fetch, after checking that their offsets are those in their headers."""
     found = await reader.fetch(pointer, offset, max_bytes, timeout_s)
     read = [read_header(batch) for batch in found.batches]
@@ -71,12 +73,12 @@ async def test_every_offset_is_read_with_every_size(writer: ArchiveWriter, reade
     whole = b"".join(written)
     for max_bytes in (0, 1, 300, 1000, MIB):
         for offset in range(pointer.start_offset, pointer.end_offset):
-            pieces = await fetched(reader, pointer, offset, max_bytes, 5)
+            pieces = await fetched(reader, pointer, offset, max_bytes)
             found = headers(pieces)
             assert found[0][0] <= offset < found[0][1]
             assert len(found) == 1 or sum(map(len, pieces)) <= max_bytes
             assert b"".join(pieces) in whole
-    assert b"".join(await fetched(reader, pointer, 5, MIB, 5)) == whole
+    assert b"".join(await fetched(reader, pointer, 5, MIB)) == whole
 
 
 async def test_sequential_reads_return_everything_once(writer: ArchiveWriter, store: Store, make_batches: Batches) -> None:
@@ -84,11 +86,11 @@ async def test_sequential_reads_return_everything_once(writer: ArchiveWriter, st
     reader = ColdReader(store, ColdReaderSettings(read_ahead_blocks=4), SystemClock())
     offset, read = pointer.start_offset, []
     while offset < pointer.end_offset:
-        pieces = await fetched(reader, pointer, offset, 500, 5)
+        pieces = await fetched(reader, pointer, offset, 500)
         read += [bytes(piece) for piece in pieces]
         offset = headers(pieces)[-1][1]
     assert b"".join(read) == b"".join(written)
-    assert await fetched(reader, pointer, offset, 500, 5) == []
+    assert await fetched(reader, pointer, offset, 500) == []
     blocks = [key for name, key in store.calls if name == "get_range" and "segments/" in key]
     assert len(blocks) <= 7 + sum(1 for _ in written), "no block is read twice"
     await reader.close()
@@ -98,10 +100,17 @@ async def read_sequentially(reader: ColdReader, pointer: ManifestPointer) -> byt
     """Read everything in fetches of one batch, and let read-ahead end after each."""
     offset, read = pointer.start_offset, b""
     while offset < pointer.end_offset:
-        found = await reader.fetch(pointer, offset, 1, 5)
+        found = await reader.fetch(pointer, offset, 1, 60)
         offset, read = found.end_offset, read + b"".join(found.batches)
-        await asyncio.sleep(0.01)
+        await read_ahead_ended(reader)
     return read
+
+
+async def read_ahead_ended(reader: ColdReader) -> None:
+    blocks = reader._blocks
+    async with asyncio.timeout(60):
+        while reader._tasks or len(blocks._loads) or blocks._run_reads or blocks._disk_writes:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
 
 
 async def test_read_ahead_gets_adjacent_blocks_together(
@@ -139,7 +148,7 @@ async def test_a_damaged_block_does_not_hide_those_that_are_read_with_it(
     assert await read_sequentially(reader, before) == b"".join(batches[:30])
     for offset in (block.base_offset, block.base_offset):
         with pytest.raises(Corrupt, match=f"{entry.key}, block 30 .offsets {block.base_offset}..{block.last_offset}"):
-            await reader.fetch(pointer, offset, 1, 5)
+            await reader.fetch(pointer, offset, 1, 60)
     after = msgspec.structs.replace(pointer, start_offset=block.last_offset + 1)
     assert await read_sequentially(reader, after) == b"".join(batches[31:])
     await reader.close()
@@ -183,9 +192,9 @@ async def test_read_ahead_that_the_store_refuses_is_tried_again_by_the_fetch(
     offset, read = 0, b""
     while offset < pointer.end_offset:
         with contextlib.suppress(Unavailable):
-            found = await reader.fetch(pointer, offset, 1, 5)
+            found = await reader.fetch(pointer, offset, 1, 60)
             offset, read = found.end_offset, read + b"".join(found.batches)
-        await asyncio.sleep(0.01)
+        await read_ahead_ended(reader)
     assert read == b"".join(batches)
     await reader.close()
 
@@ -193,7 +202,7 @@ async def test_read_ahead_that_the_store_refuses_is_tried_again_by_the_fetch(
 async def test_below_the_start_is_not_found(writer: ArchiveWriter, reader: ColdReader, make_batches: Batches) -> None:
     pointer, _ = await write_history(writer, make_batches, 1)
     with pytest.raises(NotFound):
-        await fetched(reader, pointer, 4, 100, 5)
+        await fetched(reader, pointer, 4, 100)
 
 
 async def test_what_was_aborted_below_the_start_is_not_found(
@@ -218,7 +227,7 @@ async def test_a_lookup_costs_two_reads_then_footer_and_block(
 ) -> None:
     pointer, _ = await write_history(writer, make_batches, 20)
     store.calls.clear()
-    await fetched(reader, pointer, pointer.start_offset, 1, 5)
+    await fetched(reader, pointer, pointer.start_offset, 1)
     assert [name for name, _ in store.calls] == ["get", "get", "get_range", "get_range"]
 
 
@@ -226,9 +235,9 @@ async def test_equal_requests_share_one_read(
     writer: ArchiveWriter, reader: ColdReader, store: Store, make_batches: Batches
 ) -> None:
     pointer, _ = await write_history(writer, make_batches, 1)
-    await fetched(reader, pointer, pointer.end_offset - 1, 1, 5)
+    await fetched(reader, pointer, pointer.end_offset - 1, 1)
     store.calls.clear()
-    results = await asyncio.gather(*(fetched(reader, pointer, 5, 1, 5) for _ in range(10)))
+    results = await asyncio.gather(*(fetched(reader, pointer, 5, 1) for _ in range(10)))
     assert len({bytes(pieces[0]) for pieces in results}) == 1
     assert store.count("get_range") == 1
 
@@ -239,10 +248,10 @@ async def test_hits_and_loads_are_counted(
     pointer, _ = await write_history(writer, make_batches, 1)
     (counted,) = reader.metrics()
     assert isinstance(counted, ColdReadMetrics)
-    await fetched(reader, pointer, 5, 1, 5)
+    await fetched(reader, pointer, 5, 1)
     assert (counted.memory_hits, counted.blocks_loaded, sum(counted.load_seconds.counts)) == (0, 1, 1)
     for _ in range(3):
-        await fetched(reader, pointer, 5, 1, 5)
+        await fetched(reader, pointer, 5, 1)
     (again,) = reader.metrics()
     assert again is counted
     assert (counted.memory_hits, counted.blocks_loaded) == (3, 1)
@@ -255,7 +264,7 @@ async def test_reads_of_different_offsets_share_manifest_and_footer_loads(
     pointer, _ = await write_history(writer, make_batches, 20)
     store.calls.clear()
     store.gate = asyncio.Event()
-    reading = [asyncio.ensure_future(fetched(reader, pointer, offset, 1, 5)) for offset in range(5, 15)]
+    reading = [asyncio.ensure_future(fetched(reader, pointer, offset, 1)) for offset in range(5, 15)]
     await store.entered.wait()
     store.gate.set()
     await asyncio.gather(*reading)
@@ -267,13 +276,13 @@ async def test_a_block_that_arrives_after_the_deadline_serves_the_retry(
     writer: ArchiveWriter, reader: ColdReader, store: Store, make_batches: Batches
 ) -> None:
     pointer, written = await write_history(writer, make_batches, 1)
-    await fetched(reader, pointer, pointer.end_offset - 1, 1, 5)
+    await fetched(reader, pointer, pointer.end_offset - 1, 1)
     store.calls.clear()
     store.gate = asyncio.Event()
     with pytest.raises(Unavailable):
         await fetched(reader, pointer, 5, 1, 0.01)
     store.gate.set()
-    assert bytes((await fetched(reader, pointer, 5, 1, 5))[0]) == written[0]
+    assert bytes((await fetched(reader, pointer, 5, 1))[0]) == written[0]
     assert store.count("get_range") == 1
 
 
@@ -281,17 +290,17 @@ async def test_a_cancelled_fetch_stops_its_read(
     writer: ArchiveWriter, reader: ColdReader, store: Store, make_batches: Batches
 ) -> None:
     pointer, _ = await write_history(writer, make_batches, 1)
-    await fetched(reader, pointer, pointer.end_offset - 1, 1, 5)
+    await fetched(reader, pointer, pointer.end_offset - 1, 1)
     store.gate = asyncio.Event()
     store.entered.clear()
-    fetch = asyncio.ensure_future(fetched(reader, pointer, 5, 1, 5))
+    fetch = asyncio.ensure_future(fetched(reader, pointer, 5, 1))
     await store.entered.wait()
     fetch.cancel()
     with pytest.raises(asyncio.CancelledError):
         await fetch
     store.calls.clear()
     store.gate.set()
-    await fetched(reader, pointer, 5, 1, 5)
+    await fetched(reader, pointer, 5, 1)
     assert store.count("get_range") == 1, "the cancelled read left nothing in the cache"
 
 
@@ -306,8 +315,8 @@ async def test_a_flipped_byte_is_reported_with_its_place_and_never_returned(
     content[block.position + 70] ^= 0x20
     path.write_bytes(content)
     with pytest.raises(Corrupt, match=f"{entry.key}, block 1 .offsets {block.base_offset}..{block.last_offset}"):
-        await fetched(reader, pointer, block.base_offset, 1, 5)
-    assert headers(await fetched(reader, pointer, 0, 1, 5))[0][0] == 0
+        await fetched(reader, pointer, block.base_offset, 1)
+    assert headers(await fetched(reader, pointer, 0, 1))[0][0] == 0
 
 
 async def test_a_missing_segment_is_corruption_not_the_end(
@@ -316,7 +325,7 @@ async def test_a_missing_segment_is_corruption_not_the_end(
     pointer, entry = await writer.append(0, make_batches(0, [3]))
     (store_directory / entry.key).unlink()
     with pytest.raises(Corrupt, match="missing"):
-        await fetched(reader, pointer, 0, 1, 5)
+        await fetched(reader, pointer, 0, 1)
 
 
 async def test_time_search_equals_a_scan_over_times_that_are_not_monotonic(
@@ -347,7 +356,7 @@ async def test_producers_are_read_by_a_takeover_and_by_no_fetch(
 ) -> None:
     producers = tuple(ProducerEntry(number, 1, (), number) for number in range(100))
     pointer, _ = await writer.append(0, make_batches(0, [3]), producers=producers)
-    await fetched(reader, pointer, 0, MIB, 5)
+    await fetched(reader, pointer, 0, MIB)
     footer_and_block = store.count("get_range")
     assert footer_and_block == 2
     assert await reader.producer_snapshot(pointer) == producers
@@ -377,18 +386,18 @@ async def test_memory_is_bounded_and_evicted_blocks_go_to_disk(
     settings = ColdReaderSettings(disk_bytes=MIB, read_ahead_blocks=0)
     files = SystemFiles(tmp_path / "cache")
     reader = ColdReader(store, settings, SystemClock(), memory_bytes=4_000, files=files, background=background)
-    assert b"".join(await fetched(reader, pointer, 5, MIB, 5)) == b"".join(written)
+    assert b"".join(await fetched(reader, pointer, 5, MIB)) == b"".join(written)
     await reader.close()
     assert files.list("blocks")
     for name in files.list("blocks"):
         (tmp_path / "cache/blocks" / name).write_bytes(b"spoiled")
-    assert b"".join(await fetched(reader, pointer, 5, MIB, 5)) == b"".join(written), "a spoiled cache is a miss"
+    assert b"".join(await fetched(reader, pointer, 5, MIB)) == b"".join(written), "a spoiled cache is a miss"
     await reader.close()
 
 
 async def test_records_read_cold_are_those_written(writer: ArchiveWriter, reader: ColdReader, make_batches: Batches) -> None:
     pointer, _ = await writer.append(1, make_batches(0, [2, 2]))
-    pieces = await fetched(reader, pointer, 0, MIB, 5)
+    pieces = await fetched(reader, pointer, 0, MIB)
     offsets = [
         record.offset
         for piece in pieces
@@ -421,6 +430,6 @@ async def test_large_footers_and_pages_are_parsed_beside_the_event_loop(
         monkeypatch.setattr(stepwise, "AT_ONCE_BYTES", at_once_bytes)
         counting = CountingBackground(background)
         reader = ColdReader(store, ColdReaderSettings(read_ahead_blocks=0), SystemClock(), background=counting)
-        assert b"".join(await fetched(reader, pointer, 5, MIB, 5)) == b"".join(written)
+        assert b"".join(await fetched(reader, pointer, 5, MIB)) == b"".join(written)
         assert bool(counting.calls) is goes_aside
         await reader.close()

@@ -69,7 +69,7 @@ async def test_segments_of_one_object_are_told_apart(
     reader = ColdReader(store, ColdReaderSettings(), SystemClock())
     offset, content = 0, b""
     while offset < pointer.end_offset:
-        run = await reader.fetch(pointer, offset, 10**6, 10)
+        run = await reader.fetch(pointer, offset, 10**6, 60)
         content += b"".join(run.batches)
         offset = run.end_offset
     await reader.close()

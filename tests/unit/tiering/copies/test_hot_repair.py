@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,9 +32,15 @@ async def offloaded(cluster: Cluster, make_batches: Batches, store_directory: Pa
     for base in (0, 30, 60):
         await cluster.add_ledger(make_batches(base, [10, 10, 10]), base)
         worker = await cluster.start_worker(deletion_lag_ms=HOUR_MS, segment_bytes=1)
-        await cluster.until(lambda end=base + 30: cluster.pointer() is not None and cluster.pointer().end_offset == end)
+        await cluster.until(partial(is_stored, cluster, base + 30))
         await worker.close()
     return await segments(cluster)
+
+
+def is_stored(cluster: Cluster, end_offset: int) -> bool:
+    """Whether the version that ends there is in the store: until then the pointer has its content."""
+    pointer = cluster.pointer()
+    return pointer is not None and pointer.end_offset == end_offset and not pointer.content
 
 
 async def segments(cluster: Cluster) -> list[SegmentEntry]:
@@ -52,7 +59,7 @@ def hot(cluster: Cluster) -> HotLedgers:
 
 async def read_cold(cluster: Cluster) -> bytes:
     reader = ColdReader(cluster.store, ColdReaderSettings(), SystemClock())
-    pieces = (await reader.fetch(cluster.pointer(), 0, 2**30, 10)).batches
+    pieces = (await reader.fetch(cluster.pointer(), 0, 2**30, 60)).batches
     await reader.close()
     return b"".join(pieces)
 

@@ -136,18 +136,19 @@ async def test_a_forgotten_version_is_found_when_the_next_one_is_stored(cluster:
 
 async def test_a_forgotten_version_keeps_the_hot_copy(cluster: Cluster, make_batches: Batches) -> None:
     """The worker committed the version, but another one had the partition meanwhile; what that one committed is lost."""
-    lag_ms = 1500
+    clock = WallClock()
     await cluster.add_ledger(make_batches(0, [3]), 0)
     lease = lease_key(partition_lease(cluster.topic.topic_id, 0))
     names = ["worker-1", "worker-2"]
     second = preferred_worker(partition_lease(cluster.topic.topic_id, 0), names)
     first = next(name for name in names if name != second)
-    await cluster.start_worker(first, deletion_lag_ms=lag_ms, sweep_interval_ms=24 * HOUR_MS)
+    await cluster.start_worker(first, deletion_lag_ms=HOUR_MS, sweep_interval_ms=24 * HOUR_MS, clock=clock)
     await cluster.until(is_cold(cluster, 3))
     held = cluster.metadata.view.find(Lease, lease)
-    other = await cluster.start_worker(second, deletion_lag_ms=HOUR_MS, sweep_interval_ms=24 * HOUR_MS)
+    other = await cluster.start_worker(second, deletion_lag_ms=24 * HOUR_MS, sweep_interval_ms=24 * HOUR_MS)
     await cluster.until(lambda: cluster.metadata.view.find(Lease, lease) not in (None, held))
     planted = await plant_successor(cluster)
+    clock.ahead_ms = 2 * HOUR_MS  # Now the hot copy may be dropped, and not while the version is being planted.
     await other.close()
     await cluster.until(lambda: ("head", planted) in cluster.store.calls and "has forked" in cluster.last_error())
     assert len(cluster.log().ledgers) == 1
@@ -224,6 +225,15 @@ class MonotonicClock(SystemClock):
 
     def monotonic(self) -> float:
         return self.now_s
+
+
+class WallClock(SystemClock):
+    """The wall clock, moved ahead."""
+
+    ahead_ms = 0
+
+    def wall_ms(self) -> int:
+        return super().wall_ms() + self.ahead_ms
 
 
 def pointer_at(key: str) -> ManifestPointer:

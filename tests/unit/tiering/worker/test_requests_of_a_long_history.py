@@ -76,4 +76,6 @@ def _is_cold(cluster: Cluster, offset: int) -> bool:
 
 
 def _is_merged(cluster: Cluster) -> bool:
-    return bool(cluster.pointer(0).manifest_version >= LEDGERS + MERGES)
+    """All merges are committed, and in the store."""
+    pointer = cluster.pointer(0)
+    return bool(pointer.manifest_version >= LEDGERS + MERGES) and not pointer.content
