@@ -126,7 +126,7 @@ async def test_nothing_is_deleted_for_a_grace_period_after_a_takeover(
     await cluster.store.put(orphan, [b"left by the previous owner"])
     async with new_cluster(cluster, tmp_path / "new") as new:
         await restore_all(new)
-        await new.metadata.refresh(5)
+        await new.metadata.refresh(60)
         worker = await new.start_worker(grace_ms=1_500)
         cluster.store.deleted.clear()
         owner = await read_owner(new.store)
@@ -238,10 +238,10 @@ async def test_producer_ids_of_earlier_owners_are_not_allocated_again(cluster: C
         return found
 
     await skip_producer_ids(cluster.metadata, 2)
-    await cluster.metadata.refresh(5)
+    await cluster.metadata.refresh(60)
     assert counter().next_value == 2 * PRODUCER_IDS_GAP
     await skip_producer_ids(cluster.metadata, 1)
-    await cluster.metadata.refresh(5)
+    await cluster.metadata.refresh(60)
     assert counter().next_value == 2 * PRODUCER_IDS_GAP
 
 

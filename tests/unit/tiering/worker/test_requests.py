@@ -17,7 +17,9 @@ from support.s3_proxy import Fault, S3Proxy
 
 from stratalog_core.batches.records import Record, build_batch
 from stratalog_core.system import SystemClock, ThreadBackground
+from stratalog_tiering.metrics import TieringMetrics
 from stratalog_tiering.store import ObjectStore, open_store
+from stratalog_tiering.worker.worker import TieringWorker
 
 pytestmark = pytest.mark.s3
 Cluster = Any  # the TestCluster of conftest.py, which cannot be imported
@@ -67,10 +69,14 @@ def ended(cluster: Cluster, offset: int) -> bool:
     return pointer is not None and pointer.end_offset == offset and not cluster.log(0).ledgers
 
 
-async def quiet(requests: Counter[str], for_s: float) -> None:
-    """Wait until a worker that has begun sends no more requests for so long, and forget those that it has sent."""
+def is_working(worker: TieringWorker) -> bool:
+    return any(group.work_in_progress for group in worker.metrics() if isinstance(group, TieringMetrics))
+
+
+async def quiet(worker: TieringWorker, requests: Counter[str], for_s: float) -> None:
+    """Wait until a worker that has begun is at no work and sends no more requests for so long, and forget those sent."""
     async with asyncio.timeout(60):
-        while requests:
+        while requests or is_working(worker):
             requests.clear()
             await asyncio.sleep(for_s)
 
@@ -81,13 +87,15 @@ async def quiet(requests: Counter[str], for_s: float) -> None:
 async def test_a_sealed_segment_costs_few_requests(
     cluster: Cluster, requests: Counter[str], verify: str, reads: dict[str, float]
 ) -> None:
-    await cluster.start_worker(sweep_interval_ms=DAY_MS, retention_interval_ms=DAY_MS, block_bytes=1024 * 1024, verify=verify)
+    worker = await cluster.start_worker(
+        sweep_interval_ms=DAY_MS, retention_interval_ms=DAY_MS, block_bytes=1024 * 1024, verify=verify
+    )  # fmt: skip
     for number in range(LEDGERS + 1):
         batch = bytes(build_batch([Record(offset=number, timestamp_ms=number, key=None, value=b"v" * 100)], leader_epoch=0))
         await cluster.add_ledger([batch], number, partition=0)
         await cluster.until(partial(ended, cluster, number + 1), 60)
         if number == 0:
-            await quiet(requests, 1.0)
+            await quiet(worker, requests, 1.0)
     # Commits of one second share a look for another owner. One that takes longer looks again before it stores its manifest.
     # A HEAD finds none, and the refusal of a GET confirms it.
     assert 0 < requests.pop("HEAD owners") <= 2 * LEDGERS
@@ -104,9 +112,9 @@ async def test_a_sealed_segment_costs_few_requests(
 
 
 async def test_an_idle_partition_costs_nothing(cluster: Cluster, requests: Counter[str]) -> None:
-    await cluster.start_worker(sweep_interval_ms=DAY_MS, retention_interval_ms=20)
+    worker = await cluster.start_worker(sweep_interval_ms=DAY_MS, retention_interval_ms=20)
     batch = bytes(build_batch([Record(offset=0, timestamp_ms=0, key=None, value=b"v" * 100)], leader_epoch=0))
     await cluster.add_ledger([batch], 0, partition=0)
     await cluster.until(partial(ended, cluster, 1), 60)
     # More than a hundred intervals of retention.
-    await quiet(requests, 3.0)
+    await quiet(worker, requests, 3.0)

@@ -70,10 +70,10 @@ async def test_small_segments_are_within_it_when_they_are_merged(cluster: Cluste
     """What a merge replaced goes after the grace period, which is short here."""
     await cluster.start_worker(block_bytes=KIB * KIB, sweep_interval_ms=100, retention_interval_ms=50, grace_ms=200)
     produced = await produce(cluster, 4 * KIB, 32 * KIB, FAN_IN)
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while len(sizes := await objects(cluster, "segments/")) > 1:  # noqa: ASYNC110 - no event tells
             await asyncio.sleep(0.05)
     assert produced < sum(sizes) <= 1.003 * produced
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while sum(await objects(cluster)) > 1.02 * produced:  # noqa: ASYNC110 - superseded manifests go, too
             await asyncio.sleep(0.05)
