@@ -59,7 +59,7 @@ def create_topic(bootstrap: str, topic: str) -> None:
     admin = AdminClient({"bootstrap.servers": bootstrap, "log_level": 0})
     for future in admin.create_topics([NewTopic(topic, num_partitions=1, replica_assignment=[[OWNER, REPLICA]])]).values():
         future.result(_TIMEOUT_S)
-    producer = Producer({"bootstrap.servers": bootstrap, "log_level": 0, "batch.num.messages": 1})
+    producer = Producer({"bootstrap.servers": bootstrap, "enable.idempotence": True, "batch.num.messages": 1})
     for value in VALUES:
         producer.produce(topic, value, partition=0)
     assert producer.flush(_TIMEOUT_S) == 0

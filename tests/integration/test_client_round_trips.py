@@ -106,6 +106,7 @@ def _kafka_python_produce(bootstrap: str, topic: str, codec: str, records: Seque
     producer = KafkaProducer(
         bootstrap_servers=bootstrap.split(","),
         compression_type=None if codec == "none" else codec,
+        enable_idempotence=True,
         max_request_size=REQUEST_BYTES_MAX,
         linger_ms=5,
     )
@@ -186,6 +187,7 @@ async def _aiokafka_consume(bootstrap: str, topic: str, count: int) -> list[Reco
 
 def _kcat_produce(program: str, bootstrap: str, topic: str, codec: str, values: Sequence[str]) -> None:
     command = [program, "-P", "-b", bootstrap, "-t", topic, "-z", codec, "-p", "0", "-k", "kcat", "-H", "by=kcat", "-E"]
+    command += ["-X", "enable.idempotence=true"]
     subprocess.run(command, input="\n".join(values) + "\n", text=True, check=True, timeout=TIMEOUT_S, capture_output=True)
 
 

@@ -86,7 +86,7 @@ def test_history_in_a_cloud_is_read_by_clients_commands_archives_and_spark(
         assert "serves Kafka clients at" in line
         bootstrap = load_state(data).bootstrap
         stratalog("topic", "create", "events", "--partitions", "1", "--data", str(data))
-        producer = Producer({"bootstrap.servers": bootstrap})
+        producer = Producer({"bootstrap.servers": bootstrap, "enable.idempotence": True})
         for value in written:
             producer.produce("events", value, partition=0)
         assert producer.flush(60) == 0

@@ -80,7 +80,9 @@ def until(condition: Callable[[], bool], timeout_s: float = 180.0) -> None:
 
 def produce(cluster: ProcessCluster, topic: str, count: int, size: int, partition: int = 0) -> None:
     """Append incompressible records in batches of at most 128 KiB."""
-    producer = Producer({"bootstrap.servers": cluster.bootstrap, "linger.ms": 20, "batch.size": 131_072, "log_level": 0})
+    producer = Producer(
+        {"bootstrap.servers": cluster.bootstrap, "linger.ms": 20, "batch.size": 131_072, "enable.idempotence": True}
+    )
     for _ in range(count):
         producer.produce(topic, os.urandom(size), partition=partition)
         producer.poll(0)

@@ -184,7 +184,7 @@ def wait_until(condition: Callable[[], bool]) -> None:
 @pytest.mark.timeout(7200)
 def test_what_is_killed_writes_each_record_once(cluster: ProcessCluster, tmp_path: Path) -> None:
     source = cluster.new_topic(PARTITIONS)
-    producer = Producer({"bootstrap.servers": cluster.bootstrap, "log_level": 0})
+    producer = Producer({"bootstrap.servers": cluster.bootstrap, "enable.idempotence": True, "log_level": 0})
     written = {number: [f"{number}-{place}" for place in range(RECORDS // PARTITIONS)] for number in range(PARTITIONS)}
     for number, values in written.items():
         for value in values:

@@ -33,7 +33,9 @@ def fields(number: int) -> dict[str, Any]:
 
 def produce(bootstrap: str) -> None:
     for offset, codec in enumerate(CODECS):
-        producer = Producer({"bootstrap.servers": bootstrap, "compression.type": codec, "linger.ms": 5, "acks": "all"})
+        producer = Producer(
+            {"bootstrap.servers": bootstrap, "compression.type": codec, "linger.ms": 5, "enable.idempotence": True}
+        )
         for number in range(offset, RECORDS, len(CODECS)):
             producer.produce("events", **fields(number))
             producer.poll(0)

@@ -44,14 +44,16 @@ def topics(cluster: ProcessCluster) -> tuple[str, str]:
     _produce(cluster, half_cold, range(COLD), "zstd")
     cluster.run("tier", "offload", half_cold, "--wait", "--delete-hot")
     _produce(cluster, half_cold, range(COLD, COLD + HOT), "lz4")
-    producer = Producer({"bootstrap.servers": cluster.bootstrap, "log_level": 0})
+    producer = Producer({"bootstrap.servers": cluster.bootstrap, "enable.idempotence": True, "log_level": 0})
     producer.produce(hot, b"only", b"hot", timestamp=FIRST_MS)
     assert producer.flush(60) == 0
     return half_cold, hot
 
 
 def _produce(cluster: ProcessCluster, topic: str, numbers: range, codec: str) -> None:
-    producer = Producer({"bootstrap.servers": cluster.bootstrap, "compression.type": codec, "linger.ms": 50, "log_level": 0})
+    producer = Producer(
+        {"bootstrap.servers": cluster.bootstrap, "compression.type": codec, "linger.ms": 50, "enable.idempotence": True}
+    )
     for number in numbers:
         producer.produce(
             topic,
