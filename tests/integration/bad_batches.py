@@ -33,7 +33,7 @@ REASONS: Final[Mapping[str, str]] = {
 """Why an error differs from Apache Kafka's, by what is wrong with the batch."""
 _TIMEOUT_S: Final = 120
 _CODECS: Final = (("uncompressed", NONE), ("lz4", LZ4))
-_NOT_YET: Final = "not_leader_or_follower"
+_NOT_YET: Final = ("not_leader_or_follower", "unknown_topic_or_partition")
 _MAGIC, _CRC, _ATTRIBUTES, _LAST_DELTA, _COUNT = 16, 17, 21, 23, 57
 _OLD_MESSAGE: Final = struct.pack(">qiIBBqii", 0, 26, 0, 1, 0, 0, -1, 4) + b"old!"
 
@@ -138,11 +138,19 @@ def send_to_new_topic(
     """Create a topic with one partition and send it each batch; return the errors by name."""
     for future in admin.create_topics([NewTopic(topic, num_partitions=1, replication_factor=1, config=dict(configs))]).values():
         future.result(_TIMEOUT_S)
+    return asyncio.run(_send_all(_leader(admin, topic), topic, batches))
+
+
+def _leader(admin: AdminClient, topic: str) -> str:
+    """Wait until a broker names the leader of partition 0; others than the one that created the topic hear of it later."""
     deadline = time.monotonic() + _TIMEOUT_S
-    while (leader := admin.list_topics(topic).topics[topic].partitions[0].leader) < 0 and time.monotonic() < deadline:
+    while True:
+        found = admin.list_topics(topic)
+        partition = found.topics[topic].partitions.get(0)
+        if partition is not None and (broker := found.brokers.get(partition.leader)) is not None:
+            return f"{broker.host}:{broker.port}"
+        assert time.monotonic() < deadline, f"nobody leads {topic}"
         time.sleep(0.1)
-    broker = admin.list_topics(topic).brokers[leader]
-    return asyncio.run(_send_all(f"{broker.host}:{broker.port}", topic, batches))
 
 
 async def _send_all(address: str, topic: str, batches: Mapping[str, bytes | None]) -> dict[str, str]:
@@ -150,11 +158,11 @@ async def _send_all(address: str, topic: str, batches: Mapping[str, bytes | None
 
 
 async def _outcome(address: str, topic: str, records: bytes | None) -> str:
-    """Send the batch, again while the leader that the metadata names has not taken over the new topic yet."""
+    """Send the batch, again while the leader that the metadata names has not heard of the new topic or not taken it over."""
     deadline = time.monotonic() + _TIMEOUT_S
     while True:
         outcome = await _send(address, topic, records)
-        if outcome != _NOT_YET or time.monotonic() > deadline:
+        if outcome not in _NOT_YET or time.monotonic() > deadline:
             return outcome
         await asyncio.sleep(0.1)
 

@@ -49,6 +49,7 @@ def test_records_are_erased_from_a_cluster(cluster: ProcessCluster, tmp_path: Pa
     assert written == {KIND: "none"}, "a broker does not decompress"
     for name in (topic, unreadable):
         cluster.run("tier", "offload", name, "--wait", "--delete-hot")
+    cluster.keep_hot(topic)
     produce(cluster, topic, range(COUNT + 2, COUNT + 10))  # hot, and none of them is to go
     before = messages(cluster, topic, COUNT + 8, PARTITIONS)
     assert files_with(store, SUBJECT)

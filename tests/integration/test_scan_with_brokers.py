@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
-from integration.process_cluster import KEPT_FOR_EVER, ProcessCluster
+from integration.process_cluster import KEPT_FOR_EVER, ProcessCluster, until_all_know
 
 from stratalog_core.errors import Invalid, NotFound, Unavailable
 from stratalog_pipeline.arrow.schema import COLUMNS_WITH_HEADERS
@@ -50,7 +50,9 @@ def fields(number: int) -> dict[str, Any]:
 
 
 def produce(cluster: ProcessCluster, topic: str, numbers: range) -> None:
-    producer = Producer({"bootstrap.servers": cluster.bootstrap, "compression.type": "zstd", "linger.ms": 5, "acks": "all"})
+    producer = Producer(
+        {"bootstrap.servers": cluster.bootstrap, "compression.type": "zstd", "linger.ms": 5, "enable.idempotence": True}
+    )
     for number in numbers:
         producer.produce(topic, partition=number % PARTITIONS, **fields(number))
     assert producer.flush(60) == 0
@@ -82,6 +84,7 @@ def half_cold(cluster: ProcessCluster) -> str:
     topic = cluster.new_topic(PARTITIONS, KEPT_FOR_EVER)
     produce(cluster, topic, range(COLD))
     cluster.run("tier", "offload", topic, "--wait")
+    cluster.keep_hot(topic)
     produce(cluster, topic, range(COLD, COLD + HOT))
     return topic
 
@@ -223,6 +226,7 @@ def test_a_topic_that_is_created_again_is_not_taken_for_the_old_one(cluster: Pro
     admin = AdminClient({"bootstrap.servers": cluster.bootstrap, "log_level": 0})
     admin.delete_topics([topic])[topic].result(60)
     admin.create_topics([NewTopic(topic, PARTITIONS, 3)])[topic].result(60)
+    until_all_know(cluster.bootstrap, topic)
     produce(cluster, topic, range(30))
     with pytest.raises(NotFound, match="was deleted after the query began"):
         [row for split in splits for batch in planned.read(split) for row in batch.to_pylist()]

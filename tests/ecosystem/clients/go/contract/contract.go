@@ -13,7 +13,7 @@ const (
 	partitions     = 4
 	copies         = 2
 	recordsOfCodec = 200
-	timeout        = 60 * time.Second
+	timeout        = 120 * time.Second
 )
 
 // Codecs are the compressions of Kafka.
@@ -80,7 +80,7 @@ func Run(newClient func(bootstrap string) Client) {
 	step("create a topic", func() (string, error) { return "done", client.Create(topic, partitions, copies) })
 	step("create it again", func() (string, error) { return "done", client.Create(topic, partitions, copies) })
 	step("describe it", func() (string, error) {
-		found, replicas, err := client.Describe(topic)
+		found, replicas, err := described(client, topic)
 		return fmt.Sprintf("%d partitions, %d replicas", found, replicas), err
 	})
 	for _, codec := range Codecs {
@@ -282,8 +282,18 @@ func fenced(client Client, prefix, topic string) error {
 	return first.Commit()
 }
 
+// described waits until the broker that is asked knows the topic: another one may have created it.
+func described(client Client, topic string) (found, replicas int, err error) {
+	for deadline := time.Now().Add(timeout); time.Now().Before(deadline); time.Sleep(100 * time.Millisecond) {
+		if found, replicas, err = client.Describe(topic); err == nil {
+			break
+		}
+	}
+	return found, replicas, err
+}
+
 func deleted(client Client, topic string) error {
-	for deadline := time.Now().Add(timeout / 4); time.Now().Before(deadline); time.Sleep(100 * time.Millisecond) {
+	for deadline := time.Now().Add(timeout); time.Now().Before(deadline); time.Sleep(100 * time.Millisecond) {
 		if _, _, err := client.Describe(topic); err != nil {
 			return err
 		}

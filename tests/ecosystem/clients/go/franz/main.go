@@ -37,7 +37,7 @@ func main() {
 }
 
 func within() (context.Context, context.CancelFunc) {
-	return context.WithTimeout(context.Background(), 30*time.Second)
+	return context.WithTimeout(context.Background(), 120*time.Second)
 }
 
 func (c *client) Create(topic string, partitions, copies int) error {
