@@ -27,7 +27,9 @@ class Step:
     """One run. ``{bootstrap}``, ``{topic}``, ``{group}`` and ``{dir}`` are replaced by the cluster's and the test's own.
 
     ``prints`` is the expected output: a regular expression if the tool works, a text for people if it is refused. A tool that
-    ``is_endless`` is killed once it has printed that. ``main_class``: that of another tool, which shows the result of this one.
+    ``is_endless`` is killed once it has printed that. What ``is_late`` shows an earlier step's effect, which comes after its
+    end, or which another broker hears of later: it runs until it prints what is expected. ``main_class``: that of another tool,
+    which shows the result of this one.
     """
 
     arguments: str
@@ -37,6 +39,7 @@ class Step:
     exit_code: int = 0
     stdin: str = ""
     is_endless: bool = False
+    is_late: bool = False
     main_class: str = ""
 
 
@@ -59,6 +62,7 @@ def _lacks(what: str, arguments: str, api: str, exit_code: int = 1) -> Step:
 
 
 _AT = "--bootstrap-server {bootstrap}"
+_OF_GROUPS = f"{_AT} --timeout 120000"
 _FILES = {
     "delete.json": '{{"partitions": [{{"topic": "{topic}", "partition": 0, "offset": 1}}], "version": 1}}',
     "topics.json": '{{"topics": [{{"topic": "{topic}"}}], "version": 1}}',
@@ -81,11 +85,12 @@ KAFKA_TOOLS: tuple[Tool, ...] = (
             ),
             Step(
                 what="describe it",
+                is_late=True,
                 arguments=f"{_AT} --describe --topic {{topic}}-new",
                 prints=r"PartitionCount: 2.*retention\.ms=86400000[\s\S]*Partition: 1\s+Leader: \d",
             ),
             Step(what="add partitions", arguments=f"{_AT} --alter --topic {{topic}}-new --partitions 3", prints=""),
-            Step(what="list topics", arguments=f"{_AT} --list", prints="{topic}-new"),
+            Step(what="list topics", arguments=f"{_AT} --list", prints="{topic}-new", is_late=True),
             Step(
                 what="look for under-replicated partitions",
                 arguments=f"{_AT} --describe --under-replicated-partitions --topic {{topic}}",
@@ -142,36 +147,38 @@ KAFKA_TOOLS: tuple[Tool, ...] = (
         steps=(
             Step(
                 what="set offsets",
-                arguments=f"{_AT} --group {{group}} --reset-offsets --to-earliest --topic {{topic}} --execute",
+                arguments=f"{_OF_GROUPS} --group {{group}} --reset-offsets --to-earliest --topic {{topic}} --execute",
                 prints=r"{group}\s+{topic}\s+0\s+0",
             ),
-            Step(what="list groups", arguments=f"{_AT} --list", prints="{group}"),
+            Step(what="list groups", arguments=f"{_OF_GROUPS} --list", prints="{group}"),
             Step(
                 what="describe offsets and lag",
-                arguments=f"{_AT} --describe --group {{group}}",
+                arguments=f"{_OF_GROUPS} --describe --group {{group}}",
                 prints=r"{group}\s+{topic}\s+0\s+0\s+3\s+3\s",
             ),
             Step(
-                what="describe its state", arguments=f"{_AT} --describe --group {{group}} --state", prints=r"{group}.*Empty\s+0"
+                what="describe its state",
+                arguments=f"{_OF_GROUPS} --describe --group {{group}} --state",
+                prints=r"{group}.*Empty\s+0",
             ),
             Step(
                 what="describe its members",
-                arguments=f"{_AT} --describe --group {{group}} --members",
+                arguments=f"{_OF_GROUPS} --describe --group {{group}} --members",
                 prints="has no active members",
             ),
             Step(
                 what="delete offsets",
-                arguments=f"{_AT} --group {{group}} --delete-offsets --topic {{topic}}",
+                arguments=f"{_OF_GROUPS} --group {{group}} --delete-offsets --topic {{topic}}",
                 prints=r"{topic}\s+0\s+Successful",
             ),
             Step(
                 what="set offsets to the end",
-                arguments=f"{_AT} --group {{group}} --reset-offsets --to-latest --topic {{topic}} --execute",
+                arguments=f"{_OF_GROUPS} --group {{group}} --reset-offsets --to-latest --topic {{topic}} --execute",
                 prints=r"{group}\s+{topic}\s+0\s+3",
             ),
             Step(
                 what="delete the group",
-                arguments=f"{_AT} --group {{group}} --delete",
+                arguments=f"{_OF_GROUPS} --group {{group}} --delete",
                 prints="Deletion of requested consumer groups .* was successful",
             ),
         ),
@@ -207,6 +214,7 @@ KAFKA_TOOLS: tuple[Tool, ...] = (
             ),
             Step(
                 what="describe a topic's configs",
+                is_late=True,
                 arguments=f"{_AT} --describe --entity-type topics --entity-name {{topic}}",
                 prints=r"(?=[\s\S]*remote\.log\.copy\.disable=true )(?=[\s\S]*local\.retention\.ms=1000 )"
                 r"(?=[\s\S]*local\.retention\.bytes=5000 )[\s\S]*segment\.bytes=1000000.*"
@@ -219,11 +227,13 @@ KAFKA_TOOLS: tuple[Tool, ...] = (
             ),
             Step(
                 what="describe the defaults",
+                is_late=True,
                 arguments=f"{_AT} --describe --entity-type brokers --entity-default",
                 prints=r"log\.roll\.jitter\.ms=1234.*DYNAMIC_DEFAULT_BROKER_CONFIG:log\.roll\.jitter\.ms=1234",
             ),
             Step(
                 what="describe a broker",
+                is_late=True,
                 arguments=f"{_AT} --describe --entity-type brokers --entity-name 1 --all",
                 prints=r"broker\.id=1 [\s\S]*log\.roll\.jitter\.ms=1234 [\s\S]*num\.partitions=\d+ ",
             ),
@@ -255,6 +265,7 @@ KAFKA_TOOLS: tuple[Tool, ...] = (
             ),
             Step(
                 what="describe all groups' configs",
+                is_late=True,
                 arguments=f"{_AT} --describe --entity-type groups",
                 prints=r"{group} are:\s+consumer\.session\.timeout\.ms=50000",
             ),
@@ -322,7 +333,11 @@ KAFKA_TOOLS: tuple[Tool, ...] = (
         script="kafka-consumer-perf-test.sh",
         main_class=TOOLS + "ConsumerPerformance",
         steps=(
-            Step(what="read 3 records", arguments=f"{_AT} --topic {{topic}} --num-records 3 --hide-header", prints=r", 3, "),
+            Step(
+                what="read 3 records",
+                arguments=f"{_AT} --topic {{topic}} --num-records 3 --hide-header --timeout 120000",
+                prints=r", 3, ",
+            ),
         ),
     ),
     Tool(
@@ -458,8 +473,9 @@ KAFKA_TOOLS: tuple[Tool, ...] = (
             ),
             Step(
                 what="verify the reassignment",
+                is_late=True,
                 arguments=f"{_AT} --verify --reassignment-json-file {{dir}}/move.json",
-                prints=r"Reassignment of partition {topic}-0 is (completed|still in progress)",
+                prints=r"Reassignment of partition {topic}-0 is completed",
             ),
             Step(
                 what="cancel it: it is over",
@@ -496,9 +512,10 @@ KAFKA_TOOLS: tuple[Tool, ...] = (
                 " --match client_software_name=nobody",
                 prints="Altered client metrics config for {group}",
             ),
-            Step(what="list subscriptions", arguments=f"{_AT} --list", prints="{group}"),
+            Step(what="list subscriptions", arguments=f"{_AT} --list", prints="{group}", is_late=True),
             Step(
                 what="describe a subscription",
+                is_late=True,
                 arguments=f"{_AT} --describe --name {{group}}",
                 prints=r"interval\.ms=60000\s+match=client_software_name=nobody\s+metrics=org\.apache\.kafka\.producer\.",
             ),
@@ -538,6 +555,7 @@ KAFKA_TOOLS: tuple[Tool, ...] = (
             ),
             Step(
                 what="each of its transactions has an epoch (`transaction.version` 2)",
+                is_late=True,
                 arguments=f"{_AT} describe-producers --topic {{topic}}-copy --partition 0",
                 prints=r"ProducerEpoch[^\n]*\n\d+\s+3\s",
                 main_class=TOOLS + "TransactionsCommand",
@@ -559,8 +577,8 @@ KAFKA_TOOLS: tuple[Tool, ...] = (
         script="kafka-share-groups.sh",
         main_class=TOOLS + "consumer.group.ShareGroupCommand",
         steps=(
-            Step(what="list share groups: there are none", arguments=f"{_AT} --list", prints=r"\A\s*\Z"),
-            _lacks("describe a share group", f"{_AT} --describe --group {{group}}", "SHARE_GROUP_DESCRIBE", exit_code=0),
+            Step(what="list share groups: there are none", arguments=f"{_OF_GROUPS} --list", prints=r"\A\s*\Z"),
+            _lacks("describe a share group", f"{_OF_GROUPS} --describe --group {{group}}", "SHARE_GROUP_DESCRIBE", exit_code=0),
         ),
     ),
     Tool(
@@ -569,7 +587,7 @@ KAFKA_TOOLS: tuple[Tool, ...] = (
         steps=(
             _lacks(
                 "read in a share group",
-                f"{_AT} --topic {{topic}} --max-messages 1 --timeout-ms 10000",
+                f"{_AT} --topic {{topic}} --max-messages 1 --timeout-ms 120000",
                 "SHARE_GROUP_HEARTBEAT",
                 exit_code=0,
             ),
@@ -580,7 +598,7 @@ KAFKA_TOOLS: tuple[Tool, ...] = (
         main_class=TOOLS + "ShareConsumerPerformance",
         steps=(
             _lacks(
-                "read in a share group", f"{_AT} --topic {{topic}} --num-records 1 --timeout 30000", "SHARE_GROUP_HEARTBEAT"
+                "read in a share group", f"{_AT} --topic {{topic}} --num-records 1 --timeout 120000", "SHARE_GROUP_HEARTBEAT"
             ),
         ),
     ),
@@ -600,8 +618,8 @@ KAFKA_TOOLS: tuple[Tool, ...] = (
         script="kafka-streams-groups.sh",
         main_class=TOOLS + "streams.StreamsGroupCommand",
         steps=(
-            Step(what="list streams groups: there are none", arguments=f"{_AT} --list", prints=r"\A\s*\Z"),
-            _lacks("describe a streams group", f"{_AT} --describe --group {{group}}", "STREAMS_GROUP_DESCRIBE"),
+            Step(what="list streams groups: there are none", arguments=f"{_OF_GROUPS} --list", prints=r"\A\s*\Z"),
+            _lacks("describe a streams group", f"{_OF_GROUPS} --describe --group {{group}}", "STREAMS_GROUP_DESCRIBE"),
         ),
     ),
 )

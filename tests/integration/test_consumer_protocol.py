@@ -56,7 +56,17 @@ def console_consumer(
 
 def described(cluster: ProcessCluster, group: str, what: str, expected: str) -> re.Match[str]:
     """Describe the group with Kafka's tool until the output matches; return the match."""
-    arguments = ("--bootstrap-server", cluster.bootstrap, "--describe", "--group", group, what, "--verbose")
+    arguments = (
+        "--bootstrap-server",
+        cluster.bootstrap,
+        "--timeout",
+        "120000",
+        "--describe",
+        "--group",
+        group,
+        what,
+        "--verbose",
+    )
     deadline = time.monotonic() + TIMEOUT_S
     while True:
         output = java_tools.run_tool(TOOLS + "group.ConsumerGroupCommand", *arguments)

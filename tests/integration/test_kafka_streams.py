@@ -23,7 +23,7 @@ JARS: Final = (("org.apache.kafka", "kafka-streams", KAFKA_VERSION), ("org.slf4j
 PARTITIONS: Final = 2
 WORDS: Final = ("brave", "new", "log", "of", "old", "words", "and", "more")
 LINES, PAIRS = 600, 300
-TIMEOUT_S: Final = 120.0
+TIMEOUT_S: Final = 240.0
 
 
 @contextmanager
@@ -54,7 +54,9 @@ class Inputs:
     """Writes the topics that the application reads, in three parts."""
 
     def __init__(self, cluster: ProcessCluster, name: str) -> None:
-        self._producer = Producer({"bootstrap.servers": cluster.bootstrap, "log_level": 0, "linger.ms": 20})
+        self._producer = Producer(
+            {"bootstrap.servers": cluster.bootstrap, "enable.idempotence": True, "linger.ms": 20, "log_level": 0}
+        )
         self._name = name
 
     def write(self, part: int) -> None:

@@ -44,7 +44,7 @@ public class AdminCalls {
     }
 
     static <T> T get(KafkaFuture<T> future) throws Exception {
-        return future.get(20, TimeUnit.SECONDS);
+        return future.get(120, TimeUnit.SECONDS);
     }
 
     static String sorted(Collection<?> values) {
@@ -53,7 +53,7 @@ public class AdminCalls {
 
     public static void main(String[] arguments) throws Exception {
         String suffix = arguments[1];
-        properties = new HashMap<>(Map.of("bootstrap.servers", arguments[0], "enable.metrics.push", true, "request.timeout.ms", 15000, "default.api.timeout.ms", 20000));
+        properties = new HashMap<>(Map.of("bootstrap.servers", arguments[0], "enable.metrics.push", true, "request.timeout.ms", 60000, "default.api.timeout.ms", 120000));
         admin = Admin.create(properties);
         topics("admin-" + suffix);
         cluster("admin-" + suffix);
@@ -202,7 +202,7 @@ public class AdminCalls {
     }
 
     static <T> T until(Callable<T> look, T wanted) throws Exception {
-        long deadline = System.nanoTime() + Duration.ofSeconds(20).toNanos();
+        long deadline = System.nanoTime() + Duration.ofSeconds(120).toNanos();
         T seen = look.call();
         while (!seen.equals(wanted) && System.nanoTime() < deadline) {
             Thread.sleep(50);
@@ -213,7 +213,7 @@ public class AdminCalls {
 
     /** Returns the first list with so many elements, or the last one seen. */
     static <T> List<T> filled(Callable<List<T>> look, int size) throws Exception {
-        long deadline = System.nanoTime() + Duration.ofSeconds(20).toNanos();
+        long deadline = System.nanoTime() + Duration.ofSeconds(120).toNanos();
         List<T> seen = look.call();
         while (seen.size() < size && System.nanoTime() < deadline) {
             Thread.sleep(50);
@@ -313,7 +313,7 @@ public class AdminCalls {
     }
 
     static void instance() {
-        call("clientInstanceId", () -> admin.clientInstanceId(Duration.ofSeconds(10)) != null);
+        call("clientInstanceId", () -> admin.clientInstanceId(Duration.ofSeconds(120)) != null);
         call("metrics", () -> !admin.metrics().isEmpty());
         var metric = new org.apache.kafka.common.metrics.KafkaMetric(new Object(),
             new MetricName("own", "own", "", Map.of()), (org.apache.kafka.common.metrics.Gauge<Integer>) (config, now) -> 1,
