@@ -11,7 +11,7 @@ from pathlib import Path
 import fastavro
 import pyarrow as pa
 import pytest
-from confluent_kafka import OFFSET_BEGINNING, Consumer, Message, Producer, TopicPartition
+from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, Message, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 from integration.test_exactly_once_bulk import live_topics, stored_topics
 from integration.test_restore import stratalog, up
@@ -59,15 +59,17 @@ def consume(bootstrap: str, topic: str, count: int) -> list[Message]:
     consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": "none", "enable.partition.eof": True})
     consumer.assign([TopicPartition(topic, partition, OFFSET_BEGINNING) for partition in range(PARTITIONS)])
     found: list[Message] = []
-    ended, deadline = 0, time.monotonic() + 60
+    ended: set[int | None] = set()
+    deadline = time.monotonic() + 120
     try:
-        while ended < PARTITIONS:
+        while len(ended) < PARTITIONS:
             assert time.monotonic() < deadline, f"{len(found)} of {count} messages"
             for message in consumer.consume(1000, 0.2):
-                if message.error() is None:
+                error = message.error()
+                if error is None:
                     found.append(message)
-                else:
-                    ended += 1
+                elif error.code() == KafkaError._PARTITION_EOF:
+                    ended.add(message.partition())
     finally:
         consumer.close()
     assert len(found) == count
@@ -239,7 +241,7 @@ def test_an_export_becomes_a_topic_again(tmp_path: Path) -> None:
     cluster = ("--data", str(data))
     with up(data, bucket) as bootstrap:
         stratalog("topic", "create", "orders", "--partitions", str(PARTITIONS), "--config", "retention.ms=-1", *cluster)
-        producer = Producer({"bootstrap.servers": bootstrap})
+        producer = Producer({"bootstrap.servers": bootstrap, "enable.idempotence": True})
         for number in range(500):
             producer.produce(
                 "orders", f"v{number}", f"k{number % 50}", partition=number % PARTITIONS, timestamp=FIRST_MS + number
@@ -257,7 +259,7 @@ def test_an_export_becomes_a_topic_again(tmp_path: Path) -> None:
         stratalog("job", "backfill", files, *words, "--partition", "0", *cluster)
         consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": "none"})
         consumer.assign([TopicPartition("shaped", 0, 0)])
-        first = consumer.poll(30)
+        first = consumer.poll(120)
         consumer.close()
         assert first is not None
         assert (first.key(), first.value()) == (b"0", b"V0")
@@ -297,7 +299,7 @@ def test_avro_files_and_a_topic_of_another_cluster_become_topics(spark: SparkSes
         backfill_kafka(spark, kept, replace(into, topic="kept"), keeps_offsets=True)
         copy = consume(bootstrap, "kept", len(plain))
         assert [(*_whole(each), each.offset()) for each in copy] == [(*_whole(each), each.offset()) for each in plain]
-        producer = Producer({"bootstrap.servers": bootstrap})
+        producer = Producer({"bootstrap.servers": bootstrap, "enable.idempotence": True})
         later: list[int | None] = []
         for partition in (2, 3):
             producer.produce("kept", "later", partition=partition, on_delivery=lambda _, each: later.append(each.offset()))
@@ -331,7 +333,7 @@ def _write_source(bootstrap: str, data: Path) -> None:
     """Write 1000 committed records of every kind, of which ten are deleted, and 400 that are aborted."""
     stratalog("topic", "create", "source", "--partitions", str(PARTITIONS), "--config", "retention.ms=-1", "--data", str(data))
     producer = Producer({"bootstrap.servers": bootstrap, "transactional.id": "t", "compression.type": "lz4"})
-    producer.init_transactions(30)
+    producer.init_transactions(120)
     for number in range(14):
         producer.begin_transaction()
         for each in range(100 * number, 100 * number + 100):
@@ -342,16 +344,16 @@ def _write_source(bootstrap: str, data: Path) -> None:
         # What is aborted shall be in the log.
         assert producer.flush(60) == 0
         if number % 4 == 1:
-            producer.abort_transaction(30)
+            producer.abort_transaction(120)
         else:
-            producer.commit_transaction(30)
+            producer.commit_transaction(120)
     _delete_before(bootstrap, "source", 0, 10)
 
 
 def _write_plain(bootstrap: str, data: Path) -> int:
     """Write records without gaps, of which the first are deleted; return the number of the others."""
     stratalog("topic", "create", "plain", "--partitions", str(PARTITIONS), "--config", "retention.ms=-1", "--data", str(data))
-    producer = Producer({"bootstrap.servers": bootstrap})
+    producer = Producer({"bootstrap.servers": bootstrap, "enable.idempotence": True})
     for partition, count in enumerate((500, 50, 5, 2)):
         for number in range(count):
             producer.produce("plain", f"v{number}", partition=partition, timestamp=FIRST_MS + number)

@@ -13,7 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from confluent_kafka import Consumer, Message, Producer, TopicPartition
+from confluent_kafka import Consumer, KafkaError, Message, Producer, TopicPartition
 from integration.committed_reads import committed_values
 from integration.process_cluster import KEPT_FOR_EVER, ProcessCluster
 from kafka.partitioner import murmur2
@@ -38,15 +38,16 @@ def messages(cluster: ProcessCluster, topic: str, count: int, partitions: int = 
     )
     consumer.assign([TopicPartition(topic, number, 0) for number in range(partitions)])
     found: list[Message] = []
-    ended = 0
-    deadline = time.monotonic() + 60
-    while ended < partitions:
+    ended: set[int | None] = set()
+    deadline = time.monotonic() + 120
+    while len(ended) < partitions:
         assert time.monotonic() < deadline, f"{len(found)} of {count} messages"
         for message in consumer.consume(1000, 0.2):
-            if message.error() is None:
+            error = message.error()
+            if error is None:
                 found.append(message)
-            else:
-                ended += 1
+            elif error.code() == KafkaError._PARTITION_EOF:
+                ended.add(message.partition())
     consumer.close()
     assert len(found) == count
     return sorted(found, key=lambda message: (message.partition(), message.offset()))
@@ -154,7 +155,7 @@ def run(*words: str) -> Any:
 @pytest.mark.timeout(900)
 def test_a_replay_is_in_order_filtered_marked_and_resumed(cluster: ProcessCluster, spark: SparkSession, tmp_path: Path) -> None:
     topic, target = cluster.new_topic(PARTITIONS, KEPT_FOR_EVER), cluster.new_topic(PARTITIONS, KEPT_FOR_EVER)
-    producer = Producer({"bootstrap.servers": cluster.bootstrap, "log_level": 0})
+    producer = Producer({"bootstrap.servers": cluster.bootstrap, "enable.idempotence": True, "log_level": 0})
     for number in range(600):
         producer.produce(topic, str(number), "k", partition=number % PARTITIONS, timestamp=FIRST_MS + number)
     assert producer.flush(60) == 0
