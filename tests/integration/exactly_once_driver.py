@@ -80,7 +80,7 @@ def batch(session: SparkSession, spec: Spec) -> None:
 def bulk(session: SparkSession, spec: Spec) -> None:
     topic = spec.targets["bulk"]
     # The driver may have died between the commit and its answer: the topic is there then, as a whole.
-    if topic in AdminClient({"bootstrap.servers": spec.bootstrap}).list_topics(timeout=30).topics:
+    if topic in AdminClient({"bootstrap.servers": spec.bootstrap}).list_topics(timeout=120).topics:
         return
     target = BulkTarget(topic=topic, partitions=BULK_PARTITIONS, store=spec.store, metadata=spec.metadata)
     rate = spec.rows_per_s

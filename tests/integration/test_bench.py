@@ -103,7 +103,7 @@ def test_idle_connections(cluster: ProcessCluster) -> None:
 def test_gaps_while_a_broker_dies(cluster: ProcessCluster) -> None:
     victim = cluster.processes("broker")[0]
     try:
-        options = ("--kill-pid", str(victim["pid"]), "--partitions", "8", "--before", "6", "--after", "12")
+        options = ("--kill-pid", str(victim["pid"]), "--partitions", "8", "--before", "6", "--after", "30")
         measured = _measured(cluster, "failover", *options)
     finally:
         cluster.restart(victim["name"])

@@ -132,7 +132,7 @@ def test_the_doctor_checks_the_cluster_that_it_finds(cluster: ProcessCluster) ->
         cwd=place,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=120,
         check=False,
     )
     assert {"processes", "metadata", "bookies", "store"} <= {row["check"] for row in json.loads(done.stdout)["findings"]}

@@ -20,7 +20,7 @@ RECORDS = 600
 
 
 def _fill(cluster: ProcessCluster, topic: str, first: int = 0) -> None:
-    producer = Producer({"bootstrap.servers": cluster.bootstrap, "linger.ms": 5})
+    producer = Producer({"bootstrap.servers": cluster.bootstrap, "enable.idempotence": True, "linger.ms": 5})
     for number in range(first, first + RECORDS):
         producer.produce(topic, str(number).encode(), partition=number % PARTITIONS)
     assert producer.flush(TIMEOUT_S) == 0
@@ -35,7 +35,7 @@ class _Members:
             "group.id": group,
             "auto.offset.reset": "earliest",
             "partition.assignment.strategy": assignor,
-            "session.timeout.ms": 10_000,
+            "session.timeout.ms": 120_000,
             "heartbeat.interval.ms": 500,
         }
         self._topic = topic

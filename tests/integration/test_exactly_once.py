@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -256,13 +257,20 @@ def test_batches_follow_each_other_or_markers_were_lost(cluster: ProcessCluster)
 def test_a_transaction_that_exceeds_its_time_is_aborted_whole(cluster: ProcessCluster) -> None:
     topic = cluster.new_topic()
     options = options_of(
-        cluster.bootstrap,
-        topic,
-        **{"kafka.transaction.timeout.ms": "1000", "kafka.message.timeout.ms": "1000", "rowsPerSecond": "20"},
+        cluster.bootstrap, topic, **{"kafka.transaction.timeout.ms": "15000", "kafka.message.timeout.ms": "15000"}
     )
     unit = Unit(write=topic, batch=0, task=0)
+
+    def slow_rows() -> Iterator[pa.RecordBatch]:
+        yield rows_of(0, range(100))
+        deadline = time.monotonic() + 120
+        while "Abort" not in (state := cluster.json("txn", "describe", unit.name)["state"]):
+            assert time.monotonic() < deadline, state
+            time.sleep(0.5)
+        yield rows_of(0, range(100, ROWS))
+
     with pytest.raises(Fenced, match=r"raise kafka\.transaction\.timeout\.ms"):
-        send_once([rows_of(0)], options, unit)
+        send_once(slow_rows(), options, unit)
     assert committed_values(cluster.bootstrap, topic) == []
     assert send_once([rows_of(0)], options_of(cluster.bootstrap, topic), unit) == ROWS
     assert len(committed_values(cluster.bootstrap, topic)) == ROWS

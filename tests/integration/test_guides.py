@@ -31,7 +31,7 @@ _STEP = re.compile(
 )
 _ADDRESSES = {"127.0.0.1:9092": "KAFKA", "127.0.0.1:19300": "METADATA"}
 """Addresses in the pages' commands, and the variables for those with free ports; ``make run`` takes ``KAFKA``."""
-_START_S = 60.0
+_START_S = 240.0
 _BLOCK_S = 240.0
 
 

@@ -59,14 +59,15 @@ def _pid(cluster: ProcessCluster, role: str) -> int:
     return int(process["pid"])
 
 
-def _until_status(address: str, path: str, status: int) -> str:
+def _until_status(address: str, path: str, status: int, expected: str = "") -> str:
+    """Return the first answer with this status, and with this body if one is given."""
     deadline = time.monotonic() + _TIMEOUT_S
     while time.monotonic() < deadline:
         found, body = _get(address, path)
-        if found == status:
+        if found == status and body == (expected or body):
             return body
         time.sleep(0.02)
-    pytest.fail(f"{path} at {address} never answered {status}")
+    pytest.fail(f"{path} at {address} never answered {status} {expected}")
 
 
 def _metrics(address: str) -> dict[str, dict[tuple[tuple[str, str], ...], float]]:
@@ -84,8 +85,10 @@ def test_every_role_answers_its_three_paths(own_cluster: ProcessCluster, role: s
     address = _address(own_cluster, role)
     assert _get(address, "/healthz") == (200, "alive\n")
     assert role.partition("ing")[0] in _until_status(address, "/readyz", 200)
-    metrics = _metrics(address)
-    assert metrics["stratalog_process_event_loop_lag_seconds_count"][()] > 0
+    deadline = time.monotonic() + _TIMEOUT_S
+    while not (metrics := _metrics(address))["stratalog_process_event_loop_lag_seconds_count"][()]:
+        assert time.monotonic() < deadline, "the lag of the event loop is never measured"
+        time.sleep(0.1)
     assert metrics["process_resident_memory_bytes"][()] > 0
     assert _get(address, "/metrics", "HEAD") == (200, "")
     assert _get(address, "/metrics", "POST")[0] == 405
@@ -95,22 +98,21 @@ def test_metrics_show_a_record_on_its_way(own_cluster: ProcessCluster) -> None:
     """Checks every role: producer's request, bookie's disk, metadata quorum, and the tiering worker that sees the record."""
     own_cluster.run("topic", "create", "followed", "--partitions", "1")
     own_cluster.run("produce", "followed", "--value", "hello")
-    wanted = {
-        "broker": ("stratalog_broker_requests_total", (("api", "Produce"),)),
-        "bookie": ("stratalog_bookie_disk_group_commit_seconds_count", (("disk", "0"),)),
-        "metadata": ("stratalog_metadata_is_leader", ()),
-        "tiering": ("stratalog_tiering_sessions_total", ()),
-    }
+    wanted = [
+        ("broker", "stratalog_broker_requests_total", (("api", "Produce"),)),
+        ("bookie", "stratalog_bookie_disk_group_commit_seconds_count", (("disk", "0"),)),
+        ("metadata", "stratalog_metadata_is_leader", ()),
+        ("metadata", "stratalog_metadata_records", (("kind", "topic"),)),
+        ("tiering", "stratalog_tiering_sessions_total", ()),
+    ]
     deadline = time.monotonic() + _TIMEOUT_S
     while wanted and time.monotonic() < deadline:
         # Answers are up to a second old.
-        found = {role: _metrics(_address(own_cluster, role)).get(name, {}) for role, (name, _) in wanted.items()}
-        wanted = {role: (name, labels) for role, (name, labels) in wanted.items() if not found[role].get(labels)}
+        found = {role: _metrics(_address(own_cluster, role)) for role, _, _ in wanted}
+        wanted = [(role, name, labels) for role, name, labels in wanted if not found[role].get(name, {}).get(labels)]
         time.sleep(0.1)
-    assert wanted == {}
-    quorum = _metrics(_address(own_cluster, "metadata"))
-    assert quorum["stratalog_metadata_records"][("kind", "topic"),] >= 1
-    assert quorum["stratalog_metadata_apply_lag_entries"][()] >= 0
+    assert wanted == []
+    assert _metrics(_address(own_cluster, "metadata"))["stratalog_metadata_apply_lag_entries"][()] >= 0
 
 
 def test_cluster_status_names_the_addresses(own_cluster: ProcessCluster) -> None:
@@ -145,7 +147,8 @@ def test_a_broker_that_stops_is_not_ready_until_it_is_back(own_cluster: ProcessC
     os.kill(metadata, signal.SIGSTOP)
     try:
         os.kill(pid, signal.SIGTERM)
-        assert _until_status(address, "/readyz", 503) == "stopping\n"
+        # Before its signal comes it may say that it has lost its session.
+        _until_status(address, "/readyz", 503, "stopping\n")
         assert _get(address, "/healthz")[0] == 200
     finally:
         os.kill(metadata, signal.SIGCONT)
@@ -170,7 +173,7 @@ def test_slow_clients_and_scrapes_beside_load_change_nothing(own_cluster: Proces
     host, _, port = address.rpartition(":")
     own_cluster.run("topic", "create", "scraped", "--partitions", "50")
     failed: list[Any] = []
-    producer = Producer({"bootstrap.servers": own_cluster.bootstrap, "acks": "all", "linger.ms": 5})
+    producer = Producer({"bootstrap.servers": own_cluster.bootstrap, "enable.idempotence": True, "linger.ms": 5})
     slow = [socket.create_connection((host, int(port))) for _ in range(40)]
     try:
         for connection in slow:

@@ -70,9 +70,11 @@ class Operator:
         return found
 
     async def leader(self) -> int:
-        leader = (await self.status())["leader"]
-        assert isinstance(leader, int)
-        return leader
+        async with asyncio.timeout(120):
+            while True:  # There is none while one is elected.
+                leader = (await self.status())["leader"]
+                if isinstance(leader, int):
+                    return leader
 
     def names(self) -> list[str]:
         return [process["name"] for process in self.cluster.processes("metadata")]

@@ -89,7 +89,7 @@ def held(cluster: ProcessCluster) -> set[int]:
         transport = TcpTransport()
         channels = [transport.channel(bookie["address"]) for bookie in cluster.json("bookie", "list")["bookies"]]
         request = messages.encode(ListLedgers())
-        pages = [messages.decode(LedgerPage, await channel.call(messages.LIST, (request,), 10.0)) for channel in channels]
+        pages = [messages.decode(LedgerPage, await channel.call(messages.LIST, (request,), 60.0)) for channel in channels]
         await transport.close()
         return set.intersection(*({ledger.ledger_id for ledger in page.ledgers} for page in pages))
 
