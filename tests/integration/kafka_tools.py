@@ -27,8 +27,8 @@ class Step:
     """One run. ``{bootstrap}``, ``{topic}``, ``{group}`` and ``{dir}`` are replaced by the cluster's and the test's own.
 
     ``prints`` is the expected output: a regular expression if the tool works, a text for people if it is refused. A tool that
-    ``is_endless`` is killed once it has printed that. What ``is_late`` shows an earlier step's effect, which comes after its
-    end, or which another broker hears of later: it runs until it prints what is expected. ``main_class``: that of another tool,
+    ``is_endless`` is killed once it has printed that. A step that ``is_late`` shows an earlier effect, which comes after it
+    or of which another broker hears later: it runs until it prints what is expected. ``main_class``: that of another tool,
     which shows the result of this one.
     """
 
@@ -587,7 +587,7 @@ KAFKA_TOOLS: tuple[Tool, ...] = (
         steps=(
             _lacks(
                 "read in a share group",
-                f"{_AT} --topic {{topic}} --max-messages 1 --timeout-ms 120000",
+                f"{_AT} --topic {{topic}} --max-messages 1 --timeout-ms 30000",
                 "SHARE_GROUP_HEARTBEAT",
                 exit_code=0,
             ),
