@@ -59,7 +59,6 @@ class CopierInput(Client):
         super().__init__(name, recorder)
         self._copier = copier
         self._sent = 0
-        self._is_fatal = False
         self.acknowledged: set[str] = set()
         self._config = {
             "bootstrap.servers": bootstrap,
@@ -69,13 +68,11 @@ class CopierInput(Client):
             "socket.timeout.ms": 10_000,
             "reconnect.backoff.max.ms": 1000,
             "log_level": 0,
-            "error_cb": self._on_error,
         }
 
     def run_session(self) -> None:
-        self._is_fatal = False
         producer = Producer(self._config)
-        while not (self.stopping.is_set() or self._is_fatal):
+        while not self.stopping.is_set():
             # The last transaction that a copier committed before it was killed may not be counted as copied.
             uncounted = self._copier.killed * _RECORDS_PER_TRANSACTION
             for _ in range(min(20, _BACKLOG + uncounted + self._copier.copied - self._sent)):
@@ -84,9 +81,6 @@ class CopierInput(Client):
             producer.poll(0.1)
         producer.flush(_STOP_S)
         producer.purge()
-
-    def _on_error(self, error: KafkaError) -> None:
-        self._is_fatal = self._is_fatal or error.fatal()
 
     def _delivered(self, failure: KafkaError | None, message: Message) -> None:
         if failure is None:

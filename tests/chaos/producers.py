@@ -115,7 +115,7 @@ class _Epochs(logging.Handler):
 
 
 class LibrdkafkaProducer(SteadyProducer):
-    """confluent-kafka. After a fatal error it restarts with a new producer id, as an application would."""
+    """confluent-kafka. A fatal error, which ``poll`` raises, ends it, and the run reports that."""
 
     def __init__(
         self,
@@ -131,7 +131,6 @@ class LibrdkafkaProducer(SteadyProducer):
     ) -> None:
         super().__init__(name, recorder, values, bootstrap, per_s=per_s, seed=seed, idempotent=idempotent)
         self._idempotent = idempotent
-        self._fatal = False
         self._settled_at = 0.0
         logger = logging.getLogger(f"librdkafka.{name}")
         logger.setLevel(logging.DEBUG)
@@ -152,10 +151,9 @@ class LibrdkafkaProducer(SteadyProducer):
         }
 
     def run_session(self) -> None:
-        self._fatal = False
         self._settled_at = time.monotonic()
-        producer = Producer({**self._config, "error_cb": self._on_error})
-        while not self.stopping.is_set() and not self._fatal and not self._is_stuck():
+        producer = Producer(self._config)
+        while not self.stopping.is_set() and not self._is_stuck():
             self._send(producer)
             producer.poll(self.pause_s())
         deadline = time.monotonic() + _STOP_S
@@ -168,9 +166,6 @@ class LibrdkafkaProducer(SteadyProducer):
 
     def _is_stuck(self) -> bool:
         return time.monotonic() - self._settled_at > _STUCK_S
-
-    def _on_error(self, error: KafkaError) -> None:
-        self._fatal = self._fatal or error.fatal()
 
     def _send(self, producer: Producer) -> None:
         key, value = self.next_send()

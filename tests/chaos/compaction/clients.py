@@ -31,14 +31,13 @@ def produce(producer: Producer, send: Send, on_delivery: Callable[[KafkaError | 
 
 
 class KeyedProducer(Client):
-    """Idempotent. After a fatal error it restarts with a new producer id; what it had in flight then is unknown."""
+    """Idempotent. A fatal error, which ``poll`` raises, ends it, and the run reports that."""
 
     def __init__(self, name: str, recorder: Recorder, sends: Sends, bootstrap: str, *, per_s: float, seed: int) -> None:
         super().__init__(name, recorder)
         self._sends = sends
         self._interval_s = 1 / per_s
         self._random = random.Random(seed)
-        self._is_fatal = False
         self._settled_s = 0.0
         self._config: dict[str, Any] = {
             "bootstrap.servers": bootstrap,
@@ -49,13 +48,12 @@ class KeyedProducer(Client):
             "socket.timeout.ms": 10_000,
             "reconnect.backoff.max.ms": 1000,
             "log_level": 0,
-            "error_cb": self._on_error,
         }
 
     def run_session(self) -> None:
-        self._is_fatal, self._settled_s = False, time.monotonic()
+        self._settled_s = time.monotonic()
         producer = Producer(self._config)
-        while not (self.stopping.is_set() or self._is_fatal or self._is_stuck()):
+        while not (self.stopping.is_set() or self._is_stuck()):
             if len(producer) < _IN_FLIGHT_MAX:
                 send = self._sends.begin(self.name, self._random)
                 produce(producer, send, partial(self._delivered, send))
@@ -70,9 +68,6 @@ class KeyedProducer(Client):
 
     def _is_stuck(self) -> bool:
         return time.monotonic() - self._settled_s > _STUCK_S
-
-    def _on_error(self, error: KafkaError) -> None:
-        self._is_fatal = self._is_fatal or error.fatal()
 
     def _delivered(self, send: Send, failure: KafkaError | None, message: Message) -> None:
         self._settled_s = time.monotonic()
