@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,7 @@ from kio.schema.errors import ErrorCode
 from unit.broker.mini_cluster import WAIT_S, MiniCluster, run_cluster
 from unit.broker.raw_client import request
 
-from stratalog_broker.coordination.coordinator_partition import CoordinatorKind
+from stratalog_broker.coordination.coordinator_partition import CoordinatorKind, CoordinatorPartition
 from stratalog_broker.coordination.locator import Coordinators
 from stratalog_broker.coordination.record_writer import RecordWriter
 from stratalog_broker.coordination.replay import ApplyRecord, CoordinatorRecord
@@ -20,6 +22,7 @@ from stratalog_broker.network.server import BrokerServer
 from stratalog_broker.protocol.errors import KafkaError
 from stratalog_core.batches.records import Header
 from stratalog_core.errors import Corrupt
+from stratalog_core.system import SystemClock
 
 KEY_TYPE = 2
 TOPIC = "__share_group_state"
@@ -159,3 +162,16 @@ async def test_a_key_type_without_a_coordinator_is_refused(tmp_path: Path, key_t
         client = await cluster.connect()
         old = await client.call(10, 1, request(10, 1, "FindCoordinatorRequest", key_type=key_type, key="a"))
         assert (old.error_code, old.node_id) == (ErrorCode.invalid_request, -1)
+
+
+async def test_a_partition_that_is_lost_keeps_no_state() -> None:
+    async def append(batch: bytearray) -> int:
+        raise AssertionError("nothing is written")
+
+    partition = CoordinatorPartition(COUNTERS, append, SystemClock(), f"{TOPIC}-0")
+    partition.load(b"a=1", (), 0)
+    assert partition.application is not None
+    state = weakref.ref(partition.application.state)
+    partition.resigned()
+    gc.collect()
+    assert state() is None, "the locator keeps the partition, so that its memory would be used until the partition returns"
