@@ -81,9 +81,13 @@ class CoordinatorPartition(Generic[StateType, ApplicationType]):
         self._replay.apply(batch)
 
     def snapshot(self) -> bytes:
+        assert self.application is not None, "a lost partition has no state to store"
         return self._state.snapshot()
 
     def resigned(self) -> None:
         application, self.application = self.application, None
+        # This object is kept until the partition returns. Its state may be large.
+        self._state = self._kind.load(None)
+        self._replay = Replay(self._state)
         if application is not None:
             application.resigned()
