@@ -3,7 +3,7 @@
 One per broker; all of its coordinators share it. ``core/marker_queue.py`` knows what is outstanding. One request per broker is
 under way at a time, so markers that are decided meanwhile share the next one. After an error the present owner gets the marker
 again: writing one twice is harmless, and losing one is not. The only markers that are given up are those of coordinators that
-have resigned, those that a later coordinator has fenced, and those of topics that a linearizable read does not find.
+have resigned, those that a later coordinator has fenced, and those of partitions that a linearizable read does not find.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from stratalog_broker.coordination.transactions.core.transaction import EPOCH_BU
 from stratalog_broker.peers.peers import Peers
 from stratalog_core.errors import StratalogError
 from stratalog_metadata.client.api import MetadataClient
-from stratalog_metadata.records import Broker, Partition, Topic, broker_key, partition_key, topic_key
+from stratalog_metadata.records import Broker, Partition, Record, Topic, broker_key, partition_key, topic_key
 
 RETRY_S: Final = 0.05
 TIMEOUT_S: Final = 10.0
@@ -89,8 +89,9 @@ class MarkerSender:
 
     def _send_again(self) -> None:
         self._retry = None
-        names = {marker.partition[0] for marker in self._queue.held()}
-        missing = sorted(name for name in names if self._metadata.view.find(Topic, topic_key(name)) is None)
+        view = self._metadata.view
+        partitions = {marker.partition for marker in self._queue.held()}
+        missing = sorted({name for name, index in partitions if _is_gone(view.find(Topic, topic_key(name)), index)})
         if missing and not self._is_searching:
             self._spawn(self._drop_deleted(missing))
         self._queue.retry()
@@ -125,7 +126,10 @@ class MarkerSender:
                 self._queue.cancel(marker.decision)
 
     async def _drop_deleted(self, names: Sequence[str]) -> None:
-        """Give up the markers of topics that do not exist; the view may lag, so the metadata quorum is asked."""
+        """Give up the markers of partitions that do not exist; the view may lag, so the metadata quorum is asked.
+
+        A topic may have been deleted and created again with fewer partitions.
+        """
         self._is_searching = True
         try:
             found = await self._metadata.read([topic_key(name) for name in names])
@@ -134,13 +138,22 @@ class MarkerSender:
             return
         finally:
             self._is_searching = False
-        gone = {name for name, record in zip(names, found, strict=True) if record is None}
-        dropped = [marker for marker in self._queue.held() if marker.partition[0] in gone]
+        topics = {name: each.record if each is not None else None for name, each in zip(names, found, strict=True)}
+        dropped = [
+            marker
+            for marker in self._queue.held()
+            if marker.partition[0] in topics and _is_gone(topics[marker.partition[0]], marker.partition[1])
+        ]
         self._report(decision for marker in dropped if (decision := self._queue.drop(marker)) is not None)
 
     def _report(self, complete: Iterable[Decision]) -> None:
         for decision in complete:
             self._completed(decision)
+
+
+def _is_gone(topic: Record | None, index: int) -> bool:
+    """Whether a topic, of which this is the record, lacks the partition."""
+    return not isinstance(topic, Topic) or index >= topic.partition_count
 
 
 def _request(markers: Sequence[Marker]) -> Any:
