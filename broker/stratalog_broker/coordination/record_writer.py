@@ -11,6 +11,7 @@ from typing import Final, NamedTuple
 
 from kio.schema.errors import ErrorCode
 
+from stratalog_bookies.client.ledger_writer import ENTRY_BYTES_MAX
 from stratalog_broker.coordination.replay import CoordinatorRecord
 from stratalog_broker.protocol.errors import KafkaError
 from stratalog_core import errors
@@ -54,14 +55,15 @@ class RecordWriter:
     def write(self, records: Sequence[CoordinatorRecord], written: Written) -> None:
         """Queue records; ``written`` is called later, once, with ``none`` when the ack quorum has them and they are applied.
 
-        It is called with COORDINATOR_NOT_AVAILABLE if more than ``WAITING_BYTES_MAX`` would be waiting.
+        It is called with COORDINATOR_NOT_AVAILABLE if more than ``WAITING_BYTES_MAX`` would be waiting, and with
+        MESSAGE_TOO_LARGE if the records do not fit into one entry of a ledger.
         """
         if not records:
             asyncio.get_running_loop().call_soon(written, ErrorCode.none)
             return
         size_bytes = sum(record.size_bytes for record in records)
         if self._waiting_bytes + size_bytes > WAITING_BYTES_MAX:
-            asyncio.get_running_loop().call_soon(written, ErrorCode.coordinator_not_available)
+            asyncio.get_running_loop().call_soon(written, _refusal(size_bytes))
             return
         if not self._queue:
             asyncio.get_running_loop().call_soon(self._flush)
@@ -87,7 +89,7 @@ class RecordWriter:
         """
         size_bytes = sum(record.size_bytes for record in records)
         if self._waiting_bytes + size_bytes > WAITING_BYTES_MAX:
-            return ErrorCode.coordinator_not_available
+            return _refusal(size_bytes)
         self._flush()
         self._waiting_bytes += size_bytes
         try:
@@ -130,10 +132,19 @@ class RecordWriter:
         if producer is not None:
             producer_id, epoch = producer
             of_transaction = {"attributes": TRANSACTIONAL_BIT, "producer_id": producer_id, "producer_epoch": epoch}
-        return build_batch(
+        batch = build_batch(
             [
                 Record(offset=offset, timestamp_ms=now_ms, key=record.key, value=record.value, headers=record.headers)
                 for offset, record in enumerate(records)
             ],
             **of_transaction,
         )
+        if len(batch) > ENTRY_BYTES_MAX:
+            # Queued for the next ledger, it would cost this broker the partition. It is one write: large ones are not joined.
+            raise KafkaError(ErrorCode.message_too_large)
+        return batch
+
+
+def _refusal(size_bytes: int) -> ErrorCode:
+    """Return the code for records that are not queued: there may be room for them later, unless they are too large."""
+    return ErrorCode.message_too_large if size_bytes > ENTRY_BYTES_MAX else ErrorCode.coordinator_not_available

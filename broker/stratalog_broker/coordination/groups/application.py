@@ -136,7 +136,7 @@ class GroupApplication:
         coordinator = self.coordinator
         errors, records = coordinator.commits.plan(group_id, member_id, group_instance_id, generation, commits, self.now())
         with coordinator.commits.pending(group_id, commits):
-            return await self._write_for(errors, records)
+            return [_known_to_committers(error) for error in await self._write_for(errors, records)]
 
     async def commit_in_transaction(
         self,
@@ -155,7 +155,7 @@ class GroupApplication:
         if not records:
             return errors
         with coordinator.commits.pending(group_id, commits, transactional=True):
-            written = await self._writer.written_in_transaction(records, producer, check)
+            written = _known_to_committers(await self._writer.written_in_transaction(records, producer, check))
         return errors if written is ErrorCode.none else _with_failure(errors, written)
 
     async def delete_group(self, group_id: str) -> ErrorCode:
@@ -238,6 +238,11 @@ class GroupApplication:
 def _with_failure(errors: Sequence[ErrorCode], failure: ErrorCode) -> list[ErrorCode]:
     """Return the codes of commits whose write failed."""
     return [failure if error is ErrorCode.none else error for error in errors]
+
+
+def _known_to_committers(code: ErrorCode) -> ErrorCode:
+    """Return the code of an OffsetCommit or TxnOffsetCommit response for that of a write."""
+    return ErrorCode.invalid_commit_offset_size if code is ErrorCode.message_too_large else code
 
 
 def group_kind(
