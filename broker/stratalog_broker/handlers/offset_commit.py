@@ -12,6 +12,7 @@ from typing import Any, Final
 from kio.schema.errors import ErrorCode
 
 from stratalog_broker.coordination.group_topics import TopicName, refuse_topics, resolve_topic
+from stratalog_broker.coordination.groups.core.messages import NO_GENERATION
 from stratalog_broker.coordination.groups.core.offset_rows import Commit
 from stratalog_broker.coordination.groups.service import GroupService
 from stratalog_broker.partitions.ownership import Partitions
@@ -49,6 +50,9 @@ async def handle(
         is_old = context.api_version < _MEMBER_EPOCHS_SINCE
         if is_old and coordinator.coordinator.table.consumers.has_consumer_member(request.group_id, request.member_id):
             raise KafkaError(ErrorCode.unsupported_version)
+        is_of_member = _generation(request) > NO_GENERATION
+        if not is_old and is_of_member and not coordinator.coordinator.table.exists(request.group_id):
+            raise KafkaError(ErrorCode.group_id_not_found)
         errors = await coordinator.commit(
             request.group_id, request.member_id, getattr(request, "group_instance_id", None), _generation(request), commits
         )
