@@ -20,6 +20,7 @@ from stratalog_broker.admin.topic_limits import check_cluster
 from stratalog_broker.configs.settings import BrokerSettings
 from stratalog_core.errors import Conflict, Invalid, NotFound, OutcomeUnknown
 from stratalog_metadata.client import topic_deletion
+from stratalog_metadata.client.api import Applied
 from stratalog_metadata.client.topic_deletion import finish_deletion
 from stratalog_metadata.records import (
     DeletedTopic,
@@ -163,6 +164,25 @@ async def test_namesakes_are_named_by_their_ids(mini_cluster: MiniCluster) -> No
     assert await in_thread(lambda: consumed(mini_cluster, "flights", 1)) == [b"first"]
     with pytest.raises(NotFound, match="no deleted topic 'unknown'"):
         await undelete(metadata, "unknown")
+
+
+async def test_a_topic_that_somebody_else_has_restored_is_not_reported_under_another_name(
+    mini_cluster: MiniCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    metadata = mini_cluster.metadata
+    await in_thread(lambda: create_with_records(mini_cluster, "flights", [b"1"]))
+    await in_thread(lambda: delete(mini_cluster, "flights"))
+    propose = metadata.propose
+
+    async def after_another(command: Command, timeout_s: float = 10.0) -> Applied:
+        monkeypatch.setattr(metadata, "propose", propose)
+        await undelete(metadata, "flights", "first")
+        return await propose(command, timeout_s)
+
+    monkeypatch.setattr(metadata, "propose", after_another)
+    with pytest.raises(NotFound):
+        await undelete(metadata, "flights", "second")
+    assert [topic.name for topic in metadata.view.all(Topic) if not topic.internal] == ["first"]
 
 
 async def test_a_restore_is_done_when_a_worker_has_removed_the_marker_from_the_bucket(mini_cluster: MiniCluster) -> None:

@@ -8,8 +8,11 @@ from typing import Any
 import pytest
 
 from stratalog_core.errors import Conflict, Unavailable
-from stratalog_metadata.records import Ledger, Log, ManifestPointer, TierStatus, Topic
+from stratalog_core.system import SystemClock
+from stratalog_metadata.client.topic_deletion import delete_topic
+from stratalog_metadata.records import DeletedTopic, Ledger, Log, ManifestPointer, TierStatus, Topic
 from stratalog_metadata.state.commands import Command
+from stratalog_tiering.attach import detachment
 from stratalog_tiering.core.detaching import committed_pointers, detach_topic
 from stratalog_tiering.core.partition import PartitionSnapshot, partition_snapshot
 
@@ -67,3 +70,16 @@ async def test_an_open_ledger_or_one_that_came_meanwhile_keeps_it_attached(clust
     with pytest.raises(Conflict, match="is not in the bucket yet"):
         detach(cluster)
     assert [*cluster.metadata.view.all(Topic)] == [cluster.topic]
+
+
+async def test_a_topic_that_is_deleted_meanwhile_is_not_reported_as_detached(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def delete(store: object, topic: Topic) -> None:
+        found = cluster.metadata.view.get(topic.key())
+        await cluster.metadata.propose(delete_topic(cluster.metadata.view, topic, found.version, 1, 86_400_000))
+
+    monkeypatch.setattr(detachment, "describe_topic", delete)
+    with pytest.raises(Conflict, match="was deleted"):
+        await detachment.detach(cluster.metadata, cluster.store, SystemClock(), cluster.topic, 10)
+    assert [deleted.name for deleted in cluster.metadata.view.all(DeletedTopic)] == ["flights"]

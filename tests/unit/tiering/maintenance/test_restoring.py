@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -15,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.embedded_quorum import embedded_quorum
 
-from stratalog_core.errors import Conflict, NotFound
+from stratalog_core.errors import Conflict, Invalid, NotFound
 from stratalog_core.rpc.tcp import TcpTransport
 from stratalog_core.system import SystemClock, ThreadBackground
 from stratalog_metadata.client.topic_deletion import delete_topic
@@ -33,10 +34,12 @@ from stratalog_metadata.records import (
 )
 from stratalog_metadata.state.commands import Command, Put
 from stratalog_tiering.cold.archive import live_topics, read_owner
+from stratalog_tiering.config import TieringSettings
 from stratalog_tiering.core.restoring import EPOCH_GAP, PRODUCER_IDS_GAP, restore_epoch, restored_topic
 from stratalog_tiering.format import object_keys
 from stratalog_tiering.format.descriptor import OwnerDescriptor, TopicDescriptor, encode_descriptor
-from stratalog_tiering.format.object_keys import owner_key, segment_key
+from stratalog_tiering.format.manifest import empty_manifest, pointer_to
+from stratalog_tiering.format.object_keys import manifest_key, owner_key, segment_key
 from stratalog_tiering.maintenance.cutting import CutPorts
 from stratalog_tiering.maintenance.restoring import (
     read_history,
@@ -46,6 +49,8 @@ from stratalog_tiering.maintenance.restoring import (
     wanted_topics,
 )
 from stratalog_tiering.offload.ownership import COMMITS_SHARE_S, cluster_id_in, take_over
+from stratalog_tiering.offload.ports import worker_ports
+from stratalog_tiering.offload.version_objects import ensure_in_store
 
 Cluster = Any  # the TestCluster of conftest.py, which cannot be imported
 Batches = Callable[..., list[bytes]]
@@ -193,6 +198,22 @@ async def test_the_previous_owner_does_not_hide_a_topic_that_was_restored(
             while next(iter(worker.metrics())).failures == 0:  # noqa: ASYNC110 - a counter has no event
                 await asyncio.sleep(0.05)
         assert [topic.name for topic in await live_topics(new.store)] == ["flights"]
+
+
+async def test_the_previous_owner_marks_no_version_as_committed(cluster: Cluster) -> None:
+    """It has restored its topic up to a point, and was taken over before the marker of the cut was written."""
+    ports = worker_ports(
+        TieringSettings(worker_id="worker-1"), cluster.metadata, cluster.store, cluster.ledgers, SystemClock(),
+        random.Random(1), cluster.background,
+    )  # fmt: skip
+    await cluster.until(lambda: cluster.metadata.view.get(CLUSTER_KEY) is not None)
+    await ports.bucket.ensure()
+    await cluster.store.put(owner_key(1), [encode_descriptor(OwnerDescriptor(cluster_id="next", number=1, taken_at_ms=2))])
+    cut = empty_manifest(cluster.topic.topic_id, "flights", 0, 12)
+    key = manifest_key(cut.topic_id, 0, 12, 0xC)
+    with pytest.raises(Invalid, match="belongs to cluster next"):
+        await ensure_in_store(ports, pointer_to(cut, key, bytes(32)))
+    assert [info.key async for info in cluster.store.list("manifests/")] == []
 
 
 async def test_a_restore_that_is_repeated_waits_for_commits_of_the_previous_owner(

@@ -45,6 +45,15 @@ async def test_a_second_worker_writes_nothing(store: Store, topic: Topic) -> Non
     assert [name for name, _ in store.calls] == ["list", "get"]
 
 
+async def test_a_change_that_was_taken_back_is_taken_back_in_the_bucket_too(store: Store, topic: Topic) -> None:
+    """Another worker has described the topic while it was changed; this one has offloaded before and after only."""
+    descriptors, others = TopicDescriptors(store, trusted), TopicDescriptors(store, trusted)
+    await descriptors.ensure(topic)
+    await others.ensure(msgspec.structs.replace(topic, configs={"retention.ms": "1"}))
+    await descriptors.ensure(topic)
+    assert [found.configs for found in await Archive(store).topics()] == [topic.configs]
+
+
 async def test_workers_that_describe_a_topic_at_once_agree(store: Store, topic: Topic) -> None:
     """The listing of one is made before the write of the other."""
     other = msgspec.structs.replace(topic, partition_count=5)

@@ -18,8 +18,9 @@ from unit.tiering.worker.test_worker import Batches, Cluster, files_in
 from stratalog_core.batches.records import Record, build_batch
 from stratalog_core.errors import Unavailable
 from stratalog_core.system import SystemClock, ThreadBackground
-from stratalog_metadata.records import DeletedTopic, Topic, deleted_topic_key, topic_key
+from stratalog_metadata.records import DeletedTopic, Topic, deleted_topic_key, restored_topic_key, topic_key
 from stratalog_metadata.state.commands import Command, Put
+from stratalog_tiering.attach.detachment import detach
 from stratalog_tiering.cold.archive import Archive, live_topics, read_owner
 from stratalog_tiering.cold.bucket_scrub import BucketScrub
 from stratalog_tiering.cold.reader import ColdReader, ColdReaderSettings
@@ -306,6 +307,36 @@ async def test_a_deleted_topic_leaves_the_copy_after_the_copys_grace(
     assert [key for key in object_contents(second_directory) if key.startswith("segments/")] == segments
     clock.ahead_ms = 2 * DAY_MS
     await until(lambda: [*object_contents(second_directory)] == [owner_key(0)])
+
+
+async def test_a_detached_topic_stays_in_the_copy_that_still_has_the_marker_of_an_earlier_deletion(
+    cluster: Cluster,
+    make_batches: Batches,
+    second: ObjectStore,
+    second_directory: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def away(*_: Any, **__: Any) -> None:
+        raise Unavailable("the second store does not answer")
+
+    clock = MovedClock()
+    await cluster.add_ledger(make_batches(0, [10]), 0)
+    await cluster.start_worker(second=second, clock=clock, grace_ms=0, copy_grace_ms=DAY_MS)
+    await until(lambda: is_copied(cluster, second_directory))
+    segments = segments_of(second_directory)
+    marker = second_directory / deletion_marker_key(cluster.topic.topic_id)
+    await delete(cluster, DAY_MS)
+    await until(marker.exists)
+    with monkeypatch.context() as patched:
+        patched.setattr(second, "delete", away)
+        await restore(cluster, "flights")
+        await cluster.until(lambda: cluster.metadata.view.get(restored_topic_key(cluster.topic.topic_id)) is None)
+        await cluster.until(lambda: not cluster.log().ledgers)
+        await detach(cluster.metadata, cluster.store, clock, cluster.topic, 10)
+    clock.ahead_ms = 2 * DAY_MS
+    await until(lambda: not marker.exists())
+    assert segments_of(second_directory) == segments
+    assert [topic.name for topic in await live_topics(second)] == ["flights"]
 
 
 async def test_offload_goes_on_while_the_second_store_is_away(
