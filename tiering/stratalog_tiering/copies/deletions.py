@@ -1,7 +1,8 @@
 """Deletes deleted topics from the second copy, some time after they were deleted for good.
 
-The second copy has the deletion markers of the first. They and metadata decide together: a topic that metadata has, in whatever
-state, is never deleted here, and neither is one without a marker.
+The second copy has the deletion markers of the first. They, the first bucket and metadata decide together: a topic that
+metadata has, in whatever state, is never deleted here, and neither is one without a marker, nor one that the first bucket
+still has: it is detached, or waits for the operator's decision.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from stratalog_core.errors import NoSuchObject
 from stratalog_metadata.client.api import MetadataView
 from stratalog_metadata.client.topic_defaults import topic_defaults
 from stratalog_metadata.records import DeletedTopic, PendingTopic, RestoredTopic, Topic
+from stratalog_tiering.cold.archive import newest_descriptor_key
 from stratalog_tiering.copies.second import SecondCopy, put_if_absent
 from stratalog_tiering.core.deletion_markers import deletion_marker
 from stratalog_tiering.format.descriptor import DeletionMarker, decode_descriptor, encode_descriptor
@@ -55,8 +57,21 @@ async def apply_deletions(ports: WorkerPorts, second: SecondCopy) -> None:
     for topic_id in marked:
         if topic_id in live:
             await second.delete(ports, [deletion_marker_key(topic_id)])
-        elif topic_id not in known_topics(view) and await _marked_before(second, topic_id, now_ms - second.grace_ms):
+        elif topic_id in known_topics(view):
+            continue
+        elif await newest_descriptor_key(ports.store, topic_id) is not None:
+            if not await _is_hidden(ports.store, topic_id):  # It is detached.
+                await second.delete(ports, [deletion_marker_key(topic_id)])
+        elif await _marked_before(second, topic_id, now_ms - second.grace_ms):
             await _delete_topic(ports, second, topic_id)
+
+
+async def _is_hidden(store: ObjectStore, topic_id: UUID) -> bool:
+    try:
+        await store.head(deletion_marker_key(topic_id))
+    except NoSuchObject:
+        return False
+    return True
 
 
 def known_topics(view: MetadataView) -> set[UUID]:
