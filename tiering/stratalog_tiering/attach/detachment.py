@@ -6,7 +6,7 @@ from stratalog_core.errors import Conflict
 from stratalog_core.ports import Clock
 from stratalog_metadata.client.api import MetadataClient
 from stratalog_metadata.client.guarded_updates import propose_guarded
-from stratalog_metadata.records import Topic
+from stratalog_metadata.records import Topic, deleted_topic_key
 from stratalog_tiering.core.detaching import committed_pointers, detach_topic
 from stratalog_tiering.core.partition import partition_snapshot
 from stratalog_tiering.offload.commit_markers import mark_committed
@@ -17,7 +17,8 @@ from stratalog_tiering.store import ObjectStore
 async def detach(metadata: MetadataClient, store: ObjectStore, clock: Clock, topic: Topic, timeout_s: float) -> None:
     """Remove ``topic`` from metadata, and leave its history in the bucket so that readers of the bucket find all of it.
 
-    Raises ``Conflict`` if a record is not in the bucket, or was written meanwhile, ``Unavailable``, ``OutcomeUnknown``.
+    Raises ``Conflict`` if a record is not in the bucket, or was written meanwhile, or the topic was deleted, ``Unavailable``,
+    ``OutcomeUnknown``.
     """
     await metadata.refresh(timeout_s)
     states = [state for index in range(topic.partition_count) if (state := partition_snapshot(metadata.view, topic, index))]
@@ -28,3 +29,6 @@ async def detach(metadata: MetadataClient, store: ObjectStore, clock: Clock, top
     for pointer in committed_pointers(states):
         await mark_committed(store, pointer, clock.wall_ms())
     await propose_guarded(metadata, command, topic.key(), timeout_s)
+    if metadata.view.get(deleted_topic_key(topic.topic_id)) is not None:
+        # The topic is gone in both cases, but its objects do not stay.
+        raise Conflict(f"topic {topic.name!r} was deleted while it was detached")
