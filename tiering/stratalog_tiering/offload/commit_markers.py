@@ -46,9 +46,13 @@ class RecentCommits:
         self._newest: LruCache[str, tuple[str, float]] = LruCache(PARTITIONS_MAX)
         self._own: LruCache[str, str] = LruCache(PARTITIONS_MAX)
 
+    def is_marked(self, pointer: ManifestPointer) -> bool:
+        """Whether this worker has written the version's marker."""
+        return self._marked.get(pointer.key()) == pointer.object_key
+
     async def ensure_marked(self, pointer: ManifestPointer) -> None:
         """Write the version's marker, unless this worker has. Raises the store's errors."""
-        if self._marked.get(pointer.key()) != pointer.object_key:
+        if not self.is_marked(pointer):
             await mark_committed(self._store, pointer, self._clock.wall_ms())
             self._marked.put(pointer.key(), pointer.object_key)
 

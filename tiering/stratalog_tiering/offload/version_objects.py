@@ -35,7 +35,8 @@ async def ensure_in_store(ports: WorkerPorts, pointer: ManifestPointer) -> None:
     """
     if pointer.content:
         await _store(ports, pointer)
-    if not is_version_object(pointer.object_key):
+    if not is_version_object(pointer.object_key) and not ports.commits.is_marked(pointer):
+        await ports.bucket.confirm(COMMITS_SHARE_S)  # a marker in another cluster's bucket would be a fork of its history
         await ports.commits.ensure_marked(pointer)
 
 
