@@ -47,7 +47,7 @@ async def offload(ports: WorkerPorts, state: PartitionSnapshot, step: Offload, g
     await refuse_fork_before_commit(ports, state)  # before an upload that could not be committed
     # Before the upload, because it refuses a manifest that requires a newer writer.
     edit = ManifestEdit(await previous_version(ports, state), writer=ports.settings.worker_id, random_id=ports.random_id)
-    await ports.topics.ensure(state.topic)
+    await ports.topics.ensure(state.topic, state.topic_version)
     ledgers = step.ledgers
     sealed, following = [stored.ledger for stored in ledgers], [stored.ledger for stored in step.following]
     key = offloaded_key(state.topic, sealed, ports.random_id())

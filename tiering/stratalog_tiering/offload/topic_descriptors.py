@@ -1,7 +1,8 @@
 """Topic descriptors in the bucket: a new version is written when a topic has changed, and only then.
 
-A worker compares each topic with the bucket once, and from then on with what it knows to be there: an unchanged topic costs one
-listing and one read per worker, and nothing per offload. Versions are never overwritten.
+A worker compares each version of a topic's record with the bucket once: an unchanged topic costs one listing and one read per
+worker, and nothing per offload. What it has described before says nothing about a changed record, also if the change was taken
+back: another worker may have described the topic meanwhile. Versions are never overwritten.
 """
 
 from __future__ import annotations
@@ -30,15 +31,17 @@ class TopicDescriptors:
     def __init__(self, store: ObjectStore, confirm: Callable[[], Awaitable[None]]) -> None:
         self._store = store
         self._confirm = confirm
-        self._known: LruCache[UUID, TopicDescriptor] = LruCache(_KNOWN_MAX)
+        self._known: LruCache[UUID, int] = LruCache(_KNOWN_MAX)
 
-    async def ensure(self, topic: Topic) -> None:
-        """Return once the bucket's newest descriptor describes ``topic``. Raises what the store and ``confirm`` raise."""
-        wanted = descriptor_of(topic)
-        if self._known.get(topic.topic_id) != wanted:
+    async def ensure(self, topic: Topic, version: int) -> None:
+        """Return once the bucket's newest descriptor describes ``topic``, whose record has ``version``.
+
+        Raises what the store and ``confirm`` raise.
+        """
+        if self._known.get(topic.topic_id) != version:
             await self._confirm()
             await describe_topic(self._store, topic)
-            self._known.put(topic.topic_id, wanted)
+            self._known.put(topic.topic_id, version)
 
 
 async def describe_topic(store: ObjectStore, topic: Topic) -> None:

@@ -26,31 +26,31 @@ def writes(store: Store) -> list[str]:
 async def test_a_descriptor_is_written_only_on_change(store: Store, topic: Topic) -> None:
     descriptors = TopicDescriptors(store, trusted)
     for _ in range(5):
-        await descriptors.ensure(topic)
+        await descriptors.ensure(topic, 1)
     assert writes(store) == [topic_key(topic.topic_id, 1)]
     assert [name for name, _ in store.calls] == ["list", "put"]
     changed = msgspec.structs.replace(topic, configs={"retention.ms": "5"})
-    for each in (changed, changed, topic, topic):
-        await descriptors.ensure(each)
+    for each, version in ((changed, 2), (changed, 2), (topic, 3), (topic, 3)):
+        await descriptors.ensure(each, version)
     assert writes(store) == [topic_key(topic.topic_id, version) for version in (1, 2, 3)]
     assert [found.configs for found in await Archive(store).topics()] == [topic.configs]
 
 
 async def test_a_second_worker_writes_nothing(store: Store, topic: Topic) -> None:
-    await TopicDescriptors(store, trusted).ensure(topic)
+    await TopicDescriptors(store, trusted).ensure(topic, 1)
     again = TopicDescriptors(store, trusted)
     store.calls.clear()
     for _ in range(5):
-        await again.ensure(topic)
+        await again.ensure(topic, 1)
     assert [name for name, _ in store.calls] == ["list", "get"]
 
 
 async def test_a_change_that_was_taken_back_is_taken_back_in_the_bucket_too(store: Store, topic: Topic) -> None:
     """Another worker has described the topic while it was changed; this one has offloaded before and after only."""
     descriptors, others = TopicDescriptors(store, trusted), TopicDescriptors(store, trusted)
-    await descriptors.ensure(topic)
-    await others.ensure(msgspec.structs.replace(topic, configs={"retention.ms": "1"}))
-    await descriptors.ensure(topic)
+    await descriptors.ensure(topic, 1)
+    await others.ensure(msgspec.structs.replace(topic, configs={"retention.ms": "1"}), 2)
+    await descriptors.ensure(topic, 3)
     assert [found.configs for found in await Archive(store).topics()] == [topic.configs]
 
 
