@@ -73,6 +73,14 @@ async def test_workers_that_describe_a_topic_at_once_agree(store: Store, topic: 
     assert found.partition_count == 5
 
 
+async def test_an_outdated_view_hides_no_partition(store: Store, topic: Topic) -> None:
+    """Partitions were added, and another worker has described the topic, since this one has looked at metadata."""
+    await describe_topic(store, msgspec.structs.replace(topic, partition_count=5))
+    await describe_topic(store, topic)
+    (found,) = await Archive(store).topics()
+    assert found.partition_count == 5
+
+
 async def test_an_offload_costs_no_request_for_the_topic(cluster: Cluster, make_batches: Batches) -> None:
     await cluster.start_worker()
     for base in range(0, 10, 2):

@@ -192,6 +192,29 @@ async def test_damage_is_not_copied_and_does_not_stop_the_rest(
     await until(lambda: is_copied(cluster, second_directory))
 
 
+async def test_what_was_copied_beside_damage_is_not_sent_again(
+    cluster: Cluster, make_batches: Batches, store_directory: Path, second: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for base in (0, 10):
+        await cluster.add_ledger(make_batches(base, [10]), base)
+    writer = await cluster.start_worker(segment_bytes=1)
+    await cluster.until(lambda: cluster.pointer() is not None and cluster.pointer().end_offset == 20)
+    await writer.close()
+    damaged, sound = segments_of(store_directory)
+    damaged.write_bytes(damaged.read_bytes()[:-1])
+    sent: list[str] = []
+    put = second.put
+
+    async def noted(key: str, *parts: Any, **options: Any) -> None:
+        sent.append(key)
+        await put(key, *parts, **options)
+
+    monkeypatch.setattr(second, "put", noted)
+    worker = await cluster.start_worker("worker-2", second=second, segment_bytes=1)
+    await until(lambda: counters(worker).failures > 3)
+    assert sent.count(str(sound.relative_to(store_directory))) == 1
+
+
 async def test_the_copy_keeps_what_left_the_history_for_its_own_grace(
     cluster: Cluster, make_batches: Batches, store_directory: Path, second: ObjectStore, second_directory: Path
 ) -> None:
