@@ -45,12 +45,16 @@ class TopicDescriptors:
 
 
 async def describe_topic(store: ObjectStore, topic: Topic) -> None:
-    """Write the next version of the topic's descriptor, unless the newest one says the same. Raises the store's errors."""
+    """Write the next version of the topic's descriptor, unless the newest one says the same or has more partitions.
+
+    Partitions are only added, so ``topic`` is outdated then: its writer has looked at metadata before another one has.
+    Raises the store's errors.
+    """
     wanted = descriptor_of(topic)
     key = await newest_descriptor_key(store, topic.topic_id)
     parsed = parse_topic_key(key) if key is not None else None
     version = parsed.version if parsed is not None else 0
-    if key is not None and await read_topic(store, key) == wanted:
+    if key is not None and _describes(await read_topic(store, key), wanted):
         return
     while True:
         version += 1
@@ -59,10 +63,14 @@ async def describe_topic(store: ObjectStore, topic: Topic) -> None:
             await store.put(key, [encode_descriptor(wanted)])
         except Conflict:
             # Another worker has written this version since the listing.
-            if await read_topic(store, key) == wanted:
+            if _describes(await read_topic(store, key), wanted):
                 return
             continue
         return
+
+
+def _describes(found: TopicDescriptor, wanted: TopicDescriptor) -> bool:
+    return found == wanted or found.partition_count > wanted.partition_count
 
 
 def descriptor_of(topic: Topic) -> TopicDescriptor:
