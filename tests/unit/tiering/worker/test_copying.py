@@ -18,8 +18,9 @@ from unit.tiering.worker.test_worker import Batches, Cluster, files_in
 from stratalog_core.batches.records import Record, build_batch
 from stratalog_core.errors import Unavailable
 from stratalog_core.system import SystemClock, ThreadBackground
-from stratalog_metadata.records import DeletedTopic, Topic, deleted_topic_key, restored_topic_key, topic_key
-from stratalog_metadata.state.commands import Command, Put
+from stratalog_metadata.records import DeletedTopic, Lease, Topic, deleted_topic_key, restored_topic_key, topic_key
+from stratalog_metadata.state.commands import Command, Put, Requirement
+from stratalog_metadata.state.commands import Delete as RecordDeletion
 from stratalog_tiering.attach.detachment import detach
 from stratalog_tiering.cold.archive import Archive, live_topics, read_owner
 from stratalog_tiering.cold.bucket_scrub import BucketScrub
@@ -32,6 +33,8 @@ from stratalog_tiering.format.descriptor import OwnerDescriptor, encode_descript
 from stratalog_tiering.format.object_keys import deletion_marker_key, marker_key, owner_key
 from stratalog_tiering.metrics import SecondCopyMetrics
 from stratalog_tiering.store import ObjectStore, StoreWithCopy, open_store
+from stratalog_tiering.worker.copying import DELETIONS_LEASE
+from stratalog_tiering.worker.leases import WorkerLeases
 from stratalog_tiering.worker.worker import TieringWorker
 
 DAY_MS = 86_400_000
@@ -360,6 +363,35 @@ async def test_a_detached_topic_stays_in_the_copy_that_still_has_the_marker_of_a
     await until(lambda: not marker.exists())
     assert segments_of(second_directory) == segments
     assert [topic.name for topic in await live_topics(second)] == ["flights"]
+
+
+async def test_deletions_reach_the_copy_once_another_worker_has_released_their_lease(
+    cluster: Cluster,
+    make_batches: Batches,
+    second: ObjectStore,
+    second_directory: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[str] = []
+    hold = WorkerLeases.hold
+
+    async def noted(leases: WorkerLeases, name: str) -> tuple[Requirement, ...] | None:
+        guards = await hold(leases, name)
+        asked.append(name)
+        return guards
+
+    monkeypatch.setattr(WorkerLeases, "hold", noted)
+    other = await cluster.metadata.open_session("other", 60_000, lambda: None)
+    lease = Lease(name=DELETIONS_LEASE, session_id=other)
+    await cluster.metadata.propose(Command(updates=(Put(record=lease),)))
+    await cluster.add_ledger(make_batches(0, [10]), 0)
+    await cluster.start_worker(second=second, sweep_interval_ms=3_600_000)
+    await until(lambda: is_copied(cluster, second_directory))
+    asked.clear()
+    await delete(cluster, DAY_MS)
+    await until(lambda: DELETIONS_LEASE in asked)
+    await cluster.metadata.propose(Command(updates=(RecordDeletion(key=lease.key()),)))
+    await until((second_directory / deletion_marker_key(cluster.topic.topic_id)).exists)
 
 
 async def test_offload_goes_on_while_the_second_store_is_away(
