@@ -118,6 +118,9 @@ async def _copy_segment(ports: WorkerPorts, second: SecondCopy, entry: SegmentEn
 async def _copy(first: ObjectStore, second: SecondCopy, wanted: Reference) -> None:
     """Copy one object, unless a copy that was interrupted has left it there whole."""
     wanted = replace(wanted, storage_class="")
+    # Ask before the first store is read: beside a damaged segment all others are met again at each attempt.
+    if await has_object(second.store, wanted, second.limits):
+        return
     try:
         await copy_object(first, second.store, wanted, second.limits)
     except Conflict:
