@@ -164,7 +164,7 @@ class CopyWork:
 
     async def _delete_topics(self) -> None:
         if await self._leases.hold(DELETIONS_LEASE) is None:
-            return
+            raise Conflict("another worker holds the lease")  # It may work by a view from before the last change.
         try:
             await apply_deletions(self._ports, self._second)
         finally:
