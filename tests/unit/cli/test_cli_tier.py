@@ -105,6 +105,16 @@ async def test_waiting_ends_when_every_request_is_fulfilled(metadata: QuorumClie
     assert done[-1] == 2
 
 
+async def test_nothing_is_requested_of_a_topic_that_is_gone(metadata: QuorumClient) -> None:
+    """Its request would stay in metadata, and begin to count when the topic is restored."""
+    compacted = msgspec.structs.replace(TOPIC, configs={"cleanup.policy": "compact,delete"})
+    with pytest.raises(NotFound, match="topic 'flights' is gone"):
+        await request_offload(metadata, TOPIC, delete_hot=True)
+    with pytest.raises(NotFound, match="topic 'flights' is gone"):
+        await request_compaction(metadata, compacted, [0])
+    assert open_requests(metadata.view, TOPIC) == []
+
+
 async def test_a_compaction_is_requested_of_compacted_topics_only(metadata: QuorumClient) -> None:
     await _put(metadata, TOPIC)
     with pytest.raises(Invalid, match=r"topic flights is not compacted; set cleanup\.policy=compact"):

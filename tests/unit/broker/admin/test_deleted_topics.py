@@ -109,6 +109,26 @@ async def test_a_restored_topic_has_its_records_its_configs_and_its_groups_posit
     await in_thread(after)
 
 
+async def test_a_topic_that_is_detached_meanwhile_is_not_reported_as_deleted(
+    mini_cluster: MiniCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await in_thread(lambda: create_with_records(mini_cluster, "flights", [b"1"]))
+    (running,) = mini_cluster.brokers.values()
+    propose = running.metadata.propose
+
+    async def after_detachment(command: Command, timeout_s: float = 10.0) -> Applied:
+        """All that the command of a detachment does and this one can see."""
+        if Delete(key=topic_key("flights")) in command.updates:
+            monkeypatch.setattr(running.metadata, "propose", propose)
+            await mini_cluster.metadata.propose(Command(updates=(Delete(key=topic_key("flights")),)))
+        return await propose(command, timeout_s)
+
+    monkeypatch.setattr(running.metadata, "propose", after_detachment)
+    error = await in_thread(lambda: refused(admin_of(mini_cluster).delete_topics(["flights"])))
+    assert "UNKNOWN_TOPIC" in error.name()
+    assert [*mini_cluster.metadata.view.all(DeletedTopic)] == []
+
+
 async def test_a_restored_partition_begins_above_its_last_leader_epoch(mini_cluster: MiniCluster) -> None:
     await in_thread(lambda: create_with_records(mini_cluster, "flights", [b"1"]))
     view = mini_cluster.metadata.view
