@@ -124,7 +124,8 @@ async def test_a_topic_that_is_detached_meanwhile_is_not_reported_as_deleted(
         return await propose(command, timeout_s)
 
     monkeypatch.setattr(running.metadata, "propose", after_detachment)
-    error = await in_thread(lambda: refused(admin_of(mini_cluster).delete_topics(["flights"])))
+    admin = admin_of(mini_cluster)
+    error = await in_thread(lambda: refused(admin.delete_topics(["flights"])))
     assert "UNKNOWN_TOPIC" in error.name()
     assert [*mini_cluster.metadata.view.all(DeletedTopic)] == []
 
