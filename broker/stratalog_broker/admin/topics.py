@@ -48,6 +48,7 @@ from stratalog_metadata.records import (
     Partition,
     Topic,
     configs_in_force,
+    deleted_topic_key,
     is_hot_only,
     manifest_pointer_key,
     partition_key,
@@ -293,8 +294,10 @@ class TopicCommands:
             now_ms = self._clock.wall_ms()
             unchanged = require_unlocked(topic, self._view, now_ms)
             command = delete_topic(self._view, topic, version, now_ms, self._settings.undelete_window_ms, unchanged)
-            await propose_guarded(self._metadata, command, topic.key(), timeout_s)
-            return topic
+            applied = await propose_guarded(self._metadata, command, topic.key(), timeout_s)
+            # 0: the topic is gone. Somebody may have detached it, and its objects stay then.
+            is_deleted = applied or self._view.get(deleted_topic_key(topic.topic_id)) is not None
+            return topic if is_deleted else _topic_of(name, None)
 
         topic = await decide_again(f"topic {name!r}", attempt)  # a partition that changes its owner causes a conflict
         if self._settings.undelete_window_ms == 0:
