@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from stratalog.tier.report import open_requests
 from stratalog_broker.admin.view_waiting import wait_until
 from stratalog_core.errors import Invalid, NotFound, Unavailable
 from stratalog_metadata.client.api import MetadataClient
+from stratalog_metadata.client.guarded_updates import decide_again
 from stratalog_metadata.client.topic_defaults import topic_defaults
 from stratalog_metadata.records import TierRequest, TierStatus, Topic, configs_in_force, is_hot_only, tier_status_key
-from stratalog_metadata.state.commands import Command, Put
+from stratalog_metadata.state.commands import Command, Put, VersionIs
 from stratalog_tiering.core.policy import tier_policy
 
 OnProgress = Callable[[int], None]
@@ -28,22 +29,23 @@ class Waiting:
 async def request_offload(metadata: MetadataClient, topic: Topic, *, delete_hot: bool) -> None:
     """Request the offload of all partitions in one command. Owners seal their ledgers, tiering workers do the rest.
 
-    Raises ``Invalid`` if the topic's policy keeps its records out of the store.
+    Raises ``Invalid`` if the topic's policy keeps its records out of the store, ``NotFound`` if the topic is gone.
     """
     configs = configs_in_force(topic, topic_defaults(metadata.view))
     if not tier_policy(configs).is_copied:
         remedy = "remote.storage.enable=true" if is_hot_only(configs) else "remote.log.copy.disable=false"
         raise Invalid(f"the policy of topic {topic.name} keeps it out of the object store; set {remedy}")
-    requests = (
-        TierRequest(topic_id=topic.topic_id, index=index, delete_hot=delete_hot) for index in range(topic.partition_count)
+    await _request(
+        metadata,
+        topic,
+        [TierRequest(topic_id=topic.topic_id, index=index, delete_hot=delete_hot) for index in range(topic.partition_count)],
     )
-    await metadata.propose(Command(updates=tuple(Put(record=request) for request in requests)))
 
 
 async def request_compaction(metadata: MetadataClient, topic: Topic, partitions: Iterable[int]) -> None:
     """Request that everything in ``partitions`` moves to the store and is compacted there, however little is dirty.
 
-    Raises ``Invalid`` if the topic is not compacted, ``NotFound`` for a partition that it does not have.
+    Raises ``Invalid`` if the topic is not compacted, ``NotFound`` for a partition that it does not have, or if it is gone.
     """
     if tier_policy(configs_in_force(topic, topic_defaults(metadata.view))).compaction is None:
         raise Invalid(f"topic {topic.name} is not compacted; set cleanup.policy=compact or compact,delete")
@@ -51,8 +53,24 @@ async def request_compaction(metadata: MetadataClient, topic: Topic, partitions:
     unknown = [index for index in wanted if not 0 <= index < topic.partition_count]
     if unknown:
         raise NotFound(f"topic {topic.name} has no partition {unknown[0]}; it has {topic.partition_count}")
-    requests = (TierRequest(topic_id=topic.topic_id, index=index, delete_hot=True, compact=True) for index in wanted)
-    await metadata.propose(Command(updates=tuple(Put(record=request) for request in requests)))
+    await _request(
+        metadata,
+        topic,
+        [TierRequest(topic_id=topic.topic_id, index=index, delete_hot=True, compact=True) for index in wanted],
+    )
+
+
+async def _request(metadata: MetadataClient, topic: Topic, requests: Sequence[TierRequest]) -> None:
+    """Put the requests while the topic exists: nothing would ever delete those of a topic that is gone."""
+
+    async def attempt() -> None:
+        (found,) = await metadata.read([topic.key()])
+        if found is None or not isinstance(found.record, Topic) or found.record.topic_id != topic.topic_id:
+            raise NotFound(f"topic {topic.name!r} is gone: it was deleted or detached meanwhile")
+        unchanged = VersionIs(key=topic.key(), version=found.version)
+        await metadata.propose(Command(updates=tuple(Put(record=request) for request in requests), requirements=(unchanged,)))
+
+    await decide_again(f"topic {topic.name!r}", attempt)
 
 
 async def wait_for_offload(metadata: MetadataClient, topic: Topic, waiting: Waiting) -> None:
