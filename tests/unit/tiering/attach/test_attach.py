@@ -17,7 +17,7 @@ from support.archive_writer import ArchiveWriter
 
 from stratalog_core.batches.batch import CONTROL_BIT, TRANSACTIONAL_BIT
 from stratalog_core.batches.records import Record, build_batch
-from stratalog_core.errors import Conflict, Corrupt, Invalid, StratalogError
+from stratalog_core.errors import Conflict, Corrupt, Invalid, OutcomeUnknown, StratalogError, Unavailable
 from stratalog_core.partition_state.transactions import ABORT, COMMIT
 from stratalog_core.ports import Buffer
 from stratalog_core.system import SystemClock, ThreadBackground
@@ -341,6 +341,19 @@ async def test_a_name_that_is_taken_meanwhile_is_refused(
         await attach(ports(), topic, source)
     assert cluster.metadata.view.find(Topic, topic_key(topic.name)).topic_id != topic.topic_id
     assert [deleted.topic_id for deleted in cluster.metadata.view.all(DeletedTopic)] == [topic.topic_id]
+
+
+@pytest.mark.parametrize("lost", ["topics/", "segments/", "manifests/"])
+async def test_an_object_whose_write_was_not_answered_leaves_no_doubt_about_the_topic(
+    cluster: Cluster, ports: MakePorts, log_directory: Path, make_batches: Batches, background: ThreadBackground, lost: str
+) -> None:
+    write_logs(log_directory, "flights-0", {0: make_batches(0, [2])})
+    await claim(cluster)
+    source = kafka_topic([log_directory], None, background)
+    cluster.store.before = lambda name, key: OutcomeUnknown("no answer") if name == "put" and key.startswith(lost) else None
+    with pytest.raises(Unavailable, match="no answer"):
+        await attach(ports(), new_topic(source), source)
+    assert pending(cluster) == [], "it is given up at once"
 
 
 async def test_an_attachment_that_died_is_collected_and_cannot_be_finished(
