@@ -19,7 +19,7 @@ from typing import Final
 import msgspec
 
 from stratalog_core.bounded_map import bounded_map
-from stratalog_core.errors import Conflict, OutcomeUnknown, StratalogError
+from stratalog_core.errors import Conflict, OutcomeUnknown, StratalogError, Unavailable
 from stratalog_core.ports import Background, Buffer, Clock, Random
 from stratalog_metadata.client.api import MetadataClient, MetadataView
 from stratalog_metadata.client.guarded_updates import propose_guarded
@@ -145,14 +145,24 @@ async def attach(
         made = [each async for each in reservation.renewed_after_each(segments)]
         return await writer.finish(index, found.base_offset, made, found.log_start_offset)
 
+    is_finishing = False
     try:
         partitions = await bounded_map(partition, range(topic.partition_count), _PARTITIONS_AT_ONCE)
+        is_finishing = True
         return await finish(ports, reservation.reserved, partitions)
-    except OutcomeUnknown:
-        raise
+    except OutcomeUnknown as unknown:
+        if is_finishing:
+            raise
+        await give_up(ports, reservation.reserved)
+        raise _not_attached(topic, unknown) from unknown
     except BaseException:
         await give_up(ports, reservation.reserved)
         raise
+
+
+def _not_attached(topic: Topic, unknown: OutcomeUnknown) -> Unavailable:
+    """The error for a write of an object that was not answered: the object is in doubt, the topic is not."""
+    return Unavailable(f"topic {topic.name!r} is not attached: {unknown.message}")
 
 
 async def _counted(chunks: AsyncIterator[Sequence[Buffer]], on_bytes: OnBytes) -> AsyncIterator[Sequence[Buffer]]:
@@ -185,6 +195,9 @@ async def reserve(ports: AttachPorts, topic: Topic, expiry_ms: int) -> Reserved:
         # With the configs in force: if this is given up, they say whether the store is to be asked for locks.
         described: Topic = msgspec.structs.replace(topic, configs=configs)
         await describe_topic(ports.store, described)
+    except OutcomeUnknown as unknown:
+        await give_up(ports, reserved)
+        raise _not_attached(topic, unknown) from unknown
     except BaseException:
         await give_up(ports, reserved)
         raise
