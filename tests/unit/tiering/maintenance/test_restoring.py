@@ -185,6 +185,30 @@ async def test_a_topic_that_appears_until_the_takeover_is_restored(
         assert [(history.descriptor.name, done) for history, done in restored.topics] == [("flights", True), ("late", True)]
 
 
+async def test_a_restore_is_refused_if_another_cluster_has_taken_the_bucket_over_since(
+    cluster: Cluster, make_batches: Batches, tmp_path: Path, background: ThreadBackground
+) -> None:
+    await cluster.start_worker()
+    await offload(cluster, make_batches(0, [3]), 0, 3)
+    await cluster.close()
+    path = Path(cluster.store.url.removeprefix("file://")) / owner_key(2)
+
+    def taken_over(name: str, key: str) -> BaseException | None:
+        if name == "list" and key.startswith("manifests/"):
+            path.write_bytes(encode_descriptor(OwnerDescriptor(cluster_id="rival", number=2, taken_at_ms=3)))
+        return None
+
+    async with new_cluster(cluster, tmp_path / "new") as new:
+        cluster.store.before = taken_over
+        made = CutPorts(
+            store=cluster.store, clock=SystemClock(), background=background, random_id=lambda: 1,
+            cluster_id=cluster_id_in(new.metadata),
+        )  # fmt: skip
+        with pytest.raises(Conflict, match="another cluster has taken"):
+            await restore_topics(new.metadata, made, ())
+        assert [*new.metadata.view.all(Topic)] == []
+
+
 async def test_the_previous_owner_does_not_hide_a_topic_that_was_restored(
     cluster: Cluster, make_batches: Batches, tmp_path: Path
 ) -> None:
