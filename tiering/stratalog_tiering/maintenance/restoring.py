@@ -215,6 +215,9 @@ async def restore_history(
     if is_known(metadata.view, history, name):
         return False
     topic = restored_topic(history.descriptor, name, replication_factor)
+    if marked_in is not None:
+        # What another owner has committed since the history was read is not in it.
+        await refuse_next_owner(marked_in[0], owner_number)
     await propose_guarded(metadata, restore_from_bucket(topic, history, owner_number), topic.key(), _TIMEOUT_S)
     if marked_in is not None:
         store, clock = marked_in
