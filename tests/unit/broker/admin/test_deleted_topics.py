@@ -20,7 +20,6 @@ from stratalog_broker.admin.topic_limits import check_cluster
 from stratalog_broker.configs.settings import BrokerSettings
 from stratalog_core.errors import Conflict, Invalid, NotFound, OutcomeUnknown
 from stratalog_metadata.client import topic_deletion
-from stratalog_metadata.client.api import Applied
 from stratalog_metadata.client.topic_deletion import finish_deletion
 from stratalog_metadata.records import (
     DeletedTopic,
@@ -36,7 +35,7 @@ from stratalog_metadata.records import (
     partition_key,
     topic_key,
 )
-from stratalog_metadata.state.commands import Command, Delete, Put
+from stratalog_metadata.state.commands import Applied, Command, Delete, Put
 
 GROUP = "readers"
 

@@ -19,7 +19,6 @@ from stratalog_core.system import SystemClock
 from stratalog_metadata.client.topic_deletion import delete_topic
 from stratalog_metadata.records import CLUSTER_KEY, DeletedTopic, Partition, topic_key
 from stratalog_metadata.state.commands import Command, Put
-from stratalog_tiering.attach.detachment import detach
 from stratalog_tiering.cold.archive import read_owner
 from stratalog_tiering.cold.manifest_source import ManifestSource
 from stratalog_tiering.config import TieringSettings
@@ -27,7 +26,6 @@ from stratalog_tiering.core.deletion_markers import deletion_marker, earlier_del
 from stratalog_tiering.core.garbage import DELETED_TOPIC, EARLIER_DELETION
 from stratalog_tiering.format.descriptor import DeletionMarker, OwnerDescriptor, encode_descriptor
 from stratalog_tiering.format.object_keys import OWNERS_PREFIX, deletion_marker_key, version_key
-from stratalog_tiering.maintenance.deletion import mark_deleted
 from stratalog_tiering.maintenance.earlier_deletions import confirm_deletion, earlier_deletions, learn_earlier_deletions
 from stratalog_tiering.offload.locks import KnownLocks
 from stratalog_tiering.offload.ownership import cluster_id_in, take_over
@@ -153,22 +151,6 @@ async def test_history_that_went_on_after_the_marker_is_left_to_the_operator(
         await learn_earlier_deletions(ports_of(new), ())
         (deleted,) = new.metadata.view.all(DeletedTopic)
         assert deleted.deleted_at_ms == later_ms, "its periods begin again"
-
-
-async def test_a_detached_topic_is_not_collected_if_a_marker_of_an_earlier_deletion_comes_late(
-    cluster: Cluster, make_batches: Batches, tmp_path: Path
-) -> None:
-    """A worker was stopped before it wrote the marker; meanwhile the topic was restored and detached."""
-    worker = await cluster.start_worker()
-    await cluster.add_ledger(make_batches(0, [3]), 0)
-    await cluster.until(lambda: not cluster.log().ledgers)
-    deleted = DeletedTopic(topic_id=cluster.topic.topic_id, name="flights", deleted_at_ms=SystemClock().wall_ms())
-    await detach(cluster.metadata, cluster.store, SystemClock(), cluster.topic, 10)
-    await worker.close()
-    await mark_deleted(cluster.store, deleted, SystemClock().wall_ms(), cluster_id_in(cluster.metadata))
-    async with next_owner(cluster, tmp_path / "new") as new:
-        deletions = await earlier_deletions(new.store, new.metadata, await owner_of(new))
-        assert [each for each in deletions if not each.refused] == []
 
 
 async def test_a_marker_that_cannot_be_read_deletes_nothing(cluster: Cluster, tmp_path: Path) -> None:

@@ -9,9 +9,6 @@ import pytest
 from msgspec.structs import replace
 
 from stratalog.restored_groups import UNREADABLE, GroupsReport, planned_groups, restore_groups
-from stratalog_broker.coordination.groups.core.records import CommittedOffset, OffsetKey
-from stratalog_broker.coordination.groups.core.restored_positions import RestoredEnds
-from stratalog_broker.coordination.groups.core.store import GroupStore
 from stratalog_core.batches.checkpoint import Checkpoint
 from stratalog_metadata.records import Log, Partition, Topic, log_key, partition_key, topic_key
 from stratalog_tiering.core.restoring import EPOCH_GAP
@@ -99,19 +96,6 @@ def test_the_report_names_what_cannot_be_read(capsys: pytest.CaptureFixture[str]
     assert "skipped a corrupt state: coordinators/x: wrong digest" in shown
     assert f"{TOPIC}: cannot be read, and is not restored" in shown
     assert "no committed offsets of consumer groups are in the bucket" not in shown
-
-
-async def test_a_restore_of_one_topic_does_not_hide_the_positions_of_others_from_the_next_owner(cluster: Cluster) -> None:
-    """The first restore was of one topic, and its cluster was given up before a broker had started."""
-    ids, groups = {"flights": UUID(int=1), "orders": UUID(int=2)}, GroupStore()
-    for name, topic_id in ids.items():
-        position = CommittedOffset(offset=3, leader_epoch=4, metadata="", committed_at_ms=1, topic_id=topic_id)
-        groups.put(OffsetKey("readers", name, 0), position)
-    await store(cluster, replace(state(0, 10), checkpoint=Checkpoint(offset=10, application_state=groups.snapshot())))
-    ends = {topic_id: RestoredEnds(name, name, (5,)) for name, topic_id in ids.items()}
-    first = await restore_groups(cluster.metadata, cluster.store, {ids["flights"]: ends[ids["flights"]]}, 1, 1, "new")
-    assert (first.positions.restored, first.positions.left_out) == (1, 1)
-    assert (await planned_groups(cluster.store, ends, 2)).positions.restored == 2
 
 
 async def test_a_restore_that_failed_does_not_feed_the_next(cluster: Cluster) -> None:

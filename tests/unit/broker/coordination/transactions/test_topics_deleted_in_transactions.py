@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
 
 from kio.schema.errors import ErrorCode as E
 from unit.broker.coordination.transactions.test_transaction_requests import END, MINUTE, TOPIC, Producer
-from unit.broker.mini_cluster import MiniCluster, run_cluster, until_served
-from unit.broker.raw_client import RawClient
-from unit.broker.transactional import append, partition_of, read_committed, transactional
+from unit.broker.mini_cluster import MiniCluster
 from unit.broker.wire_client import connect, part
-
-from stratalog_broker.admin.deleted_topics import undelete
 
 PATIENCE_S = 10.0
 """Many times what markers take."""
@@ -51,27 +46,3 @@ async def test_a_transaction_ends_though_its_topic_came_back_with_fewer_partitio
     assert (await producer.send(END, 3, committed=True)).error_code is E.none
     await until_complete(producer)
     assert await producer.init() is E.none
-
-
-async def test_no_transaction_is_open_in_a_topic_that_is_restored(tmp_path: Path) -> None:
-    async with run_cluster(tmp_path) as cluster:
-        await create(cluster, 1)
-        await until_served(cluster.broker, partition_of(cluster, TOPIC).topic_id)
-        producer = Producer(cluster)
-        assert await producer.init() is E.none
-        assert await producer.add(0) == [E.none]
-        await append(cluster, TOPIC, transactional(producer.producer_id, 0, b"committed", epoch=producer.epoch))
-        await delete(cluster)
-        assert (await producer.send(END, 3, committed=True)).error_code is E.none
-        await until_complete(producer)
-
-        topic = await undelete(cluster.metadata, TOPIC)
-        await cluster.refresh()
-        await until_served(cluster.broker, topic.topic_id)
-        log = cluster.broker.partitions.find_by_id(topic.topic_id.bytes, 0)
-        assert log is not None
-        async with asyncio.timeout(PATIENCE_S):
-            while log.core.last_stable_offset < log.core.high_watermark:  # noqa: ASYNC110
-                await asyncio.sleep(0.02)
-        client: RawClient = await cluster.connect()
-        assert await read_committed(client, TOPIC) == [b"committed"]
