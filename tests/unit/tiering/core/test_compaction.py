@@ -192,6 +192,17 @@ def test_a_tombstone_stays_for_its_time_after_it_was_first_compacted() -> None:
     assert read_header(log.batches[1]).delete_horizon_ms == 1_100, "Kafka keeps it, too"
 
 
+def test_the_longest_time_for_tombstones_keeps_them_for_good() -> None:
+    """`delete.retention.ms` may be as large as 64 bits allow, and the horizon is later than that."""
+    log = Log()
+    log.append([(b"k", None), (b"m", b"v")], 10)
+    log.append([(b"n", b"v")], 20)
+    log.compact(1_000, retention_ms=2**63 - 1)
+    assert [record.timestamp_ms for record in log.records()] == [10, 11, 20]
+    log.compact(2_000, retention_ms=2**63 - 1)
+    assert log.offsets() == [0, 1, 2]
+
+
 @pytest.mark.parametrize("is_opted_in", [True, False])
 def test_an_expired_record_is_a_tombstone_from_then_on(is_opted_in: bool) -> None:
     log, name = Log(), b"expires" if is_opted_in else b""
@@ -285,6 +296,19 @@ def test_a_commit_marker_stays_until_the_records_of_its_transaction_are_gone() -
     log.compact(4_050)
     log.compact(4_200)
     assert log.offsets() == [3, 4]
+
+
+def test_a_marker_that_is_empty_already_is_not_changed_again() -> None:
+    """Else a segment that ends with it would be written again by each pass."""
+    log = Log()
+    transaction(log, 7, [(b"k", b"v")], ABORT)
+    for now_ms in (1_000, 2_000, 3_000, 4_000):
+        log.compact(now_ms)
+        log.aborted.clear()
+    (marker,) = log.batches
+    assert read_header(marker).record_count == 0
+    found = BatchFilter(OffsetMap(10, SECRET), log.end, 5_000, 100)
+    assert found.filter(marker, read_header(marker), is_last=True).batch is marker
 
 
 def test_transactions_of_one_producer_are_told_apart() -> None:
