@@ -47,6 +47,8 @@ from stratalog_tiering.format.footer import AbortedTransaction
 
 _ABORT: Final = b"\x00\x00\x00\x00"
 """Key of an abort marker: version 0, type 0. A commit marker's type is 1."""
+_HORIZON_MS_MAX: Final = 2**63 - 1
+"""A batch holds its delete horizon in 64 bits, and ``delete.retention.ms`` may be as long."""
 
 
 @dataclass(slots=True)
@@ -184,7 +186,7 @@ class BatchFilter:
         self._offsets = offsets
         self._map_end = map_end
         self._now_ms = now_ms
-        self._horizon_ms = now_ms + delete_retention_ms
+        self._horizon_ms = min(now_ms + delete_retention_ms, _HORIZON_MS_MAX)
         self._expiry_header = expiry_header
         self._last_of: Mapping[int, tuple[int, int]] = {
             each.producer_id: (each.batches[-1].last_offset if each.batches else -1, each.producer_epoch) for each in producers
