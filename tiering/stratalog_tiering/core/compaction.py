@@ -238,7 +238,9 @@ class BatchFilter:
         spans = record_spans(batch_body(batch, header), header)
         is_done = self.transactions.is_marker_done(header, spans.key(0) if spans else None)
         horizon_ms = header.delete_horizon_ms
-        if not spans or (is_done and horizon_ms is not None and horizon_ms <= self._now_ms):
+        if not spans:
+            return Filtered(batch=batch if stays else None, fingerprint=0)
+        if is_done and horizon_ms is not None and horizon_ms <= self._now_ms:
             return _gone(header, stays=stays)
         self.counts.records_kept += len(spans)
         if is_done and horizon_ms is None:
