@@ -18,7 +18,7 @@ from stratalog_core.batches.records import Record, build_batch, iterate_records
 from stratalog_core.compiled.jit import Bools
 from stratalog_core.errors import Corrupt, NotFound, Unavailable
 from stratalog_core.system import SystemClock, ThreadBackground
-from stratalog_metadata.records import TierRequest, Topic
+from stratalog_metadata.records import KEEP_METADATA, ForkDecision, TierRequest, Topic
 from stratalog_metadata.state.commands import Command, Put
 from stratalog_tiering.cold.manifest_source import ManifestSource
 from stratalog_tiering.cold.proofs import prove_batch, prove_growth
@@ -29,7 +29,9 @@ from stratalog_tiering.core.partition import partition_snapshot
 from stratalog_tiering.core.policy import tier_policy
 from stratalog_tiering.format.manifest import Manifest, Reason, SegmentKind
 from stratalog_tiering.format.manifest_writers import OLDEST_WRITER
+from stratalog_tiering.format.object_keys import manifests_prefix
 from stratalog_tiering.maintenance.compaction import Compaction
+from stratalog_tiering.maintenance.fork_resolution import read_lines
 from stratalog_tiering.offload.ports import MapSlot
 
 Cluster = Any
@@ -453,3 +455,37 @@ async def test_a_clean_segment_without_superseded_records_is_not_written_again(c
     assert sorted(await read_all(cluster)) == [0, 1, 2, 4]
     (counters,) = [group for group in worker.metrics() if hasattr(group, "compaction_passes")]
     assert (counters.compaction_passes, counters.segments_compacted) == (1, 2)
+
+
+async def test_a_pass_ends_when_a_fork_is_resolved(cluster: Cluster) -> None:
+    """Its map is of records that the kept history never had."""
+    await cold(cluster, [[("a", "1")]])
+    restored = cluster.pointer()
+    await cold(cluster, [[("b", "1"), ("a", "2")]])
+    worker = await cluster.start_worker(deletion_lag_ms=0)
+    while worker._session is None:  # noqa: ASYNC110 - no event tells
+        await asyncio.sleep(0.01)
+    ports, policy, compaction = worker._session._ports, tier_policy(LAZY), Compaction()
+
+    async def step() -> bool:
+        state = partition_snapshot(cluster.metadata.view, cluster.topic, 0)
+        assert state is not None
+        return await compaction.step(ports, state, policy, (), is_asked=not compaction.is_running)
+
+    for _ in range(3):  # it begins, and reads both segments
+        assert await step()
+    assert compaction.state.phase == "rewrite"
+    await cluster.metadata.propose(Command(updates=(Put(record=restored),)))
+    lines = await read_lines(cluster.store, manifests_prefix(cluster.topic.topic_id, 0), restored)
+    assert lines is not None
+    decision = ForkDecision(
+        topic_id=cluster.topic.topic_id, index=0, keep=KEEP_METADATA, metadata_key=lines.fork.metadata_key,
+        store_key=lines.fork.store_key,
+    )  # fmt: skip
+    await cluster.metadata.propose(Command(updates=(Put(record=decision),)))
+    await cluster.until(lambda: cluster.metadata.view.get(decision.key()) is None)
+    await cluster.add_ledger(batches_of(1, [("c", "1"), ("d", "1")]), 1, leader_epoch=1)
+    await cluster.until(lambda: cluster.pointer().end_offset == 3 and not cluster.log().ledgers)
+    while compaction.is_running:
+        await step()
+    assert values(await read_all(cluster)) == {0: (b"a", b"1"), 1: (b"c", b"1"), 2: (b"d", b"1")}
