@@ -58,13 +58,17 @@ _log = logging.getLogger(__name__)
 
 @dataclass(slots=True, kw_only=True)
 class _Pass:
-    """One pass. ``filter`` is None while the map is being filled; ``position``: everything below it is done."""
+    """One pass. ``filter`` is None while the map is being filled; ``position``: everything below it is done.
+
+    ``settled_version`` is that of the history whose keys the map holds. A history with another one is not what was read.
+    """
 
     range: Cleanable
     builder: MapBuilder
     position: int
     filter: BatchFilter | None = None
     now_ms: int
+    settled_version: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,6 +122,11 @@ class Compaction:
             self.end(ports)
             return False
         try:
+            if self._pass is not None and self._pass.settled_version != await _settled_version(ports, state):
+                _log.info(
+                    "%s-%d: a fork was resolved during a compaction, which begins again", state.topic.name, state.log.index
+                )
+                self.end(ports)
             if self._pass is None:
                 return await self._begin(ports, state, policy.compaction, is_asked=is_asked)
             if self._pass.filter is None:
@@ -147,7 +156,9 @@ class Compaction:
         keys_max = max(1, ports.settings.compaction_map_bytes // KEY_BYTES)
         secret = ports.random.getrandbits(_SECRET_BITS).to_bytes(_SECRET_BITS // 8, "big")
         builder = await ports.background.run(partial(_new_map, keys_max, secret, found.dirty_from))
-        self._pass = _Pass(range=found, builder=builder, position=found.dirty_from, now_ms=now_ms)
+        self._pass = _Pass(
+            range=found, builder=builder, position=found.dirty_from, now_ms=now_ms, settled_version=manifest.settled_version
+        )
         return True
 
     async def _fill(self, ports: WorkerPorts, state: PartitionSnapshot, current: _Pass, policy: CompactionPolicy) -> None:
@@ -234,6 +245,10 @@ def _new_map(keys_max: int, secret: bytes, dirty_from: int) -> MapBuilder:
     from stratalog_tiering.core.offset_map import OffsetMap
 
     return MapBuilder(OffsetMap(keys_max, secret), dirty_from)
+
+
+async def _settled_version(ports: WorkerPorts, state: PartitionSnapshot) -> int:
+    return (await previous_version(ports, state)).manifest.settled_version
 
 
 async def _all_segments(ports: WorkerPorts, manifest: Manifest) -> list[SegmentEntry]:
