@@ -32,6 +32,7 @@ from stratalog_tiering.format.manifest_writers import OLDEST_WRITER
 from stratalog_tiering.format.object_keys import manifests_prefix
 from stratalog_tiering.maintenance.compaction import Compaction
 from stratalog_tiering.maintenance.fork_resolution import read_lines
+from stratalog_tiering.maintenance.retention import apply_retention
 from stratalog_tiering.offload.ports import MapSlot
 
 Cluster = Any
@@ -489,3 +490,35 @@ async def test_a_pass_ends_when_a_fork_is_resolved(cluster: Cluster) -> None:
     while compaction.is_running:
         await step()
     assert values(await read_all(cluster)) == {0: (b"a", b"1"), 1: (b"c", b"1"), 2: (b"d", b"1")}
+
+
+async def test_a_pass_that_cannot_go_on_gives_its_map_to_another_partition(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Retention comes before the pass's next step, and it fails each time."""
+    eager = msgspec.structs.replace(cluster.topic, configs={**LAZY, "min.cleanable.dirty.ratio": "0.1"})
+    offloader = await cluster.start_worker("offloader", segment_bytes=1)
+    for partition in range(2):
+        await cluster.add_ledger(batches_of(0, [("a", "1"), ("a", "2")]), 0, partition=partition)
+    await cluster.until(lambda: not (cluster.log(0).ledgers or cluster.log(1).ledgers))
+    await offloader.close()
+    await cluster.metadata.propose(Command(updates=(Put(record=eager),)))
+    begin, first = Compaction._begin, list[int]()
+
+    async def beginning(self: Compaction, ports: Any, state: Any, *others: Any, **named: Any) -> bool:
+        did = await begin(self, ports, state, *others, **named)
+        if self.is_running and not first:
+            first.append(state.log.index)
+        return did
+
+    async def retain(ports: Any, state: Any, *others: Any, **named: Any) -> bool:
+        if first == [state.log.index]:
+            raise Corrupt("a page of this partition is damaged")
+        return await apply_retention(ports, state, *others, **named)
+
+    monkeypatch.setattr(Compaction, "_begin", beginning)
+    monkeypatch.setattr("stratalog_tiering.worker.partition_work.apply_retention", retain)
+    await cluster.start_worker()
+    await cluster.until(lambda: bool(first) and "damaged" in cluster.last_error(first[0]))
+    other = 1 - first[0]
+    await cluster.until(lambda: (status := cluster.status(other)) is not None and status.compacted_at_ms > 0)
