@@ -264,8 +264,12 @@ class PartitionWork:
                 self._times.swept(self._ports.clock.monotonic())
             else:
                 await self._retain(state, self._policy(state), guards)
-        except StratalogError:
+        except StratalogError as failure:
             self._times.failed(task, self._ports.clock.monotonic())
+            is_asked = state.request is not None and state.request.compact
+            if task is MaintenanceTask.RETENTION and not is_asked and not isinstance(failure, Conflict):
+                # Compaction comes after it, and may not come for long: the worker's other partitions wait for the map.
+                self._compaction.end(self._ports)
             raise
 
     async def _retain(self, state: PartitionSnapshot, policy: TierPolicy, guards: Guards) -> None:
