@@ -14,7 +14,7 @@ from stratalog_metadata.client.protection import is_protected
 from stratalog_metadata.client.quorum_client import QuorumClient
 from stratalog_metadata.records import Topic
 from stratalog_pipeline.jobs.report_erasure import OldObject
-from stratalog_pipeline.planning import PartitionName
+from stratalog_pipeline.planning import OffsetRange, PartitionName
 from stratalog_tiering.cold.manifest_source import ManifestSource
 from stratalog_tiering.config import TieringSettings
 from stratalog_tiering.core.erasure import Selection
@@ -45,7 +45,7 @@ class EraseFrom:
 
 @dataclass(slots=True, kw_only=True)
 class Erasure:
-    """The result. ``hot`` holds the first offset of each partition that may have a hot copy, and was not searched there."""
+    """The result. ``hot``: the first offset of each partition that was not searched, because it is or was hot."""
 
     erased: list[tuple[PartitionName, Erased]] = field(default_factory=list)
     refused: list[tuple[PartitionName, Refused]] = field(default_factory=list)
@@ -55,12 +55,12 @@ class Erasure:
 
 async def erase_found(
     origin: EraseFrom,
-    names: Sequence[PartitionName],
+    searched: Mapping[PartitionName, OffsetRange],
     ranges: Ranges,
     selection: Selection,
     on_segment: Callable[[], None] = lambda: None,
 ) -> Erasure:
-    """Erase the selected records within ``ranges``; ``names`` are all partitions that were searched.
+    """Erase the selected records within ``ranges``; ``searched`` are all offsets that were searched.
 
     Raises ``Invalid``, before any change, if ``store`` is not the bucket of the cluster or a topic is protected against
     deletion. Raises as `erase_range` does, when some segments may be replaced already; the call can be repeated.
@@ -69,7 +69,7 @@ async def erase_found(
     try:
         async with ledger_session(origin.addresses) as (metadata, ledgers), store_session(origin.store) as store:
             await check_claim(store, cluster_id_in(metadata))
-            _refuse_protected(metadata, names)
+            _refuse_protected(metadata, [*searched])
             settings = TieringSettings(worker_id=WRITER)
             ports = worker_ports(settings, metadata, store, ledgers, clock, random.SystemRandom(), background)
             for name, held in ranges.items():
@@ -80,7 +80,7 @@ async def erase_found(
                         else:
                             done.refused.append((name, each))
                         on_segment()
-            done.hot = await _hot(ports, names)
+            done.hot = await not_searched(ports, searched)
             done.objects = await _old_objects(origin, metadata, store, clock.wall_ms(), [*ranges])
             return done
     finally:
@@ -97,14 +97,16 @@ def _refuse_protected(metadata: QuorumClient, names: Sequence[PartitionName]) ->
             )
 
 
-async def _hot(ports: WorkerPorts, names: Sequence[PartitionName]) -> dict[PartitionName, int]:
-    """The first offset of each partition of which the bookies may hold records."""
+async def not_searched(ports: WorkerPorts, searched: Mapping[PartitionName, OffsetRange]) -> dict[PartitionName, int]:
+    """The first offset of each partition of which the bookies may hold records, or which became cold after the search began."""
     found: dict[PartitionName, int] = {}
-    for name in names:
+    for name, offsets in searched.items():
         state = (await current_partition(ports, name.topic_id, name.partition)).state
-        bases = [each.ledger.base_offset for each in state.ledgers if each.ledger.end_offset != each.ledger.base_offset]
-        if bases:
-            found[name] = min(bases)
+        firsts = [each.ledger.base_offset for each in state.ledgers if each.ledger.end_offset != each.ledger.base_offset]
+        if state.pointer is not None and state.pointer.end_offset > offsets.end:
+            firsts.append(offsets.end)
+        if firsts:
+            found[name] = min(firsts)
     return found
 
 

@@ -50,7 +50,8 @@ def erasure_report(
     refusals = [{**_place(name), "key": each.entry.key, "reason": _reason(each)} for name, each in refused]
     problems = [f"{name}: {each.entry.key}: {_reason(each)}" for name, each in refused]
     problems += [
-        f"{name}: offsets from {offset} on are still hot and were not searched: offload them, and erase again"
+        f"{name}: offsets from {offset} on are still hot, or were when the search began, and were not searched: offload them,"
+        " and erase again"
         for name, offset in hot.items()
     ]
     unreadable = [

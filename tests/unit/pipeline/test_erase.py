@@ -117,7 +117,7 @@ def test_what_stays_is_a_problem_of_the_report(cold_bucket: ColdBucket) -> None:
     partly = erasure_report(found, [], refused, [], {name: 2}, is_dry_run=False)
     assert [problem.partition(": ")[2] for problem in partly.problems] == [
         f"{entry.key}: it is locked until 1970-01-02T00:00:00+00:00",
-        "offsets from 2 on are still hot and were not searched: offload them, and erase again",
+        "offsets from 2 on are still hot, or were when the search began, and were not searched: offload them, and erase again",
     ]
     assert json.loads(json.dumps(partly.document, default=str))["refused"][0]["key"] == entry.key
     assert erasure_report(found, [], [], [], {}, is_dry_run=True).facts["verdict"] == "dry run"
