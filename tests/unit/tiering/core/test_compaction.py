@@ -391,6 +391,19 @@ def test_a_batch_that_cannot_be_read_stays_and_the_others_are_compacted(kind: st
         log.batches.pop()
 
 
+def test_a_tombstone_after_a_batch_that_cannot_be_read_stays() -> None:
+    """The batch may hold an older record of its key, which would come back. It was written before the topic was compacted."""
+    log = Log()
+    hostile = hostile_batch("more records than are located", 0)
+    log.batches.append(hostile)
+    log.end = read_header(hostile).next_offset
+    log.append([(b"key", None)], 10)
+    log.append([(b"z", b"1")], 20)
+    for now_ms in (1_000, 1_100, 2_000):
+        log.compact(now_ms)
+    assert [[each.key for each in iterate_records(batch)] for batch in log.batches[1:]] == [[b"key"], [b"z"]]
+
+
 def test_another_batch_in_the_place_of_one_that_cannot_be_read_is_noticed() -> None:
     """It has no records by which they could be compared."""
     first, second = (hostile_batch(kind, 0) for kind in KINDS[:2])
