@@ -15,8 +15,8 @@ one of each producer that is still known, stay without records if they lose them
 sequences of producers, are never lost.
 
 A batch whose bytes are not exactly its records, or that is too large to take apart, stays as it is: brokers may have checked
-its header and its CRC only. Its keys are unknown, so what it replaced stays, too. Such batches are counted, and the first one
-of a pass is named.
+its header and its CRC only. Its keys are unknown, so what it replaced stays, too, and so do the tombstones after it, one of
+which may be of a key that it has. Such batches are counted, and the first one of a pass is named.
 
 The map (``offset_map.py``) is bounded: it ends where it is full, and the next pass continues there (ADR 137).
 
@@ -258,7 +258,7 @@ class BatchFilter:
         kept = self._keeps(header, records)
         kept_count, tombstones = int(np.count_nonzero(kept)), int(np.count_nonzero(kept & ~records.have_values))
         self._count(records, kept, kept_count, tombstones)
-        fingerprint = self._fingerprint(header, spans, survivors(self._map_end, self._now_ms, header, records))
+        fingerprint = self._fingerprint(header, spans, survivors(self._map_end, self._deletes_until_ms, header, records))
         if not kept_count:
             return Filtered(batch=emptied(header) if stays else None, fingerprint=fingerprint)
         sets_horizon = bool(tombstones) and header.delete_horizon_ms is None
@@ -266,6 +266,11 @@ class BatchFilter:
             return Filtered(batch=batch, fingerprint=fingerprint)
         changed = rebuilt(header, spans, kept, self._horizon_ms if sets_horizon else None)
         return Filtered(batch=changed, fingerprint=fingerprint)
+
+    @property
+    def _deletes_until_ms(self) -> int:
+        """Tombstones with a later delete horizon stay; all do after a batch that may hold older records of their keys."""
+        return self._now_ms if not self.counts.batches_unreadable else -1
 
     def _unreadable(self, batch: Buffer, header: BatchHeader, reason: Corrupt) -> Filtered:
         self.counts.records_kept += header.record_count
@@ -290,7 +295,7 @@ class BatchFilter:
     def _keeps(self, header: BatchHeader, records: MappedRecords) -> Bools:
         kept: Bools = records.have_keys & (records.offsets >= records.newest)
         horizon_ms = header.delete_horizon_ms
-        if horizon_ms is not None and horizon_ms <= self._now_ms:
+        if horizon_ms is not None and horizon_ms <= self._deletes_until_ms:
             kept &= records.have_values
         kept |= records.offsets >= self._map_end
         return kept
