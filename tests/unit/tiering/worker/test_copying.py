@@ -394,6 +394,18 @@ async def test_deletions_reach_the_copy_once_another_worker_has_released_their_l
     await until((second_directory / deletion_marker_key(cluster.topic.topic_id)).exists)
 
 
+async def test_a_deleted_topic_is_forgotten(cluster: Cluster, make_batches: Batches, second: ObjectStore) -> None:
+    """Else a worker looks at each partition that it ever copied once per sweep, until it ends."""
+    await cluster.add_ledger(make_batches(0, [10]), 0)
+    worker = await cluster.start_worker(second=second, grace_ms=0, copy_grace_ms=0, sweep_interval_ms=100)
+    await until(lambda: worker._session is not None and bool(worker._session._copying._swept_at))
+    copying = worker._session._copying
+    await delete(cluster, 0)
+    await until(lambda: cluster.metadata.view.find(DeletedTopic, deleted_topic_key(cluster.topic.topic_id)) is None)
+    await until(lambda: not (copying._names or copying._swept_at or copying._behind_since or copying._failures))
+    await until(lambda: copying._schedule.due_count + copying._schedule.at_work_count <= 1)
+
+
 async def test_offload_goes_on_while_the_second_store_is_away(
     cluster: Cluster, make_batches: Batches, second: ObjectStore, second_directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
