@@ -111,15 +111,23 @@ class CopyWork:
                 self._schedule.set_all_due([self._named(record, index) for index in range(record.partition_count)], now)
             elif isinstance(record, DeletedTopic | RestoredTopic):
                 self._schedule.set_due(DELETIONS_LEASE, now)
-            elif record is None and change.before is not None and isinstance(change.before.record, TieringWorker):
-                self._schedule_all()
+            elif record is None and change.before is not None:
+                before = change.before.record
+                if isinstance(before, TieringWorker):
+                    self._schedule_all()
+                elif isinstance(before, Topic) and not before.internal:
+                    # Once more, to be forgotten.
+                    self._schedule.set_all_due([self._named(before, index) for index in range(before.partition_count)], now)
         self._wake.set()
 
     async def _run_one(self, name: str) -> None:
         settings = self._ports.settings
         again_s: float | None = settings.retry_ms_max / 1000
         try:
-            if self._leases.is_ours(name):
+            if name != DELETIONS_LEASE and self._topic(name) is None:
+                self._forget(name)
+                again_s = None
+            elif self._leases.is_ours(name):
                 await (self._delete_topics() if name == DELETIONS_LEASE else self._copy(name))
                 again_s = settings.sweep_interval_ms / 1000
             else:
@@ -145,11 +153,19 @@ class CopyWork:
         longest_s = self._ports.settings.retry_ms_max / 1000
         return float(min(longest_s, 0.1 * 2 ** min(failures, 20))) * (0.5 + self._ports.random.random() / 2)
 
+    def _topic(self, name: str) -> Topic | None:
+        """The topic of a partition; None if it is deleted."""
+        topic_id = self._names[name][0] if name in self._names else None
+        return next((each for each in self._ports.metadata.view.all(Topic) if each.topic_id == topic_id), None)
+
+    def _forget(self, name: str) -> None:
+        """Forget a partition of a deleted topic."""
+        for known in (self._names, self._behind_since, self._failures, self._swept_at):
+            known.pop(name, None)
+
     async def _copy(self, name: str) -> None:
-        topic_id, index = self._names[name]
-        view = self._ports.metadata.view
-        topic = next((each for each in view.all(Topic) if each.topic_id == topic_id), None)
-        state = partition_snapshot(view, topic, index) if topic is not None else None
+        topic = self._topic(name)
+        state = partition_snapshot(self._ports.metadata.view, topic, self._names[name][1]) if topic is not None else None
         if state is None or state.pointer is None:
             self._behind_since.pop(name, None)
             return
