@@ -7,18 +7,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 from support.planted_damage import History, small_batch, write_history
 from unit.tiering.maintenance.test_restoring import new_cluster, offload
 
-from stratalog_core.batches.batch import CONTROL_BIT, TRANSACTIONAL_BIT
-from stratalog_core.batches.checkpoint import Checkpoint, OngoingTransaction, ProducerEntry, SequencedBatch
+from stratalog_core.batches.batch import TRANSACTIONAL_BIT
 from stratalog_core.batches.records import Record, build_batch
 from stratalog_core.errors import Conflict, Invalid
 from stratalog_core.system import SystemClock, ThreadBackground
 from stratalog_metadata.records import ManifestPointer, Partition, partition_key
-from stratalog_metadata.state.commands import Command, Put
 from stratalog_tiering.cold.archive import Archive
 from stratalog_tiering.cold.bucket_scrub import BucketScrub
 from stratalog_tiering.cold.manifest_source import ManifestSource
@@ -144,33 +141,6 @@ async def test_no_transaction_is_cut_in_two(cluster: Cluster, make_batches: Batc
     for offset, end in ((11, 10), (12, 10), (13, 13), (17, 13)):
         cut = await cut_history(made, cluster.pointer(), offset, tier_policy({}))
         assert cut.pointer.end_offset == end
-
-
-@pytest.mark.parametrize("offset", [11, 12, 13])
-async def test_no_transaction_that_began_in_an_earlier_segment_is_cut_in_two(
-    cluster: Cluster, make_batches: Batches, background: ThreadBackground, offset: int
-) -> None:
-    def transactional(offset: int, *, control: bool = False) -> bytes:
-        key, value = (b"\0\0\0\1", b"\0\0\0\0\0\0") if control else (b"key", b"v")
-        record = Record(offset=offset, timestamp_ms=offset, key=key, value=value)
-        attributes = TRANSACTIONAL_BIT | (CONTROL_BIT if control else 0)
-        sequence = -1 if control else offset - 10
-        return bytes(build_batch([record], attributes=attributes, producer_id=7, producer_epoch=0, base_sequence=sequence))
-
-    first = await cluster.add_ledger([*make_batches(0, [10]), transactional(10)], 0)
-    open_at_11 = Checkpoint(
-        offset=11, producers=(ProducerEntry(7, 0, (SequencedBatch(0, 0, 10, 10),)),), transactions=(OngoingTransaction(7, 10),)
-    )
-    later = [transactional(11), transactional(12), transactional(13, control=True)]
-    await cluster.add_ledger(later, 11, checkpoint=open_at_11)
-    undecided = msgspec.structs.replace(first, undecided_from=10)
-    await cluster.metadata.propose(Command(updates=(Put(record=undecided),)))
-    await cluster.start_worker(segment_bytes=1)
-    await cluster.until(lambda: cluster.pointer() is not None and cluster.pointer().end_offset == 14)
-    assert len((await Archive(cluster.store).manifest(cluster.pointer())).segments) == 2
-    await cluster.close()
-    cut = await cut_history(ports(cluster.store, background), cluster.pointer(), offset, tier_policy({}))
-    assert cut.pointer.end_offset == 10, "the transaction's first record is at offset 10"
 
 
 async def test_a_restore_that_another_one_has_overtaken_does_not_mark_its_cut(
