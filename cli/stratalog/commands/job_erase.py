@@ -101,9 +101,7 @@ def erase(
         origin = EraseFrom(addresses=addresses, store=where.store, grace_ms=grace_ms, deletes_now=delete_now)
         with progress_bar() as bar:
             task = bar.add_task("rewriting segments", total=len(found.found))
-            done = asyncio.run(
-                erase_found(origin, found.offsets, ranges_of(found.found), selection, lambda: bar.advance(task))
-            )
+            done = asyncio.run(erase_found(origin, found.offsets, ranges_of(found.found), selection, lambda: bar.advance(task)))
     report = erasure_report(found, done.erased, done.refused, done.objects, done.hot, is_dry_run=dry_run)
     print_report(where, report)
     if report.problems:
