@@ -1,8 +1,8 @@
 """Topic descriptors in the bucket: a new version is written when a topic has changed, and only then.
 
 A worker compares each version of a topic's record with the bucket once: an unchanged topic costs one listing and one read per
-worker, and nothing per offload. What it has described before says nothing about a changed record, also if the change was taken
-back: another worker may have described the topic meanwhile. Versions are never overwritten.
+worker, and nothing per offload. A changed record is compared again even if the change was taken back: another worker may have
+described the topic meanwhile. Versions are never overwritten.
 """
 
 from __future__ import annotations
