@@ -18,7 +18,7 @@ from support.embedded_quorum import embedded_quorum
 
 from stratalog_core.errors import Conflict, Invalid, NotFound
 from stratalog_core.rpc.tcp import TcpTransport
-from stratalog_core.system import SystemClock, ThreadBackground
+from stratalog_core.system import SystemClock
 from stratalog_metadata.client.topic_deletion import delete_topic
 from stratalog_metadata.records import (
     CLUSTER_KEY,
@@ -73,6 +73,13 @@ async def new_cluster(old: Cluster, directory: Path) -> AsyncIterator[Cluster]:
         yield made
         await made.close()
     await transport.close()
+
+
+def cut_ports(cluster: Cluster) -> CutPorts:
+    return CutPorts(
+        store=cluster.store, clock=SystemClock(), background=cluster.background, random_id=lambda: 1,
+        cluster_id=cluster_id_in(cluster.metadata),
+    )  # fmt: skip
 
 
 async def restore_all(cluster: Cluster) -> int:
@@ -160,7 +167,7 @@ async def test_a_restore_can_be_repeated_and_refuses_a_name_that_is_taken(
 
 
 async def test_a_topic_that_appears_until_the_takeover_is_restored(
-    cluster: Cluster, make_batches: Batches, tmp_path: Path, background: ThreadBackground
+    cluster: Cluster, make_batches: Batches, tmp_path: Path
 ) -> None:
     """The previous cluster has described it since the first look of the restore."""
     await cluster.start_worker()
@@ -177,16 +184,13 @@ async def test_a_topic_that_appears_until_the_takeover_is_restored(
 
     cluster.store.before = described
     async with new_cluster(cluster, tmp_path / "new") as new:
-        made = CutPorts(
-            store=cluster.store, clock=SystemClock(), background=background, random_id=lambda: 1,
-            cluster_id=cluster_id_in(new.metadata),
-        )  # fmt: skip
+        made = cut_ports(new)
         restored = await restore_topics(new.metadata, made, ())
         assert [(history.descriptor.name, done) for history, done in restored.topics] == [("flights", True), ("late", True)]
 
 
 async def test_a_restore_is_refused_if_another_cluster_has_taken_the_bucket_over_since(
-    cluster: Cluster, make_batches: Batches, tmp_path: Path, background: ThreadBackground
+    cluster: Cluster, make_batches: Batches, tmp_path: Path
 ) -> None:
     await cluster.start_worker()
     await offload(cluster, make_batches(0, [3]), 0, 3)
@@ -200,10 +204,7 @@ async def test_a_restore_is_refused_if_another_cluster_has_taken_the_bucket_over
 
     async with new_cluster(cluster, tmp_path / "new") as new:
         cluster.store.before = taken_over
-        made = CutPorts(
-            store=cluster.store, clock=SystemClock(), background=background, random_id=lambda: 1,
-            cluster_id=cluster_id_in(new.metadata),
-        )  # fmt: skip
+        made = cut_ports(new)
         with pytest.raises(Conflict, match="another cluster has taken"):
             await restore_topics(new.metadata, made, ())
         assert [*new.metadata.view.all(Topic)] == []

@@ -171,15 +171,21 @@ async def test_a_manifest_is_repaired_from_the_copy(
     assert (await scrub.partition(topic, 0)).findings == ()
 
 
-async def test_damage_is_not_copied_and_does_not_stop_the_rest(
-    cluster: Cluster, make_batches: Batches, store_directory: Path, second: ObjectStore, second_directory: Path
-) -> None:
+async def two_segments(cluster: Cluster, make_batches: Batches, store_directory: Path) -> tuple[Path, Path]:
+    """Offload two ledgers; return their segments' files."""
     for base in (0, 10):
         await cluster.add_ledger(make_batches(base, [10]), base)
     writer = await cluster.start_worker(segment_bytes=1)
     await cluster.until(lambda: cluster.pointer() is not None and cluster.pointer().end_offset == 20)
     await writer.close()
-    damaged, sound = segments_of(store_directory)
+    first, second = segments_of(store_directory)
+    return first, second
+
+
+async def test_damage_is_not_copied_and_does_not_stop_the_rest(
+    cluster: Cluster, make_batches: Batches, store_directory: Path, second: ObjectStore, second_directory: Path
+) -> None:
+    damaged, sound = await two_segments(cluster, make_batches, store_directory)
     content = bytearray(damaged.read_bytes())
     content[100] ^= 1
     damaged.write_bytes(content)
@@ -198,12 +204,7 @@ async def test_damage_is_not_copied_and_does_not_stop_the_rest(
 async def test_what_was_copied_beside_damage_is_not_sent_again(
     cluster: Cluster, make_batches: Batches, store_directory: Path, second: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for base in (0, 10):
-        await cluster.add_ledger(make_batches(base, [10]), base)
-    writer = await cluster.start_worker(segment_bytes=1)
-    await cluster.until(lambda: cluster.pointer() is not None and cluster.pointer().end_offset == 20)
-    await writer.close()
-    damaged, sound = segments_of(store_directory)
+    damaged, sound = await two_segments(cluster, make_batches, store_directory)
     damaged.write_bytes(damaged.read_bytes()[:-1])
     sent: list[str] = []
     put = second.put
