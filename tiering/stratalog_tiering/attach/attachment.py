@@ -12,6 +12,7 @@ import asyncio
 import logging
 import uuid
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
@@ -145,24 +146,30 @@ async def attach(
         made = [each async for each in reservation.renewed_after_each(segments)]
         return await writer.finish(index, found.base_offset, made, found.log_start_offset)
 
-    is_finishing = False
-    try:
+    async with _given_up_on_failure(ports, lambda: reservation.reserved):
         partitions = await bounded_map(partition, range(topic.partition_count), _PARTITIONS_AT_ONCE)
-        is_finishing = True
+    try:
         return await finish(ports, reservation.reserved, partitions)
-    except OutcomeUnknown as unknown:
-        if is_finishing:
-            raise
-        await give_up(ports, reservation.reserved)
-        raise _not_attached(topic, unknown) from unknown
+    except OutcomeUnknown:
+        raise
     except BaseException:
         await give_up(ports, reservation.reserved)
         raise
 
 
-def _not_attached(topic: Topic, unknown: OutcomeUnknown) -> Unavailable:
-    """The error for a write of an object that was not answered: the object is in doubt, the topic is not."""
-    return Unavailable(f"topic {topic.name!r} is not attached: {unknown.message}")
+@asynccontextmanager
+async def _given_up_on_failure(ports: AttachPorts, reserved: Callable[[], Reserved]) -> AsyncIterator[None]:
+    """Give the attachment up if writing its objects fails.
+
+    Raises ``Unavailable`` for the ``OutcomeUnknown`` of an object: the object is in doubt, the topic is not.
+    """
+    try:
+        yield
+    except BaseException as failure:
+        await give_up(ports, reserved())
+        if isinstance(failure, OutcomeUnknown):
+            raise Unavailable(f"topic {reserved().topic.name!r} is not attached: {failure.message}") from failure
+        raise
 
 
 async def _counted(chunks: AsyncIterator[Sequence[Buffer]], on_bytes: OnBytes) -> AsyncIterator[Sequence[Buffer]]:
@@ -189,18 +196,12 @@ async def reserve(ports: AttachPorts, topic: Topic, expiry_ms: int) -> Reserved:
     reserved = Reserved(
         topic=topic, configs=configs, cluster_id=cluster_id, owner_number=owner.number, pending=pending, version=version
     )
-    try:
+    async with _given_up_on_failure(ports, lambda: reserved):
         hidden = DeletedTopic(topic_id=topic.topic_id, name=topic.name, deleted_at_ms=now_ms)
         await mark_deleted(ports.store, hidden, now_ms, cluster_id)
         # With the configs in force: if this is given up, they say whether the store is to be asked for locks.
         described: Topic = msgspec.structs.replace(topic, configs=configs)
         await describe_topic(ports.store, described)
-    except OutcomeUnknown as unknown:
-        await give_up(ports, reserved)
-        raise _not_attached(topic, unknown) from unknown
-    except BaseException:
-        await give_up(ports, reserved)
-        raise
     return reserved
 
 
