@@ -124,11 +124,12 @@ class CopyWork:
         settings = self._ports.settings
         again_s: float | None = settings.retry_ms_max / 1000
         try:
-            if name != DELETIONS_LEASE and self._topic(name) is None:
+            topic = self._topic(name) if name != DELETIONS_LEASE else None
+            if topic is None and name != DELETIONS_LEASE:
                 self._forget(name)
                 again_s = None
             elif self._leases.is_ours(name):
-                await (self._delete_topics() if name == DELETIONS_LEASE else self._copy(name))
+                await (self._copy(name, topic) if topic is not None else self._delete_topics())
                 again_s = settings.sweep_interval_ms / 1000
             else:
                 self._behind_since.pop(name, None)
@@ -163,9 +164,8 @@ class CopyWork:
         for known in (self._names, self._behind_since, self._failures, self._swept_at):
             known.pop(name, None)
 
-    async def _copy(self, name: str) -> None:
-        topic = self._topic(name)
-        state = partition_snapshot(self._ports.metadata.view, topic, self._names[name][1]) if topic is not None else None
+    async def _copy(self, name: str, topic: Topic) -> None:
+        state = partition_snapshot(self._ports.metadata.view, topic, self._names[name][1])
         if state is None or state.pointer is None:
             self._behind_since.pop(name, None)
             return
