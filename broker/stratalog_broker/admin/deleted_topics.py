@@ -85,7 +85,8 @@ async def undelete(metadata: MetadataClient, wanted: str, new_name: str | None =
             return None
         await propose_guarded(metadata, restore_topic(deleted, version, name), deleted.key(), timeout_s)
         restored: Topic = msgspec.structs.replace(deleted.topic, name=name)
-        if not any((each.topic_id, each.name) == (topic_id, name) for each in metadata.view.all(Topic)):
+        found = metadata.view.find(Topic, topic_key(name))
+        if found is None or found.topic_id != topic_id:
             # That the deletion's record is gone does not prove that this command has deleted it.
             raise NotFound(f"topic {deleted.name!r} was restored or deleted for good by somebody else meanwhile")
         return restored

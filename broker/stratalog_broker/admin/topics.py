@@ -294,10 +294,11 @@ class TopicCommands:
             now_ms = self._clock.wall_ms()
             unchanged = require_unlocked(topic, self._view, now_ms)
             command = delete_topic(self._view, topic, version, now_ms, self._settings.undelete_window_ms, unchanged)
-            applied = await propose_guarded(self._metadata, command, topic.key(), timeout_s)
-            # 0: the topic is gone. Somebody may have detached it, and its objects stay then.
-            is_deleted = applied or self._view.get(deleted_topic_key(topic.topic_id)) is not None
-            return topic if is_deleted else _topic_of(name, None)
+            is_applied = await propose_guarded(self._metadata, command, topic.key(), timeout_s) > 0
+            if not is_applied and self._view.get(deleted_topic_key(topic.topic_id)) is None:
+                # The topic is gone, but it was detached: its objects stay.
+                raise _no_topic(name)
+            return topic
 
         topic = await decide_again(f"topic {name!r}", attempt)  # a partition that changes its owner causes a conflict
         if self._settings.undelete_window_ms == 0:
@@ -378,8 +379,12 @@ def _partition_updates(topic: Topic, first: int, assigned: Sequence[tuple[int, .
 
 def _topic_of(name: str, record: object) -> Topic:
     if not isinstance(record, Topic):
-        raise NotFound(f"topic {name[:NAME_CHARACTERS_MAX]!r} does not exist")
+        raise _no_topic(name)
     return record
+
+
+def _no_topic(name: str) -> NotFound:
+    return NotFound(f"topic {name[:NAME_CHARACTERS_MAX]!r} does not exist")
 
 
 def _changed(topic: Topic, *, partition_count: int | None = None, configs: dict[str, str] | None = None) -> Topic:

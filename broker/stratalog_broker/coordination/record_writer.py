@@ -93,7 +93,7 @@ class RecordWriter:
         self._flush()
         self._waiting_bytes += size_bytes
         try:
-            await asyncio.sleep(0)  # what was queued before is appended first
+            await asyncio.sleep(0)  # tasks run in the order of their start: what was queued before is appended first
             check()
             await self._append(self._batch(records, producer))
         except errors.StratalogError as failure:

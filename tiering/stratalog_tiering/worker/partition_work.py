@@ -268,7 +268,7 @@ class PartitionWork:
             self._times.failed(task, self._ports.clock.monotonic())
             is_asked = state.request is not None and state.request.compact
             if task is MaintenanceTask.RETENTION and not is_asked and not isinstance(failure, Conflict):
-                # Compaction comes after it, and may not come for long: the worker's other partitions wait for the map.
+                # Compaction waits for retention to succeed. Meanwhile the worker's other partitions could not use the map.
                 self._compaction.end(self._ports)
             raise
 

@@ -136,7 +136,7 @@ class GroupApplication:
         coordinator = self.coordinator
         errors, records = coordinator.commits.plan(group_id, member_id, group_instance_id, generation, commits, self.now())
         with coordinator.commits.pending(group_id, commits):
-            return [_known_to_committers(error) for error in await self._write_for(errors, records)]
+            return [_commit_error_of(error) for error in await self._write_for(errors, records)]
 
     async def commit_in_transaction(
         self,
@@ -155,7 +155,7 @@ class GroupApplication:
         if not records:
             return errors
         with coordinator.commits.pending(group_id, commits, transactional=True):
-            written = _known_to_committers(await self._writer.written_in_transaction(records, producer, check))
+            written = _commit_error_of(await self._writer.written_in_transaction(records, producer, check))
         return errors if written is ErrorCode.none else _with_failure(errors, written)
 
     async def delete_group(self, group_id: str) -> ErrorCode:
@@ -240,7 +240,7 @@ def _with_failure(errors: Sequence[ErrorCode], failure: ErrorCode) -> list[Error
     return [failure if error is ErrorCode.none else error for error in errors]
 
 
-def _known_to_committers(code: ErrorCode) -> ErrorCode:
+def _commit_error_of(code: ErrorCode) -> ErrorCode:
     """Return the code of an OffsetCommit or TxnOffsetCommit response for that of a write."""
     return ErrorCode.invalid_commit_offset_size if code is ErrorCode.message_too_large else code
 
