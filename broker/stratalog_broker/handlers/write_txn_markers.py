@@ -5,6 +5,8 @@ already written is written again, which changes nothing: its coordinator never g
 coordinator or an older producer epoch is refused, with Kafka's rules for each transaction version. Internal partitions take
 markers, too: those of __consumer_offsets end the offsets that a transaction has committed.
 
+ALTER or CLUSTER_ACTION on the cluster is needed, as in Kafka: an operator ends a hanging transaction with a marker, too.
+
 Version 2 carries the transaction version (KIP-1228); markers of version 1 belong to transactions of the versions 0 and 1.
 """
 
@@ -55,7 +57,7 @@ async def handle(
     settings: BrokerSettings,
 ) -> Any:
     """Write all markers side by side; those of one partition in the order of the request."""
-    is_allowed = permissions.allows_cluster(context, _ACCESS.operation)
+    is_allowed = any(permissions.allows_cluster(context, operation) for operation in (Operation.ALTER, _ACCESS.operation))
     rows: list[tuple[Any, Any, int, asyncio.Task[ErrorCode]]] = []
     for marker in request.markers:
         version = getattr(marker, "transaction_version", 0)

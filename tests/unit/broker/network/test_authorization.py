@@ -349,6 +349,18 @@ async def test_producer_ids_need_the_cluster_or_any_topic(guarded: Guarded) -> N
     assert await code() is NONE
 
 
+@pytest.mark.parametrize("allowed", [Operation.ALTER, Operation.CLUSTER_ACTION, None])
+async def test_markers_need_one_of_two_operations_on_the_cluster(guarded: Guarded, allowed: Operation | None) -> None:
+    two = {Operation.ALTER, Operation.CLUSTER_ACTION}
+    guarded.rules.denied |= {(Resource.CLUSTER, "kafka-cluster", operation) for operation in two - {allowed}}
+    topic = part(27, 1, "WritableTxnMarkerTopic", name=OPEN_TOPIC, partition_indexes=(0,))
+    fields = {"producer_id": 5, "producer_epoch": 0, "coordinator_epoch": 0, "transaction_result": False}
+    marker = part(27, 1, "WritableTxnMarker", **fields, topics=(topic,))
+    answer = await guarded.client.send(27, 1, markers=(marker,))
+    (row,) = answer.markers[0].topics[0].partitions
+    assert row.error_code is (CLUSTER if allowed is None else NONE)
+
+
 def test_every_api_asks_for_permissions() -> None:
     """ApiVersions is open to everybody, and so is telemetry, as in Kafka."""
     handlers = {info.name: info.handle or info.handle_raw for info in HANDLERS.values()}
