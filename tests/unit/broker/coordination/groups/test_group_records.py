@@ -130,6 +130,10 @@ def test_java_hash(text: str, expected: int) -> None:
     assert 0 <= partition_of(text, 50) < 50
 
 
+def test_groups_stay_in_the_partitions_of_their_records() -> None:
+    assert [partition_of(group_id, 50) for group_id in ("payments", "orders", "flights")] == [13, 17, 39]
+
+
 @given(st.lists(st.tuples(st.sampled_from("ab"), st.sampled_from("tu"), st.integers(0, 1), st.none() | OFFSETS)), IMAGES)
 def test_a_store_is_its_records_and_its_snapshot(
     commits: list[tuple[str, str, int, CommittedOffset | None]], image: GroupImage
