@@ -3,6 +3,8 @@
 A group that does not exist or is a classic one is answered with GROUP_ID_NOT_FOUND. A group that subscribes to a topic which
 the client may not describe is answered with TOPIC_AUTHORIZATION_FAILED, as in Kafka. UNSUPPORTED_VERSION below level 1 of
 ``group.version``.
+
+Difference from Apache Kafka: a group that the request repeats is answered INVALID_REQUEST from the second time on.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from stratalog_broker.requests.access import Access, Operation, Resource
 from stratalog_broker.requests.context import RequestContext
 from stratalog_broker.requests.handler_info import HandlerInfo
 from stratalog_broker.requests.permissions import DESCRIBE_TOPIC, Permissions
+from stratalog_broker.requests.repeated_names import first_or_repeated
 from stratalog_metadata.client.api import MetadataView
 
 _ACCESS: Final = Access(Operation.DESCRIBE, Resource.GROUP)
@@ -45,7 +48,12 @@ async def handle(
     except KafkaError as refused:
         rows = tuple(_row(context, group_id, error=refused.code) for group_id in request.group_ids)
         return context.new("ConsumerGroupDescribeResponse", groups=rows)
-    rows = tuple(_describe(context, groups, partitions, permissions, group_id) for group_id in request.group_ids)
+    rows = tuple(
+        _row(context, group_id, error=ErrorCode.invalid_request)
+        if is_repeated
+        else _describe(context, groups, partitions, permissions, group_id)
+        for group_id, is_repeated in first_or_repeated(request.group_ids)
+    )
     return context.new("ConsumerGroupDescribeResponse", groups=rows)
 
 

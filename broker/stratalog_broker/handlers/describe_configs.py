@@ -1,7 +1,8 @@
 """DescribeConfigs, versions 1–4: topics (resource type 2), brokers (4), client metrics (16) and groups (32).
 
 A broker named by its id returns its settings, which are read-only, and the topic defaults in force. The empty name returns
-the cluster-wide defaults that were set. Difference from Apache Kafka: other resource types return INVALID_REQUEST.
+the cluster-wide defaults that were set. Differences from Apache Kafka: other resource types return INVALID_REQUEST; so does a
+resource that the request repeats, from the second time on.
 """
 
 from __future__ import annotations
@@ -17,14 +18,20 @@ from stratalog_broker.requests.admin_errors import admin_error_code_of
 from stratalog_broker.requests.context import RequestContext
 from stratalog_broker.requests.handler_info import HandlerInfo
 from stratalog_broker.requests.permissions import Permissions
+from stratalog_broker.requests.repeated_names import first_or_repeated
 from stratalog_core.errors import StratalogError
 
 
 async def handle(context: RequestContext, request: Any, *, config_commands: ConfigCommands, permissions: Permissions) -> Any:
     documented = getattr(request, "include_documentation", False)
+    names = first_or_repeated((resource.resource_type, resource.resource_name) for resource in request.resources)
     results = tuple(
-        _describe(context, config_commands, permissions, resource, synonyms=request.include_synonyms, documented=documented)
-        for resource in request.resources
+        _result(context, resource, ErrorCode.invalid_request, "the request lists the resource twice")
+        if is_repeated
+        else _describe(
+            context, config_commands, permissions, resource, synonyms=request.include_synonyms, documented=documented
+        )
+        for resource, (_, is_repeated) in zip(request.resources, names, strict=True)
     )
     return context.new("DescribeConfigsResponse", results=results)
 
@@ -51,6 +58,12 @@ def _describe(
     configs = tuple(
         _config(context, row, synonyms=synonyms, documented=documented) for row in rows if wanted is None or row.name in wanted
     )
+    return _result(context, resource, error, message, configs)
+
+
+def _result(
+    context: RequestContext, resource: Any, error: ErrorCode, message: str | None, configs: tuple[Any, ...] = ()
+) -> Any:
     return context.new(
         "DescribeConfigsResult",
         error_code=error, error_message=message, resource_type=resource.resource_type,

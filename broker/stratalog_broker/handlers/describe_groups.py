@@ -1,6 +1,8 @@
 """DescribeGroups, versions 0–6, of classic groups.
 
 An unknown group, or one of the consumer protocol, is described as Dead (since v6 with GROUP_ID_NOT_FOUND).
+
+Difference from Apache Kafka: a group that the request repeats is answered INVALID_REQUEST from the second time on.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from stratalog_broker.requests.access import Access, Operation, Resource
 from stratalog_broker.requests.context import RequestContext
 from stratalog_broker.requests.handler_info import HandlerInfo
 from stratalog_broker.requests.permissions import OPERATIONS_UNKNOWN, Permissions
+from stratalog_broker.requests.repeated_names import first_or_repeated
 
 _ACCESS: Final = Access(Operation.DESCRIBE, Resource.GROUP)
 _NOT_FOUND_SINCE: Final = 6
@@ -26,7 +29,10 @@ _NOT_FOUND_SINCE: Final = 6
 async def handle(context: RequestContext, request: Any, *, groups: GroupService, permissions: Permissions) -> Any:
     wants_operations = getattr(request, "include_authorized_operations", False)
     rows = tuple(
-        _describe(context, groups, permissions, group_id, wants_operations=wants_operations) for group_id in request.groups
+        _row(context, group_id, error=ErrorCode.invalid_request)
+        if is_repeated
+        else _describe(context, groups, permissions, group_id, wants_operations=wants_operations)
+        for group_id, is_repeated in first_or_repeated(request.groups)
     )
     return context.new("DescribeGroupsResponse", groups=rows)
 

@@ -2,10 +2,13 @@
 
 ``kafka-transactions.sh find-hanging`` looks here for transactions that their coordinators do not know. A producer that has
 sent nothing since its last marker raised its epoch has no last sequence and no last timestamp: both are -1.
+
+Difference from Apache Kafka: a partition that the request repeats is answered INVALID_REQUEST from the second time on.
 """
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import Any, Final
 
 from kio.schema.errors import ErrorCode
@@ -17,18 +20,22 @@ from stratalog_broker.requests.context import RequestContext
 from stratalog_broker.requests.handler_info import HandlerInfo
 from stratalog_broker.requests.leadership import why_not_here
 from stratalog_broker.requests.permissions import Permissions
+from stratalog_broker.requests.repeated_names import first_or_repeated
 
 _ACCESS: Final = Access(Operation.READ, Resource.TOPIC)
 
 
 async def handle(context: RequestContext, request: Any, *, partitions: Partitions, permissions: Permissions) -> Any:
     denied = permissions.denied(context, _ACCESS, (topic.name for topic in request.topics))
+    names = first_or_repeated((topic.name, index) for topic in request.topics for index in topic.partition_indexes)
     topics = []
     for topic in request.topics:
         rows = []
-        for index in topic.partition_indexes:
+        for (_, index), is_repeated in islice(names, len(topic.partition_indexes)):
             log = partitions.find_by_name(topic.name.encode(), index)
-            if topic.name in denied:
+            if is_repeated:
+                rows.append(_row(context, index, ErrorCode.invalid_request))
+            elif topic.name in denied:
                 rows.append(_row(context, index, ErrorCode.topic_authorization_failed))
             elif log is None or log.is_releasing:
                 rows.append(_row(context, index, why_not_here(partitions, topic.name, index)))

@@ -1,4 +1,7 @@
-"""DescribeTransactions, version 0: the state of transactional ids that this broker coordinates (KIP-664)."""
+"""DescribeTransactions, version 0: the state of transactional ids that this broker coordinates (KIP-664).
+
+Difference from Apache Kafka: an id that the request repeats is answered INVALID_REQUEST from the second time on.
+"""
 
 from __future__ import annotations
 
@@ -15,13 +18,17 @@ from stratalog_broker.requests.access import Access, Operation, Resource
 from stratalog_broker.requests.context import RequestContext
 from stratalog_broker.requests.handler_info import HandlerInfo
 from stratalog_broker.requests.permissions import DESCRIBE_TOPIC, Permissions
+from stratalog_broker.requests.repeated_names import first_or_repeated
 
 _ACCESS: Final = Access(Operation.DESCRIBE, Resource.TRANSACTIONAL_ID)
 _EPOCH: Final = datetime.datetime.fromtimestamp(0, datetime.UTC)
 
 
 async def handle(context: RequestContext, request: Any, *, transactions: TransactionService, permissions: Permissions) -> Any:
-    rows = tuple(_describe(context, transactions, permissions, each) for each in request.transactional_ids)
+    rows = tuple(
+        _row(context, each, ErrorCode.invalid_request) if is_repeated else _describe(context, transactions, permissions, each)
+        for each, is_repeated in first_or_repeated(request.transactional_ids)
+    )
     return context.new("DescribeTransactionsResponse", transaction_states=rows)
 
 

@@ -4,7 +4,8 @@ Special times: -1 latest, -2 earliest, -3 the record with the greatest timestamp
 (KIP-405), -5 latest in the object store (KIP-1005), -6 earliest not yet in the object store (KIP-1023). A special time that
 the request's version does not have returns UNSUPPORTED_VERSION, as in Kafka. By time: the first record, hot or cold, whose
 timestamp is not earlier; timestamps need not increase. If there is none: offset -1 and no error. With isolation level
-``read_committed`` (from version 2) the latest offset is the last stable one, and records from there on are not found.
+``read_committed`` (from version 2) the latest offset is the last stable one, and records from there on are not found. A
+partition that the request repeats is answered INVALID_REQUEST, as in Kafka.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from stratalog_broker.requests.context import RequestContext
 from stratalog_broker.requests.handler_info import HandlerInfo
 from stratalog_broker.requests.leadership import leader_epoch_error, why_not_here
 from stratalog_broker.requests.permissions import Permissions
+from stratalog_broker.requests.repeated_names import repeated_names
 from stratalog_core.errors import StratalogError
 
 _ACCESS: Final = Access(Operation.DESCRIBE, Resource.TOPIC)
@@ -49,11 +51,14 @@ async def handle(
     """Return the offsets of all partitions: first those in memory, then, concurrently, those that need reads."""
     is_committed = context.api_version >= _ISOLATION_VERSION and request.isolation_level == _READ_COMMITTED
     denied = permissions.denied(context, _ACCESS, (topic.name for topic in request.topics))
+    repeated = repeated_names((topic.name, wanted.partition_index) for topic in request.topics for wanted in topic.partitions)
     answers: list[list[OffsetRow | None]] = [
         [_row(wanted, ErrorCode.topic_authorization_failed) for wanted in topic.partitions]
         if topic.name in denied
         else [
-            _answer_at_once(context, partitions, lookup, topic.name, wanted, is_committed=is_committed)
+            _row(wanted, ErrorCode.invalid_request)
+            if repeated and (topic.name, wanted.partition_index) in repeated
+            else _answer_at_once(context, partitions, lookup, topic.name, wanted, is_committed=is_committed)
             for wanted in topic.partitions
         ]
         for topic in request.topics

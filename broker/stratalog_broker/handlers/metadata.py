@@ -3,7 +3,7 @@
 Replicas are derived (``replicas.py``), because copies are on bookies and ownership moves without copying. A topic that is
 requested by name and does not exist is created if the client (since v4) and the broker's settings allow it, and returned as
 soon as it has owners. Topics that the client may not describe are left out, or answered TOPIC_AUTHORIZATION_FAILED if they
-are named.
+are named. A topic that is named several times is described once, as in Kafka.
 
 A response is made in pieces, and the event loop runs between them (``cluster/partition_rows.py``): topics may change meanwhile,
 but each is described as it was at one time. One response with all topics is made at a time.
@@ -107,7 +107,7 @@ class MetadataHandler:
         }
         codes = await self._create_allowed(context, missing) if may_create and missing else {}
         topics = Topics()
-        for wanted in request.topics:
+        for wanted in {(one.name, getattr(one, "topic_id", None)): one for one in request.topics}.values():
             await topics.add(await self._answer(context, request, wanted, denied, codes, topics.pieces))
         return topics
 

@@ -4,8 +4,8 @@ A group, topic or partition without a committed offset returns offset -1 and no 
 (v7) gets UNSTABLE_OFFSET_COMMIT while an undecided transaction may change one. Member id and epoch (v9) are checked in groups
 of the consumer protocol.
 
-Difference from Apache Kafka: a request that asks for all topics of a group more than once gets INVALID_REQUEST from the second
-time on, because its response could be a hundred thousand times as large as what is stored.
+Difference from Apache Kafka: a group that the request repeats is answered INVALID_REQUEST from the second time on, and so is a
+partition that it repeats for a group, if its offset has metadata.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from stratalog_broker.requests.access import Access, Operation, Resource
 from stratalog_broker.requests.context import RequestContext
 from stratalog_broker.requests.handler_info import HandlerInfo
 from stratalog_broker.requests.permissions import DESCRIBE_TOPIC, Permissions
+from stratalog_broker.requests.repeated_names import first_or_repeated
 from stratalog_metadata.client.api import MetadataView
 from stratalog_metadata.records import Topic, topic_key
 
@@ -51,14 +52,14 @@ async def handle(
 ) -> bytes:
     if context.api_version >= _GROUPS_SINCE:
         is_stable = _requires_stable(request)
-        found, whole = list[FetchedGroup](), set[str]()
-        for group in request.groups:
-            if group.topics is None and group.group_id in whole:
-                found.append(FetchedGroup(group.group_id, [], ErrorCode.invalid_request))
-                continue
-            if group.topics is None:
-                whole.add(group.group_id)
-            found.append(_group(context, view, partitions, groups, permissions, group, is_stable=is_stable))
+        found = [
+            FetchedGroup(group.group_id, [], ErrorCode.invalid_request)
+            if is_repeated
+            else _group(context, view, partitions, groups, permissions, group, is_stable=is_stable)
+            for group, (_, is_repeated) in zip(
+                request.groups, first_or_repeated(group.group_id for group in request.groups), strict=True
+            )
+        ]
         return encode_offset_fetch(context.new, context.api_version, found)
     offsets, error = _offsets(context, groups, permissions, request.group_id, is_stable=_requires_stable(request))
     # v1 has no field for the group's error, so each partition carries it.
@@ -126,8 +127,9 @@ def _topics(
     denied = permissions.denied(context, DESCRIBE_TOPIC, (topic.name for topic, _ in found if topic.name))
     if denied:
         found = [(topic, indexes) for topic, indexes in found if topic.name not in denied or wanted is not None]
+    shown = set[TopicPartitionName]()
     return [
-        FetchedTopic(topic.name, topic.topic_id, list(_rows(offsets, topic, indexes, _first(topic.error, error))))
+        FetchedTopic(topic.name, topic.topic_id, list(_rows(offsets, topic, indexes, _first(topic.error, error), shown)))
         if topic.name not in denied
         else FetchedTopic(topic.name, topic.topic_id, list(_denied_rows(indexes, error)))
         for topic, indexes in found
@@ -139,13 +141,22 @@ def _denied_rows(indexes: Iterable[int], error: ErrorCode) -> Iterator[Committed
     return (CommittedRow(index, -1, -1, "", code) for index in indexes)
 
 
-def _rows(offsets: Offsets, topic: TopicName, indexes: Iterable[int], error: ErrorCode) -> Iterator[CommittedRow]:
+def _rows(
+    offsets: Offsets, topic: TopicName, indexes: Iterable[int], error: ErrorCode, shown: set[TopicPartitionName]
+) -> Iterator[CommittedRow]:
+    """Yield the topic's rows. ``shown``: the partitions whose metadata is in the response already."""
     code = error.value
     for index in indexes:
         found = _committed(offsets, topic, index)
         if found is _UNSTABLE:
             yield CommittedRow(index, -1, -1, "", _first(error, ErrorCode.unstable_offset_commit).value)
             continue
+        if found.metadata:
+            name = (topic.name, index)
+            if name in shown:
+                yield CommittedRow(index, -1, -1, "", ErrorCode.invalid_request.value)
+                continue
+            shown.add(name)
         yield CommittedRow(index, found.offset, found.leader_epoch, found.metadata, code)
 
 
