@@ -3,6 +3,9 @@
 Each batch is checked by its header; for some topics its records are examined, too (``produced_records.py``). A retry is not
 appended again, but gets the outcome of its first attempt. The first batch of a transaction waits for the transaction's
 coordinator; batches that wait for one answer are appended in their order.
+
+Difference from Apache Kafka: the delete horizon of a batch (KIP-534) is removed. Compaction would believe it, and delete
+tombstones before ``delete.retention.ms`` is over, as Kafka's does.
 """
 
 from __future__ import annotations
@@ -24,7 +27,13 @@ from stratalog_broker.requests.context import RequestContext
 from stratalog_broker.requests.pending_produce import ADDING_VERSION, PendingProduce
 from stratalog_broker.requests.produce_checks import Refused, check_produced
 from stratalog_broker.requests.produced_records import Examined, Produced
-from stratalog_core.batches.batch import TRANSACTIONAL_BIT, BatchHeader, assign_log_append_time
+from stratalog_core.batches.batch import (
+    DELETE_HORIZON_BIT,
+    TRANSACTIONAL_BIT,
+    BatchHeader,
+    assign_log_append_time,
+    clear_delete_horizon,
+)
 from stratalog_core.batches.checkpoint import SequencedBatch
 from stratalog_core.errors import NotLeader, StratalogError
 from stratalog_core.partition_state.producer_states import APPEND, Verdict
@@ -68,6 +77,8 @@ class BatchAppend:
             raise Refused(ErrorCode.invalid_record, "no record batch was sent for the partition")
         log = self._log
         header = check_produced(batch, log.configs, now_ms)
+        if header.attributes & DELETE_HORIZON_BIT:
+            header = clear_delete_horizon(batch)
         if log.configs.examines_records:
             produced = Produced(batch, header, log.configs, now_ms, self._context.charge)
             if not self._produce.records.check_at_once(log.topic_partition, produced):

@@ -183,6 +183,14 @@ def assign_offset(batch: bytearray | memoryview, base_offset: int, leader_epoch:
     _LEADER_EPOCH.pack_into(batch, 12, leader_epoch)
 
 
+def clear_delete_horizon(batch: bytearray | memoryview) -> BatchHeader:
+    """Remove the delete horizon of one batch, recompute its CRC, and return its header. Records keep their timestamps."""
+    (attributes,) = _ATTRIBUTES.unpack_from(batch, 21)
+    _ATTRIBUTES.pack_into(batch, 21, attributes & ~DELETE_HORIZON_BIT)
+    _CRC.pack_into(batch, 17, crc32c(memoryview(batch)[CRC_START:]))
+    return read_header(batch)
+
+
 def assign_log_append_time(batch: bytearray | memoryview, timestamp_ms: int) -> None:
     """Set the timestamps of one batch to the broker's time (``message.timestamp.type=LogAppendTime``) and recompute its CRC."""
     (attributes,) = _ATTRIBUTES.unpack_from(batch, 21)

@@ -14,9 +14,12 @@ from confluent_kafka import KafkaError, TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec
 from unit.broker.handlers.test_round_trip import create_topic
 from unit.broker.mini_cluster import WAIT_S, MiniCluster, in_thread, run_cluster
+from unit.broker.raw_client import produce as produce_raw
 
 from stratalog.tier.offload import Waiting, request_compaction, wait_for_offload
 from stratalog.tier.report import tier_report
+from stratalog_core.batches.batch import DELETE_HORIZON_BIT
+from stratalog_core.batches.records import Record, build_batch
 from stratalog_core.system import ThreadBackground
 from stratalog_metadata.records import Topic, topic_key
 from stratalog_tiering.cold.bucket_scrub import BucketScrub
@@ -193,3 +196,21 @@ async def test_a_producer_without_keys_is_told(mini_cluster: MiniCluster) -> Non
 
     (error,) = await in_thread(send)
     assert error.code() == KafkaError.INVALID_RECORD
+
+
+async def test_a_delete_horizon_of_a_client_deletes_no_young_tombstone(mini_cluster: MiniCluster) -> None:
+    bootstrap, name = mini_cluster.bootstrap, "horizon"
+    await in_thread(lambda: create_topic(bootstrap, name, **{**CONFIGS, "delete.retention.ms": "86400000"}))
+    await in_thread(lambda: produce(bootstrap, name, [("a", "1"), ("b", "1")]))
+    tombstone = Record(offset=0, timestamp_ms=1_000, key=b"a", value=None)
+    client = await mini_cluster.connect()
+    answer = await produce_raw(client, name, bytes(build_batch([tombstone], attributes=DELETE_HORIZON_BIT)))
+    assert answer.error_code == 0
+    await compact(mini_cluster, name)
+    found = await in_thread(lambda: read(bootstrap, name, 0))
+    assert rows_of(found) == [("b", 1, "1"), ("a", 2, None)]
+    assert found[1].timestamp()[1] == 1_000, "the records' times do not depend on the bit"
+    await in_thread(lambda: produce(bootstrap, name, [("c", "1")]))
+    await compact(mini_cluster, name)
+    found = await in_thread(lambda: read(bootstrap, name, 0))
+    assert rows_of(found) == [("b", 1, "1"), ("a", 2, None), ("c", 3, "1")]

@@ -8,12 +8,14 @@ from hypothesis import strategies as st
 
 from stratalog_core.batches.batch import (
     CONTROL_BIT,
+    DELETE_HORIZON_BIT,
     HEADER_BYTES,
     TIMESTAMP_TYPE_BIT,
     TRANSACTIONAL_BIT,
     assign_log_append_time,
     assign_offset,
     check_batch,
+    clear_delete_horizon,
     crc_matches,
     iterate_headers,
     read_header,
@@ -101,6 +103,15 @@ def test_offset_and_epoch_are_assigned_without_touching_the_checksum(base_offset
     header = check_batch(batch)
     assert (header.base_offset, header.leader_epoch) == (base_offset, epoch)
     assert batch[16:] == before[16:]
+
+
+def test_a_delete_horizon_is_removed_without_changing_times() -> None:
+    batch = batch_of(compression=1, attributes=TRANSACTIONAL_BIT | DELETE_HORIZON_BIT)
+    before = read_header(batch)
+    header = clear_delete_horizon(memoryview(batch))
+    assert header == check_batch(batch)
+    assert header.delete_horizon_ms is None
+    assert header._replace(crc=0) == before._replace(crc=0, attributes=TRANSACTIONAL_BIT | 1)
 
 
 def test_log_append_time_renews_the_checksum() -> None:
