@@ -25,6 +25,7 @@ from stratalog_tiering.format.descriptor import (
     CommitMarker,
     DeletionMarker,
     Descriptor,
+    Detachment,
     OwnerDescriptor,
     TopicDescriptor,
     WrappedDataKey,
@@ -424,6 +425,16 @@ def test_page() -> None:
             "topic.json",
             TopicDescriptor(
                 topic_id=TOPIC, name="flights", partition_count=12, replication_factor=3, configs={"retention.ms": "-1"}
+            ),
+        ),
+        (
+            "topic_detached.json",
+            TopicDescriptor(
+                topic_id=TOPIC,
+                name="flights",
+                partition_count=12,
+                replication_factor=3,
+                detached=Detachment(cluster_id="AAAAAAAAAAAAAAAAAAAAAA", topic_version=418),
             ),
         ),
         (

@@ -10,6 +10,7 @@ import msgspec
 
 from stratalog_metadata.state.commands import Command
 from stratalog_tiering.attach import attachment
+from stratalog_tiering.cold import archive
 from stratalog_tiering.core import detaching
 from stratalog_tiering.core import retention as core_retention
 from stratalog_tiering.core.locks import merged_lock
@@ -113,7 +114,13 @@ def locked_segments_expire() -> None:
     retention.expiry_reason = whatever_the_lock  # type: ignore[attr-defined]
 
 
+def late_markers_hide_detached_topics() -> None:
+    """The deletion marker of a detached topic counts although the topic was restored before it was detached."""
+    archive.was_undone = lambda marker, topic: False  # type: ignore[attr-defined]
+
+
 IN_HISTORY: Final = (
+    late_markers_hide_detached_topics,
     late_objects_of_deleted_topics_stay,
     locked_objects_that_left_the_history_are_deleted,
     locked_segments_expire,

@@ -5,7 +5,7 @@ its process and the workers crash at any step, and the store fails. Some topics 
 topic is whole and has its source's offsets, at the moment at which it exists; what is being attached is hidden; objects are
 locked as their topics want, merged ones no longer than their sources, and nobody even tries to delete what is locked; nothing
 of a detached or reserved topic is deleted; an attachment that died leaves nothing. At the end readers of the bucket find the
-topics, detached ones included, and every record.
+topics, detached ones included, and every record. The deletion marker of one of these comes late (:mod:`.late_markers`).
 
 Randomness is drawn from a stream of its own, so that nothing before this step depends on it.
 """
@@ -29,6 +29,7 @@ from simulation.checkers.coverage import (
     LOCKED_MERGED,
 )
 from simulation.faults.nemesis import Nemesis, NemesisPlan
+from simulation.scenarios.late_markers import LateMarker
 from simulation.world import roles
 from simulation.world.clock import SimulatedClock
 from simulation.world.machine import Machine, Ports
@@ -138,6 +139,8 @@ class AttachmentStep:
         with roles.merges_of_few_segments(), roles.deletions_in_steps():
             await self._under_faults()
             await self._until_ended()
+            if self._world.decides("marked after it was detached"):
+                await self._history.in_checker(LateMarker(self._world, self._bucket, self._audit.records).run)
         # Listings show the last writes, too.
         await self._history.pass_time(LISTING_LAG_S)
         await self._history.in_checker(self._bucket_is_right)

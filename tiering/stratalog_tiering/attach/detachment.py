@@ -9,7 +9,9 @@ from stratalog_metadata.client.guarded_updates import propose_guarded
 from stratalog_metadata.records import Topic, deleted_topic_key
 from stratalog_tiering.core.detaching import committed_pointers, detach_topic
 from stratalog_tiering.core.partition import partition_snapshot
+from stratalog_tiering.format.descriptor import Detachment
 from stratalog_tiering.offload.commit_markers import mark_committed
+from stratalog_tiering.offload.ownership import cluster_id_in
 from stratalog_tiering.offload.topic_descriptors import describe_topic
 from stratalog_tiering.store import ObjectStore
 
@@ -25,7 +27,9 @@ async def detach(metadata: MetadataClient, store: ObjectStore, clock: Clock, top
     if len(states) != topic.partition_count:
         raise Conflict(f"topic {topic.name!r} is changing")
     command = detach_topic(topic, states)
-    await describe_topic(store, topic)
+    # Before the topic leaves metadata: after that nobody removes a marker that an earlier deletion wrote late.
+    detached = Detachment(cluster_id=cluster_id_in(metadata), topic_version=states[0].topic_version)
+    await describe_topic(store, topic, detached)
     for pointer in committed_pointers(states):
         await mark_committed(store, pointer, clock.wall_ms())
     await propose_guarded(metadata, command, topic.key(), timeout_s)

@@ -15,6 +15,7 @@ from stratalog_core.bounded_map import bounded_map
 from stratalog_core.errors import Corrupt, Invalid, NoSuchObject, NotFound
 from stratalog_metadata.records import ManifestPointer
 from stratalog_tiering.cold.manifest_source import ManifestSource
+from stratalog_tiering.core.deletion_markers import was_undone
 from stratalog_tiering.format.commit_marker import decode_marker
 from stratalog_tiering.format.descriptor import (
     CommitMarker,
@@ -56,8 +57,8 @@ async def stored_topics(store: ObjectStore) -> list[StoredTopic]:
     newest = {topic.topic_id: topic.version for topic in sorted(parsed, key=lambda topic: topic.version)}
 
     async def read(topic_id: UUID) -> StoredTopic:
-        is_deleted = deletion_marker_key(topic_id) in keys
-        return StoredTopic(await read_topic(store, topic_key(topic_id, newest[topic_id])), is_deleted)
+        topic = await read_topic(store, topic_key(topic_id, newest[topic_id]))
+        return StoredTopic(topic, deletion_marker_key(topic_id) in keys and await _is_marked(store, topic))
 
     found = await bounded_map(read, newest, _READS_AT_ONCE)
     return sorted(found, key=lambda topic: (topic.descriptor.name, topic.descriptor.topic_id))
@@ -83,6 +84,32 @@ async def deleted_topics(store: ObjectStore) -> list[tuple[TopicDescriptor, Dele
             return topic, None
 
     return await bounded_map(read, [each.descriptor for each in await stored_topics(store) if each.is_deleted], _READS_AT_ONCE)
+
+
+async def is_hidden(store: ObjectStore, topic_id: UUID) -> bool:
+    """Whether a deletion marker hides the topic from readers. Raises ``Unavailable``."""
+    try:
+        await store.head(deletion_marker_key(topic_id))
+    except NoSuchObject:
+        return False
+    key = await newest_descriptor_key(store, topic_id)
+    try:
+        return key is None or await _is_marked(store, await read_topic(store, key))
+    except (Corrupt, Invalid, NoSuchObject):
+        return True
+
+
+async def _is_marked(store: ObjectStore, topic: TopicDescriptor) -> bool:
+    """Whether the topic's deletion marker counts. It does without being read unless the topic was detached."""
+    if not topic.detached:
+        return True
+    key = deletion_marker_key(topic.topic_id)
+    try:
+        return not was_undone(decode_descriptor(await store.get(key), DeletionMarker, key), topic)
+    except NoSuchObject:
+        return False
+    except (Corrupt, Invalid):
+        return True
 
 
 async def read_owner(store: ObjectStore) -> OwnerDescriptor | None:

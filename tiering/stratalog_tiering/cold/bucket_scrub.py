@@ -13,7 +13,7 @@ from uuid import UUID
 
 from stratalog_core.errors import Corrupt, Invalid, NoSuchObject, NotFound
 from stratalog_core.ports import Background
-from stratalog_tiering.cold.archive import read_marker
+from stratalog_tiering.cold.archive import is_hidden, read_marker
 from stratalog_tiering.cold.manifest_source import ManifestSource
 from stratalog_tiering.cold.segment_check import Take, unlimited
 from stratalog_tiering.cold.verifier import OnProgress, PartitionReport, Progress, Verifier
@@ -100,7 +100,8 @@ class BucketScrub:
                 counts[owner[0]] = max(counts.get(owner[0], 0), owner[1] + 1)
         keys = [info.key async for info in self._store.list(TOPICS_PREFIX)]
         described = {parsed.topic_id for key in keys if (parsed := parse_topic_key(key)) is not None}
-        deleted = frozenset(each for each in {*described, *counts} if deletion_marker_key(each) in keys)
+        marked = [each for each in {*described, *counts} if deletion_marker_key(each) in keys]
+        deleted = frozenset([each for each in marked if await is_hidden(self._store, each)])
         topics: list[FoundTopic] = []
         findings: list[Finding] = []
         for topic_id in sorted({*described, *counts} - deleted):
@@ -183,7 +184,7 @@ class BucketScrub:
         """``findings`` without the objects that were deleted as intended since ``marker`` was read."""
         if not MISSING & {found.kind for found in findings}:
             return findings
-        if await self._exists(deletion_marker_key(topic_id)):
+        if await is_hidden(self._store, topic_id):
             return []
         newest = newest_marker([info async for info in self._store.list(manifests_prefix(topic_id, index))])
         if newest is None or newest == marker:
@@ -206,10 +207,3 @@ class BucketScrub:
             raise
         except (Corrupt, Invalid, NoSuchObject):
             return None
-
-    async def _exists(self, key: str) -> bool:
-        try:
-            await self._store.head(key)
-        except NoSuchObject:
-            return False
-        return True

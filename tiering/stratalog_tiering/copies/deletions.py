@@ -15,7 +15,7 @@ from stratalog_core.errors import NoSuchObject
 from stratalog_metadata.client.api import MetadataView
 from stratalog_metadata.client.topic_defaults import topic_defaults
 from stratalog_metadata.records import DeletedTopic, PendingTopic, RestoredTopic, Topic
-from stratalog_tiering.cold.archive import newest_descriptor_key
+from stratalog_tiering.cold.archive import is_hidden, newest_descriptor_key
 from stratalog_tiering.copies.second import SecondCopy, put_if_absent
 from stratalog_tiering.core.deletion_markers import deletion_marker
 from stratalog_tiering.format.descriptor import DeletionMarker, decode_descriptor, encode_descriptor
@@ -60,18 +60,10 @@ async def apply_deletions(ports: WorkerPorts, second: SecondCopy) -> None:
         elif topic_id in known_topics(view):
             continue
         elif await newest_descriptor_key(ports.store, topic_id) is not None:
-            if not await _is_hidden(ports.store, topic_id):  # It is detached.
+            if not await is_hidden(ports.store, topic_id):  # It is detached.
                 await second.delete(ports, [deletion_marker_key(topic_id)])
         elif await _marked_before(second, topic_id, now_ms - second.grace_ms):
             await _delete_topic(ports, second, topic_id)
-
-
-async def _is_hidden(store: ObjectStore, topic_id: UUID) -> bool:
-    try:
-        await store.head(deletion_marker_key(topic_id))
-    except NoSuchObject:
-        return False
-    return True
 
 
 def known_topics(view: MetadataView) -> set[UUID]:

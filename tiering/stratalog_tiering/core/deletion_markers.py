@@ -7,7 +7,7 @@ no longer writes to the bucket, and the next one has no record of them. No I/O.
 from __future__ import annotations
 
 from stratalog_metadata.records import DeletedTopic
-from stratalog_tiering.format.descriptor import DeletionMarker, OwnerDescriptor
+from stratalog_tiering.format.descriptor import DeletionMarker, OwnerDescriptor, TopicDescriptor
 
 
 def deletion_marker(deleted: DeletedTopic, now_ms: int, cluster_id: str, version: int = 0) -> DeletionMarker:
@@ -16,6 +16,17 @@ def deletion_marker(deleted: DeletedTopic, now_ms: int, cluster_id: str, version
         topic_id=deleted.topic_id, deleted_at_ms=max(deleted.deleted_at_ms, now_ms), deletion_version=version,
         cluster_id=cluster_id, restorable_ms=deleted.restorable_ms,
     )  # fmt: skip
+
+
+def was_undone(marker: DeletionMarker, topic: TopicDescriptor) -> bool:
+    """Whether the deletion was undone before the topic was detached: the marker was written late, and hides nothing.
+
+    No worker removes it, because the cluster no longer knows the topic. The marker of an attachment has version 0.
+    """
+    detached = topic.detached
+    if not detached:
+        return False
+    return marker.cluster_id == detached.cluster_id and marker.deletion_version < detached.topic_version
 
 
 def is_of_earlier_owner(marker: DeletionMarker, owner: OwnerDescriptor) -> bool:

@@ -38,19 +38,32 @@ class OwnerDescriptor(msgspec.Struct, frozen=True, kw_only=True):
     format_version: int = FORMAT_VERSION
 
 
+class Detachment(msgspec.Struct, frozen=True, kw_only=True):
+    """A cluster has detached a topic whose record in metadata had ``topic_version``: deletions before that had been undone."""
+
+    cluster_id: str
+    topic_version: int
+
+
 class TopicDescriptor(msgspec.Struct, frozen=True, kw_only=True):
-    """A topic at its last offload. Every offload rewrites it, so it cannot record that the topic is deleted."""
+    """A topic at its last offload. Every offload rewrites it, so it cannot record that the topic is deleted.
+
+    ``detached`` is its last detachment, absent if there was none.
+    """
 
     topic_id: UUID
     name: str
     partition_count: Annotated[int, msgspec.Meta(ge=0, le=PARTITIONS_MAX)]
     replication_factor: int
     configs: dict[str, str] = {}
+    detached: Detachment | msgspec.UnsetType = msgspec.UNSET
     format_version: int = FORMAT_VERSION
 
 
 class DeletionMarker(msgspec.Struct, frozen=True, kw_only=True):
     """Marks a deleted topic. Readers check for its key, so an offload that rewrites the descriptor later changes nothing.
+
+    One that was undone before the topic was detached does not count (``core/deletion_markers.py``).
 
     ``deletion_version`` is the version of the deletion's record in metadata; 0 if it is not known. ``cluster_id`` is the
     cluster that deleted the topic; empty if it is not known. ``restorable_ms`` is for how long it promised to keep the topic.

@@ -1,6 +1,7 @@
 """Finds the topics that earlier owners of the bucket deleted, and has them collected like the cluster's own.
 
-Only a deletion marker of another cluster counts, of a topic that metadata does not have in any state. A topic whose history
+Only a deletion marker of another cluster counts, of a topic that metadata does not have in any state, and none that was written
+late, after the topic had been restored and detached. A topic whose history
 went on after its marker was written is left to the operator: it may have been restored just before that cluster was lost.
 """
 
@@ -20,7 +21,7 @@ from stratalog_core.moments import utc_text
 from stratalog_metadata.client.api import MetadataClient
 from stratalog_metadata.records import DeletedTopic, deleted_topic_key, partition_key, pending_topic_key, restored_topic_key
 from stratalog_metadata.state.commands import ABSENT, Command, Put, Requirement, VersionIs
-from stratalog_tiering.cold.archive import newest_descriptor_key, read_topic
+from stratalog_tiering.cold.archive import is_hidden, newest_descriptor_key, read_topic
 from stratalog_tiering.copies.deletions import known_topics
 from stratalog_tiering.core.commands import Guards
 from stratalog_tiering.core.deletion_markers import earlier_deletion, is_of_earlier_owner
@@ -101,7 +102,7 @@ async def _find(store: ObjectStore, owner: OwnerDescriptor, topic_id: UUID) -> E
     except (Corrupt, Invalid) as unreadable:
         deleted = DeletedTopic(topic_id=topic_id, name=await _name(store, topic_id), deleted_at_ms=0)
         return EarlierDeletion(deleted=deleted, refused=unreadable.message)
-    if not is_of_earlier_owner(marker, owner):
+    if not is_of_earlier_owner(marker, owner) or not await is_hidden(store, topic_id):
         return None
     deleted = earlier_deletion(marker, written_ms, await _name(store, topic_id), owner)
     committed_ms = [info.last_modified_ms async for info in store.list(_manifests_of(topic_id))]

@@ -11,11 +11,14 @@ from collections.abc import Awaitable, Callable
 from typing import Final
 from uuid import UUID
 
+import msgspec
+from msgspec import UNSET, UnsetType
+
 from stratalog_core.errors import Conflict
 from stratalog_metadata.records import Topic
 from stratalog_tiering.cold.archive import newest_descriptor_key, read_topic
 from stratalog_tiering.cold.block_cache import LruCache
-from stratalog_tiering.format.descriptor import TopicDescriptor, encode_descriptor
+from stratalog_tiering.format.descriptor import Detachment, TopicDescriptor, encode_descriptor
 from stratalog_tiering.format.object_keys import parse_topic_key, topic_key
 from stratalog_tiering.store import ObjectStore
 
@@ -44,33 +47,31 @@ class TopicDescriptors:
             self._known.put(topic.topic_id, version)
 
 
-async def describe_topic(store: ObjectStore, topic: Topic) -> None:
+async def describe_topic(store: ObjectStore, topic: Topic, detached: Detachment | UnsetType = UNSET) -> None:
     """Write the next version of the topic's descriptor, unless the newest one says the same or has more partitions.
 
     Partitions are only added, so ``topic`` is outdated then: its writer has looked at metadata before another one has.
-    Raises the store's errors.
+    ``detached`` is written before the topic is detached. Without it the descriptor repeats that of the one before: a worker may
+    describe the topic while it is being detached, and the marker of an earlier deletion may come after the topic was restored
+    by the bucket's next owner. Raises the store's errors.
     """
-    wanted = descriptor_of(topic)
+    wanted, found, version = descriptor_of(topic), None, 0
     key = await newest_descriptor_key(store, topic.topic_id)
-    parsed = parse_topic_key(key) if key is not None else None
-    version = parsed.version if parsed is not None else 0
-    if key is not None and _describes(await read_topic(store, key), wanted):
-        return
+    if key is not None and (parsed := parse_topic_key(key)) is not None:
+        found, version = await read_topic(store, key), parsed.version
     while True:
+        wanted = msgspec.structs.replace(wanted, detached=detached or (found.detached if found is not None else UNSET))
+        if found is not None and (found == wanted or found.partition_count > wanted.partition_count):
+            return
         version += 1
         key = topic_key(topic.topic_id, version)
         try:
             await store.put(key, [encode_descriptor(wanted)])
         except Conflict:
             # Another worker has written this version since the listing.
-            if _describes(await read_topic(store, key), wanted):
-                return
-            continue
-        return
-
-
-def _describes(found: TopicDescriptor, wanted: TopicDescriptor) -> bool:
-    return found == wanted or found.partition_count > wanted.partition_count
+            found = await read_topic(store, key)
+        else:
+            return
 
 
 def descriptor_of(topic: Topic) -> TopicDescriptor:

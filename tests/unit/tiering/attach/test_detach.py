@@ -75,7 +75,7 @@ async def test_an_open_ledger_or_one_that_came_meanwhile_keeps_it_attached(clust
 async def test_a_topic_that_is_deleted_meanwhile_is_not_reported_as_detached(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def delete(store: object, topic: Topic) -> None:
+    async def delete(store: object, topic: Topic, detached: object) -> None:
         found = cluster.metadata.view.get(topic.key())
         await cluster.metadata.propose(delete_topic(cluster.metadata.view, topic, found.version, 1, 86_400_000))
 

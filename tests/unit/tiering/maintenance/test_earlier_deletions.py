@@ -10,26 +10,31 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID
 
+import msgspec
 import pytest
 from support.embedded_quorum import embedded_quorum
+from unit.tiering.worker.test_deleted_topics import restore
 
 from stratalog_core.errors import Conflict, NotFound
 from stratalog_core.rpc.tcp import TcpTransport
 from stratalog_core.system import SystemClock
 from stratalog_metadata.client.topic_deletion import delete_topic
-from stratalog_metadata.records import CLUSTER_KEY, DeletedTopic, Partition, topic_key
+from stratalog_metadata.records import CLUSTER_KEY, DeletedTopic, Partition, restored_topic_key, topic_key
 from stratalog_metadata.state.commands import Command, Put
-from stratalog_tiering.cold.archive import read_owner
+from stratalog_tiering.attach.detachment import detach
+from stratalog_tiering.cold.archive import deleted_topics, live_topics, read_owner
+from stratalog_tiering.cold.bucket_scrub import BucketScrub
 from stratalog_tiering.cold.manifest_source import ManifestSource
 from stratalog_tiering.config import TieringSettings
 from stratalog_tiering.core.deletion_markers import deletion_marker, earlier_deletion, is_of_earlier_owner
 from stratalog_tiering.core.garbage import DELETED_TOPIC, EARLIER_DELETION
-from stratalog_tiering.format.descriptor import DeletionMarker, OwnerDescriptor, encode_descriptor
+from stratalog_tiering.format.descriptor import DeletionMarker, OwnerDescriptor, decode_descriptor, encode_descriptor
 from stratalog_tiering.format.object_keys import OWNERS_PREFIX, deletion_marker_key, version_key
 from stratalog_tiering.maintenance.earlier_deletions import confirm_deletion, earlier_deletions, learn_earlier_deletions
 from stratalog_tiering.offload.locks import KnownLocks
 from stratalog_tiering.offload.ownership import cluster_id_in, take_over
 from stratalog_tiering.offload.ports import WorkerPorts, worker_ports
+from stratalog_tiering.offload.topic_descriptors import describe_topic
 from stratalog_tiering.worker.collection import CollectorPorts, Found, find_all
 
 Cluster = Any  # the TestCluster of conftest.py, which cannot be imported
@@ -151,6 +156,37 @@ async def test_history_that_went_on_after_the_marker_is_left_to_the_operator(
         await learn_earlier_deletions(ports_of(new), ())
         (deleted,) = new.metadata.view.all(DeletedTopic)
         assert deleted.deleted_at_ms == later_ms, "its periods begin again"
+
+
+async def test_a_marker_that_is_written_after_its_topic_was_restored_and_detached_deletes_nothing(
+    cluster: Cluster, make_batches: Batches, tmp_path: Path
+) -> None:
+    """A write that got no answer takes effect late. The bucket's next owner keeps the topic, and can restore it."""
+    await hide_topic_with_history(cluster, make_batches(0, [3]), HOUR_MS)
+    key, topic_id = deletion_marker_key(cluster.topic.topic_id), cluster.topic.topic_id
+    late = await cluster.store.get(key)
+    await restore(cluster, "flights")
+    await cluster.start_worker("worker-2")
+    await cluster.until(lambda: cluster.metadata.view.get(restored_topic_key(topic_id)) is None)
+    await detach(cluster.metadata, cluster.store, SystemClock(), cluster.topic, 10)
+    await cluster.store.put(key, [late])
+    assert [topic.topic_id for topic in await live_topics(cluster.store)] == [topic_id]
+    assert await deleted_topics(cluster.store) == []
+    inventory = await BucketScrub(cluster.store, cluster.background, before_ms=0).inventory()
+    assert [topic.topic_id for topic in inventory.topics] == [topic_id]
+    async with next_owner(cluster, tmp_path / "new") as new:
+        await learn_earlier_deletions(ports_of(new), ())
+        assert [*new.metadata.view.all(DeletedTopic)] == []
+        assert await found(new, 1000 * HOUR_MS) == []
+        # Its worker describes the topic once it is restored, before a sweep removes the marker.
+        await describe_topic(new.store, msgspec.structs.replace(cluster.topic, configs={"retention.ms": "1"}))
+        assert [topic.configs for topic in await live_topics(new.store)] == [{"retention.ms": "1"}]
+        # A deletion that comes later counts.
+        later = msgspec.structs.replace(decode_descriptor(late, DeletionMarker, key), deletion_version=2**40)
+        await new.store.put(key, [encode_descriptor(later)], if_absent=False)
+        assert await live_topics(new.store) == []
+        await learn_earlier_deletions(ports_of(new), ())
+        assert [deleted.topic_id for deleted in new.metadata.view.all(DeletedTopic)] == [topic_id]
 
 
 async def test_a_marker_that_cannot_be_read_deletes_nothing(cluster: Cluster, tmp_path: Path) -> None:
