@@ -30,7 +30,7 @@ from stratalog_metadata.records import (
     restored_topic_key,
     topic_key,
 )
-from stratalog_metadata.state.guarded_update import Superseded
+from stratalog_metadata.state.guarded_update import GONE, Superseded
 
 TIMEOUT_S: Final = 10.0
 _Named = TypeVar("_Named", bound=DeletedTopic | Topic)
@@ -83,11 +83,10 @@ async def undelete(metadata: MetadataClient, wanted: str, new_name: str | None =
         (taken,) = await metadata.read([topic_key(name)], timeout_s)
         if taken is not None:
             return None
-        await propose_guarded(metadata, restore_topic(deleted, version, name), deleted.key(), timeout_s)
+        version = await propose_guarded(metadata, restore_topic(deleted, version, name), deleted.key(), timeout_s)
         restored: Topic = msgspec.structs.replace(deleted.topic, name=name)
-        found = metadata.view.find(Topic, topic_key(name))
-        if found is None or found.topic_id != topic_id:
-            # That the deletion's record is gone does not prove that this command has deleted it.
+        topic = metadata.view.find(Topic, topic_key(name)) if version == GONE else restored
+        if topic is None or topic.topic_id != topic_id:
             raise NotFound(f"topic {deleted.name!r} was restored or deleted for good by somebody else meanwhile")
         return restored
 

@@ -55,7 +55,7 @@ from stratalog_metadata.records import (
     topic_key,
 )
 from stratalog_metadata.state.commands import ABSENT, Command, Put, Update, VersionIs
-from stratalog_metadata.state.guarded_update import Superseded
+from stratalog_metadata.state.guarded_update import GONE, Superseded
 from stratalog_metadata.topic_rules.topic_configs import STORAGE_ENABLE, check_topic_configs
 from stratalog_metadata.topic_rules.topic_names import NAME_CHARACTERS_MAX
 
@@ -294,10 +294,9 @@ class TopicCommands:
             now_ms = self._clock.wall_ms()
             unchanged = require_unlocked(topic, self._view, now_ms)
             command = delete_topic(self._view, topic, version, now_ms, self._settings.undelete_window_ms, unchanged)
-            is_applied = await propose_guarded(self._metadata, command, topic.key(), timeout_s) > 0
-            if not is_applied and self._view.get(deleted_topic_key(topic.topic_id)) is None:
-                # The topic is gone, but it was detached: its objects stay.
-                raise _no_topic(name)
+            version = await propose_guarded(self._metadata, command, topic.key(), timeout_s)
+            if version == GONE and self._view.get(deleted_topic_key(topic.topic_id)) is None:
+                raise _no_topic(name)  # It was detached: its objects stay.
             return topic
 
         topic = await decide_again(f"topic {name!r}", attempt)  # a partition that changes its owner causes a conflict

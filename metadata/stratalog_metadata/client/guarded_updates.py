@@ -29,8 +29,8 @@ async def propose_guarded(
     """Return the new version of the record at ``key``, which ``command`` requires at a version and puts or deletes, once the
     view has it.
 
-    ``may_have_applied``: the command was proposed before, with an unknown outcome. After a refusal, a record that is gone
-    counts as deleted by ``command``, whoever deleted it, and 0 is returned: where that matters, look at what else it changes.
+    Returns ``GONE`` if the record is gone and it is not known whether ``command`` or another writer has deleted it.
+    ``may_have_applied``: the command was proposed before, with an unknown outcome.
 
     Raises ``Superseded`` (another writer changed the record), the quorum's refusal if another requirement does not hold,
     ``Unavailable`` (nothing happened), and ``OutcomeUnknown`` only if the outcome stayed unknown for ``timeout_s``.

@@ -7,19 +7,27 @@ requirement, which no longer holds once others have deleted that record. Therefo
     propose ─┬ applied ───────────────────→ done
              ├ unknown, or not sent ──────→ propose again until the time is over
              ├ refused ──→ read the record ─┬ as the update leaves it → done: an earlier proposal took effect
+             │                              ├ gone, as a deletion leaves it → done if a proposal's outcome is unknown: GONE
              │                              ├ at the required version → the refusal: another requirement does not hold
              │                              └ at another version ─────→ Superseded
              └ any other error ───────────→ raised
 
 ``Superseded`` is certain only if no proposal had an unknown outcome. Otherwise the update may have taken effect before another
 writer changed the record, and that writer may have built on it: nothing that the update refers to may be deleted.
+
+A record has no trace of who deleted it. After ``GONE``, what else the update changes tells whether it took effect.
 """
 
 from __future__ import annotations
 
+from typing import Final
+
 from stratalog_core.errors import Conflict, Fenced, OutcomeUnknown, Retriable, StratalogError
 from stratalog_metadata.records import Versioned
 from stratalog_metadata.state.commands import Command, Delete, Put, VersionIs
+
+GONE: Final = 0
+"""Instead of a version: the record is gone, by this update's deletion or another writer's."""
 
 
 class Superseded(StratalogError):
@@ -70,14 +78,16 @@ class GuardedUpdate:
         raise failure
 
     def read(self, found: Versioned | None) -> int:
-        """The record was read after a refusal. Returns its version (0 if it was deleted) if the update took effect.
+        """The record was read after a refusal. Returns its version if the update took effect, ``GONE`` if it may have.
 
         Raises ``Superseded``, or the refusal if another requirement does not hold.
         """
         version = found.version if found is not None else 0
         if version == self._version:
             raise self._failure
-        if (found.record if found is not None else None) == self._after:
+        if found is None and self._after is None and self._is_unsure:
+            return GONE
+        if found is not None and found.record == self._after:
             return version
         raise Superseded(self.key, found, is_certain=not self._is_unsure)
 

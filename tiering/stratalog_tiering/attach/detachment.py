@@ -7,6 +7,7 @@ from stratalog_core.ports import Clock
 from stratalog_metadata.client.api import MetadataClient
 from stratalog_metadata.client.guarded_updates import propose_guarded
 from stratalog_metadata.records import Topic, deleted_topic_key
+from stratalog_metadata.state.guarded_update import GONE, Superseded
 from stratalog_tiering.core.detaching import committed_pointers, detach_topic
 from stratalog_tiering.core.partition import partition_snapshot
 from stratalog_tiering.format.descriptor import Detachment
@@ -32,7 +33,11 @@ async def detach(metadata: MetadataClient, store: ObjectStore, clock: Clock, top
     await describe_topic(store, topic, detached)
     for pointer in committed_pointers(states):
         await mark_committed(store, pointer, clock.wall_ms())
-    await propose_guarded(metadata, command, topic.key(), timeout_s)
-    if metadata.view.get(deleted_topic_key(topic.topic_id)) is not None:
+    try:
+        version = await propose_guarded(metadata, command, topic.key(), timeout_s)
+    except Superseded as changed:
+        event = "was deleted or detached by somebody else" if changed.found is None else "has changed"
+        raise Conflict(f"topic {topic.name!r} {event} while it was detached") from changed
+    if version == GONE and metadata.view.get(deleted_topic_key(topic.topic_id)) is not None:
         # The topic is gone in both cases, but its objects do not stay.
         raise Conflict(f"topic {topic.name!r} was deleted while it was detached")

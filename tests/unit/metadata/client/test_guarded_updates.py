@@ -17,7 +17,7 @@ from stratalog_metadata.client.api import MetadataClient
 from stratalog_metadata.client.guarded_updates import DECISIONS_MAX, SharedGuardedUpdates, decide_again, propose_guarded
 from stratalog_metadata.records import DynamicConfig, Versioned
 from stratalog_metadata.state.commands import ABSENT, Applied, Command, Delete, Put, Update, VersionIs
-from stratalog_metadata.state.guarded_update import Superseded
+from stratalog_metadata.state.guarded_update import GONE, Superseded
 from stratalog_metadata.state.machine import apply
 from stratalog_metadata.state.record_map import RecordMap
 
@@ -142,8 +142,8 @@ def test_the_reported_outcome_is_the_actual_one(
     quorum.deliver_late()
     assert len(quorum.applied) <= 1, "it takes effect once at most"
     if isinstance(reported, int):
-        assert quorum.applied or deletes, "a deletion may be another writer's"
-        assert reported in (*quorum.applied, 0)
+        assert reported in quorum.applied or (reported == GONE and deletes)
+        assert reported != GONE or {LOST, UNANSWERED, LATE}.intersection(fates), "otherwise it is known who deleted it"
     elif isinstance(reported, Superseded):
         assert not (reported.is_certain and quorum.applied)
     elif not isinstance(reported, OutcomeUnknown):
@@ -190,6 +190,18 @@ def test_without_a_lost_answer_the_outcome_is_certain() -> None:
     assert isinstance(reported, Superseded)
     assert reported.is_certain
     assert reported.found == quorum.records.get(KEY)
+
+
+@pytest.mark.parametrize("fate", [UNAVAILABLE, UNANSWERED])
+def test_whether_another_writer_has_deleted_the_record_is_known_unless_an_answer_was_lost(fate: str) -> None:
+    quorum = started([fate], ["delete"])
+    reported = asyncio.run(propose(quorum, ours(Delete(key=KEY))))
+    assert not quorum.applied
+    if fate == UNANSWERED:
+        assert reported == GONE
+    else:
+        assert isinstance(reported, Superseded)
+        assert (reported.found, reported.is_certain) == (None, True)
 
 
 def test_the_failure_of_another_requirement_is_raised_unchanged() -> None:
