@@ -2,7 +2,8 @@
 
 The second copy has the deletion markers of the first. They, the first bucket and metadata decide together: a topic that
 metadata has, in whatever state, is never deleted here, and neither is one without a marker, nor one that the first bucket
-still has: it is detached, or waits for the operator's decision.
+still has: it is detached, or waits for the operator's decision. The topic stays hidden for one more grace period, after which
+what was written late is deleted, too.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from stratalog_metadata.records import DeletedTopic, PendingTopic, RestoredTopic
 from stratalog_tiering.cold.archive import is_hidden, newest_descriptor_key
 from stratalog_tiering.copies.second import SecondCopy, put_if_absent
 from stratalog_tiering.core.deletion_markers import deletion_marker
+from stratalog_tiering.core.garbage import late_writes_until_ms
 from stratalog_tiering.format.descriptor import DeletionMarker, decode_descriptor, encode_descriptor
 from stratalog_tiering.format.object_keys import (
     TOPICS_PREFIX,
@@ -34,11 +36,20 @@ _BATCH: Final = 1000
 _TIMEOUT_S: Final = 30.0
 
 
-async def mark_deletion(second: ObjectStore, deleted: DeletedTopic, now_ms: int, cluster_id: str) -> None:
-    """Hide a deleted topic from readers of the second copy, if that has the topic."""
+async def mark_deletion(second: ObjectStore, deleted: DeletedTopic, now_ms: int, cluster_id: str, version: int) -> None:
+    """Hide a deleted topic from readers of the second copy, if that has the topic. ``version`` is that of ``deleted``.
+
+    A marker that is older than the record is of an earlier deletion, whose grace period began earlier: it is replaced.
+    """
     async for _ in second.list(topic_prefix(deleted.topic_id)):
-        marker = deletion_marker(deleted, now_ms, cluster_id)
-        await put_if_absent(second, deletion_marker_key(deleted.topic_id), encode_descriptor(marker))
+        key, marker = deletion_marker_key(deleted.topic_id), deletion_marker(deleted, now_ms, cluster_id, version)
+        try:
+            found = decode_descriptor(await second.get(key), DeletionMarker, key)
+        except NoSuchObject:
+            await put_if_absent(second, key, encode_descriptor(marker))
+            return
+        if found.deleted_at_ms < deleted.deleted_at_ms:
+            await second.put(key, [encode_descriptor(marker)], if_absent=False)
         return
 
 
@@ -52,7 +63,8 @@ async def apply_deletions(ports: WorkerPorts, second: SecondCopy) -> None:
     await ports.metadata.refresh(_TIMEOUT_S)
     view, now_ms = ports.metadata.view, ports.clock.wall_ms()
     for deleted in view.all(DeletedTopic):
-        await mark_deletion(second.store, deleted, now_ms, ports.cluster_id)
+        stored = view.get(deleted.key())
+        await mark_deletion(second.store, deleted, now_ms, ports.cluster_id, stored.version if stored is not None else 0)
     live = {topic.topic_id for topic in view.all(Topic)}
     for topic_id in marked:
         if topic_id in live:
@@ -62,8 +74,8 @@ async def apply_deletions(ports: WorkerPorts, second: SecondCopy) -> None:
         elif await newest_descriptor_key(ports.store, topic_id) is not None:
             if not await is_hidden(ports.store, topic_id):  # It is detached.
                 await second.delete(ports, [deletion_marker_key(topic_id)])
-        elif await _marked_before(second, topic_id, now_ms - second.grace_ms):
-            await _delete_topic(ports, second, topic_id)
+        elif (due_ms := await _due_ms(second, topic_id)) < now_ms:
+            await _delete_topic(ports, second, topic_id, is_last=late_writes_until_ms(due_ms, second.grace_ms) < now_ms)
 
 
 def known_topics(view: MetadataView) -> set[UUID]:
@@ -74,24 +86,23 @@ def known_topics(view: MetadataView) -> set[UUID]:
     return {record.topic_id for kind in kinds for record in kind}
 
 
-async def _marked_before(second: SecondCopy, topic_id: UUID, before_ms: int) -> bool:
+async def _due_ms(second: SecondCopy, topic_id: UUID) -> int:
+    """Wall time at which the objects of a deleted topic may go."""
     key = deletion_marker_key(topic_id)
-    try:
-        marker = decode_descriptor(await second.store.get(key), DeletionMarker, key)
-        written_ms = (await second.store.head(key)).last_modified_ms
-    except NoSuchObject:
-        return False
-    return max(marker.deleted_at_ms, written_ms) < before_ms
+    marker = decode_descriptor(await second.store.get(key), DeletionMarker, key)
+    written_ms = (await second.store.head(key)).last_modified_ms
+    return max(marker.deleted_at_ms, written_ms) + second.grace_ms
 
 
-async def _delete_topic(ports: WorkerPorts, second: SecondCopy, topic_id: UUID) -> None:
-    """Delete all objects of a topic; its descriptors and its marker go last, because they say that it is deleted.
+async def _delete_topic(ports: WorkerPorts, second: SecondCopy, topic_id: UUID, *, is_last: bool) -> None:
+    """Delete the objects of a topic; if this ``is_last``, its descriptors and its marker, too.
 
-    They stay while others are locked.
+    These go last, because they say that it is deleted, and stay while other objects are locked. Until then a write that got no
+    answer may put an object back.
     """
     asks = await may_have_locked(second.store, topic_id, topic_defaults(ports.metadata.view))
     have_gone = [await _delete_below(ports, second, prefix, asks=asks) for prefix in topic_prefixes(topic_id)]
-    if all(have_gone) and await _delete_below(ports, second, topic_prefix(topic_id)):
+    if is_last and all(have_gone) and await _delete_below(ports, second, topic_prefix(topic_id)):
         await second.delete(ports, [deletion_marker_key(topic_id)])
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
+from uuid import UUID
 
 from stratalog_core.errors import Conflict, Corrupt, NoSuchObject, StratalogError
 from stratalog_metadata.records import ManifestPointer, Topic, manifest_pointer_key, topic_key
@@ -51,10 +52,14 @@ async def copy_partition(ports: WorkerPorts, second: SecondCopy, state: Partitio
         return 0  # A manifest that is not stored yet is copied when the pointer changes, once it is.
     await second.confirm(ports)
     await refuse_fork(ports, state)
-    await _copy_descriptors(ports.store, second, state)
-    manifest = await committed_manifest(ports, state, pointer)
+    await copy_descriptors(ports.store, second, state.topic.topic_id)
+    return await copy_committed(ports, second, pointer, await committed_manifest(ports, state, pointer))
+
+
+async def copy_committed(ports: WorkerPorts, second: SecondCopy, pointer: ManifestPointer, manifest: Manifest) -> int:
+    """Bring the second copy to a committed version; returns the number of objects copied. Raises as `copy_partition` does."""
     check_writer(manifest)
-    listed = [info async for info in second.store.list(manifests_prefix(state.log.topic_id, state.log.index))]
+    listed = [info async for info in second.store.list(manifests_prefix(pointer.topic_id, pointer.index))]
     newest = next(iter(copied_versions(listed)), None)
     copied = 0
     if newest is None or newest.manifest_key != pointer.object_key:
@@ -131,9 +136,9 @@ async def _copy(first: ObjectStore, second: SecondCopy, wanted: Reference) -> No
     second.counters.copied_bytes += wanted.object_bytes
 
 
-async def _copy_descriptors(first: ObjectStore, second: SecondCopy, state: PartitionSnapshot) -> None:
+async def copy_descriptors(first: ObjectStore, second: SecondCopy, topic_id: UUID) -> None:
     """Copy the versions of the topic's descriptor that the second copy lacks, oldest first: the newest one is the valid one."""
-    prefix = topic_prefix(state.topic.topic_id)
+    prefix = topic_prefix(topic_id)
     present = {info.key async for info in second.store.list(prefix)}
     for key in sorted([info.key async for info in first.list(prefix) if info.key not in present], reverse=True):
         await put_if_absent(second.store, key, await first.get(key))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from typing import Final
+from uuid import UUID
 
 from stratalog_core.errors import Conflict, Invalid
 from stratalog_tiering.cold.archive import read_owner
@@ -30,7 +31,10 @@ _log = logging.getLogger(__name__)
 
 
 class SecondCopy:
-    """One worker's view of the second copy. ``known``: by pointer key, the manifest key of the newest version that it has."""
+    """One worker's view of the second copy. ``known``: by pointer key, the manifest key of the newest version that it has.
+
+    ``detached``: the detached topics that it has whole, each with the key of its newest descriptor.
+    """
 
     def __init__(self, store: ObjectStore, bucket: BucketOwnership, limits: CopyLimits, grace_ms: int) -> None:
         """``bucket`` is the cluster's ownership of ``store``."""
@@ -41,6 +45,7 @@ class SecondCopy:
         self.locks = KnownLocks(store)
         self.counters = SecondCopyMetrics()
         self.known: LruCache[str, str] = LruCache(PARTITIONS_MAX)
+        self.detached: LruCache[UUID, str] = LruCache(PARTITIONS_MAX)
         self._bucket = bucket
         self._has_owners = False
 

@@ -94,14 +94,14 @@ async def collect_deleted_topic(ports: WorkerPorts, deleted: DeletedTopic, versi
     late_until_ms = late_writes_until_ms(due_ms, ports.settings.grace_ms)
     if now_ms < late_until_ms:
         return late_until_ms
-    return await _forget(ports, deleted, guards)
+    return await _forget(ports, deleted, version, guards)
 
 
-async def _forget(ports: WorkerPorts, deleted: DeletedTopic, guards: Guards) -> int | None:
+async def _forget(ports: WorkerPorts, deleted: DeletedTopic, version: int, guards: Guards) -> int | None:
     """Delete what says that a topic was deleted, now that its objects are gone; returns as `collect_deleted_topic`."""
     if ports.second_store is not None:
         # Once the record is gone, only its marker says to the second copy that the topic was deleted.
-        await mark_deletion(ports.second_store, deleted, ports.clock.wall_ms(), ports.cluster_id)
+        await mark_deletion(ports.second_store, deleted, ports.clock.wall_ms(), ports.cluster_id, version)
     # The marker goes last: without it the descriptors would name a live topic.
     until_ms = await _delete_below(ports, topic_prefix(deleted.topic_id))
     if until_ms:

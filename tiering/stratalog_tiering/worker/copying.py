@@ -16,6 +16,7 @@ from stratalog_core.errors import Conflict, StratalogError
 from stratalog_metadata.records import DeletedTopic, ManifestPointer, RestoredTopic, TieringWorker, Topic
 from stratalog_metadata.state.changes import Change
 from stratalog_tiering.copies.deletions import apply_deletions
+from stratalog_tiering.copies.detached import copy_detached_topics
 from stratalog_tiering.copies.replication import copy_partition, sweep_partition
 from stratalog_tiering.copies.second import SecondCopy
 from stratalog_tiering.core.partition import PartitionId, partition_snapshot
@@ -24,6 +25,8 @@ from stratalog_tiering.offload.ports import WorkerPorts
 from stratalog_tiering.worker.leases import WorkerLeases, partition_lease
 
 DELETIONS_LEASE: Final = "tiering/second-copy/deletions"
+DETACHED: Final = "tiering/second-copy/detached"
+"""Name of the work on detached topics; no lease, as for partitions."""
 _SPREAD_PER_S: Final = 50
 """Rate at which partitions are compared with their copies after a session has begun."""
 _log = logging.getLogger(__name__)
@@ -92,7 +95,7 @@ class CopyWork:
             names += [] if topic.internal else [self._named(topic, index) for index in range(topic.partition_count)]
         for position, name in enumerate(names):
             self._schedule.set_due(name, now + position / _SPREAD_PER_S)
-        self._schedule.set_due(DELETIONS_LEASE, now)
+        self._schedule.set_all_due([DELETIONS_LEASE, DETACHED], now)
 
     def _named(self, topic: Topic, index: int) -> str:
         name = partition_lease(topic.topic_id, index)
@@ -118,18 +121,24 @@ class CopyWork:
                 elif isinstance(before, Topic) and not before.internal:
                     # Once more, to be forgotten.
                     self._schedule.set_all_due([self._named(before, index) for index in range(before.partition_count)], now)
+                    self._schedule.set_due(DETACHED, now)
         self._wake.set()
 
     async def _run_one(self, name: str) -> None:
         settings = self._ports.settings
         again_s: float | None = settings.retry_ms_max / 1000
         try:
-            topic = self._topic(name) if name != DELETIONS_LEASE else None
-            if topic is None and name != DELETIONS_LEASE:
+            topic, is_of_partition = self._topic(name), name not in (DELETIONS_LEASE, DETACHED)
+            if topic is None and is_of_partition:
                 self._forget(name)
                 again_s = None
             elif self._leases.is_ours(name):
-                await (self._copy(name, topic) if topic is not None else self._delete_topics())
+                if topic is not None:
+                    await self._copy(name, topic)
+                elif name == DETACHED:
+                    await copy_detached_topics(self._ports, self._second)
+                else:
+                    await self._delete_topics()
                 again_s = settings.sweep_interval_ms / 1000
             else:
                 self._behind_since.pop(name, None)

@@ -1,0 +1,116 @@
+"""The second copy of topics that left the cluster: detached ones are whole, deleted ones go once, and completely."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.directory_store import object_contents
+from unit.tiering.worker.test_copying import (
+    DAY_MS,
+    MovedClock,
+    counters,
+    findings,
+    is_copied,
+    segments_of,
+    until,
+)
+from unit.tiering.worker.test_deleted_topics import delete, restore
+from unit.tiering.worker.test_worker import Batches, Cluster
+
+from stratalog_core.errors import Unavailable
+from stratalog_core.system import SystemClock
+from stratalog_metadata.records import DeletedTopic, deleted_topic_key
+from stratalog_tiering.attach.detachment import detach
+from stratalog_tiering.cold.archive import Archive, live_topics
+from stratalog_tiering.copies.deletions import apply_deletions
+from stratalog_tiering.format.object_keys import deletion_marker_key, owner_key, segment_key
+from stratalog_tiering.store import ObjectStore
+from stratalog_tiering.worker import copying
+
+
+async def away(*_: Any, **__: Any) -> None:
+    raise Unavailable("the second store does not answer")
+
+
+def is_forgotten(cluster: Cluster) -> bool:
+    return cluster.metadata.view.find(DeletedTopic, deleted_topic_key(cluster.topic.topic_id)) is None
+
+
+async def test_what_was_committed_just_before_a_topic_was_detached_is_copied(
+    cluster: Cluster, make_batches: Batches, second: ObjectStore, second_directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker = await cluster.start_worker(second=second, retry_ms_max=100)
+    await cluster.add_ledger(make_batches(0, [10]), 0)
+    await until(lambda: is_copied(cluster, second_directory))
+    with monkeypatch.context() as patched:
+        patched.setattr(second, "put", away)
+        await cluster.add_ledger(make_batches(10, [10]), 10)
+        await cluster.until(lambda: cluster.pointer().end_offset == 20 and not cluster.log().ledgers)
+        last = cluster.pointer()
+        await detach(cluster.metadata, cluster.store, SystemClock(), cluster.topic, 10)
+        await until(lambda: counters(worker).failures > 1)
+    archive = Archive(second)
+    async with asyncio.timeout(60):
+        while await archive.pointer((await archive.topics())[0], 0) != last:  # noqa: ASYNC110 - stores tell nobody
+            await asyncio.sleep(0.02)
+    assert await archive.topics() == await live_topics(cluster.store)
+    assert await findings(second, cluster.background) == []
+
+
+async def test_the_grace_period_of_a_second_deletion_begins_with_it(
+    cluster: Cluster, make_batches: Batches, second: ObjectStore, second_directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second store is away while the topic is restored, so that it has the marker of the first deletion."""
+    passes = list[None]()
+
+    async def counted(*args: Any) -> None:
+        await apply_deletions(*args)
+        passes.append(None)
+
+    monkeypatch.setattr(copying, "apply_deletions", counted)
+    clock = MovedClock()
+    await cluster.add_ledger(make_batches(0, [10]), 0)
+    worker = await cluster.start_worker(
+        second=second, clock=clock, grace_ms=0, copy_grace_ms=DAY_MS, sweep_interval_ms=50, retry_ms_max=50
+    )
+    await until(lambda: is_copied(cluster, second_directory))
+    segments = segments_of(second_directory)
+    marker = second_directory / deletion_marker_key(cluster.topic.topic_id)
+    await delete(cluster, 10 * DAY_MS)
+    await until(marker.exists)
+    with monkeypatch.context() as patched:
+        patched.setattr(second, "delete", away)
+        await restore(cluster, "flights")
+        failures = counters(worker).failures
+        await until(lambda: counters(worker).failures > failures)
+        clock.ahead_ms = 2 * DAY_MS
+        await delete(cluster, 0, clock.wall_ms())
+    await until(lambda: is_forgotten(cluster))
+    before = len(passes)
+    await until(lambda: len(passes) > before + 1)
+    assert segments_of(second_directory) == segments
+    clock.ahead_ms = 6 * DAY_MS
+    await until(lambda: [*object_contents(second_directory)] == [owner_key(0)])
+
+
+async def test_what_is_written_late_of_a_deleted_topic_leaves_the_copy_too(
+    cluster: Cluster, make_batches: Batches, second: ObjectStore, second_directory: Path
+) -> None:
+    """A write of a copy that got no answer takes effect after the topic's objects were deleted."""
+    clock = MovedClock()
+    await cluster.add_ledger(make_batches(0, [10]), 0)
+    await cluster.start_worker(second=second, clock=clock, grace_ms=0, copy_grace_ms=2 * DAY_MS, sweep_interval_ms=50)
+    await until(lambda: is_copied(cluster, second_directory))
+    marker = second_directory / deletion_marker_key(cluster.topic.topic_id)
+    await delete(cluster, 0)
+    await until(lambda: is_forgotten(cluster))
+    clock.ahead_ms = 3 * DAY_MS
+    await until(lambda: not segments_of(second_directory))
+    assert marker.exists()
+    await second.put(segment_key(cluster.topic.topic_id, 0, 0, 1, 2), [b"late"])
+    assert await live_topics(second) == []
+    clock.ahead_ms = 5 * DAY_MS
+    await until(lambda: [*object_contents(second_directory)] == [owner_key(0)])
