@@ -238,16 +238,20 @@ async def _restored(
     new_name: str | None,
     factor: int | None,
 ) -> RestoredTopics:
+    with _cut_ports(store, cluster_id) as ports, _progress(wanted, "reading manifests again") as on_partition:
+        return await restore_topics(
+            client, ports, names, points=points, new_name=new_name, replication_factor=factor, on_partition=on_partition
+        )
+
+
+@contextmanager
+def _cut_ports(store: ObjectStore, cluster_id: str) -> Iterator[CutPorts]:
     background = ThreadBackground(_THREADS, "cut")
     try:
-        ports = CutPorts(
+        yield CutPorts(
             store=store, clock=SystemClock(), background=background,
             random_id=lambda: random.SystemRandom().getrandbits(64), cluster_id=cluster_id,
         )  # fmt: skip
-        with _progress(wanted, "reading manifests again") as on_partition:
-            return await restore_topics(
-                client, ports, names, points=points, new_name=new_name, replication_factor=factor, on_partition=on_partition
-            )
     finally:
         background.close()
 
@@ -268,8 +272,9 @@ async def _planned(
 async def _planned_rows(
     store: ObjectStore, history: TopicHistory, points: Points, new_name: str | None
 ) -> list[dict[str, Any]]:
-    """The rows of a dry run: the cut is at the end of the last record batch at or below ``end_offset``."""
-    cuts = await planned_cuts(store, SystemClock(), history, points)
+    """The rows of a dry run. How many records would be left out is known when the segment with the cut is written."""
+    with _cut_ports(store, "") as ports:
+        cuts = await planned_cuts(ports, history, points)
     rows = _rows(history, new_name, "in the bucket")
     for row in rows:
         if row["partition"] in cuts:

@@ -1,21 +1,22 @@
 """Cuts the history of a partition that is restored up to a point: the next manifest version ends there.
 
-The cut is at the last record batch that ends at or before the point and leaves no transaction open. The segment in which it is
-is written again up to it; a compacted segment is left out whole. Nothing is deleted: all that is left out becomes a removed
-object, which stays for the grace period, and the earlier versions stay as long. The caller commits the version in metadata and
-writes its marker; until then the bucket shows the whole history.
+The cut is at the last record batch that ends at or before the point and leaves no transaction open, also none that began in an
+earlier segment (``open_transactions.py``); so it may be some segments before the point. The segment in which it is is written
+again up to it; a compacted segment is left out whole. Nothing is deleted: all that is left out becomes a removed object, which
+stays for the grace period, and the earlier versions stay as long. The caller commits the version in metadata and writes its
+marker; until then the bucket shows the whole history.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 import msgspec
 
 from stratalog_core.batches.batch import BatchHeader
-from stratalog_core.batches.checkpoint import Checkpoint
+from stratalog_core.batches.checkpoint import Checkpoint, OngoingTransaction
 from stratalog_core.object_lock import in_force
 from stratalog_core.partition_state.replay_state import ReplayState
 from stratalog_core.ports import Background, Clock
@@ -43,7 +44,8 @@ from stratalog_tiering.format.manifest_edit import ManifestEdit, Previous
 from stratalog_tiering.format.object_keys import segment_key
 from stratalog_tiering.format.partition_tree import TreePageRef
 from stratalog_tiering.format.removed_objects import UNFINISHED_MS
-from stratalog_tiering.format.segment import SegmentFooter, SegmentIdentity, SegmentWriter, audit_block, iterate_block_batches
+from stratalog_tiering.format.segment import SegmentIdentity, SegmentWriter, iterate_block_batches
+from stratalog_tiering.maintenance.open_transactions import OpenTransactions, blocks_from, is_restored_between
 from stratalog_tiering.offload.commit import store_manifest
 from stratalog_tiering.offload.data_keys import new_encryption
 from stratalog_tiering.offload.locks import locked_entry
@@ -95,6 +97,12 @@ async def point_offset(store: ObjectStore, clock: Clock, pointer: ManifestPointe
     return found.offset if found is not None else pointer.end_offset
 
 
+async def cut_end(ports: CutPorts, pointer: ManifestPointer, offset: int) -> int:
+    """Where `cut_history` would end the history; changes nothing. Raises as it does."""
+    source = ManifestSource(ports.store, background=ports.background)
+    return (await _find_cut(ports, source, await source.manifest(pointer), offset)).end_offset
+
+
 async def cut_history(ports: CutPorts, pointer: ManifestPointer, offset: int, policy: TierPolicy) -> CutHistory:
     """Store the version of the history that ends at or before ``offset``, which must be below the end of ``pointer``'s.
 
@@ -102,19 +110,18 @@ async def cut_history(ports: CutPorts, pointer: ManifestPointer, offset: int, po
     """
     source = ManifestSource(ports.store, background=ports.background)
     manifest = await source.manifest(pointer)
-    entry = await source.segment_at(manifest, offset)
-    assert entry is not None, f"offset {offset} is in the history"
-    pages = await source.pages(pages_for_cut(manifest, entry.base_offset))
+    place = await _find_cut(ports, source, manifest, offset)
+    base_offset = place.entry.base_offset
+    pages = await source.pages(pages_for_cut(manifest, base_offset))
     tree_pages = await source.tree_pages(manifest.tree.pages)
-    cut = cut_manifest(manifest, entry.base_offset, pages, tree_pages)
+    cut = cut_manifest(manifest, base_offset, pages, tree_pages)
     previous = Previous(manifest=cut.kept, key=pointer.object_key, sha256=bytes.fromhex(pointer.sha256))
     edit = ManifestEdit(previous, writer=WRITER, random_id=ports.random_id)
     kept_records = 0
-    if offset > entry.base_offset and not entry.is_compacted:
-        kept = await _write_part(ports, source, manifest, entry, offset, policy)
-        if kept is not None:
-            edit.append(*kept)
-            kept_records = kept[0].record_count
+    if place.end_offset > base_offset:
+        kept = await _write_part(ports, source, manifest, place, policy)
+        edit.append(*kept)
+        kept_records = kept[0].record_count
     edit.settle_cut(_left_out(cut), ports.clock.wall_ms())
     edit.move_to_pages(await source.pages(edit.pages_to_merge()))
     lists = await source.removed_lists(edit.lists_to_merge())
@@ -139,19 +146,36 @@ def _removed(what: SegmentEntry | PageRef | TreePageRef, reason: str) -> Removed
     )  # fmt: skip
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Place:
+    """The cut is at ``end_offset``, in ``entry`` or where it begins; ``begin`` is the state there."""
+
+    entry: SegmentEntry
+    begin: Checkpoint
+    end_offset: int
+
+
+async def _find_cut(ports: CutPorts, source: ManifestSource, manifest: Manifest, offset: int) -> _Place:
+    """The last end of a batch at or below ``offset`` at which no transaction is open; segment by segment back."""
+    opened = OpenTransactions(ports.store, source, ports.background, manifest)
+    while True:
+        entry = await source.segment_at(manifest, offset)
+        assert entry is not None, f"offset {offset} is in the history"
+        begin = await _state_before(source, manifest, entry, await opened.at(entry))
+        end = entry.base_offset if begin.transactions == () else None
+        if offset > entry.base_offset and not entry.is_compacted:
+            end = await _last_end(ports, source, entry, begin, offset) or end
+        if end is not None:
+            return _Place(entry=entry, begin=begin, end_offset=end)
+        offset = entry.base_offset - 1
+
+
 async def _write_part(
-    ports: CutPorts, source: ManifestSource, manifest: Manifest, entry: SegmentEntry, offset: int, policy: TierPolicy
-) -> tuple[SegmentEntry, bytes] | None:
-    """Write the segment up to the last batch that may end the history; returns its entry and leaves, None if there is none."""
+    ports: CutPorts, source: ManifestSource, manifest: Manifest, place: _Place, policy: TierPolicy
+) -> tuple[SegmentEntry, bytes]:
+    """Write the segment up to the cut; returns its entry and leaves."""
+    entry, begin, end = place.entry, place.begin, place.end_offset
     footer = await source.footer(entry)
-    before = await source.segment_at(manifest, entry.base_offset - 1) if entry.base_offset > manifest.start_offset else None
-    begin = Checkpoint(
-        offset=entry.base_offset,
-        producers=await source.producers(before) if before is not None and footer.section(PRODUCERS) is not None else (),
-    )
-    end = await _last_end(ports, source, entry, footer, begin, offset)
-    if end == entry.base_offset:
-        return None
     key = segment_key(
         manifest.topic_id, manifest.partition, entry.base_offset, entry.leader_epochs[-1].epoch, ports.random_id()
     )
@@ -168,7 +192,7 @@ async def _write_part(
         ports.store, key, part_bytes=_PART_BYTES, parts_at_once=2, storage_class=policy.storage_class, lock=lock
     )  # fmt: skip
     async with finishing(upload):
-        async for batch, header in _batches(ports, source, entry, footer):
+        async for batch, header in _batches(ports, source, entry):
             if header.next_offset > end:
                 break
             writer.append(batch, header)
@@ -195,28 +219,38 @@ async def _write_part(
     return made, bytes(leaves)
 
 
-async def _last_end(
-    ports: CutPorts, source: ManifestSource, entry: SegmentEntry, footer: SegmentFooter, begin: Checkpoint, offset: int
-) -> int:
-    """The end of the last batch at or below ``offset`` after which no transaction is open."""
-    state, end = ReplayState(entry.base_offset), entry.base_offset
+async def _state_before(source: ManifestSource, manifest: Manifest, entry: SegmentEntry, opened: Sequence[int]) -> Checkpoint:
+    """The state where the segment begins; ``opened``: the producers with an open transaction."""
+    footer = await source.footer(entry)
+    before = await source.segment_at(manifest, entry.base_offset - 1) if entry.base_offset > manifest.start_offset else None
+    return Checkpoint(
+        offset=entry.base_offset,
+        producers=await source.producers(before) if before is not None and footer.section(PRODUCERS) is not None else (),
+        transactions=tuple(OngoingTransaction(producer_id, entry.base_offset) for producer_id in opened),
+    )
+
+
+async def _last_end(ports: CutPorts, source: ManifestSource, entry: SegmentEntry, begin: Checkpoint, offset: int) -> int | None:
+    """The end of the last batch at or below ``offset`` after which no transaction is open; None if there is none."""
+    state, end, epoch = ReplayState(entry.base_offset), None, entry.leader_epochs[0].epoch
     state.load(begin)
-    async for batch, header in _batches(ports, source, entry, footer):
+    async for batch, header in _batches(ports, source, entry):
+        if is_restored_between(epoch, header.leader_epoch):
+            state.transactions.load((), header.base_offset)
+            end = header.base_offset
         if header.next_offset > offset:
             break
+        epoch = header.leader_epoch
         state.replay(header, batch)
-        if not state.transactions.snapshot():
+        if not state.transactions.first_offsets:
             end = header.next_offset
     return end
 
 
 async def _batches(
-    ports: CutPorts, source: ManifestSource, entry: SegmentEntry, footer: SegmentFooter
+    ports: CutPorts, source: ManifestSource, entry: SegmentEntry
 ) -> AsyncIterator[tuple[memoryview, BatchHeader]]:
     """The segment's batches, block by block, each verified."""
-    cipher = await source.cipher(footer)
-    for block in footer.blocks:
-        stored = await ports.store.get_range(entry.key, entry.data_position + block.position, block.length)
-        plain = await ports.background.run(partial(audit_block, stored, block, cipher=cipher))
-        for found in iterate_block_batches(plain):
+    async for _, content in blocks_from(ports.store, source, ports.background, entry, entry.base_offset):
+        for found in iterate_block_batches(content):
             yield found

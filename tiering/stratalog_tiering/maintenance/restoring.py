@@ -19,7 +19,15 @@ from stratalog_core.ports import Clock
 from stratalog_metadata.client.api import MetadataClient, MetadataView
 from stratalog_metadata.client.guarded_updates import decide_again, propose_guarded
 from stratalog_metadata.client.topic_defaults import topic_defaults
-from stratalog_metadata.records import PRODUCER_IDS, Counter, Topic, counter_key, deleted_topic_key
+from stratalog_metadata.records import (
+    PRODUCER_IDS,
+    Counter,
+    ManifestPointer,
+    Topic,
+    counter_key,
+    deleted_topic_key,
+    manifest_pointer_key,
+)
 from stratalog_metadata.state.commands import ABSENT, Command, Put, VersionIs
 from stratalog_tiering.cold.archive import Archive, ambiguous_name
 from stratalog_tiering.core.policy import TierPolicy, tier_policy
@@ -31,7 +39,7 @@ from stratalog_tiering.core.restoring import (
     restored_topic,
 )
 from stratalog_tiering.format.descriptor import OwnerDescriptor, TopicDescriptor
-from stratalog_tiering.maintenance.cutting import CutPoint, CutPorts, cut_history, point_offset
+from stratalog_tiering.maintenance.cutting import CutPoint, CutPorts, cut_end, cut_history, point_offset
 from stratalog_tiering.offload.commit_markers import mark_committed
 from stratalog_tiering.offload.ownership import refuse_next_owner, take_over
 from stratalog_tiering.store import ObjectStore
@@ -80,8 +88,23 @@ async def restore_topics(
     for history in histories:
         name = new_name or history.descriptor.name
         done = await restore_history(metadata, history, name, replication_factor, owner.number, (ports.store, ports.clock))
-        restored.append((history, done))
+        restored.append((history if done else await _in_cluster(ports.store, metadata.view, history), done))
     return RestoredTopics(owner=owner, topics=tuple(restored))
+
+
+async def _in_cluster(store: ObjectStore, view: MetadataView, history: TopicHistory) -> TopicHistory:
+    """The history as the cluster has it, which may be cut: an earlier attempt ended before it marked the cut in the bucket."""
+    archive, partitions = Archive(store), list[PartitionHistory]()
+    for found in history.partitions:
+        pointer = view.find(ManifestPointer, manifest_pointer_key(history.descriptor.topic_id, found.index))
+        if found.pointer is not None and pointer is not None and pointer.end_offset < found.pointer.end_offset:
+            records = (await archive.manifest(pointer)).record_count
+            found = replace(
+                found, pointer=pointer, record_count=records, left_out_records=found.record_count - records,
+                left_out_end_offset=found.pointer.end_offset,
+            )  # fmt: skip
+        partitions.append(found)
+    return TopicHistory(descriptor=history.descriptor, partitions=tuple(partitions))
 
 
 async def wanted_topics(store: ObjectStore, names: Sequence[str]) -> list[TopicDescriptor]:
@@ -151,16 +174,19 @@ async def _cut(ports: CutPorts, found: PartitionHistory, point: CutPoint | None,
     )  # fmt: skip
 
 
-async def planned_cuts(store: ObjectStore, clock: Clock, history: TopicHistory, points: Points) -> dict[int, int]:
-    """The offsets of the points, by partition, without the partitions of which nothing is beyond."""
-    offsets: dict[int, int] = {}
+async def planned_cuts(ports: CutPorts, history: TopicHistory, points: Points) -> dict[int, int]:
+    """Where the history would end, by partition, without the partitions of which nothing would be left out; changes nothing.
+
+    Raises as `cut_history`.
+    """
+    ends: dict[int, int] = {}
     for found in history.partitions:
         point = _point_of(points, found.index)
         if point is not None and found.pointer is not None:
-            offset = await point_offset(store, clock, found.pointer, point)
+            offset = await point_offset(ports.store, ports.clock, found.pointer, point)
             if offset < found.pointer.end_offset:
-                offsets[found.index] = offset
-    return offsets
+                ends[found.index] = await cut_end(ports, found.pointer, offset)
+    return ends
 
 
 def _point_of(points: Points, index: int) -> CutPoint | None:

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from support.planted_damage import History, small_batch, write_history
 from unit.tiering.maintenance.test_restoring import new_cluster, offload
 
-from stratalog_core.batches.batch import TRANSACTIONAL_BIT
+from stratalog_core.batches.batch import CONTROL_BIT, TRANSACTIONAL_BIT
+from stratalog_core.batches.checkpoint import Checkpoint, OngoingTransaction, ProducerEntry, SequencedBatch
 from stratalog_core.batches.records import Record, build_batch
-from stratalog_core.errors import Conflict, Invalid
+from stratalog_core.errors import Conflict, Invalid, OutcomeUnknown
 from stratalog_core.system import SystemClock, ThreadBackground
 from stratalog_metadata.records import ManifestPointer, Partition, partition_key
+from stratalog_metadata.state.commands import Command, Put
 from stratalog_tiering.cold.archive import Archive
 from stratalog_tiering.cold.bucket_scrub import BucketScrub
 from stratalog_tiering.cold.manifest_source import ManifestSource
@@ -26,7 +30,14 @@ from stratalog_tiering.format.manifest import Reason
 from stratalog_tiering.format.manifest_cut import cut_manifest
 from stratalog_tiering.format.merkle import batch_leaf, root_hash
 from stratalog_tiering.maintenance.cutting import CutPoint, CutPorts, cut_history, point_offset
-from stratalog_tiering.maintenance.restoring import cut_histories, planned_cuts, read_history, restore_history, wanted_topics
+from stratalog_tiering.maintenance.restoring import (
+    cut_histories,
+    planned_cuts,
+    read_history,
+    restore_history,
+    restore_topics,
+    wanted_topics,
+)
 from stratalog_tiering.offload.commit_markers import mark_committed
 from stratalog_tiering.offload.ownership import cluster_id_in, take_over
 from stratalog_tiering.store import ObjectStore
@@ -69,7 +80,8 @@ async def committed(store: ObjectStore) -> ManifestPointer:
 
 async def read_all(store: ObjectStore, pointer: ManifestPointer) -> bytes:
     reader = ColdReader(store, ColdReaderSettings(), CLOCK)
-    content = b"".join((await reader.fetch(pointer, 0, 2**30, 10)).batches) if pointer.end_offset else b""
+    start, end = pointer.start_offset, pointer.end_offset
+    content = b"".join((await reader.fetch(pointer, start, 2**30, 10)).batches) if end > start else b""
     await reader.close()
     return content
 
@@ -143,6 +155,33 @@ async def test_no_transaction_is_cut_in_two(cluster: Cluster, make_batches: Batc
         assert cut.pointer.end_offset == end
 
 
+@pytest.mark.parametrize("offset", [11, 12, 13])
+async def test_no_transaction_that_began_in_an_earlier_segment_is_cut_in_two(
+    cluster: Cluster, make_batches: Batches, background: ThreadBackground, offset: int
+) -> None:
+    def transactional(offset: int, *, control: bool = False) -> bytes:
+        key, value = (b"\0\0\0\1", b"\0\0\0\0\0\0") if control else (b"key", b"v")
+        record = Record(offset=offset, timestamp_ms=offset, key=key, value=value)
+        attributes = TRANSACTIONAL_BIT | (CONTROL_BIT if control else 0)
+        sequence = -1 if control else offset - 10
+        return bytes(build_batch([record], attributes=attributes, producer_id=7, producer_epoch=0, base_sequence=sequence))
+
+    first = await cluster.add_ledger([*make_batches(0, [10]), transactional(10)], 0)
+    open_at_11 = Checkpoint(
+        offset=11, producers=(ProducerEntry(7, 0, (SequencedBatch(0, 0, 10, 10),)),), transactions=(OngoingTransaction(7, 10),)
+    )
+    later = [transactional(11), transactional(12), transactional(13, control=True)]
+    await cluster.add_ledger(later, 11, checkpoint=open_at_11)
+    undecided = msgspec.structs.replace(first, undecided_from=10)
+    await cluster.metadata.propose(Command(updates=(Put(record=undecided),)))
+    await cluster.start_worker(segment_bytes=1)
+    await cluster.until(lambda: cluster.pointer() is not None and cluster.pointer().end_offset == 14)
+    assert len((await Archive(cluster.store).manifest(cluster.pointer())).segments) == 2
+    await cluster.close()
+    cut = await cut_history(ports(cluster.store, background), cluster.pointer(), offset, tier_policy({}))
+    assert cut.pointer.end_offset == 10, "the transaction's first record is at offset 10"
+
+
 async def test_a_restore_that_another_one_has_overtaken_does_not_mark_its_cut(
     cluster: Cluster, make_batches: Batches, tmp_path: Path, background: ThreadBackground
 ) -> None:
@@ -160,6 +199,27 @@ async def test_a_restore_that_another_one_has_overtaken_does_not_mark_its_cut(
         assert await committed(store) == whole, "the next owner continues the whole history"
 
 
+async def test_a_restore_that_is_repeated_after_its_commit_reports_the_cut(
+    cluster: Cluster, make_batches: Batches, tmp_path: Path, background: ThreadBackground
+) -> None:
+    await cluster.start_worker()
+    await offload(cluster, make_batches(0, [4, 4]), 0, 8)
+    await cluster.close()
+    store = cluster.store
+    lost = [OutcomeUnknown("no answer to the marker")]
+    store.before = lambda name, key: lost.pop() if lost and name == "put" and key.endswith(".committed") else None
+    async with new_cluster(cluster, tmp_path / "new") as new:
+        made = replace(ports(store, background), cluster_id=cluster_id_in(new.metadata))
+        with pytest.raises(OutcomeUnknown):
+            await restore_topics(new.metadata, made, (), points={0: CutPoint(offset=6)})
+        assert lost == []
+        ((history, done),) = (await restore_topics(new.metadata, made, (), points={0: CutPoint(offset=6)})).topics
+        found = history.partitions[0]
+        assert not done
+        assert (found.pointer, found.record_count) == (new.pointer(), 4)
+        assert (found.left_out_records, found.left_out_end_offset) == (4, 8)
+
+
 async def test_a_topic_is_restored_up_to_a_point_and_goes_on(
     cluster: Cluster, make_batches: Batches, tmp_path: Path, background: ThreadBackground, store_directory: Path
 ) -> None:
@@ -172,7 +232,7 @@ async def test_a_topic_is_restored_up_to_a_point_and_goes_on(
     segments = {path: path.read_bytes() for path in segments_of(store_directory)}
     histories = await read_history(store, await wanted_topics(store, ()))
     points = {0: CutPoint(offset=6)}
-    assert await planned_cuts(store, CLOCK, histories[0], points) == {0: 6}
+    assert await planned_cuts(ports(store, background), histories[0], points) == {0: 4}
     async with new_cluster(cluster, tmp_path / "new") as new:
         owner = await take_over(store, cluster_id_in(new.metadata), CLOCK.wall_ms())
         (history,) = await cut_histories(ports(store, background), histories, points, {})
