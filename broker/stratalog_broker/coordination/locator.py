@@ -51,8 +51,8 @@ class Coordinators(Generic[StateType, ApplicationType]):
         partitions.register_application(kind.topic, self._make)
 
     def _make(self, index: int) -> CoordinatorPartition[StateType, ApplicationType]:
-        async def append(batch: bytearray) -> int:
-            return await self._partitions.append_internal(TopicPartition(self._topic().topic_id, index), batch)
+        def append(batch: bytearray) -> Awaitable[int]:
+            return self._partitions.append_internal(TopicPartition(self._topic().topic_id, index), batch)
 
         made = self._owned[index] = CoordinatorPartition(self.kind, append, self._clock, f"{self.kind.topic}-{index}")
         return made

@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import struct
-from typing import Final
+from collections.abc import Coroutine
+from typing import Any, Final
 
 from crc32c import crc32c
 
@@ -72,14 +73,17 @@ class PositionsFile:
     def is_serving(self, topic_partition: TopicPartition) -> bool:
         return self._is_serving
 
-    async def append_internal(self, topic_partition: TopicPartition, batch: bytearray) -> int:
+    def append_internal(self, topic_partition: TopicPartition, batch: bytearray) -> Coroutine[Any, Any, int]:
         assert self._application is not None, "the coordinator is registered"
         self._application.apply(batch)
-        number = self._applied
         self._applied += 1
+        return self._saved_with(self._application, self._applied - 1)
+
+    async def _saved_with(self, application: InternalTopicApplication, number: int) -> int:
+        """Return the batch's number when it is saved."""
         async with self._writing:
             if self._saved <= number:
-                await self._save(self._application)
+                await self._save(application)
         return number
 
     async def _save(self, application: InternalTopicApplication) -> None:

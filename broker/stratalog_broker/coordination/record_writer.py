@@ -1,12 +1,15 @@
 """Writes a coordinator's records: those of one event loop iteration as one batch, with several batches in flight.
 
+Records reach the log in the order in which they were passed to the writer.
 Failures are reported as error codes, not exceptions, because one failed append is reported to many waiting clients.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import Final, NamedTuple
 
 from kio.schema.errors import ErrorCode
@@ -22,6 +25,7 @@ from stratalog_core.ports import Clock
 BATCH_BYTES_MAX: Final = 64 * 1024  # about a thousand offsets; a larger batch would block the event loop
 WAITING_BYTES_MAX: Final = 32 * 1024 * 1024
 Append = Callable[[bytearray], Awaitable[int]]
+"""Appends a batch to the log before it returns; the result is awaited."""
 
 
 class TransactionalProducer(NamedTuple):
@@ -41,16 +45,26 @@ def coordinator_error_of(error: errors.StratalogError) -> ErrorCode:
     return ErrorCode.coordinator_not_available
 
 
+class _Batch:
+    """Writes that become one batch."""
+
+    __slots__ = ("size_bytes", "writes")
+
+    def __init__(self) -> None:
+        self.writes: list[tuple[Sequence[CoordinatorRecord], Written]] = []
+        self.size_bytes = 0
+
+
 class RecordWriter:
-    """A queue of records for one partition. ``append`` returns after the partition's application has applied the batch."""
+    """A queue of records for one partition. ``append`` is done when the partition's application has applied the batch."""
 
     def __init__(self, append: Append, clock: Clock) -> None:
         self._append = append
         self._clock = clock
-        self._queue: list[tuple[Sequence[CoordinatorRecord], Written]] = []
-        self._queued_bytes = 0
+        self._queue: deque[_Batch] = deque()
+        """Batches that are not appended yet."""
         self._waiting_bytes = 0
-        self._appends: set[asyncio.Task[None]] = set()
+        self._appends: set[asyncio.Future[int]] = set()
 
     def write(self, records: Sequence[CoordinatorRecord], written: Written) -> None:
         """Queue records; ``written`` is called later, once, with ``none`` when the ack quorum has them and they are applied.
@@ -66,12 +80,12 @@ class RecordWriter:
             asyncio.get_running_loop().call_soon(written, _refusal(size_bytes))
             return
         if not self._queue:
-            asyncio.get_running_loop().call_soon(self._flush)
-        elif self._queued_bytes + size_bytes > BATCH_BYTES_MAX:
-            self._flush()
-            asyncio.get_running_loop().call_soon(self._flush)
-        self._queue.append((records, written))
-        self._queued_bytes += size_bytes
+            asyncio.get_running_loop().call_soon(self._append_next)
+        if not self._queue or self._queue[-1].size_bytes + size_bytes > BATCH_BYTES_MAX:
+            self._queue.append(_Batch())
+        batch = self._queue[-1]
+        batch.writes.append((records, written))
+        batch.size_bytes += size_bytes
         self._waiting_bytes += size_bytes
 
     async def written(self, records: Sequence[CoordinatorRecord]) -> ErrorCode:
@@ -90,12 +104,12 @@ class RecordWriter:
         size_bytes = sum(record.size_bytes for record in records)
         if self._waiting_bytes + size_bytes > WAITING_BYTES_MAX:
             return _refusal(size_bytes)
-        self._flush()
+        while self._queue:
+            self._append_first()
         self._waiting_bytes += size_bytes
         try:
-            await asyncio.sleep(0)  # tasks run in the order of their start: what was queued before is appended first
             check()
-            await self._append(self._batch(records, producer))
+            await self._append(self._built(records, producer))
         except errors.StratalogError as failure:
             return coordinator_error_of(failure)
         except KafkaError as refused:
@@ -104,29 +118,47 @@ class RecordWriter:
             self._waiting_bytes -= size_bytes
         return ErrorCode.none
 
-    def _flush(self) -> None:
-        if not self._queue:
-            return
-        queue, size_bytes = self._queue, self._queued_bytes
-        self._queue, self._queued_bytes = [], 0
-        task = asyncio.get_running_loop().create_task(self._append_all(queue, size_bytes))
-        self._appends.add(task)
-        task.add_done_callback(self._appends.discard)
+    def _append_next(self) -> None:
+        """Append the first batch of the queue, and the others in later iterations of the event loop."""
+        if len(self._queue) > 1:
+            asyncio.get_running_loop().call_soon(self._append_next)
+        if self._queue:
+            self._append_first()
 
-    async def _append_all(self, queue: list[tuple[Sequence[CoordinatorRecord], Written]], size_bytes: int) -> None:
-        error = ErrorCode.none
+    def _append_first(self) -> None:
+        batch = self._queue.popleft()
+        appended = self._appended([record for records, _ in batch.writes for record in records])
+        self._appends.add(appended)
+        appended.add_done_callback(partial(self._report, batch))
+
+    def _appended(self, records: Sequence[CoordinatorRecord]) -> asyncio.Future[int]:
         try:
-            await self._append(self._batch([record for records, _ in queue for record in records]))
-        except errors.StratalogError as failure:
-            error = coordinator_error_of(failure)
-        except KafkaError as refused:
-            error = refused.code
-        finally:
-            self._waiting_bytes -= size_bytes
-        for _, written in queue:
+            return asyncio.ensure_future(self._append(self._built(records)))
+        except (errors.StratalogError, KafkaError) as failure:
+            failed: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+            failed.set_exception(failure)
+            return failed
+
+    def _report(self, batch: _Batch, appended: asyncio.Future[int]) -> None:
+        """Report the outcome of an append to those who have written the batch."""
+        self._appends.discard(appended)
+        self._waiting_bytes -= batch.size_bytes
+        if appended.cancelled():
+            return
+        error = ErrorCode.none
+        match appended.exception():
+            case None:
+                pass
+            case errors.StratalogError() as failure:
+                error = coordinator_error_of(failure)
+            case KafkaError() as refused:
+                error = refused.code
+            case bug:
+                raise bug
+        for _, written in batch.writes:
             written(error)
 
-    def _batch(self, records: Sequence[CoordinatorRecord], producer: TransactionalProducer | None = None) -> bytearray:
+    def _built(self, records: Sequence[CoordinatorRecord], producer: TransactionalProducer | None = None) -> bytearray:
         now_ms = self._clock.wall_ms()
         of_transaction: dict[str, int] = {}
         if producer is not None:

@@ -1,4 +1,4 @@
-"""Appends one batch to an internal topic and waits for its quorum."""
+"""Appends one batch that no client has sent, for example to an internal topic."""
 
 from __future__ import annotations
 
@@ -11,7 +11,15 @@ from stratalog_core.errors import NotLeader
 
 
 async def append_and_wait(log: PartitionLog, batch: bytearray) -> int:
-    """Append one batch and wait for the quorum; see ``Partitions.append_internal``."""
+    """Append one batch and wait for the quorum; return its base offset. Raises as :func:`append_now`."""
+    return await append_now(log, batch)
+
+
+def append_now(log: PartitionLog, batch: bytearray) -> asyncio.Future[int]:
+    """Append one batch and return the future of its base offset, which is set when the quorum has it.
+
+    Raises ``Overloaded``, ``NotEnoughBookies`` or ``NotLeader``; the future raises ``NotLeader``, too.
+    """
     done: asyncio.Future[int] = asyncio.get_running_loop().create_future()
 
     def settle(outcome: Outcome) -> None:
@@ -23,4 +31,4 @@ async def append_and_wait(log: PartitionLog, batch: bytearray) -> int:
             done.set_exception(NotLeader(f"{log.topic_partition} was lost while the batch was being written"))
 
     log.append(memoryview(batch), read_header(batch), Acks.ALL, settle)
-    return await done
+    return done

@@ -9,7 +9,7 @@ is durable (``ledger_trimming.py``). A group therefore fails over together with 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Final, Protocol
 
 from stratalog_core.ports import Buffer
@@ -64,9 +64,9 @@ class InternalPartitions(Protocol):
         """Whether the partition's state machine is loaded and its log accepts batches."""
         ...
 
-    async def append_internal(self, topic_partition: TopicPartition, batch: bytearray) -> int:
-        """Append one batch; return its base offset once it is durable and the application has applied it.
+    def append_internal(self, topic_partition: TopicPartition, batch: bytearray) -> Awaitable[int]:
+        """Append one batch before returning; the result is its base offset, once it is durable and applied.
 
-        Raises ``NotLeader``, ``Overloaded``, ``Unavailable``, ``OutcomeUnknown``.
+        Call and result raise ``NotLeader``, ``Overloaded``, ``Unavailable``, ``OutcomeUnknown``.
         """
         ...

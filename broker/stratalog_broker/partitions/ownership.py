@@ -20,7 +20,7 @@ from stratalog_broker.partitions.core import PartitionCore
 from stratalog_broker.partitions.deleted_partitions import seal_last
 from stratalog_broker.partitions.directory import PartitionDirectory
 from stratalog_broker.partitions.handover import OutgoingHandovers
-from stratalog_broker.partitions.internal_appends import append_and_wait
+from stratalog_broker.partitions.internal_appends import append_now
 from stratalog_broker.partitions.internal_topics import ApplicationFactory, InternalTopicApplication
 from stratalog_broker.partitions.log import PartitionLog
 from stratalog_broker.partitions.memory import PartitionMemory, follow_log, follow_pointer
@@ -154,16 +154,16 @@ class Partitions:
         for log in self._logs.values():
             log.notify()
 
-    async def append_internal(self, topic_partition: TopicPartition, batch: bytearray) -> int:
-        """Append one batch; return its base offset after the quorum has it and the partition's application has applied it.
+    def append_internal(self, topic_partition: TopicPartition, batch: bytearray) -> asyncio.Future[int]:
+        """Append one batch; the result is its base offset, when the quorum has it and the partition's application applied it.
 
-        The base offset is set in place. Raises ``NotLeader`` (not owned, or no longer: the batch may or may not be stored),
-        ``Overloaded``, ``Unavailable``, ``OutcomeUnknown``.
+        The base offset is set in place. Call and result raise ``NotLeader`` (not owned, or no longer: the batch may or may not
+        be stored), ``Overloaded``, ``Unavailable``, ``OutcomeUnknown``.
         """
         log = self._logs.get(topic_partition)
         if log is None:
             raise NotLeader(f"{topic_partition} is not served by broker {self._settings.broker_id}")
-        return await append_and_wait(log, batch)
+        return append_now(log, batch)
 
     # -- following the view ------------------------------------------------------------------------------------------
 
