@@ -30,6 +30,11 @@ class KnownTopics:
     def __init__(self) -> None:
         self._ids: dict[str, UUID] = {}
 
+    @property
+    def ids(self) -> Mapping[str, UUID]:
+        """The id of each topic, by name."""
+        return self._ids
+
     def check(self, names: Iterable[PartitionName]) -> None:
         """Remember new topics. Raise ``Invalid`` if a known one has another id."""
         for name in names:
@@ -49,10 +54,12 @@ def first_offsets(options: ReadOptions) -> Offsets:
     return _offsets({(name.topic, str(name.partition)): wanted.first for name, (_, wanted) in limits.items()})
 
 
-def wanted_ranges(options: ReadOptions) -> Available:
-    """Return what the options select of what can be read now. Raises as :func:`first_offsets`."""
+def wanted_ranges(options: ReadOptions, topics: KnownTopics | None = None) -> Available:
+    """Return what the options select of what can be read now; ``topics`` learns the ids. Raises as :func:`first_offsets`."""
     with Bucket(options.store, options.second_store) as bucket:
         limits = partition_limits(bucket, options)
+    if topics is not None:
+        topics.check(limits)
     return {(name.topic, str(name.partition)): wanted for name, (_, wanted) in limits.items()}
 
 

@@ -186,11 +186,14 @@ def test_a_replay_is_in_order_filtered_marked_and_resumed(cluster: ProcessCluste
     to = ReplayTarget(
         bootstrap=cluster.bootstrap, topic=target, where=condition, keeps_partitions=True, marks=True, shift_ms=3_600_000
     )
-    again = replay(spark, source, to, checkpoint=str(progress), window_offsets=120)
+    bounds = "--offsets 50..150"
+    again = replay(spark, source, to, checkpoint=str(progress), window_offsets=120, bounds=bounds)
     assert (again.was_resumed, again.windows) == (True, 1)
     assert 0 < again.records <= 60
     assert len(messages(cluster, target, 150)) == 150
-    assert replay(spark, source, to, checkpoint=str(progress)).records == 0
+    assert replay(spark, source, to, checkpoint=str(progress), bounds=bounds).records == 0
+    with pytest.raises(Invalid, match=r"a replay of --offsets 50\.\.150; use another checkpoint for everything"):
+        replay(spark, source, to, checkpoint=str(progress))
     with pytest.raises(Invalid, match="use another"):
         replay(spark, source, replace(to, where=None), checkpoint=str(progress))
     with pytest.raises(Invalid, match=r"use another checkpoint .* at least once"):

@@ -288,7 +288,10 @@ def replay(
     if checkpoint is None or shared.topics:
         check_targets(target, topics)
     with job_session("replay", master_of(shared)) as spark, shown_progress("offsets sent") as on_progress:
-        result = run_replay(spark, source, target, checkpoint=checkpoint, window_offsets=window, on_progress=on_progress)
+        result = run_replay(
+            spark, source, target, checkpoint=checkpoint, window_offsets=window,
+            bounds=_bounds_as_given(since, until, offsets), on_progress=on_progress,
+        )  # fmt: skip
     print_report(shared, replay_report(result, f"{to_topic} at {to}"))
 
 
@@ -301,6 +304,12 @@ def _range(since: str | None, until: str | None, offsets: str | None) -> dict[st
     found = {name: str(parse_moment(text, now_ms=now_ms)) for name, text in bounds.items() if text}
     # A partition whose last record is older than the time has nothing to replay.
     return {**found, "startingOffsetsByTimestampStrategy": "latest"}
+
+
+def _bounds_as_given(since: str | None, until: str | None, offsets: str | None) -> str:
+    """Return the bounds in the words of the command, which mean other offsets and times when it is given again."""
+    given = (("since", since), ("until", until), ("offsets", offsets))
+    return " ".join(f"--{name} {text}" for name, text in given if text)
 
 
 def _offsets_of(options: ReadOptions, text: str) -> dict[str, str]:

@@ -13,6 +13,7 @@ import uuid
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
+from uuid import UUID
 
 import msgspec
 from pyspark.sql import Column, DataFrame, Observation, SparkSession
@@ -24,16 +25,28 @@ from stratalog_pipeline.bucket import Bucket
 from stratalog_pipeline.jobs.lease import reader_lease
 from stratalog_pipeline.jobs.session import make_directory, translated_errors
 from stratalog_pipeline.kafka_sink import WriteOptions, check_topic
+from stratalog_pipeline.option_values import integer
 from stratalog_pipeline.options import ReadOptions, Subscribed, Wanted, parse_options
 from stratalog_pipeline.planning import OffsetRange
 from stratalog_pipeline.sink_transactions import TRANSACTION_TIMEOUT_MS
-from stratalog_pipeline.stream_plan import Available, Offsets, batch_bounds, new_offsets, next_end, wanted_ranges
+from stratalog_pipeline.stream_plan import (
+    Available,
+    KnownTopics,
+    Offsets,
+    batch_bounds,
+    new_offsets,
+    next_end,
+    wanted_ranges,
+)
 
 WINDOW_OFFSETS: Final = 1_000_000
-RATED_SHARE: Final = 0.3
-"""A window with a limited rate is sized to be sent within this share of the transaction timeout."""
+RATED_SHARE: Final = 0.6
+"""A window with a limited rate is sized so that one task can send all of it within this share of the transaction timeout."""
 SOURCE_HEADER: Final = "stratalog.source"
 _DIGITS: Final = 10
+_CHOICE: Final = ("subscribe", "assign")
+_BOUNDS: Final = ("starting", "ending")
+"""How the names of the options begin by which the source chooses partitions, and by which it bounds their offsets."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +77,10 @@ class ReplayTarget:
 
 
 class _Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """The first object of a checkpoint: what is replayed, in windows of how many offsets, by how many tasks."""
+    """The first object of a checkpoint: what is replayed, in windows of how many offsets, by how many tasks.
+
+    ``bounds``: how the range was given. Checkpoints of earlier releases lack it (None) and ``topic_ids``.
+    """
 
     write_id: str
     start: Offsets
@@ -72,6 +88,8 @@ class _Plan(msgspec.Struct, frozen=True, kw_only=True):
     target: str
     window_offsets: int
     tasks: int
+    bounds: str | None = None
+    topic_ids: dict[str, UUID] = {}
 
     @property
     def ranges(self) -> Available:
@@ -101,16 +119,19 @@ def replay(
     *,
     checkpoint: str | None = None,
     window_offsets: int = WINDOW_OFFSETS,
+    bounds: str | None = None,
     on_progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> ReplayResult:
     """Replay what ``source``, options of the data source, selects. ``on_progress`` gets offsets done and offsets in all.
 
-    Raises ``Invalid`` for a checkpoint of another replay, ``Conflict`` if one with the same checkpoint runs, and the errors of
-    the source and the sink.
+    ``bounds`` are those of ``source`` as a user gave them, if it has what they come to now, such as the time seven days ago.
+    Raises ``Invalid`` for a checkpoint of another replay, or if a topic was created again since the replay began, ``Conflict``
+    if one with the same checkpoint runs, and the errors of the source and the sink.
     """
     options = parse_options(source)
+    given = _given_bounds(source) if bounds is None else bounds
     with Bucket(options.store, options.second_store) as bucket, reader_lease(bucket, options, "replay"):
-        return _replay(spark, source, options, target, checkpoint, window_offsets, on_progress)
+        return _replay(spark, source, options, target, checkpoint, window_offsets, given, on_progress)
 
 
 def _replay(
@@ -120,31 +141,35 @@ def _replay(
     target: ReplayTarget,
     checkpoint: str | None,
     window_offsets: int,
+    bounds: str,
     on_progress: Callable[[int, int], None],
 ) -> ReplayResult:
     def planned() -> _Plan:
-        return _planned(wanted_ranges(options), target, window_offsets, spark.sparkContext.defaultParallelism)
+        topics = KnownTopics()
+        plan = _planned(wanted_ranges(options, topics), target, window_offsets, spark.sparkContext.defaultParallelism)
+        return msgspec.structs.replace(plan, bounds=bounds, topic_ids=dict(topics.ids))
 
     if checkpoint is None:
         return _run(spark, source, target, planned(), None, on_progress)
     make_directory(checkpoint)
     with Bucket(checkpoint) as opened:
         log = _Checkpoint(opened)
-        return _run(spark, source, target, log.begun(target, options.wanted) or log.begin(planned()), log, on_progress)
+        return _run(spark, source, target, log.begun(target, options.wanted, bounds) or log.begin(planned()), log, on_progress)
 
 
 def _planned(ranges: Available, target: ReplayTarget, window_offsets: int, parallelism: int) -> _Plan:
+    tasks = max(1, min(len(ranges), parallelism))
     if target.is_exactly_once and target.rows_per_s:
-        # At the limited rate, a window must be sent before its transactions time out.
-        timeout_ms = int(target.client.get("transaction.timeout.ms", TRANSACTION_TIMEOUT_MS))
-        window_offsets = max(1, min(window_offsets, int(target.rows_per_s * timeout_ms / 1000 * RATED_SHARE)))
+        # A window must be sent before its transactions time out. One task may have all records of it, at its part of the rate.
+        timeout_ms = integer(target.client, "transaction.timeout.ms", TRANSACTION_TIMEOUT_MS, 1)
+        window_offsets = max(1, min(window_offsets, int(target.rows_per_s / tasks * timeout_ms / 1000 * RATED_SHARE)))
     return _Plan(
         write_id=str(uuid.uuid4()),
         start=_edges(ranges, lambda held: held.first),
         end=_edges(ranges, lambda held: held.end),
         target=_described(target),
         window_offsets=window_offsets,
-        tasks=max(1, min(len(ranges), parallelism)),
+        tasks=tasks,
     )
 
 
@@ -210,20 +235,7 @@ def _send_window(
     end: Offsets,
 ) -> int:
     """Write window number ``window``, and return the number of its records."""
-    firsts, ends = batch_bounds(start, end)
-    bounds = ("subscribe", "assign", "starting", "ending")
-    chosen = {name: text for name, text in source.items() if not name.lower().startswith(bounds)}
-    reader = spark.read.format("stratalog").options(
-        **{
-            **chosen,
-            "assign": json.dumps({topic: list(numbers) for topic, numbers in ends.items()}),
-            "startingOffsets": json.dumps(firsts),
-            "endingOffsets": json.dumps(ends),
-            "includeHeaders": "true",
-            # The replay itself has one.
-            "lease": "false",
-        }
-    )
+    reader = spark.read.format("stratalog").options(**_window_options(source, plan, start, end))
     sent = Observation()
     with translated_errors():
         rows = reader.load()
@@ -234,6 +246,30 @@ def _send_window(
         writer = observed.write.format("stratalog").mode("append")
         writer.options(**_sink_options(target, plan, window)).save()
         return int(sent.get["records"])
+
+
+def _window_options(source: Mapping[str, str], plan: _Plan, start: Offsets, end: Offsets) -> dict[str, str]:
+    """Return the options by which the source reads a window."""
+    firsts, ends = batch_bounds(start, end)
+    chosen = {name: text for name, text in source.items() if not name.lower().startswith((*_CHOICE, *_BOUNDS))}
+    if plan.topic_ids:
+        # Offsets mean nothing in a topic that was created again, so not by name.
+        chosen = {name: text for name, text in chosen.items() if name.lower() != "topicids"}
+        chosen["topicIds"] = ",".join(str(plan.topic_ids[topic]) for topic in ends)
+    return {
+        **chosen,
+        "assign": json.dumps({topic: list(numbers) for topic, numbers in ends.items()}),
+        "startingOffsets": json.dumps(firsts),
+        "endingOffsets": json.dumps(ends),
+        "includeHeaders": "true",
+        # The replay itself has one.
+        "lease": "false",
+    }
+
+
+def _given_bounds(source: Mapping[str, str]) -> str:
+    given = sorted((name.lower(), text) for name, text in source.items() if name.lower().startswith(_BOUNDS))
+    return ", ".join(f"{name} {text}" for name, text in given)
 
 
 def _sink_options(target: ReplayTarget, plan: _Plan, window: int) -> dict[str, str]:
@@ -263,7 +299,9 @@ def _shaped(rows: DataFrame, target: ReplayTarget) -> DataFrame:
     if target.keeps_partitions:
         columns.append(F.col("partition"))
     if target.shift_ms is not None:
-        columns.append((F.col("timestamp") + F.make_dt_interval(secs=F.lit(target.shift_ms / 1000))).alias("timestamp"))
+        shifted = F.col("timestamp") + F.make_dt_interval(secs=F.lit(target.shift_ms / 1000))
+        # A record without a timestamp has none after a shift, either.
+        columns.append(F.when(F.unix_micros("timestamp") < 0, F.col("timestamp")).otherwise(shifted).alias("timestamp"))
     return rows.select(*columns)
 
 
@@ -280,7 +318,7 @@ class _Checkpoint:
         """The number of windows that are written."""
         return len(self._keys) - 1
 
-    def begun(self, target: ReplayTarget, wanted: Wanted) -> _Plan | None:
+    def begun(self, target: ReplayTarget, wanted: Wanted, bounds: str) -> _Plan | None:
         """Return the recorded plan, or None. Raises ``Invalid`` if it is the plan of another replay."""
         if not self._keys:
             return None
@@ -293,6 +331,11 @@ class _Checkpoint:
         if isinstance(wanted, Subscribed) and set(wanted.topics) != begun.start.keys():
             topics, others = ", ".join(sorted(begun.start)), ", ".join(sorted(wanted.topics))
             raise Invalid(f"the checkpoint belongs to a replay of {topics}; use another checkpoint for {others}")
+        if begun.bounds not in (None, bounds):
+            raise Invalid(
+                f"the checkpoint belongs to a replay of {begun.bounds or 'everything'}; use another checkpoint for "
+                f"{bounds or 'everything'}"
+            )
         return begun
 
     def begin(self, plan: _Plan) -> _Plan:

@@ -1,0 +1,106 @@
+"""The plan of a replay, its checkpoint, and what its windows read, without Spark."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+from uuid import UUID
+
+import msgspec
+import pytest
+
+from stratalog_core.batches.records import Record, build_batch
+from stratalog_core.errors import Invalid
+from stratalog_pipeline.bucket import Bucket
+from stratalog_pipeline.jobs.replay import ReplayTarget, _Checkpoint, _given_bounds, _Plan, _planned, _window_options
+from stratalog_pipeline.options import parse_options
+from stratalog_pipeline.planning import OffsetRange
+from stratalog_pipeline.scan_plan import plan_scan
+from stratalog_pipeline.stream_plan import Available, KnownTopics, wanted_ranges
+from stratalog_tiering.format.descriptor import DeletionMarker, encode_descriptor
+from stratalog_tiering.format.object_keys import deletion_marker_key
+
+if TYPE_CHECKING:
+    from unit.pipeline.conftest import ColdBucket
+
+TARGET = ReplayTarget(bootstrap="127.0.0.1:1")
+RANGES: Available = {("flights", str(number)): OffsetRange(first=0, end=1_000_000) for number in range(8)}
+
+
+def segment(count: int) -> list[bytes]:
+    return [bytes(build_batch([Record(offset=o, timestamp_ms=1000, key=None, value=b"v") for o in range(count)]))]
+
+
+@pytest.fixture
+def opened(tmp_path: Path) -> Iterator[Bucket]:
+    (tmp_path / "checkpoint").mkdir()
+    with Bucket(str(tmp_path / "checkpoint")) as bucket:
+        yield bucket
+
+
+def begin(opened: Bucket, source: Mapping[str, str], *, bounds: str = "") -> _Plan:
+    options, topics = parse_options(source), KnownTopics()
+    plan = _planned(wanted_ranges(options, topics), TARGET, 100, 1)
+    return _Checkpoint(opened).begin(msgspec.structs.replace(plan, bounds=bounds, topic_ids=dict(topics.ids)))
+
+
+def test_a_replay_does_not_go_on_with_a_topic_that_was_created_again(cold_bucket: ColdBucket, opened: Bucket) -> None:
+    first_id = cold_bucket.add_topic("flights", [[segment(10)]])
+    cold_bucket.add_topic("weather", [[segment(10)]])
+    source = {"path": cold_bucket.url, "subscribe": "flights,weather", "missingTail": "ignore"}
+    begin(opened, source)
+    plan = _Checkpoint(opened).begun(TARGET, parse_options(source).wanted, "")
+    assert plan is not None
+    window = _window_options(source, plan, {"flights": {"0": 4}}, {"flights": {"0": 8}})
+    with Bucket(cold_bucket.url) as bucket:
+        assert [split.name.topic_id for split in plan_scan(bucket, parse_options(window)).splits] == [first_id]
+        cold_bucket.put(deletion_marker_key(first_id), encode_descriptor(DeletionMarker(topic_id=first_id, deleted_at_ms=1)))
+        cold_bucket.add_topic("flights", [[segment(30)]])
+        with pytest.raises(Invalid, match=f"{first_id}, which is not in the bucket"):
+            plan_scan(bucket, parse_options(window))
+        others = _window_options(source, plan, {"weather": {"0": 0}}, {"weather": {"0": 8}})
+        assert len(plan_scan(bucket, parse_options(others)).splits) == 1
+
+
+def test_a_checkpoint_is_that_of_one_range(cold_bucket: ColdBucket, opened: Bucket) -> None:
+    cold_bucket.add_topic("flights", [[segment(10)]])
+    source = {"path": cold_bucket.url, "subscribe": "flights", "missingTail": "ignore"}
+    wanted = parse_options(source).wanted
+    plan = begin(opened, source, bounds="--since 7d")
+    assert _Checkpoint(opened).begun(TARGET, wanted, "--since 7d") == plan
+    with pytest.raises(Invalid, match=r"a replay of --since 7d; use another checkpoint for --offsets 0\.\.5"):
+        _Checkpoint(opened).begun(TARGET, wanted, "--offsets 0..5")
+    with pytest.raises(Invalid, match="use another checkpoint for everything"):
+        _Checkpoint(opened).begun(TARGET, wanted, "")
+
+
+def test_a_checkpoint_of_an_earlier_release_is_continued(opened: Bucket) -> None:
+    plan = _planned(RANGES, TARGET, 100, 1)
+    stored = msgspec.to_builtins(plan)
+    del stored["bounds"], stored["topic_ids"]
+    opened.run(opened.store.put("0000000000.json", [msgspec.json.encode(stored)]))
+    begun = _Checkpoint(opened).begun(TARGET, parse_options({"path": "/", "subscribe": "flights"}).wanted, "--offsets 0..5")
+    assert begun == plan
+    window = _window_options({"topicIds": str(UUID(int=7))}, plan, {}, {"flights": {"0": 4}})
+    assert window["topicIds"] == str(UUID(int=7))
+
+
+def test_bounds_are_the_options_that_were_given() -> None:
+    source = {"startingOffsets": "earliest", "subscribe": "flights", "EndingTimestamp": "5"}
+    assert _given_bounds(source) == "endingtimestamp 5, startingoffsets earliest"
+
+
+@pytest.mark.parametrize("timeout", ["900000", "60000"])
+def test_at_a_limited_rate_one_task_can_send_a_whole_window_in_time(timeout: str) -> None:
+    target = ReplayTarget(bootstrap="127.0.0.1:1", rows_per_s=1000, client={"transaction.timeout.ms": timeout})
+    plan = _planned(RANGES, target, 1_000_000, 8)
+    assert plan.tasks == 8
+    # The records of most partitions may be in one task, or most records in one partition.
+    assert plan.window_offsets / (target.rows_per_s / plan.tasks) < int(timeout) / 1000
+
+
+def test_a_timeout_that_is_no_number_is_refused_by_name() -> None:
+    target = ReplayTarget(bootstrap="127.0.0.1:1", rows_per_s=1000, client={"transaction.timeout.ms": "15m"})
+    with pytest.raises(Invalid, match=r"option 'transaction\.timeout\.ms' must be an integer, not '15m'"):
+        _planned(RANGES, target, 1_000_000, 8)
