@@ -8,17 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import date
 from typing import Any, Final, Literal, TypeAlias
 
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - Spark's convention
 
 from stratalog_core.moments import utc_text
+from stratalog_pipeline.jobs.batch_statistics import DAY_MS
 from stratalog_pipeline.jobs.session import translated_errors
 
 Depth: TypeAlias = Literal["blocks", "batches", "records"]
 HEAVIEST: Final = 20
 """Default number of producers and of keys to list."""
+_EPOCH: Final = date(1970, 1, 1)
 
 Row: TypeAlias = dict[str, Any]
 
@@ -85,8 +88,11 @@ def _partitions(blocks: DataFrame) -> list[Row]:
 
 
 def _moment(time_ms: int | None) -> str | None:
-    """Return ISO 8601 in UTC, in whatever time zone the session is. Producers may send times that ISO 8601 cannot express."""
-    if time_ms is None:
+    """Return ISO 8601 in UTC, in whatever time zone the session is; None without a time, which Kafka stores as -1.
+
+    Producers may send times that ISO 8601 cannot express.
+    """
+    if time_ms is None or time_ms < 0:
         return None
     try:
         return utc_text(time_ms, "milliseconds")
@@ -95,9 +101,11 @@ def _moment(time_ms: int | None) -> str | None:
 
 
 def _by_day(frame: DataFrame, time: str, size: Column) -> list[Row]:
-    """Count each batch, or block, on the UTC day of its newest record."""
-    day = F.date_format(F.col(time), "yyyy-MM-dd").alias("day")
-    grouped = frame.groupBy("topic", day).agg(F.sum("record_count").alias("records"), size.alias("bytes"))
+    """Count each batch, or block, on the UTC day of its newest record, in any time zone of the session; null without one."""
+    time_ms = F.unix_millis(time)
+    number = F.floor(time_ms / DAY_MS).cast("int")
+    day = F.when(time_ms >= 0, F.date_add(F.lit(_EPOCH), number).cast("string"))
+    grouped = frame.groupBy("topic", day.alias("day")).agg(F.sum("record_count").alias("records"), size.alias("bytes"))
     return _rows(grouped.orderBy("topic", "day"))
 
 

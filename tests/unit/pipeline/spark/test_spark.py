@@ -7,12 +7,13 @@ import sys
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+import msgspec
 import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.types import StructType
+from unit.pipeline.conftest import ColdBucket
 
 from stratalog_core.batches.compression import NAMES
 from stratalog_core.batches.records import Record, build_batch
@@ -20,12 +21,10 @@ from stratalog_core.errors import Conflict, Corrupt, NotFound
 from stratalog_pipeline import views
 from stratalog_pipeline.jobs.audit import audit
 from stratalog_pipeline.jobs.export import export
+from stratalog_pipeline.jobs.replay import ReplayTarget, _shaped
 from stratalog_pipeline.jobs.session import watched
 from stratalog_pipeline.jobs.usage import usage
 from stratalog_pipeline.options import parse_options
-
-if TYPE_CHECKING:
-    from unit.pipeline.conftest import ColdBucket
 
 pytestmark = pytest.mark.spark
 RECORDS = 120
@@ -373,3 +372,29 @@ def test_views_have_values_in_columns(spark: SparkSession, make_bucket: Callable
     made.add_topic("shop_orders-2024", [[orders(0, 10)]])
     with pytest.raises(Conflict, match=r"'shop\.orders-2024' and 'shop_orders-2024' would both be view shop_orders_2024"):
         views(spark, made.url)
+
+
+@pytest.mark.parametrize("shift_ms", [-3_600_000, 3_600_000])
+def test_a_replay_shifts_no_record_without_a_timestamp(spark: SparkSession, tmp_path: Path, shift_ms: int) -> None:
+    made = ColdBucket(tmp_path / "bucket")
+    times_ms = [-1, 0, 1_700_000_000_000]
+    made.add_topic(
+        "t", [[[bytes(build_batch([msgspec.structs.replace(record(o), timestamp_ms=ms)])) for o, ms in enumerate(times_ms)]]]
+    )
+    rows = _shaped(load(spark, made, subscribe="t", includeHeaders="true"), ReplayTarget(bootstrap="a:1", shift_ms=shift_ms))
+    shifted = rows.selectExpr("unix_millis(timestamp) as ms").collect()
+    assert sorted(row.ms for row in shifted) == sorted([-1, shift_ms, 1_700_000_000_000 + shift_ms])
+
+
+def test_days_of_usage_are_those_of_utc_and_no_timestamp_has_one(spark: SparkSession, tmp_path: Path) -> None:
+    made = ColdBucket(tmp_path / "bucket")
+    day_ms = 86_400_000
+    made.add_topic("t", [[[bytes(build_batch([msgspec.structs.replace(record(0), timestamp_ms=10 * day_ms + 1)]))]]])
+    made.add_topic("u", [[[bytes(build_batch([msgspec.structs.replace(record(0), timestamp_ms=-1)]))]]])
+    spark.conf.set("spark.sql.session.timeZone", "America/Los_Angeles")
+    try:
+        found = usage(spark, {"store": made.url, "subscribe": "t,u"})
+    finally:
+        spark.conf.set("spark.sql.session.timeZone", "UTC")
+    assert [(row["topic"], row["day"]) for row in found.days] == [("t", "1970-01-11"), ("u", None)]
+    assert [row["max_timestamp"] for row in found.partitions] == ["1970-01-11T00:00:00.001Z", None]
