@@ -18,7 +18,8 @@ from stratalog_broker.coordination.groups.core.restored_positions import Positio
 from stratalog_broker.partitions.internal_topics import CONSUMER_OFFSETS
 from stratalog_core.system import SystemClock
 from stratalog_metadata.client.api import MetadataClient, MetadataView
-from stratalog_metadata.records import ManifestPointer, manifest_pointer_key
+from stratalog_metadata.records import ManifestPointer, Topic, manifest_pointer_key
+from stratalog_tiering.cold.archive import stored_topics
 from stratalog_tiering.core.restoring import TopicHistory
 from stratalog_tiering.maintenance.restoring_coordinators import InternalTopic, read_internal_topics, restore_internal_topic
 from stratalog_tiering.store import ObjectStore
@@ -77,11 +78,19 @@ class GroupsReport:
         )
 
 
-def _adapted(
-    found: InternalTopic, state: bytes | None, ends: Mapping[UUID, RestoredEnds], report: GroupsReport
-) -> bytes | None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BucketTopics:
+    """The topics in the bucket by id: those that the cluster has, and the names of the others."""
+
+    restored: Mapping[UUID, RestoredEnds]
+    others: Mapping[UUID, str] = field(default_factory=dict)
+
+
+def _adapted(found: InternalTopic, state: bytes | None, topics: BucketTopics, report: GroupsReport) -> bytes | None:
     """Return a coordinator's state as restored: transactional ids unchanged, committed offsets clamped to restored ends."""
-    return restore_positions(state, ends, report.positions) if found.topic == CONSUMER_OFFSETS else state
+    if found.topic != CONSUMER_OFFSETS:
+        return state
+    return restore_positions(state, topics.restored, topics.others, report.positions)
 
 
 async def planned_groups(store: ObjectStore, ends: Mapping[UUID, RestoredEnds], owner_number: int) -> GroupsReport:
@@ -90,19 +99,19 @@ async def planned_groups(store: ObjectStore, ends: Mapping[UUID, RestoredEnds], 
     for found in await read_internal_topics(store, owner_number):
         report.add(found, PLANNED if found.states else UNREADABLE)
         for state in found.states:
-            _adapted(found, state.checkpoint.application_state, ends, report)
+            _adapted(found, state.checkpoint.application_state, BucketTopics(restored=ends), report)
     return report
 
 
 async def restore_groups(
     client: MetadataClient,
     store: ObjectStore,
-    ends: Mapping[UUID, RestoredEnds],
+    topics: BucketTopics,
     factor: int | None,
     owner_number: int,
     cluster_id: str,
 ) -> GroupsReport:
-    """Restore the internal topics that the cluster does not have. Raises as ``restore_internal_topic`` does."""
+    """Restore the internal topics that no broker of the cluster has used. Raises as ``restore_internal_topic`` does."""
     report = GroupsReport()
     for found in await read_internal_topics(store, owner_number):
         if not found.states:
@@ -110,7 +119,7 @@ async def restore_groups(
             continue
 
         def adapt(state: bytes | None, found: InternalTopic = found) -> bytes | None:
-            return _adapted(found, state, ends, report)
+            return _adapted(found, state, topics, report)
 
         now_ms = SystemClock().wall_ms()
         done = await restore_internal_topic(client, store, found, factor, owner_number, cluster_id, now_ms, adapt)
@@ -118,15 +127,22 @@ async def restore_groups(
     return report
 
 
-def ends_in_cluster(view: MetadataView, histories: Sequence[TopicHistory], new_name: str | None) -> dict[UUID, RestoredEnds]:
-    """Where the topics end in the cluster, by id. Records on its bookies only do not count."""
-    ends: dict[UUID, RestoredEnds] = {}
-    for history in histories:
-        topic_id, name = history.descriptor.topic_id, history.descriptor.name
-        keys = (manifest_pointer_key(topic_id, found.index) for found in history.partitions)
+async def bucket_topics(view: MetadataView, store: ObjectStore) -> BucketTopics:
+    """The bucket's topics, and where those end that the cluster has. Records on its bookies only do not count.
+
+    Deleted topics count while they are in the bucket: they may be restored later. Raises ``Corrupt``, ``Unavailable``.
+    """
+    names = {topic.topic_id: topic.name for topic in view.all(Topic)}
+    restored, others = dict[UUID, RestoredEnds](), dict[UUID, str]()
+    for topic in [each.descriptor for each in await stored_topics(store)]:
+        if topic.topic_id not in names:
+            others[topic.topic_id] = topic.name
+            continue
+        keys = (manifest_pointer_key(topic.topic_id, index) for index in range(topic.partition_count))
         pointers = [view.find(ManifestPointer, key) for key in keys]
-        ends[topic_id] = RestoredEnds(new_name or name, name, [each.end_offset if each is not None else 0 for each in pointers])
-    return ends
+        ends = [each.end_offset if each is not None else 0 for each in pointers]
+        restored[topic.topic_id] = RestoredEnds(names[topic.topic_id], topic.name, ends)
+    return BucketTopics(restored=restored, others=others)
 
 
 def ends_in_rows(histories: Sequence[TopicHistory], rows: Sequence[Mapping[str, Any]]) -> dict[UUID, RestoredEnds]:

@@ -15,7 +15,7 @@ from stratalog.deletion import confirm, yes_option
 from stratalog.local.state import refuse_cluster
 from stratalog.moments import format_moment, parse_moment
 from stratalog.output import human_bytes, json_option, print_json, print_rows, progress_bar
-from stratalog.restored_groups import GroupsReport, ends_in_cluster, ends_in_rows, planned_groups, restore_groups
+from stratalog.restored_groups import GroupsReport, bucket_topics, ends_in_rows, planned_groups, restore_groups
 from stratalog.target import existing_store, metadata_of, name_values
 from stratalog.tier.session import metadata_session, reader_lease, store_session
 from stratalog_core.errors import Invalid, Unavailable
@@ -166,15 +166,14 @@ async def _restore(
             # Read the histories again: the former owner may have committed since. The first read, before any change, proved
             # them readable.
             restored = await _restored(store, client, cluster_id, wanted, topics, points, new_name, factor)
-            histories = [history for history, _ in restored.topics]
             rows = [
                 row
                 for history, done in restored.topics
                 for row in _rows(history, new_name, "restored" if done else "known already")
             ]
             await client.refresh(_FOUND_S)
-            ends = ends_in_cluster(client.view, histories, new_name)
-            return rows, await restore_groups(client, store, ends, factor, restored.owner.number, cluster_id), left_out
+            found = await bucket_topics(client.view, store)
+            return rows, await restore_groups(client, store, found, factor, restored.owner.number, cluster_id), left_out
 
 
 async def _left_out(store: ObjectStore) -> list[Row]:

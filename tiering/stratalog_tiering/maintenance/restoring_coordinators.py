@@ -8,7 +8,7 @@ the caller passes a function that adapts it to the topics that were restored.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -16,9 +16,9 @@ from msgspec.structs import replace
 
 from stratalog_core.bounded_map import bounded_map
 from stratalog_core.errors import Conflict, Corrupt, NoSuchObject, Unavailable
-from stratalog_metadata.client.api import MetadataClient
+from stratalog_metadata.client.api import MetadataClient, MetadataView
 from stratalog_metadata.client.guarded_updates import propose_guarded
-from stratalog_metadata.records import Log, Partition, Topic, partition_key, topic_key
+from stratalog_metadata.records import NO_OWNER, Log, Partition, Topic, log_key, partition_key, topic_key
 from stratalog_metadata.state.commands import ABSENT, Command, Put, VersionIs
 from stratalog_tiering.core.restoring import restore_epoch
 from stratalog_tiering.format.coordinator_state import CoordinatorState, decode_state, encode_state
@@ -96,14 +96,16 @@ async def restore_internal_topic(
     now_ms: int,
     adapt: Callable[[bytes | None], bytes | None],
 ) -> bool:
-    """Restore one internal topic, of which a state was read; False if the cluster has a topic of its name, which stays.
+    """Restore one internal topic, of which a state was read; False if the cluster has used a topic of its name, which stays.
 
-    ``adapt`` returns what a coordinator's state becomes. Call it again after an error: nothing is restored twice. Raises
-    ``Conflict``, ``Unavailable``, ``OutcomeUnknown``, and what ``adapt`` raises.
+    ``adapt`` returns what a coordinator's state becomes. If an earlier restore into the cluster has restored the topic, and no
+    broker has owned a partition of it yet, it is restored anew, with the topics that the cluster has now. So call it again
+    after an error. Raises ``Conflict``, ``Unavailable``, ``OutcomeUnknown``, and what ``adapt`` raises.
     """
     await metadata.refresh(_TIMEOUT_S)
     newest = found.newest
-    if metadata.view.get(topic_key(newest.topic)) is not None:
+    unused = _unused(metadata.view, newest)
+    if unused is None:
         return False
     stored: dict[int, CoordinatorState] = {}
     for state in found.states:
@@ -113,9 +115,31 @@ async def restore_internal_topic(
             leader_epoch=restore_epoch(state.leader_epoch, owner_number),
         )  # fmt: skip
         stored[state.partition] = await _store(store, changed)
-    command = _command(newest, stored, replication_factor or newest.replication_factor, owner_number)
+    command = _command(newest, stored, replication_factor or newest.replication_factor, owner_number, unused)
     await propose_guarded(metadata, command, topic_key(newest.topic), _TIMEOUT_S)
     return True
+
+
+def _unused(view: MetadataView, newest: CoordinatorState) -> list[VersionIs] | None:
+    """The requirements for restoring the internal topic, so that nothing is lost; None if the cluster has used it.
+
+    It has not if it does not have the topic, or only as an earlier restore left it.
+    """
+    topic_id = newest.topic_id
+    keys = [topic_key(newest.topic)]
+    for index in range(newest.partition_count):
+        keys += [partition_key(topic_id, index), log_key(topic_id, index)]
+    found = {key: view.get(key) for key in keys}
+    topic = found[topic_key(newest.topic)]
+    if topic is not None:
+        records = [each.record for each in found.values() if each is not None]
+        logs = [record for record in records if isinstance(record, Log)]
+        owners = {record.owner for record in records if isinstance(record, Partition)}
+        is_restored = any(log.restored_from for log in logs) and not any(log.ledgers for log in logs)
+        is_same = isinstance(topic.record, Topic) and topic.record.topic_id == topic_id
+        if not is_same or owners != {NO_OWNER} or not is_restored:
+            return None
+    return [VersionIs(key=key, version=each.version if each is not None else ABSENT) for key, each in found.items()]
 
 
 async def _store(store: ObjectStore, state: CoordinatorState) -> CoordinatorState:
@@ -130,13 +154,14 @@ async def _store(store: ObjectStore, state: CoordinatorState) -> CoordinatorStat
     raise Unavailable(f"{store.url} has {_ATTEMPTS_MAX} states of {state.topic}-{state.partition} that a restore has left")
 
 
-def _command(newest: CoordinatorState, stored: dict[int, CoordinatorState], factor: int, owner_number: int) -> Command:
+def _command(
+    newest: CoordinatorState, stored: dict[int, CoordinatorState], factor: int, owner_number: int, unused: Sequence[VersionIs]
+) -> Command:
     topic = Topic(
         name=newest.topic, topic_id=newest.topic_id, partition_count=newest.partition_count, replication_factor=factor,
         configs=newest.configs, internal=True,
     )  # fmt: skip
     updates: list[Put] = [Put(record=topic)]
-    requirements = [VersionIs(key=topic_key(topic.name), version=ABSENT)]
     for index in range(topic.partition_count):
         state = stored.get(index)
         epoch = state.leader_epoch if state is not None else restore_epoch(0, owner_number)
@@ -146,5 +171,4 @@ def _command(newest: CoordinatorState, stored: dict[int, CoordinatorState], fact
         updates.append(
             Put(record=Log(topic_id=topic.topic_id, index=index, log_start_offset=start_offset, restored_from=place))
         )
-        requirements.append(VersionIs(key=partition_key(topic.topic_id, index), version=ABSENT))
-    return Command(updates=tuple(updates), requirements=tuple(requirements))
+    return Command(updates=tuple(updates), requirements=tuple(unused))

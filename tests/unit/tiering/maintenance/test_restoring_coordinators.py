@@ -2,23 +2,42 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 from uuid import UUID
 
 import pytest
 from msgspec.structs import replace
+from unit.tiering.maintenance.test_restoring import new_cluster, offload
 
-from stratalog.restored_groups import UNREADABLE, GroupsReport, planned_groups, restore_groups
+from stratalog.restored_groups import (
+    RESTORED,
+    UNREADABLE,
+    BucketTopics,
+    GroupsReport,
+    bucket_topics,
+    planned_groups,
+    restore_groups,
+)
+from stratalog_broker.coordination.groups.core.records import CommittedOffset, OffsetKey
+from stratalog_broker.coordination.groups.core.restored_positions import RestoredEnds
+from stratalog_broker.coordination.groups.core.store import GroupStore
 from stratalog_core.batches.checkpoint import Checkpoint
 from stratalog_metadata.records import Log, Partition, Topic, log_key, partition_key, topic_key
+from stratalog_metadata.state.commands import Command, Put
 from stratalog_tiering.core.restoring import EPOCH_GAP
+from stratalog_tiering.format import object_keys
 from stratalog_tiering.format.coordinator_state import CoordinatorState, decode_state, encode_state
+from stratalog_tiering.format.descriptor import TopicDescriptor, encode_descriptor
 from stratalog_tiering.format.object_keys import parse_state_key, state_key
 from stratalog_tiering.maintenance.restoring_coordinators import InternalTopic, read_internal_topics, restore_internal_topic
 
 Cluster = Any  # the TestCluster of conftest.py, which cannot be imported
 TOPIC = "__consumer_offsets"
 TOPIC_ID = UUID(int=7)
+FLIGHTS, ORDERS = UUID(int=1), UUID(int=2)
+Batches = Callable[..., list[bytes]]
 
 
 def state(partition: int, offset: int, epoch: int = 1, owner: int = 0) -> CoordinatorState:
@@ -62,7 +81,9 @@ async def test_the_newest_state_of_each_partition_returns(cluster: Cluster) -> N
     assert (await restored(cluster, 2)).checkpoint.application_state == b"adapted state of 5", "of the greater epoch"
     epochs = [view.find(Partition, partition_key(TOPIC_ID, index)).leader_epoch for index in range(3)]
     assert epochs == [2 * EPOCH_GAP, 2 * EPOCH_GAP, 150_000 + EPOCH_GAP]
-    assert not await restore(cluster), "the cluster has the topic"
+    owned = view.find(Partition, partition_key(TOPIC_ID, 1))
+    await cluster.metadata.propose(Command(updates=(Put(record=replace(owned, owner=1)),)))
+    assert not await restore(cluster), "the cluster has used the topic"
 
 
 async def test_a_damaged_state_is_reported_and_the_one_before_it_taken(cluster: Cluster) -> None:
@@ -83,7 +104,7 @@ async def test_a_topic_of_which_no_state_can_be_read_is_reported(cluster: Cluste
     (row,) = report.topics
     assert (row["topic"], row["partitions"], row["state"]) == (TOPIC, 0, "cannot be read")
     assert [problem.split(":")[0] for problem in row["damaged"]] == [state_key(state(0, 20).place)]
-    restored = await restore_groups(cluster.metadata, cluster.store, {}, 1, 1, "new")
+    restored = await restore_groups(cluster.metadata, cluster.store, BucketTopics(restored={}), 1, 1, "new")
     assert restored.topics == report.topics
     assert cluster.metadata.view.get(topic_key(TOPIC)) is None
 
@@ -117,3 +138,61 @@ async def test_states_of_a_topic_of_the_same_name_that_an_earlier_owner_had_are_
     await store(cluster, *earlier, state(0, 3, owner=1))
     (found,) = await read_internal_topics(cluster.store, 2)
     assert [(each.topic_id, each.partition, each.checkpoint.offset) for each in found.states] == [(TOPIC_ID, 0, 3)]
+
+
+def of_groups(offsets: dict[str, int]) -> CoordinatorState:
+    groups = GroupStore()
+    for name, offset in offsets.items():
+        topic_id = FLIGHTS if name == "flights" else ORDERS
+        groups.put(
+            OffsetKey("readers", name, 0),
+            CommittedOffset(offset=offset, leader_epoch=-1, metadata="", committed_at_ms=1, topic_id=topic_id),
+        )
+    made = state(0, 20)
+    return replace(made, checkpoint=replace(made.checkpoint, application_state=groups.snapshot()))
+
+
+def positions_in(found: CoordinatorState) -> dict[str, int]:
+    offsets = GroupStore.from_snapshot(found.checkpoint.application_state).offsets_of("readers")
+    return {topic: committed.offset for (topic, _), committed in offsets.items()}
+
+
+ONE = BucketTopics(restored={FLIGHTS: RestoredEnds("flights", "flights", [50])}, others={ORDERS: "orders"})
+BOTH = BucketTopics(restored={**ONE.restored, ORDERS: RestoredEnds("orders", "orders", [50])})
+
+
+async def test_a_restore_of_one_topic_hides_no_positions_from_the_next_owner(cluster: Cluster, tmp_path: Path) -> None:
+    await store(cluster, of_groups({"flights": 30, "orders": 40}))
+    await restore_groups(cluster.metadata, cluster.store, ONE, 1, 1, "new")
+    await cluster.until(lambda: cluster.metadata.view.get(topic_key(TOPIC)) is not None)
+    assert positions_in(await restored(cluster, 0)) == {"flights": 30}
+    async with new_cluster(cluster, tmp_path / "next") as after:
+        await restore_groups(after.metadata, cluster.store, BOTH, 1, 2, "next")
+        await after.until(lambda: after.metadata.view.get(topic_key(TOPIC)) is not None)
+        assert positions_in(await restored(after, 0)) == {"flights": 30, "orders": 40}
+
+
+async def test_a_restore_of_one_topic_can_be_followed_by_one_of_the_others(cluster: Cluster) -> None:
+    """The internal topic is restored anew as long as no broker has owned it."""
+    await store(cluster, of_groups({"flights": 30, "orders": 40}))
+    await restore_groups(cluster.metadata, cluster.store, ONE, 1, 1, "new")
+    report = await restore_groups(cluster.metadata, cluster.store, BOTH, 1, 1, "new")
+    assert [row["state"] for row in report.topics] == [RESTORED]
+    await cluster.until(lambda: cluster.metadata.view.get(topic_key(TOPIC)) is not None)
+    found = await restored(cluster, 0)
+    assert positions_in(found) == {"flights": 30, "orders": 40}
+    assert cluster.metadata.view.find(Partition, partition_key(TOPIC_ID, 0)).leader_epoch == found.leader_epoch
+    (newest,) = await read_internal_topics(cluster.store, 2)
+    assert positions_in(newest.states[0]) == {"flights": 30, "orders": 40}, "the next owner takes this one"
+
+
+async def test_the_topics_of_the_bucket_are_those_of_the_cluster_and_the_others(
+    cluster: Cluster, make_batches: Batches
+) -> None:
+    await cluster.start_worker()
+    await offload(cluster, make_batches(0, [3]), 0, 3)
+    other = TopicDescriptor(topic_id=ORDERS, name="orders", partition_count=1, replication_factor=1)
+    await cluster.store.put(object_keys.topic_key(ORDERS, 1), [encode_descriptor(other)])
+    found = await bucket_topics(cluster.metadata.view, cluster.store)
+    assert found.restored == {cluster.topic.topic_id: RestoredEnds("flights", "flights", [3, 0])}
+    assert found.others == {ORDERS: "orders"}

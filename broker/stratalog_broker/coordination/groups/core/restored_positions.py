@@ -1,8 +1,9 @@
 """Adapts the positions of groups to topics that were restored from a bucket, perhaps without their last records. Does no I/O.
 
 A position past the restored end would skip the records that get the missing offsets next, so it becomes the end. Positions
-of topics that were not restored are left out: the coordinator would remove them. Members stay until their sessions expire, as
-after any change of coordinator.
+of topics that were not restored are left out: the coordinator would remove them. Those of topics that the bucket still has stay
+in the state apart from the others, because it hides the states from before the restore: the next restore finds them. Members
+stay until their sessions expire, as after any change of coordinator.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import msgspec
 
 from stratalog_broker.coordination.groups.core.pending_offsets import PendingOffsets
 from stratalog_broker.coordination.groups.core.records import CommittedOffset, OffsetKey
-from stratalog_broker.coordination.groups.core.store import GroupStore
+from stratalog_broker.coordination.groups.core.store import GroupStore, LeftOutOffsets
 
 _NO_EPOCH = -1
 
@@ -51,28 +52,40 @@ class PositionsReport:
     """Number of positions of topics and partitions that were not restored."""
 
 
-def restore_positions(state: bytes | None, topics: Mapping[UUID, RestoredEnds], report: PositionsReport) -> bytes | None:
-    """Return a coordinator's state with its positions adapted, and add to ``report``. Raises ``Corrupt``."""
+def restore_positions(
+    state: bytes | None, topics: Mapping[UUID, RestoredEnds], others: Mapping[UUID, str], report: PositionsReport
+) -> bytes | None:
+    """Return a coordinator's state with its positions adapted, and add to ``report``. Raises ``Corrupt``.
+
+    ``others``: ids and names of the bucket's topics that are not restored.
+    """
     if state is None:
         return None
-    store, changed = GroupStore.from_snapshot(state), _Change(topics, report)
+    store, changed = GroupStore.from_snapshot(state), _Change(topics, others, report)
     offsets, store.offsets, store.offset_count = store.offsets, {}, 0
-    for group_id, table in offsets.items():
-        for (topic, partition), committed in table.items():
-            found = changed.position(OffsetKey(group_id, topic, partition), committed)
-            if found is not None:
-                store.put(*found)
     pending, store.pending = store.pending, PendingOffsets()
-    for producer_id, name, committed in pending:
+    left_out, store.left_out = store.left_out, LeftOutOffsets()
+    names = [OffsetKey(group_id, *place) for group_id, table in offsets.items() for place in table]
+    known = [(name, offsets[name.group_id][name.topic, name.partition]) for name in names]
+    for name, committed in (*left_out, *known):  # A later one replaces an earlier one of the same name.
+        found = changed.position(name, committed)
+        if found is not None:
+            store.put(*found)
+        elif changed.is_of_others(name, committed):
+            store.left_out.put(name, committed)
+    for producer_id, name, committed in (*left_out.pending, *pending):
         found = changed.position(name, committed)
         if found is not None:
             store.pending.add(producer_id, *found)
+        elif changed.is_of_others(name, committed):
+            store.left_out.pending.add(producer_id, name, committed)
     return store.snapshot()
 
 
 class _Change:
-    def __init__(self, topics: Mapping[UUID, RestoredEnds], report: PositionsReport) -> None:
+    def __init__(self, topics: Mapping[UUID, RestoredEnds], others: Mapping[UUID, str], report: PositionsReport) -> None:
         self._topics = topics
+        self._others = others
         self._by_name = {topic.original_name: topic for topic in topics.values()}
         self._report = report
 
@@ -90,3 +103,7 @@ class _Change:
             self._report.moved.append(moved)
             committed = msgspec.structs.replace(committed, offset=end, leader_epoch=_NO_EPOCH)
         return name._replace(topic=topic.name), committed
+
+    def is_of_others(self, name: OffsetKey, committed: CommittedOffset) -> bool:
+        """Whether a position is of a topic that the bucket has and that was not restored."""
+        return name.topic in self._others.values() if committed.topic_id is None else committed.topic_id in self._others

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Final
+from uuid import UUID
 
 import msgspec
 
@@ -60,10 +61,35 @@ class _Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     """In the order of their records."""
     consumer_groups: tuple[tuple[bytes, bytes], ...] = ()
     """Keys and values of their records."""
+    left_out: tuple[_StoredOffset, ...] = ()
+    left_out_pending: tuple[_StoredPendingOffset, ...] = ()
 
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(_Snapshot)
+
+
+class LeftOutOffsets:
+    """Offsets of topics that were not restored from the bucket with the others, for the next restore.
+
+    The coordinator answers no request with them and changes them only when a transaction ends.
+    """
+
+    def __init__(self) -> None:
+        self.offsets: dict[tuple[OffsetKey, UUID | None], CommittedOffset] = {}
+        """By name and topic id, because topics created in turn can have one name."""
+        self.pending = PendingOffsets()
+
+    def put(self, name: OffsetKey, committed: CommittedOffset) -> None:
+        self.offsets[name, committed.topic_id] = committed
+
+    def transaction_ended(self, producer_id: int, *, commit: bool) -> None:
+        for name, committed in self.pending.ended(producer_id, commit=commit):
+            self.put(name, committed)
+
+    def __iter__(self) -> Iterator[tuple[OffsetKey, CommittedOffset]]:
+        """Yield the names and values of those that are not pending."""
+        return ((name, committed) for (name, _), committed in self.offsets.items())
 
 
 class GroupStore:
@@ -76,6 +102,7 @@ class GroupStore:
         self.offset_count = 0
         self.pending = PendingOffsets()
         """Offsets of transactions that are not decided yet."""
+        self.left_out = LeftOutOffsets()
 
     def offsets_of(self, group_id: str) -> dict[TopicPartitionName, CommittedOffset]:
         return self.offsets.get(group_id, {})
@@ -87,6 +114,7 @@ class GroupStore:
     def transaction_ended(self, producer_id: int, *, commit: bool) -> None:
         for name, committed in self.pending.ended(producer_id, commit=commit):
             self.put(name, committed)
+        self.left_out.transaction_ended(producer_id, commit=commit)
 
     def _apply(
         self, decoder: OffsetDecoder, producer_id: int, key: bytes, value: bytes | None, headers: Sequence[Header]
@@ -145,10 +173,10 @@ class GroupStore:
                 version=SNAPSHOT_VERSION,
                 groups=tuple(self.images.values()),
                 offsets=tuple(self._all_offsets()),
-                pending=tuple(
-                    _StoredPendingOffset(producer_id, *name, committed) for producer_id, name, committed in self.pending
-                ),
+                pending=_stored_pending(self.pending),
                 consumer_groups=tuple(self._consumer_records()),
+                left_out=tuple(_StoredOffset(*name, committed) for name, committed in self.left_out),
+                left_out_pending=_stored_pending(self.left_out.pending),
             )
         )
 
@@ -174,9 +202,16 @@ class GroupStore:
         store.images = {image.group_id: image for image in snapshot.groups}
         for stored in snapshot.offsets:
             store.put(OffsetKey(stored.group_id, stored.topic, stored.partition), stored.committed)
-        for each in snapshot.pending:
-            store.pending.add(each.producer_id, OffsetKey(each.group_id, each.topic, each.partition), each.committed)
+        for stored in snapshot.left_out:
+            store.left_out.put(OffsetKey(stored.group_id, stored.topic, stored.partition), stored.committed)
+        for pending, found in ((store.pending, snapshot.pending), (store.left_out.pending, snapshot.left_out_pending)):
+            for each in found:
+                pending.add(each.producer_id, OffsetKey(each.group_id, each.topic, each.partition), each.committed)
         apply = store.begin_batch()
         for key, value in snapshot.consumer_groups:
             apply(key, value, ())
         return store
+
+
+def _stored_pending(pending: PendingOffsets) -> tuple[_StoredPendingOffset, ...]:
+    return tuple(_StoredPendingOffset(producer_id, *name, committed) for producer_id, name, committed in pending)
