@@ -24,6 +24,7 @@ from stratalog_pipeline.metadata_tables import read_table
 from stratalog_pipeline.options import parse_options
 from stratalog_pipeline.scan_plan import wanted_partitions
 from stratalog_tiering.format.manifest_limits import ManifestLimits
+from stratalog_tiering.store import Refused
 from stratalog_tiering.store.filesystem import FilesystemStore
 
 if TYPE_CHECKING:
@@ -124,6 +125,31 @@ def test_a_block_that_cannot_be_read_alone_is_a_problem(cold_bucket: ColdBucket,
     (problem,) = verdict.problems
     assert "the disk cannot read it" in problem
     assert 20 <= verdict.records < 30
+
+
+@pytest.mark.parametrize("request_name", ["get", "get_range"])
+@pytest.mark.parametrize("allowed", [0, 1, 2, 3, 4])
+def test_a_store_that_refuses_requests_is_an_error_and_no_problem_of_the_history(
+    cold_bucket: ColdBucket, monkeypatch: pytest.MonkeyPatch, request_name: str, allowed: int
+) -> None:
+    """Credentials may expire at any moment."""
+    cold_bucket.add_topic("flights", [[batches(0, 30)]], block_bytes=400)
+    answer, answered = getattr(FilesystemStore, request_name), 0
+
+    async def expiring(store: FilesystemStore, *arguments: Any, **options: Any) -> Any:
+        nonlocal answered
+        answered += 1
+        if answered > allowed:
+            raise Refused("the credentials have expired")
+        return await answer(store, *arguments, **options)
+
+    monkeypatch.setattr(FilesystemStore, request_name, expiring)
+    try:
+        (verdict,) = audited(cold_bucket)
+    except Refused:
+        return
+    assert answered <= allowed
+    assert verdict.problems == ()
 
 
 def test_a_damaged_manifest_page_is_a_problem_and_other_partitions_are_audited(cold_bucket: ColdBucket) -> None:

@@ -43,7 +43,7 @@ from stratalog_tiering.format.object_keys import (
 )
 from stratalog_tiering.offload.commit import commit_manifest, prepare_version, previous_version
 from stratalog_tiering.offload.ports import WorkerPorts
-from stratalog_tiering.store import ObjectStore
+from stratalog_tiering.store import ObjectStore, Refused
 
 _log = logging.getLogger(__name__)
 
@@ -105,7 +105,7 @@ async def resolve_fork(ports: WorkerPorts, state: PartitionSnapshot, guards: Gua
     """Carry out the partition's pending decision; True if a manifest was committed.
 
     A decision that is impossible is refused: the reason is written into its record, and the fork stays. Raises ``Conflict`` if
-    the manifest has changed, ``Corrupt``, ``Unavailable``, ``OutcomeUnknown``.
+    the manifest has changed, ``Corrupt``, ``Unavailable``, ``OutcomeUnknown``, and ``Refused`` by the store.
     """
     decision = state.pending_decision
     assert decision is not None, "a decision is pending"
@@ -115,6 +115,8 @@ async def resolve_fork(ports: WorkerPorts, state: PartitionSnapshot, guards: Gua
         raise Conflict("the manifest has changed since the decision was read")
     try:
         return await _resolve(ports, state, decision, lines, guards)
+    except Refused:
+        raise
     except Invalid as impossible:
         refused: ForkDecision = msgspec.structs.replace(decision, refused=impossible.message)
         await ports.metadata.propose(Command(updates=(Put(record=refused),), requirements=(*guards, _decided(state))))

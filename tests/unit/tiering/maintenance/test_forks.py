@@ -32,9 +32,9 @@ from stratalog_metadata.state.commands import Command, Delete, Put
 from stratalog_tiering.cold.archive import Archive
 from stratalog_tiering.cold.reader import ColdReader, ColdReaderSettings
 from stratalog_tiering.core.forks import find_fork
-from stratalog_tiering.format.object_keys import manifest_key, manifests_prefix, marker_key
+from stratalog_tiering.format.object_keys import manifest_key, manifests_prefix, marker_key, segments_prefix
 from stratalog_tiering.maintenance.fork_resolution import read_lines
-from stratalog_tiering.store import ObjectInfo
+from stratalog_tiering.store import ObjectInfo, Refused
 
 Cluster = Any  # the TestCluster of conftest.py, which cannot be imported
 Batches = Callable[..., list[bytes]]
@@ -198,6 +198,19 @@ async def test_a_decision_of_another_fork_is_refused(cluster: Cluster, make_batc
     await cluster.until(lambda: outcome(cluster) is not None)
     assert "inspect it and decide again" in (outcome(cluster) or "")
     assert cluster.pointer().manifest_version == 1
+
+
+async def test_a_decision_waits_while_the_store_refuses_requests(cluster: Cluster, make_batches: Batches) -> None:
+    await forked(cluster, make_batches, 1, 1)
+    await decide(cluster, KEEP_STORE)
+    segments = segments_prefix(cluster.topic.topic_id, 0)
+    cluster.store.before = lambda *call: Refused("access was refused") if call == ("list", segments) else None
+    await cluster.start_worker("worker-2")
+    await cluster.until(lambda: "access was refused" in f"{cluster.last_error()}{outcome(cluster)}")
+    assert outcome(cluster) is None, "the decision is still pending"
+    cluster.store.before = lambda name, key: None
+    await cluster.until(lambda: outcome(cluster) == "")
+    assert cluster.pointer().end_offset == 6
 
 
 async def test_hot_records_that_do_not_continue_the_kept_line_are_discarded_on_demand_only(
