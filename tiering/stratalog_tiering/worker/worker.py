@@ -25,7 +25,7 @@ from stratalog_tiering.copies.second import SecondCopy
 from stratalog_tiering.metrics import ScrubMetrics, TieringMetrics, tiering_lag
 from stratalog_tiering.offload.ownership import BucketOwnership
 from stratalog_tiering.offload.ports import LedgerSource, Throttle, WorkerPorts, trusted, worker_ports
-from stratalog_tiering.store import ObjectStore
+from stratalog_tiering.store import ObjectStore, Refused
 from stratalog_tiering.worker.session import WorkerSession
 
 _PAUSE_S: Final = 1.0
@@ -77,13 +77,13 @@ class TieringWorker:
     async def start(self) -> None:
         """Claim the bucket and start to work.
 
-        If the store does not answer, the worker starts all the same. It retries the claim with every step that needs the store;
-        until the claim succeeds it only removes expired hot ledgers. Raises ``Invalid`` if another cluster owns the bucket, the
-        store is not safe to write to, or it refuses the request.
+        If the store does not answer, or refuses requests, the worker starts all the same. It retries the claim with every step
+        that needs the store; until the claim succeeds it only removes expired hot ledgers. Raises ``Invalid`` if another
+        cluster owns the bucket, or the store is not safe to write to.
         """
         try:
             await self._ports.bucket.ensure()
-        except (Unavailable, StorageFailed) as failure:
+        except (Refused, StorageFailed, Unavailable) as failure:
             _log.warning("the worker starts before its bucket is claimed: %s: %s", type(failure).__name__, failure)
         self._main = asyncio.ensure_future(restarting(self._run, "the tiering worker"))
 

@@ -476,7 +476,7 @@ async def test_without_the_store_only_expired_ledgers_are_removed(
     assert await read_cold(cluster) == b"".join(batches)
 
 
-@pytest.mark.parametrize("failure", [Unavailable, OutcomeUnknown, StorageFailed])
+@pytest.mark.parametrize("failure", [Unavailable, OutcomeUnknown, StorageFailed, Refused])
 async def test_a_worker_that_starts_without_the_store_removes_only_expired_ledgers(
     cluster: Cluster, make_batches: Batches, failure: type[StratalogError]
 ) -> None:
