@@ -33,12 +33,13 @@ from stratalog_tiering.format.object_keys import (
     manifests_prefix,
     marker_key,
     owner_key,
+    parse_owner_key,
     parse_topic_key,
     topic_key,
     topic_prefix,
 )
 from stratalog_tiering.format.segment import SegmentFooter
-from stratalog_tiering.store import ObjectStore
+from stratalog_tiering.store import ObjectStore, Refused
 
 _READS_AT_ONCE: Final = 64
 
@@ -80,6 +81,8 @@ async def deleted_topics(store: ObjectStore) -> list[tuple[TopicDescriptor, Dele
         key = deletion_marker_key(topic.topic_id)
         try:
             return topic, decode_descriptor(await store.get(key), DeletionMarker, key)
+        except Refused:
+            raise
         except (Corrupt, Invalid, NoSuchObject):
             return topic, None
 
@@ -87,7 +90,7 @@ async def deleted_topics(store: ObjectStore) -> list[tuple[TopicDescriptor, Dele
 
 
 async def is_hidden(store: ObjectStore, topic_id: UUID) -> bool:
-    """Whether a deletion marker hides the topic from readers. Raises ``Unavailable``."""
+    """Whether a deletion marker hides the topic from readers. Raises ``Unavailable``, ``Refused``."""
     try:
         await store.head(deletion_marker_key(topic_id))
     except NoSuchObject:
@@ -95,6 +98,8 @@ async def is_hidden(store: ObjectStore, topic_id: UUID) -> bool:
     key = await newest_descriptor_key(store, topic_id)
     try:
         return key is None or await _is_marked(store, await read_topic(store, key))
+    except Refused:
+        raise
     except (Corrupt, Invalid, NoSuchObject):
         return True
 
@@ -108,6 +113,8 @@ async def _is_marked(store: ObjectStore, topic: TopicDescriptor) -> bool:
         return not was_undone(decode_descriptor(await store.get(key), DeletionMarker, key), topic)
     except NoSuchObject:
         return False
+    except Refused:
+        raise
     except (Corrupt, Invalid):
         return True
 
@@ -115,10 +122,11 @@ async def _is_marked(store: ObjectStore, topic: TopicDescriptor) -> bool:
 async def read_owner(store: ObjectStore) -> OwnerDescriptor | None:
     """The bucket's present owner; None before the first claim. Raises ``Corrupt``, ``Unavailable``.
 
-    A listing may lag behind the last write, so the owners after the last one listed are looked up by their keys.
+    A listing may lag behind the last write, so the owners after the last one listed are looked up by their keys. The objects
+    of earlier owners may be lost.
     """
-    listed = [info.key async for info in store.list(OWNERS_PREFIX)]
-    number = max(0, len(listed) - 1)
+    numbers = [number async for info in store.list(OWNERS_PREFIX) if (number := parse_owner_key(info.key)) is not None]
+    number = max(numbers, default=0)
     owner: OwnerDescriptor | None = None
     while True:
         key = owner_key(number)

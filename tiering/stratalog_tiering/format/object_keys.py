@@ -47,6 +47,7 @@ _SEGMENT_PATTERN: Final = re.compile(r"segments/([0-9a-f]{32})/(\d+)/(\d{20})-(\
 _MANIFEST_PATTERN: Final = re.compile(
     r"manifests/([0-9a-f]{32})/(\d+)/[0-9a-f]{16}-(\d+)(?:-[0-9a-f]{16}\.(manifest|committed)|\.version)"
 )
+_BUCKET_OWNER_PATTERN: Final = re.compile(r"owners/(\d{20})\.json")
 _OWNER_PATTERN: Final = re.compile(r"(?:segments|pages|removed|tree|manifests)/([0-9a-f]{32})/(\d{1,9})/")
 _DELETED_PATTERN: Final = re.compile(r"topics/([0-9a-f]{32})\.deleted")
 _TOPIC_PATTERN: Final = re.compile(r"topics/([0-9a-f]{32})/[0-9a-f]{16}-(\d{1,20})\.json")
@@ -103,6 +104,12 @@ def lease_key(random_id: int) -> str:
 def owner_key(number: int) -> str:
     """Key of the bucket's owner of this number; the first owner has number 0."""
     return f"{OWNERS_PREFIX}{number:020d}.json"
+
+
+def parse_owner_key(key: str) -> int | None:
+    """Inverse of :func:`owner_key`; None for any other key."""
+    match = _BUCKET_OWNER_PATTERN.fullmatch(key)
+    return None if match is None else int(match.group(1))
 
 
 def topic_prefix(topic_id: UUID) -> str:

@@ -80,13 +80,14 @@ async def confirm_deletion(
     """Have a topic collected whose history went on after its deletion: its operator has decided that it is not needed.
 
     Its marker is written anew, so that its periods begin again, after the end of its history. Raises ``NotFound`` if there is
-    nothing to decide, ``Unavailable``, ``OutcomeUnknown``.
+    nothing to decide, ``Corrupt`` if the marker or the topic's descriptor cannot be read, ``Unavailable``, ``OutcomeUnknown``.
     """
     found = [each for each in await earlier_deletions(store, metadata, owner) if each.deleted.topic_id == topic_id]
     if not found or not found[0].refused:
         raise NotFound(f"no topic {topic_id} of an earlier owner of {store.url} waits for a decision: see `stratalog tier gc`")
     key = deletion_marker_key(topic_id)
     marker = decode_descriptor(await store.get(key), DeletionMarker, key)
+    await _check_descriptor(store, topic_id)
     again: DeletionMarker = msgspec.structs.replace(marker, deleted_at_ms=max(marker.deleted_at_ms, now_ms))
     await store.put(key, [encode_descriptor(again)], if_absent=False)
     return EarlierDeletion(deleted=found[0].deleted)
@@ -97,6 +98,7 @@ async def _find(store: ObjectStore, owner: OwnerDescriptor, topic_id: UUID) -> E
     try:
         marker = decode_descriptor(await store.get(key), DeletionMarker, key)
         written_ms = (await store.head(key)).last_modified_ms
+        await _check_descriptor(store, topic_id)
     except NoSuchObject:
         return None
     except (Corrupt, Invalid) as unreadable:
@@ -114,6 +116,19 @@ async def _find(store: ObjectStore, owner: OwnerDescriptor, topic_id: UUID) -> E
         f" --deleted`; to keep it, delete {key} and restore the topic; if it is not needed, run `stratalog tier gc --deleted"
         f" {topic_id}`",
     )
+
+
+async def _check_descriptor(store: ObjectStore, topic_id: UUID) -> None:
+    """Raise ``Corrupt`` if it cannot be told whether the topic was restored and detached, so that its marker does not count."""
+    key = await newest_descriptor_key(store, topic_id)
+    try:
+        if key is not None:
+            await read_topic(store, key)
+    except Corrupt as damaged:
+        raise Corrupt(
+            f"{damaged.message}; it may say that the topic was detached after its deletion: restore it from a copy of the"
+            " bucket, or delete it if the topic is not needed"
+        ) from damaged
 
 
 def _manifests_of(topic_id: UUID) -> str:

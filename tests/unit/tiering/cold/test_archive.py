@@ -13,10 +13,10 @@ from support.markers import is_marked
 
 from stratalog_core.errors import Invalid, NotFound
 from stratalog_metadata.records import DeletedTopic, Topic
-from stratalog_tiering.cold.archive import Archive
-from stratalog_tiering.format.object_keys import manifest_key, marker_key
+from stratalog_tiering.cold.archive import Archive, read_owner
+from stratalog_tiering.format.object_keys import manifest_key, marker_key, owner_key
 from stratalog_tiering.maintenance.deletion import mark_deleted
-from stratalog_tiering.offload.ownership import claim_bucket
+from stratalog_tiering.offload.ownership import check_claim, claim_bucket, take_over
 from stratalog_tiering.offload.topic_descriptors import describe_topic
 
 Store = Any
@@ -89,3 +89,14 @@ async def test_a_bucket_belongs_to_one_cluster(store: Store) -> None:
     await claim_bucket(store, "one", 1)
     with pytest.raises(Invalid, match="belongs to cluster one"):
         await claim_bucket(store, "two", 1)
+
+
+async def test_the_owner_is_found_although_the_object_of_an_earlier_one_is_lost(store: Store) -> None:
+    await claim_bucket(store, "first", 1)
+    for cluster_id in ("second", "third"):
+        await take_over(store, cluster_id, 2)
+    await store.delete([owner_key(1)])
+    owner = await read_owner(store)
+    assert owner is not None
+    assert (owner.cluster_id, owner.number) == ("third", 2)
+    assert await check_claim(store, "third") == owner

@@ -29,7 +29,7 @@ from stratalog_tiering.config import TieringSettings
 from stratalog_tiering.core.deletion_markers import deletion_marker, earlier_deletion, is_of_earlier_owner
 from stratalog_tiering.core.garbage import DELETED_TOPIC, EARLIER_DELETION
 from stratalog_tiering.format.descriptor import DeletionMarker, OwnerDescriptor, decode_descriptor, encode_descriptor
-from stratalog_tiering.format.object_keys import OWNERS_PREFIX, deletion_marker_key, version_key
+from stratalog_tiering.format.object_keys import OWNERS_PREFIX, deletion_marker_key, topic_prefix, version_key
 from stratalog_tiering.maintenance.earlier_deletions import confirm_deletion, earlier_deletions, learn_earlier_deletions
 from stratalog_tiering.offload.locks import KnownLocks
 from stratalog_tiering.offload.ownership import cluster_id_in, take_over
@@ -197,6 +197,22 @@ async def test_a_marker_that_cannot_be_read_deletes_nothing(cluster: Cluster, tm
             assert [*new.metadata.view.all(DeletedTopic)] == []
             (refused,) = await found(new, 1000 * HOUR_MS)
             assert "is not a DeletionMarker" in refused.refused
+
+
+async def test_a_topic_whose_descriptor_cannot_be_read_is_not_deleted(cluster: Cluster, tmp_path: Path) -> None:
+    """The descriptor may say that the topic was restored and detached, so that the marker does not count."""
+    deleted = DeletedTopic(topic_id=cluster.topic.topic_id, name="flights", deleted_at_ms=1)
+    async with next_owner(cluster, tmp_path / "earlier"), next_owner(cluster, tmp_path / "new") as new:
+        await describe_topic(new.store, cluster.topic)
+        (key,) = [info.key async for info in new.store.list(topic_prefix(deleted.topic_id))]
+        await new.store.put(key, [b"{"], if_absent=False)
+        await new.store.put(
+            deletion_marker_key(deleted.topic_id), [encode_descriptor(deletion_marker(deleted, 2, "another"))]
+        )  # fmt: skip
+        await learn_earlier_deletions(ports_of(new), ())
+        assert [*new.metadata.view.all(DeletedTopic)] == []
+        (refused,) = await found(new, 1000 * HOUR_MS)
+        assert "is not a TopicDescriptor" in refused.refused
 
 
 async def test_an_owner_whose_metadata_is_an_old_copy_does_not_judge_its_own_markers(
