@@ -13,7 +13,6 @@ from stratalog_broker.coordination.groups.core.instruction_queue import Instruct
 from stratalog_broker.coordination.groups.core.messages import GroupImage, Persist
 from stratalog_broker.coordination.groups.core.records import encode_group_key
 from stratalog_broker.coordination.groups.core.removal import Removals
-from stratalog_broker.coordination.groups.core.store import TopicPartitionName
 from stratalog_broker.coordination.replay import CoordinatorRecord
 from stratalog_broker.handlers.fetch import FetchCall
 from stratalog_broker.requests.fetch_sessions import FetchSession
@@ -101,13 +100,13 @@ def writes_of_deleted_groups_answer_their_successors() -> None:
 
 def groups_come_back_that_were_on_their_way_to_the_log() -> None:
     """DeleteGroups removes a group's metadata only if it is stored."""
-    tombstones = Removals._tombstones
+    tombstones = Removals._group_tombstones
 
-    def stored(self: Removals, group_id: str, names: Iterable[TopicPartitionName]) -> list[CoordinatorRecord]:
-        found, key = tombstones(self, group_id, names), encode_group_key(group_id)
+    def stored(self: Removals, group_id: str) -> list[CoordinatorRecord]:
+        found, key = tombstones(self, group_id), encode_group_key(group_id)
         return [each for each in found if each.key != key or group_id in self._table.store.images]
 
-    _swap(Removals, "_tombstones", stored)
+    _swap(Removals, "_group_tombstones", stored)
 
 
 def deletions_are_acknowledged_before_they_are_written() -> None:

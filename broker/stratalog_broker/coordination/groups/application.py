@@ -159,6 +159,10 @@ class GroupApplication:
         return errors if written is ErrorCode.none else _with_failure(errors, written)
 
     async def delete_group(self, group_id: str) -> ErrorCode:
+        while part := self.coordinator.removals.plan_first_part(group_id):
+            (failed,) = await self._write_for([ErrorCode.none], part)
+            if failed is not ErrorCode.none:
+                return failed
         error, records = self.coordinator.removals.plan_delete(group_id, self.now())
         (written,) = await self._write_for([error], records)
         return written
