@@ -25,8 +25,8 @@ async def confirm_deletions(addresses: Sequence[str], store_url: str, topic_ids:
     Raises ``Invalid`` if the bucket is not the cluster's, ``NotFound`` for a topic that needs no confirmation.
     """
     async with metadata_session(addresses) as client, store_session(store_url) as store:
-        owner = await check_claim(store, cluster_id_in(client))
         for topic_id in topic_ids:
+            owner = await check_claim(store, cluster_id_in(client))
             await confirm_deletion(store, client, owner, topic_id, SystemClock().wall_ms())
 
 

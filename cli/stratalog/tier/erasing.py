@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from stratalog.hot.session import ledger_session
 from stratalog.tier.session import store_session
@@ -25,7 +25,7 @@ from stratalog_tiering.offload.locks import KnownLocks
 from stratalog_tiering.offload.ownership import check_claim, cluster_id_in
 from stratalog_tiering.offload.ports import WorkerPorts, worker_ports
 from stratalog_tiering.store import ObjectStore
-from stratalog_tiering.worker.collection import CollectorPorts, find_all
+from stratalog_tiering.worker.collection import CollectorPorts, delete_due, find_all
 
 WRITER = "job-erase"
 """The writer's name in manifests that an erasure commits."""
@@ -125,7 +125,10 @@ async def _old_objects(
     due = [(each, garbage) for each in found for garbage in each.due if garbage.reason == Reason.ERASED]
     waiting = [(each, garbage) for each in found for garbage in each.waiting if garbage.reason == Reason.ERASED]
     if origin.deletes_now:
-        await store.delete([garbage.key for _, garbage in due])
+        erased = [
+            replace(each, due=tuple(garbage for garbage in each.due if garbage.reason == Reason.ERASED)) for each in found
+        ]
+        await delete_due(metadata, store, erased)
     return [
         OldObject(
             topic=each.topic, partition=each.partition, key=garbage.key, bytes=garbage.object_bytes,

@@ -23,6 +23,7 @@ from stratalog_core.errors import (
     StorageFailed,
     StratalogError,
 )
+from stratalog_core.object_lock import ObjectLock, in_force
 from stratalog_metadata.records import ManifestPointer
 from stratalog_tiering.cold.archive import read_marker
 from stratalog_tiering.cold.bucket_scrub import BucketScrub, FoundTopic
@@ -199,7 +200,7 @@ class Repairer:
         if not await has_object(self._store, wanted, self._limits):
             await self._copy(wanted)
             source = RepairedFrom.COPY
-        await self._put_marker(manifest_key, sha256)
+        await self._put_marker(wanted)
         return source
 
     async def _older_version(self, newest: str, key: str) -> Reference:
@@ -243,13 +244,13 @@ class Repairer:
             return Reference(key=key, sha256=sha256, object_bytes=len(content), lock=manifest_lock(manifest))
         raise NotFound(f"no copy of {key} with the committed digest is left")
 
-    async def _put_marker(self, manifest_key: str, sha256: bytes) -> None:
-        """Write the version's marker, unless it says the right thing already, or the manifest is its own."""
-        if is_version_object(manifest_key):
+    async def _put_marker(self, manifest: Reference) -> None:
+        """Write the version's marker, locked as the manifest, unless it is right already, or the manifest is its own."""
+        if is_version_object(manifest.key):
             return
-        key = marker_key(manifest_key)
-        marker = CommitMarker(manifest_key=manifest_key, manifest_version=_version(key), sha256=sha256.hex())
-        await self._put(key, encode_descriptor(marker))
+        key = marker_key(manifest.key)
+        marker = CommitMarker(manifest_key=manifest.key, manifest_version=_version(key), sha256=manifest.sha256.hex())
+        await self._put(key, encode_descriptor(marker), in_force(manifest.lock, self._limits.clock.wall_ms()))
 
     # --- what a manifest refers to
 
@@ -367,11 +368,11 @@ class Repairer:
         except NoSuchObject as gone:
             raise NotFound(f"the second copy does not have {wanted.key}") from gone
 
-    async def _put(self, key: str, content: bytes) -> None:
+    async def _put(self, key: str, content: bytes, lock: ObjectLock | None = None) -> None:
         """Write a small object unless it is there, and read it back."""
         if bytes(await self._content(key)) == content:
             return
-        await self._store.put(key, [content], if_absent=False)
+        await self._store.put(key, [content], if_absent=False, lock=lock)
         if bytes(await self._store.get(key)) != content:
             raise Corrupt(f"{key} does not read back as it was written")
 

@@ -279,13 +279,16 @@ async def _delete_below(ports: WorkerPorts, prefix: str, *, asks: bool = False) 
 async def abort_stale_uploads(ports: WorkerPorts) -> int:
     """Abort uploads of segments and probes that began before the grace period, and at least an hour ago; returns how many.
 
-    Deletes readers' leases that ended a day ago, too.
+    Deletes readers' leases that ended a day ago, too. Raises ``Invalid``, having aborted nothing more, if another cluster has
+    taken the bucket over: its uploads may have begun as long ago.
     """
     before_ms = min(ports.deletable_before_ms(), ports.clock.wall_ms() - UPLOAD_AGE_MIN_MS)
     uploads = [upload async for upload in ports.store.list_uploads()]
     stale = [upload for upload in uploads if 0 < upload.initiated_ms < before_ms and is_upload_key(upload.key)]
+    await ports.bucket.confirm()
     await delete_expired_leases(ports.store, ports.clock.wall_ms(), LEASE_MS_MAX)
     for upload in stale:
         await ports.deleting.take(1)
+        await ports.bucket.confirm()
         await ports.store.abort_upload(upload)
     return len(stale)

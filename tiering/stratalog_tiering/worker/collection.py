@@ -1,9 +1,9 @@
 """One collection of all garbage in a bucket, beside running workers: what goes now and why, and what waits until when.
 
-It finds and judges garbage by the functions of the workers, with the same guards: the bucket is this cluster's, history has not
-forked, the pointer is read after the listing, commits that began before a deletion fail. It needs no lease: it commits no
-version, an object that is garbage never becomes part of a history again, and deleting an object twice does no harm. A manifest
-forgets its removed objects when a worker finds them due. Deletions of topics are made final by workers only.
+It finds and judges garbage by the functions of the workers, with the same guards: the bucket is still this cluster's, history
+has not forked, the pointer is read after the listing, commits that began before a deletion fail. It needs no lease: it commits
+no version, an object that is garbage never becomes part of a history again, and deleting an object twice does no harm. A
+manifest forgets its removed objects when a worker finds them due. Deletions of topics are made final by workers only.
 
 Without the lease, what a worker is writing looks like an orphan until its commit: the segment, which in S3 is as old as the
 begin of its upload, and the data key, which is written before it. So orphans wait for ``UNCOMMITTED_MS``, however short the
@@ -88,12 +88,19 @@ async def find_all(ports: CollectorPorts, topics: Sequence[Topic], grace_ms: int
 async def delete_due(metadata: MetadataClient, store: ObjectStore, found: Sequence[Found]) -> None:
     """Delete all that is due, in order: the rest leads to what goes later.
 
-    Raises ``Conflict`` if a manifest has changed since: find the garbage again; ``Locked``, with the keys that the store keeps,
-    after all others are deleted; ``Unavailable``, ``OutcomeUnknown``.
+    Raises ``Invalid``, having deleted nothing more, if another cluster has taken the bucket over; ``Conflict`` if a manifest
+    has changed since: find the garbage again; ``Locked``, with the keys that the store keeps, after all others are deleted;
+    ``Unavailable``, ``OutcomeUnknown``.
     """
     for each in found:
         await refuse_earlier_commits(metadata, each.pointer, each.due)
-    await delete_batches([garbage.key for each in found for garbage in each.due], DELETES_AT_ONCE, store.delete)
+    cluster_id = cluster_id_in(metadata)
+
+    async def delete(keys: Sequence[str]) -> None:
+        await check_claim(store, cluster_id)
+        await store.delete(keys)
+
+    await delete_batches([garbage.key for each in found for garbage in each.due], DELETES_AT_ONCE, delete)
 
 
 async def _of_partition(ports: CollectorPorts, topic: Topic, index: int, grace_ms: int, from_ms: int, now_ms: int) -> Found:

@@ -28,7 +28,9 @@ from stratalog_tiering.format.object_keys import data_key_key, deletion_marker_k
 from stratalog_tiering.maintenance.deletion import mark_deleted
 from stratalog_tiering.maintenance.orphans import find_garbage
 from stratalog_tiering.offload.locks import KnownLocks
+from stratalog_tiering.offload.ownership import take_over
 from stratalog_tiering.store import ObjectStore, open_store
+from stratalog_tiering.worker import collection
 from stratalog_tiering.worker.collection import UNCOMMITTED_MS, CollectorPorts, Found, delete_due, find_all
 
 HOUR_MS = 3_600_000
@@ -106,6 +108,26 @@ async def test_exactly_what_is_listed_as_due_is_deleted(cluster: Cluster, make_b
     await cluster.start_worker("worker-2", grace_ms=0)  # forgets what is deleted already
     await cluster.until(lambda: cluster.pointer().manifest_version > 4 and cluster.last_error() == "")
     assert len(await read_cold(cluster)) == len(b"".join(make_batches(3, [3, 3])))
+
+
+@only_in_a_directory
+async def test_nothing_more_is_deleted_once_another_cluster_has_taken_the_bucket_over(
+    cluster: Cluster, make_batches: Batches, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next owner keeps everything for a grace period, and serves from it what this cluster's last commits removed."""
+    await history(cluster, make_batches)
+    (later,) = await found(cluster, UNCOMMITTED_MS + HOUR_MS)
+    monkeypatch.setattr(collection, "DELETES_AT_ONCE", 1)
+    before, delete = await objects(cluster.store), cluster.store.delete
+
+    async def delete_and_be_overtaken(keys: list[str]) -> None:
+        await delete(keys)
+        await take_over(cluster.store, "another", SystemClock().wall_ms())
+
+    monkeypatch.setattr(cluster.store, "delete", delete_and_be_overtaken)
+    with pytest.raises(Invalid, match="belongs to cluster another"):
+        await delete_due(cluster.metadata, cluster.store, [later])
+    assert before - await objects(cluster.store) == {due_keys([later])[0]}
 
 
 @only_in_a_directory
