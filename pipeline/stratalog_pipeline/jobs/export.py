@@ -10,7 +10,8 @@ Files are stored in ``topic=NAME/partition=N/``, as Spark, pyarrow and DuckDB ex
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final
@@ -19,18 +20,19 @@ from uuid import UUID
 from pyspark.sql import SparkSession
 
 from stratalog_core.bounded_map import bounded_map
-from stratalog_core.errors import Invalid, NotFound
+from stratalog_core.errors import Conflict, Invalid, NotFound, StratalogError
 from stratalog_pipeline.bucket import Bucket
 from stratalog_pipeline.catalog import History, load_history, load_segments
 from stratalog_pipeline.jobs.export_files import FileTask, typed_columns, write_file
-from stratalog_pipeline.jobs.export_journal import Journal, Plan, PlannedFile, WrittenFile
+from stratalog_pipeline.jobs.export_journal import Journal, Plan, PlannedFile, PlannedHistory, WrittenFile
 from stratalog_pipeline.jobs.lease import reader_lease
 from stratalog_pipeline.jobs.session import OnProgress, make_directory, run_tasks
 from stratalog_pipeline.options import ReadOptions
 from stratalog_pipeline.planning import Cut, OffsetRange, PartitionName, SegmentSlice, Split, grouped, plan_splits
 from stratalog_pipeline.scan_plan import wanted_partitions
 from stratalog_pipeline.value_formats.values import Values, check_same_values, resolve
-from stratalog_tiering.format.manifest import SegmentEntry
+from stratalog_tiering.cold.proofs import prove_growth
+from stratalog_tiering.format.manifest import Manifest, SegmentEntry
 
 REQUESTS_MAX: Final = 32
 FILES_PER_TASK: Final = 64
@@ -67,7 +69,7 @@ def export(
 
     ``has_place``: files have topic and partition as columns, too, as a table of Iceberg needs. Raises ``NotFound`` if retention
     has removed records before they were exported, unless ``allow_gaps`` leaves them out; ``Invalid`` if the target holds an
-    export with other options, of another topic of the same name, or of offsets that the bucket does not have any more;
+    export with other options, of another topic of the same name, or of records that the bucket's history never had;
     ``Conflict`` if another export runs; ``Corrupt``, ``Unavailable``.
     """
     make_directory(target)
@@ -81,13 +83,12 @@ def export(
             if not plan.files:
                 return ExportResult(run=journal.last_run)
             journal.begin(plan)
-        else:
-            out.run(_abort_uploads(out))
         present = out.run(_present(out, plan)) if was_resumed else ()
         tasks = export_tasks(bucket, plan, verify=verify, allow_gaps=allow_gaps, present=present)
-        written = run_tasks(
-            spark, options.store, write_tasks(tasks, options.split_bytes), partial(_write_all, target), on_progress
-        )
+        with conflict_if_finished(out, journal.last_run):
+            written = run_tasks(
+                spark, options.store, write_tasks(tasks, options.split_bytes), partial(_write_all, target), on_progress
+            )
         files = [file for group in written for file in group]
         finish_run(out, journal, files)
         return ExportResult(run=journal.last_run, files=tuple(files), was_resumed=was_resumed)
@@ -112,6 +113,22 @@ def check_same_options(journal: Journal, options: ReadOptions, *, has_place: boo
     check_same_values(earlier.values, options)
 
 
+@contextmanager
+def conflict_if_finished(out: Bucket, run: int) -> Iterator[None]:
+    """Raise ``Conflict`` instead of an error of the run if another process has finished it, which ends our uploads.
+
+    A run that another process writes cannot be told from one that was interrupted, so both write it.
+    """
+    try:
+        yield
+    except StratalogError as failure:
+        if run in Journal(out).finished_runs():
+            raise Conflict(
+                f"another export to the same target has finished run {run}, which this one was writing, too; run this again"
+            ) from failure
+        raise
+
+
 def finish_run(out: Bucket, journal: Journal, files: list[WrittenFile]) -> None:
     """Record that the run is complete. All of its files are complete, so an open upload belongs to an attempt that died."""
     out.run(_abort_uploads(out))
@@ -124,7 +141,10 @@ async def _present(out: Bucket, plan: Plan) -> set[str]:
 
 
 async def _abort_uploads(out: Bucket) -> None:
-    """Abort the uploads that an interrupted run, or tasks that died, left behind."""
+    """Abort the uploads that an interrupted run, or tasks that died, left behind.
+
+    Not before the run is complete: an upload may be one of another process that writes the run, too.
+    """
     for upload in [upload async for upload in out.store.list_uploads()]:
         if upload.key.endswith(".parquet"):
             await out.store.abort_upload(upload)
@@ -142,6 +162,7 @@ def plan_export(bucket: Bucket, options: ReadOptions, journal: Journal, *, allow
             )
     ends = journal.ends()
     histories = bucket.run(bounded_map(partial(load_history, bucket), names, REQUESTS_MAX))
+    planned = bucket.run(bounded_map(partial(_same_history, bucket, journal.histories()), histories, REQUESTS_MAX))
     wanted = [(history, _next_range(history, ends, allow_gaps=allow_gaps)) for history in histories]
     cut = Cut(split_bytes=options.split_bytes, records_max=options.records_per_split_max)
     splits = plan_splits(bucket.run(bounded_map(partial(_with_segments, bucket), wanted, REQUESTS_MAX)), cut)
@@ -152,6 +173,7 @@ def plan_export(bucket: Bucket, options: ReadOptions, journal: Journal, *, allow
         has_place=has_place,
         manifest_versions=_versions(histories),
         values=_values(journal, options),
+        histories=tuple(each for each in planned if each is not None),
     )
 
 
@@ -169,6 +191,47 @@ def _versions(histories: Iterable[History]) -> dict[str, dict[int, int]]:
         if history.pointer is not None:
             versions.setdefault(history.name.topic, {})[history.name.partition] = history.pointer.manifest_version
     return versions
+
+
+async def _same_history(
+    bucket: Bucket, before: Mapping[tuple[UUID, int], PlannedHistory], history: History
+) -> PlannedHistory | None:
+    """Return what a plan records of a history. Raises ``Invalid`` if it does not begin with the one that was planned before.
+
+    Only an operator makes it another one, by the decision on a fork or a restore up to a point. It may have come to be as long
+    as before, with other records at the same offsets.
+    """
+    name = history.name
+    if history.pointer is None:
+        return None
+    manifest = await bucket.source.manifest(history.pointer)
+    earlier = before.get((name.topic_id, name.partition))
+    if earlier is not None and manifest.settled_version >= earlier.version and not await _grew(bucket, manifest, earlier):
+        raise Invalid(
+            f"{name}: offsets up to {earlier.end} were exported, and an operator has set the history back since, so that they "
+            "have other records now; export to another target",
+            topic=name.topic,
+            partition=name.partition,
+        )
+    return PlannedHistory(
+        topic_id=name.topic_id,
+        partition=name.partition,
+        end=manifest.end_offset,
+        version=manifest.version,
+        tree_size=manifest.tree.size,
+        tree_head=manifest.tree.head.hex(),
+    )
+
+
+async def _grew(bucket: Bucket, manifest: Manifest, earlier: PlannedHistory) -> bool:
+    """Whether the history begins with the earlier one."""
+    if not earlier.tree_size:
+        return True
+    try:
+        growth = await prove_growth(bucket.source, manifest, earlier.tree_size)
+    except Invalid:
+        return False  # It never had so many batches, or is shorter.
+    return growth.holds(bytes.fromhex(earlier.tree_head))
 
 
 def _next_range(history: History, ends: Mapping[tuple[UUID, int], int], *, allow_gaps: bool) -> OffsetRange:
@@ -237,8 +300,11 @@ def export_tasks(
     if not plan.include_headers:
         columns = tuple(name for name in columns if name != "headers")
 
+    planned = {(each.topic_id, each.partition): each for each in plan.histories}
+
     async def tasks_of(name: PartitionName) -> list[FileTask]:
         history, files = await load_history(bucket, name), by_partition[name]
+        await _same_history(bucket, planned, history)
         _check_held(history, files, present=present, allow_gaps=allow_gaps)
         segments = await load_segments(bucket, history, OffsetRange(first=files[0].first, end=files[-1].end))
         return [

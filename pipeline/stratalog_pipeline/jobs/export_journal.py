@@ -8,6 +8,7 @@ so of two exports that start at once one fails. Names that begin with ``_`` are 
 from __future__ import annotations
 
 import contextlib
+from itertools import chain
 from typing import Final, TypeVar
 from uuid import UUID
 
@@ -49,11 +50,23 @@ class PlannedFile(msgspec.Struct, frozen=True, kw_only=True):
         return f"topic={self.topic}/partition={self.partition}/{self.first:020}-{self.end:020}.parquet"
 
 
+class PlannedHistory(msgspec.Struct, frozen=True, kw_only=True):
+    """Which history a run planned up to ``end``: its manifest's version, and the size and head (hex) of its Merkle tree."""
+
+    topic_id: UUID
+    partition: int
+    end: int
+    version: int
+    tree_size: int
+    tree_head: str
+
+
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """The files of one run, and the options that decide what is in them.
 
     ``has_place``: topic and partition are columns. ``manifest_versions``: of the history that was planned, by topic and
     partition. ``values``: how values are decoded, with the schema of the target's first run; None: they are bytes.
+    ``histories`` have partitions without new records, too; plans of earlier releases have none.
     """
 
     include_headers: bool
@@ -62,6 +75,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     has_place: bool = False
     manifest_versions: dict[str, dict[int, int]] = {}
     values: Values | None = None
+    histories: tuple[PlannedHistory, ...] = ()
 
 
 class WrittenFile(msgspec.Struct, frozen=True, kw_only=True):
@@ -112,9 +126,17 @@ class Journal:
     def ends(self) -> dict[tuple[UUID, int], int]:
         """The offset up to which each partition, by topic id and number, was planned."""
         ends: dict[tuple[UUID, int], int] = {}
-        for file in (file for plan in self._plans.values() for file in plan.files):
-            ends[file.topic_id, file.partition] = max(file.end, ends.get((file.topic_id, file.partition), 0))
+        planned: chain[PlannedFile | PlannedHistory] = chain.from_iterable(
+            (*plan.files, *plan.histories) for plan in self._plans.values()
+        )
+        for each in planned:
+            ends[each.topic_id, each.partition] = max(each.end, ends.get((each.topic_id, each.partition), 0))
         return ends
+
+    def histories(self) -> dict[tuple[UUID, int], PlannedHistory]:
+        """The history of each partition, by topic id and number, that was planned last."""
+        in_order = (self._plans[run] for run in sorted(self._plans))
+        return {(each.topic_id, each.partition): each for plan in in_order for each in plan.histories}
 
     def topic_ids(self) -> dict[str, UUID]:
         """The id of each topic that was exported before."""

@@ -33,6 +33,7 @@ from stratalog_tiering.format.manifest import (
     empty_manifest,
     segment_entry,
 )
+from stratalog_tiering.format.manifest_cut import cut_manifest
 from stratalog_tiering.format.manifest_edit import ManifestEdit, NewManifest, Previous, Removal
 from stratalog_tiering.format.manifest_limits import ManifestLimits
 from stratalog_tiering.format.object_keys import data_key_key, deletion_marker_key, marker_key, segment_key, topic_key
@@ -102,6 +103,15 @@ class ColdBucket:
         entries = [self._segment(topic_id, name, number, segment, 4096, (), None) for segment in segments]
         self.segment_keys[name, number] += [entry.key for entry, _ in entries]
         self._append(name, number, previous, entries, drop_below, None)
+
+    def cut(self, name: str, number: int, end_offset: int) -> None:
+        """Let a partition end where one of its segments begins, as an operator's restore up to a point does."""
+        _, previous = self._previous[name, number]
+        kept = cut_manifest(previous.manifest, end_offset, {}, {}).kept
+        base = Previous(manifest=kept, key=previous.key, sha256=previous.sha256)
+        edit = ManifestEdit(base, writer="test", random_id=lambda: self._random.getrandbits(64))
+        edit.settle_cut((), 1)
+        self._finish(name, number, edit)
 
     def merge(self, name: str, number: int, batches: Segment) -> None:
         """Replace all segments of a partition by one that holds the same batches."""

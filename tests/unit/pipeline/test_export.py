@@ -21,6 +21,7 @@ from stratalog_pipeline.bucket import Bucket
 from stratalog_pipeline.jobs import export_files
 from stratalog_pipeline.jobs.export import (
     check_same_options,
+    conflict_if_finished,
     export_tasks,
     finish_run,
     plan_export,
@@ -212,6 +213,17 @@ def test_of_two_exports_at_once_one_fails(exporter: Exporter) -> None:
         second.begin(same)
 
 
+def test_of_two_exports_that_finish_a_run_one_says_so(exporter: Exporter) -> None:
+    journal, plan = exporter.plan()
+    journal.begin(plan)
+    with pytest.raises(Corrupt), conflict_if_finished(exporter.out, 1):
+        raise Corrupt("a block is damaged")
+    finish_run(exporter.out, Journal(exporter.out), exporter.write(exporter.tasks(plan)))
+    is_done = "another export to the same target has finished run 1"
+    with pytest.raises(Conflict, match=is_done), conflict_if_finished(exporter.out, 1):
+        raise NotFound("the upload does not exist")
+
+
 def test_records_that_retention_removed_before_their_export_are_an_error(cold_bucket: ColdBucket, exporter: Exporter) -> None:
     exporter.run()
     cold_bucket.extend("flights", 0, batches(100, 20), batches(120, 20), drop_below=120)
@@ -241,6 +253,39 @@ def test_a_bucket_that_ends_before_what_was_exported_is_refused(
         restored.extend("flights", 0, batches(60, 50))
         more = plan_export(bucket, exporter.options, Journal(exporter.out), allow_gaps=True)
         assert [(file.first, file.end) for file in more.files] == [(100, 110)]
+
+
+def test_offsets_that_came_to_have_other_records_are_not_taken_for_exported_ones(
+    cold_bucket: ColdBucket, exporter: Exporter
+) -> None:
+    journal, plan = exporter.plan()
+    journal.begin(plan)
+    cold_bucket.cut("flights", 0, 60)
+    cold_bucket.extend("flights", 0, keyed(60, 80))
+    set_back = r"flights-0: offsets up to 100 were exported, and an operator has set the history back since"
+    with pytest.raises(Invalid, match=set_back):
+        export_tasks(exporter.bucket, plan, verify=False, allow_gaps=True)
+    finish_run(exporter.out, journal, [])
+    with pytest.raises(Invalid, match=set_back):
+        exporter.plan(allow_gaps=True)
+
+
+def test_a_history_that_was_cut_beyond_what_was_exported_goes_on(cold_bucket: ColdBucket, exporter: Exporter) -> None:
+    exporter.run()
+    cold_bucket.extend("flights", 0, batches(100, 20))
+    cold_bucket.cut("flights", 0, 100)
+    cold_bucket.extend("flights", 0, keyed(100, 40))
+    cold_bucket.merge("flights", 0, [*batches(0, 100), *keyed(100, 40)])
+    _, plan = exporter.plan()
+    assert (plan.files[0].first, plan.files[-1].end) == (100, 140)
+
+
+def test_what_retention_removed_of_a_partition_without_files_is_an_error(cold_bucket: ColdBucket, exporter: Exporter) -> None:
+    cold_bucket.extend("flights", 1, batches(30, 10), drop_below=40)
+    assert {file.partition for file in exporter.run()} == {0}
+    cold_bucket.extend("flights", 1, batches(40, 10), batches(50, 10), drop_below=50)
+    with pytest.raises(NotFound, match=r"flights-1: offsets 40\.\.50 were not exported yet"):
+        exporter.plan()
 
 
 def test_an_interrupted_run_ends_although_its_topic_was_deleted(
