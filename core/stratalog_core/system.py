@@ -160,6 +160,17 @@ class ThreadBackground:
             self._threads.append(thread)
 
 
+async def run_in_own_thread(call: Callable[[], Result]) -> Result:
+    """Run a call that may never return in a new thread, for which nothing waits at the end of the process."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[Result] = loop.create_future()
+    calls: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
+    calls.put((loop, future, call))
+    calls.put(None)
+    threading.Thread(target=_work, args=(calls,), name="call", daemon=True).start()
+    return await future
+
+
 _open_pools: weakref.WeakSet[ThreadBackground] = weakref.WeakSet()
 
 

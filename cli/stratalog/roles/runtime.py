@@ -9,6 +9,7 @@ import os
 import random
 import signal
 import sys
+import threading
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field, replace
@@ -17,6 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
+from stratalog.exit_codes import ExitCode
 from stratalog.roles.node import NodeSettings
 from stratalog.roles.open_files import raise_open_files
 from stratalog_core.config import load
@@ -30,7 +32,7 @@ from stratalog_core.http.settings import HttpSettings
 from stratalog_core.metrics.registry import Registry
 from stratalog_core.ports import Background, Clock, Files, Random, Transport
 from stratalog_core.rpc.tcp import TcpTransport
-from stratalog_core.system import SystemClock, SystemFiles, ThreadBackground
+from stratalog_core.system import SystemClock, SystemFiles, ThreadBackground, run_in_own_thread
 from stratalog_metadata.client.quorum_client import QuorumClient
 from stratalog_tiering.store import STORE_THREADS, ObjectStore, check_store_url, open_store
 
@@ -39,6 +41,7 @@ _WATCH_INTERVAL_S: Final = 1.0
 _LOCK_TIMEOUT_S: Final = 3.0
 """A killed process holds its locks until its last thread has left the kernel, which a disk write can delay."""
 _LOCK_RETRY_S: Final = 0.1
+_LOG_S_MAX: Final = 1.0
 _log = logging.getLogger("stratalog")
 
 
@@ -146,14 +149,17 @@ class Node:
         return pool
 
     async def files(self, directory: Path) -> Files:
-        """Lock a directory until this process ends. Raises ``Conflict`` if another process has the lock, or ``OSError``."""
-        files = self._files(directory)
+        """Lock a directory until this process ends. Raises ``Conflict`` if another process has the lock, or ``OSError``.
+
+        If its disk hangs, this waits, and the event loop goes on.
+        """
+        files = await run_in_own_thread(partial(self._files, directory))
         await self._lock(files.lock)
         return files
 
     async def file(self, path: Path) -> Files:
         """Lock the file at ``path`` until this process ends; return the files of its directory. Raises as ``files`` does."""
-        files = self._files(path.parent)
+        files = await run_in_own_thread(partial(self._files, path.parent))
         await self._lock(partial(lock_file, path))
         return files
 
@@ -161,7 +167,7 @@ class Node:
         deadline = self.clock.monotonic() + _LOCK_TIMEOUT_S
         while True:
             try:
-                self._stack.callback(lock())
+                self._stack.callback(await run_in_own_thread(lock))
                 return
             except Conflict:
                 if self.clock.monotonic() > deadline:
@@ -227,14 +233,50 @@ def run(configuration: Configuration, name: str, start: Start, borders: Borders 
     raise_open_files()
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
     gc.set_threshold(_YOUNG_OBJECTS_MAX)
-    run_server(_serve(configuration, name, start, borders))
+    limit = _StopLimit(name, settings.stop_timeout_s)
+    try:
+        run_server(_serve(configuration, name, start, borders, limit))
+    finally:
+        limit.end()
 
 
-async def _serve(configuration: Configuration, name: str, start: Start, borders: Borders) -> None:
+class _StopLimit:
+    """Ends the process if it has not stopped in time. Threads that wait for a disk can block the event loop meanwhile."""
+
+    def __init__(self, name: str, timeout_s: float) -> None:
+        self._name = name
+        self._timeout_s = timeout_s
+        self._timer: threading.Timer | None = None
+
+    def begin(self) -> None:
+        if self._timer is None:
+            self._timer = threading.Timer(self._timeout_s, self._exit)
+            self._timer.daemon = True
+            self._timer.start()
+
+    def end(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _exit(self) -> None:
+        says = "%s did not stop within %s s (stop_timeout_s) and exits as in a crash"
+        # The log may be on the disk that hangs.
+        logging_thread = threading.Thread(target=_log.warning, args=(says, self._name, self._timeout_s), daemon=True)
+        logging_thread.start()
+        logging_thread.join(_LOG_S_MAX)
+        os._exit(ExitCode.FAILED)
+
+
+async def _serve(configuration: Configuration, name: str, start: Start, borders: Borders, limit: _StopLimit) -> None:
     stopped = asyncio.Event()
     loop = asyncio.get_running_loop()
+
+    def stop() -> None:
+        limit.begin()
+        stopped.set()
+
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stopped.set)
+        loop.add_signal_handler(number, stop)
     stack = AsyncExitStack()
     try:
         node = Node(configuration, stack, borders, name)
@@ -253,7 +295,9 @@ async def _serve(configuration: Configuration, name: str, start: Start, borders:
         _log.error("%s failed: %s", name, failure.message)
         raise
     finally:
-        await _close(stack, name, configuration.section(NodeSettings, "node").stop_timeout_s)
+        limit.begin()
+        await stack.aclose()
+        _log.info("%s stopped", name)
 
 
 async def _until_stopped(node: Node, stopped: asyncio.Event) -> None:
@@ -278,19 +322,6 @@ async def _unless_stopped(starting: Awaitable[str], stopped: asyncio.Event) -> s
     start.cancel()
     await asyncio.wait((start,))
     return None
-
-
-async def _close(stack: AsyncExitStack, name: str, timeout_s: float) -> None:
-    try:
-        async with asyncio.timeout(timeout_s):
-            await stack.aclose()
-        _log.info("%s stopped", name)
-    except TimeoutError:
-        _log.warning(
-            "%s did not stop within %s s (stop_timeout_s) and exits as in a crash",
-            name,
-            timeout_s,
-        )
 
 
 def _configure_logging(settings: NodeSettings) -> None:
