@@ -46,6 +46,13 @@ class KnownTopics:
                     topic=name.topic,
                 )
 
+    def created_again(self, names: Iterable[PartitionName]) -> set[str]:
+        """Remember all topics. Return the names of those that had another id before."""
+        found = {name.topic: name.topic_id for name in names}
+        again = {topic for topic, topic_id in found.items() if self._ids.get(topic, topic_id) != topic_id}
+        self._ids |= found
+        return again
+
 
 def first_offsets(options: ReadOptions) -> Offsets:
     """Return the offsets at which a new stream begins. Raises ``Invalid``, ``NotFound``, ``Corrupt``, ``Unavailable``."""
@@ -64,12 +71,22 @@ def wanted_ranges(options: ReadOptions, topics: KnownTopics | None = None) -> Av
 
 
 def available(options: ReadOptions, topics: KnownTopics | None = None) -> Available:
-    """Return what can be read now. Raises as :func:`first_offsets`, and as ``KnownTopics.check`` if ``topics`` are given."""
+    """Return what can be read now. Raises as :func:`first_offsets`.
+
+    If ``topics`` are given: raises as ``KnownTopics.check``; without ``failOnDataLoss`` a topic that was created again has
+    nothing this time, which sets a stream back to its first record.
+    """
     with Bucket(options.store, options.second_store) as bucket:
         limits = partition_limits(bucket, replace(options, start=AllAt(position=EARLIEST)))
-    if topics is not None:
+    again: set[str] = set()
+    if topics is not None and options.fail_on_data_loss:
         topics.check(limits)
-    return {(name.topic, str(name.partition)): found for name, (found, _) in limits.items()}
+    elif topics is not None:
+        again = topics.created_again(limits)
+    return {
+        (name.topic, str(name.partition)): OffsetRange(first=found.first, end=found.first) if name.topic in again else found
+        for name, (found, _) in limits.items()
+    }
 
 
 def check_no_loss(start: Offsets, found: Available) -> None:
@@ -113,6 +130,11 @@ def next_end(start: Offsets, found: Available, rows_max: int | None) -> Offsets:
 def new_offsets(start: Offsets, found: Available) -> int:
     """Return the number of offsets after ``start``."""
     return sum(held.end - _begin(start, place, held) for place, held in found.items())
+
+
+def is_set_back(start: Offsets, found: Available) -> bool:
+    """Whether a partition ends before ``start``. The end of the next batch is lower then, so that later records are read."""
+    return any(start.get(topic, {}).get(number, 0) > held.end for (topic, number), held in found.items())
 
 
 def cut_at(found: Available, target: Offsets) -> Available:

@@ -31,6 +31,7 @@ from stratalog_pipeline.stream_plan import (
     check_no_loss,
     cut_at,
     first_offsets,
+    is_set_back,
     new_offsets,
     next_end,
     plan_batch,
@@ -49,7 +50,7 @@ class StratalogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         self._values = values
         self._target: Offsets | None = None
         self._latest: Offsets | None = None
-        self._topics = KnownTopics() if options.fail_on_data_loss else None
+        self._topics = KnownTopics()
         self._last_batch_s = time.monotonic()
 
     def initialOffset(self) -> Offsets:  # noqa: N802 - Spark's name
@@ -76,11 +77,12 @@ class StratalogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         self._latest = next_end({}, found, None)
         if self._options.fail_on_data_loss:
             check_no_loss(start, found)
+        goes_back = is_set_back(start, found)
         if self._target is not None:
             found = cut_at(found, self._target)
-        elif self._waits(new_offsets(start, found), limit):
+        elif not goes_back and self._waits(new_offsets(start, found), limit):
             return start
-        if not new_offsets(start, found):
+        if not goes_back and not new_offsets(start, found):
             return start
         self._last_batch_s = time.monotonic()
         return next_end(start, found, limit.max_rows if isinstance(limit, ReadMaxRows) else None)
@@ -96,7 +98,8 @@ class StratalogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         return self._latest
 
     def partitions(self, start: Offsets, end: Offsets) -> Sequence[InputPartition]:
-        return [TaskPartition(splits) for splits in plan_batch(self._options, start, end, self._topics).tasks]
+        topics = self._topics if self._options.fail_on_data_loss else None
+        return [TaskPartition(splits) for splits in plan_batch(self._options, start, end, topics).tasks]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         yield from read_task(self._options, cast(TaskPartition, partition), self._columns, self._values)

@@ -58,6 +58,34 @@ def test_a_topic_that_is_created_again_fails_the_query(cold_bucket: ColdBucket, 
     assert goes_on.latestOffset(end, ReadMaxRows(40)) == {"t": {"0": 30}}
 
 
+def test_without_fail_on_data_loss_a_topic_that_is_created_again_is_read_from_its_first_record(
+    cold_bucket: ColdBucket,
+) -> None:
+    first_id = cold_bucket.add_topic("t", [[segment(0, 10)]])
+    given = {"path": cold_bucket.url, "subscribe": "t", "failOnDataLoss": "false"}
+    reader = StratalogStreamReader(parse_options(given, "stream"), COLUMNS)
+    start = reader.latestOffset({"t": {"0": 0}}, ReadMaxRows(40))
+    assert start == {"t": {"0": 10}}
+    cold_bucket.put(deletion_marker_key(first_id), encode_descriptor(DeletionMarker(topic_id=first_id, deleted_at_ms=1)))
+    cold_bucket.add_topic("t", [[segment(0, 30)]])
+    back = reader.latestOffset(start, ReadMaxRows(40))
+    assert back == {"t": {"0": 0}}
+    assert reader.partitions(start, back) == []
+    assert reader.latestOffset(back, ReadMaxRows(40)) == {"t": {"0": 30}}
+
+
+def test_without_fail_on_data_loss_a_shorter_partition_is_followed_from_its_end(cold_bucket: ColdBucket) -> None:
+    """It was created again, or restored to an earlier time, while the query was stopped."""
+    cold_bucket.add_topic("t", [[segment(0, 10)]])
+    given = {"path": cold_bucket.url, "subscribe": "t", "failOnDataLoss": "false", "minOffsetsPerTrigger": "5"}
+    reader = StratalogStreamReader(parse_options(given, "stream"), COLUMNS)
+    start = {"t": {"0": 25}}
+    back = reader.latestOffset(start, reader.getDefaultReadLimit())
+    assert back == {"t": {"0": 10}}
+    cold_bucket.extend("t", 0, segment(10, 30))
+    assert reader.latestOffset(back, ReadMaxRows(40)) == {"t": {"0": 40}}
+
+
 def test_without_fail_on_data_loss_a_stream_goes_on_without_a_deleted_topic(cold_bucket: ColdBucket) -> None:
     gone = cold_bucket.add_topic("a1", [[segment(0, 10)]])
     cold_bucket.add_topic("a2", [[segment(0, 10)]])
