@@ -56,10 +56,12 @@ def test_reads_of_one_holder_and_hour_share_a_lease_on_their_topics(cold_bucket:
     assert {each: each.stat().st_mtime_ns for each in leases(cold_bucket.root)} == written
 
 
-def test_a_task_renews_the_lease_when_it_is_due(cold_bucket: ColdBucket) -> None:
-    now_ms = SystemClock().wall_ms()
-    document = ReaderLease(holder="Spark by me", began_at_ms=now_ms, duration_ms=4_000)
-    lease = SharedLease(key="leases/00.json", lease=document, begun_ms=now_ms)
+@pytest.mark.parametrize("planner_ahead_ms", [0, 24 * 3_600_000])
+def test_a_task_renews_the_lease_when_it_is_due(cold_bucket: ColdBucket, planner_ahead_ms: int) -> None:
+    """Whatever the clock of the planner's machine says."""
+    begun_ms = SystemClock().wall_ms() + planner_ahead_ms
+    document = ReaderLease(holder="Spark by me", began_at_ms=begun_ms, duration_ms=4_000)
+    lease = SharedLease(key="leases/00.json", lease=document, begun_ms=begun_ms)
     path = cold_bucket.root / "leases" / "00.json"
     with Bucket(cold_bucket.url) as bucket, kept(bucket, lease):
         deadline = time.monotonic() + 60

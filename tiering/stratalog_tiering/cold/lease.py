@@ -189,13 +189,15 @@ class SharedLease:
 
     async def keep(self, store: ObjectStore, clock: Clock) -> None:
         """Renew the lease, whenever it is due, until cancelled. A failure is logged: what is read may be there all the same."""
-        written_at_ms = self.begun_ms
+        quarter_s = self.lease.duration_ms / 4 / 1000
+        since_s = (clock.wall_ms() - self.begun_ms) / 1000
+        # The wall clock may be another machine's, or be set: what it says only makes the first renewal earlier.
+        pause_s = min(max(0.0, quarter_s - since_s), quarter_s)
         while True:
-            due_ms = written_at_ms + self.lease.duration_ms // 4
-            await asyncio.sleep(max(0, due_ms - clock.wall_ms()) / 1000)
+            await asyncio.sleep(pause_s)
             try:
                 await self.write(store)
-                written_at_ms = clock.wall_ms()
+                pause_s = quarter_s
             except StratalogError as failure:
                 _log.warning("the lease of a read was not renewed: %s", failure.message)
-                await asyncio.sleep(RETRY_S)
+                pause_s = min(RETRY_S, quarter_s)
