@@ -29,8 +29,9 @@ class BatchStatistics:
     """Statistics of neighbouring batches of one partition, in offset order.
 
     ``newest_ms`` is the greatest timestamp so far, that of earlier batches included. A batch is late if all of its records are
-    older than one before it; ``lateness_max_ms`` is the greatest such difference. ``records_by_day`` counts a batch on the UTC
-    day of its newest record, by days since 1970; records without a timestamp are on day -1.
+    older than one before it, and have timestamps; ``lateness_max_ms`` is the greatest such difference. ``records_by_day``
+    counts a batch on the UTC day of its newest record, by days since 1970; records without a timestamp are on day -1. ``runs``
+    are in offset order for each producer, and few even if the batches of many producers alternate.
     """
 
     newest_ms: int = -1
@@ -42,7 +43,11 @@ class BatchStatistics:
     lateness_max_ms: int = 0
     records_by_day: Counter[int] = field(default_factory=Counter)
     bytes_by_codec: Counter[str] = field(default_factory=Counter)
-    runs: list[SequenceRun] = field(default_factory=list)
+    _runs: dict[tuple[int, int], list[SequenceRun]] = field(default_factory=dict)
+
+    @property
+    def runs(self) -> list[SequenceRun]:
+        return [run for runs in self._runs.values() for run in runs]
 
     def add(self, header: BatchHeader) -> None:
         count = header.record_count
@@ -55,29 +60,27 @@ class BatchStatistics:
             return
         newest = header.max_timestamp_ms
         self.records_by_day[newest // DAY_MS] += count
-        if newest < self.newest_ms:
+        if 0 <= newest < self.newest_ms:
             self.late_records += count
             self.lateness_max_ms = max(self.lateness_max_ms, self.newest_ms - newest)
-        else:
-            self.newest_ms = newest
+        self.newest_ms = max(self.newest_ms, newest)
         if header.producer_id != NO_PRODUCER_ID and header.base_sequence != NO_SEQUENCE:
             self._add_to_run(header)
 
     def _add_to_run(self, header: BatchHeader) -> None:
         count = header.last_offset_delta + 1
-        if self.runs:
-            last = self.runs[-1]
-            follows = (last.first + last.length) % _SEQUENCES == header.base_sequence
-            if follows and (last.producer_id, last.epoch) == (header.producer_id, header.producer_epoch):
-                self.runs[-1] = last._replace(length=last.length + count)
-                return
-        self.runs.append(SequenceRun(header.producer_id, header.producer_epoch, header.base_sequence, count))
+        runs = self._runs.setdefault((header.producer_id, header.producer_epoch), [])
+        if runs and (runs[-1].first + runs[-1].length) % _SEQUENCES == header.base_sequence:
+            runs[-1] = runs[-1]._replace(length=runs[-1].length + count)
+        else:
+            runs.append(SequenceRun(header.producer_id, header.producer_epoch, header.base_sequence, count))
 
 
 def repeated_records(runs: Iterable[SequenceRun]) -> int:
-    """Return the number of records of ``runs``, in offset order, whose producer had sent their sequences before.
+    """Return the number of records of ``runs`` whose producer had sent their sequences before.
 
-    Sequences wrap from 2**31 - 1 to 0, so they are compared as serial numbers (RFC 1982).
+    The runs of each producer are in offset order. Sequences wrap from 2**31 - 1 to 0, so they are compared as serial numbers
+    (RFC 1982).
     """
     next_sequences: dict[tuple[int, int], int] = {}
     repeated = 0

@@ -167,8 +167,12 @@ def replay_report(result: ReplayResult, target: str) -> Report:
 
 
 def _days(by_day: Mapping[int, int]) -> dict[str, int]:
-    """Return counts by ISO date from counts by days since 1970. Records without a timestamp count under ``none``."""
-    return {("none" if day < 0 else _date(day)): count for day, count in by_day.items()}
+    """Return counts by ISO date from counts by days since 1970. Records without a timestamp, or before 1970: ``none``."""
+    days: dict[str, int] = {}
+    for day, count in by_day.items():
+        name = "none" if day < 0 else _date(day)
+        days[name] = days.get(name, 0) + count
+    return days
 
 
 def _date(day: int) -> str:

@@ -12,7 +12,7 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 from unit.broker.mini_cluster import in_thread, run_cluster
 
-from stratalog_core.batches.batch import read_header
+from stratalog_core.batches.batch import BatchHeader, read_header
 from stratalog_core.batches.compression import NAMES
 from stratalog_core.batches.records import Record, build_batch
 from stratalog_core.errors import Corrupt
@@ -310,15 +310,34 @@ async def test_brokers_that_lack_records_of_the_bucket_are_a_problem(cold_bucket
         await in_thread(steps)
 
 
+def a_header(offset: int, producer_id: int, base_sequence: int, timestamp_ms: int = 1) -> BatchHeader:
+    """The header of a batch of two records."""
+    records = [Record(offset=o, timestamp_ms=timestamp_ms, key=None, value=None) for o in (offset, offset + 1)]
+    return read_header(build_batch(records, producer_id=producer_id, producer_epoch=1, base_sequence=base_sequence))
+
+
+def test_producers_that_alternate_have_few_runs() -> None:
+    """The driver gets the runs of all segments."""
+    statistics = BatchStatistics()
+    for number in range(400):
+        statistics.add(a_header(2 * number, number % 4, 2 * (number // 4)))
+    statistics.add(a_header(800, 2, 100))
+    assert statistics.runs == [
+        *(SequenceRun(producer, 1, 0, 200) for producer in range(3)), SequenceRun(2, 1, 100, 2), SequenceRun(3, 1, 0, 200)
+    ]  # fmt: skip
+    assert repeated_records(statistics.runs) == 2
+
+
+def test_records_without_a_timestamp_are_not_late() -> None:
+    statistics = BatchStatistics()
+    for offset, timestamp_ms in ((0, 5000), (2, -1), (4, 4000)):
+        statistics.add(a_header(offset, 5, offset, timestamp_ms))
+    assert (statistics.late_records, statistics.lateness_max_ms, statistics.newest_ms) == (2, 1000, 5000)
+
+
 def test_neighbouring_batches_of_a_producer_are_one_run() -> None:
     statistics = BatchStatistics()
     for offset, sequence in ((0, 2**31 - 2), (2, 0), (4, 2), (6, 2)):
-        batch = build_batch(
-            [Record(offset=o, timestamp_ms=1, key=None, value=None) for o in (offset, offset + 1)],
-            producer_id=5,
-            producer_epoch=1,
-            base_sequence=sequence,
-        )
-        statistics.add(read_header(batch))
+        statistics.add(a_header(offset, 5, sequence))
     assert statistics.runs == [SequenceRun(5, 1, 2**31 - 2, 6), SequenceRun(5, 1, 2, 2)]
     assert repeated_records(statistics.runs) == 2
