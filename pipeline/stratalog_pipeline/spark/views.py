@@ -27,7 +27,7 @@ def register_views(
     A view is named as its topic, with ``_`` for what is no letter, digit or underscore, after ``prefix``. Internal topics have
     none. ``options`` are those of every read; ``values`` has more for some topics, such as their ``value_format``. Spark plans
     a view once, so it keeps showing what was offloaded when it was first queried: call this again for newer records and topics.
-    Raises ``Conflict`` if two topics would share a name, and what a read raises.
+    Raises ``Conflict`` if two topics would share a name, but for its case, and what a read raises.
     """
     given = {"missingTail": "ignore", **(options or {}), "store": store}
     with Bucket(store, given.get("secondStore", "")) as bucket:
@@ -36,8 +36,9 @@ def register_views(
     names: dict[str, str] = {}
     for topic in topics:
         name = prefix + re.sub(r"\W", "_", topic, flags=re.ASCII)
-        if name in names.values():
-            other = next(each for each, taken in names.items() if taken == name)
+        # Spark does not distinguish names by case.
+        other = next((each for each, taken in names.items() if taken.lower() == name.lower()), None)
+        if other is not None:
             raise Conflict(
                 f"topics {other!r} and {topic!r} would both be view {name}: choose by pattern, with a prefix for one"
             )
