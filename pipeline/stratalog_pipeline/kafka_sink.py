@@ -75,7 +75,7 @@ class WriteOptions:
     trusts_markers: bool = False
 
 
-def parse_write_options(given: Mapping[str, str]) -> WriteOptions:
+def parse_write_options(given: Mapping[str, str], *, is_stream: bool = False) -> WriteOptions:
     """Parse the options of a write. Raises ``Invalid`` that names the option and the remedy."""
     options = {name.lower(): text for name, text in given.items()}
     for name in ("path", "store"):
@@ -83,6 +83,10 @@ def parse_write_options(given: Mapping[str, str]) -> WriteOptions:
             raise Invalid(f"option {name!r}: rows are written to brokers, not to the bucket; give kafka.bootstrap.servers")
     for name in given:
         check_known(name, KNOWN, (CLIENT,))
+    if is_stream and (useless := [name for name in ("writeId", "writeBatch") if name.lower() in options]):
+        raise Invalid(
+            f"option '{useless[0]}' has no effect in a stream, whose batches are named by its checkpoint: leave it out"
+        )
     client = client_options(options)
     if not client:
         raise Invalid(f"option '{CLIENT}{BOOTSTRAP}' is missing: the brokers to write to, as HOST:PORT,…")
@@ -101,7 +105,7 @@ def parse_write_options(given: Mapping[str, str]) -> WriteOptions:
         write_batch=_batch_number(options.get("writebatch", "0")),
         trusts_markers=choice(options, "markers", ("strict", "trusted")) == "trusted",
     )
-    _check_delivery(parsed)
+    _check_delivery(parsed, options)
     return parsed
 
 
@@ -111,12 +115,13 @@ def _batch_number(text: str) -> int:
     return int(text)
 
 
-def _check_delivery(options: WriteOptions) -> None:
+def _check_delivery(options: WriteOptions, given: Mapping[str, str]) -> None:
     if "transactional.id" in options.client:
         raise Invalid(f"option '{CLIENT}transactional.id' cannot be set: each task has its own; option 'writeId' names a write")
     if not options.is_exactly_once:
-        if options.write_id is not None:
-            raise Invalid("option 'writeId' has no effect with delivery=at-least-once: leave out one of them")
+        for name in ("writeId", "writeBatch", "markers"):
+            if name.lower() in given:
+                raise Invalid(f"option '{name}' has no effect with delivery=at-least-once: leave out one of them")
         return
     if options.topic is None:
         raise Invalid(

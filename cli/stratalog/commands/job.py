@@ -263,6 +263,8 @@ def replay(
     for name, number in (("--shift", shift_s), ("--rate", rate)):
         if not abs(number) <= _NUMBER_MAX:
             raise Invalid(f"{name} is {number}; maximum is {_NUMBER_MAX:.0e}")
+    if trust_markers and delivery == "at-least-once":
+        raise Invalid("--trust-markers has no effect with --delivery at-least-once: leave out one of them")
     with modules():
         from stratalog_pipeline.jobs.replay import ReplayTarget, check_targets
         from stratalog_pipeline.jobs.replay import replay as run_replay

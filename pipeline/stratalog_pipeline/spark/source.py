@@ -95,7 +95,7 @@ class StratalogDataSource(DataSource):
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:  # noqa: N802 - Spark's name
         from stratalog_pipeline.spark.writer import KafkaStreamWriter
 
-        return KafkaStreamWriter(self._checked(schema, overwrite))
+        return KafkaStreamWriter(self._checked(schema, overwrite, is_stream=True))
 
     def _bulk_writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
         from stratalog_pipeline.bulk_sink import parse_bulk_options
@@ -112,12 +112,12 @@ class StratalogDataSource(DataSource):
             raise Invalid("there is no column 'partition'; use `stratalog_pipeline.jobs.backfill.backfill`, which adds it")
         return BulkWriter(options)
 
-    def _checked(self, schema: StructType, overwrite: bool) -> WriteOptions:
+    def _checked(self, schema: StructType, overwrite: bool, *, is_stream: bool = False) -> WriteOptions:
         from stratalog_pipeline.kafka_sink import check_topic, check_written_columns, parse_write_options
 
         if overwrite:
             raise Invalid("a topic can only be appended to: write with .mode('append'), or a stream with outputMode('append')")
-        options = parse_write_options(self._given)
+        options = parse_write_options(self._given, is_stream=is_stream)
         check_written_columns(_fields(schema), options.topic)
         check_topic(options)
         return options

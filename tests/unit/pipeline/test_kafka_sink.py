@@ -51,6 +51,8 @@ def test_a_write_is_exactly_once_unless_it_says_otherwise() -> None:
         ({**SERVERS, "topic": "a", "groupIdPrefix": "g"}, "option 'groupIdPrefix' is unknown"),
         ({**SERVERS, "topic": "a", "writeBatch": "1"}, "'writeBatch' needs option 'writeId'"),
         ({**SERVERS, "topic": "a", "writeId": "a", "delivery": "at-least-once"}, "'writeId' has no effect"),
+        ({**SERVERS, "topic": "a", "writeBatch": "3", "delivery": "at-least-once"}, "'writeBatch' has no effect"),
+        ({**SERVERS, "topic": "a", "markers": "trusted", "delivery": "at-least-once"}, "'markers' has no effect"),
         ({**SERVERS, "topic": "a", "kafka.transactional.id": "mine"}, "'kafka.transactional.id' cannot be set"),
     ],
 )
@@ -58,6 +60,14 @@ def test_what_is_wrong_is_refused_by_name(given: dict[str, str], message: str) -
     with pytest.raises(Invalid) as refused:
         parse_write_options(given)
     assert message in refused.value.message
+
+
+@pytest.mark.parametrize("name", ["writeId", "WRITEID", "writeBatch"])
+def test_a_stream_takes_no_name_of_a_batch_write(name: str) -> None:
+    given = {**SERVERS, "topic": "a", "checkpointLocation": "/c", "markers": "trusted"}
+    assert parse_write_options(given, is_stream=True).trusts_markers
+    with pytest.raises(Invalid, match="has no effect in a stream"):
+        parse_write_options({**given, name: "1"}, is_stream=True)
 
 
 @pytest.mark.parametrize(
