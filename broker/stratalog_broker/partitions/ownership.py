@@ -17,6 +17,7 @@ from stratalog_broker.configs.settings import BrokerSettings
 from stratalog_broker.metrics import TakeoverMetrics
 from stratalog_broker.partitions.batched_semaphore import BatchedSemaphore
 from stratalog_broker.partitions.core import PartitionCore
+from stratalog_broker.partitions.deferred_markers import write_deferred_markers
 from stratalog_broker.partitions.deleted_partitions import seal_last
 from stratalog_broker.partitions.directory import PartitionDirectory
 from stratalog_broker.partitions.handover import OutgoingHandovers
@@ -200,7 +201,8 @@ class Partitions:
             elif isinstance(record, TierRequest) and change.after is not None:
                 self._tier_requested(record, change.after)
             elif change.key == TOPIC_DEFAULTS_KEY:
-                self._defaults_changed()
+                for log in self._logs.values():
+                    log.update_topic(log.topic)
             elif record is None:
                 self._record_gone(before)
 
@@ -230,10 +232,6 @@ class Partitions:
             self.memory.indexes.drop(record.ledger_id)
         elif isinstance(record, Topic):
             self._directory.forget(record)
-
-    def _defaults_changed(self) -> None:
-        for log in self._logs.values():
-            log.update_topic(log.topic)
 
     def _topic_changed(self, topic: Topic) -> None:
         self._directory.put(topic)
@@ -346,6 +344,8 @@ class Partitions:
             on_lost=self._on_lost,
             rolls=self._rolls,
         )
+        if (removal := write_deferred_markers(self._metadata, log, self._clock)) is not None:
+            self._spawn(removal)
         self._logs[identity] = log
         self._by_name[(topic.name.encode(), identity.partition)] = log
         self._by_id[(identity.topic_id.bytes, identity.partition)] = log

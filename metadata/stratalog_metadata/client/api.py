@@ -40,6 +40,10 @@ class MetadataView(Protocol):
         """All records of a kind, ordered by key."""
         ...
 
+    def with_prefix(self, prefix: str) -> Sequence[Versioned]:
+        """The records whose key begins with ``prefix``, ordered by key."""
+        ...
+
     def subscribe(self, on_changes: OnChanges) -> Callable[[], None]:
         """Call ``on_changes`` after each change of the view; returns a function that unsubscribes. There is no replay."""
         ...

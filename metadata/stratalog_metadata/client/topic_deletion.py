@@ -22,6 +22,7 @@ from stratalog_metadata.records import (
     Partition,
     RestoredTopic,
     Topic,
+    deferred_markers_prefix,
     deleted_topic_key,
     fork_decision_key,
     log_key,
@@ -125,10 +126,11 @@ def finish_deletion(view: MetadataView, deleted: DeletedTopic) -> Iterator[Delet
     """Make the deletion final: yield the commands, in order, that remove the topic's logs, ledgers and manifest pointers.
 
     The first of them ends the time for a restore. A topic may have hundreds of thousands of records, so each command removes
-    about ``PART_RECORDS_MAX``, and its record of the deletion says what is left. A caller that finds such a record calls this
-    again, to go on. Yields nothing if nothing is left.
+    about ``PART_RECORDS_MAX``, and its record of the deletion says what is left. A caller that finds such a record, or deferred
+    markers of the topic, calls this again, to go on. Yields nothing if nothing is left.
 
-    ``view`` must be at the version of the record ``deleted``, or newer: it then has all ledgers of the topic that are left.
+    ``view`` must be at the version of the record ``deleted``, or newer: it then has all ledgers of the topic that are left. Ask
+    for the next command once the view has the one before: no marker is deferred after the first of them.
     """
     ledgers: dict[int, list[str]] = defaultdict(list)
     for ledger in view.all(Ledger):
@@ -148,6 +150,9 @@ def finish_deletion(view: MetadataView, deleted: DeletedTopic) -> Iterator[Delet
         if len(keys) >= PART_RECORDS_MAX or left == 0:
             yield _part(deleted, keys, left)
             keys = []
+    markers = [found.record.key() for found in view.with_prefix(deferred_markers_prefix(deleted.topic_id))]
+    for first in range(0, len(markers), PART_RECORDS_MAX):
+        yield _part(deleted, markers[first : first + PART_RECORDS_MAX], 0)
 
 
 def _part(deleted: DeletedTopic, keys: Sequence[str], left: int) -> DeletionPart:
@@ -155,6 +160,11 @@ def _part(deleted: DeletedTopic, keys: Sequence[str], left: int) -> DeletionPart
         topic_id=deleted.topic_id, name=deleted.name, deleted_at_ms=deleted.deleted_at_ms, partitions_left=left
     )  # fmt: skip
     return DeletionPart(keys=keys, deleted=final)
+
+
+def is_finished(view: MetadataView, deleted: DeletedTopic) -> bool:
+    """Whether a deletion is final and metadata has no other record of the topic left."""
+    return deleted.is_final and not deleted.partitions_left and not view.with_prefix(deferred_markers_prefix(deleted.topic_id))
 
 
 def is_restorable(view: MetadataView, topic_id: UUID) -> bool:

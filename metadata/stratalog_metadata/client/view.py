@@ -56,6 +56,9 @@ class LocalView:
             assert isinstance(stored.record, kind)
             yield stored.record
 
+    def with_prefix(self, prefix: str) -> list[Versioned]:
+        return self._records.scan(prefix)
+
     def subscribe(self, on_changes: OnChanges) -> Callable[[], None]:
         number = self._next_subscriber
         self._next_subscriber += 1

@@ -47,16 +47,19 @@ from stratalog_metadata.records.quorum import QUORUM_KEY, Quorum
 from stratalog_metadata.records.session import Lease, Session, lease_key, session_key
 from stratalog_metadata.records.topic import (
     CLIENT_METRICS_CONFIGS,
+    DEFERRED_MARKERS,
     FEATURES,
     FEATURES_KEY,
     GROUP_CONFIGS,
     TOPIC_DEFAULTS_KEY,
+    DeferredMarker,
     DeletedTopic,
     DynamicConfig,
     PendingTopic,
     RestoredTopic,
     Topic,
     configs_in_force,
+    deferred_markers_prefix,
     deleted_topic_key,
     dynamic_config_key,
     is_hot_only,
@@ -70,6 +73,7 @@ Record = (
     | Broker
     | Cluster
     | Counter
+    | DeferredMarker
     | DeletedTopic
     | DrainedBroker
     | DynamicConfig
@@ -98,15 +102,15 @@ class Versioned(msgspec.Struct, frozen=True, gc=False):
 
 
 __all__ = [
-    "CLIENT_METRICS_CONFIGS",
-    "CLUSTER_KEY", "FEATURES", "FEATURES_KEY", "GROUP_CONFIGS", "KEEP_METADATA", "KEEP_STORE", "LEDGER_IDS", "NONE_UNDECIDED",
-    "NO_OWNER", "PRODUCER_IDS", "QUORUM_KEY", "SESSION_IDS", "TOPIC_DEFAULTS_KEY", "UNKNOWN_UNDECIDED",
-    "Bookie", "Broker", "Cluster", "Counter", "DeletedTopic", "DrainedBroker", "DynamicConfig", "Endpoint", "ForkDecision",
-    "Fragment", "Lease",
-    "Ledger", "LedgerRef", "LedgerState", "Log", "ManifestPointer", "Partition", "PendingTopic", "Quorum", "Record",
-    "RestoredTopic", "Session", "TierRequest", "TierStatus", "TieringWorker", "Topic", "TopicPartition", "Versioned",
-    "bookie_key", "broker_key", "configs_in_force", "counter_key", "deleted_topic_key", "drained_broker_key",
-    "dynamic_config_key", "fork_decision_key", "is_hot_only", "lease_key", "ledger_key", "log_key",
+    "CLIENT_METRICS_CONFIGS", "CLUSTER_KEY", "DEFERRED_MARKERS", "FEATURES", "FEATURES_KEY", "GROUP_CONFIGS",
+    "KEEP_METADATA", "KEEP_STORE", "LEDGER_IDS", "NONE_UNDECIDED", "NO_OWNER", "PRODUCER_IDS", "QUORUM_KEY", "SESSION_IDS",
+    "TOPIC_DEFAULTS_KEY", "UNKNOWN_UNDECIDED",
+    "Bookie", "Broker", "Cluster", "Counter", "DeferredMarker", "DeletedTopic", "DrainedBroker", "DynamicConfig",
+    "Endpoint", "ForkDecision", "Fragment", "Lease", "Ledger", "LedgerRef", "LedgerState", "Log", "ManifestPointer",
+    "Partition", "PendingTopic", "Quorum", "Record", "RestoredTopic", "Session", "TierRequest", "TierStatus",
+    "TieringWorker", "Topic", "TopicPartition", "Versioned",
+    "bookie_key", "broker_key", "configs_in_force", "counter_key", "deferred_markers_prefix", "deleted_topic_key",
+    "drained_broker_key", "dynamic_config_key", "fork_decision_key", "is_hot_only", "lease_key", "ledger_key", "log_key",
     "manifest_pointer_key", "partition_key", "pending_topic_key", "restored_topic_key", "session_key", "tier_request_key",
     "tier_status_key", "topic_key",
 ]  # fmt: skip

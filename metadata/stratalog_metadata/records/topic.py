@@ -71,6 +71,26 @@ class RestoredTopic(RecordBase, frozen=True, kw_only=True, tag="restored_topic")
         return restored_topic_key(self.topic_id)
 
 
+class DeferredMarker(RecordBase, frozen=True, kw_only=True, tag="deferred_marker"):
+    """The marker that ends a transaction in a partition whose topic was deleted when the transaction ended.
+
+    Written only while the topic can be restored. The partition's owner writes the marker after a restore, before any other
+    batch, and then removes the record. ``leader_epoch`` is the partition's last one before the deletion: a transaction that
+    began in a later epoch is another one.
+    """
+
+    topic_id: UUID
+    index: int
+    leader_epoch: int
+    producer_id: int
+    producer_epoch: int
+    coordinator_epoch: int
+    is_commit: bool = False
+
+    def key(self) -> str:
+        return f"{deferred_markers_prefix(self.topic_id, self.index)}{self.leader_epoch}/{self.producer_id}"
+
+
 class PendingTopic(RecordBase, frozen=True, kw_only=True, tag="pending_topic"):
     """A topic whose history is being written to the bucket, to be attached to the cluster by one command.
 
@@ -117,6 +137,16 @@ def pending_topic_key(topic_id: UUID) -> str:
 
 def restored_topic_key(topic_id: UUID) -> str:
     return f"restored_topic/{topic_id.hex}"
+
+
+DEFERRED_MARKERS: Final = "deferred_marker/"
+"""The beginning of the keys of all deferred markers."""
+
+
+def deferred_markers_prefix(topic_id: UUID, index: int | None = None) -> str:
+    """The beginning of the keys of the deferred markers of a topic, or of one of its partitions."""
+    of_topic = f"{DEFERRED_MARKERS}{topic_id.hex}/"
+    return of_topic if index is None else f"{of_topic}{index}/"
 
 
 TOPIC_DEFAULTS_KEY: Final = DynamicConfig(resource="").key()

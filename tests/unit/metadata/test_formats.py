@@ -32,6 +32,7 @@ from stratalog_metadata.records import (
     Broker,
     Cluster,
     Counter,
+    DeferredMarker,
     DeletedTopic,
     DrainedBroker,
     DynamicConfig,
@@ -81,6 +82,9 @@ RECORDS: list[Record] = [
     DeletedTopic(topic_id=TOPIC, name="t", deleted_at_ms=1_700_000_000_000),
     PendingTopic(topic_id=TOPIC, name="flights", expires_at_ms=1_700_000_000_000),
     RestoredTopic(topic_id=TOPIC),
+    DeferredMarker(
+        topic_id=TOPIC, index=3, leader_epoch=4, producer_id=1001, producer_epoch=7, coordinator_epoch=2, is_commit=True
+    ),
     DynamicConfig(resource="1", configs={"key": "value"}),
     Lease(name="offload/t/0", session_id=9),
     Ledger(

@@ -19,7 +19,7 @@ from stratalog_core.bounded_map import bounded_map
 from stratalog_core.errors import NoSuchObject
 from stratalog_core.moments import utc_text
 from stratalog_metadata.client.topic_defaults import topic_defaults
-from stratalog_metadata.client.topic_deletion import finish_deletion
+from stratalog_metadata.client.topic_deletion import finish_deletion, is_finished
 from stratalog_metadata.records import DeletedTopic, PendingTopic, RestoredTopic, Topic, restored_topic_key
 from stratalog_metadata.state.commands import Command, Delete, Put, VersionIs
 from stratalog_tiering.cold.archive import newest_descriptor_key
@@ -70,7 +70,7 @@ async def collect_deleted_topic(ports: WorkerPorts, deleted: DeletedTopic, versi
     marker = await _replace_earlier_marker(ports, deleted, version, guards)
     if marker is None:
         marker = await mark_deleted(ports.store, deleted, ports.clock.wall_ms(), ports.cluster_id, version)
-    if deleted.is_final and deleted.partitions_left:
+    if deleted.is_final and not is_finished(ports.metadata.view, deleted):
         await _remove_records(ports, deleted, version, guards)
         return ports.clock.wall_ms()
     now_ms, due_ms = ports.clock.wall_ms(), deletion_due_ms(deleted, marker.deleted_at_ms, ports.settings.grace_ms)

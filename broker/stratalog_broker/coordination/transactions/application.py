@@ -29,6 +29,7 @@ from stratalog_broker.coordination.transactions.core.transaction import (
     NO_PRODUCER_ID,
     PREPARED,
     PartitionName,
+    TopicIds,
     Transaction,
 )
 from stratalog_broker.coordination.transactions.marker_sender import MarkerSender
@@ -117,11 +118,16 @@ class TransactionApplication:
         return ProducerEpoch(planned.producer_id, planned.producer_epoch)
 
     async def add_partitions(
-        self, transactional_id: str, producer: ProducerEpoch, added: frozenset[PartitionName], client_version: int
+        self,
+        transactional_id: str,
+        producer: ProducerEpoch,
+        added: frozenset[PartitionName],
+        topic_ids: TopicIds,
+        client_version: int,
     ) -> ErrorCode:
         """AddPartitionsToTxn: return NONE once the transaction durably has the partitions."""
         return await self._write(
-            self.coordinator.add_partitions(transactional_id, producer, added, client_version, self._now())
+            self.coordinator.add_partitions(transactional_id, producer, added, topic_ids, client_version, self._now())
         )
 
     async def end(
@@ -165,7 +171,7 @@ class TransactionApplication:
     def _continue(self, prepared: Transaction) -> None:
         """Carry out a durable decision."""
         if prepared.partitions:
-            self._markers.add(decision_of(prepared, self.number, self._coordinator_epoch), prepared.partitions)
+            self._markers.add(decision_of(prepared, self.number, self._coordinator_epoch), prepared.marked_partitions())
         else:
             self.complete(prepared.transactional_id)
 

@@ -3,7 +3,8 @@
 One per broker; all of its coordinators share it. ``core/marker_queue.py`` knows what is outstanding. One request per broker is
 under way at a time, so markers that are decided meanwhile share the next one. After an error the present owner gets the marker
 again: writing one twice is harmless, and losing one is not. The only markers that are given up are those of coordinators that
-have resigned, those that a later coordinator has fenced, and those of partitions that a linearizable read does not find.
+have resigned, those that a later coordinator has fenced, and those of partitions that a linearizable read does not find; if
+their topic may be restored, they are deferred (``deferral.py``).
 """
 
 from __future__ import annotations
@@ -11,21 +12,31 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
+from uuid import UUID
 
 from kio.index import load_payload_module
 from kio.schema.errors import ErrorCode
 from kio.static.constants import EntityType
 
 from stratalog_broker.coordination.transactions.core.marker_queue import Decision, Marker, MarkerQueue
-from stratalog_broker.coordination.transactions.core.transaction import EPOCH_BUMP_VERSION, PartitionName
+from stratalog_broker.coordination.transactions.core.transaction import (
+    EPOCH_BUMP_VERSION,
+    NO_TOPIC_ID,
+    MarkedPartition,
+    PartitionName,
+)
+from stratalog_broker.coordination.transactions.deferral import settle_deleted
 from stratalog_broker.peers.peers import Peers
-from stratalog_core.errors import StratalogError
+from stratalog_core.errors import Overloaded, StratalogError
 from stratalog_metadata.client.api import MetadataClient
-from stratalog_metadata.records import Broker, Partition, Record, Topic, broker_key, partition_key, topic_key
+from stratalog_metadata.records import Broker, Partition, Topic, broker_key, partition_key, topic_key
 
 RETRY_S: Final = 0.05
+SEARCH_RETRY_S: Final = 0.5
+SEARCHED_AT_ONCE: Final = 500
+"""Markers of missing partitions that share a command."""
 TIMEOUT_S: Final = 10.0
 _KEY: Final = 27
 _VERSION: Final = 2
@@ -52,7 +63,7 @@ class MarkerSender:
         """Number of markers that are not written yet."""
         return len(self._queue)
 
-    def add(self, decision: Decision, partitions: Iterable[PartitionName]) -> None:
+    def add(self, decision: Decision, partitions: Iterable[MarkedPartition]) -> None:
         """Send the markers of a decided transaction."""
         self._queue.add(decision, partitions)
         self._schedule()
@@ -67,13 +78,33 @@ class MarkerSender:
         for task in self._tasks:
             task.cancel()
 
-    def _owner_of(self, partition: PartitionName) -> int | None:
-        name, index = partition
-        topic = self._metadata.view.find(Topic, topic_key(name))
-        found = self._metadata.view.find(Partition, partition_key(topic.topic_id, index)) if topic is not None else None
+    def _owner_of(self, partition: MarkedPartition) -> int | None:
+        topic_id = self._topic_id_of(partition)
+        found = (
+            self._metadata.view.find(Partition, partition_key(topic_id, partition.partition)) if topic_id is not None else None
+        )
         if found is None or self._metadata.view.find(Broker, broker_key(found.owner)) is None:
             return None
         return found.owner
+
+    def _topic_id_of(self, partition: MarkedPartition) -> UUID | None:
+        if partition.topic_id != NO_TOPIC_ID:
+            return partition.topic_id
+        topic = self._metadata.view.find(Topic, topic_key(partition.topic))
+        return topic.topic_id if topic is not None else None
+
+    def _is_missing(self, partition: MarkedPartition) -> bool:
+        """Whether the view has no such partition."""
+        topic_id = self._topic_id_of(partition)
+        return topic_id is None or self._metadata.view.get(partition_key(topic_id, partition.partition)) is None
+
+    def _name_of(self, partition: MarkedPartition) -> PartitionName | None:
+        """Return a partition by its topic's present name: a deleted topic may have been restored under another one."""
+        topic = self._metadata.view.find(Topic, topic_key(partition.topic))
+        if topic is None or partition.topic_id not in (NO_TOPIC_ID, topic.topic_id):
+            topics = self._metadata.view.all(Topic)
+            topic = next((each for each in topics if each.topic_id == partition.topic_id), None)
+        return (topic.name, partition.partition) if topic is not None else None
 
     def _schedule(self) -> None:
         if not self._is_scheduled:
@@ -89,11 +120,10 @@ class MarkerSender:
 
     def _send_again(self) -> None:
         self._retry = None
-        view = self._metadata.view
-        partitions = {marker.partition for marker in self._queue.held()}
-        missing = sorted({name for name, index in partitions if _is_gone(view.find(Topic, topic_key(name)), index)})
+        missing = [marker for marker in self._queue.held() if self._is_missing(marker.partition)]
         if missing and not self._is_searching:
-            self._spawn(self._drop_deleted(missing))
+            self._is_searching = True
+            self._spawn(self._settle_deleted(missing[:SEARCHED_AT_ONCE]))
         self._queue.retry()
         self._send_all()
 
@@ -103,10 +133,11 @@ class MarkerSender:
         task.add_done_callback(self._tasks.discard)
 
     async def _send(self, broker: int, markers: Sequence[Marker]) -> None:
+        names = {marker: name for marker in markers if (name := self._name_of(marker.partition)) is not None}
         written: list[Marker] = []
         try:
-            response = await self._peers.call(broker, _KEY, _VERSION, _request(markers), TIMEOUT_S)
-            written = list(self._evaluate(broker, markers, response))
+            response = await self._peers.call(broker, _KEY, _VERSION, _request(names), TIMEOUT_S)
+            written = list(self._evaluate(broker, names, response))
         except StratalogError as failure:
             _log.info("%d markers for broker %d will be sent again: %s", len(markers), broker, failure)
         finally:
@@ -114,54 +145,43 @@ class MarkerSender:
         self._report(complete)
         self._send_all()
 
-    def _evaluate(self, broker: int, markers: Sequence[Marker], response: Any) -> Iterator[Marker]:
+    def _evaluate(self, broker: int, names: Mapping[Marker, PartitionName], response: Any) -> Iterator[Marker]:
         """Yield the markers that are written."""
         codes = _codes(response)
-        for marker in markers:
-            code = codes.get((marker.decision.producer_id, marker.partition))
+        for marker, name in names.items():
+            code = codes.get((marker.decision.producer_id, name))
             if code in _WRITTEN:
                 yield marker
             elif code is ErrorCode.transaction_coordinator_fenced:
                 _log.warning("broker %d knows a later coordinator of %s", broker, marker.decision.transactional_id)
                 self._queue.cancel(marker.decision)
 
-    async def _drop_deleted(self, names: Sequence[str]) -> None:
-        """Give up the markers of partitions that do not exist; the view may lag, so the metadata quorum is asked.
-
-        A topic may have been deleted and created again with fewer partitions.
-        """
-        self._is_searching = True
+    async def _settle_deleted(self, markers: Sequence[Marker]) -> None:
+        """Give up or defer the markers of deleted partitions; the view may lag, so the metadata quorum is asked."""
         try:
-            found = await self._metadata.read([topic_key(name) for name in names])
+            settled = await settle_deleted(self._metadata, markers)
         except StratalogError as failure:
-            _log.info("could not look for deleted topics: %s", failure)
+            level = logging.WARNING if isinstance(failure, Overloaded) else logging.INFO
+            _log.log(level, "%d markers of missing partitions wait: %s", len(markers), failure)
+            await asyncio.sleep(SEARCH_RETRY_S)
             return
         finally:
             self._is_searching = False
-        topics = {name: each.record if each is not None else None for name, each in zip(names, found, strict=True)}
-        dropped = [
-            marker
-            for marker in self._queue.held()
-            if marker.partition[0] in topics and _is_gone(topics[marker.partition[0]], marker.partition[1])
-        ]
-        self._report(decision for marker in dropped if (decision := self._queue.drop(marker)) is not None)
+        complete = (self._queue.drop(marker, instead) for marker, instead in settled)
+        self._report([decision for decision in complete if decision is not None])
+        self._schedule()
 
     def _report(self, complete: Iterable[Decision]) -> None:
         for decision in complete:
             self._completed(decision)
 
 
-def _is_gone(topic: Record | None, index: int) -> bool:
-    """Whether a topic, of which this is the record, lacks the partition."""
-    return not isinstance(topic, Topic) or index >= topic.partition_count
-
-
-def _request(markers: Sequence[Marker]) -> Any:
+def _request(names: Mapping[Marker, PartitionName]) -> Any:
     """Return the WriteTxnMarkers request of several markers, which are of few decisions and topics."""
     module: Any = load_payload_module(_KEY, _VERSION, EntityType.request)
     decisions: dict[Decision, dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
-    for decision, (topic, index) in markers:
-        decisions[decision][topic].append(index)
+    for marker, (topic, index) in names.items():
+        decisions[marker.decision][topic].append(index)
     return module.WriteTxnMarkersRequest(
         markers=tuple(
             module.WritableTxnMarker(

@@ -26,6 +26,7 @@ from stratalog_broker.protocol.errors import KafkaError
 from stratalog_core.errors import StratalogError
 from stratalog_core.ports import Clock
 from stratalog_metadata.client.api import MetadataClient
+from stratalog_metadata.records import Topic, topic_key
 
 _log = logging.getLogger(__name__)
 
@@ -51,6 +52,7 @@ class TransactionService:
         peers: Peers,
         producer_ids: ProducerIds,
     ) -> None:
+        self._view = metadata.view
         self._producer_ids = producer_ids
         self._spare_id: int | None = None
         self._stocking: asyncio.Task[None] | None = None
@@ -119,7 +121,9 @@ class TransactionService:
     ) -> ErrorCode:
         """AddPartitionsToTxn and AddOffsetsToTxn. Raises ``KafkaError``."""
         application = self.coordinator_of(transactional_id)
-        return await application.add_partitions(transactional_id, producer, added, client_version)
+        found = (self._view.find(Topic, topic_key(name)) for name in {name for name, _ in added})
+        topic_ids = frozenset((topic.name, topic.topic_id) for topic in found if topic is not None and not topic.internal)
+        return await application.add_partitions(transactional_id, producer, added, topic_ids, client_version)
 
     async def end(
         self, transactional_id: str, producer: ProducerEpoch, *, commit: bool, client_version: int

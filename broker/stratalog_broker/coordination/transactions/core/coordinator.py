@@ -26,6 +26,7 @@ from stratalog_broker.coordination.transactions.core.transaction import (
     NO_PRODUCER_ID,
     PREPARED,
     PartitionName,
+    TopicIds,
     Transaction,
     TransactionState,
 )
@@ -159,21 +160,25 @@ class TransactionCoordinator:
         transactional_id: str,
         producer: ProducerEpoch,
         added: frozenset[PartitionName],
+        topic_ids: TopicIds,
         client_version: int,
         now: Instant,
     ) -> Planned:
-        """AddPartitionsToTxn and AddOffsetsToTxn: return NONE if the transaction has all of the partitions."""
+        """AddPartitionsToTxn and AddOffsetsToTxn: return NONE if the transaction has all of the partitions.
+
+        ``topic_ids`` are those of the partitions' topics that are not internal.
+        """
         if self._is_changing(transactional_id):
             return ErrorCode.concurrent_transactions
         known = self._of_producer(transactional_id, producer)
         if isinstance(known, ErrorCode):
             return known
         is_ongoing = known.state is TransactionState.ONGOING
-        if is_ongoing and added.issubset(known.partitions):
+        if is_ongoing and added.issubset(known.partitions) and topic_ids.issubset(known.topic_ids):
             return ErrorCode.none
         if len(added) + (len(known.partitions) if is_ongoing else 0) > PARTITIONS_MAX:
             return ErrorCode.invalid_request
-        return self._plan(known.with_partitions(added, client_version, now.wall_ms))
+        return self._plan(known.with_partitions(added, topic_ids, client_version, now.wall_ms))
 
     def verify(self, transactional_id: str, producer: ProducerEpoch) -> Transaction | ErrorCode:
         """AddPartitionsToTxn with verify_only: return the transaction, or why the producer has none that takes batches."""

@@ -2,8 +2,8 @@
 
 A transaction is added once its outcome is durable and stays until every partition has its marker. The queue groups markers by
 the present owner of their partition, gives out one request per broker at a time, and keeps those that failed, or have no owner,
-until ``retry``. It never gives up a marker on its own: the shell removes partitions that are deleted and transactions whose
-coordinator has moved.
+until ``retry``. It never gives up a marker on its own: the shell removes those of partitions that are deleted and of transactions
+whose coordinator has moved.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import Final, NamedTuple
 
-from stratalog_broker.coordination.transactions.core.transaction import PartitionName, Transaction
+from stratalog_broker.coordination.transactions.core.transaction import MarkedPartition, Transaction
 
 REQUEST_MARKERS_MAX: Final = 1_000
 """Partitions in one request."""
-OwnerOf = Callable[[PartitionName], int | None]
+OwnerOf = Callable[[MarkedPartition], int | None]
 """Returns the broker that owns a partition; None if no live broker does."""
 
 
@@ -43,7 +43,7 @@ class Marker(NamedTuple):
     """The marker of a decision for one partition."""
 
     decision: Decision
-    partition: PartitionName
+    partition: MarkedPartition
 
 
 class MarkerQueue:
@@ -51,7 +51,7 @@ class MarkerQueue:
 
     def __init__(self, owner_of: OwnerOf) -> None:
         self._owner_of = owner_of
-        self._outstanding: dict[Decision, set[PartitionName]] = {}
+        self._outstanding: dict[Decision, set[MarkedPartition]] = {}
         self._waiting: dict[int, dict[Marker, None]] = {}
         self._held: dict[Marker, None] = {}
         self._under_way: dict[int, frozenset[Marker]] = {}
@@ -73,7 +73,7 @@ class MarkerQueue:
         """Yield the markers that failed or whose partition has no owner."""
         return iter(list(self._held))
 
-    def add(self, decision: Decision, partitions: Iterable[PartitionName]) -> None:
+    def add(self, decision: Decision, partitions: Iterable[MarkedPartition]) -> None:
         """Queue the markers of a decided transaction, which has at least one partition."""
         remaining = set(partitions)
         assert remaining, "a transaction without partitions is complete"
@@ -113,9 +113,16 @@ class MarkerQueue:
                 self._held[marker] = None
         return [decision for marker in sorted(done) if (decision := self._written(marker)) is not None]
 
-    def drop(self, marker: Marker) -> Decision | None:
-        """Remove a held marker whose partition is deleted for good; return its decision if that is complete now."""
+    def drop(self, marker: Marker, instead: MarkedPartition | None = None) -> Decision | None:
+        """Remove a held marker whose partition is deleted; return its decision if that is complete now.
+
+        ``instead`` gets the marker then: the same partition of another topic, which has the deleted one's name now.
+        """
         self._held.pop(marker, None)
+        remaining = self._outstanding.get(marker.decision)
+        if instead is not None and remaining is not None and instead not in remaining:
+            remaining.add(instead)
+            self._queue(Marker(marker.decision, instead))
         return self._written(marker)
 
     def _written(self, marker: Marker) -> Decision | None:

@@ -3,8 +3,9 @@
 Written: ``TransactionLogKey`` v0 and ``TransactionLogValue`` v1, the flexible version; values of v0 are read, too. Keys of
 other versions are skipped. A null value deletes the key. In state Empty the array of partitions is null, as in Kafka.
 
-The only extension is a record header, which Kafka's tools ignore: ``stratalog.last_producer_epoch``, by which a producer's
-retry of InitProducerId is recognised after the coordinator has moved, too.
+The extensions are record headers, which Kafka's tools ignore: ``stratalog.last_producer_epoch``, by which a producer's retry of
+InitProducerId is recognised after the coordinator has moved, too; and ``stratalog.topic_ids``, by which a topic that is deleted
+and restored gets the markers of its transactions.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import itertools
 import struct
 from collections.abc import Iterator, Sequence
 from typing import Final
+from uuid import UUID
 
 from stratalog_broker.coordination.record_reader import Reader
 from stratalog_broker.coordination.replay import CoordinatorRecord
@@ -30,6 +32,7 @@ from stratalog_core.errors import Corrupt
 KEY_VERSION: Final = 0
 VALUE_VERSION: Final = 1
 LAST_EPOCH_HEADER: Final = "stratalog.last_producer_epoch"
+TOPIC_IDS_HEADER: Final = "stratalog.topic_ids"
 _PREVIOUS_PRODUCER_ID, _NEXT_PRODUCER_ID, _CLIENT_VERSION = 0, 1, 2
 _I16: Final = struct.Struct(">h")
 _I32: Final = struct.Struct(">i")
@@ -46,12 +49,26 @@ def record_of(transaction: Transaction) -> CoordinatorRecord:
     key = encode_key(transaction.transactional_id)
     if transaction.state is TransactionState.DEAD:
         return CoordinatorRecord(key, None)
-    headers = () if transaction.last_producer_epoch == NO_EPOCH else (_last_epoch_header(transaction),)
-    return CoordinatorRecord(key, encode_value(transaction), headers)
+    return CoordinatorRecord(key, encode_value(transaction), tuple(_encode_headers(transaction)))
 
 
-def _last_epoch_header(transaction: Transaction) -> Header:
-    return LAST_EPOCH_HEADER, _I16.pack(transaction.last_producer_epoch)
+def _encode_headers(transaction: Transaction) -> Iterator[Header]:
+    if transaction.last_producer_epoch != NO_EPOCH:
+        yield LAST_EPOCH_HEADER, _I16.pack(transaction.last_producer_epoch)
+    if transaction.topic_ids:
+        yield TOPIC_IDS_HEADER, b"".join(_encode_topic_ids(transaction))
+
+
+def _encode_topic_ids(transaction: Transaction) -> Iterator[bytes]:
+    """Yield, for each topic of the value, the number of its ids and these: the names are long, and in the value."""
+    ids = {name: [each.bytes for _, each in group] for name, group in itertools.groupby(transaction.topic_ids, key=_topic)}
+    for name, _ in itertools.groupby(transaction.partitions, key=_topic):
+        found = ids.get(name, [])
+        yield _I16.pack(len(found)) + b"".join(found)
+
+
+def _topic(named: tuple[str, object]) -> str:
+    return named[0]
 
 
 def encode_key(transactional_id: str) -> bytes:
@@ -77,7 +94,7 @@ def _encode_partitions(transaction: Transaction) -> Iterator[bytes]:
     if transaction.state is TransactionState.EMPTY:
         yield write_uvarint(0)
         return
-    topics = [(name, list(group)) for name, group in itertools.groupby(transaction.partitions, key=lambda each: each[0])]
+    topics = [(name, list(group)) for name, group in itertools.groupby(transaction.partitions, key=_topic)]
     yield write_uvarint(len(topics) + 1)
     for name, partitions in topics:
         encoded = name.encode()
@@ -126,11 +143,26 @@ def decode_value(transactional_id: str, value: bytes, headers: Sequence[Header] 
         updated_at_ms=updated_at_ms,
         started_at_ms=started_at_ms,
         client_version=_tag(tags, _CLIENT_VERSION, _I16, 0),
+        topic_ids=tuple(sorted(_topic_ids_in(headers, partitions))),
     )
 
 
+def _header(headers: Sequence[Header], name: str) -> bytes | None:
+    return next((content for each, content in headers if each == name), None)
+
+
+def _topic_ids_in(headers: Sequence[Header], partitions: Sequence[PartitionName]) -> Iterator[tuple[str, UUID]]:
+    content = _header(headers, TOPIC_IDS_HEADER)
+    if content is None:
+        return
+    reader = _Reader(content)
+    for name, _ in itertools.groupby(partitions, key=_topic):
+        for _ in range(reader.i16()):
+            yield name, UUID(bytes=reader.take(16))
+
+
 def _last_epoch_in(headers: Sequence[Header]) -> int:
-    content = next((content for name, content in headers if name == LAST_EPOCH_HEADER), None)
+    content = _header(headers, LAST_EPOCH_HEADER)
     if content is None:
         return NO_EPOCH
     if len(content) != _I16.size:

@@ -6,8 +6,11 @@ is durable. The method names say what happened; which transitions are allowed is
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Iterator
 from enum import IntEnum
-from typing import Final
+from typing import Final, NamedTuple
+from uuid import UUID
 
 import msgspec
 
@@ -20,6 +23,17 @@ EPOCH_BUMP_VERSION: Final = 2
 
 PartitionName = tuple[str, int]
 """Topic name and partition index; transactions name topics, as Kafka's records do."""
+TopicIds = frozenset[tuple[str, UUID]]
+"""The ids of topics by name, when their partitions were added. A name that was deleted and created again has several."""
+NO_TOPIC_ID: Final = UUID(int=0)
+
+
+class MarkedPartition(NamedTuple):
+    """A partition that needs a marker. ``topic_id`` is ``NO_TOPIC_ID`` if only the topic's name is known."""
+
+    topic: str
+    partition: int
+    topic_id: UUID = NO_TOPIC_ID
 
 
 class TransactionState(IntEnum):
@@ -63,6 +77,8 @@ class Transaction(msgspec.Struct, frozen=True, kw_only=True):
     started_at_ms: int = NO_TIME_MS
     client_version: int = 0
     """The ``transaction.version`` by which the client takes part."""
+    topic_ids: tuple[tuple[str, UUID], ...] = ()
+    """Sorted. Internal topics have none, nor have topics of a transaction that an earlier release began."""
 
     @property
     def is_epoch_exhausted(self) -> bool:
@@ -78,6 +94,15 @@ class Transaction(msgspec.Struct, frozen=True, kw_only=True):
         """Whether each transaction of this client has an epoch of its own."""
         return self.client_version >= EPOCH_BUMP_VERSION
 
+    def marked_partitions(self) -> Iterator[MarkedPartition]:
+        """Yield the partitions that need a marker once the transaction is decided."""
+        ids: defaultdict[str, list[UUID]] = defaultdict(list)
+        for name, topic_id in self.topic_ids:
+            ids[name].append(topic_id)
+        for name, index in self.partitions:
+            for topic_id in ids.get(name, (NO_TOPIC_ID,)):
+                yield MarkedPartition(name, index, topic_id)
+
     def initialized(self, epoch: int, last_epoch: int, timeout_ms: int, now_ms: int) -> Transaction:
         """The producer called InitProducerId and gets ``epoch``."""
         return self._replace(
@@ -86,6 +111,7 @@ class Transaction(msgspec.Struct, frozen=True, kw_only=True):
             timeout_ms=timeout_ms,
             state=TransactionState.EMPTY,
             partitions=(),
+            topic_ids=(),
             started_at_ms=NO_TIME_MS,
             updated_at_ms=now_ms,
         )
@@ -95,12 +121,15 @@ class Transaction(msgspec.Struct, frozen=True, kw_only=True):
         begun = self.initialized(0, last_epoch, timeout_ms, now_ms)
         return begun._replace(producer_id=producer_id, previous_producer_id=self.producer_id)
 
-    def with_partitions(self, added: frozenset[PartitionName], client_version: int, now_ms: int) -> Transaction:
+    def with_partitions(
+        self, added: frozenset[PartitionName], topic_ids: TopicIds, client_version: int, now_ms: int
+    ) -> Transaction:
         """Partitions were added; the first ones begin the transaction."""
         is_ongoing = self.state is TransactionState.ONGOING
         return self._replace(
             state=TransactionState.ONGOING,
             partitions=tuple(sorted({*(self.partitions if is_ongoing else ()), *added})),
+            topic_ids=tuple(sorted({*(self.topic_ids if is_ongoing else ()), *topic_ids})),
             started_at_ms=self.started_at_ms if is_ongoing else now_ms,
             updated_at_ms=now_ms,
             client_version=client_version,
@@ -122,6 +151,7 @@ class Transaction(msgspec.Struct, frozen=True, kw_only=True):
             last_producer_epoch=last_epoch,
             next_producer_id=next_producer_id,
             partitions=self.partitions if has_begun else (),
+            topic_ids=self.topic_ids if has_begun else (),
             started_at_ms=self.started_at_ms if has_begun else now_ms,
             updated_at_ms=now_ms,
             client_version=client_version,
@@ -133,6 +163,7 @@ class Transaction(msgspec.Struct, frozen=True, kw_only=True):
         done = self._replace(
             state=TransactionState.COMPLETE_COMMIT if self.is_commit else TransactionState.COMPLETE_ABORT,
             partitions=(),
+            topic_ids=(),
             updated_at_ms=now_ms,
             next_producer_id=NO_PRODUCER_ID,
         )
@@ -142,7 +173,7 @@ class Transaction(msgspec.Struct, frozen=True, kw_only=True):
 
     def expired(self, now_ms: int) -> Transaction:
         """The transactional id was not used for so long that it is removed."""
-        return self._replace(state=TransactionState.DEAD, partitions=(), updated_at_ms=now_ms)
+        return self._replace(state=TransactionState.DEAD, partitions=(), topic_ids=(), updated_at_ms=now_ms)
 
     def _replace(self, **changes: object) -> Transaction:
         return msgspec.structs.replace(self, **changes)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from uuid import UUID
+
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
@@ -12,8 +14,10 @@ from stratalog_broker.coordination.transactions.core.marker_queue import (
     Marker,
     MarkerQueue,
 )
+from stratalog_broker.coordination.transactions.core.transaction import MarkedPartition
 
-NAMES = [("topic", index) for index in range(4)]
+ANOTHER = UUID(int=1)
+NAMES = [MarkedPartition("topic", index) for index in range(4)]
 
 
 def decision(number: int, coordinator: int = 1) -> Decision:
@@ -43,7 +47,7 @@ def test_a_broker_has_one_request_at_a_time() -> None:
 
 def test_a_request_is_bounded() -> None:
     queue = MarkerQueue(lambda _: 7)
-    queue.add(decision(1), [("topic", index) for index in range(REQUEST_MARKERS_MAX + 1)])
+    queue.add(decision(1), [MarkedPartition("topic", index) for index in range(REQUEST_MARKERS_MAX + 1)])
     ((_, first),) = queue.next_requests()
     assert len(first) == REQUEST_MARKERS_MAX
     assert queue.answered(7, first) == []
@@ -82,30 +86,41 @@ def test_a_deleted_topic_needs_no_marker() -> None:
     assert queue.drop(Marker(decision(1), NAMES[1])) == decision(1)
 
 
+def test_another_topic_of_the_name_gets_the_marker_of_a_deleted_one() -> None:
+    queue = MarkerQueue(lambda partition: 7 if partition.topic_id == ANOTHER else None)
+    another = NAMES[0]._replace(topic_id=ANOTHER)
+    queue.add(decision(1), NAMES[:1])
+    assert queue.drop(Marker(decision(1), NAMES[0]), another) is None
+    ((broker, markers),) = queue.next_requests()
+    assert markers == [Marker(decision(1), another)]
+    assert queue.answered(broker, markers) == [decision(1)]
+    assert queue.drop(Marker(decision(1), NAMES[0]), another) is None
+
+
 class Sending(RuleBasedStateMachine):
     """Owners move, requests fail or succeed in part; at the end every marker of a live coordinator has been written."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.owners: dict[tuple[str, int], int] = {}
+        self.owners: dict[MarkedPartition, int] = {}
         self.queue = MarkerQueue(self.owners.get)
-        self.open: dict[Decision, set[tuple[str, int]]] = {}
+        self.open: dict[Decision, set[MarkedPartition]] = {}
         self.complete: list[Decision] = []
         self.under_way: dict[int, list[Marker]] = {}
         self.number = 0
 
     @rule(names=st.sets(st.sampled_from(NAMES), min_size=1), coordinator=st.integers(1, 2))
-    def decide(self, names: set[tuple[str, int]], coordinator: int) -> None:
+    def decide(self, names: set[MarkedPartition], coordinator: int) -> None:
         self.number += 1
         self.open[decision(self.number, coordinator)] = set(names)
         self.queue.add(decision(self.number, coordinator), names)
 
     @rule(name=st.sampled_from(NAMES), broker=st.integers(1, 3))
-    def move(self, name: tuple[str, int], broker: int) -> None:
+    def move(self, name: MarkedPartition, broker: int) -> None:
         self.owners[name] = broker
 
     @rule(name=st.sampled_from(NAMES))
-    def lose(self, name: tuple[str, int]) -> None:
+    def lose(self, name: MarkedPartition) -> None:
         self.owners.pop(name, None)
 
     @rule()

@@ -69,7 +69,9 @@ class Shell:
         return ProducerEpoch(self.known.producer_id, self.known.producer_epoch)
 
     def add(self, *names: tuple[str, int], producer: ProducerEpoch | None = None, version: int = 0) -> E:
-        return self.write(self.core.add_partitions(ID, producer or self.producer, frozenset(names), version, self.now))
+        return self.write(
+            self.core.add_partitions(ID, producer or self.producer, frozenset(names), frozenset(), version, self.now)
+        )
 
     def end(self, *, commit: bool, producer: ProducerEpoch | None = None, version: int = 0) -> E:
         self.unused_id += 1
@@ -115,12 +117,12 @@ def test_a_transaction_from_the_first_partition_to_the_last_marker() -> None:
 def test_partitions_that_the_transaction_has_need_no_record() -> None:
     shell = begun()
     assert shell.add(A, B) is E.none
-    assert shell.core.add_partitions(ID, shell.producer, frozenset((A,)), 0, shell.now) is E.none
+    assert shell.core.add_partitions(ID, shell.producer, frozenset((A,)), frozenset(), 0, shell.now) is E.none
 
 
 def test_only_one_write_of_an_id_is_under_way() -> None:
     shell = begun()
-    planned = shell.core.add_partitions(ID, shell.producer, frozenset((A,)), 0, shell.now)
+    planned = shell.core.add_partitions(ID, shell.producer, frozenset((A,)), frozenset(), 0, shell.now)
     assert isinstance(planned, Transaction)
     assert shell.add(B) is E.concurrent_transactions
     assert shell.end(commit=True) is E.concurrent_transactions
@@ -131,7 +133,7 @@ def test_only_one_write_of_an_id_is_under_way() -> None:
 
 def test_a_write_that_fails_changes_nothing() -> None:
     shell = begun()
-    shell.write(shell.core.add_partitions(ID, shell.producer, frozenset((A,)), 0, shell.now), fails=True)
+    shell.write(shell.core.add_partitions(ID, shell.producer, frozenset((A,)), frozenset(), 0, shell.now), fails=True)
     assert shell.known.state is S.EMPTY
     assert shell.end(commit=True) is E.invalid_txn_state
     assert shell.add(A) is E.none

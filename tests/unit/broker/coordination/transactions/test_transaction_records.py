@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import struct
+from uuid import UUID
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from stratalog_broker.coordination.transactions.core.records import decode_key, decode_value, encode_key, record_of
 from stratalog_broker.coordination.transactions.core.store import TransactionStore
@@ -32,9 +34,18 @@ _TRANSACTIONS = st.builds(
     started_at_ms=_I64,
     client_version=st.integers(0, 2),
 )
+_IDS = st.lists(st.uuids(), max_size=2, unique=True)
 
 
-@given(_TRANSACTIONS)
+@st.composite
+def transactions(draw: st.DrawFn) -> Transaction:
+    """A transaction, in which each topic has no id, one, or two."""
+    plain = draw(_TRANSACTIONS)
+    ids = ((name, topic_id) for name in sorted({name for name, _ in plain.partitions}) for topic_id in draw(_IDS))
+    return replace(plain, topic_ids=tuple(sorted(ids)))
+
+
+@given(transactions())
 def test_a_record_holds_the_whole_transaction(transaction: Transaction) -> None:
     record = record_of(transaction)
     assert record.value is not None
@@ -63,6 +74,22 @@ def test_the_bytes_are_those_of_kafka() -> None:
 def test_a_transactional_id_without_a_transaction_has_a_null_array() -> None:
     empty = Transaction(transactional_id="copier", producer_id=7, producer_epoch=0, timeout_ms=60_000, updated_at_ms=5)
     assert record_of(empty).value == struct.pack(">hqhib", 1, 7, 0, 60_000, 0) + b"\0" + struct.pack(">qq", 5, -1) + b"\0"
+
+
+def test_the_ids_of_topics_are_in_a_header() -> None:
+    first, second = UUID(int=1), UUID(int=2)
+    ongoing = Transaction(
+        transactional_id="copier", producer_id=7, producer_epoch=3, timeout_ms=60_000, state=S.ONGOING, updated_at_ms=5,
+        partitions=(("__consumer_offsets", 4), ("a", 0), ("a", 2), ("b", 1)),
+        topic_ids=(("a", first), ("b", first), ("b", second)),
+    )  # fmt: skip
+    record = record_of(ongoing)
+    assert record.headers == (
+        ("stratalog.topic_ids", b"\0\0" + b"\0\x01" + first.bytes + b"\0\x02" + first.bytes + second.bytes),
+    )
+    assert record.value is not None
+    with pytest.raises(Corrupt):
+        decode_value("copier", record.value, [("stratalog.topic_ids", b"\0\0\0\x01")])
 
 
 def test_values_of_version_0_are_read() -> None:
@@ -98,10 +125,10 @@ def test_a_malformed_value_is_corrupt(value: bytes) -> None:
         decode_value("copier", value)
 
 
-@given(st.lists(_TRANSACTIONS, max_size=5))
-def test_a_snapshot_holds_all_transactions(transactions: list[Transaction]) -> None:
+@given(st.lists(transactions(), max_size=5))
+def test_a_snapshot_holds_all_transactions(several: list[Transaction]) -> None:
     store = TransactionStore()
-    for each in transactions:
+    for each in several:
         store.transactions[each.transactional_id] = each
     assert TransactionStore.from_snapshot(store.snapshot()).transactions == store.transactions
 
