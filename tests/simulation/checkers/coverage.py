@@ -95,6 +95,7 @@ TRANSACTIONS_ABORTED: Final = "transactions aborted by their producers"
 TRANSACTIONS_TIMED_OUT: Final = "transactions aborted after their timeout"
 TIMED_OUT_ABORTED: Final = "transactions aborted by their producers after their timeout"
 TRANSACTIONS_CONTINUED: Final = "decided transactions continued by the next coordinator"
+MARKER_DEFERRED: Final = "marker deferred because its topic was deleted"
 ZOMBIES_REFUSED: Final = "requests of fenced producers refused"
 EPOCHS_EXHAUSTED: Final = "producers given another id because their epochs were exhausted"
 EMPTY_ABORTED: Final = "empty transactions aborted"
@@ -130,7 +131,7 @@ STATES: Final = (
     ENSEMBLE_CHANGE, CHANGE_AT_SEAL, CHANGE_IN_RECOVERY, COPIES_MOVED, HOT_DROPPED, UNKNOWN_OPENING, UNKNOWN_SEAL,
     UNKNOWN_CHANGE, UNKNOWN_MANIFEST, UNKNOWN_DROP, UNKNOWN_OWNER, UNKNOWN_OBJECT, LATE_OPENING, LATE_INTERNAL_OPENING,
     UNFINISHED_IN_A_ROW, SEVERAL_OF_A_TRANSACTION, TRANSACTIONS_COMMITTED, TRANSACTIONS_ABORTED, TRANSACTIONS_TIMED_OUT,
-    TRANSACTIONS_CONTINUED, TIMED_OUT_ABORTED,
+    TRANSACTIONS_CONTINUED, TIMED_OUT_ABORTED, MARKER_DEFERRED,
     ZOMBIES_REFUSED, EMPTY_ABORTED, EPOCHS_EXHAUSTED,
     LATE_BATCHES_REFUSED, NEW_LEADER, FENCED_WRITER, TOPIC_DELETED, TOPIC_RESTORED, MARKED_LATE,
     HANDED_OVER_UNNOTICED,

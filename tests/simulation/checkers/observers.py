@@ -36,6 +36,7 @@ from stratalog_metadata.protocol.messages import ProposeRequest
 from stratalog_metadata.raft import Entry
 from stratalog_metadata.records import (
     NO_OWNER,
+    DeferredMarker,
     Ledger,
     LedgerRef,
     LedgerState,
@@ -82,15 +83,22 @@ class ChangeObserver:
                     self._ledger_changed(before, after)
                 case Ledger(), None if before.end_offset > before.base_offset:
                     self._meet(states.HOT_DROPPED)
-                case Topic(), None:
-                    self._meet(states.TOPIC_DELETED)
-                case Topic(), Topic() if after.partition_count > before.partition_count:
-                    self._meet(states.PARTITIONS_ADDED)
                 case Log(), Log() if after.log_start_offset > before.log_start_offset:
                     self._meet(states.START_MOVED)
                 case _, ManifestPointer():
                     end_offset = before.end_offset if isinstance(before, ManifestPointer) else 0
                     self._meet(states.OFFLOADED, after.end_offset - end_offset)
+                case _:
+                    self._topic_changed(before, after)
+
+    def _topic_changed(self, before: Record | None, after: Record | None) -> None:
+        match before, after:
+            case Topic(), None:
+                self._meet(states.TOPIC_DELETED)
+            case Topic(), Topic() if after.partition_count > before.partition_count:
+                self._meet(states.PARTITIONS_ADDED)
+            case None, DeferredMarker():
+                self._meet(states.MARKER_DEFERRED)
 
     def _owner_changed(self, before: Partition, after: Partition, records: Mapping[str, Record], closes: bool) -> None:
         if after.owner != NO_OWNER and before.next_owner == after.owner:

@@ -12,13 +12,14 @@ from msgspec.structs import replace
 from stratalog_broker.coordination.groups.core.pending_offsets import PendingOffsets
 from stratalog_broker.coordination.transaction_verification import Transaction as AskedTransaction
 from stratalog_broker.coordination.transaction_verification import TransactionVerifier
-from stratalog_broker.coordination.transactions import application
+from stratalog_broker.coordination.transactions import application, deferral
 from stratalog_broker.coordination.transactions.application import TransactionApplication
 from stratalog_broker.coordination.transactions.core.coordinator import Planned, ProducerEpoch, TransactionCoordinator
 from stratalog_broker.coordination.transactions.core.marker_queue import MarkerQueue
 from stratalog_broker.coordination.transactions.core.transaction import NO_PRODUCER_ID, PREPARED, Transaction
 from stratalog_broker.coordination.wake_times import Instant
 from stratalog_broker.handlers import txn_offset_commit
+from stratalog_metadata.client.api import MetadataClient
 
 LATE_S: Final = 0.5
 """Time for the markers to reach their partitions."""
@@ -171,7 +172,17 @@ def timeouts_at_the_last_epoch_fence_producers() -> None:
     _swap(TransactionCoordinator, "_server_abort", fencing)
 
 
+def outcomes_in_deleted_topics_are_dropped() -> None:
+    """A coordinator gives up the markers of partitions whose topic is deleted, although the topic can be restored."""
+
+    async def drop(metadata: MetadataClient, deferred: object) -> None:
+        pass
+
+    _swap(deferral, "_put", drop)
+
+
 IN_TRANSACTIONS: Final = (
+    outcomes_in_deleted_topics_are_dropped,
     timeouts_at_the_last_epoch_fence_producers,
     timeouts_fence_producers,
     moved_groups_are_said_to_be_loading,

@@ -2,7 +2,8 @@
 
 Brokers, which coordinate transactions and own partitions, are killed, stopped, cut off and drained at any step. The faults end,
 and then every transaction is complete: nothing is torn, nothing aborted is read, no transaction is left open. A group whose
-members change between the classic and the consumer protocol polls the other topic meanwhile.
+members change between the classic and the consumer protocol polls the other topic meanwhile. The transactions' topic is deleted
+by mistake and restored, again and again: what ended meanwhile is ended in its partitions, too.
 
 In half of the runs a producer id has few epochs, so that producers often get another id, also within a transaction.
 """
@@ -11,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Final
 
 from simulation.checkers.committed_reads import CommittedReads
@@ -21,6 +22,7 @@ from simulation.clients.committed_reader import CommittedReader
 from simulation.clients.consumer_protocol import GROUP, MEMBERS, Ownership
 from simulation.clients.kafka import KafkaClient
 from simulation.clients.migrating_members import MigratingMember, observed_heartbeats
+from simulation.clients.topic_deleter import TopicDeleter
 from simulation.clients.transactions import TransactionalWriter
 from simulation.scenarios import everything, log
 from simulation.scenarios.cluster import FINISH_S, LOOK_S, bootstrap, create_topic
@@ -31,6 +33,7 @@ from stratalog_broker.coordination.transactions.core import coordinator, transac
 from stratalog_broker.coordination.transactions.core.coordinator import TransactionCoordinator
 from stratalog_broker.coordination.transactions.core.transaction import EPOCH_MAX, Transaction
 from stratalog_broker.coordination.wake_times import Instant
+from stratalog_metadata.records import DeferredMarker
 
 TOPIC: Final = "transactions"
 PARTITIONS: Final = 3
@@ -101,6 +104,11 @@ class Scenario(everything.Scenario):
         ]
         self._clients += [self._machine("balanced", number, member.run) for number, member in enumerate(members)]
         self._clients += [self._machine("committed", number, one.run) for number, one in enumerate(self._committed_readers)]
+        self._deleter = TopicDeleter(world, TOPIC)
+        self._clients.append(self._machine("deleter", 0, self._deleter.run))
+
+    def _begin_faults(self) -> list[Callable[[], object]]:
+        return [lambda: setattr(self._deleter, "stop", True), *super()._begin_faults()]
 
     @property
     def partitions(self) -> int:
@@ -137,7 +145,11 @@ class Scenario(everything.Scenario):
                 break
             await asyncio.sleep(LOOK_S)
 
+    def _deferred(self) -> list[DeferredMarker]:
+        return [each for each in self.audit.records.values() if isinstance(each, DeferredMarker)]
+
     async def _check_everything(self, machine: Machine, ports: Ports) -> None:
+        await self._deleter.stopped.wait()
         await self._some_transaction_is_committed()
         for writer in self._writers:
             writer.stop = True
@@ -155,6 +167,7 @@ class Scenario(everything.Scenario):
             partitions = await asyncio.wait_for(asyncio.gather(*reads), FINISH_S / 2)
         except TimeoutError:
             raise AssertionError("a transaction is left open") from None
+        await self._comes(lambda: not self._deferred(), lambda: f"markers are still deferred: {self._deferred()[:3]}")
         self.outcomes.check_final(partitions)
         self.reads.check_final(partitions)
         for writer in self._writers:
