@@ -74,6 +74,11 @@ class Outcomes:
     def add(self, outcome: Outcome) -> None:
         self._by_name[outcome.writer, outcome.number] = outcome
 
+    @property
+    def are_open(self) -> bool:
+        """Whether a transaction has records and no outcome yet."""
+        return any(each.values and each.state is State.OPEN for each in self._by_name.values())
+
     def of_writer(self, writer: str) -> list[Outcome]:
         return [outcome for (name, _), outcome in self._by_name.items() if name == writer]
 

@@ -1,4 +1,4 @@
-"""Deletes one topic by mistake and restores it after a while, again and again, whatever clients do with it.
+"""Deletes one topic by mistake and restores it after a while, again and again: mostly while a transaction is open in it.
 
 The deletion is the product's command with a long time for the restore, so that faults never make it final.
 """
@@ -9,6 +9,7 @@ import asyncio
 from typing import Final
 
 from simulation.checkers.coverage import TOPIC_RESTORED
+from simulation.checkers.transaction_outcomes import Outcomes
 from simulation.world import roles
 from simulation.world.machine import Machine, Ports, World
 from stratalog_broker.admin.deleted_topics import undelete
@@ -19,17 +20,20 @@ from stratalog_metadata.client.topic_deletion import delete_topic, restorable_to
 from stratalog_metadata.records import Topic, topic_key
 
 PAUSE_MEAN_S: Final = 3.0
-DELETED_S: Final = (0.0, 2.0)
+DELETED_S: Final = (0.0, 5.0)
 RESTORABLE_MS: Final = 86_400_000
 ATTEMPT_S: Final = 5.0
 RETRY_S: Final = 0.2
+LOOK_S: Final = 0.002
+LOOKS: Final = 1_000
 
 
 class TopicDeleter:
     """Works until ``stop`` is set; then the topic is there, and ``stopped`` is set."""
 
-    def __init__(self, world: World, topic: str) -> None:
+    def __init__(self, world: World, outcomes: Outcomes, topic: str) -> None:
         self._world = world
+        self._outcomes = outcomes
         self._topic = topic
         self.stop = False
         self.stopped = asyncio.Event()
@@ -41,6 +45,7 @@ class TopicDeleter:
             turn += 1
             await asyncio.sleep(ports.random.expovariate(1 / PAUSE_MEAN_S))
             if not self.stop and self._world.decides(f"{machine.name}#{turn}"):
+                await self._until_one_is_open()
                 await self._delete(metadata, ports)
                 self._world.note(f"{self._topic} is deleted, to be restored")
                 await asyncio.sleep(ports.random.uniform(*DELETED_S))
@@ -49,6 +54,13 @@ class TopicDeleter:
                 self._world.note(f"{self._topic} is restored")
         self.stopped.set()
         await asyncio.Event().wait()
+
+    async def _until_one_is_open(self) -> None:
+        """Return as soon as a transaction is about to write to the topic, or after some time without one."""
+        for _ in range(LOOKS):
+            if self._outcomes.are_open:
+                return
+            await asyncio.sleep(LOOK_S)
 
     async def _delete(self, metadata: MetadataClient, ports: Ports) -> None:
         """Return when the topic is deleted."""

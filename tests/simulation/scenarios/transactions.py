@@ -104,7 +104,7 @@ class Scenario(everything.Scenario):
         ]
         self._clients += [self._machine("balanced", number, member.run) for number, member in enumerate(members)]
         self._clients += [self._machine("committed", number, one.run) for number, one in enumerate(self._committed_readers)]
-        self._deleter = TopicDeleter(world, TOPIC)
+        self._deleter = TopicDeleter(world, self.outcomes, TOPIC)
         self._clients.append(self._machine("deleter", 0, self._deleter.run))
 
     def _begin_faults(self) -> list[Callable[[], object]]:

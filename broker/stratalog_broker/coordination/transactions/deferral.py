@@ -41,7 +41,7 @@ class _Deletion(NamedTuple):
 
 
 class _Found(NamedTuple):
-    """What the metadata quorum has of a marker's partition."""
+    """A marker's partition, as the metadata quorum has it."""
 
     is_there: bool
     deletion: _Deletion | None = None

@@ -146,12 +146,16 @@ class MarkerSender:
         self._send_all()
 
     def _evaluate(self, broker: int, names: Mapping[Marker, PartitionName], response: Any) -> Iterator[Marker]:
-        """Yield the markers that are written."""
+        """Yield the markers that are written.
+
+        Requests name topics: if the topic was deleted meanwhile, another one of its name may have got the marker.
+        """
         codes = _codes(response)
         for marker, name in names.items():
             code = codes.get((marker.decision.producer_id, name))
             if code in _WRITTEN:
-                yield marker
+                if self._name_of(marker.partition) == name:
+                    yield marker
             elif code is ErrorCode.transaction_coordinator_fenced:
                 _log.warning("broker %d knows a later coordinator of %s", broker, marker.decision.transactional_id)
                 self._queue.cancel(marker.decision)

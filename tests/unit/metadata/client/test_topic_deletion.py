@@ -13,11 +13,13 @@ from stratalog_metadata.client.topic_deletion import (
     PART_RECORDS_MAX,
     delete_topic,
     finish_deletion,
+    is_finished,
     restore_topic,
 )
 from stratalog_metadata.client.view import LocalView
 from stratalog_metadata.protocol.messages import KeyChange
 from stratalog_metadata.records import (
+    DeferredMarker,
     DeletedTopic,
     ForkDecision,
     Fragment,
@@ -157,6 +159,28 @@ def test_a_deletion_that_is_interrupted_after_any_step_goes_on(quorum: Quorum, m
     assert quorum.deleted()[0].partitions_left == 0
     assert quorum.topics() == {OTHER}
     assert len(before) == 5 * (7 + 3)
+
+
+def test_markers_that_were_deferred_go_with_the_topic(quorum: Quorum, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also one that is deferred just before the deletion becomes final, and after its command was made."""
+    monkeypatch.setattr(topic_deletion, "PART_RECORDS_MAX", 100)
+    markers = [
+        DeferredMarker(
+            topic_id=topic_id, index=0, leader_epoch=1, producer_id=producer_id, producer_epoch=0, coordinator_epoch=0
+        )
+        for topic_id in (FLIGHTS, OTHER)
+        for producer_id in range(150)
+    ]
+    deleted, version = quorum.deleted()
+    parts = finish_deletion(quorum.view, deleted)
+    first = next(parts)
+    quorum.propose(Command(updates=tuple(Put(record=each) for each in markers)))
+    version = quorum.propose(first.command(version))
+    assert not is_finished(quorum.view, quorum.deleted()[0])
+    for part in parts:
+        version = quorum.propose(part.command(version))
+    assert is_finished(quorum.view, quorum.deleted()[0])
+    assert {each.topic_id for each in quorum.view.all(DeferredMarker)} == {OTHER}
 
 
 def test_two_who_finish_a_deletion_do_not_disturb_each_other(quorum: Quorum, monkeypatch: pytest.MonkeyPatch) -> None:
