@@ -2,7 +2,7 @@
 
 Time is counted in periods, so that an append reads no clock: a producer is forgotten one to two periods after its time at the
 latest.
-Producers with an open transaction stay.
+Producers with an open transaction stay. Guards of producers whose first batch of a transaction was refused go in the same way.
 """
 
 from __future__ import annotations
@@ -32,3 +32,4 @@ class ProducerExpiry:
             self._period_ends_ms = now_ms + self._period_ms
             for core in cores:
                 core.producers.end_period(self._periods)
+                core.appended_transactions.end_period(self._periods)

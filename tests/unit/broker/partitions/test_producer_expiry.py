@@ -41,3 +41,15 @@ def test_a_producer_that_sends_is_kept() -> None:
         ledgers.append(1, 10)
         expiry.run([partition], second * 1000)
     assert partition.producers.epoch_of(1) == 0
+
+
+def test_a_guard_goes_if_its_producer_does_not_ask_again() -> None:
+    partition = core()
+    transactions, expiry = partition.appended_transactions, ProducerExpiry(1000)
+    silent, active = (read_header(transactional(producer_id, 0, b"")) for producer_id in (1, 2))
+    guards = [transactions.guard(each) for each in (silent, active)]
+    for second in range(4):
+        expiry.run([partition], second * 1000)
+        transactions.guard(active)
+    assert not transactions.is_standing(1, guards[0])
+    assert transactions.is_standing(2, guards[1])
