@@ -6,8 +6,8 @@ producer has a guard. A marker removes the guard, and so does the first batch: a
 because the transaction that it is about may have ended. Later batches of the transaction need no response. Sans-IO.
 
 Batches that wait for their coordinators may overtake each other. The guard remembers the lowest sequence of those that asked:
-only that one may be the transaction's first, as in Kafka. So a guard stays after a refusal, which the producer may retry; if the
-producer never asks again, it goes when the producer's state would.
+only that one may be the transaction's first, as in Kafka. So a guard stays after a refusal, which the producer may retry. If
+the producer never asks again, the guard goes when the producer's state would.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Ends the transactions that were decided while a partition's topic was deleted, when the topic has been restored.
 
-Their outcomes are ``DeferredMarker`` records. The first owner after the restore appends the markers before any other batch, so a
-log that has a later batch of such a producer has its marker, too. A record stays until its marker is confirmed. If the owner is
-lost before it has removed the record, the next one must not end a later transaction of the producer by it: that began in a
+Their outcomes are ``DeferredMarker`` records. The first owner after the restore appends the markers before any other batch, so
+that a log with a later batch of such a producer has its marker, too. A record stays until its marker is confirmed. If the owner
+is lost before it has removed the record, the next one must not end a later transaction of the producer by it: that began in a
 later leader epoch.
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from typing import Any, Final
 
 from stratalog_broker.partitions.log import PartitionLog
@@ -28,22 +28,24 @@ RETRY_S: Final = 0.5
 _log = logging.getLogger(__name__)
 
 
-def write_deferred_markers(metadata: MetadataClient, log: PartitionLog, clock: Clock) -> Coroutine[Any, Any, None] | None:
-    """Append the deferred markers of a partition that is not served yet; return what removes their records, None without any.
+def write_deferred_markers(
+    metadata: MetadataClient, log: PartitionLog, clock: Clock, spawn: Callable[[Coroutine[Any, Any, None]], None]
+) -> None:
+    """Append the deferred markers of a partition that is not served yet, and spawn what removes their records.
 
     If the partition is lost meanwhile, its next owner goes on. Raises what ``PartitionLog.append`` raises; ``log`` has resigned
     then.
     """
     found = _deferred(metadata.view, log)
     if not found:
-        return None
+        return
     try:
         written = [_append(log, record, clock) for record in _wanted(log, found)]
     except StratalogError as failure:
         log.resign(failure)
         raise
     _log.info("%s has %d deferred markers, %d of them end a transaction", log.topic_partition, len(found), len(written))
-    return _remove(metadata, log, written)
+    spawn(_remove(metadata, log, written))
 
 
 def _deferred(view: MetadataView, log: PartitionLog) -> Sequence[Versioned]:

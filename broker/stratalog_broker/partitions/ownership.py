@@ -88,7 +88,7 @@ class Partitions:
         self._logs: dict[TopicPartition, PartitionLog] = {}
         self._by_name: dict[tuple[bytes, int], PartitionLog] = {}
         self._by_id: dict[tuple[bytes, int], PartitionLog] = {}
-        self._directory = PartitionDirectory(metadata.view)
+        self._directory, self._handovers = PartitionDirectory(metadata.view), OutgoingHandovers(metadata)
         self._wanted: dict[TopicPartition, Partition] = {}
         self._wanting_since_s, self._taken = 0.0, 0
         self._taking: set[TopicPartition] = set()
@@ -98,9 +98,7 @@ class Partitions:
         self._wanted_since_s: dict[TopicPartition, float] = {}
         self._rolls, self._expiry = RollSchedule(), ProducerExpiry(settings.producer_id_expiration_ms)
         self._takeover = Takeover(self._view, ledgers, cold, self.memory.indexes, settings.producers_max)
-        self._handovers = OutgoingHandovers(metadata)
-        self._slots = BatchedSemaphore(TAKEOVERS_AT_ONCE)
-        self._internal_slots = BatchedSemaphore(INTERNAL_TAKEOVERS_AT_ONCE)
+        self._slots, self._internal_slots = BatchedSemaphore(TAKEOVERS_AT_ONCE), BatchedSemaphore(INTERNAL_TAKEOVERS_AT_ONCE)
         self.is_suspended = True
         self._unsubscribe = self._view.subscribe(self._on_changes)
         self._ticker: asyncio.TimerHandle | None = None
@@ -201,8 +199,7 @@ class Partitions:
             elif isinstance(record, TierRequest) and change.after is not None:
                 self._tier_requested(record, change.after)
             elif change.key == TOPIC_DEFAULTS_KEY:
-                for log in self._logs.values():
-                    log.update_topic(log.topic)
+                self._defaults_changed()
             elif record is None:
                 self._record_gone(before)
 
@@ -232,6 +229,10 @@ class Partitions:
             self.memory.indexes.drop(record.ledger_id)
         elif isinstance(record, Topic):
             self._directory.forget(record)
+
+    def _defaults_changed(self) -> None:
+        for log in self._logs.values():
+            log.update_topic(log.topic)
 
     def _topic_changed(self, topic: Topic) -> None:
         self._directory.put(topic)
@@ -344,8 +345,7 @@ class Partitions:
             on_lost=self._on_lost,
             rolls=self._rolls,
         )
-        if (removal := write_deferred_markers(self._metadata, log, self._clock)) is not None:
-            self._spawn(removal)
+        write_deferred_markers(self._metadata, log, self._clock, self._spawn)
         self._logs[identity] = log
         self._by_name[(topic.name.encode(), identity.partition)] = log
         self._by_id[(identity.topic_id.bytes, identity.partition)] = log

@@ -2,8 +2,8 @@
 
 A transaction is added once its outcome is durable and stays until every partition has its marker. The queue groups markers by
 the present owner of their partition, gives out one request per broker at a time, and keeps those that failed, or have no owner,
-until ``retry``. It never gives up a marker on its own: the shell removes those of partitions that are deleted and of transactions
-whose coordinator has moved.
+until ``retry``. It never gives up a marker on its own: the shell removes those of partitions that are deleted, and those of
+transactions whose coordinator has moved.
 """
 
 from __future__ import annotations
