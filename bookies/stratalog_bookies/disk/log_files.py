@@ -3,6 +3,7 @@
 ::
 
     cookie                       the disk's owner (cookie.py)
+    probe                        left by a slow start (hanging_disks.py)
     state                        the state file (checkpoint.py)
     log/<generation>.log         log files, hexadecimal
     log/<number>.spare           prewritten or recycled files that wait to become log files

@@ -6,6 +6,7 @@ stop at any point and be repeated.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Sequence
 from functools import partial
@@ -26,6 +27,7 @@ from stratalog_bookies.disk.core.disk_core import DiskCore
 from stratalog_bookies.disk.core.log import Log
 from stratalog_bookies.disk.log_files import LogFiles
 from stratalog_bookies.disk.missing_disk import MissingFiles
+from stratalog_bookies.node.hanging_disks import unless_disk_hangs
 from stratalog_bookies.node.registration import Registration
 from stratalog_core.errors import Corrupt, StorageFailed, StratalogError
 from stratalog_core.ports import Background, Files, Random
@@ -42,7 +44,8 @@ async def claim_disks(
     Returns the bookie's cookie, and the reason for each disk that cannot be used. Raises ``Invalid`` if none can.
     """
     cluster_id = await registration.cluster_id()
-    found = [await background.run(partial(_try_read_cookie, *each)) for each in zip(disks, settings.data_dirs, strict=True)]
+    reads = (_cookie(files, each, settings, background) for files, each in zip(disks, settings.data_dirs, strict=True))
+    found = await asyncio.gather(*reads)
     known = await registration.read()
     record = known.record if known is not None and isinstance(known.record, BookieRecord) else None
     claimed = claim(
@@ -54,6 +57,16 @@ async def claim_disks(
             new = _disk_cookie(settings, cluster_id, cookie, disk)
             await background.run(partial(_set_up, files, new, settings.log_file_bytes))
     return cookie, claimed.lost
+
+
+async def _cookie(
+    files: Files, directory: str, settings: BookieSettings, background: Background
+) -> DiskCookie | StratalogError | None:
+    read = background.run(partial(_try_read_cookie, files, directory))
+    try:
+        return await unless_disk_hangs(read, files, directory, settings, background)
+    except StorageFailed as hangs:
+        return hangs
 
 
 def _try_read_cookie(files: Files, directory: str) -> DiskCookie | StratalogError | None:

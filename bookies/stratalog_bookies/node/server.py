@@ -20,6 +20,7 @@ from stratalog_bookies.metrics import Counters
 from stratalog_bookies.node import boot
 from stratalog_bookies.node.collector import Collector
 from stratalog_bookies.node.dispatch import Dispatch
+from stratalog_bookies.node.hanging_disks import unless_disk_hangs
 from stratalog_bookies.node.registration import Registration
 from stratalog_bookies.repair.auditor import Auditor
 from stratalog_bookies.repair.entry_repair import EntryRepair
@@ -139,12 +140,14 @@ class BookieServer:
             await self._listener.close()
 
     async def _open_disk(self, position: int, files: Files, cookie: str, lost: dict[int, str]) -> Disk:
-        """Recover a disk. If it fails and another disk works, add the reason to ``lost``; else raise
+        """Recover a disk. If it fails or hangs and another disk works, add the reason to ``lost``; else raise
         ``Corrupt`` or ``OSError``.
         """
         if position not in lost:
+            recovery = self._background.run(partial(boot.recover_disk, files, cookie, position, self._settings))
+            directory = self._settings.data_dirs[position]
             try:
-                store, bookie = await self._background.run(partial(boot.recover_disk, files, cookie, position, self._settings))
+                store, bookie = await unless_disk_hangs(recovery, files, directory, self._settings, self._background)
             except (StratalogError, OSError) as failure:
                 if len(lost) + 1 == len(self._files):
                     raise

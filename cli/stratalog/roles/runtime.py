@@ -38,7 +38,7 @@ from stratalog_tiering.store import STORE_THREADS, ObjectStore, check_store_url,
 
 Settings = TypeVar("Settings")
 _WATCH_INTERVAL_S: Final = 1.0
-_LOCK_TIMEOUT_S: Final = 3.0
+LOCK_TIMEOUT_S: Final = 3.0
 """A killed process holds its locks until its last thread has left the kernel, which a disk write can delay."""
 _LOCK_RETRY_S: Final = 0.1
 _LOG_S_MAX: Final = 1.0
@@ -164,7 +164,7 @@ class Node:
         return files
 
     async def _lock(self, lock: Callable[[], Callable[[], None]]) -> None:
-        deadline = self.clock.monotonic() + _LOCK_TIMEOUT_S
+        deadline = self.clock.monotonic() + LOCK_TIMEOUT_S
         while True:
             try:
                 self._stack.callback(await run_in_own_thread(lock))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +21,7 @@ from stratalog_bookies.protocol import messages
 from stratalog_bookies.repair.core.shares import share_of
 from stratalog_core.batches.records import Record, build_batch
 from stratalog_core.errors import StratalogError
+from stratalog_core.ports import Files
 from stratalog_core.rpc.tcp import TcpTransport
 from stratalog_core.system import SystemClock, SystemFiles, ThreadBackground
 from stratalog_metadata.client.api import MetadataClient
@@ -45,11 +46,11 @@ class Silent:
 
 
 async def started_bookie(
-    settings: BookieSettings, metadata: MetadataClient, transport: TcpTransport
+    settings: BookieSettings, metadata: MetadataClient, transport: TcpTransport, disks: Sequence[Files] = ()
 ) -> tuple[BookieServer, ThreadBackground]:
     """Start a real bookie on its directories, with threads of its own."""
     background = ThreadBackground(settings.threads, settings.bookie_id)
-    disks = [SystemFiles(Path(each)) for each in settings.data_dirs]
+    disks = disks or [SystemFiles(Path(each)) for each in settings.data_dirs]
     server = BookieServer(settings, metadata, transport, disks, SystemClock(), Random(1), background)
     await server.start()
     return server, background
@@ -66,7 +67,9 @@ class Cluster:
     audit_bytes_per_s: int = 256 * 1024 * 1024
     bookies: dict[str, tuple[BookieServer, ThreadBackground]] = field(default_factory=dict)
 
-    async def start_bookie(self, name: str, rack: str = "", audit_delay_s: float = 0.3, **changes: object) -> None:
+    async def start_bookie(
+        self, name: str, rack: str = "", audit_delay_s: float = 0.3, disks: Sequence[Files] = (), **changes: object
+    ) -> None:
         directory = self.path / name
         settings = BookieSettings(
             bookie_id=name, data_dirs=(str(directory),), rack=rack, log_file_bytes=4 * 1024 * 1024, spare_files=0,
@@ -74,7 +77,7 @@ class Cluster:
             audit_bytes_per_s=self.audit_bytes_per_s, lease_ms=60_000,
         )  # fmt: skip
         settings = dataclasses.replace(settings, **changes)  # type: ignore[arg-type]
-        self.bookies[name] = await started_bookie(settings, self.metadata, self.transport)
+        self.bookies[name] = await started_bookie(settings, self.metadata, self.transport, disks)
 
     async def stop_bookie(self, name: str) -> None:
         server, background = self.bookies.pop(name)

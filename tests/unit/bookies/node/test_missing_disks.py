@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
 from unit.bookies.bookie_cluster import PAYLOADS, Cluster, eventually, run_cluster
+from unit.bookies.hanging_disk import HangingFiles
 
 from stratalog_bookies.protocol import messages
 from stratalog_bookies.protocol.messages import Range, Status
 from stratalog_core.errors import Invalid, StorageFailed
+from stratalog_core.system import SystemFiles
 from stratalog_metadata.records import Bookie, bookie_key
 
 
@@ -75,6 +78,47 @@ async def test_one_disk_that_cannot_be_used_leaves_the_others(cluster: Cluster, 
     info = messages.decode(messages.BookieInfo, await channel.call(messages.INFO, (), 60.0))
     assert [disk.state for disk in info.disks] == ["writable", "failed"]
     assert info.disks[1].reason
+
+
+@pytest.mark.parametrize("hangs", [lambda name: True, lambda name: name in ("datasync", "write_atomic")])
+async def test_a_disk_that_hangs_at_the_start_leaves_the_others(cluster: Cluster, hangs: Callable[[str], bool]) -> None:
+    """Also if it hangs only in writes: what the process before it has read may be in the page cache."""
+    await start(cluster, "b0", audit_delay_s=0.0)
+    ledgers = [await cluster.sealed(1, 1) for _ in range(2)]
+    await cluster.stop_bookie("b0")
+    directories = tuple(str(cluster.path / "b0" / name) for name in ("0", "1"))
+    sound, hanging = SystemFiles(Path(directories[0])), HangingFiles(SystemFiles(Path(directories[1])), hangs)
+    hanging.works.clear()
+    try:
+        async with asyncio.timeout(60):
+            await cluster.start_bookie(
+                "b0", audit_delay_s=0.0, disks=[sound, hanging], data_dirs=directories, log_file_bytes=256 * 1024,
+                disk_stall_ms=1000,
+            )  # fmt: skip
+        assert (record(cluster, "b0").disks, record(cluster, "b0").failed_disks) == (2, (1,))
+        (even,) = (ledger for ledger in ledgers if not ledger.ledger_id % 2)
+        (answer,) = await cluster.client._requests.read("b0", [Range(even.ledger_id, 0, 1000)], 1 << 24)
+        assert [bytes(entry.payload) for entry in answer.entries] == PAYLOADS
+    finally:
+        hanging.works.set()
+    await cluster.stop_bookie("b0")
+    await start(cluster, "b0", audit_delay_s=0.0)
+    assert record(cluster, "b0").failed_disks == ()
+    for ledger in ledgers:
+        assert await cluster.read_back(ledger.ledger_id) == PAYLOADS
+
+
+async def test_a_bookie_whose_only_disk_hangs_does_not_start(cluster: Cluster) -> None:
+    await cluster.start_bookie("b0")
+    await cluster.stop_bookie("b0")
+    hanging = HangingFiles(SystemFiles(cluster.path / "b0"))
+    hanging.works.clear()
+    try:
+        async with asyncio.timeout(60):
+            with pytest.raises(Invalid, match="hangs"):
+                await cluster.start_bookie("b0", disks=[hanging], disk_stall_ms=1000)
+    finally:
+        hanging.works.set()
 
 
 async def test_without_a_sound_disk_it_does_not_start(cluster: Cluster) -> None:

@@ -17,6 +17,7 @@ from uuid import UUID
 
 import pytest
 from support.embedded_quorum import EmbeddedQuorum, embedded_quorum
+from unit.bookies.hanging_disk import HangingFiles
 from unit.bookies.started_bookie import StartedBookie
 
 from stratalog_bookies.client.ledger_ids import LedgerIds
@@ -246,41 +247,6 @@ class FaultyFile:
         if self._disk.broken_in_kernel:
             asyncio.get_running_loop().call_soon(done, OSError(errno.EIO, "the disk is broken"))
         return self._disk.broken_in_kernel
-
-
-class HangingFiles:
-    """A disk that completes nothing, and reports no error, until ``works`` is set."""
-
-    def __init__(self, files: Files) -> None:
-        self._files = files
-        self.works = threading.Event()
-        self.works.set()
-
-    def __getattr__(self, name: str) -> Any:
-        return self.waiting(getattr(self._files, name))
-
-    def open(self, path: str, *, create: bool = False, direct: bool = False) -> HangingFile:
-        return HangingFile(self.waiting(self._files.open)(path, create=create, direct=direct), self)
-
-    def waiting(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        def wait_and_call(*arguments: Any, **named: Any) -> Any:
-            self.works.wait()
-            return call(*arguments, **named)
-
-        return wait_and_call
-
-
-class HangingFile:
-    """Threads write and read it: the kernel's transfers would not hang."""
-
-    def __init__(self, file: File, disk: HangingFiles) -> None:
-        self._file = file
-        self._disk = disk
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("begin_"):
-            raise AttributeError(name)
-        return self._disk.waiting(getattr(self._file, name))
 
 
 async def test_a_disk_that_hangs_leaves_the_other_one_alone(place: Place, tmp_path: Path) -> None:
