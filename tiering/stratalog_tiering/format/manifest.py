@@ -95,9 +95,10 @@ class SegmentEntry(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 
     ``leaf_count`` leaves of the partition's tree from ``first_leaf`` on are the segment's batches. ``min_timestamp_ms`` is the
     minimum over all records, None if unknown; ``first_timestamp_min_ms`` the minimum over the first records of batches.
-    ``leader_epochs`` are those in effect in the segment, each with the offset at which it begins there. ``created_at_ms`` is
-    the time at which the newest of its records was uploaded first, ``merge_count`` the number of times that any of them was
-    rewritten since, ``sources`` are the segments that it replaced.
+    ``leader_epochs`` are those in effect in the segment, each with the offset at which it begins there; of a compacted segment
+    the first, and those of which batches are left. ``created_at_ms`` is the time at which the newest of its records was
+    uploaded first, ``merge_count`` the number of times that any of them was rewritten since, ``sources`` are the segments that
+    it replaced.
     """
 
     key: str

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from stratalog_core.batches.batch import BatchHeader
+from stratalog_core.batches.checkpoint import EpochStart
 from stratalog_core.errors import Corrupt
 from stratalog_tiering.core.commands import Guards, commit_segment
 from stratalog_tiering.core.compaction_plan import Cleanable, cleanable, next_group
@@ -321,10 +322,17 @@ def _entry(made: Rewritten, group: Sequence[SegmentEntry], map_end: int, policy:
         entry,
         options=options,
         leaf_count=sum(each.leaf_count for each in group),
-        leader_epochs=epochs_in_effect(group),
+        leader_epochs=_epochs_left(made, group),
         merge_count=max(each.merge_count for each in group),
         sources=tuple(source_of(each) for each in group),
     )
+
+
+def _epochs_left(made: Rewritten, group: Sequence[SegmentEntry]) -> tuple[EpochStart, ...]:
+    """The leader epochs of which batches are left, and the first: otherwise each takeover would make the manifest longer."""
+    first, *later = epochs_in_effect(group)
+    left = {start.epoch for start in made.segment.leader_epochs}
+    return (first, *(start for start in later if start.epoch in left))
 
 
 async def _require_survivors(ports: WorkerPorts, entry: SegmentEntry, batch_filter: BatchFilter, fingerprint: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 from stratalog_core.batches.checkpoint import EpochStart
 from stratalog_core.errors import Corrupt
@@ -11,11 +12,14 @@ from stratalog_tiering.format.manifest import SegmentEntry, SourceSegment
 from stratalog_tiering.format.object_keys import parse_segment_key
 from stratalog_tiering.format.segment import SegmentFooter, SegmentIdentity
 
+LEDGERS_MAX: Final = 10_000
+"""Ledgers that a segment names. The resolution of a fork looks for those that are still hot, which are the newest."""
+
 
 def joined_identity(cluster_id: str, footers: Sequence[SegmentFooter]) -> SegmentIdentity:
     """The identity of the segment that replaces neighbouring ones."""
     first = footers[0]
-    ledger_ids = tuple(ledger_id for footer in footers for ledger_id in footer.ledger_ids)
+    ledger_ids = tuple(ledger_id for footer in footers for ledger_id in footer.ledger_ids)[-LEDGERS_MAX:]
     return SegmentIdentity(
         cluster_id=cluster_id, topic_id=first.topic_id, topic_name=footers[-1].topic_name, partition=first.partition,
         base_offset=first.base_offset, ledger_ids=ledger_ids,

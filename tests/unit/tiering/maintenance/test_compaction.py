@@ -148,6 +148,21 @@ async def test_cold_segments_become_one_that_covers_the_same_offsets(cluster: Cl
     assert (counters.compaction_passes, counters.segments_compacted, counters.records_compacted) == (1, 3, 5)
 
 
+async def test_leader_epochs_do_not_accumulate(cluster: Cluster) -> None:
+    """Each takeover begins an epoch, and a key that is written often leaves one batch of them all."""
+    takeovers: list[list[Rows]] = [[[("a", str(number))]] for number in range(5)]
+    await cold(cluster, *takeovers)
+    await cluster.start_worker()
+    await ask(cluster)
+    (entry,) = (await manifest_of(cluster)).segments
+    assert [(start.epoch, start.start_offset) for start in entry.leader_epochs] == [(0, 0), (8, 4)]
+    reader = ColdReader(cluster.store, ColdReaderSettings(), SystemClock())
+    assert await reader.leader_epochs(cluster.pointer()) == [(2 * number, number) for number in range(5)], (
+        "clients ask for these"
+    )
+    await reader.close()
+
+
 async def test_what_was_compacted_cannot_be_proved_and_growth_can(cluster: Cluster, background: ThreadBackground) -> None:
     await cold(cluster, *LEDGERS[:1])
     older = (await manifest_of(cluster)).tree
