@@ -8,6 +8,7 @@ from typing import Final, NamedTuple
 
 NEVER_MS: Final = 2**62
 """A monotonic time that means no deadline."""
+_STALE_MIN: Final = 1_000
 
 
 class Instant(NamedTuple):
@@ -22,6 +23,7 @@ class WakeTimes:
 
     def __init__(self) -> None:
         self._heap: list[tuple[int, str]] = []
+        """With times of keys that were moved or forgotten since, no more of these than of others and ``_STALE_MIN``."""
         self._planned: dict[str, int] = {}
 
     @property
@@ -33,6 +35,17 @@ class WakeTimes:
         if at_ms < self._planned.get(key, NEVER_MS):
             self._planned[key] = at_ms
             heapq.heappush(self._heap, (at_ms, key))
+            self._drop_stale()
+
+    def forget(self, key: str) -> None:
+        """Make the key due no more; no error if it is not planned."""
+        if self._planned.pop(key, None) is not None:
+            self._drop_stale()
+
+    def _drop_stale(self) -> None:
+        if len(self._heap) > 2 * len(self._planned) + _STALE_MIN:
+            self._heap = [(at_ms, key) for key, at_ms in self._planned.items()]
+            heapq.heapify(self._heap)
 
     def due(self, now_ms: int) -> Iterator[str]:
         """Remove and yield the keys that are due, also those that are planned for the past during the iteration."""

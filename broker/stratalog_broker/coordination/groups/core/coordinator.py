@@ -66,8 +66,8 @@ class GroupCoordinator:
     def __init__(self, limits: CoordinatorLimits, store: GroupStore, topics: Topics, now: Instant) -> None:
         self.table = GroupTable(limits, store, topics, now)
         self.commits = OffsetCommits(self.table)
-        self.removals = Removals(self.table, self.commits)
         self._wakes = WakeTimes()
+        self.removals = Removals(self.table, self.commits, self._wakes)
         for group_id, group in self.table.live.items():
             self._wakes.plan(group_id, group.wake_at_ms)
         for group_id, at_ms in self.table.consumers.wake_times():

@@ -47,7 +47,7 @@ class OffsetCommits:
         if error is not ErrorCode.none:
             return [error] * len(commits), []
         known = self._table.store.offsets_of(group_id)
-        errors = [self._check_offset(known, commit) for commit in commits]
+        errors = [self._check_offset(known, commit, transactional=transactional) for commit in commits]
         encoder = OffsetEncoder(group_id, now.wall_ms)
         return errors, [encoder.record(each) for each, code in zip(commits, errors, strict=True) if code is ErrorCode.none]
 
@@ -77,15 +77,15 @@ class OffsetCommits:
             return ErrorCode.illegal_generation
         return ErrorCode.none if self._table.exists(group_id) or self._table.has_room() else ErrorCode.coordinator_not_available
 
-    def _check_offset(self, known: Container[TopicPartitionName], commit: Commit) -> ErrorCode:
+    def _check_offset(self, known: Container[TopicPartitionName], commit: Commit, *, transactional: bool) -> ErrorCode:
         if commit.metadata and len(commit.metadata.encode()) > self._table.limits.offset_metadata_bytes_max:
             return ErrorCode.offset_metadata_too_large
-        store = self._table.store
-        if (
-            store.offset_count + len(store.pending) >= self._table.limits.offsets_max
-            and (commit.topic, commit.partition) not in known
-        ):
+        store, offsets_max = self._table.store, self._table.limits.offsets_max
+        is_known = (commit.topic, commit.partition) in known
+        if not is_known and store.offset_count + len(store.pending) >= offsets_max:
             return ErrorCode.coordinator_not_available
+        if transactional and len(store.pending) >= offsets_max:
+            return ErrorCode.coordinator_not_available  # each producer may have one for each known offset
         return ErrorCode.none
 
     @contextmanager

@@ -24,7 +24,7 @@ from stratalog_broker.coordination.groups.core.rebalance import GroupState
 from stratalog_broker.coordination.groups.core.records import OffsetKey, encode_group_key, encode_offset_key
 from stratalog_broker.coordination.groups.core.store import TopicPartitionName
 from stratalog_broker.coordination.replay import CoordinatorRecord
-from stratalog_broker.coordination.wake_times import Instant
+from stratalog_broker.coordination.wake_times import Instant, WakeTimes
 
 PART_BYTES_MAX: Final = 256 * 1024
 """Of the records that are written as one batch: some thousand offsets."""
@@ -35,9 +35,10 @@ EXPIRY_BYTES_MAX: Final = 16 * 1024 * 1024
 class Removals:
     """Plans the removal of groups and of single offsets."""
 
-    def __init__(self, table: GroupTable, commits: OffsetCommits) -> None:
+    def __init__(self, table: GroupTable, commits: OffsetCommits, wakes: WakeTimes) -> None:
         self._table = table
         self._commits = commits
+        self._wakes = wakes
 
     def plan_first_part(self, group_id: str) -> list[CoordinatorRecord]:
         """DeleteGroups: return the records to write before ``plan_delete`` is called; none if it can be called now.
@@ -67,8 +68,12 @@ class Removals:
             return error, []
         names = {*self._table.store.offsets_of(group_id), *self._commits.pending_of(group_id)}
         records = [*_offset_tombstones(group_id, sorted(names)), *self._group_tombstones(group_id)]
-        self._table.forget(group_id)
+        self._forget(group_id)
         return ErrorCode.none, records
+
+    def _forget(self, group_id: str) -> None:
+        self._table.forget(group_id)
+        self._wakes.forget(group_id)
 
     def plan_delete_offsets(
         self, group_id: str, partitions: Sequence[TopicPartitionName]
@@ -115,7 +120,7 @@ class Removals:
                 planned.append((group_id, part))
                 room_bytes -= sum(record.size_bytes for record in part)
             if goes:
-                self._table.forget(group_id)
+                self._forget(group_id)
         return planned
 
     def plan_topic_deletion(self, topic: str, gone: Container[UUID | None]) -> Iterator[tuple[str, list[CoordinatorRecord]]]:

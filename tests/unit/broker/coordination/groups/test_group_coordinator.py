@@ -120,6 +120,30 @@ def test_commits_that_are_refused() -> None:
     assert log.commit("g" * 5_000, Commit(topic="t", partition=0, offset=1)) == [ErrorCode.invalid_group_id]
 
 
+def test_pending_offsets_of_transactions_are_bounded() -> None:
+    """Each producer may have one for each offset that is known already."""
+    log = Log(replace(LIMITS, offsets_max=2))
+    commit = Commit(topic="t", partition=0, offset=1)
+    assert log.commit("g", commit) == [ErrorCode.none]
+    codes = []
+    for producer_id in range(4):
+        errors, records = log.core.commits.plan("g", "", None, -1, [commit], NOW, transactional=True)
+        codes += errors
+        for record in records:
+            log.store.begin_batch(producer_id)(record.key, record.value, record.headers)
+    assert codes == [ErrorCode.none] * 2 + [ErrorCode.coordinator_not_available] * 2
+    assert log.commit("g", commit) == [ErrorCode.none], "that one replaces them"
+    assert len(log.store.pending) == 0
+
+
+def test_a_deleted_group_has_no_deadline() -> None:
+    log = Log()
+    log.do(log.core.join("g", replace(join_request(), member_id="", requires_known_member=True), NOW))
+    assert log.core.wake_at_ms is not None
+    log.core.removals.plan_delete("g", NOW)
+    assert list(log.core._wakes.due(10**12)) == []
+
+
 def test_joins_that_are_refused() -> None:
     log = Log(replace(LIMITS, groups_max=1))
     for group_id, request, error in (
