@@ -24,8 +24,9 @@ answer, or whose process stood still, may mark it later.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final
 from uuid import UUID
 
@@ -358,8 +359,18 @@ class WatchedStore(SimulatedStore):
         self._looks: dict[object, float] = {}
 
     async def head(self, key: str) -> ObjectInfo:
-        try:
+        with self._looking(key):
             return await super().head(key)
+
+    async def get(self, key: str) -> bytes:
+        with self._looking(key):
+            return await super().get(key)
+
+    @contextlib.contextmanager
+    def _looking(self, key: str) -> Iterator[None]:
+        """Note the look if the store says that there is no next owner."""
+        try:
+            yield
         except NoSuchObject:
             if key.startswith(OWNERS_PREFIX):
                 self._looked_s = self._looks[asyncio.current_task()] = self._loop.time()

@@ -16,6 +16,7 @@ from stratalog_tiering.core import retention as core_retention
 from stratalog_tiering.core.locks import merged_lock
 from stratalog_tiering.maintenance import deletion, merging, orphans, retention
 from stratalog_tiering.offload import offloading
+from stratalog_tiering.worker import copying as copy_work
 
 
 def attached_history_is_not_locked() -> None:
@@ -119,7 +120,17 @@ def late_markers_hide_detached_topics() -> None:
     archive.was_undone = lambda marker, topic: False  # type: ignore[attr-defined]
 
 
+def detached_topics_are_not_copied() -> None:
+    """The second copy never gets the versions that it lacks of a topic when that is detached."""
+
+    async def copy_nothing(*ignored: Any) -> int:
+        return 0
+
+    copy_work.copy_detached_topics = copy_nothing  # type: ignore[assignment, attr-defined]
+
+
 IN_HISTORY: Final = (
+    detached_topics_are_not_copied,
     late_markers_hide_detached_topics,
     late_objects_of_deleted_topics_stay,
     locked_objects_that_left_the_history_are_deleted,

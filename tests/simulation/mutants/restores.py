@@ -15,7 +15,7 @@ from stratalog_tiering.maintenance import earlier_deletions as earlier
 from stratalog_tiering.maintenance import restoring
 from stratalog_tiering.offload import ownership, version_objects
 from stratalog_tiering.offload.ownership import BucketOwnership
-from stratalog_tiering.worker import session
+from stratalog_tiering.worker import collection, session
 
 
 def workers_look_for_another_owner_at_their_start_only() -> None:
@@ -116,7 +116,22 @@ def markers_of_restored_topics_go_last() -> None:
     session.show_restored_topic = show_restored_topic  # type: ignore[attr-defined]
 
 
+def garbage_is_collected_without_a_look() -> None:
+    """``tier gc`` asks whether the bucket is its own when it begins, and not again."""
+
+    check: Any = collection.check_claim  # type: ignore[attr-defined]
+    known: dict[Any, Any] = {}
+
+    async def check_claim(store: Any, cluster_id: str) -> Any:
+        if store not in known:
+            known[store] = await check(store, cluster_id)
+        return known[store]
+
+    collection.check_claim = check_claim  # type: ignore[attr-defined]
+
+
 IN_RESTORES: Final = (
+    garbage_is_collected_without_a_look,
     workers_look_for_another_owner_at_their_start_only,
     deletions_share_the_look_of_commits,
     manifests_are_stored_without_a_look,

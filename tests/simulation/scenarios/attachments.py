@@ -5,7 +5,8 @@ its process and the workers crash at any step, and the store fails. Some topics 
 topic is whole and has its source's offsets, at the moment at which it exists; what is being attached is hidden; objects are
 locked as their topics want, merged ones no longer than their sources, and nobody even tries to delete what is locked; nothing
 of a detached or reserved topic is deleted; an attachment that died leaves nothing. At the end readers of the bucket find the
-topics, detached ones included, and every record. The deletion marker of one of these comes late (:mod:`.late_markers`).
+topics, detached ones included, and every record. The deletion marker of one of these comes late (:mod:`.late_markers`). A
+second copy gets all of what was detached.
 
 Randomness is drawn from a stream of its own, so that nothing before this step depends on it.
 """
@@ -33,7 +34,7 @@ from simulation.scenarios.late_markers import LateMarker
 from simulation.world import roles
 from simulation.world.clock import SimulatedClock
 from simulation.world.machine import Machine, Ports
-from simulation.world.object_store import SimulatedStore, StoreFaults
+from simulation.world.object_store import Bucket, SimulatedStore, StoreFaults
 from stratalog_broker.admin.locked_history import require_unlocked
 from stratalog_core.batches.records import Record, build_batch
 from stratalog_core.errors import StratalogError
@@ -64,7 +65,7 @@ from stratalog_tiering.config import TieringSettings
 from stratalog_tiering.core.policy import tier_policy
 from stratalog_tiering.format.locks import entry_lock
 from stratalog_tiering.format.manifest import Manifest, SegmentKind, decode_manifest
-from stratalog_tiering.format.object_keys import deletion_marker_key, topic_prefix
+from stratalog_tiering.format.object_keys import deletion_marker_key, marker_key, topic_prefix
 
 if TYPE_CHECKING:
     from simulation.scenarios.history import Scenario
@@ -110,6 +111,7 @@ class AttachmentStep:
         self._world, self._audit, self._bucket = history.world, history.audit, history.bucket
         self._operator = Machine(self._world, "operator-0", self._operate)
         self._operator.clock = SimulatedClock(self._world.loop)
+        self._second = Bucket()
         self._turns = 0
         self._stop = False
         self._sources: dict[UUID, TopicSource] = {}
@@ -123,9 +125,11 @@ class AttachmentStep:
 
     async def run(self) -> None:
         self._bucket.has_locks = True
-        self._history.second = None
+        self._history.second = self._second
+        self._second.has_locks = True
+        self._second.on_deleted = self._deleting(lambda keys: None, self._second)
         self._history.on_look = self._look
-        former, self._bucket.on_deleted = self._bucket.on_deleted, self._deleting(self._bucket.on_deleted)
+        former, self._bucket.on_deleted = self._bucket.on_deleted, self._deleting(self._bucket.on_deleted, self._bucket)
         noted = self._audit.on_committed
 
         def committed(entry: Any, changes: Sequence[Change], records: Mapping[str, MetadataRecord]) -> None:
@@ -141,6 +145,7 @@ class AttachmentStep:
             await self._until_ended()
             if self._world.decides("marked after it was detached"):
                 await self._history.in_checker(LateMarker(self._world, self._bucket, self._audit.records).run)
+        await self._until_copied()
         # Listings show the last writes, too.
         await self._history.pass_time(LISTING_LAG_S)
         await self._history.in_checker(self._bucket_is_right)
@@ -152,16 +157,17 @@ class AttachmentStep:
         self._operator.boot()
         task = asyncio.get_running_loop().create_task(nemesis.run())
         if self._world.decides("attachments-store"):
-            self._bucket.faults = StoreFaults(
-                unavailable=0.02,
-                answer_lost=0.02,
-                damaged=0.02,
-                truncated=0.02,
-                happens_later=0.01,
-                listing_lag_s=LISTING_LAG_S,
-            )
+            for bucket in (self._bucket, self._second):
+                bucket.faults = StoreFaults(
+                    unavailable=0.02,
+                    answer_lost=0.02,
+                    damaged=0.02,
+                    truncated=0.02,
+                    happens_later=0.01,
+                    listing_lag_s=LISTING_LAG_S,
+                )
         await self._history.pass_time(FAULTS_S)
-        self._bucket.faults = StoreFaults()
+        self._bucket.faults = self._second.faults = StoreFaults()
         nemesis.stop()
         task.cancel()
         self._stop = True
@@ -177,6 +183,20 @@ class AttachmentStep:
         while waiting := [each for each in self._audit.records.values() if isinstance(each, kinds)]:
             assert self._world.loop.time() < until, f"{waiting[0]} is still there"
             await self._history.pass_time(LOOK_S)
+
+    async def _until_copied(self) -> None:
+        """Wait until the second copy has all of what was detached."""
+        until = self._world.loop.time() + ENDED_S
+        while lacking := self._not_copied():
+            assert self._world.loop.time() < until, f"{lacking[0]} is not in the second copy, and its topic is detached"
+            await self._history.pass_time(LOOK_S)
+
+    def _not_copied(self) -> list[str]:
+        wanted = [key for _, _, objects in self._detached.values() for key in objects]
+        wanted += [marker_key(each.object_key) for _, pointers, _ in self._detached.values() for each in pointers]
+        for topic_id in self._detached:
+            wanted += [key for key in self._bucket.objects if key.startswith(topic_prefix(topic_id))]
+        return sorted(key for key in wanted if key not in self._second.objects)
 
     # -- the operator
 
@@ -380,8 +400,8 @@ class AttachmentStep:
             self._audit.require(held is not None and held.until_ms >= lasts_ms, f"{key} is locked by {held}, not {lasts_ms}")
         self._audit.require(manifest.lock_until_ms >= lasts_ms, f"{pointer.key()} is locked until {manifest.lock_until_ms}")
 
-    def _deleting(self, check: Callable[[Sequence[str]], None]) -> Callable[[Sequence[str]], None]:
-        """Check each deletion before it takes effect."""
+    def _deleting(self, check: Callable[[Sequence[str]], None], bucket: Bucket) -> Callable[[Sequence[str]], None]:
+        """Check each deletion from ``bucket`` before it takes effect, by ``check`` first."""
 
         def deleting(keys: Sequence[str]) -> None:
             check(keys)
@@ -389,13 +409,13 @@ class AttachmentStep:
             reserved = {each.topic_id.hex for each in self._audit.records.values() if isinstance(each, PendingTopic)}
             kept = {key: topic.name for topic, _, objects in self._detached.values() for key in objects}
             for key in keys:
-                until_ms = self._bucket.locked_until_ms(key, now_ms)
+                until_ms = bucket.locked_until_ms(key, now_ms)
                 self._audit.require(not until_ms, f"{key} was to be deleted, and is locked for {until_ms - now_ms} ms")
                 self._audit.require(key not in kept, f"{key} of the detached topic {kept.get(key)} was deleted")
                 found = _TOPIC_ID.search(key)
                 is_reserved = found is not None and found.group(1) in reserved
                 self._audit.require(not is_reserved, f"{key} was deleted while its topic was being attached")
-                if self._bucket.lock_of(key) is not None:
+                if bucket.lock_of(key) is not None:
                     self._world.coverage.meet(LOCKED_DELETED)
 
         return deleting

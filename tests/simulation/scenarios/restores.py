@@ -1,10 +1,10 @@
 """Scenario: a bucket is restored into a new installation while the old one still runs, or comes back.
 
 An installation is a metadata node, an owner that seals ledgers, and two tiering workers that offload, merge, expire and sweep
-over a store that fails. The workers and the node crash, stop and lose answers. Then one or two others restore the bucket by
-the restore of production, which crashes at any step and is repeated, and which may race the other one; in some runs up to a
-point in time. In some runs the first installation deletes a topic before, and in some of these it restores that topic, and
-reports it as restored. The old installations go on all the time.
+over a store that fails; an operator collects garbage beside them. The workers and the node crash, stop and lose answers. Then
+one or two others restore the bucket by the restore of production, which crashes at any step and is repeated, and which may race
+the other one; in some runs up to a point in time. In some runs the first installation deletes a topic before, and in some of
+these it restores that topic, and reports it as restored. The old installations go on all the time.
 ``checkers/incarnations.py`` says and checks what they may still do.
 
 At the end the last owner of the bucket has every record that was offloaded when the bucket was taken over, as it was written,
@@ -25,6 +25,7 @@ import msgspec
 
 from simulation.checkers.coverage import (
     BUCKET_TAKEN_OVER,
+    COLLECTED,
     EARLIER_DELETION,
     FORKED,
     MERGED,
@@ -71,6 +72,7 @@ from stratalog_metadata.storage.state_store import SnapshotFileStore
 from stratalog_tiering.cold.archive import read_owner
 from stratalog_tiering.cold.block_source import ColdReaderSettings
 from stratalog_tiering.cold.lease import HeldLease, held
+from stratalog_tiering.cold.manifest_source import ManifestSource
 from stratalog_tiering.cold.reader import ColdReader
 from stratalog_tiering.config import TieringSettings
 from stratalog_tiering.core import leases
@@ -79,8 +81,10 @@ from stratalog_tiering.maintenance.cutting import CutPoint, CutPorts
 from stratalog_tiering.maintenance.earlier_deletions import confirm_deletion, earlier_deletions
 from stratalog_tiering.maintenance.fork_resolution import read_lines
 from stratalog_tiering.maintenance.restoring import restore_topics, wanted_topics
+from stratalog_tiering.offload.locks import KnownLocks
 from stratalog_tiering.offload.ownership import cluster_id_in
 from stratalog_tiering.worker import session
+from stratalog_tiering.worker.collection import CollectorPorts, delete_due, find_all
 from stratalog_tiering.worker.worker import TieringWorker
 
 KEPT: Final = Topic(
@@ -167,15 +171,16 @@ class Installation:
         self.tiering = [StoppedMachine(world, f"{name}-tiering-{number}", self._run_worker, stops) for number in (1, 2)]
         self.owner = Machine(world, f"{name}-owner-0", self._run_owner)
         self.restore = Machine(world, f"{name}-restore-0", self._run_restore)
-        for machine in [*self.tiering, self.owner, self.restore]:
+        self.collector = Machine(world, f"{name}-collector-0", self._run_collector)
+        for machine in [*self.tiering, self.owner, self.restore, self.collector]:
             machine.clock = SimulatedClock(world.loop)  # grace periods are compared
 
     @property
     def machines(self) -> Sequence[Machine]:
-        return [self.metadata, *self.tiering, self.owner, self.restore]
+        return [self.metadata, *self.tiering, self.owner, self.restore, self.collector]
 
     def boot(self) -> None:
-        for machine in [*self.tiering, self.owner]:
+        for machine in [*self.tiering, self.owner, self.collector]:
             machine.boot()
 
     async def connect(self, ports: Ports) -> QuorumClient:
@@ -224,6 +229,23 @@ class Installation:
             self.world.coverage.meet(REFUSED_AFTER_TAKEOVER)
             return
         await asyncio.Event().wait()
+
+    async def _run_collector(self, machine: Machine, ports: Ports) -> None:
+        """Run ``stratalog tier gc`` again and again, until it is refused."""
+        client, store = await self.connect(ports), self._store(machine, ports)
+        collector = CollectorPorts(metadata=client, store=store, source=ManifestSource(store), locks=KnownLocks(store))
+        while not self.stop:
+            await asyncio.sleep(ports.random.uniform(0.1, 0.6))
+            topics = [*client.view.all(Topic)]
+            try:
+                found = await find_all(collector, topics, int(GRACE_S * 1000), ports.clock.wall_ms())
+                await delete_due(client, store, found)
+            except StratalogError as failure:
+                self.world.note(f"  {machine.name}: {failure!r}")
+                if isinstance(failure, Invalid) and not self.incarnation.is_owner:
+                    return
+            else:
+                self.world.coverage.meet(COLLECTED, sum(len(each.due) for each in found))
 
     # -- the owner of the partitions
 
