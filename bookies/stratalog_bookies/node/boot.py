@@ -44,10 +44,9 @@ async def claim_disks(
     Returns the bookie's cookie, and the reason for each disk that cannot be used. Raises ``Invalid`` if none can.
     """
     cluster_id = await registration.cluster_id()
-    reads = (_cookie(files, each, settings, background) for files, each in zip(disks, settings.data_dirs, strict=True))
-    found = await asyncio.gather(*reads)
     known = await registration.read()
     record = known.record if known is not None and isinstance(known.record, BookieRecord) else None
+    found = await _cookies(settings, disks, background, is_known=record is not None)
     claimed = claim(
         record, found, cluster_id=cluster_id, bookie_id=settings.bookie_id, directories=settings.data_dirs
     )  # fmt: skip
@@ -59,14 +58,24 @@ async def claim_disks(
     return cookie, claimed.lost
 
 
-async def _cookie(
-    files: Files, directory: str, settings: BookieSettings, background: Background
-) -> DiskCookie | StratalogError | None:
-    read = background.run(partial(_try_read_cookie, files, directory))
-    try:
-        return await unless_disk_hangs(read, files, directory, settings, background)
-    except StorageFailed as hangs:
-        return hangs
+async def _cookies(
+    settings: BookieSettings, disks: Sequence[Files], background: Background, *, is_known: bool
+) -> list[DiskCookie | StratalogError | None]:
+    """The disks' cookies. A known bookie does not wait for a disk that hangs if another one has a cookie."""
+    found: list[DiskCookie | StratalogError | None] = [None] * len(disks)
+
+    def has_another() -> bool:
+        return is_known and any(isinstance(each, DiskCookie) for each in found)
+
+    async def read(disk: int, files: Files, directory: str) -> None:
+        reading = background.run(partial(_try_read_cookie, files, directory))
+        try:
+            found[disk] = await unless_disk_hangs(reading, files, directory, settings, background, has_another)
+        except StorageFailed as hangs:
+            found[disk] = hangs
+
+    await asyncio.gather(*(read(disk, *each) for disk, each in enumerate(zip(disks, settings.data_dirs, strict=True))))
+    return found
 
 
 def _try_read_cookie(files: Files, directory: str) -> DiskCookie | StratalogError | None:

@@ -146,10 +146,13 @@ class BookieServer:
         if position not in lost:
             recovery = self._background.run(partial(boot.recover_disk, files, cookie, position, self._settings))
             directory = self._settings.data_dirs[position]
+            has_another = len(lost) + 1 < len(self._files)
             try:
-                store, bookie = await unless_disk_hangs(recovery, files, directory, self._settings, self._background)
+                store, bookie = await unless_disk_hangs(
+                    recovery, files, directory, self._settings, self._background, lambda: has_another
+                )
             except (StratalogError, OSError) as failure:
-                if len(lost) + 1 == len(self._files):
+                if not has_another:
                     raise
                 lost[position] = str(failure)
         if position in lost:

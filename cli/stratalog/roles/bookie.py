@@ -19,8 +19,7 @@ async def start(node: Node) -> str:
     """Start the bookie and register it. Returns the address it listens on."""
     take_turns(node.settings.turn_us)
     settings = node.configuration.section(BookieSettings, "bookie")
-    limit_s = settings.disk_stall_ms / 1000 + LOCK_TIMEOUT_S
-    disks = await asyncio.gather(*(_files(node, directory, limit_s) for directory in settings.data_dirs))
+    disks = await _disks(node, settings)
     await node.serve_http()
     server = BookieServer(
         settings,
@@ -38,15 +37,28 @@ async def start(node: Node) -> str:
     return server.address
 
 
-async def _files(node: Node, directory: str, limit_s: float) -> Files:
-    """Return a locked disk, or a missing one if its directory cannot be created or it hangs, which the bookie may survive.
+async def _disks(node: Node, settings: BookieSettings) -> list[Files]:
+    """Return the disks, locked. Raises ``Conflict``.
 
-    Raises ``Conflict``.
+    One that cannot be created or hangs is missing, which the bookie may survive. While all of them hang, this waits.
     """
+    locking = [asyncio.ensure_future(_files(node, directory)) for directory in settings.data_dirs]
+    await asyncio.wait(locking, return_when=asyncio.FIRST_COMPLETED)
+    limit_s = settings.disk_stall_ms / 1000 + LOCK_TIMEOUT_S
+    locked, hanging = await asyncio.wait(locking, timeout=limit_s)
+    for lock in hanging:
+        lock.cancel()
+    in_use = [failure for lock in locked if (failure := lock.exception()) is not None]
+    if in_use:
+        raise in_use[0]
+    return [
+        MissingFiles(f"{directory}: the disk hangs: it was not locked in {limit_s:.0f} s") if lock in hanging else lock.result()
+        for directory, lock in zip(settings.data_dirs, locking, strict=True)
+    ]
+
+
+async def _files(node: Node, directory: str) -> Files:
     try:
-        async with asyncio.timeout(limit_s):
-            return await node.files(Path(directory))
-    except TimeoutError:
-        return MissingFiles(f"{directory}: the disk hangs: it was not locked in {limit_s:.0f} s")
+        return await node.files(Path(directory))
     except OSError as failure:
         return MissingFiles(f"{directory}: {failure}")
