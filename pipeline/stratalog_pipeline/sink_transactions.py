@@ -13,8 +13,10 @@ consumers see the rows of exactly those units that have markers.
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
 from typing import Final
 from zlib import crc32
@@ -23,14 +25,18 @@ import msgspec
 import pyarrow as pa
 from confluent_kafka import KafkaError, KafkaException, Producer
 
-from stratalog_core.errors import Conflict, Fenced, OutcomeUnknown, Unavailable
+from stratalog_core.errors import Conflict, Fenced, Invalid, OutcomeUnknown, Unavailable
 from stratalog_core.kafka_clients import as_ours, retried, translated
 from stratalog_pipeline.brokers import options_checked
 from stratalog_pipeline.kafka_sink import CLIENT_DEFAULTS, REQUEST_S_MAX, Row, WriteOptions, rows_of, send_rows
 from stratalog_pipeline.sink_markers import DECIDE_S, REMEDY, Marker, Markers, Unit, consumer_of, marker_offset
 
+_LOGGER: Final = logging.getLogger(__name__)
 TRANSACTION_TIMEOUT_MS: Final = 900_000
 """The maximum that brokers allow by default. A task must write its rows in this time."""
+END_S: Final = 30.0
+"""Time limit for ending the transactions of a write that failed."""
+_ENDED_AT_ONCE: Final = 16
 _SUM_MASK: Final = 2**64 - 1
 
 
@@ -103,6 +109,27 @@ def send_once(batches: Iterable[pa.RecordBatch], options: WriteOptions, unit: Un
     return written.rows
 
 
+def end_transactions(options: WriteOptions, units: Sequence[Unit]) -> None:
+    """End the transactions that the tasks of a failed write left open when Spark killed them, as far as ``END_S`` allows.
+
+    Readers of committed data would wait behind them until they time out. Units are fenced in order: Spark starts tasks so. A
+    failure is logged.
+    """
+    deadline = time.monotonic() + END_S
+
+    def end(unit: Unit) -> None:
+        left_s = deadline - time.monotonic()
+        if left_s > 0:
+            _producer(options, unit).init_transactions(left_s)
+
+    with ThreadPoolExecutor(_ENDED_AT_ONCE) as pool:
+        for ended in [pool.submit(end, unit) for unit in units]:
+            try:
+                ended.result()
+            except (KafkaException, Invalid) as failure:
+                _LOGGER.info("a transaction of the write may be open until its timeout: %s", failure)
+
+
 def _check_unwritten(markers: Markers, options: WriteOptions, unit: Unit) -> None:
     """Raise ``Conflict`` if a unit that has no rows now has written some."""
     written = markers.read(unit)
@@ -123,11 +150,15 @@ def _compare(unit: Unit, written: Marker, rows: Iterable[Row], total: RowsSum) -
 
 def _begin(options: WriteOptions, unit: Unit) -> Producer:
     """Return a producer that has fenced the unit's earlier attempts and ended their transactions."""
-    timeout = {"transaction.timeout.ms": TRANSACTION_TIMEOUT_MS}
-    with options_checked():
-        producer = Producer({**CLIENT_DEFAULTS, **timeout, **options.client, "transactional.id": unit.name})
+    producer = _producer(options, unit)
     retried(lambda: producer.init_transactions(REQUEST_S_MAX), DECIDE_S)
     return producer
+
+
+def _producer(options: WriteOptions, unit: Unit) -> Producer:
+    timeout = {"transaction.timeout.ms": TRANSACTION_TIMEOUT_MS}
+    with options_checked():
+        return Producer({**CLIENT_DEFAULTS, **timeout, **options.client, "transactional.id": unit.name})
 
 
 def written_marker(markers: Markers, options: WriteOptions, unit: Unit) -> Marker | None:

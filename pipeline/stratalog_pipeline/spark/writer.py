@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import uuid
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import pyarrow as pa
@@ -14,7 +14,7 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 
 from stratalog_pipeline.kafka_sink import WriteOptions, send
 from stratalog_pipeline.sink_markers import Markers, Unit
-from stratalog_pipeline.sink_transactions import send_once
+from stratalog_pipeline.sink_transactions import end_transactions, send_once
 
 _LOGGER: Final = logging.getLogger(__name__)
 QUERY_ID: Final = "sql.streaming.queryId"
@@ -53,6 +53,8 @@ class KafkaWriter(DataSourceArrowWriter):
         _check(messages, self._options)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        if self._options.is_exactly_once:
+            _end(messages, self._options, Unit(write=self._write_id, batch=self._options.write_batch, task=0))
         if self._options.write_id is not None:
             _warn(messages, "run it again with the same writeId to write the others")
         else:
@@ -79,6 +81,9 @@ class KafkaStreamWriter(DataSourceStreamArrowWriter):
         _check(messages, self._options)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
+        units = _units(messages)
+        if units:
+            _end(messages, self._options, units[0])
         again = "writes only the others" if self._options.is_exactly_once else "writes them again"
         _warn(messages, f"the query's next run, from its checkpoint, {again}")
 
@@ -95,8 +100,18 @@ def _property(task: TaskContext, name: str) -> str:
     return value
 
 
+def _units(messages: Sequence[WriterCommitMessage | None]) -> list[Unit]:
+    return [message.unit for message in messages if isinstance(message, Sent) and message.unit is not None]
+
+
+def _end(messages: Sequence[WriterCommitMessage | None], options: WriteOptions, one: Unit) -> None:
+    """End the transactions of the tasks without a message, which are in the tasks' order; ``one`` is any unit of the write."""
+    ended = [replace(one, task=task) for task, message in enumerate(messages) if message is None]
+    end_transactions(options, ended)
+
+
 def _check(messages: Sequence[WriterCommitMessage | None], options: WriteOptions) -> None:
-    units = [message.unit for message in messages if isinstance(message, Sent) and message.unit is not None]
+    units = _units(messages)
     if units and units[0].run and not options.trusts_markers:
         Markers(options).check_compared(units[0])
 
