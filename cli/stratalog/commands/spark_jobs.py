@@ -69,8 +69,14 @@ def job_options(command: Command) -> Command:
 
 
 def given_options(data: Path | None, store: str | None, **given: Any) -> JobOptions:
-    """Return the options of ``job_options``. The default store is the cluster's. Raises as :func:`store_of`."""
-    return JobOptions(store=store_of(data, store), **given)
+    """Return the options of ``job_options``. The default store is the cluster's.
+
+    Raises as :func:`store_of`, and ``Invalid`` for a page that cannot be written when the job has ended.
+    """
+    options = JobOptions(store=store_of(data, store), **given)
+    if options.html is not None and not options.html.parent.is_dir():
+        raise Invalid(f"--html {options.html}: there is no directory {options.html.parent}")
+    return options
 
 
 def value_options(command: Command) -> Command:
@@ -146,17 +152,18 @@ def shown_progress(what: str) -> Iterator[Callable[[int, int], None]]:
 
 def print_report(where: JobOptions, report: Report, tables: int | None = None) -> None:
     """Print the report and write its page. ``tables``: how many are printed for people; the page has all."""
+    if where.as_json:
+        print_json(report.document)
+    else:
+        for table in report.tables[:tables]:
+            if table.rows:
+                print_rows(table.rows, table.columns, title=table.title if len(report.tables) > 1 else "")
+        for problem in report.problems:
+            click.echo(problem, err=True)
+        click.echo(", ".join(f"{name.replace('_', ' ')}: {value}" for name, value in report.facts.items()), err=True)
+    # Last, because it may fail, and an erasure cannot be reported again.
     if where.html is not None:
         with modules():
             from stratalog_pipeline.jobs.page import render_page
         made_at = datetime.now(UTC).isoformat(" ", timespec="seconds")
         where.html.write_text(render_page(report, f"stratalog job {report.title.lower()}", made_at), encoding="utf-8")
-    if where.as_json:
-        print_json(report.document)
-        return
-    for table in report.tables[:tables]:
-        if table.rows:
-            print_rows(table.rows, table.columns, title=table.title if len(report.tables) > 1 else "")
-    for problem in report.problems:
-        click.echo(problem, err=True)
-    click.echo(", ".join(f"{name.replace('_', ' ')}: {value}" for name, value in report.facts.items()), err=True)

@@ -12,9 +12,11 @@ import pytest
 from click.testing import CliRunner
 
 from stratalog.commands.job import job
+from stratalog.commands.spark_jobs import JobOptions, print_report
 from stratalog.exit_codes import ExitCode
 from stratalog_core.batches.records import Record, build_batch
 from stratalog_core.errors import Invalid
+from stratalog_pipeline.jobs.report import Report
 
 if TYPE_CHECKING:
     from unit.pipeline.conftest import ColdBucket
@@ -81,6 +83,7 @@ def test_wrong_usage_is_one_clear_line(words: tuple[str, ...], message: str) -> 
         (("--offsets", "7-8"), "--offsets must look like"),
         (("--shift", "nan"), "--shift is nan; maximum is"),
         (("--rate", "inf"), "--rate is inf; maximum is"),
+        (("--delivery", "at-least-once", "--trust-markers"), "--trust-markers has no effect"),
     ],
 )
 def test_a_replay_of_nothing_or_at_no_time_is_refused(cold_bucket: ColdBucket, words: tuple[str, ...], message: str) -> None:
@@ -88,3 +91,20 @@ def test_a_replay_of_nothing_or_at_no_time_is_refused(cold_bucket: ColdBucket, w
     done = CliRunner().invoke(job, ["replay", "--store", str(cold_bucket.root), "flights", "--to", "127.0.0.1:1", *words])
     assert isinstance(done.exception, Invalid), done.output
     assert message in done.exception.message
+
+
+def test_a_page_that_cannot_be_written_is_refused_before_the_job(cold_bucket: ColdBucket, tmp_path: Path) -> None:
+    page = tmp_path / "nowhere" / "audit.html"
+    done = CliRunner().invoke(job, ["audit", "--store", str(cold_bucket.root), "--html", str(page)])
+    assert isinstance(done.exception, Invalid), done.output
+    assert done.exception.message == f"--html {page}: there is no directory {page.parent}"
+
+
+def test_a_report_is_printed_although_its_page_cannot_be_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    report = Report(title="Erase", document={"records_erased": 7}, facts={}, tables=[])
+    where = JobOptions(
+        store="/s", topics=(), pattern=None, topic_ids=(), master=None, as_json=True, html=tmp_path / "gone" / "page.html"
+    )
+    with pytest.raises(FileNotFoundError):
+        print_report(where, report)
+    assert json.loads(capsys.readouterr().out) == {"records_erased": 7}
