@@ -30,6 +30,8 @@ REQUESTS_MAX: Final = 16
 ROWS_MAX: Final = 10_000
 """Rows of one Arrow batch."""
 
+TIMESTAMP_MS_MAX: Final = (2**63 - 1) // 1000
+
 Row = tuple[Any, ...]
 
 
@@ -108,8 +110,9 @@ def _batches(bucket: Bucket, options: ReadOptions, histories: Sequence[History])
                     has_producer = header.producer_id >= 0
                     yield (
                         *_place(history), header.base_offset, header.next_offset, header.record_count, header.size_bytes,
-                        _COMPRESSION[header.compression], header.leader_epoch, header.producer_id if has_producer else None,
-                        header.producer_epoch if has_producer else None, header.base_sequence if has_producer else None,
+                        _COMPRESSION.get(header.compression, "unknown"), header.leader_epoch,
+                        header.producer_id if has_producer else None, header.producer_epoch if has_producer else None,
+                        header.base_sequence if has_producer else None,
                         header.is_transactional, header.is_control, _us(header.base_timestamp_ms), _us(header.max_timestamp_ms),
                     )  # fmt: skip
 
@@ -133,7 +136,8 @@ def _place(history: History) -> Row:
 
 
 def _us(timestamp_ms: int | None) -> int | None:
-    return None if timestamp_ms is None else timestamp_ms * 1000
+    """Return microseconds; of a time that 64 bits cannot hold in them, which clients may send, the nearest that they can."""
+    return None if timestamp_ms is None else max(-TIMESTAMP_MS_MAX, min(timestamp_ms, TIMESTAMP_MS_MAX)) * 1000
 
 
 _COMPRESSION: Final = {code: name for name, code in NAMES.items()}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 import pytest
 
 from stratalog_core.batches.compression import NAMES
@@ -107,3 +108,23 @@ def test_options_without_effect_on_a_table_are_refused(topic: ColdBucket) -> Non
         parse_options({"path": topic.url, "subscribe": "a", "table": "rows"})
     with pytest.raises(Invalid, match=r"set option kafka\.bootstrap\.servers"):
         table(topic, "tail", subscribe="flights")
+
+
+@pytest.mark.parametrize("name", ["segments", "blocks", "batches"])
+def test_times_that_no_timestamp_can_be_are_the_nearest(cold_bucket: ColdBucket, name: str) -> None:
+    times_ms = (-(2**62), 2**62)
+    records = [Record(offset=offset, timestamp_ms=time_ms, key=None, value=b"v") for offset, time_ms in enumerate(times_ms)]
+    cold_bucket.add_topic("flights", [[[bytes(build_batch([record])) for record in records]]])
+    rows = table(cold_bucket, name, ["base_offset"], subscribe="flights")
+    times = raw_times(cold_bucket, name)
+    assert len(times) == len(rows)
+    assert max(times) == (2**63 - 1) // 1000 * 1000
+
+
+def raw_times(bucket: ColdBucket, name: str) -> list[int]:
+    """Return the greatest times in microseconds: Python's own moments end in the year 9999."""
+    parsed = parse_options({"path": bucket.url, "table": name, "subscribe": "flights"})
+    with Bucket(parsed.store) as opened:
+        names = wanted_partitions(opened, parsed)
+    made = read_table(parsed, names, ["max_timestamp"])
+    return [time for batch in made for time in batch.column("max_timestamp").cast(pa.int64()).to_pylist()]

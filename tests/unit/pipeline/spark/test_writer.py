@@ -19,7 +19,7 @@ from stratalog_pipeline.spark.writer import KafkaStreamWriter, KafkaWriter, Sent
 @pytest.mark.parametrize("is_stream", [False, True])
 async def test_a_write_that_fails_ends_the_transactions_of_tasks_that_were_killed(tmp_path: Path, is_stream: bool) -> None:
     async with run_cluster(tmp_path / "cluster") as cluster:
-        servers = {"bootstrap.servers": cluster.bootstrap, "log_level": 0}
+        servers: dict[str, str | int | float | bool] = {"bootstrap.servers": cluster.bootstrap, "log_level": 0}
 
         def stable_end(admin: AdminClient) -> int:
             wanted = {TopicPartition("t", 0): OffsetSpec.latest()}
