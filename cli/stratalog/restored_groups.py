@@ -16,7 +16,6 @@ from stratalog.moments import format_moment
 from stratalog.output import print_rows
 from stratalog_broker.coordination.groups.core.restored_positions import PositionsReport, RestoredEnds, restore_positions
 from stratalog_broker.partitions.internal_topics import CONSUMER_OFFSETS
-from stratalog_core.system import SystemClock
 from stratalog_metadata.client.api import MetadataClient, MetadataView
 from stratalog_metadata.records import ManifestPointer, Topic, manifest_pointer_key
 from stratalog_tiering.cold.archive import stored_topics
@@ -110,6 +109,7 @@ async def restore_groups(
     factor: int | None,
     owner_number: int,
     cluster_id: str,
+    now_ms: int,
 ) -> GroupsReport:
     """Restore the internal topics that no broker of the cluster has used. Raises as ``restore_internal_topic`` does."""
     report = GroupsReport()
@@ -121,7 +121,6 @@ async def restore_groups(
         def adapt(state: bytes | None, found: InternalTopic = found) -> bytes | None:
             return _adapted(found, state, topics, report)
 
-        now_ms = SystemClock().wall_ms()
         done = await restore_internal_topic(client, store, found, factor, owner_number, cluster_id, now_ms, adapt)
         report.add(found, RESTORED if done else PRESENT)
     return report

@@ -173,7 +173,8 @@ async def _restore(
             ]
             await client.refresh(_FOUND_S)
             found = await bucket_topics(client.view, store)
-            return rows, await restore_groups(client, store, found, factor, restored.owner.number, cluster_id), left_out
+            now_ms, number = SystemClock().wall_ms(), restored.owner.number
+            return rows, await restore_groups(client, store, found, factor, number, cluster_id, now_ms), left_out
 
 
 async def _left_out(store: ObjectStore) -> list[Row]:

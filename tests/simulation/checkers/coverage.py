@@ -118,6 +118,8 @@ BUCKET_TAKEN_OVER: Final = "bucket taken over by a restore"
 TAKEN_OVER_AGAIN: Final = "bucket taken over again by another restore"
 RESTORE_REPEATED: Final = "restore repeated after it was interrupted"
 RESTORED_TO_A_POINT: Final = "bucket restored up to a point in time"
+RESTORED_IN_STEPS: Final = "one topic restored before the others"
+CUT_BEFORE_TRANSACTION: Final = "history cut before a transaction that was open at the point"
 EARLIER_DELETION: Final = "topic that an earlier owner of the bucket deleted collected"
 UNDELETED_BEFORE: Final = "deleted topic restored before the bucket was taken over"
 REFUSED_AFTER_TAKEOVER: Final = "worker of an earlier owner of the bucket refused"
@@ -145,7 +147,8 @@ STATES: Final = (
     CONTROLLED_SHUTDOWN, GROUP_UPGRADED,
     GROUP_DOWNGRADED, SESSION_LOST, SESSION_REFUSED, SESSION_REJOINED, ERROR_REPEATED, GROUP_DELETED, GROUP_SUCCEEDED,
     OFFSETS_DELETED, MEMBER_KEPT, COMPACTED_RECORDS_DELETED, COMPACTED_RECORDS_KEPT, BUCKET_TAKEN_OVER, TAKEN_OVER_AGAIN,
-    RESTORE_REPEATED, RESTORED_TO_A_POINT, REFUSED_AFTER_TAKEOVER, EARLIER_DELETION, UNDELETED_BEFORE,
+    RESTORE_REPEATED, RESTORED_TO_A_POINT, RESTORED_IN_STEPS, CUT_BEFORE_TRANSACTION, REFUSED_AFTER_TAKEOVER,
+    EARLIER_DELETION, UNDELETED_BEFORE,
 )  # fmt: skip
 PROGRESS: Final[Mapping[str, Mapping[str, int]]] = {
     "ledgers": {ENTRIES: 2, SEALED: 1},

@@ -14,8 +14,8 @@ object that one of its committed manifests refers to. Nothing of a topic that an
 period after the time for which that owner could have restored it.
 
 The history that a restore finds ends no earlier than the newest manifest that was in the bucket at the takeover, or at the
-point up to which it restores, or at that of the owner before, if that one had committed its cut before the takeover and the
-marker came later; it was committed, and its leader epochs are new.
+last offset before the point up to which it restores at which no transaction is open, or at that of the owner before, if that
+one had committed its cut before the takeover and the marker came later; it was committed, and its leader epochs are new.
 
 A deleted topic whose restore was reported is not marked as deleted, so that the next owner has it. Only a write that got no
 answer, or whose process stood still, may mark it later.
@@ -31,6 +31,8 @@ from typing import Final
 from uuid import UUID
 
 from simulation.checkers.audit import Audit
+from simulation.checkers.coverage import CUT_BEFORE_TRANSACTION
+from simulation.clients.ledgers_with_transactions import last_end
 from simulation.scenarios.history import Batch, Ledgers
 from simulation.world.clock import EPOCH_MS
 from simulation.world.machine import Machine, Ports, World
@@ -221,7 +223,10 @@ class Incarnations:
             offloaded = self._offloaded[key]
             audit.require(end_offset >= offloaded, f"{key} is restored up to {end_offset}, and {offloaded} were in the bucket")
         beyond = [base for base, batch in line.items() if point_ms is not None and batch.timestamp_ms >= point_ms]
-        wanted = max(min([end_offset, *beyond]), pointer.start_offset)
+        wanted = min([end_offset, *beyond])
+        if wanted < end_offset:
+            self.world.coverage.meet(CUT_BEFORE_TRANSACTION, last_end(line, wanted) < wanted)
+            wanted = max(last_end(line, wanted), pointer.start_offset)
         audit.require(pointer.end_offset == wanted, f"{key} is restored up to {pointer.end_offset} instead of {wanted}")
         return {base: batch for base, batch in line.items() if base < pointer.end_offset}
 
@@ -324,7 +329,7 @@ class RestoreAudit(Audit):
         elif isinstance(after, Ledger):
             key = Partition(topic_id=after.topic_id, index=after.partition).key()
             self.epochs[key] = max(self.epochs.get(key, 0), after.leader_epoch)
-        elif isinstance(after, Partition) and before is None:
+        elif isinstance(after, Partition) and before is None and not self._is_internal(after.topic_id):
             self._incarnations.new_partition(self, after)
         super()._check(change)
         if isinstance(after, ManifestPointer):

@@ -14,6 +14,7 @@ from stratalog_core.errors import StratalogError, Unavailable
 from stratalog_metadata.client.api import MetadataView
 from stratalog_metadata.client.quorum_client import QuorumClient
 from stratalog_metadata.records import (
+    NONE_UNDECIDED,
     Fragment,
     Ledger,
     LedgerRef,
@@ -75,6 +76,7 @@ async def append_sealed(
     offsets: range,
     now_ms: int,
     partition: Partition | None = None,
+    undecided_from: int = NONE_UNDECIDED,
 ) -> None:
     """Append a ledger of ``batches`` with ``offsets`` to ``log``, which was read at ``version``.
 
@@ -88,7 +90,7 @@ async def append_sealed(
         ledger_id=ledger_id, topic_id=log.topic_id, partition=log.index, base_offset=offsets.start,
         leader_epoch=leader_epoch, write_quorum=1, ack_quorum=1, fragments=(Fragment(first_entry=0, bookies=("bookie",)),),
         state=LedgerState.CLOSED, last_entry=len(batches), payload_bytes=sum(map(len, batches)), end_offset=offsets.stop,
-        closed_at_ms=now_ms,
+        closed_at_ms=now_ms, undecided_from=undecided_from,
     )  # fmt: skip
     ref = LedgerRef(ledger_id=ledger_id, base_offset=offsets.start, leader_epoch=leader_epoch)
     longer = msgspec.structs.replace(log, ledgers=(*log.ledgers, ref))

@@ -7,12 +7,16 @@ from typing import Any, Final
 
 import msgspec
 
+from stratalog import restored_groups
 from stratalog_broker.admin import deleted_topics
+from stratalog_broker.coordination.groups.core.restored_positions import PositionsReport
+from stratalog_metadata.records import topic_key
 from stratalog_metadata.state.commands import Command, Delete, VersionIs
 from stratalog_tiering.core import restoring as core_restoring
 from stratalog_tiering.format.object_keys import deletion_marker_key
 from stratalog_tiering.maintenance import earlier_deletions as earlier
-from stratalog_tiering.maintenance import restoring
+from stratalog_tiering.maintenance import restoring, restoring_coordinators
+from stratalog_tiering.maintenance.open_transactions import OpenTransactions
 from stratalog_tiering.offload import ownership, version_objects
 from stratalog_tiering.offload.ownership import BucketOwnership
 from stratalog_tiering.worker import collection, session
@@ -77,6 +81,35 @@ def cuts_are_marked_without_a_look() -> None:
     restoring.refuse_next_owner = refuse_nothing  # type: ignore[attr-defined]
 
 
+def cuts_look_at_the_transactions_of_one_segment() -> None:
+    """A restore up to a point knows no transaction that began before the segment in which the point is."""
+
+    async def at(self: OpenTransactions, entry: Any) -> list[int]:
+        return []
+
+    OpenTransactions.at = at  # type: ignore[method-assign]
+
+
+def offsets_of_other_topics_are_dropped() -> None:
+    """A restore of one topic stores states without the committed offsets of the other topics."""
+
+    def restore_positions(state: bytes | None, topics: Any, others: Any, report: PositionsReport) -> bytes | None:
+        return adapt(state, topics, {}, report)
+
+    adapt = restored_groups.restore_positions  # type: ignore[attr-defined]
+    restored_groups.restore_positions = restore_positions  # type: ignore[attr-defined]
+
+
+def internal_topics_are_restored_once() -> None:
+    """A restore leaves an internal topic as an earlier one has restored it, with the offsets of fewer topics."""
+    unused: Any = restoring_coordinators._unused
+
+    def unused_if_absent(view: Any, newest: Any) -> Any:
+        return unused(view, newest) if view.get(topic_key(newest.topic)) is None else None
+
+    restoring_coordinators._unused = unused_if_absent
+
+
 def topics_that_earlier_owners_deleted_stay() -> None:
     """A new owner of the bucket does not learn which topics the clusters before it deleted."""
 
@@ -139,6 +172,9 @@ IN_RESTORES: Final = (
     owners_delete_within_the_grace_period_after_a_takeover,
     restored_partitions_go_on_in_the_last_epoch,
     cuts_are_marked_without_a_look,
+    cuts_look_at_the_transactions_of_one_segment,
+    offsets_of_other_topics_are_dropped,
+    internal_topics_are_restored_once,
     topics_that_earlier_owners_deleted_stay,
     promises_of_earlier_owners_to_keep_a_topic_end_at_the_takeover,
     restored_topics_are_reported_before_the_bucket_shows_them,

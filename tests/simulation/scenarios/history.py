@@ -133,6 +133,8 @@ class Batch(NamedTuple):
     end_offset: int
     timestamp_ms: int
     content: bytes
+    checkpoint: Checkpoint | None = None
+    """The state before it; None: nothing but the offset."""
 
 
 class Ledgers:
@@ -147,7 +149,7 @@ class Ledgers:
 
     def entries(self, ledger_id: int) -> list[bytes]:
         batch = self.batches[ledger_id]
-        return [*encode_checkpoint(Checkpoint(offset=batch.base_offset)), batch.content]
+        return [*encode_checkpoint(batch.checkpoint or Checkpoint(offset=batch.base_offset)), batch.content]
 
 
 class HistoryAudit(Audit):

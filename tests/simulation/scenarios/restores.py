@@ -3,9 +3,11 @@
 An installation is a metadata node, an owner that seals ledgers, and two tiering workers that offload, merge, expire and sweep
 over a store that fails; an operator collects garbage beside them. The workers and the node crash, stop and lose answers. Then
 one or two others restore the bucket by the restore of production, which crashes at any step and is repeated, and which may race
-the other one; in some runs up to a point in time. In some runs the first installation deletes a topic before, and in some of
-these it restores that topic, and reports it as restored. The old installations go on all the time.
-``checkers/incarnations.py`` says and checks what they may still do.
+the other one; in some runs up to a point in time, in some first one topic, and then all. One topic has transactions, which span
+segments in most runs, and a group has committed offsets in all topics. In some runs the first installation deletes a topic
+before, and in some of these it restores that topic, and reports it as restored. The old installations go on all the time.
+``checkers/incarnations.py`` says and checks what they may still do and what a restore finds, ``checkers/restored_offsets.py``
+the committed offsets after it.
 
 At the end the last owner of the bucket has every record that was offloaded when the bucket was taken over, as it was written,
 and its own; if an old worker's manifest came late, the history has forked, and an operator keeps the owner's line first. The
@@ -31,6 +33,7 @@ from simulation.checkers.coverage import (
     MERGED,
     REFUSED_AFTER_TAKEOVER,
     RESTORE_REPEATED,
+    RESTORED_IN_STEPS,
     RESTORED_TO_A_POINT,
     TAKEN_OVER_AGAIN,
     UNDELETED_BEFORE,
@@ -38,6 +41,8 @@ from simulation.checkers.coverage import (
 from simulation.checkers.final_checks import FinalChecks
 from simulation.checkers.incarnations import GRACE_S, Incarnation, Incarnations, RestoreAudit, WatchedStore
 from simulation.checkers.observers import ChangeObserver
+from simulation.checkers.restored_offsets import stored_offsets, wrong_offsets
+from simulation.clients.ledgers_with_transactions import next_batch, undecided_from
 from simulation.clients.sealed_ledgers import LedgersOfProcess, append_sealed, end_of
 from simulation.faults.nemesis import Nemesis, NemesisPlan
 from simulation.scenarios.checker_machine import in_time, run_in_checker
@@ -47,6 +52,7 @@ from simulation.world.clock import SimulatedClock
 from simulation.world.loop import CURRENT
 from simulation.world.machine import Machine, Ports, World
 from simulation.world.object_store import Bucket, SimulatedStore, StoreFaults
+from stratalog.restored_groups import bucket_topics, restore_groups
 from stratalog_broker.admin.deleted_topics import undelete, until_in_bucket
 from stratalog_core.batches.records import Record, build_batch
 from stratalog_core.errors import Conflict, Invalid, NotFound, StratalogError
@@ -55,6 +61,7 @@ from stratalog_metadata.client.topic_deletion import delete_topic
 from stratalog_metadata.node.server import MetadataServer
 from stratalog_metadata.records import (
     KEEP_METADATA,
+    NONE_UNDECIDED,
     ForkDecision,
     Log,
     ManifestPointer,
@@ -76,11 +83,18 @@ from stratalog_tiering.cold.manifest_source import ManifestSource
 from stratalog_tiering.cold.reader import ColdReader
 from stratalog_tiering.config import TieringSettings
 from stratalog_tiering.core import leases
-from stratalog_tiering.format.object_keys import deletion_marker_key, manifests_prefix, topic_prefix, topic_prefixes
+from stratalog_tiering.format.coordinator_state import encode_state
+from stratalog_tiering.format.object_keys import (
+    deletion_marker_key,
+    manifests_prefix,
+    state_key,
+    topic_prefix,
+    topic_prefixes,
+)
 from stratalog_tiering.maintenance.cutting import CutPoint, CutPorts
 from stratalog_tiering.maintenance.earlier_deletions import confirm_deletion, earlier_deletions
 from stratalog_tiering.maintenance.fork_resolution import read_lines
-from stratalog_tiering.maintenance.restoring import restore_topics, wanted_topics
+from stratalog_tiering.maintenance.restoring import RestoredTopics, restore_topics, wanted_topics
 from stratalog_tiering.offload.locks import KnownLocks
 from stratalog_tiering.offload.ownership import cluster_id_in
 from stratalog_tiering.worker import session
@@ -98,7 +112,8 @@ DELETED: Final = Topic(
     name="deleted", topic_id=UUID(int=0xD), partition_count=1, replication_factor=1, configs={"retention.ms": "-1"}
 )
 """The first installation deletes it in some runs."""
-PARTITIONS: Final = tuple((topic, index) for topic in (KEPT, EXPIRING, DELETED) for index in range(topic.partition_count))
+TOPICS: Final = (KEPT, EXPIRING, DELETED)
+PARTITIONS: Final = tuple((topic, index) for topic in TOPICS for index in range(topic.partition_count))
 RESTORABLE_MS_MAX: Final = 15_000
 """Beyond the takeover in about half of the runs: nothing goes within about eight seconds after it anyway."""
 UNDELETED_LATEST_S: Final = 1.0
@@ -117,6 +132,10 @@ CRASHES_MAX: Final = 3
 CALLBACKS_MAX: Final = 150
 """About the number of callbacks of one restore."""
 REPEAT_S: Final = 0.5
+STEPS_APART_S: Final = 3.0
+SEGMENT_BYTES: Final = 64 * 1024
+BATCH_BYTES: Final = 150
+"""A segment for each ledger or two, so that transactions span segments."""
 
 
 @contextlib.contextmanager
@@ -165,6 +184,9 @@ class Installation:
         self.stop = False
         self.restores = 0
         self.point: CutPoint | None = None
+        self.is_restored_in_steps = False
+        """Whether one topic is restored before all."""
+        self.segment_bytes = SEGMENT_BYTES
         self._changes = ChangeObserver(world.coverage)
         self.metadata = Machine(world, f"{name}-metadata-1", self._run_node)
         stops = self.incarnation.stops
@@ -215,7 +237,8 @@ class Installation:
         metadata = await self.connect(ports)
         settings = TieringSettings(
             worker_id=f"{machine.name}-{machine.starts}", session_lease_ms=2_000, deletion_lag_ms=300, block_bytes=4096,
-            grace_ms=int(GRACE_S * 1000), retention_interval_ms=500, sweep_interval_ms=1_000, retry_ms_max=1_000,
+            segment_bytes=self.segment_bytes, grace_ms=int(GRACE_S * 1000), retention_interval_ms=500,
+            sweep_interval_ms=1_000, retry_ms_max=1_000,
         )  # fmt: skip
         source = LedgersOfProcess(self.ledgers.entries, ports.random)
         worker = TieringWorker(
@@ -251,7 +274,7 @@ class Installation:
 
     async def create_topics(self, machine: Machine, ports: Ports) -> None:
         client = await self.connect(ports)
-        updates: list[Put] = [Put(record=topic) for topic in (KEPT, EXPIRING, DELETED)]
+        updates: list[Put] = [Put(record=topic) for topic in TOPICS]
         for topic, index in PARTITIONS:
             updates.append(Put(record=Partition(topic_id=topic.topic_id, index=index, leader_epoch=7)))
             updates.append(Put(record=Log(topic_id=topic.topic_id, index=index)))
@@ -292,11 +315,10 @@ class Installation:
         client = await self.connect(ports)
         while True:
             await asyncio.sleep(ports.random.uniform(0.2, 0.4))
-            if not self.stop:
-                for topic, index in PARTITIONS:
-                    await self._append(client, ports, topic, index)
-                if ports.random.random() < CONFIG_CHANGE_CHANCE:
-                    await self._change_config(client, ports)
+            for topic, index in PARTITIONS:
+                await self._append(client, ports, topic, index)
+            if not self.stop and ports.random.random() < CONFIG_CHANGE_CHANCE:
+                await self._change_config(client, ports)
 
     async def _change_config(self, client: QuorumClient, ports: Ports) -> None:
         """Give a topic other configs, which tiering workers describe in the bucket while it is their own."""
@@ -309,7 +331,7 @@ class Installation:
                 await client.propose(Command(updates=(Put(record=changed),), requirements=(unchanged,)))
 
     async def _append(self, client: QuorumClient, ports: Ports, topic: Topic, index: int) -> None:
-        """Append a sealed ledger of one batch."""
+        """Append a sealed ledger of one batch; of ``KEPT``, some with batches and markers of transactions."""
         found, partition = (
             client.view.get(log_key(topic.topic_id, index)),
             client.view.find(Partition, partition_key(topic.topic_id, index)),
@@ -322,9 +344,19 @@ class Installation:
             Record(offset=base + n, timestamp_ms=now_ms, key=None, value=f"{self.name} {base + n} {now_ms}".encode())
             for n in range(count)
         ]
-        batch = Batch(base, base + count, now_ms, bytes(build_batch(records, leader_epoch=epoch)))
-        ledger_id, offsets = self.ledgers.add(batch), range(batch.base_offset, batch.end_offset)
-        await append_sealed(client, found.record, found.version, ledger_id, [batch.content], offsets, now_ms, partition)
+        made: Batch | None = Batch(base, base + count, now_ms, bytes(build_batch(records, leader_epoch=epoch)))
+        undecided = NONE_UNDECIDED
+        if topic is KEPT:
+            line = self.audit.lines[found.record.key()]
+            made = next_batch(line, records, epoch, now_ms, ports.random, is_ending=self.stop)
+            undecided = undecided_from(made, NONE_UNDECIDED) if made is not None else NONE_UNDECIDED
+        elif self.stop:
+            made = None
+        if made is not None:
+            ledger_id, offsets = self.ledgers.add(made), range(made.base_offset, made.end_offset)
+            await append_sealed(
+                client, found.record, found.version, ledger_id, [made.content], offsets, now_ms, partition, undecided
+            )
 
     def _end(self, client: QuorumClient, log: Log) -> int:
         return max(end_of(client.view, log), log.log_start_offset)
@@ -356,14 +388,35 @@ class Installation:
                 store=store, clock=ports.clock, background=ports.background,
                 random_id=lambda: ports.random.getrandbits(64), cluster_id=cluster_id_in(client),
             )  # fmt: skip
+            if self.is_restored_in_steps:
+                await self._restore_one(client, cut)
+                await asyncio.sleep(ports.random.uniform(0.0, STEPS_APART_S))
             restored = await restore_topics(client, cut, (), points=self.point)
+            await self._restore_groups(client, cut, restored)
         for history, is_done in restored.topics:
             for found in history.partitions if is_done else ():
                 key = manifest_pointer_key(history.descriptor.topic_id, found.index)
                 is_right = self.audit.records.get(key) == found.pointer
                 self.audit.require(is_right, f"the restore reports {found.pointer} of {key}, and has restored another one")
+        wrong = wrong_offsets(self.audit.records, self.bucket.objects, TOPICS)
+        self.audit.require(not wrong, wrong)
         self.world.note(f"{self.name} is restored")
         self.is_restored = True
+
+    async def _restore_one(self, client: QuorumClient, cut: CutPorts) -> None:
+        """Restore one topic, as an operator does who needs it first, if the bucket has it."""
+        try:
+            restored = await restore_topics(client, cut, (KEPT.name,), points=self.point)
+        except NotFound as missing:
+            self.world.note(f"{KEPT.name} is not restored alone: {missing}")
+            return
+        await self._restore_groups(client, cut, restored)
+        self.world.coverage.meet(RESTORED_IN_STEPS)
+
+    async def _restore_groups(self, client: QuorumClient, cut: CutPorts, restored: RestoredTopics) -> None:
+        await client.refresh(FINISH_S)
+        found, now_ms = await bucket_topics(client.view, cut.store), cut.clock.wall_ms()
+        await restore_groups(client, cut.store, found, None, restored.owner.number, cut.cluster_id, now_ms)
 
 
 async def _decided(client: QuorumClient, decision: ForkDecision) -> None:
@@ -379,12 +432,16 @@ class Scenario:
         self.bucket = Bucket()
         self.incarnations = Incarnations(world, self.bucket, PARTITIONS)
         self.old = Installation(world, self.bucket, self.incarnations, "old")
+        if world.random("restores/segments").random() < 0.7:
+            self.old.segment_bytes = BATCH_BYTES
         self.new = [Installation(world, self.bucket, self.incarnations, name) for name in ("new", "rival")]
         self._random = world.random("restores")
         if not (self._random.random() < 0.65 and world.decides("rival")):
             self.new.pop()
-        if self._random.random() < 0.4 and world.decides("point"):
+        if self._random.random() < 0.6 and world.decides("point"):
             self.new[0].point = CutPoint(timestamp_ms=0)
+        for each in self.new:
+            each.is_restored_in_steps = world.random(f"restores/steps/{each.name}").random() < 0.5
         world.network.connections.on_broken = self._connection_broke
 
     @property
@@ -402,6 +459,12 @@ class Scenario:
     async def _run(self) -> None:
         self.old.metadata.boot()
         await self._in_checker(self.old.create_topics)
+        state = stored_offsets(self.old.incarnation.cluster_id, TOPICS)
+        await self._in_checker(
+            lambda machine, ports: SimulatedStore(self.bucket, ports.loop, ports.random).put(
+                state_key(state.place), [encode_state(state)]
+            )
+        )
         self.old.boot()
         everyone = [self.old.metadata, *self.old.tiering]
         nemesis = self._nemesis("old", everyone)
@@ -475,7 +538,7 @@ class Scenario:
         if installation is not self.new[0]:
             await asyncio.sleep(chance.uniform(0.0, RIVAL_LATEST_S))
         if installation.point is not None:
-            installation.point = CutPoint(timestamp_ms=installation.restore.clock.wall_ms() - chance.randint(500, 3_000))
+            installation.point = CutPoint(timestamp_ms=installation.restore.clock.wall_ms() - chance.randint(500, 4_000))
             installation.incarnation.point_ms = installation.point.timestamp_ms
         installation.metadata.boot()
         pause = asyncio.get_running_loop().create_task(self._pause_metadata(installation.name, chance))

@@ -104,7 +104,7 @@ async def test_a_topic_of_which_no_state_can_be_read_is_reported(cluster: Cluste
     (row,) = report.topics
     assert (row["topic"], row["partitions"], row["state"]) == (TOPIC, 0, "cannot be read")
     assert [problem.split(":")[0] for problem in row["damaged"]] == [state_key(state(0, 20).place)]
-    restored = await restore_groups(cluster.metadata, cluster.store, BucketTopics(restored={}), 1, 1, "new")
+    restored = await restore_groups(cluster.metadata, cluster.store, BucketTopics(restored={}), 1, 1, "new", 5000)
     assert restored.topics == report.topics
     assert cluster.metadata.view.get(topic_key(TOPIC)) is None
 
@@ -163,11 +163,11 @@ BOTH = BucketTopics(restored={**ONE.restored, ORDERS: RestoredEnds("orders", "or
 
 async def test_a_restore_of_one_topic_hides_no_positions_from_the_next_owner(cluster: Cluster, tmp_path: Path) -> None:
     await store(cluster, of_groups({"flights": 30, "orders": 40}))
-    await restore_groups(cluster.metadata, cluster.store, ONE, 1, 1, "new")
+    await restore_groups(cluster.metadata, cluster.store, ONE, 1, 1, "new", 5000)
     await cluster.until(lambda: cluster.metadata.view.get(topic_key(TOPIC)) is not None)
     assert positions_in(await restored(cluster, 0)) == {"flights": 30}
     async with new_cluster(cluster, tmp_path / "next") as after:
-        await restore_groups(after.metadata, cluster.store, BOTH, 1, 2, "next")
+        await restore_groups(after.metadata, cluster.store, BOTH, 1, 2, "next", 6000)
         await after.until(lambda: after.metadata.view.get(topic_key(TOPIC)) is not None)
         assert positions_in(await restored(after, 0)) == {"flights": 30, "orders": 40}
 
@@ -175,8 +175,8 @@ async def test_a_restore_of_one_topic_hides_no_positions_from_the_next_owner(clu
 async def test_a_restore_of_one_topic_can_be_followed_by_one_of_the_others(cluster: Cluster) -> None:
     """The internal topic is restored anew as long as no broker has owned it."""
     await store(cluster, of_groups({"flights": 30, "orders": 40}))
-    await restore_groups(cluster.metadata, cluster.store, ONE, 1, 1, "new")
-    report = await restore_groups(cluster.metadata, cluster.store, BOTH, 1, 1, "new")
+    await restore_groups(cluster.metadata, cluster.store, ONE, 1, 1, "new", 5000)
+    report = await restore_groups(cluster.metadata, cluster.store, BOTH, 1, 1, "new", 5000)
     assert [row["state"] for row in report.topics] == [RESTORED]
     await cluster.until(lambda: cluster.metadata.view.get(topic_key(TOPIC)) is not None)
     found = await restored(cluster, 0)
