@@ -32,9 +32,13 @@ _LOGGER: Final = logging.getLogger(__name__)
 
 @dataclass
 class TaskPartition(InputPartition):
-    """The splits of one task, in order. Empty if there is nothing to read: Spark requires at least one partition."""
+    """The splits of one task, in order. Empty if there is nothing to read: Spark requires at least one partition.
+
+    Records that expire after ``planned_ms`` are read: a task that Spark runs again must have the same rows.
+    """
 
     splits: tuple[Split | BrokerSplit, ...]
+    planned_ms: int
     lease: SharedLease | None = None
 
 
@@ -54,7 +58,7 @@ class StratalogReader(DataSourceReader):
             topic_ids = {split.name.topic_id for split in plan.splits}
             lease = write_lease(bucket, self._options, topic_ids, begun_ms)
         self._report(plan.cold_ends)
-        return [TaskPartition(splits, lease) for splits in plan.tasks] or [TaskPartition(())]
+        return [TaskPartition(splits, begun_ms, lease) for splits in plan.tasks] or [TaskPartition((), begun_ms)]
 
     def _report(self, cold_ends: Sequence[ColdEnd]) -> None:
         """Tell the user that newer records may exist. Raises ``Invalid`` instead if the options ask for it."""
@@ -76,7 +80,7 @@ def read_task(
 ) -> Iterator[pa.RecordBatch]:
     """Yield the rows of a task's splits: those in the bucket, then those at the brokers. ``values`` are decoded.
 
-    With ``expiryHeader``, rows whose records have expired by now are left out.
+    With ``expiryHeader``, rows are left out whose records had expired when the task was planned.
     """
     if values is None or not values.are_wanted(columns):
         yield from _unexpired_rows(options, task, columns, times)
@@ -93,7 +97,7 @@ def _unexpired_rows(
     from stratalog_pipeline.arrow.expiry import unexpired, with_headers
 
     rows = _all_rows(options, task, with_headers(columns), times)
-    yield from unexpired(rows, columns, options.expiry_header, SystemClock().wall_ms())
+    yield from unexpired(rows, columns, options.expiry_header, task.planned_ms)
 
 
 def _all_rows(

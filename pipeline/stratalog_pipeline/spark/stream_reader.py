@@ -22,6 +22,7 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
+from stratalog_core.system import SystemClock
 from stratalog_pipeline.options import ReadOptions
 from stratalog_pipeline.spark.reader import TaskPartition, read_task
 from stratalog_pipeline.stream_plan import (
@@ -99,7 +100,8 @@ class StratalogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
 
     def partitions(self, start: Offsets, end: Offsets) -> Sequence[InputPartition]:
         topics = self._topics if self._options.fail_on_data_loss else None
-        return [TaskPartition(splits) for splits in plan_batch(self._options, start, end, topics).tasks]
+        now_ms = SystemClock().wall_ms()
+        return [TaskPartition(splits, now_ms) for splits in plan_batch(self._options, start, end, topics).tasks]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         yield from read_task(self._options, cast(TaskPartition, partition), self._columns, self._values)

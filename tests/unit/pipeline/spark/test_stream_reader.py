@@ -10,8 +10,10 @@ from unit.pipeline.conftest import ColdBucket
 
 from stratalog_core.batches.records import Record, build_batch
 from stratalog_core.errors import Invalid
+from stratalog_core.system import SystemClock
 from stratalog_pipeline.arrow.schema import COLUMNS
 from stratalog_pipeline.options import parse_options
+from stratalog_pipeline.spark.reader import StratalogReader
 from stratalog_pipeline.spark.stream_reader import StratalogStreamReader
 from stratalog_tiering.format.descriptor import DeletionMarker, encode_descriptor
 from stratalog_tiering.format.object_keys import deletion_marker_key
@@ -96,3 +98,27 @@ def test_without_fail_on_data_loss_a_stream_goes_on_without_a_deleted_topic(cold
     end = reader.latestOffset(start, ReadMaxRows(40))
     assert end == {"a2": {"0": 10}}
     assert len(reader.partitions(start, end)) == 1
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_a_task_that_is_run_again_has_the_records_that_expired_meanwhile(
+    cold_bucket: ColdBucket, monkeypatch: pytest.MonkeyPatch, is_stream: bool
+) -> None:
+    """Otherwise a shuffle that Spark computes again moves all later rows to other tasks."""
+    now_ms = SystemClock().wall_ms()
+    hours = (-1, 1, 3)
+    made = [
+        Record(offset=o, timestamp_ms=1000, key=None, value=b"v", headers=(("expires", b"%d" % (now_ms + hour * 3_600_000)),))
+        for o, hour in enumerate(hours)
+    ]
+    cold_bucket.add_topic("t", [[[bytes(build_batch(made))]]])
+    given = {"path": cold_bucket.url, "subscribe": "t", "expiryHeader": "expires", "lease": "false"}
+    reader: StratalogReader | StratalogStreamReader
+    if is_stream:
+        reader = StratalogStreamReader(parse_options(given, "stream"), ("offset",))
+        (task,) = reader.partitions({"t": {"0": 0}}, {"t": {"0": 3}})
+    else:
+        reader = StratalogReader(parse_options(given), ("offset",))
+        (task,) = reader.partitions()
+    monkeypatch.setattr(SystemClock, "wall_ms", lambda _: now_ms + 2 * 3_600_000)
+    assert [row["offset"] for batch in reader.read(task) for row in batch.to_pylist()] == [1, 2]
