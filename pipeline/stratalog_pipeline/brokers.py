@@ -23,7 +23,8 @@ from stratalog_tiering.store.store_url import STORE_URL_CONFIG
 
 REQUEST_S_MAX: Final = 30.0
 MESSAGES_AT_ONCE: Final = 100
-"""Taken from the client in one call: of messages of 1 MiB no more than these are held besides the client's queue."""
+BYTES_AT_ONCE: Final = 32 * 1024 * 1024
+"""Taken from the client in one call, besides what its queue holds; bytes by the size of the messages before."""
 WAIT_S: Final = 0.5
 _READ_ONLY: Final[Mapping[str, Any]] = {
     "enable.auto.commit": False,
@@ -121,12 +122,14 @@ class Brokers:
         self._check_same_topic(split.name)
 
     def _messages(self, consumer: Consumer, split: BrokerSplit) -> Iterator[Sequence[Message]]:
-        position, end = split.offsets.first, split.offsets.end
+        position, end, at_once = split.offsets.first, split.offsets.end, 1
         deadline = time.monotonic() + self._poll_timeout_s
         while position < end:
             with translated():
-                polled = consumer.consume(min(MESSAGES_AT_ONCE, end - position), timeout=WAIT_S)
+                polled = consumer.consume(min(at_once, end - position), timeout=WAIT_S)
             messages = [message for message in polled if message.error() is None]
+            if messages:
+                at_once = min(MESSAGES_AT_ONCE, max(1, BYTES_AT_ONCE // max(map(_size, messages))))
             reached = [_reached(message, split.name) for message in polled]
             if reached and max(reached) > position:
                 position = max(reached)
@@ -178,6 +181,10 @@ def _offset(message: Message) -> int:
     offset = message.offset()
     assert offset is not None, "a consumed message has an offset"
     return offset
+
+
+def _size(message: Message) -> int:
+    return 1 + len(message.key() or b"") + len(message.value() or b"")
 
 
 def _uuid(topic_id: Any) -> UUID:

@@ -41,9 +41,9 @@ def to_arrow(runs: Iterable[Sequence[Any]], columns: Sequence[str], bounds: Room
             rows.append(message)
             data_bytes += len(message.key() or b"") + len(message.value() or b"")
             data_bytes += _headers_bytes(message) if wants_headers else 0
-        if len(rows) >= bounds.rows or data_bytes >= bounds.data_bytes:
-            yield _batch(rows, columns)
-            rows, data_bytes = [], 0
+            if len(rows) >= bounds.rows or data_bytes >= bounds.data_bytes:
+                yield _batch(rows, columns)
+                rows, data_bytes = [], 0
     if rows:
         yield _batch(rows, columns)
 

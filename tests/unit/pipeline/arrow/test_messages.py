@@ -48,6 +48,13 @@ def test_large_headers_fill_a_batch_as_values_do() -> None:
     assert [batch.num_rows for batch in to_arrow(runs, narrow, wide)] == [10], "they are not copied"
 
 
+def test_large_messages_of_one_run_are_batches_of_their_own() -> None:
+    """Together they may be more than one column of Arrow can hold."""
+    run = [Received(number, (("name", b"x" * 296),)) for number in range(3)]
+    bounds = Room(rows=100, data_bytes=300, headers=100)
+    assert [batch.num_rows for batch in to_arrow([run], ("offset", "headers"), bounds)] == [1, 1, 1]
+
+
 def test_a_message_without_key_value_headers_and_time() -> None:
     columns = ("key", "value", "partition", "offset", "timestampType", "headers")
     [batch] = to_arrow([[Received(7)]], columns)
