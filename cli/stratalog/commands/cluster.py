@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import secrets
 from base64 import urlsafe_b64encode
+from collections.abc import Mapping
 from pathlib import Path
 
 import click
+from click.core import ParameterSource
 
 from stratalog.command_group import CommandGroup
 from stratalog.deletion import confirm, yes_option
@@ -15,8 +17,8 @@ from stratalog.local.plan import Sizes, plan_cluster
 from stratalog.local.quorum import add_metadata, remove_metadata
 from stratalog.output import json_option, print_json, print_rows
 from stratalog.target import found_data
-from stratalog_core.errors import Invalid, StratalogError
-from stratalog_tiering.store import check_store_url
+from stratalog_core.errors import Conflict, Invalid
+from stratalog_tiering.store import check_store_url, shown_url
 
 
 def _existing(context: click.Context, option: click.Parameter, data: Path | None) -> Path:
@@ -86,7 +88,9 @@ def cluster() -> None:
 @click.option("--object-lock", is_flag=True, help="With --minio: create its bucket with Object Lock.")
 @_timeout_option
 @json_option
+@click.pass_context
 def start(
+    context: click.Context,
     data: Path,
     metadata: int,
     bookies: int,
@@ -101,7 +105,7 @@ def start(
 ) -> None:
     """Start a new cluster in DIR, or the one that DIR holds, with the sizes and the store that it was created with.
 
-    Returns when every broker serves. If the cluster cannot start, all its processes are stopped. The ports of a
+    Returns when every broker serves. If the cluster cannot start, the processes that were started are stopped. The ports of a
     new cluster come from 20000-31999, or from the range that STRATALOG_LOCAL_PORTS=FIRST-LAST sets.
     """
     if store and minio:
@@ -112,19 +116,40 @@ def start(
         if url:
             check_store_url(url)
     local = LocalCluster(data, _say)
-    if not local.exists():
+    if local.exists():
+        given = {"--store": store, "--second-store": second_store, "--minio": minio, "--object-lock": object_lock}
+        _refuse_other_store(local, given)
+        for role, count in (("metadata", metadata), ("bookie", bookies), ("broker", brokers), ("tiering", tiering)):
+            _warn_of_size(context, local, role, count)
+    else:
         sizes = Sizes(metadata=metadata, bookies=bookies, brokers=brokers, tiering=tiering)
         plan = plan_cluster(
             data.absolute(), sizes, cluster_id=_cluster_id(), store=store, minio=minio, object_lock=object_lock,
             second_store=second_store,
         )  # fmt: skip
         local.lay_out(plan)
-    try:
-        local.start((), timeout_s=timeout_s)
-    except (StratalogError, KeyboardInterrupt):
-        local.stop(())
-        raise
+    local.start_all(timeout_s=timeout_s)
     _report(local, as_json=as_json)
+
+
+def _refuse_other_store(local: LocalCluster, given: Mapping[str, str | bool | None]) -> None:
+    """Raise ``Conflict`` if another store is given than that of the existing cluster."""
+    state = local.state
+    has = {
+        "--store": state.store, "--second-store": state.second_store, "--minio": bool(state.of_role("store")),
+        "--object-lock": state.object_lock,
+    }  # fmt: skip
+    for option, value in given.items():
+        if value and value != has[option]:
+            raise Conflict(f"{local.data} holds a cluster with the store {shown_url(state.store)}: leave {option} out")
+
+
+def _warn_of_size(context: click.Context, local: LocalCluster, role: str, count: int) -> None:
+    """Say that a size that was given has no effect on the existing cluster."""
+    option = role if role in ("metadata", "tiering") else f"{role}s"
+    has = len(local.state.of_role(role))
+    if context.get_parameter_source(option) is ParameterSource.COMMANDLINE and count != has:
+        _say(f"{local.data} holds a cluster with {has} processes of role {role}: --{option} {count} has no effect")
 
 
 @cluster.command()

@@ -68,6 +68,17 @@ class LocalCluster:
         self._wait_for_registrations(watched, timeout_s)
         self._wait_for_brokers(watched, timeout_s)
 
+    def start_all(self, *, timeout_s: float) -> None:
+        """Start the processes that are not running. On a failure, stop those that this call started. Raises as ``start``."""
+        before = {process.name for process in self.state.processes if processes.running(process)}
+        try:
+            self.start((), timeout_s=timeout_s)
+        except BaseException:
+            started = [process.name for process in self.state.processes if process.name not in before]
+            if started:
+                self.stop(started)
+            raise
+
     def _refuse_embedded(self, process: ProcessState) -> None:
         if process.role == EMBEDDED_ROLE:
             raise Conflict(f"{self._data} belongs to `stratalog up`: start it with that, or use another --data")
@@ -112,14 +123,23 @@ class LocalCluster:
                 raise Unavailable(f"{name} exited; the end of {self.log(name)}:\n{self._log_tail(name)}")
 
     def stop(self, names: Sequence[str]) -> None:
-        """Stop ``names`` (empty: all) by SIGTERM, and by SIGKILL after a grace period; brokers before the roles they use."""
-        state = self.state
+        """Stop ``names`` (empty: all) by SIGTERM, and by SIGKILL after a grace period; brokers before the roles they use.
+
+        Raises ``Unavailable`` if a process survives both.
+        """
+        state, survivors = self.state, list[str]()
         wanted = [state.process(name) for name in names] or list(state.processes)
         for role in _STOP_ORDER:
             group = [process for process in wanted if process.role == role]
             for name in processes.stop(group, grace_s=STOP_GRACE_S):
                 self._say(f"{name} did not stop within {STOP_GRACE_S:.0f} s and was killed")
-            self._forget_pids(group)
+            survivors += [process.name for process in group if processes.running(process)]
+            self._forget_pids([process for process in group if process.name not in survivors])
+        if survivors:
+            raise Unavailable(
+                f"{', '.join(survivors)} still runs after SIGKILL: the kernel ends it when its disk answers; repeat the command"
+                " then"
+            )
         self._say("stopped")
 
     def kill(self, names: Sequence[str]) -> None:

@@ -14,7 +14,7 @@ from stratalog.hot.quorum import administration_session
 from stratalog.local.launcher import LocalCluster
 from stratalog.local.plan import to_toml
 from stratalog.local.ports import free_ports
-from stratalog.local.state import ClusterState, ProcessState, save_state
+from stratalog.local.state import ClusterState, ProcessState, replace_file, save_state
 from stratalog_core.errors import Invalid
 
 ROLE = "metadata"
@@ -86,7 +86,7 @@ def _save(local: LocalCluster, state: ClusterState) -> None:
             tables[ROLE]["peers"] = peers
         elif "metadata" in tables.get("node", {}):
             tables["node"]["metadata"] = addresses
-        path.write_text(to_toml(tables))
+        replace_file(path, to_toml(tables).encode())
     save_state(local.data, msgspec.structs.replace(state, metadata=",".join(addresses)))
 
 

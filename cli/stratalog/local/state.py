@@ -81,7 +81,11 @@ def refuse_cluster(data: Path, remedy: str) -> None:
 
 
 def save_state(data: Path, state: ClusterState) -> None:
+    replace_file(state_path(data), msgspec.json.format(msgspec.json.encode(state), indent=2) + b"\n")
+
+
+def replace_file(path: Path, content: bytes) -> None:
     """Replace the file atomically, so that a reader never sees a partial one."""
-    aside = state_path(data).with_suffix(".tmp")
-    aside.write_bytes(msgspec.json.format(msgspec.json.encode(state), indent=2) + b"\n")
-    os.replace(aside, state_path(data))
+    aside = path.with_suffix(".tmp")
+    aside.write_bytes(content)
+    os.replace(aside, path)

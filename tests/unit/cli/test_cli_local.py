@@ -14,7 +14,7 @@ from click.testing import CliRunner
 
 from stratalog.app import stratalog
 from stratalog.exit_codes import ExitCode
-from stratalog.local import processes
+from stratalog.local import launcher, processes
 from stratalog.local.plan import Sizes, plan_cluster, to_toml
 from stratalog.local.ports import VARIABLE, free_ports, is_free
 from stratalog.local.secrets import make_store_credentials, store_environment
@@ -160,6 +160,52 @@ def test_a_pid_that_another_process_inherited_is_left_alone() -> None:
     finally:
         other.kill()
         other.wait()
+
+
+def _state(*others: ProcessState) -> ClusterState:
+    return ClusterState(bootstrap="127.0.0.1:1", metadata="127.0.0.1:2", store="/store", processes=others)
+
+
+def test_a_start_that_fails_stops_only_what_it_has_started(tmp_path: Path) -> None:
+    alive = processes.launch(_process(), SLEEPER, log=tmp_path / "log", environ={})
+    try:
+        bookie = ProcessState(name="bookie-1", role="bookie", address="127.0.0.1:3")
+        (tmp_path / "config").mkdir()
+        (tmp_path / "config" / "bookie-1.toml").write_text("[bookie]\njournal = 5\n")
+        save_state(tmp_path, _state(alive, bookie))
+        result = CliRunner().invoke(stratalog, ["cluster", "start", "--data", str(tmp_path)])
+        assert "bookie-1 exited" in str(result.exception)
+        assert processes.running(alive) is not None
+        assert [process.pid for process in load_state(tmp_path).processes] == [alive.pid, None]
+    finally:
+        assert processes.kill(alive)
+
+
+def test_a_process_that_survives_sigkill_is_not_reported_as_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one that waits for a disk that hangs."""
+    alive = processes.launch(_process(), SLEEPER, log=tmp_path / "log", environ={})
+    try:
+        save_state(tmp_path, _state(alive))
+        with monkeypatch.context() as patched:
+            patched.setattr(psutil.Process, "send_signal", lambda process, number: None)
+            patched.setattr(launcher, "STOP_GRACE_S", 0.1)
+            result = CliRunner().invoke(stratalog, ["cluster", "stop", "--data", str(tmp_path)])
+        assert isinstance(result.exception, Unavailable)
+        assert "broker-1 still runs after SIGKILL" in result.exception.message
+        assert load_state(tmp_path).processes == (alive,), "the next command finds it"
+    finally:
+        assert processes.kill(alive)
+
+
+def test_what_has_no_effect_on_an_existing_cluster_is_refused_or_named(tmp_path: Path) -> None:
+    save_state(tmp_path, _state(ProcessState(name="up", role=EMBEDDED_ROLE, address="127.0.0.1:1")))
+    result = CliRunner().invoke(stratalog, ["cluster", "start", "--data", str(tmp_path), "--brokers", "2"])
+    assert "holds a cluster with 0 processes of role broker: --brokers 2 has no effect" in result.stderr
+    for options in (["--store", "/elsewhere"], ["--minio"], ["--second-store", "/second"]):
+        result = CliRunner().invoke(stratalog, ["cluster", "start", "--data", str(tmp_path), *options])
+        assert isinstance(result.exception, Conflict), result.output
+        assert options[0] in result.exception.message
+    assert [process.pid for process in load_state(tmp_path).processes] == [None]
 
 
 def test_the_process_of_up_is_found_in_data_and_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
