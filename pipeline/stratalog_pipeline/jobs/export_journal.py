@@ -8,6 +8,7 @@ so of two exports that start at once one fails. Names that begin with ``_`` are 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 from itertools import chain
 from typing import Final, TypeVar
 from uuid import UUID
@@ -111,6 +112,11 @@ class Journal:
 
     def first_plan(self) -> Plan | None:
         return self._plans[min(self._plans)] if self._plans else None
+
+    def identity(self) -> str:
+        """SHA-256 (hex) of the first plan, by which a journal is told from one that was begun again in the same target."""
+        first = f"{PREFIX}{min(self._plans):0{_DIGITS}}{_PLAN}"
+        return hashlib.sha256(self._target.run(self._target.store.get(first))).hexdigest()
 
     def plan(self, run: int) -> Plan:
         return self._plans[run]

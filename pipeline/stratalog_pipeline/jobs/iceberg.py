@@ -55,6 +55,8 @@ RUN: Final = "stratalog.export-run"
 RECORDS: Final = "stratalog.export-records"
 """Table property: the records of all published runs."""
 TARGET: Final = "stratalog.export-target"
+JOURNAL: Final = "stratalog.export-journal"
+"""Table property: the identity of the journal whose runs are published."""
 MANIFESTS: Final = "stratalog.manifest-versions"
 ATTEMPTS: Final = 5
 _OFFSET_ID: Final = 5
@@ -125,6 +127,7 @@ def publish(url: str, target: IcebergTarget, *, verify: bool = False) -> Publish
         with _errors(target), load_catalog(target.catalog, **{**_file_properties(url), **target.properties}) as catalog:
             table = _table(catalog, target.table, _location(url), first)
             _check_target(table, url)
+            _check_journal(table, journal)
             published: dict[int, list[WrittenFile]] = {}
             for run in journal.finished_runs():
                 if run > _number(table, RUN):
@@ -132,7 +135,7 @@ def publish(url: str, target: IcebergTarget, *, verify: bool = False) -> Publish
                     if verify:
                         _check_digests(out, files)
                     # Only a commit of files requires the snapshot that was loaded, so an empty run leaves no trace.
-                    if files and _commit(table, url, run, files, journal.plan(run).manifest_versions):
+                    if files and _commit(table, url, run, files, journal):
                         published[run] = files
             return _published(table, target, published)
 
@@ -192,9 +195,20 @@ def _check_target(table: Table, url: str) -> None:
         )
 
 
-def _commit(table: Table, url: str, run: int, files: Sequence[WrittenFile], versions: Mapping[str, Mapping[int, int]]) -> bool:
+def _check_journal(table: Table, journal: Journal) -> None:
+    """Raise ``Invalid`` if the table has runs of a journal that was in the target before: their numbers mean other files."""
+    run, known = _number(table, RUN), table.properties.get(JOURNAL)
+    if run and (run > journal.last_run or known not in (None, journal.identity())):
+        raise Invalid(
+            f"the table has {run} runs of an export that is not in the target any more, which was begun again since: drop the "
+            "table, or name another"
+        )
+
+
+def _commit(table: Table, url: str, run: int, files: Sequence[WrittenFile], journal: Journal) -> bool:
     """Add a run's files. False if another process has published the run."""
     paths = {f"{_location(url)}/{file.key}": file for file in files}
+    versions, identity = journal.plan(run).manifest_versions, journal.identity()
     for _ in range(ATTEMPTS):
         if run <= _number(table, RUN):
             return False
@@ -204,7 +218,7 @@ def _commit(table: Table, url: str, run: int, files: Sequence[WrittenFile], vers
         try:
             # One commit, which requires the snapshot and the metadata that were loaded.
             with table.transaction() as change:
-                change.set_properties({RUN: str(run), RECORDS: str(records)})
+                change.set_properties({RUN: str(run), RECORDS: str(records), JOURNAL: identity})
                 change.add_files(list(paths), snapshot_properties=summary)
         except (CommitFailedException, ValidationException):
             table.refresh()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator, Mapping
 from decimal import Decimal
 from pathlib import Path
@@ -227,6 +228,25 @@ def test_records_of_others_are_reported(cold_bucket: ColdBucket, target: Path, s
         f"table {TABLE} has 23 records, and 20 were exported to it: others write to it or delete from it"
     ]
     assert report.document["iceberg"]["table_records"] == 23
+
+
+@pytest.mark.parametrize("runs_again", [1, 2])
+def test_a_target_that_was_begun_again_is_not_published_in_the_old_table(
+    cold_bucket: ColdBucket, target: Path, sql: IcebergTarget, runs_again: int
+) -> None:
+    cold_bucket.add_topic(TOPIC, [[batches(0, 10)]])
+    export(cold_bucket, target)
+    cold_bucket.extend(TOPIC, 0, batches(10, 10))
+    export(cold_bucket, target)
+    assert publish(str(target), sql).runs == (1, 2)
+    assert publish(str(target), sql).runs == ()
+    for name in ("_stratalog", f"topic={TOPIC}"):
+        shutil.rmtree(target / name)
+    for run in range(runs_again):
+        cold_bucket.extend(TOPIC, 0, batches(20 + 10 * run, 10))
+        export(cold_bucket, target)
+    with pytest.raises(Invalid, match="the table has 2 runs of an export that is not in the target any more"):
+        publish(str(target), sql)
 
 
 def test_values_by_a_schema_are_columns(cold_bucket: ColdBucket, target: Path, to: IcebergTarget) -> None:
