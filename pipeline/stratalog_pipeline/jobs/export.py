@@ -162,7 +162,8 @@ def plan_export(bucket: Bucket, options: ReadOptions, journal: Journal, *, allow
             )
     ends = journal.ends()
     histories = bucket.run(bounded_map(partial(load_history, bucket), names, REQUESTS_MAX))
-    planned = bucket.run(bounded_map(partial(_same_history, bucket, journal.histories()), histories, REQUESTS_MAX))
+    before = journal.histories()
+    planned = bucket.run(bounded_map(partial(_same_history, bucket, before), histories, REQUESTS_MAX))
     wanted = [(history, _next_range(history, ends, allow_gaps=allow_gaps)) for history in histories]
     cut = Cut(split_bytes=options.split_bytes, records_max=options.records_per_split_max)
     splits = plan_splits(bucket.run(bounded_map(partial(_with_segments, bucket), wanted, REQUESTS_MAX)), cut)
@@ -173,7 +174,7 @@ def plan_export(bucket: Bucket, options: ReadOptions, journal: Journal, *, allow
         has_place=has_place,
         manifest_versions=_versions(histories),
         values=_values(journal, options),
-        histories=tuple(each for each in planned if each is not None),
+        histories=tuple(each for each in planned if each is not None and not _is_known(each, before)),
     )
 
 
@@ -221,6 +222,12 @@ async def _same_history(
         tree_size=manifest.tree.size,
         tree_head=manifest.tree.head.hex(),
     )
+
+
+def _is_known(each: PlannedHistory, before: Mapping[tuple[UUID, int], PlannedHistory]) -> bool:
+    """Whether an earlier plan has all of the history. There may be many plans, and partitions without new records."""
+    earlier = before.get((each.topic_id, each.partition))
+    return earlier is not None and (earlier.end, earlier.tree_head) == (each.end, each.tree_head)
 
 
 async def _grew(bucket: Bucket, manifest: Manifest, earlier: PlannedHistory) -> bool:

@@ -67,7 +67,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
     ``has_place``: topic and partition are columns. ``manifest_versions``: of the history that was planned, by topic and
     partition. ``values``: how values are decoded, with the schema of the target's first run; None: they are bytes.
-    ``histories`` have partitions without new records, too; plans of earlier releases have none.
+    ``histories`` are those that the plans before do not have; plans of earlier releases have none.
     """
 
     include_headers: bool

@@ -142,6 +142,8 @@ def test_the_next_run_exports_only_what_came_since(cold_bucket: ColdBucket, expo
     _, nothing = exporter.plan()
     assert nothing.files == ()
     cold_bucket.extend("flights", 0, batches(100, 20))
+    _, more = exporter.plan()
+    assert [(each.partition, each.end) for each in more.histories] == [(0, 120)]
     assert {(file.first, file.end) for file in exporter.run()} <= {
         (first, end) for first in range(100, 120) for end in range(121)
     }
