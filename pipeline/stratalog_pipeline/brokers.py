@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, Final
 from uuid import UUID
 
@@ -53,7 +55,7 @@ class Brokers:
             if not names:
                 return []
             futures = client.describe_topics(TopicCollection(names), request_timeout=self._request_s)
-            found = [future.result(self._request_s) for future in futures.values()]
+            described = [_unless_deleted(future, self._request_s) for future in futures.values()]
         return [
             TopicDescriptor(
                 topic_id=_uuid(topic.topic_id),
@@ -61,7 +63,8 @@ class Brokers:
                 partition_count=len(topic.partitions),
                 replication_factor=len(topic.partitions[0].replicas),
             )
-            for topic in found
+            for topic in described
+            if topic is not None
         ]
 
     def store_url(self) -> str:
@@ -154,6 +157,11 @@ class Brokers:
             return AdminClient(self._client)
 
 
+def with_store(options: ReadOptions) -> ReadOptions:
+    """Ask the brokers for the store's URL if the options have none. Raises as ``Brokers.store_url``."""
+    return options if options.store else replace(options, store=Brokers(options).store_url())
+
+
 @contextmanager
 def options_checked() -> Iterator[None]:
     """Turn the client's complaint about an option into ``Invalid`` that names it."""
@@ -181,6 +189,16 @@ def _offset(message: Message) -> int:
     offset = message.offset()
     assert offset is not None, "a consumed message has an offset"
     return offset
+
+
+def _unless_deleted(described: Future[Any], timeout_s: float) -> Any:
+    """Return the description; None if the topic was deleted since it was listed."""
+    try:
+        return described.result(timeout_s)
+    except KafkaException as failure:
+        if failure.args[0].code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
+            raise
+        return None
 
 
 def _size(message: Message) -> int:

@@ -21,6 +21,7 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's convention
 
 from stratalog_core.errors import Conflict, Corrupt, Invalid
 from stratalog_core.malformed import MALFORMED
+from stratalog_pipeline.brokers import with_store
 from stratalog_pipeline.bucket import Bucket
 from stratalog_pipeline.jobs.lease import reader_lease
 from stratalog_pipeline.jobs.session import make_directory, translated_errors
@@ -128,7 +129,7 @@ def replay(
     Raises ``Invalid`` for a checkpoint of another replay, or if a topic was created again since the replay began, ``Conflict``
     if one with the same checkpoint runs, and the errors of the source and the sink.
     """
-    options = parse_options(source)
+    options = with_store(parse_options(source))
     given = _given_bounds(source) if bounds is None else bounds
     with Bucket(options.store, options.second_store) as bucket, reader_lease(bucket, options, "replay"):
         return _replay(spark, source, options, target, checkpoint, window_offsets, given, on_progress)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
@@ -25,7 +24,7 @@ from pyspark.sql.types import StructType
 
 from stratalog_core.errors import Invalid
 from stratalog_pipeline.arrow.schema import ARROW_TYPES, COLUMNS, COLUMNS_WITH_HEADERS, SPARK_DDL, check_columns
-from stratalog_pipeline.brokers import Brokers
+from stratalog_pipeline.brokers import with_store
 from stratalog_pipeline.metadata_tables import TABLES
 from stratalog_pipeline.options import ReadOptions, parse_options
 from stratalog_pipeline.spark.metadata_reader import MetadataReader
@@ -70,7 +69,7 @@ class StratalogDataSource(DataSource):
     def reader(self, schema: StructType) -> DataSourceReader:
         options = parse_options(self._given, "batch")
         fields = _selected(schema, options)
-        options = _with_store(options)
+        options = with_store(options)
         if options.table != "records":
             return MetadataReader(options, check_columns(fields, _table_types(options)))
         values, columns = _values_and_columns(options, fields)
@@ -81,7 +80,7 @@ class StratalogDataSource(DataSource):
 
         options = parse_options(self._given, "stream")
         fields = _selected(schema, options)
-        options = _with_store(options)
+        options = with_store(options)
         values, columns = _values_and_columns(options, fields)
         return StratalogStreamReader(options, columns, values)
 
@@ -121,11 +120,6 @@ class StratalogDataSource(DataSource):
         check_written_columns(_fields(schema), options.topic)
         check_topic(options)
         return options
-
-
-def _with_store(options: ReadOptions) -> ReadOptions:
-    """Ask the brokers for the store's URL if the options have none."""
-    return options if options.store else replace(options, store=Brokers(options).store_url())
 
 
 def _values_and_columns(options: ReadOptions, fields: Sequence[tuple[str, str]]) -> tuple[Values | None, tuple[str, ...]]:
