@@ -174,8 +174,6 @@ async def _await(awaited: Awaitable[Result]) -> Result:
 
 def _check_exists(url: str) -> None:
     """Raise ``Invalid`` for a missing directory: opening the store would create a mistyped one, empty."""
-    if not url:
-        raise Invalid("the store is missing: give a directory, or a URL such as s3://bucket/prefix")
     parts = urlsplit(url)
     if parts.scheme in ("", "file") and not Path(parts.path).is_dir():
         raise Invalid(f"store {url!r}: there is no directory {parts.path!r}")

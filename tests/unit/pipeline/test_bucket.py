@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from stratalog_core.batches.records import Record, build_batch
-from stratalog_core.errors import Corrupt, Invalid, NoSuchObject
+from stratalog_core.errors import Corrupt, NoSuchObject
 from stratalog_core.ports import Background
 from stratalog_core.system import SystemClock, ThreadBackground
 from stratalog_pipeline import bucket as bucket_module
@@ -135,8 +135,3 @@ def scanned(url: str) -> list[int]:
             for batch in scan_split(opened, split, ("offset",), read_committed=True)
             for offset in batch.column("offset").to_pylist()
         ]
-
-
-def test_no_store_is_not_the_working_directory() -> None:
-    with pytest.raises(Invalid, match="the store is missing"):
-        Bucket("")
