@@ -49,19 +49,21 @@ def print_json(document: object) -> None:
 def print_rows(rows: Sequence[Mapping[str, Any]], columns: Sequence[str], *, title: str = "") -> None:
     """Print a table of the named columns. A heading is the column's name with spaces, or its term in ``_HEADINGS``.
 
-    A column that is empty in every row is left out.
+    A column that is empty in every row is left out. Cells are not markup: clients choose the names and keys in them.
     """
     from rich.console import Console
+    from rich.markup import escape
     from rich.table import Table
+    from rich.text import Text
 
-    table = Table(title=title or None, title_justify="left", box=None, pad_edge=False, header_style="bold")
+    table = Table(title=escape(_shown(title)) or None, title_justify="left", box=None, pad_edge=False, header_style="bold")
     shown = [column for column in columns if not rows or any(row.get(column) != "" for row in rows)]
     for column in shown:
         numeric = all(isinstance(row.get(column), int | float) for row in rows) and bool(rows)
         heading = _HEADINGS.get(column, column.replace("_", " "))
         table.add_column(heading, justify="right" if numeric else "left", overflow="fold")
     for row in rows:
-        table.add_row(*(_cell(column, row.get(column)) for column in shown))
+        table.add_row(*(Text(_shown(_cell(column, row.get(column)))) for column in shown))
     if sys.stdout.isatty():
         Console(file=sys.stdout, highlight=False).print(table)
         return
@@ -107,6 +109,13 @@ def human_bytes(count: float) -> str:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
         count /= 1024
     raise AssertionError("unreachable: the last unit takes everything")
+
+
+def _shown(text: str) -> str:
+    """Return text with escapes for what would control a terminal."""
+    if text.isprintable():
+        return text
+    return "".join(each if each.isprintable() or each == "\n" else ascii(each)[1:-1] for each in text)
 
 
 def _cell(column: str, value: Any) -> str:

@@ -7,7 +7,7 @@ import json
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
-from stratalog.output import human_bytes, print_listing
+from stratalog.output import human_bytes, print_listing, print_rows
 from stratalog_core.errors import Conflict, Invalid, NotFound, StratalogError, Unavailable
 from stratalog_core.kafka_clients import as_ours, translated
 
@@ -54,3 +54,12 @@ def test_kafka_errors_become_ours(code: int, kind: type[StratalogError]) -> None
     assert type(as_ours(KafkaError(code))) is kind
     with pytest.raises(kind), translated():
         raise KafkaException(KafkaError(code))
+
+
+def test_what_clients_choose_is_no_markup_and_controls_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    keys = ["[/closed]", "[bold]b[/bold]", "\x1b]0;owned\x07é"]
+    print_rows([{"key": key} for key in keys], ("key",), title="[x] of [/y]")
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.strip() for line in lines] == [
+        "[x] of [/y]", "key", "[/closed]", "[bold]b[/bold]", "\\x1b]0;owned\\x07é",
+    ]  # fmt: skip
