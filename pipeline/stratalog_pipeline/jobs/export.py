@@ -24,7 +24,7 @@ from stratalog_core.errors import Conflict, Invalid, NotFound, StratalogError
 from stratalog_pipeline.bucket import Bucket
 from stratalog_pipeline.catalog import History, load_history, load_segments
 from stratalog_pipeline.jobs.export_files import FileTask, typed_columns, write_file
-from stratalog_pipeline.jobs.export_journal import Journal, Plan, PlannedFile, PlannedHistory, WrittenFile
+from stratalog_pipeline.jobs.export_journal import Journal, Plan, PlannedFile, PlannedHistory, WrittenFile, is_file_key
 from stratalog_pipeline.jobs.lease import reader_lease
 from stratalog_pipeline.jobs.session import OnProgress, make_directory, run_tasks
 from stratalog_pipeline.options import ReadOptions
@@ -143,10 +143,11 @@ async def _present(out: Bucket, plan: Plan) -> set[str]:
 async def _abort_uploads(out: Bucket) -> None:
     """Abort the uploads that an interrupted run, or tasks that died, left behind.
 
-    Not before the run is complete: an upload may be one of another process that writes the run, too.
+    Not before the run is complete: an upload may be one of another process that writes the run, too. Others below the target
+    are not ours, such as those of a job that maintains the table of Iceberg there.
     """
     for upload in [upload async for upload in out.store.list_uploads()]:
-        if upload.key.endswith(".parquet"):
+        if is_file_key(upload.key):
             await out.store.abort_upload(upload)
 
 

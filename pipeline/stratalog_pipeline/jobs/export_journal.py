@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import re
 from itertools import chain
 from typing import Final, TypeVar
 from uuid import UUID
@@ -25,6 +26,7 @@ PREFIX: Final = "_stratalog/"
 _PLAN: Final = ".plan.json"
 _DONE: Final = ".done.json"
 _DIGITS: Final = 8
+_FILE_KEY: Final = re.compile(r"topic=[^/]+/partition=[0-9]+/[0-9]{20}-[0-9]{20}\.parquet")
 _Content = TypeVar("_Content")
 
 
@@ -49,6 +51,11 @@ class PlannedFile(msgspec.Struct, frozen=True, kw_only=True):
     def key(self) -> str:
         """Key of the object, with Hive's partition directories; names sort by offset."""
         return f"topic={self.topic}/partition={self.partition}/{self.first:020}-{self.end:020}.parquet"
+
+
+def is_file_key(key: str) -> bool:
+    """Whether an export's file may have this key."""
+    return _FILE_KEY.fullmatch(key) is not None
 
 
 class PlannedHistory(msgspec.Struct, frozen=True, kw_only=True):

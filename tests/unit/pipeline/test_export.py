@@ -166,19 +166,21 @@ def test_an_interrupted_run_is_finished_and_nothing_is_there_twice(exporter: Exp
 def test_the_upload_of_a_task_that_died_is_not_left_behind(exporter: Exporter, target: Path) -> None:
     """Spark runs the task again, so the run itself goes on, and nobody else would abort the upload."""
     _, plan = exporter.plan()
-    store = exporter.out.store
+    store, ours = exporter.out.store, plan.files[0].key
+    others = {"data/part-0.parquet", f"nested/{ours}"}
 
     async def begin_and_die() -> None:
-        upload = await store.create_upload(plan.files[0].key, export_files.PART_BYTES)
-        await store.put_part(upload, 1, [b"PAR1"])
+        for key in (ours, *others):
+            upload = await store.create_upload(key, export_files.PART_BYTES)
+            await store.put_part(upload, 1, [b"PAR1"])
 
-    async def open_uploads() -> int:
-        return len([upload async for upload in store.list_uploads()])
+    async def open_uploads() -> set[str]:
+        return {upload.key async for upload in store.list_uploads()}
 
     exporter.out.run(begin_and_die())
-    assert exporter.out.run(open_uploads()) == 1
+    assert exporter.out.run(open_uploads()) == {ours, *others}
     exporter.run()
-    assert exporter.out.run(open_uploads()) == 0
+    assert exporter.out.run(open_uploads()) == others, "those of other writers go on"
     assert offsets(target) == {0: list(range(100)), 1: list(range(30))}
 
 
