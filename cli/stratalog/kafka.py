@@ -77,6 +77,7 @@ def list_offsets(
 
 def offsets_at(client: Consumer, topic: str, partitions: list[int], time_ms: int) -> list[TopicPartition]:
     """Return, per partition, the offset of the first record not earlier than ``time_ms``, or the end if there is none."""
-    wanted = [TopicPartition(topic, partition, time_ms) for partition in partitions]
+    # To a broker, negative times are names, such as -1 for the end.
+    wanted = [TopicPartition(topic, partition, max(time_ms, 0)) for partition in partitions]
     with translated():
         return list(client.offsets_for_times(wanted, timeout=TIMEOUT_S))

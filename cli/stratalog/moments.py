@@ -16,9 +16,9 @@ _AGO_MS: Final = {"s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 
 def parse_moment(text: str, *, now_ms: int) -> int:
     """Return milliseconds since 1970-01-01 UTC. A time without a zone is UTC. Raises ``Invalid``."""
-    if re.fullmatch(r"-?\d+", text):
+    if re.fullmatch(r"-?\d{1,18}", text):
         return int(text)
-    ago = re.fullmatch(r"(\d+)([smhd])", text)
+    ago = re.fullmatch(r"(\d{1,9})([smhd])", text)
     if ago:
         return now_ms - int(ago[1]) * _AGO_MS[ago[2]]
     try:
@@ -31,7 +31,13 @@ def parse_moment(text: str, *, now_ms: int) -> int:
 
 
 def format_moment(time_ms: int) -> str:
-    """Return ISO 8601 in UTC with milliseconds, or ``-`` for a record without a time."""
+    """Return ISO 8601 in UTC with milliseconds, ``-`` for a record without a time, or the number after the year 9999.
+
+    Such times are of producers that count microseconds.
+    """
     if time_ms < 0:
         return "-"
-    return utc_text(time_ms, "milliseconds")
+    try:
+        return utc_text(time_ms, "milliseconds")
+    except OverflowError:
+        return str(time_ms)

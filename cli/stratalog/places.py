@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from typing import Final
 
 from confluent_kafka import Consumer, TopicPartition
 
@@ -11,6 +12,7 @@ from stratalog.moments import parse_moment
 from stratalog_core.errors import Invalid, NotFound
 from stratalog_core.kafka_clients import translated
 
+OFFSET_MAX: Final = 2**63 - 1
 TARGETS = "earliest, latest, a number, or time:TIME such as time:2013-07-04."
 
 

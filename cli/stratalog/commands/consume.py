@@ -12,12 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 from confluent_kafka import OFFSET_BEGINNING, OFFSET_END, Consumer, KafkaError, Message, TopicPartition
 
 from stratalog import kafka
 from stratalog.moments import format_moment, parse_moment
+from stratalog.places import OFFSET_MAX
 from stratalog.target import bootstrap_of, kafka_options
-from stratalog_core.errors import Invalid
+from stratalog_core.errors import Invalid, NotFound
 from stratalog_core.kafka_clients import as_ours, translated
 
 _POLL_S = 0.5
@@ -37,7 +39,9 @@ class _Show:
 @click.argument("topic")
 @click.option("--offset", default="earliest", show_default=True, help="earliest, latest, or a number (with --partition).")
 @click.option("--time", "moment", help="Start at a time: 2013-07-04, 2013-07-04T12:00Z, milliseconds since 1970, or 15m (ago).")
-@click.option("--partition", "partitions", multiple=True, type=int, help="Read this partition; repeatable (default: all).")
+@click.option(
+    "--partition", "partitions", multiple=True, type=click.IntRange(0), help="Read this partition; repeatable (default: all)."
+)
 @click.option("--count", type=click.IntRange(1), help="Stop after this many records.")
 @click.option("--follow", is_flag=True, help="Keep waiting for new records at the end (default: stop).")
 @click.option("--group", help="Read as a member of this consumer group, from its committed offsets, and commit.")
@@ -48,7 +52,9 @@ class _Show:
 @click.option("--offsets", is_flag=True, help="Show partition and offset.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object per record, with all fields.")
 @kafka_options
+@click.pass_context
 def consume(
+    context: click.Context,
     topic: str,
     offset: str,
     moment: str | None,
@@ -66,6 +72,8 @@ def consume(
     bootstrap: str | None,
 ) -> None:
     """Print records of TOPIC, in order within each partition."""
+    if moment and context.get_parameter_source("offset") is ParameterSource.COMMANDLINE:
+        raise Invalid("--offset and --time cannot be combined: choose one")
     options: dict[str, str | int | bool] = {
         "group.id": group or "stratalog-cli",
         "enable.partition.eof": True,
@@ -98,6 +106,8 @@ class _Start:
             raise Invalid(f"--offset is {self.offset!r}: give earliest, latest or a number")
         if len(self.partitions) != 1:
             raise Invalid(f"--offset {self.offset} needs exactly one --partition; given: {len(self.partitions)}")
+        if int(self.offset) > OFFSET_MAX:
+            raise Invalid(f"--offset is {self.offset}; maximum is {OFFSET_MAX}")
         return TopicPartition(topic, partition, int(self.offset))
 
 
@@ -105,11 +115,17 @@ def _begin(client: Consumer, topic: str, group: str | None, start: _Start) -> se
     """Assign or subscribe. Returns the partitions whose end has not been reached."""
     known = kafka.partitions_of(client.list_topics, topic)
     if group:
-        if start.partitions or start.moment:
-            raise Invalid("--group reads the group's partitions from its committed offsets: leave out --partition and --time")
+        if start.partitions or start.moment or start.offset not in ("earliest", "latest"):
+            raise Invalid(
+                "--group reads the group's partitions from its committed offsets: leave out --partition, --time and a number as"
+                " --offset"
+            )
         client.subscribe([topic])
         return set(known)
     wanted = list(start.partitions) or known
+    unknown = sorted(set(wanted) - set(known))
+    if unknown:
+        raise NotFound(f"topic {topic!r} has no partition {unknown[0]}; it has {len(known)}")
     if start.moment:
         client.assign(kafka.offsets_at(client, topic, wanted, parse_moment(start.moment, now_ms=int(time.time() * 1000))))
     else:

@@ -11,9 +11,10 @@ from confluent_kafka import KafkaError, Message, Producer
 
 from stratalog import kafka
 from stratalog.output import json_option, print_done, progress_bar
+from stratalog.places import OFFSET_MAX
 from stratalog.target import bootstrap_of, kafka_options
 from stratalog_core.errors import Invalid, Unavailable
-from stratalog_core.kafka_clients import as_ours
+from stratalog_core.kafka_clients import as_ours, translated
 
 _FLUSH_TIMEOUT_S = 120.0
 _Record = tuple[bytes | None, bytes | None]
@@ -28,7 +29,13 @@ _Headers = list[tuple[str, str | bytes | None]]
 @click.option("--key-separator", metavar="TEXT", help="Split each line at TEXT into key and value.")
 @click.option("--header", "headers", multiple=True, metavar="NAME=VALUE", help="Header of every record; repeatable.")
 @click.option("--partition", default=-1, help="Partition (default: by the key's hash).")
-@click.option("--timestamp", "timestamp_ms", default=0, help="Timestamp in milliseconds since 1970 (default: now).")
+@click.option(
+    "--timestamp",
+    "timestamp_ms",
+    default=0,
+    type=click.IntRange(0, OFFSET_MAX),
+    help="Timestamp in milliseconds since 1970 (default: now).",
+)
 @click.option("--compression", default="none", type=click.Choice(["none", "gzip", "snappy", "lz4", "zstd"]))
 @click.option("--acks", default="all", show_default=True, type=click.Choice(["0", "1", "all"]))
 @kafka_options
@@ -49,6 +56,8 @@ def produce(
     as_json: bool,
 ) -> None:
     """Write records to TOPIC. Returns when all are acknowledged; fails with the first error."""
+    if key_separator and (key is not None or value is not None):
+        raise Invalid("--key-separator splits lines of standard input: leave out --key and --value, or --key-separator")
     options: dict[str, str | int] = {"compression.type": compression, "acks": acks, "linger.ms": 5}
     if acks != "all":
         options["enable.idempotence"] = "false"
@@ -88,15 +97,16 @@ class _Sender:
         while True:
             self._raise_failure()
             try:
-                self._client.produce(
-                    self._topic,
-                    value=value,
-                    key=key,
-                    partition=self._partition,
-                    timestamp=self._timestamp_ms,
-                    headers=self._headers,
-                    on_delivery=self._delivered,
-                )
+                with translated():
+                    self._client.produce(
+                        self._topic,
+                        value=value,
+                        key=key,
+                        partition=self._partition,
+                        timestamp=self._timestamp_ms,
+                        headers=self._headers,
+                        on_delivery=self._delivered,
+                    )
                 self._client.poll(0)
                 return
             except BufferError:

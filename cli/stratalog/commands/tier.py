@@ -233,6 +233,8 @@ def resolve_fork(
 
     The partition continues at the end of the kept history. Objects of the other one are deleted after the grace period.
     """
+    if discard_hot and keep != KEEP_STORE:
+        raise click.UsageError("--discard-hot needs --keep store")
     addresses, url = metadata_of(data, metadata), store_of(data, store)
     forked = asyncio.run(_resolve_fork(addresses, url, topic, partition, keep, discard_hot, timeout_s))
     if as_json:

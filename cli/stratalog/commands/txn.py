@@ -12,12 +12,12 @@ from stratalog import kafka
 from stratalog.command_group import CommandGroup
 from stratalog.deletion import confirm, yes_option
 from stratalog.hanging_transactions import OpenTransaction, abort_hanging, find_hanging
+from stratalog.moments import format_moment
 from stratalog.output import json_option, print_done, print_json, print_listing, print_rows
 from stratalog.target import bootstrap_of, kafka_options
 from stratalog.transactions import describe_transaction, list_transactions
 from stratalog_core.errors import Conflict
 from stratalog_core.kafka_clients import translated
-from stratalog_core.moments import utc_text
 
 _SHOWN_MAX: Final = 10
 
@@ -108,7 +108,7 @@ def find_hanging_ones(
             "producer_id": each.producer_id,
             "producer_epoch": each.producer_epoch,
             "start_offset": each.start_offset,
-            "silent_since": utc_text(each.last_timestamp_ms),
+            "silent_since": format_moment(each.last_timestamp_ms),
             "aborted": aborts,
         }
         for each in found

@@ -30,10 +30,15 @@ class BookieScrub:
         self.disks: tuple[DiskScrub, ...] = ()
 
     async def ask(self, *, start: bool = False) -> None:
-        """Read the state of the scrubs, after starting them if ``start``. Raises the bookie's error, or ``Unavailable``."""
+        """Read the state of the scrubs, after starting them if ``start``.
+
+        Raises the bookie's error, or ``Unavailable``, also if the bookie has restarted since its scrubs began.
+        """
         body = messages.encode(ScrubDisks(start=start))
         answer = await self._channel.call(messages.SCRUB, (body,), _TIMEOUT_S)
-        self.disks = messages.decode(ScrubStatus, answer).disks
+        before, self.disks = {disk.position: disk.number for disk in self.disks}, messages.decode(ScrubStatus, answer).disks
+        if any(disk.number < before.get(disk.position, 0) for disk in self.disks):
+            raise Unavailable(f"bookie {self.name} restarted during its scrub: start the scrub again")
 
     @property
     def is_finished(self) -> bool:
@@ -66,9 +71,12 @@ class BookieScrub:
 
 
 def bookies_to_scrub(view: MetadataView, name: str | None) -> list[Bookie]:
-    """Return the bookie of this name, or all live bookies. Raises ``NotFound`` or ``Unavailable``."""
+    """Return the bookie of this name, or all live bookies. Raises ``NotFound``, or ``Unavailable`` if none is live."""
     if name is None:
-        return [each for each in view.all(Bookie) if each.session_id]
+        live = [each for each in view.all(Bookie) if each.session_id]
+        if not live:
+            raise Unavailable("no bookie is live: see `stratalog bookie list`")
+        return live
     found = view.find(Bookie, bookie_key(name))
     if found is None:
         raise NotFound(f"no bookie {name!r}: see `stratalog bookie list`")

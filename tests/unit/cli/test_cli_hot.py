@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -21,6 +22,7 @@ from stratalog.hot.asking import with_remarks
 from stratalog.hot.decommission import set_draining, wait_until_empty
 from stratalog.hot.entries import entry_rows
 from stratalog.hot.report import bookie_rows, ledger_document, ledger_rows
+from stratalog.hot.scrub import BookieScrub, bookies_to_scrub
 from stratalog_bookies.client import LedgerClient, LedgerSpec
 from stratalog_bookies.config import BookieSettings
 from stratalog_bookies.node.server import BookieServer
@@ -235,6 +237,28 @@ async def test_a_bookie_that_metadata_cannot_be_right_about_says_so(quorum: Embe
     await transport.close()
 
 
+async def test_a_scrub_whose_bookie_restarts_is_not_finished(quorum: EmbeddedQuorum, tmp_path: Path) -> None:
+    transport, background = TcpTransport(), ThreadBackground(8, "bookie")
+    with pytest.raises(Unavailable, match="no bookie is live"):
+        bookies_to_scrub(quorum.client.view, None)
+    settings = BookieSettings(bookie_id="b1", data_dirs=(str(tmp_path / "disk"),), free_bytes_min=0)
+    scrub: BookieScrub | None = None
+    for _ in range(2):
+        files = [SystemFiles(tmp_path / "disk")]
+        server = BookieServer(settings, quorum.client, transport, files, SystemClock(), Random(1), background)
+        await server.start()
+        if scrub is None:
+            settings = replace(settings, listen=server.address)
+            scrub = BookieScrub(transport, Bookie(bookie_id="b1", address=server.address, cookie="c"))
+            await scrub.ask(start=True)
+        else:
+            with pytest.raises(Unavailable, match="b1 restarted during its scrub"):
+                await scrub.ask()
+        await server.close()
+    background.close()
+    await transport.close()
+
+
 async def test_the_commands_print_json(quorum: EmbeddedQuorum, bookie: LedgerClient) -> None:
     ledger = await _written(bookie, BATCH)
     await _put(quorum.client, TOPIC)
@@ -262,6 +286,7 @@ async def test_the_commands_print_json(quorum: EmbeddedQuorum, bookie: LedgerCli
         ("ledger", "read", "1", "--first", "-1"),
         ("bookie", "scrub"),
         ("bookie", "scrub", "b1", "--all"),
+        ("tier", "resolve-fork", "flights", "0", "--discard-hot"),
     ],
 )
 def test_wrong_words_are_refused(words: tuple[str, ...]) -> None:

@@ -1,0 +1,58 @@
+"""``stratalog produce`` and ``consume``: what they cannot do as asked is refused with one line, and nothing is ignored."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+from confluent_kafka.admin import AdminClient, NewTopic
+from unit.broker.mini_cluster import MiniCluster, in_thread, run_cluster
+
+from stratalog.app import stratalog
+from stratalog_core.errors import Invalid, NotFound, StratalogError
+
+LARGE = "9" * 20
+
+
+@pytest.fixture
+async def cluster(tmp_path: Path) -> AsyncIterator[MiniCluster]:
+    async with run_cluster(tmp_path, brokers=1) as made:
+        yield made
+
+
+async def test_what_cannot_be_done_is_refused(cluster: MiniCluster) -> None:
+    bootstrap = cluster.bootstrap
+
+    def run(command: str, *words: str, stdin: str = "") -> Result:
+        return CliRunner().invoke(stratalog, [command, "events", *words, "--bootstrap", bootstrap], input=stdin)
+
+    def refused(error: type[StratalogError], text: str, command: str, *words: str, stdin: str = "") -> None:
+        done = run(command, *words, stdin=stdin)
+        assert isinstance(done.exception, error), (words, done.output, done.exception)
+        assert text in done.exception.message
+
+    def misused(text: str, command: str, *words: str) -> None:
+        done = run(command, *words)
+        assert done.exit_code == 2, done.output
+        assert text in done.stderr
+
+    def steps() -> None:
+        admin = AdminClient({"bootstrap.servers": bootstrap})
+        admin.create_topics([NewTopic("events", 2, 1)])["events"].result(60)
+        refused(Invalid, "too large", "produce", stdin="x" * 2_000_000)
+        refused(NotFound, "partition", "produce", "--value", "v", "--partition", "99")
+        misused("--timestamp", "produce", "--value", "v", "--timestamp", LARGE)
+        refused(Invalid, "--key-separator", "produce", "--key", "k", "--key-separator", ":", stdin="a:b\n")
+        refused(Invalid, "--key-separator", "produce", "--value", "a:b", "--key-separator", ":")
+        assert run("produce", "--value", "first", "--partition", "0", "--timestamp", "1000").exit_code == 0
+        refused(NotFound, "no partition 99", "consume", "--partition", "99")
+        misused("--partition", "consume", "--partition=-3")
+        refused(Invalid, "maximum", "consume", "--partition", "0", "--offset", LARGE)
+        refused(Invalid, "is not a time", "consume", "--time", LARGE)
+        refused(Invalid, "--time", "consume", "--offset", "latest", "--time", "1000")
+        refused(Invalid, "--group", "consume", "--group", "g", "--offset", "5")
+        assert run("consume", "--time=-1").stdout == "first\n", "-1 and -2 are not Kafka's latest and earliest"
+
+    await in_thread(steps)
