@@ -137,12 +137,13 @@ def is_set_back(start: Offsets, found: Available) -> bool:
     return any(start.get(topic, {}).get(number, 0) > held.end for (topic, number), held in found.items())
 
 
-def cut_at(found: Available, target: Offsets) -> Available:
-    """Return ``found`` up to ``target``, without partitions that ``target`` lacks."""
+def cut_at(found: Available, target: Offsets, start: Offsets) -> Available:
+    """Return ``found`` up to ``target``. Partitions that ``target`` lacks have nothing after ``start``, if they are in it."""
+
     return {
-        (topic, number): OffsetRange(first=held.first, end=max(held.first, min(held.end, target[topic][number])))
+        (topic, number): OffsetRange(first=held.first, end=max(held.first, min(held.end, end)))
         for (topic, number), held in found.items()
-        if number in target.get(topic, {})
+        if (end := target.get(topic, {}).get(number, start.get(topic, {}).get(number))) is not None
     }
 
 

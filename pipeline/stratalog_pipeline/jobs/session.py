@@ -27,6 +27,7 @@ from stratalog_pipeline.bucket import Bucket
 
 PROGRESS_INTERVAL_S: Final = 0.3
 EVENTS_TIMEOUT_MS: Final = 5_000
+_NO_JAVA: Final = "JAVA_GATEWAY_EXITED"
 _groups = itertools.count(1)
 """Numbers of job groups. Spark keeps the finished jobs of a group, so each watched job needs a group of its own."""
 _Task = TypeVar("_Task")
@@ -39,7 +40,8 @@ OnProgress = Callable[[int, int], None]
 def job_session(name: str, master: str | None) -> Iterator[SparkSession]:
     """Yield a session for one job: that of spark-submit if there is one, otherwise a new one on ``master`` (``local[*]``).
 
-    Only a session that is made here is stopped. Spark's log shows errors only: the job prints its own progress.
+    Only a session that is made here is stopped. Spark's log shows errors only: the job prints its own progress. Raises
+    ``Unavailable`` if Spark does not start.
     """
     active = SparkSession.getActiveSession()
     if active is not None:
@@ -62,7 +64,8 @@ def job_session(name: str, master: str | None) -> Iterator[SparkSession]:
             local |= {"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1"}
         for key, value in local.items():
             builder = builder.config(key, value)
-        session = builder.getOrCreate()
+        with translated_errors():
+            session = builder.getOrCreate()
     try:
         yield session
     finally:
@@ -191,5 +194,7 @@ def as_ours(text: str) -> StratalogError:
     if raised is not None:
         return raised
     lines = [line.strip() for line in text.splitlines() if line.strip() and not line.lstrip().startswith(("at ", "..."))]
+    if _NO_JAVA in text:
+        return Unavailable("Spark did not start: install Java 17 or newer, and set JAVA_HOME to it")
     reason = next((line for line in lines if "Exception" in line or "Error" in line), lines[0] if lines else "no reason given")
     return Unavailable(f"Spark could not run the job: {reason}")

@@ -80,7 +80,7 @@ class StratalogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
             check_no_loss(start, found)
         goes_back = is_set_back(start, found)
         if self._target is not None:
-            found = cut_at(found, self._target)
+            found = cut_at(found, self._target, start)
         elif not goes_back and self._waits(new_offsets(start, found), limit):
             return start
         if not goes_back and not new_offsets(start, found):

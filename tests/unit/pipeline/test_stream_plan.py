@@ -81,8 +81,11 @@ def test_limited_batches_reach_the_end_in_bounded_steps(ranges: list[tuple[int, 
 
 
 def test_what_is_behind_the_target_is_left_for_the_next_query() -> None:
-    cut = cut_at(found(p0=(0, 10), p1=(0, 5), p2=(0, 7)), {"t": {"0": 4, "1": 9}})
-    assert next_end({}, cut, None) == {"t": {"0": 4, "1": 5}}
+    held, target = found(p0=(0, 10), p1=(0, 5), p2=(0, 7)), {"t": {"0": 4, "1": 9}}
+    assert next_end({}, cut_at(held, target, {}), None) == {"t": {"0": 4, "1": 5}}
+    # A position that is left out of a checkpoint is read again from the first record.
+    start: Offsets = {"t": {"2": 3}}
+    assert next_end(start, cut_at(held, target, start), None) == {"t": {"0": 4, "1": 5, "2": 3}}
 
 
 @pytest.mark.parametrize(

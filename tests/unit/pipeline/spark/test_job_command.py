@@ -93,6 +93,15 @@ def test_a_replay_of_nothing_or_at_no_time_is_refused(cold_bucket: ColdBucket, w
     assert message in done.exception.message
 
 
+def test_a_missing_java_is_one_clear_line(cold_bucket: ColdBucket, monkeypatch: pytest.MonkeyPatch) -> None:
+    cold_bucket.add_topic("flights", [[batches(0, 10)]])
+    monkeypatch.setenv("JAVA_HOME", "/nonexistent")
+    done = run("audit", "--store", str(cold_bucket.root))
+    assert done.returncode == ExitCode.UNAVAILABLE
+    assert "Spark did not start: install Java 17 or newer, and set JAVA_HOME to it" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def test_a_page_that_cannot_be_written_is_refused_before_the_job(cold_bucket: ColdBucket, tmp_path: Path) -> None:
     page = tmp_path / "nowhere" / "audit.html"
     done = CliRunner().invoke(job, ["audit", "--store", str(cold_bucket.root), "--html", str(page)])
