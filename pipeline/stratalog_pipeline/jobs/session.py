@@ -195,6 +195,6 @@ def as_ours(text: str) -> StratalogError:
         return raised
     lines = [line.strip() for line in text.splitlines() if line.strip() and not line.lstrip().startswith(("at ", "..."))]
     if _NO_JAVA in text:
-        return Unavailable("Spark did not start: install Java 17 or newer, and set JAVA_HOME to it")
+        return Unavailable("Spark did not start, for the reason above: it needs Java 17 or newer, and a master that it knows")
     reason = next((line for line in lines if "Exception" in line or "Error" in line), lines[0] if lines else "no reason given")
     return Unavailable(f"Spark could not run the job: {reason}")

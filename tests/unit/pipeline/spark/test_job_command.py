@@ -98,7 +98,7 @@ def test_a_missing_java_is_one_clear_line(cold_bucket: ColdBucket, monkeypatch: 
     monkeypatch.setenv("JAVA_HOME", "/nonexistent")
     done = run("audit", "--store", str(cold_bucket.root))
     assert done.returncode == ExitCode.UNAVAILABLE
-    assert "Spark did not start: install Java 17 or newer, and set JAVA_HOME to it" in done.stderr
+    assert "Spark did not start, for the reason above: it needs Java 17 or newer" in done.stderr
     assert "Traceback" not in done.stderr
 
 
