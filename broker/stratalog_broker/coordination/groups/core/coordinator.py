@@ -101,6 +101,9 @@ class GroupCoordinator:
             started = consumers.new_group(group_id, state, now, is_new=True)
             started.check_joining(request)
             consumers.start(started)
+        else:
+            # Its record may be on its way to the log, and then an earlier consumer group is still stored.
+            self.table.consumers.find_or_create(group_id, now, replaces_classic=True)
         del self.table.live[group_id]
         return [self._to_work(group_id, each) for each in group.dissolve()]
 

@@ -412,3 +412,19 @@ def test_a_join_that_waits_for_a_downgrade_is_answered_by_the_classic_group(grou
     group.rounds(SETTLED)
     assert group.shares() == [1, 1, 2, 2]
     assert group.is_consumer_group
+
+
+def test_a_classic_group_whose_record_is_on_its_way_when_it_ends_leaves_none(group: MixedGroup) -> None:
+    start_consumer(group, "a")
+    group.leave("a")
+    group.confirm_all()
+    group.start(ClassicMember("b", both=True))
+    group.rounds(2)
+    group.leave("b")
+    assert group.writing, "the classic group, which is empty now"
+    assert GROUP in group.store.consumer_groups
+    group.start(Member("c"))
+    group.act("c")
+    group.rounds(SETTLED)
+    assert GROUP in group.store.consumer_groups
+    assert GROUP not in group.store.images

@@ -103,4 +103,6 @@ class MixedGroupMachine(RuleBasedStateMachine):
 
 
 TestMixedGroupProperties = MixedGroupMachine.TestCase
-TestMixedGroupProperties.settings = settings(max_examples=60, stateful_step_count=25, deadline=None, report_multiple_bugs=False)
+TestMixedGroupProperties.settings = settings(
+    max_examples=200, stateful_step_count=25, deadline=None, report_multiple_bugs=False
+)

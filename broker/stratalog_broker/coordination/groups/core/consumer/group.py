@@ -94,14 +94,14 @@ class _Sender:
 
 
 class ConsumerGroup:
-    """Not thread-safe; no call blocks. ``is_new``: nothing of the group is stored in this protocol."""
+    """Not thread-safe; no call blocks. ``TrackedState`` describes ``is_new`` and ``replaces_classic``."""
 
     def __init__(
         self, group_id: str, stored: ConsumerGroupState, limits: ConsumerLimits, topics: Topics, now: Instant, *,
-        is_new: bool = False,
+        is_new: bool = False, replaces_classic: bool = False,
     ) -> None:  # fmt: skip
         self.group_id = group_id
-        self.state = TrackedState(group_id, stored, is_new=is_new)
+        self.state = TrackedState(group_id, stored, is_new=is_new, replaces_classic=replaces_classic)
         self._limits = limits
         self._subscriptions = Subscriptions(self.state, topics)
         self._is_changed = self.state.is_reset or (is_new and bool(stored.members))

@@ -69,16 +69,25 @@ class ConsumerGroups:
 
     # -- changes
 
-    def find_or_create(self, group_id: str, now: Instant) -> GroupTurns:
+    def find_or_create(self, group_id: str, now: Instant, *, replaces_classic: bool = False) -> GroupTurns:
+        """Return the live group. ``replaces_classic``: a group of the classic protocol has just ended, if it is not live."""
         turns = self._live.get(group_id)
         if turns is None:
             stored = self._store.consumer_groups.get(group_id)
-            turns = self.start(self.new_group(group_id, stored or ConsumerGroupState(), now, is_new=stored is None))
+            turns = self.start(
+                self.new_group(
+                    group_id, stored or ConsumerGroupState(), now, is_new=stored is None, replaces_classic=replaces_classic
+                )
+            )
         return turns
 
-    def new_group(self, group_id: str, state: ConsumerGroupState, now: Instant, *, is_new: bool) -> ConsumerGroup:
-        """Return a group that is not started yet. ``is_new``: the state is not stored."""
-        return ConsumerGroup(group_id, state, self.limits, self.topics, now, is_new=is_new)
+    def new_group(
+        self, group_id: str, state: ConsumerGroupState, now: Instant, *, is_new: bool, replaces_classic: bool = False
+    ) -> ConsumerGroup:
+        """Return a group that is not started yet; see ``TrackedState`` for the flags."""
+        return ConsumerGroup(
+            group_id, state, self.limits, self.topics, now, is_new=is_new, replaces_classic=replaces_classic
+        )  # fmt: skip
 
     def start(self, group: ConsumerGroup) -> GroupTurns:
         group_id = group.group_id
@@ -87,7 +96,10 @@ class ConsumerGroups:
             stored = self._store.consumer_groups.get(group_id)
             if stored is None and group_id in self._store.images:
                 return None
-            return self.new_group(group_id, stored or ConsumerGroupState(), at, is_new=stored is None)
+            # The write that failed may be the one that was to remove a classic group.
+            return self.new_group(
+                group_id, stored or ConsumerGroupState(), at, is_new=stored is None, replaces_classic=True
+            )  # fmt: skip
 
         turns = self._live[group_id] = GroupTurns(group, rebuild, self.limits)
         return turns

@@ -55,16 +55,21 @@ class ClassicMembers:
 
 
 class TrackedState:
-    """All changes of a group go through its methods. ``is_new``: nothing of the group is stored in this protocol."""
+    """All changes of a group go through its methods. ``is_new``: nothing of the group is stored in this protocol.
 
-    def __init__(self, group_id: str, stored: ConsumerGroupState, *, is_new: bool = False) -> None:
+    ``replaces_classic``: a group of the classic protocol may be stored, or its record may be on its way to the log.
+    """
+
+    def __init__(
+        self, group_id: str, stored: ConsumerGroupState, *, is_new: bool = False, replaces_classic: bool = False
+    ) -> None:
         self.group_id = group_id
         self._state = stored.copy()
         self._owners: dict[Partition, str] = {}
         self.instances: dict[str, str] = {}
         """Member ids by group instance id."""
         self.classic = ClassicMembers()
-        self._is_new = is_new
+        self._removes_classic = is_new or replaces_classic
         self._changed: dict[ConsumerKey, None] = {}
         if is_new and stored.members:
             self._changed = dict.fromkeys(keys_of(group_id, stored))
@@ -202,9 +207,8 @@ class TrackedState:
         """Return the records of all changes since the last call."""
         changed, self._changed = self._changed, {}
         records = [CoordinatorRecord(encode_key(key), encode_value(key, self._state)) for key in changed]
-        if self._is_new and records:
-            self._is_new = False
-            # Even if no classic group is stored: the record of one may be on its way to the log.
+        if self._removes_classic and records:
+            self._removes_classic = False
             records.insert(0, CoordinatorRecord(encode_group_key(self.group_id), None))
         return records
 
