@@ -31,6 +31,7 @@ def serve(configuration: Configuration, name: str, start: Start) -> None:
     from stratalog.roles.runtime import run
 
     log_file = configuration.section(NodeSettings, "node").log_file
+    configuration.check_tables()
     try:
         run(configuration, name, start)
     except StratalogError as failure:

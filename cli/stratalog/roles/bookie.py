@@ -19,7 +19,7 @@ async def start(node: Node) -> str:
     """Start the bookie and register it. Returns the address it listens on."""
     take_turns(node.settings.turn_us)
     settings = node.configuration.section(BookieSettings, "bookie")
-    disks = await _disks(node, settings)
+    disks = await lock_disks(node, settings)
     await node.serve_http()
     server = BookieServer(
         settings,
@@ -37,7 +37,7 @@ async def start(node: Node) -> str:
     return server.address
 
 
-async def _disks(node: Node, settings: BookieSettings) -> list[Files]:
+async def lock_disks(node: Node, settings: BookieSettings) -> list[Files]:
     """Return the disks, locked. Raises ``Conflict``.
 
     One that cannot be created or hangs is missing, which the bookie may survive. While all of them hang, this waits.

@@ -10,9 +10,11 @@ import random
 import signal
 import sys
 import threading
+import tomllib
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
 from enum import Enum
 from functools import partial
 from pathlib import Path
@@ -37,6 +39,8 @@ from stratalog_metadata.client.quorum_client import QuorumClient
 from stratalog_tiering.store import STORE_THREADS, ObjectStore, check_store_url, open_store
 
 Settings = TypeVar("Settings")
+TABLES: Final = ("node", "metadata", "bookie", "ledgers", "broker", "cold", "tiering", HTTP_SECTION)
+"""Tables of a configuration file. Several roles may share a file, and each reads its own tables."""
 _WATCH_INTERVAL_S: Final = 1.0
 LOCK_TIMEOUT_S: Final = 3.0
 """A killed process holds its locks until its last thread has left the kernel, which a disk write can delay."""
@@ -55,6 +59,16 @@ class Configuration:
     def section(self, cls: type[Settings], section: str) -> Settings:
         """Load one section. Raises ``Invalid`` that names source, field, limit and remedy."""
         return load(cls, section=section, file=self.file, environ=os.environ, overrides=self.overrides.get(section))
+
+    def check_tables(self) -> None:
+        """Raise ``Invalid`` if the file, which ``section`` has read, has a table or a setting that no process reads."""
+        if self.file is None:
+            return
+        for name in tomllib.loads(self.file.read_text()):
+            if name not in TABLES:
+                near = get_close_matches(name, TABLES, 1)
+                remedy = f"did you mean [{near[0]}]?" if near else f"settings are in the tables [{'], ['.join(TABLES)}]"
+                raise Invalid(f"{self.file}: unknown table {name!r}; {remedy}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

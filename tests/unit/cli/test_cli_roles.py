@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from stratalog.exit_codes import ExitCode
+from stratalog.reference.settings import SECTIONS
+from stratalog.roles.runtime import TABLES
 
 
 def _config(directory: Path, text: str) -> Path:
@@ -54,6 +56,8 @@ def test_logs_go_to_the_file_that_is_named(tmp_path: Path) -> None:
         ("metadata", '[metadata]\ndata_dir = "d"\nnode_id = 0\n', "minimum is 1"),
         ("bookie", '[bookie]\nbookie_id = "b"\ndata_dirs = ["d"]\n', "list the metadata nodes"),
         ("broker", "[node", "is not valid TOML"),
+        ("broker", "[brokr]\nbroker_id = 1\n", "unknown table 'brokr'; did you mean [broker]?"),
+        ("up", "listen = '127.0.0.1:9092'\n", "unknown table 'listen'; settings are in the tables [node], [metadata]"),
         ("up", "[bookie]\njournal = 5\n", "unknown setting 'journal'"),
         ("up", '[node]\nlog_file = "log"\n[bookie]\njournal = 5\n', "unknown setting 'journal'"),
     ],
@@ -64,3 +68,7 @@ def test_wrong_configuration_is_2_and_named_once(tmp_path: Path, role: str, text
     assert process.returncode == ExitCode.USAGE
     assert errors.count(complaint) == 1
     assert "Traceback" not in errors
+
+
+def test_every_table_of_the_reference_is_known() -> None:
+    assert tuple(name for name, _ in SECTIONS) == TABLES

@@ -77,3 +77,13 @@ def test_a_topic_that_cannot_be_deleted_is_named() -> None:
     missing.set_exception(NotFound("Broker: Unknown topic or partition"))
     with pytest.raises(NotFound, match="no topic 'evnts': see `stratalog topic list`"):
         delete_named(lambda names: dict.fromkeys(names, missing), ["evnts"])
+
+
+def test_topics_that_were_deleted_before_a_failure_are_named() -> None:
+    missing: Future[None] = Future()
+    missing.set_exception(NotFound("Broker: Unknown topic or partition"))
+    deleted: Future[None] = Future()
+    deleted.set_result(None)
+    with pytest.raises(NotFound) as failure:
+        delete_named(lambda names: {"evnts": missing, "orders": deleted}, ["evnts", "orders"])
+    assert failure.value.message == "no topic 'evnts': see `stratalog topic list`; deleted orders"
