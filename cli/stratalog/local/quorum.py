@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import tomllib
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from stratalog.local.launcher import LocalCluster
 from stratalog.local.plan import to_toml
 from stratalog.local.ports import free_ports
 from stratalog.local.state import ClusterState, ProcessState, replace_file, save_state
-from stratalog_core.errors import Invalid
+from stratalog_core.errors import Invalid, NotFound
 
 ROLE = "metadata"
 
@@ -38,12 +39,16 @@ def add_metadata(local: LocalCluster, *, timeout_s: float) -> str:
 
 
 def remove_metadata(local: LocalCluster, name: str, *, timeout_s: float) -> None:
-    """Remove the node from the quorum and from ``cluster.json``, and stop it. Its directory stays."""
+    """Remove the node from the quorum and from ``cluster.json``, and stop it. Its directory stays.
+
+    The quorum may not have it: because its addition failed, or because it was removed by `stratalog metadata remove`.
+    """
     state = local.state
     process = state.process(name)
     if process.role != ROLE:
         raise Invalid(f"{name} is not a metadata node: stop it with `stratalog cluster stop {name}`")
-    asyncio.run(_remove(_addresses(state), _number(process), timeout_s))
+    with suppress(NotFound):
+        asyncio.run(_remove(_addresses(state), _number(process), timeout_s))
     local.stop([name])
     remaining = tuple(other for other in local.state.processes if other.name != name)
     _save(local, msgspec.structs.replace(local.state, processes=remaining))
