@@ -16,7 +16,7 @@ from typing import Final
 from uuid import UUID
 
 from stratalog_core.bounded_map import bounded_map
-from stratalog_core.errors import NoSuchObject
+from stratalog_core.errors import Conflict, NoSuchObject
 from stratalog_core.moments import utc_text
 from stratalog_metadata.client.topic_defaults import topic_defaults
 from stratalog_metadata.client.topic_deletion import finish_deletion, is_finished
@@ -200,16 +200,21 @@ async def _replace_earlier_marker(
 
     The earlier one is still in the bucket if the topic was restored and deleted again before a worker removed it, or if it was
     written so late that it came after its removal. Returns the marker of this deletion if that was found; None: read it.
+    Raises ``Conflict`` if this deletion has been undone: the restore is over only when a worker has removed the marker.
     """
+    is_deleted = VersionIs(key=deleted.key(), version=version)
     restored = ports.metadata.view.get(restored_topic_key(deleted.topic_id))
     if restored is None:
         found = None if deleted.is_final else await _find_marker(ports.store, deleted.topic_id)
         if found is None or found.deletion_version == version:
             return found
+    stored = ports.metadata.view.get(deleted.key())
+    if stored is None or stored.version != version:
+        raise Conflict(f"topic {deleted.name} was restored meanwhile")
     marker = deletion_marker(deleted, ports.clock.wall_ms(), ports.cluster_id, version)
     await ports.store.put(deletion_marker_key(deleted.topic_id), [encode_descriptor(marker)], if_absent=False)
     if restored is not None:
-        requirements = (*guards, VersionIs(key=restored.record.key(), version=restored.version))
+        requirements = (*guards, is_deleted, VersionIs(key=restored.record.key(), version=restored.version))
         await ports.metadata.propose(Command(updates=(Delete(key=restored.record.key()),), requirements=requirements))
     return None
 

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 from unit.tiering.worker.test_worker import Batches, Cluster, files_in
 
-from stratalog_core.errors import Unavailable
+from stratalog_core.errors import Conflict, Unavailable
 from stratalog_core.system import SystemClock
 from stratalog_metadata.client import topic_deletion
 from stratalog_metadata.client.topic_deletion import delete_topic, restore_topic
@@ -324,6 +324,23 @@ async def test_a_turn_of_a_deletion_reads_the_marker_once(cluster: Cluster) -> N
         assert due_ms is not None
         assert due_ms > SystemClock().wall_ms()
         assert turns.reads_of_the_marker() == len(turns.cluster.store.calls) == 1
+
+
+async def test_a_turn_that_began_before_the_restore_neither_hides_the_topic_nor_ends_the_restore(
+    cluster: Cluster, make_batches: Batches, store_directory: Path
+) -> None:
+    """The topic is restored while the worker asks who owns the bucket: its marker is still in the bucket, or not yet."""
+    worker = await hide_cold_topic(cluster, make_batches(0, [3]), store_directory)
+    await worker.close()
+    turns, view, topic_id = Turns(cluster), cluster.metadata.view, cluster.topic.topic_id
+    stored = view.get(deleted_topic_key(topic_id))
+    await turns.ports.bucket.ensure()
+    await restore(cluster, cluster.topic.name)
+    await cluster.store.delete([deletion_marker_key(topic_id)])
+    with pytest.raises(Conflict, match="restored"):
+        await collect_deleted_topic(turns.ports, stored.record, stored.version, ())
+    assert await names(cluster.store) == [cluster.topic.name]
+    assert view.get(restored_topic_key(topic_id)) is not None
 
 
 async def final_topic_with_history(cluster: Cluster, directory: Path, partitions: int, configs: dict[str, str]) -> int:
