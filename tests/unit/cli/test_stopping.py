@@ -12,7 +12,7 @@ import pytest
 from stratalog.exit_codes import ExitCode
 
 _ROLE = """
-import sys, threading
+import os, sys, threading
 from pathlib import Path
 from stratalog.roles.runtime import Borders, Configuration, run
 from stratalog_core.system import SystemFiles
@@ -32,7 +32,7 @@ class HangingFiles(SystemFiles):
         hang()
 
 def hang():
-    print("hangs", flush=True)
+    os.write(1, b"hangs\\n")  # Two threads may print at once.
     threading.Event().wait()
 
 async def start(node):
