@@ -1,7 +1,8 @@
 """Copies what was committed of topics just before they were detached.
 
 Metadata no longer has such a topic. Its descriptor in the first bucket says that it was detached, and the newest commit marker
-of each partition names its last version, which nobody replaces.
+of each partition names its last version, which nobody replaces. A listing may not show them yet, or a write that got no answer
+may come later: a topic is looked at until a grace period after the first time.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from stratalog_core.errors import Corrupt, NoSuchObject, StratalogError
 from stratalog_tiering.cold.archive import Archive, is_hidden, newest_descriptor_key, read_topic
 from stratalog_tiering.copies.deletions import known_topics
 from stratalog_tiering.copies.replication import copy_committed, copy_descriptors
-from stratalog_tiering.copies.second import SecondCopy
+from stratalog_tiering.copies.second import WHOLE, SecondCopy
 from stratalog_tiering.format.object_keys import TOPICS_PREFIX, parse_topic_key
 from stratalog_tiering.offload.ports import WorkerPorts
 
@@ -41,8 +42,11 @@ async def copy_detached_topics(ports: WorkerPorts, second: SecondCopy) -> int:
 
 
 async def _copy_topic(ports: WorkerPorts, second: SecondCopy, topic_id: UUID) -> int:
+    now_ms, due_ms = ports.clock.wall_ms(), second.detached.get(topic_id)
+    if due_ms == WHOLE:
+        return 0
     key = await newest_descriptor_key(ports.store, topic_id)
-    if key is None or second.detached.get(topic_id) == key:
+    if key is None:
         return 0
     try:
         topic = await read_topic(ports.store, key)
@@ -56,5 +60,7 @@ async def _copy_topic(ports: WorkerPorts, second: SecondCopy, topic_id: UUID) ->
             pointer = await archive.pointer(topic, index)
             if pointer is not None:
                 copied += await copy_committed(ports, second, pointer, await ports.source.manifest(pointer))
-        second.detached.put(topic_id, key)
+        if due_ms is None:
+            due_ms = now_ms + second.grace_ms
+        second.detached.put(topic_id, WHOLE if now_ms >= due_ms else due_ms)
     return copied

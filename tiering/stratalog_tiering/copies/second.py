@@ -27,13 +27,15 @@ from stratalog_tiering.store import Locked, ObjectStore, delete_batches
 PARTITIONS_MAX: Final = 100_000
 """The number of partitions of which a worker remembers what is copied; for others it lists the second store again."""
 _DELETES_AT_ONCE: Final = 200
+WHOLE: Final = 0
+"""The second copy has all of a detached topic."""
 _log = logging.getLogger(__name__)
 
 
 class SecondCopy:
     """One worker's view of the second copy. ``known``: by pointer key, the manifest key of the newest version that it has.
 
-    ``detached``: the detached topics that it has whole, each with the key of its newest descriptor.
+    ``detached``: the detached topics, each with the wall time (ms) from which one more look is enough, or ``WHOLE``.
     """
 
     def __init__(self, store: ObjectStore, bucket: BucketOwnership, limits: CopyLimits, grace_ms: int) -> None:
@@ -45,7 +47,7 @@ class SecondCopy:
         self.locks = KnownLocks(store)
         self.counters = SecondCopyMetrics()
         self.known: LruCache[str, str] = LruCache(PARTITIONS_MAX)
-        self.detached: LruCache[UUID, str] = LruCache(PARTITIONS_MAX)
+        self.detached: LruCache[UUID, int] = LruCache(PARTITIONS_MAX)
         self._bucket = bucket
         self._has_owners = False
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +27,10 @@ from stratalog_metadata.records import DeletedTopic, deleted_topic_key
 from stratalog_tiering.attach.detachment import detach
 from stratalog_tiering.cold.archive import Archive, live_topics
 from stratalog_tiering.copies.deletions import apply_deletions
-from stratalog_tiering.format.object_keys import deletion_marker_key, owner_key, segment_key
+from stratalog_tiering.copies.detached import copy_detached_topics
+from stratalog_tiering.format.object_keys import deletion_marker_key, marker_key, owner_key, segment_key
 from stratalog_tiering.store import ObjectStore
+from stratalog_tiering.store.base import ObjectInfo
 from stratalog_tiering.worker import copying
 
 
@@ -58,6 +61,43 @@ async def test_what_was_committed_just_before_a_topic_was_detached_is_copied(
             await asyncio.sleep(0.02)
     assert await archive.topics() == await live_topics(cluster.store)
     assert await findings(second, cluster.background) == []
+
+
+async def test_a_detached_topic_is_copied_although_a_listing_does_not_show_its_last_version_at_first(
+    cluster: Cluster, make_batches: Batches, second: ObjectStore, second_directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    passes, put = list[int](), second.put
+
+    async def counted(*args: Any) -> int:
+        passes.append(await copy_detached_topics(*args))
+        return passes[-1]
+
+    monkeypatch.setattr(copying, "copy_detached_topics", counted)
+    worker = await cluster.start_worker(second=second, sweep_interval_ms=50, retry_ms_max=100)
+    await cluster.add_ledger(make_batches(0, [10]), 0)
+    await until(lambda: is_copied(cluster, second_directory))
+    with monkeypatch.context() as patched:
+        patched.setattr(second, "put", away)
+        await cluster.add_ledger(make_batches(10, [10]), 10)
+        await cluster.until(lambda: cluster.pointer().end_offset == 20 and not cluster.log().ledgers)
+        last = cluster.pointer()
+        await detach(cluster.metadata, cluster.store, SystemClock(), cluster.topic, 10)
+        await until(lambda: counters(worker).failures > 1)
+        listed = cluster.store.list
+
+        async def lagging(prefix: str) -> AsyncIterator[ObjectInfo]:
+            async for info in listed(prefix):
+                if info.key != marker_key(last.object_key):
+                    yield info
+
+        patched.setattr(cluster.store, "list", lagging)
+        patched.setattr(second, "put", put)
+        before = len(passes)
+        await until(lambda: len(passes) > before)
+    archive = Archive(second)
+    async with asyncio.timeout(60):
+        while await archive.pointer((await archive.topics())[0], 0) != last:  # noqa: ASYNC110 - stores tell nobody
+            await asyncio.sleep(0.02)
 
 
 async def test_the_grace_period_of_a_second_deletion_begins_with_it(
