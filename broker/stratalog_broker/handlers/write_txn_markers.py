@@ -18,7 +18,7 @@ from typing import Any, Final, NamedTuple
 from kio.schema.errors import ErrorCode
 
 from stratalog_broker.configs.settings import BrokerSettings
-from stratalog_broker.partitions.internal_appends import append_and_wait
+from stratalog_broker.partitions.internal_appends import append_now
 from stratalog_broker.partitions.ownership import Partitions
 from stratalog_broker.protocol.errors import produce_error_code_of
 from stratalog_broker.requests.access import Access, Operation, Resource
@@ -99,7 +99,7 @@ async def _write(partitions: Partitions, clock: Clock, topic: str, index: int, m
         return _REFUSALS[verdict]
     batch = build_marker(marker.kind, marker.producer_id, marker.producer_epoch, marker.coordinator_epoch, clock.wall_ms())
     try:
-        await append_and_wait(log, batch)
+        await append_now(log, batch)
     except StratalogError as failure:
         return produce_error_code_of(failure)
     return ErrorCode.none

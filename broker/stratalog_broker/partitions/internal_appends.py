@@ -10,11 +10,6 @@ from stratalog_core.batches.batch import read_header
 from stratalog_core.errors import NotLeader
 
 
-async def append_and_wait(log: PartitionLog, batch: bytearray) -> int:
-    """Append one batch and wait for the quorum; return its base offset. Raises as :func:`append_now`."""
-    return await append_now(log, batch)
-
-
 def append_now(log: PartitionLog, batch: bytearray) -> asyncio.Future[int]:
     """Append one batch and return the future of its base offset, which is set when the quorum has it.
 

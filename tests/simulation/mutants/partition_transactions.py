@@ -75,7 +75,7 @@ def markers_are_answered_before_the_quorum_has_them() -> None:
     async def append(log: PartitionLog, batch: bytearray) -> int:
         return log.append(memoryview(batch), read_header(batch), Acks.ALL, None)
 
-    _swap(write_txn_markers, "append_and_wait", append)
+    _swap(write_txn_markers, "append_now", append)
 
 
 def undecided_transactions_are_offloaded() -> None:

@@ -9,7 +9,7 @@ marker; until then the bucket shows the whole history.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from functools import partial
 
@@ -161,7 +161,7 @@ async def _find_cut(ports: CutPorts, source: ManifestSource, manifest: Manifest,
     while True:
         entry = await source.segment_at(manifest, offset)
         assert entry is not None, f"offset {offset} is in the history"
-        begin = await _state_before(source, manifest, entry, await opened.at(entry))
+        begin = await _state_before(source, entry, opened)
         end = entry.base_offset if begin.transactions == () else None
         if offset > entry.base_offset and not entry.is_compacted:
             end = await _last_end(ports, source, entry, begin, offset) or end
@@ -219,14 +219,13 @@ async def _write_part(
     return made, bytes(leaves)
 
 
-async def _state_before(source: ManifestSource, manifest: Manifest, entry: SegmentEntry, opened: Sequence[int]) -> Checkpoint:
-    """The state where the segment begins; ``opened``: the producers with an open transaction."""
-    footer = await source.footer(entry)
-    before = await source.segment_at(manifest, entry.base_offset - 1) if entry.base_offset > manifest.start_offset else None
+async def _state_before(source: ManifestSource, entry: SegmentEntry, opened: OpenTransactions) -> Checkpoint:
+    """The state where the segment begins."""
+    footer, before = await source.footer(entry), await opened.before(entry)
     return Checkpoint(
         offset=entry.base_offset,
         producers=await source.producers(before) if before is not None and footer.section(PRODUCERS) is not None else (),
-        transactions=tuple(OngoingTransaction(producer_id, entry.base_offset) for producer_id in opened),
+        transactions=tuple(OngoingTransaction(producer_id, entry.base_offset) for producer_id in await opened.at(entry)),
     )
 
 

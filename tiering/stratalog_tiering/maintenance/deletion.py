@@ -202,7 +202,6 @@ async def _replace_earlier_marker(
     written so late that it came after its removal. Returns the marker of this deletion if that was found; None: read it.
     Raises ``Conflict`` if this deletion has been undone: the restore is over only when a worker has removed the marker.
     """
-    is_deleted = VersionIs(key=deleted.key(), version=version)
     restored = ports.metadata.view.get(restored_topic_key(deleted.topic_id))
     if restored is None:
         found = None if deleted.is_final else await _find_marker(ports.store, deleted.topic_id)
@@ -210,10 +209,11 @@ async def _replace_earlier_marker(
             return found
     stored = ports.metadata.view.get(deleted.key())
     if stored is None or stored.version != version:
-        raise Conflict(f"topic {deleted.name} was restored meanwhile")
+        raise Conflict(f"topic {deleted.name!r} was restored meanwhile")
     marker = deletion_marker(deleted, ports.clock.wall_ms(), ports.cluster_id, version)
     await ports.store.put(deletion_marker_key(deleted.topic_id), [encode_descriptor(marker)], if_absent=False)
     if restored is not None:
+        is_deleted = VersionIs(key=deleted.key(), version=version)
         requirements = (*guards, is_deleted, VersionIs(key=restored.record.key(), version=restored.version))
         await ports.metadata.propose(Command(updates=(Delete(key=restored.record.key()),), requirements=requirements))
     return None

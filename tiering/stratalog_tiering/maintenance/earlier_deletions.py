@@ -1,8 +1,8 @@
 """Finds the topics that earlier owners of the bucket deleted, and has them collected like the cluster's own.
 
 Only a deletion marker of another cluster counts, of a topic that metadata does not have in any state, and none that was written
-late, after the topic had been restored and detached. A topic whose history
-went on after its marker was written is left to the operator: it may have been restored just before that cluster was lost.
+late, after the topic had been restored and detached. A topic whose history went on after its marker was written is left to the
+operator: it may have been restored just before that cluster was lost.
 """
 
 from __future__ import annotations

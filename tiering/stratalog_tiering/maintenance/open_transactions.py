@@ -60,7 +60,7 @@ class OpenTransactions:
 
         Raises ``Corrupt``, ``Unavailable``.
         """
-        before = await self._before(entry)
+        before = await self.before(entry)
         if before is None or is_restored_between(before.leader_epochs[-1].epoch, entry.leader_epochs[0].epoch):
             return []
         lasts: dict[int, int] = {}
@@ -87,12 +87,12 @@ class OpenTransactions:
                 if producer_id in found:
                     opened |= {producer_id} if found[producer_id] else set()
                     break
-                end, entry = entry.base_offset, await self._before(entry)
+                end, entry = entry.base_offset, await self.before(entry)
                 if entry is not None and all(each.producer_id != producer_id for each in await self._source.producers(entry)):
                     break
         return opened
 
-    async def _before(self, entry: SegmentEntry) -> SegmentEntry | None:
+    async def before(self, entry: SegmentEntry) -> SegmentEntry | None:
         """The segment before, if the history has one."""
         if entry.base_offset <= self._manifest.start_offset:
             return None

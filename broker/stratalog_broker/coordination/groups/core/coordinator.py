@@ -98,7 +98,7 @@ class GroupCoordinator:
                 state = upgraded(group_id, group, consumers.topic_id_of)
             except Invalid as refused:
                 raise HeartbeatRefused(ErrorCode.group_id_not_found, refused.message) from refused
-            started = consumers.new_group(group_id, state, now, is_new=True)
+            started = consumers.upgraded_group(group_id, state, now)
             started.check_joining(request)
             consumers.start(started)
         else:

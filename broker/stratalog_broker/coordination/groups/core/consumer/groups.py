@@ -73,33 +73,28 @@ class ConsumerGroups:
         """Return the live group. ``replaces_classic``: a group of the classic protocol has just ended, if it is not live."""
         turns = self._live.get(group_id)
         if turns is None:
-            stored = self._store.consumer_groups.get(group_id)
-            turns = self.start(
-                self.new_group(
-                    group_id, stored or ConsumerGroupState(), now, is_new=stored is None, replaces_classic=replaces_classic
-                )
-            )
+            turns = self.start(self._as_stored(group_id, now, replaces_classic=replaces_classic))
         return turns
 
-    def new_group(
-        self, group_id: str, state: ConsumerGroupState, now: Instant, *, is_new: bool, replaces_classic: bool = False
-    ) -> ConsumerGroup:
-        """Return a group that is not started yet; see ``TrackedState`` for the flags."""
+    def upgraded_group(self, group_id: str, state: ConsumerGroupState, now: Instant) -> ConsumerGroup:
+        """Return the group that replaces a classic one and begins with its members; it is not started yet."""
+        return ConsumerGroup(group_id, state, self.limits, self.topics, now, is_new=True)
+
+    def _as_stored(self, group_id: str, now: Instant, *, replaces_classic: bool) -> ConsumerGroup:
+        stored = self._store.consumer_groups.get(group_id)
         return ConsumerGroup(
-            group_id, state, self.limits, self.topics, now, is_new=is_new, replaces_classic=replaces_classic
+            group_id, stored or ConsumerGroupState(), self.limits, self.topics, now,
+            is_new=stored is None, replaces_classic=replaces_classic,
         )  # fmt: skip
 
     def start(self, group: ConsumerGroup) -> GroupTurns:
         group_id = group.group_id
 
         def rebuild(at: Instant) -> ConsumerGroup | None:
-            stored = self._store.consumer_groups.get(group_id)
-            if stored is None and group_id in self._store.images:
+            if group_id in self._store.images and group_id not in self._store.consumer_groups:
                 return None
             # The write that failed may be the one that was to remove a classic group.
-            return self.new_group(
-                group_id, stored or ConsumerGroupState(), at, is_new=stored is None, replaces_classic=True
-            )  # fmt: skip
+            return self._as_stored(group_id, at, replaces_classic=True)
 
         turns = self._live[group_id] = GroupTurns(group, rebuild, self.limits)
         return turns
