@@ -23,7 +23,7 @@ from unit.tiering.worker.test_worker import Batches, Cluster
 
 from stratalog_core.errors import Unavailable
 from stratalog_core.system import SystemClock
-from stratalog_metadata.records import DeletedTopic, deleted_topic_key
+from stratalog_metadata.records import DeletedTopic, ManifestPointer, deleted_topic_key
 from stratalog_tiering.attach.detachment import detach
 from stratalog_tiering.cold.archive import Archive, live_topics
 from stratalog_tiering.copies.deletions import apply_deletions
@@ -42,6 +42,23 @@ def is_forgotten(cluster: Cluster) -> bool:
     return cluster.metadata.view.find(DeletedTopic, deleted_topic_key(cluster.topic.topic_id)) is None
 
 
+async def detach_after_another_version(cluster: Cluster, make_batches: Batches) -> ManifestPointer:
+    """Commit offsets 10 to 20 and detach the topic; return its last version."""
+    await cluster.add_ledger(make_batches(10, [10]), 10)
+    await cluster.until(lambda: cluster.pointer().end_offset == 20 and not cluster.log().ledgers)
+    last: ManifestPointer = cluster.pointer()
+    await detach(cluster.metadata, cluster.store, SystemClock(), cluster.topic, 10)
+    return last
+
+
+async def until_last_version(second: ObjectStore, last: ManifestPointer) -> None:
+    """Wait until ``last`` is the only topic's newest version in the second copy."""
+    archive = Archive(second)
+    async with asyncio.timeout(60):
+        while await archive.pointer((await archive.topics())[0], 0) != last:  # noqa: ASYNC110 - stores tell nobody
+            await asyncio.sleep(0.02)
+
+
 async def test_what_was_committed_just_before_a_topic_was_detached_is_copied(
     cluster: Cluster, make_batches: Batches, second: ObjectStore, second_directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -50,16 +67,10 @@ async def test_what_was_committed_just_before_a_topic_was_detached_is_copied(
     await until(lambda: is_copied(cluster, second_directory))
     with monkeypatch.context() as patched:
         patched.setattr(second, "put", away)
-        await cluster.add_ledger(make_batches(10, [10]), 10)
-        await cluster.until(lambda: cluster.pointer().end_offset == 20 and not cluster.log().ledgers)
-        last = cluster.pointer()
-        await detach(cluster.metadata, cluster.store, SystemClock(), cluster.topic, 10)
+        last = await detach_after_another_version(cluster, make_batches)
         await until(lambda: counters(worker).failures > 1)
-    archive = Archive(second)
-    async with asyncio.timeout(60):
-        while await archive.pointer((await archive.topics())[0], 0) != last:  # noqa: ASYNC110 - stores tell nobody
-            await asyncio.sleep(0.02)
-    assert await archive.topics() == await live_topics(cluster.store)
+    await until_last_version(second, last)
+    assert await Archive(second).topics() == await live_topics(cluster.store)
     assert await findings(second, cluster.background) == []
 
 
@@ -78,10 +89,7 @@ async def test_a_detached_topic_is_copied_although_a_listing_does_not_show_its_l
     await until(lambda: is_copied(cluster, second_directory))
     with monkeypatch.context() as patched:
         patched.setattr(second, "put", away)
-        await cluster.add_ledger(make_batches(10, [10]), 10)
-        await cluster.until(lambda: cluster.pointer().end_offset == 20 and not cluster.log().ledgers)
-        last = cluster.pointer()
-        await detach(cluster.metadata, cluster.store, SystemClock(), cluster.topic, 10)
+        last = await detach_after_another_version(cluster, make_batches)
         await until(lambda: counters(worker).failures > 1)
         listed = cluster.store.list
 
@@ -94,10 +102,7 @@ async def test_a_detached_topic_is_copied_although_a_listing_does_not_show_its_l
         patched.setattr(second, "put", put)
         before = len(passes)
         await until(lambda: len(passes) > before)
-    archive = Archive(second)
-    async with asyncio.timeout(60):
-        while await archive.pointer((await archive.topics())[0], 0) != last:  # noqa: ASYNC110 - stores tell nobody
-            await asyncio.sleep(0.02)
+    await until_last_version(second, last)
 
 
 async def test_the_grace_period_of_a_second_deletion_begins_with_it(

@@ -41,6 +41,12 @@ async def delete(cluster: MiniCluster) -> None:
     await cluster.refresh()
 
 
+async def end(producer: Producer, *, committed: bool) -> None:
+    """Decide the producer's transaction, and return when it is complete."""
+    assert (await producer.send(END, 3, committed=committed)).error_code is E.none
+    await until_complete(producer, "CompleteCommit" if committed else "CompleteAbort")
+
+
 async def until_complete(producer: Producer, state: str = "CompleteCommit") -> None:
     async with asyncio.timeout(PATIENCE_S):
         while (await producer.describe()).transaction_state != state:  # noqa: ASYNC110
@@ -54,8 +60,7 @@ async def test_a_transaction_ends_though_its_topic_came_back_with_fewer_partitio
     assert await producer.add(0, 2) == [E.none, E.none]
     await delete(mini_cluster)
     await create(mini_cluster, 1)
-    assert (await producer.send(END, 3, committed=True)).error_code is E.none
-    await until_complete(producer)
+    await end(producer, committed=True)
     assert await producer.init() is E.none
 
 
@@ -63,6 +68,15 @@ async def write(cluster: MiniCluster, producer: Producer, *values: bytes, sequen
     """Write to the topic's first partition in the producer's transaction, to which that is added."""
     assert await producer.add(0) == [E.none]
     return await append(cluster, TOPIC, transactional(producer.producer_id, sequence, *values, epoch=producer.epoch))
+
+
+async def written_in_transaction(cluster: MiniCluster, value: bytes) -> Producer:
+    """Create the topic with one partition, and write to it; return the producer, whose transaction is open."""
+    await create(cluster, 1)
+    producer = Producer(cluster)
+    assert await producer.init() is E.none
+    await write(cluster, producer, value)
+    return producer
 
 
 async def restore(cluster: MiniCluster, wanted: str, new_name: str | None = None) -> Topic:
@@ -102,8 +116,7 @@ async def test_a_transaction_that_ended_while_its_topic_was_deleted_is_ended_whe
     await delete(mini_cluster)
     if is_replaced:
         await create(mini_cluster, 1)
-    assert (await producer.send(END, 3, committed=commit)).error_code is E.none
-    await until_complete(producer, "CompleteCommit" if commit else "CompleteAbort")
+    await end(producer, committed=commit)
     await mini_cluster.refresh()
     assert [(each.index, each.is_commit) for each in deferred(mini_cluster)] == [(0, commit), (1, commit)]
     assert await producer.init() is E.none, "the transactional id does not wait for the topic"
@@ -113,16 +126,12 @@ async def test_a_transaction_that_ended_while_its_topic_was_deleted_is_ended_whe
 
 
 async def test_a_transaction_ends_in_a_topic_that_came_back_under_another_name(mini_cluster: MiniCluster) -> None:
-    await create(mini_cluster, 1)
-    producer = Producer(mini_cluster)
-    assert await producer.init() is E.none
-    await write(mini_cluster, producer, b"old")
+    producer = await written_in_transaction(mini_cluster, b"old")
     await delete(mini_cluster)
     await create(mini_cluster, 1)
     await write(mini_cluster, producer, b"new")
     await restore(mini_cluster, TOPIC, "events-old")
-    assert (await producer.send(END, 3, committed=True)).error_code is E.none
-    await until_complete(producer)
+    await end(producer, committed=True)
     await require_stable(mini_cluster, "events-old", [b"old"])
     await require_stable(mini_cluster, TOPIC, [b"new"])
 
@@ -150,8 +159,7 @@ async def test_a_deferred_marker_ends_no_later_transaction_of_its_producer(tmp_p
 
         await write_at_owner(b"1", 0)
         await delete(cluster)
-        assert (await producer.send(END, 3, committed=False)).error_code is E.none
-        await until_complete(producer, "CompleteAbort")
+        await end(producer, committed=False)
         await cluster.refresh()
         (marker,) = deferred(cluster)
         await undelete(cluster.metadata, TOPIC)
@@ -164,41 +172,31 @@ async def test_a_deferred_marker_ends_no_later_transaction_of_its_producer(tmp_p
         await cluster.brokers.pop(owned.owner).stop()
         await until_served(cluster.broker, topic.topic_id)
         await until(cluster.metadata, lambda: not deferred(cluster), WAIT_S)
-        assert (await producer.send(END, 3, committed=True)).error_code is E.none
-        await until_complete(producer)
+        await end(producer, committed=True)
         await require_stable(cluster, TOPIC, [b"2"])
 
 
 async def test_the_first_outcome_in_a_deletion_stays(mini_cluster: MiniCluster) -> None:
     """A transaction that a coordinator with an old view begins after it has nothing in the partition."""
-    await create(mini_cluster, 1)
-    producer = Producer(mini_cluster)
-    assert await producer.init() is E.none
-    await write(mini_cluster, producer, b"1")
+    producer = await written_in_transaction(mini_cluster, b"1")
     topic = mini_cluster.metadata.view.find(Topic, topic_key(TOPIC))
     assert topic is not None
     await delete(mini_cluster)
-    assert (await producer.send(END, 3, committed=True)).error_code is E.none
-    await until_complete(producer)
+    await end(producer, committed=True)
     assert mini_cluster.broker.transactions is not None
     application = mini_cluster.broker.transactions.coordinator_of("copier")
     added = frozenset(((TOPIC, 0),)), frozenset(((TOPIC, topic.topic_id),))
     of_producer = ProducerEpoch(producer.producer_id, producer.epoch)
     assert await application.add_partitions("copier", of_producer, *added, 0) is E.none
-    assert (await producer.send(END, 3, committed=False)).error_code is E.none
-    await until_complete(producer, "CompleteAbort")
+    await end(producer, committed=False)
     await restore(mini_cluster, TOPIC)
     await require_stable(mini_cluster, TOPIC, [b"1"])
 
 
 async def test_a_final_deletion_ends_the_wait_for_a_restore(mini_cluster: MiniCluster) -> None:
-    await create(mini_cluster, 1)
-    producer = Producer(mini_cluster)
-    assert await producer.init() is E.none
-    await write(mini_cluster, producer, b"1")
+    producer = await written_in_transaction(mini_cluster, b"1")
     await delete(mini_cluster)
-    assert (await producer.send(END, 3, committed=True)).error_code is E.none
-    await until_complete(producer)
+    await end(producer, committed=True)
     await mini_cluster.refresh()
     assert len(deferred(mini_cluster)) == 1
     await delete_for_good(mini_cluster.metadata, deleted_topic(mini_cluster.metadata.view, TOPIC).topic_id)
@@ -206,15 +204,11 @@ async def test_a_final_deletion_ends_the_wait_for_a_restore(mini_cluster: MiniCl
 
 
 async def test_a_transaction_ends_though_its_topic_was_deleted_for_good(mini_cluster: MiniCluster) -> None:
-    await create(mini_cluster, 1)
-    producer = Producer(mini_cluster)
-    assert await producer.init() is E.none
-    await write(mini_cluster, producer, b"1")
+    producer = await written_in_transaction(mini_cluster, b"1")
     await delete(mini_cluster)
     (topic,) = mini_cluster.metadata.view.all(DeletedTopic)
     await delete_for_good(mini_cluster.metadata, topic.topic_id)
-    assert (await producer.send(END, 3, committed=True)).error_code is E.none
-    await until_complete(producer)
+    await end(producer, committed=True)
     await mini_cluster.refresh()
     assert deferred(mini_cluster) == []
 
@@ -223,10 +217,7 @@ async def test_a_transaction_waits_if_too_many_markers_are_deferred(
     mini_cluster: MiniCluster, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(deferral, "DEFERRED_MAX", 0)
-    await create(mini_cluster, 1)
-    producer = Producer(mini_cluster)
-    assert await producer.init() is E.none
-    await write(mini_cluster, producer, b"1")
+    producer = await written_in_transaction(mini_cluster, b"1")
     await delete(mini_cluster)
     assert (await producer.send(END, 3, committed=True)).error_code is E.none
     async with asyncio.timeout(PATIENCE_S):
