@@ -56,6 +56,9 @@ class LedgersOfProcess:
     async def read_headers(self, ledger: Ledger, first: int, last: int) -> Sequence[EntryHead]:
         return [EntryHead(entry.entry_id, bytes(entry.payload)) for entry in await self.read(ledger, first, last, 0)]
 
+    async def read_lac(self, ledger: Ledger) -> int:
+        return ledger.last_entry
+
     async def delete(self, ledger_ids: Sequence[int]) -> None:
         pass
 

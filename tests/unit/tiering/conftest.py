@@ -249,6 +249,9 @@ class MemoryLedgers:
         stored = self.entries[ledger.ledger_id][first : last + 1]
         return [EntryHead(number, len(entry), entry[:61]) for number, entry in enumerate(stored, first)]
 
+    async def read_lac(self, ledger: Ledger) -> int:
+        return len(self.entries[ledger.ledger_id]) - 1
+
     async def delete(self, ledger_ids: Sequence[int]) -> None:
         self.deleted.extend(ledger_ids)
 

@@ -138,6 +138,11 @@ def is_sealed(ledger: Ledger) -> bool:
     return ledger.state is LedgerState.CLOSED
 
 
+def has_records(ledger: Ledger) -> bool:
+    """Whether a sealed ledger has records, and so the partition's state, which an owner writes before them."""
+    return is_sealed(ledger) and ledger.end_offset > ledger.base_offset
+
+
 def is_cold(state: PartitionSnapshot, ledger: Ledger) -> bool:
     """Whether the committed manifest covers the whole sealed ledger, or covered it before retention removed the segment."""
     return state.pointer is not None and is_sealed(ledger) and ledger.end_offset <= state.pointer.end_offset

@@ -8,9 +8,9 @@ expires, and nothing that is locked. No I/O: ``maintenance/retention.py`` and ``
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
-from stratalog_tiering.core.partition import PartitionSnapshot, StoredLedger, is_sealed
+from stratalog_tiering.core.partition import PartitionSnapshot, StoredLedger, has_records, is_sealed
 from stratalog_tiering.core.policy import UNLIMITED, TierPolicy
 from stratalog_tiering.format.manifest import Manifest, Reason, SegmentEntry
 
@@ -86,6 +86,16 @@ def expired_ledgers(
         older_has_expired = True
         expired.append(stored)
     return tuple(expired)
+
+
+def before_the_newest_records(expired: Sequence[StoredLedger]) -> tuple[StoredLedger, ...]:
+    """The part of ``expired`` that may go although no later ledger holds the partition's state.
+
+    Every ledger begins with the state of producers, transactions and leader epochs, and the next owner starts from the newest
+    one. A ledger whose owner crashed may lack it; one with records has it. The newest one with records therefore stays.
+    """
+    with_records = [place for place, stored in enumerate(expired) if has_records(stored.ledger)]
+    return tuple(expired[: with_records[-1]]) if with_records else ()
 
 
 def _history_has_expired(state: PartitionSnapshot, cutoff_ms: int) -> bool:

@@ -2,7 +2,8 @@
 
 Then nothing becomes cold, and the bookies would fill up without bound. A sealed ledger is removed only if every record in it,
 and every older one, is past the topic's own retention (``core/retention.py``); nothing younger is removed. The log's start
-moves to the end of the removed ledgers in the same command. See ADR 90 and ADR 122.
+moves to the end of the removed ledgers in the same command. A later ledger must hold the partition's state, from which the next
+owner starts; until one does, the newest ledger with records stays. See ADR 90 and ADR 122.
 """
 
 from __future__ import annotations
@@ -15,9 +16,9 @@ from stratalog_core.batches.batch import read_header
 from stratalog_core.batches.checkpoint import is_checkpoint
 from stratalog_metadata.records import Ledger
 from stratalog_tiering.core.commands import Guards
-from stratalog_tiering.core.partition import PartitionSnapshot, StoredLedger, is_sealed
+from stratalog_tiering.core.partition import PartitionSnapshot, StoredLedger, has_records, is_sealed
 from stratalog_tiering.core.policy import UNLIMITED, TierPolicy
-from stratalog_tiering.core.retention import expired_ledgers
+from stratalog_tiering.core.retention import before_the_newest_records, expired_ledgers
 from stratalog_tiering.offload.offloading import drop
 from stratalog_tiering.offload.ports import WorkerPorts
 
@@ -38,6 +39,8 @@ class HotExpiry:
         if policy.retention_ms != UNLIMITED:
             await self._read_times(ports, state, now_ms - policy.retention_ms)
         expired = expired_ledgers(state, policy, self._newest_ms, now_ms)
+        if expired and not await _hold_state(ports, state.ledgers[len(expired) :]):
+            expired = before_the_newest_records(expired)
         if expired:
             await drop(ports, state, expired, guards, expired[-1].ledger.end_offset)
         return expired
@@ -60,6 +63,18 @@ class HotExpiry:
                 self._newest_ms[ledger.ledger_id] = await _newest_record_ms(ports, ledger)
             if self._newest_ms[ledger.ledger_id] >= cutoff_ms:
                 return
+
+
+async def _hold_state(ports: WorkerPorts, ledgers: Sequence[StoredLedger]) -> bool:
+    """Whether one of the partition's newest ledgers is known to hold its state: it has records, if it is open confirmed ones."""
+    if any(has_records(stored.ledger) for stored in ledgers):
+        return True
+    newest = ledgers[-1].ledger
+    if is_sealed(newest):
+        return False
+    lac = await ports.ledgers.read_lac(newest)
+    heads = await ports.ledgers.read_headers(newest, lac, lac) if lac >= 0 else ()
+    return any(not is_checkpoint(entry.head) for entry in heads)
 
 
 async def _newest_record_ms(ports: WorkerPorts, ledger: Ledger) -> int:

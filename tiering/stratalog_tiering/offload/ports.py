@@ -35,7 +35,7 @@ class EntryHead(Protocol):
 
 
 class LedgerSource(Protocol):
-    """Reads sealed ledgers, and tells the bookies which ledgers were deleted."""
+    """Reads confirmed entries of ledgers, and tells the bookies which ledgers were deleted."""
 
     async def read(self, ledger: Ledger, first: int, last: int, max_bytes: int) -> Sequence[SourceEntry]:
         """Entries from ``first`` on, at least one and none after ``last``, with matching checksums.
@@ -46,6 +46,10 @@ class LedgerSource(Protocol):
 
     async def read_headers(self, ledger: Ledger, first: int, last: int) -> Sequence[EntryHead]:
         """The first bytes of every entry from ``first`` to ``last``, enough for a batch header. Raises as ``read`` does."""
+        ...
+
+    async def read_lac(self, ledger: Ledger) -> int:
+        """The last entry of an open ledger that is known to be confirmed, -1 without any. Raises ``Unavailable``."""
         ...
 
     async def delete(self, ledger_ids: Sequence[int]) -> None:

@@ -67,6 +67,9 @@ class Ledgers:
     async def read_headers(self, ledger: Ledger, first: int, last: int) -> list[EntryHead]:
         raise AssertionError("the store is never away here")
 
+    async def read_lac(self, ledger: Ledger) -> int:
+        raise AssertionError("the store is never away here")
+
     async def delete(self, ledger_ids: Sequence[int]) -> None:
         for ledger_id in ledger_ids:
             self.entries.pop(ledger_id, None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import Any
 
@@ -94,6 +95,33 @@ async def test_while_nothing_is_copied_only_the_topics_own_retention_removes_rec
     await set_configs(cluster, {"retention.ms": "-1"})
     await until_copied(cluster, 0, 15)
     assert (cluster.pointer().start_offset, cluster.log().log_start_offset) == (6, 6)
+
+
+NOT_COPIED = {"retention.ms": "100", "remote.storage.enable": "false"}
+
+
+async def test_records_expire_only_once_a_later_ledger_has_some(cluster: Cluster, make_batches: Batches) -> None:
+    """The last ledger of an owner that crashed is empty, and lacks the state of producers; the one before must still have it."""
+    await set_configs(cluster, NOT_COPIED)
+    first, second = [await cluster.add_ledger(make_batches(base, [3]), base) for base in (0, 3)]
+    empty = await cluster.add_ledger([], 6)
+    await cluster.start_worker(retention_interval_ms=20)
+    await cluster.until(lambda: set(cluster.ledgers.deleted) == {first.ledger_id})
+    await asyncio.sleep(0.3)
+    assert [ref.ledger_id for ref in cluster.log().ledgers] == [second.ledger_id, empty.ledger_id]
+    await cluster.add_ledger(make_batches(6, [3]), 6)
+    await cluster.until(lambda: cluster.log().log_start_offset == 6)
+
+
+async def test_records_expire_only_once_the_open_ledger_has_confirmed_ones(cluster: Cluster, make_batches: Batches) -> None:
+    await set_configs(cluster, NOT_COPIED)
+    sealed = await cluster.add_ledger(make_batches(0, [3]), 0)
+    opened = await cluster.add_ledger([], 3, closed=False)
+    await cluster.start_worker(retention_interval_ms=20)
+    await asyncio.sleep(0.4)
+    assert [ref.ledger_id for ref in cluster.log().ledgers] == [sealed.ledger_id, opened.ledger_id]
+    cluster.ledgers.entries[opened.ledger_id] += make_batches(3, [3])
+    await cluster.until(lambda: cluster.log().log_start_offset == 3)
 
 
 async def test_retention_during_a_pause_reaches_cold_records_first_and_then_hot_ones(
