@@ -43,6 +43,13 @@ hypothesis_settings.load_profile("stratalog")
 _FRESH_SEED = "STRATALOG_FRESH_SEED"
 
 
+def _seed_of_commit() -> int:
+    """A number that is the same in all test runs of a commit, so that a failure repeats; random outside a Git repository."""
+    command = ["git", "rev-parse", "--short=7", "HEAD"]
+    head = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True, check=False)
+    return int(head.stdout[:7], 16) if head.returncode == 0 else SystemRandom().randrange(2**31)
+
+
 QUICK_START: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 """Spark's jobs in tests last seconds: most of their processor time would go into optimizing code that is not run again."""
 _SPARK_CLASSES: Final = Path(__file__).parents[1] / ".venv" / ".spark.jsa"
@@ -54,9 +61,9 @@ _HANG_S: Final = 120.0
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Draw the fresh seed of this test run into the environment, which all its worker processes inherit, unless it is given."""
+    """Put the fresh seed into the environment, which all worker processes of this test run inherit, unless it is given."""
     if not os.environ.get(_FRESH_SEED):
-        os.environ[_FRESH_SEED] = str(SystemRandom().randrange(2**31))
+        os.environ[_FRESH_SEED] = str(_seed_of_commit())
     config.stash[_STDERR] = os.dup(2)  # During tests, pytest captures what descriptor 2 gets.
     classes = f" -Xlog:disable -XX:SharedArchiveFile={_SPARK_CLASSES}" if _SPARK_CLASSES.exists() else ""
     os.environ.setdefault("SPARK_SUBMIT_OPTS", QUICK_START + classes)
@@ -201,7 +208,7 @@ def pytest_report_header() -> str:
 
 @pytest.fixture(scope="session")
 def fresh_seed() -> int:
-    """Another one in each test run, printed first; ``STRATALOG_FRESH_SEED`` repeats one."""
+    """Another one for each commit, printed first; ``STRATALOG_FRESH_SEED`` overrides it."""
     return int(os.environ[_FRESH_SEED])
 
 

@@ -10,6 +10,7 @@ import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 from uuid import UUID
 
 import msgspec
@@ -219,6 +220,10 @@ class Planted:
 
 
 STRANGER = f"segments/{'b' * 32}/0/{0:020d}-{0:010d}-{1:016x}.segment"
+FLAGS: Final = 11
+"""A position in the must-understand flags of a manifest, page, list or tree page: altered, it looks like a later release's."""
+TRAILER_VERSION: Final = -15
+"""The same in the format version of a segment's trailer."""
 PLANTED = [
     Planted(Damage.MARKER_MISSING, lambda each: each.remove(each.path("manifests/*/*/*.committed"))),
     Planted(Damage.MARKER_ALTERED, lambda each: each.flip(each.path("manifests/*/*/*.committed"), 0)),
@@ -226,14 +231,19 @@ PLANTED = [
     Planted(Damage.MANIFEST_DIGEST, History.marker_with_another_digest),
     Planted(Damage.MANIFEST_MISSING, lambda each: each.remove(each.manifest_path)),
     Planted(Damage.MANIFEST_ALTERED, lambda each: each.flip(each.manifest_path, 60)),
+    Planted(Damage.MANIFEST_ALTERED, lambda each: each.flip(each.manifest_path, FLAGS)),
     Planted(Damage.MANIFEST_ALTERED, lambda each: each.flip(sorted(each.directory.glob("manifests/*/*/*.manifest"))[4], 60)),
+    Planted(Damage.MANIFEST_ALTERED, lambda each: each.flip(sorted(each.directory.glob("manifests/*/*/*.manifest"))[4], FLAGS)),
     Planted(Damage.MANIFEST_INCONSISTENT, lambda each: each.commit(msgspec.structs.replace(each.manifest, record_count=1))),
     Planted(Damage.PAGE_MISSING, lambda each: each.remove(each.directory / each.manifest.pages[0].key)),
     Planted(Damage.PAGE_ALTERED, lambda each: each.flip(each.directory / each.manifest.pages[0].key, 60)),
+    Planted(Damage.PAGE_ALTERED, lambda each: each.flip(each.directory / each.manifest.pages[0].key, FLAGS)),
     Planted(Damage.REMOVED_LIST_MISSING, lambda each: each.remove(each.directory / each.manifest.removed_lists[0].key)),
     Planted(Damage.REMOVED_LIST_ALTERED, lambda each: each.flip(each.directory / each.manifest.removed_lists[0].key, 60)),
+    Planted(Damage.REMOVED_LIST_ALTERED, lambda each: each.flip(each.directory / each.manifest.removed_lists[0].key, FLAGS)),
     Planted(Damage.TREE_PAGE_MISSING, lambda each: each.remove(each.directory / each.manifest.tree.pages[0].key)),
     Planted(Damage.TREE_PAGE_ALTERED, lambda each: each.flip(each.directory / each.manifest.tree.pages[0].key, 60)),
+    Planted(Damage.TREE_PAGE_ALTERED, lambda each: each.flip(each.directory / each.manifest.tree.pages[0].key, FLAGS)),
     Planted(Damage.TREE_HEAD, History.other_head),
     Planted(Damage.TREE_LEAVES, History.other_leaves),
     Planted(Damage.GAP, History.without_segment),
@@ -244,6 +254,7 @@ PLANTED = [
     Planted(Damage.SEGMENT_DATA, lambda each: each.flip(each.segment(3), 100)),
     Planted(Damage.SEGMENT_SECTION, lambda each: each.flip(each.segment(3), each.entries[3].data_bytes + 1)),
     Planted(Damage.SEGMENT_FOOTER, lambda each: each.flip(each.segment(3), -60)),
+    Planted(Damage.SEGMENT_FOOTER, lambda each: each.flip(each.segment(3), TRAILER_VERSION)),
     Planted(Damage.SEGMENT_DIGEST, History.other_digest),
     Planted(Damage.DESCRIPTOR_MISSING, History.lost_topic),
     Planted(Damage.DESCRIPTOR_ALTERED, lambda each: each.flip(each.path("topics/*/*.json"), 0)),

@@ -13,6 +13,7 @@ from stratalog_core.batches.batch import BatchHeader, read_header
 from stratalog_core.partition_state.producer_states import ProducerStates, Verdict
 from stratalog_core.partition_state.transactions import LedgerTransactions, Transactions
 from stratalog_tiering.core.offload_job import OffloadJob
+from stratalog_tiering.maintenance import hot_expiry
 
 
 def _swap(owner: object, name: str, new: object) -> Any:
@@ -88,6 +89,15 @@ def undecided_transactions_are_offloaded() -> None:
     _swap(OffloadJob, "_undecided", none)
 
 
+def the_last_ledger_with_records_expires() -> None:
+    """The ledgers that retention leaves are taken to hold the partition's state, although they may be empty."""
+
+    async def hold_state(ports: Any, ledgers: Any) -> bool:
+        return True
+
+    _swap(hot_expiry, "_hold_state", hold_state)
+
+
 IN_TRANSACTIONS: Final = (
     last_stable_offset_is_the_high_watermark,
     takeovers_forget_open_transactions,
@@ -97,4 +107,5 @@ IN_TRANSACTIONS: Final = (
     aborted_transactions_are_looked_up_in_one_ledger,
     markers_are_answered_before_the_quorum_has_them,
     undecided_transactions_are_offloaded,
+    the_last_ledger_with_records_expires,
 )

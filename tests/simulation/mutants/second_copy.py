@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Final
 
 from stratalog_core.errors import Corrupt
 from stratalog_tiering.copies import copying, replication
 from stratalog_tiering.copies.replication import sweep_partition
+from stratalog_tiering.format import manifest, object_frame, partition_tree
 from stratalog_tiering.format.object_keys import DATA_PREFIXES
 from stratalog_tiering.maintenance import orphans, retention
 from stratalog_tiering.worker import copying as copy_work
@@ -54,6 +56,18 @@ def versions_are_marked_although_a_segment_was_not_copied() -> None:
     replication._copy_segment = copy_segment
 
 
+def altered_headers_count_as_those_of_a_later_release() -> None:
+    """The format version and the flags of an object are looked at before its digest."""
+    decode: Callable[..., Any] = object_frame.unframe
+
+    def unframe(content: bytes, magic: bytes, kind: Any, name: str, *others: Any) -> Any:
+        _, version, flags, _ = object_frame._HEADER.unpack_from(content)
+        object_frame._check_known(name, version, flags)
+        return decode(content, magic, kind, name, *others)
+
+    manifest.unframe = partition_tree.unframe = unframe  # type: ignore[attr-defined,assignment]
+
+
 def the_second_copy_has_no_grace_period() -> None:
     """Objects that the newest version does not need go at once."""
     replication.version_at = lambda versions, at_ms: next(iter(versions), None)  # type: ignore[attr-defined]
@@ -80,4 +94,5 @@ IN_HISTORY: Final = (
     the_second_copy_is_swept_of_what_the_first_store_lacks,
     versions_are_marked_although_a_segment_was_not_copied,
     the_second_copy_has_no_grace_period,
+    altered_headers_count_as_those_of_a_later_release,
 )

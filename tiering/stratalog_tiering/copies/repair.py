@@ -173,7 +173,9 @@ class Repairer:
         return (*findings, Finding(kind=Damage.MARKER_MISSING, key=theirs, problem=problem))
 
     async def _repaired(self, topic: FoundTopic, index: int, finding: Finding) -> Repair:
-        if finding.kind in _VERSION:
+        # Nothing in the bucket tells an altered header of a version object from one of a later release; its other copies do.
+        may_be_altered = finding.kind is Damage.UNKNOWN_FORMAT and is_version_object(finding.key)
+        if finding.kind in _VERSION or may_be_altered:
             return await self._attempt(self._version(topic.topic_id, index, finding.key))
         if finding.kind in _SIDE:
             return await self._attempt(self._side_object(topic.topic_id, index, finding.key))
@@ -230,7 +232,8 @@ class Repairer:
         except NoSuchObject as gone:
             raise NotFound(f"neither metadata nor the second copy says that {key} was committed") from gone
         if sha256 is None:
-            raise Corrupt(f"the marker in the second copy is damaged, too: {findings[0].problem}")
+            problem = findings[0].problem if findings else "it cannot be read"
+            raise Corrupt(f"the marker in the second copy is damaged, too: {problem}")
         return sha256, RepairedFrom.COPY
 
     async def _manifest_reference(self, key: str, sha256: bytes) -> Reference:

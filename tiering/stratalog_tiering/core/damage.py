@@ -145,11 +145,9 @@ def judge_manifest(content: Buffer, sha256: bytes | None, key: str) -> tuple[Man
 def _judge_without_digest(
     content: Buffer, sha256: bytes | None, key: str, problem: str
 ) -> tuple[Manifest | None, list[Finding]]:
-    if sha256 is None:
-        return None, [Finding(kind=Damage.MANIFEST_ALTERED, key=key, problem=problem)]
-    manifest, findings = judge_manifest(content, None, key)
+    manifest, findings = judge_manifest(content, None, key) if sha256 is not None else (None, [])
     if manifest is None:
-        return None, findings
+        return None, [Finding(kind=Damage.MANIFEST_ALTERED, key=key, problem=problem)]
     return manifest, [
         Finding(
             kind=Damage.MANIFEST_DIGEST, key=key, problem=problem,

@@ -51,12 +51,13 @@ def unframe(
     found_magic, version, flags, crc = _HEADER.unpack_from(content)
     if found_magic != magic:
         raise Corrupt(f"the object is not a {name}: it does not begin with its magic")
+    if sha256 is not None and object_sha256(content) != sha256:
+        # First: an altered format version or flag looks like that of a later release.
+        raise Corrupt(f"{name} is not the committed one: its SHA-256 differs")
     _check_known(name, version, flags)
     body = memoryview(content)[_HEADER.size :]
     if crc32c(body) != crc:
         raise Corrupt(f"{name} does not match its CRC")
-    if sha256 is not None and object_sha256(content) != sha256:
-        raise Corrupt(f"{name} is not the committed one: its SHA-256 differs")
     try:
         return decode_map(body, kind, elements)
     except MALFORMED as bad:

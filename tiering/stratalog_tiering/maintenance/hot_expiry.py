@@ -66,7 +66,7 @@ class HotExpiry:
 
 
 async def _hold_state(ports: WorkerPorts, ledgers: Sequence[StoredLedger]) -> bool:
-    """Whether one of the partition's newest ledgers is known to hold its state: it has records, if it is open confirmed ones."""
+    """Whether one of the partition's newest ledgers holds its state for certain: it has records, an open one confirmed ones."""
     if any(has_records(stored.ledger) for stored in ledgers):
         return True
     newest = ledgers[-1].ledger

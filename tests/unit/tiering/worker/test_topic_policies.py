@@ -101,7 +101,7 @@ NOT_COPIED = {"retention.ms": "100", "remote.storage.enable": "false"}
 
 
 async def test_records_expire_only_once_a_later_ledger_has_some(cluster: Cluster, make_batches: Batches) -> None:
-    """The last ledger of an owner that crashed is empty, and lacks the state of producers; the one before must still have it."""
+    """The last ledger of a crashed owner is empty, and may lack the state of producers; the one before must still have it."""
     await set_configs(cluster, NOT_COPIED)
     first, second = [await cluster.add_ledger(make_batches(base, [3]), base) for base in (0, 3)]
     empty = await cluster.add_ledger([], 6)

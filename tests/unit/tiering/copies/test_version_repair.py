@@ -1,0 +1,88 @@
+"""An altered header of a version object, which looks like that of a later release, is told from one by another copy."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stratalog_core.system import SystemClock
+from stratalog_metadata.records import ManifestPointer
+from stratalog_tiering.cold.bucket_scrub import BucketScrub
+from stratalog_tiering.copies.copying import CopyLimits
+from stratalog_tiering.copies.repair import Repair, RepairedFrom, Repairer, RepairSources
+from stratalog_tiering.format.object_keys import is_version_object
+from stratalog_tiering.store import ObjectStore, open_store
+
+Cluster = Any  # the TestCluster of conftest.py, which cannot be imported
+Batches = Callable[..., list[bytes]]
+VERSION, FLAGS = 9, 11
+"""Positions in the header of a manifest."""
+
+
+async def unlimited(_: int) -> None:
+    pass
+
+
+async def repaired(cluster: Cluster, sources: RepairSources) -> list[Repair]:
+    scrub = BucketScrub(cluster.store, cluster.background, before_ms=0)
+    limits = CopyLimits(background=cluster.background, clock=SystemClock(), take=unlimited)
+    (topic,) = (await scrub.inventory()).topics
+    _, repairs = await Repairer(scrub, cluster.store, sources, limits).partition(topic, 0)
+    return [*repairs.values()]
+
+
+@pytest.fixture
+async def pointer(cluster: Cluster, make_batches: Batches) -> ManifestPointer:
+    """Of a version object that is in the store."""
+    await cluster.add_ledger(make_batches(0, [3]), 0)
+    worker = await cluster.start_worker()
+    await cluster.until(lambda: (made := cluster.pointer()) is not None and not made.content)
+    await worker.close()
+    found: ManifestPointer = cluster.pointer()
+    assert is_version_object(found.object_key)
+    return found
+
+
+def second_copy(directory: Path, to: Path, cluster: Cluster) -> ObjectStore:
+    shutil.copytree(directory, to)
+    return open_store(str(to), background=cluster.background, clock=SystemClock(), random=random.Random(4))
+
+
+def flip(path: Path, position: int) -> None:
+    content = bytearray(path.read_bytes())
+    content[position] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("position", [VERSION, FLAGS])
+@pytest.mark.parametrize("has_metadata", [False, True])
+async def test_an_altered_header_is_repaired(
+    cluster: Cluster, pointer: ManifestPointer, store_directory: Path, tmp_path: Path, position: int, has_metadata: bool
+) -> None:
+    copy = second_copy(store_directory, tmp_path / "second", cluster)
+    stored = store_directory / pointer.object_key
+    committed = stored.read_bytes()
+    flip(stored, position)
+    pointers = {(pointer.topic_id, 0): pointer} if has_metadata else {}
+    sources = RepairSources(copy=copy, pointers=pointers, has_metadata=has_metadata)
+    assert await repaired(cluster, sources) == [Repair(source=RepairedFrom.COPY)]
+    assert stored.read_bytes() == committed
+
+
+async def test_a_version_that_no_copy_has_in_a_known_format_stays(
+    cluster: Cluster, pointer: ManifestPointer, store_directory: Path, tmp_path: Path
+) -> None:
+    """A later release may have written it."""
+    stored = store_directory / pointer.object_key
+    flip(stored, FLAGS)
+    before = stored.read_bytes()
+    copy = second_copy(store_directory, tmp_path / "second", cluster)
+    (made,) = await repaired(cluster, RepairSources(copy=copy))
+    assert made.source is None
+    assert "the marker in the second copy is damaged, too" in made.problem
+    assert stored.read_bytes() == before
