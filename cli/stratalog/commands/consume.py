@@ -23,6 +23,8 @@ from stratalog_core.errors import Invalid, NotFound
 from stratalog_core.kafka_clients import as_ours, translated
 
 _POLL_S = 0.5
+_UNASSIGNED = -1
+"""Stands for all partitions until the group has assigned some."""
 _BATCH_MAX = 1000
 
 
@@ -112,7 +114,7 @@ class _Start:
 
 
 def _begin(client: Consumer, topic: str, group: str | None, start: _Start) -> set[int]:
-    """Assign or subscribe. Returns the partitions whose end has not been reached."""
+    """Assign or subscribe. Returns the partitions whose end has not been reached, which change with a group's assignment."""
     known = kafka.partitions_of(client.list_topics, topic)
     if group:
         if start.partitions or start.moment or start.offset not in ("earliest", "latest"):
@@ -120,8 +122,18 @@ def _begin(client: Consumer, topic: str, group: str | None, start: _Start) -> se
                 "--group reads the group's partitions from its committed offsets: leave out --partition, --time and a number as"
                 " --offset"
             )
-        client.subscribe([topic])
-        return set(known)
+        pending = {_UNASSIGNED}
+
+        def assigned(_: Consumer, places: list[TopicPartition]) -> None:
+            pending.clear()
+            pending.update(place.partition for place in places)
+            others = len(known) - len(places)
+            if others > 0:
+                click.echo(f"other members of group {group} read {others} of {len(known)} partitions", err=True)
+
+        # What was printed is committed before another member goes on there.
+        client.subscribe([topic], on_assign=assigned, on_revoke=lambda *_: _commit(client), on_lost=lambda *_: None)
+        return pending
     wanted = list(start.partitions) or known
     unknown = sorted(set(wanted) - set(known))
     if unknown:
@@ -150,8 +162,10 @@ def _records(client: Consumer, pending: set[int], *, count: int | None, follow: 
 
 def _commit(client: Consumer) -> None:
     with translated():
-        if any(place.offset >= 0 for place in client.position(client.assignment())):
-            client.commit(asynchronous=False)
+        read = [place for place in client.position(client.assignment()) if place.offset >= 0]
+        for place in client.commit(offsets=read, asynchronous=False) if read else ():
+            if place.error is not None:
+                raise as_ours(place.error)
 
 
 def _print(message: Message, show: _Show) -> None:

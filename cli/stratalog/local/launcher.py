@@ -11,7 +11,7 @@ from stratalog.local import minio, processes
 from stratalog.local.plan import Plan, to_toml
 from stratalog.local.readiness import wait_for_brokers, wait_for_registrations
 from stratalog.local.secrets import make_store_credentials, store_environment
-from stratalog.local.state import EMBEDDED_ROLE, ClusterState, ProcessState, load_state, save_state, state_path
+from stratalog.local.state import EMBEDDED_ROLE, ClusterState, ProcessState, changing, load_state, save_state, state_path
 from stratalog_core.errors import Conflict, Unavailable
 
 STOP_GRACE_S = 20.0
@@ -27,6 +27,7 @@ class LocalCluster:
     def __init__(self, data: Path, say: Say) -> None:
         self._data = data.absolute()
         self._say = say
+        self._launched: list[str] = []
 
     @property
     def data(self) -> Path:
@@ -42,17 +43,18 @@ class LocalCluster:
 
     def lay_out(self, plan: Plan) -> None:
         """Write configuration files and ``cluster.json``. Raises ``Conflict`` if the directory already holds a cluster."""
-        if self.exists():
-            raise Conflict(
-                f"{self._data} holds a cluster: start it again with `stratalog cluster start`, or remove the directory"
-            )
         directory = self._data / "config"
         directory.mkdir(parents=True, exist_ok=True)
-        for name, tables in plan.configurations.items():
-            (directory / f"{name}.toml").write_text(to_toml(tables))
-        if plan.state.of_role("store"):
-            make_store_credentials(self._data)
-        save_state(self._data, plan.state)
+        with changing(self._data):
+            if self.exists():
+                raise Conflict(
+                    f"{self._data} holds a cluster: start it again with `stratalog cluster start`, or remove the directory"
+                )
+            for name, tables in plan.configurations.items():
+                (directory / f"{name}.toml").write_text(to_toml(tables))
+            if plan.state.of_role("store"):
+                make_store_credentials(self._data)
+            save_state(self._data, plan.state)
 
     def start(self, names: Sequence[str], *, timeout_s: float) -> None:
         """Start those of ``names`` (empty: all) that are not running. Return when every running broker serves.
@@ -60,30 +62,38 @@ class LocalCluster:
         Raises ``Unavailable`` with the end of its log if one of them exits.
         """
         state = self.state
-        wanted = [state.process(name) for name in names] or list(state.processes)
-        for process in wanted:
-            if processes.running(process) is None:
-                self._launch(process, timeout_s)
-        watched = [process.name for process in wanted]
+        watched = [state.process(name).name for name in names] or [process.name for process in state.processes]
+        for name in watched:
+            self._launch(name, timeout_s)
         self._wait_for_registrations(watched, timeout_s)
         self._wait_for_brokers(watched, timeout_s)
 
     def start_all(self, *, timeout_s: float) -> None:
         """Start the processes that are not running. On a failure, stop those that this call started. Raises as ``start``."""
-        before = {process.name for process in self.state.processes if processes.running(process)}
         try:
             self.start((), timeout_s=timeout_s)
         except BaseException:
-            started = [process.name for process in self.state.processes if process.name not in before]
-            if started:
-                self.stop(started)
+            if self._launched:
+                self.stop(self._launched)
             raise
 
     def _refuse_embedded(self, process: ProcessState) -> None:
         if process.role == EMBEDDED_ROLE:
             raise Conflict(f"{self._data} belongs to `stratalog up`: start it with that, or use another --data")
 
-    def _launch(self, process: ProcessState, timeout_s: float) -> None:
+    def _launch(self, name: str, timeout_s: float) -> None:
+        """Start the process, unless it runs: another command may have started it meanwhile."""
+        with changing(self._data):
+            process = self.state.process(name)
+            if processes.running(process) is not None:
+                return
+            self._launch_process(process)
+            self._launched.append(name)
+        if process.role == "store":
+            credentials = store_environment(self._data)
+            minio.make_bucket(process.address, credentials, timeout_s=timeout_s, object_lock=self.state.object_lock)
+
+    def _launch_process(self, process: ProcessState) -> None:
         self._refuse_embedded(process)
         credentials = store_environment(self._data)
         if process.role == "store":
@@ -95,8 +105,6 @@ class LocalCluster:
         started = processes.launch(process, command, log=self.log(process.name), environ=environ)
         save_state(self._data, self.state.replaced(started))
         self._say(f"{process.name} started, pid {started.pid}")
-        if process.role == "store":
-            minio.make_bucket(process.address, credentials, timeout_s=timeout_s, object_lock=self.state.object_lock)
 
     def _wait_for_registrations(self, watched: Sequence[str], timeout_s: float) -> None:
         state = self.state
@@ -175,10 +183,13 @@ class LocalCluster:
         return "\n".join(self.log(name).read_text(errors="replace").splitlines()[-_LOG_TAIL_LINES:])
 
     def _forget_pids(self, group: Sequence[ProcessState]) -> None:
-        state = self.state
-        for process in group:
-            state = state.replaced(msgspec.structs.replace(process, pid=None, started_at=0.0))
-        save_state(self._data, state)
+        """Save that these processes have ended, unless another command has started one again."""
+        with changing(self._data):
+            state = self.state
+            for process in group:
+                if process in state.processes:
+                    state = state.replaced(msgspec.structs.replace(process, pid=None, started_at=0.0))
+            save_state(self._data, state)
 
 
 def _row(process: ProcessState) -> dict[str, object]:

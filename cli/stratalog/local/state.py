@@ -5,7 +5,10 @@ It always lists all processes of the cluster; one that is not running has no ``p
 
 from __future__ import annotations
 
+import fcntl
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -78,6 +81,14 @@ def refuse_cluster(data: Path, remedy: str) -> None:
     """Raise ``Conflict`` that names ``remedy`` if the directory holds a cluster of several processes."""
     if state_path(data).exists() and any(process.role != EMBEDDED_ROLE for process in load_state(data).processes):
         raise Conflict(f"{data} holds a cluster of processes: {remedy}")
+
+
+@contextmanager
+def changing(data: Path) -> Iterator[None]:
+    """Wait until no other process changes ``cluster.json``, and keep others from it meanwhile: read, change and save within."""
+    with (data / "cluster.lock").open("ab") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def save_state(data: Path, state: ClusterState) -> None:

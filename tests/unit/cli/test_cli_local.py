@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
+import time
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import psutil
@@ -179,6 +182,35 @@ def test_a_start_that_fails_stops_only_what_it_has_started(tmp_path: Path) -> No
         assert [process.pid for process in load_state(tmp_path).processes] == [alive.pid, None]
     finally:
         assert processes.kill(alive)
+
+
+def test_two_starts_at_once_start_each_process_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    workers = [ProcessState(name=f"tiering-{number}", role="tiering", address="") for number in (1, 2, 3)]
+    save_state(tmp_path, _state(*workers))
+    launched, launch, both = list[ProcessState](), processes.launch, threading.Barrier(2)
+
+    def launch_and_note(process: ProcessState, *args: Any, **options: Any) -> ProcessState:
+        time.sleep(0.1)  # Long enough for the other start to meet it.
+        launched.append(launch(process, *args, **options))
+        return launched[-1]
+
+    def start() -> None:
+        both.wait()
+        launcher.LocalCluster(tmp_path, lambda line: None).start((), timeout_s=10)
+
+    monkeypatch.setattr(processes, "role_command", lambda role, path: SLEEPER)
+    monkeypatch.setattr(processes, "launch", launch_and_note)
+    starts = [threading.Thread(target=start) for _ in range(2)]
+    try:
+        for each in starts:
+            each.start()
+        for each in starts:
+            each.join()
+        assert [process.name for process in launched] == [worker.name for worker in workers]
+        assert load_state(tmp_path).processes == tuple(launched)
+    finally:
+        for process in launched:
+            processes.kill(process)
 
 
 def test_a_process_that_survives_sigkill_is_not_reported_as_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

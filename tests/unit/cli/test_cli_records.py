@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
+from confluent_kafka import Consumer
 from confluent_kafka.admin import AdminClient, NewTopic
 from unit.broker.mini_cluster import MiniCluster, in_thread, run_cluster
 
@@ -54,5 +56,44 @@ async def test_what_cannot_be_done_is_refused(cluster: MiniCluster) -> None:
         refused(Invalid, "--time", "consume", "--offset", "latest", "--time", "1000")
         refused(Invalid, "--group", "consume", "--group", "g", "--offset", "5")
         assert run("consume", "--time=-1").stdout == "first\n", "-1 and -2 are not Kafka's latest and earliest"
+
+    await in_thread(steps)
+
+
+async def test_the_end_is_that_of_the_partitions_that_the_group_assigns(cluster: MiniCluster) -> None:
+    """Another member reads the other partition, whose end is never reported here."""
+    bootstrap, is_over = cluster.bootstrap, threading.Event()
+    common = {"bootstrap.servers": bootstrap, "group.id": "g", "auto.offset.reset": "earliest", "enable.auto.commit": False}
+
+    def run(*words: str) -> Result:
+        done = CliRunner().invoke(stratalog, [*words, "--bootstrap", bootstrap])
+        assert done.exit_code == 0, (done.output, done.exception)
+        return done
+
+    def consume_beside(member: Consumer) -> None:
+        while not is_over.is_set():
+            member.poll(0.1)
+
+    def steps() -> None:
+        admin = AdminClient({"bootstrap.servers": bootstrap})
+        admin.create_topics([NewTopic("events", 2, 1)])["events"].result(60)
+        for partition in ("0", "1"):
+            run("produce", "events", "--value", f"of {partition}", "--partition", partition)
+        member = Consumer(common)
+        member.subscribe(["events"])
+        while not member.assignment():
+            member.poll(0.1)
+        beside = threading.Thread(target=consume_beside, args=[member])
+        beside.start()
+        try:
+            done = run("consume", "events", "--group", "g")
+        finally:
+            is_over.set()
+            beside.join()
+            member.close()
+        assert done.stdout in ("of 0\n", "of 1\n")
+        assert "other members of group g read 1 of 2 partitions" in done.stderr
+        rest = run("consume", "events", "--group", "g")
+        assert {done.stdout, rest.stdout} == {"of 0\n", "of 1\n"}, "the position was committed"
 
     await in_thread(steps)
