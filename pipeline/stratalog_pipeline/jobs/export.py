@@ -24,7 +24,15 @@ from stratalog_core.errors import Conflict, Invalid, NotFound, StratalogError
 from stratalog_pipeline.bucket import Bucket
 from stratalog_pipeline.catalog import History, load_history, load_segments
 from stratalog_pipeline.jobs.export_files import FileTask, typed_columns, write_file
-from stratalog_pipeline.jobs.export_journal import Journal, Plan, PlannedFile, PlannedHistory, WrittenFile, is_file_key
+from stratalog_pipeline.jobs.export_journal import (
+    REQUESTS_MAX,
+    Journal,
+    Plan,
+    PlannedFile,
+    PlannedHistory,
+    WrittenFile,
+    is_file_key,
+)
 from stratalog_pipeline.jobs.lease import reader_lease
 from stratalog_pipeline.jobs.session import OnProgress, make_directory, run_tasks
 from stratalog_pipeline.options import ReadOptions
@@ -34,7 +42,6 @@ from stratalog_pipeline.value_formats.values import Values, check_same_values, r
 from stratalog_tiering.cold.proofs import prove_growth
 from stratalog_tiering.format.manifest import Manifest, SegmentEntry
 
-REQUESTS_MAX: Final = 32
 FILES_PER_TASK: Final = 64
 
 

@@ -16,12 +16,15 @@ from uuid import UUID
 
 import msgspec
 
+from stratalog_core.bounded_map import bounded_map
 from stratalog_core.errors import Conflict, Corrupt
 from stratalog_core.malformed import MALFORMED
 from stratalog_pipeline.bucket import Bucket
 from stratalog_pipeline.planning import OffsetRange, PartitionName
 from stratalog_pipeline.value_formats.values import Values
 
+REQUESTS_MAX: Final = 32
+"""An export's requests to a store at a time."""
 PREFIX: Final = "_stratalog/"
 _PLAN: Final = ".plan.json"
 _DONE: Final = ".done.json"
@@ -106,7 +109,9 @@ class Journal:
         """Read the journal. Raises ``Corrupt``, ``Unavailable``."""
         self._target = target
         found = target.run(_keys(target))
-        self._plans = {_number(key): _read(target, key, Plan) for key in found if key.endswith(_PLAN)}
+        plans = [key for key in found if key.endswith(_PLAN)]
+        contents = target.run(bounded_map(target.store.get, plans, REQUESTS_MAX))
+        self._plans = {_number(key): _decoded(key, each, Plan) for key, each in zip(plans, contents, strict=True)}
         self._done = {_number(key) for key in found if key.endswith(_DONE)}
 
     @property
@@ -134,7 +139,8 @@ class Journal:
 
     def written(self, run: int) -> list[WrittenFile]:
         """The files of a finished run. Raises ``Corrupt``, ``Unavailable``."""
-        return _read(self._target, f"{PREFIX}{run:0{_DIGITS}}{_DONE}", list[WrittenFile])
+        key = f"{PREFIX}{run:0{_DIGITS}}{_DONE}"
+        return _decoded(key, self._target.run(self._target.store.get(key)), list[WrittenFile])
 
     def ends(self) -> dict[tuple[UUID, int], int]:
         """The offset up to which each partition, by topic id and number, was planned."""
@@ -182,8 +188,8 @@ def _number(key: str) -> int:
     return int(key.removeprefix(PREFIX)[:_DIGITS])
 
 
-def _read(target: Bucket, key: str, kind: type[_Content]) -> _Content:
+def _decoded(key: str, content: bytes, kind: type[_Content]) -> _Content:
     try:
-        return msgspec.json.decode(target.run(target.store.get(key)), type=kind)
+        return msgspec.json.decode(content, type=kind)
     except MALFORMED as malformed:
         raise Corrupt(f"{key} in the target is not the journal of an export: {malformed}", key=key) from malformed

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import shutil
 from collections.abc import Iterator
@@ -410,3 +411,25 @@ def test_an_interrupted_run_keeps_files_whose_history_was_compacted_since(cold_b
                 exporter.write([task])
     finally:
         exporter.close()
+
+
+def test_earlier_plans_are_read_side_by_side(exporter: Exporter, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An export that is kept current for a year has thousands."""
+    runs, running, most = 20, 0, 0
+    journal, plan = exporter.plan()
+    for _ in range(runs):
+        journal.begin(plan)
+        journal.finish([])
+    get = exporter.out.store.get
+
+    async def counted(key: str) -> bytes:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        await asyncio.sleep(0.01)
+        running -= 1
+        return await get(key)
+
+    monkeypatch.setattr(exporter.out.store, "get", counted)
+    assert Journal(exporter.out).last_run == runs
+    assert most == runs
