@@ -4,7 +4,8 @@ For each partition, every ledger that is not CLOSED is fenced, recovered and sea
 was sealing and the next); requests of all partitions are sent together. Then the newest ledger with a complete checkpoint is
 found. Its checkpoint and the headers of all later batches give the partition's state and the index. Transaction markers, and
 all batches of internal topics, are read whole. A partition without hot ledgers gets its state from its cold history; one of an
-internal topic that was restored gets it from the object that the restore has stored.
+internal topic that was restored gets it from the object that the restore has stored. If the records go on beyond the end of
+that state, as in a log whose newest records have expired before a later ledger held their state, producers are forgotten.
 
 After a handover, the previous owner's state is in the partition's record or, if it is large, in the entry after the last
 batch. Then no headers are read, and the index is built when a reader needs it.
@@ -136,7 +137,7 @@ class Takeover:
         log_start_offset = log.log_start_offset if log is not None else 0
         replay = _Replay(self._producers_max)
         refs = log.ledgers if log is not None else ()
-        ending = await self._ending(partition, self._closed(refs[-1])) if refs and not recovered else None
+        ending = await self._ending(partition, log) if log is not None and not recovered else None
         ledgers: list[_ReadLedger] = []
         if ending is not None:
             replay.load(ending)
@@ -150,6 +151,7 @@ class Takeover:
                 _require_whole(partition, replay, ledgers[-1].ref.base_offset if ledgers else log_start_offset)
         batches: list[memoryview] = []
         for ledger, ref, heads in reversed(ledgers):
+            replay.continue_at(partition, ref.base_offset)
             index = await self._replay(replay, ledger, ref, heads)
             self._indexes.put(ledger.ledger_id, index)
             if wants_batches:
@@ -184,7 +186,6 @@ class Takeover:
         Raises ``Corrupt`` if offsets have a gap or do not end where the ledger's record says.
         """
         index = LedgerIndex(ref.base_offset)
-        replay.state.skip_to(ref.base_offset)
         control_batches = self._indexes.heads.control_batches
         replay.heads(index, heads, await control_batches(ledger, heads))
         next_entry = len(heads)
@@ -202,14 +203,18 @@ class Takeover:
             raise Corrupt(f"ledger {ref.ledger_id} is referenced by its log and was not sealed by recovery")
         return ledger
 
-    async def _ending(self, partition: Partition, ledger: Ledger) -> Checkpoint | None:
-        """Return the last owner's handover checkpoint, from the partition's record or after the last batch; None if none."""
+    async def _ending(self, partition: Partition, log: Log) -> Checkpoint | None:
+        """Return the last owner's handover checkpoint, from the partition's record or after the last batch; None if none.
+
+        The record's is used without ledgers, too: retention may have removed the cold history that had the same state.
+        """
+        ledger = self._closed(log.ledgers[-1]) if log.ledgers else None
         if partition.handed:
             checkpoint = decode_checkpoint([partition.handed])
-            if checkpoint.offset == ledger.end_offset:
+            if checkpoint.offset == (ledger.end_offset if ledger is not None else self._end_without_ledgers(log)):
                 return checkpoint
-        last = ledger.last_entry
-        if last < 1:
+        last = ledger.last_entry if ledger is not None else -1
+        if ledger is None or last < 1:
             return None
         (head,) = await self._ledgers.read_headers(ledger, last, last)
         if not is_checkpoint(head.head) or part_position(head.head) != (0, 1):
@@ -221,6 +226,10 @@ class Takeover:
                 f"ledger {ledger.ledger_id} ends at {ledger.end_offset}, its last checkpoint is of {checkpoint.offset}"
             )
         return checkpoint
+
+    def _end_without_ledgers(self, log: Log) -> int:
+        pointer = self._view.find(ManifestPointer, manifest_pointer_key(log.topic_id, log.index))
+        return max(log.log_start_offset, pointer.end_offset if pointer is not None else 0)
 
     async def _load_cold(self, partition: Partition, replay: _Replay) -> None:
         key = manifest_pointer_key(partition.topic_id, partition.index)
@@ -251,7 +260,7 @@ def _taken_over(
     partition: Partition, log: Log | None, replay: _Replay, batches: Sequence[memoryview] = (), *, more_is_coming: bool = False
 ) -> TakenOver:
     log_start_offset = log.log_start_offset if log is not None else 0
-    replay.state.skip_to(log_start_offset)
+    replay.continue_at(partition, log_start_offset)
     return TakenOver(
         partition=partition,
         log_start_offset=log_start_offset,
@@ -274,6 +283,16 @@ class _Replay:
         self.is_loaded = True
         self.state.load(checkpoint)
         self.application_state = checkpoint.application_state
+
+    def continue_at(self, partition: Partition, offset: int) -> None:
+        """Continue at ``offset``, where a ledger or the log begins; forget producers if records before it are not known."""
+        known = self.state.next_offset
+        if known < offset:
+            _log.warning(
+                "%s: the state after offsets %d..%d is lost: producers are forgotten, and may continue at any sequence",
+                partition.key(), known, offset - 1,
+            )  # fmt: skip
+            self.state.restart_at(offset)
 
     def heads(self, index: LedgerIndex, heads: Sequence[EntryHead], control_batches: Mapping[int, memoryview]) -> None:
         """Replay the next entries of a ledger, except checkpoints."""

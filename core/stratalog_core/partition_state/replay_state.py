@@ -63,9 +63,16 @@ class ReplayState:
         self.transactions.load(checkpoint.transactions, checkpoint.offset)
         self.producers.load(checkpoint.producers)
 
-    def skip_to(self, offset: int) -> None:
-        """Continue at ``offset``, because a ledger begins there or retention has removed earlier batches."""
-        self.next_offset = max(self.next_offset, offset)
+    def restart_at(self, offset: int) -> None:
+        """Continue at ``offset`` after a gap: retention has removed the batches in it, and the state after them is gone, too.
+
+        Producers and their transactions are forgotten, as they may have gone on in the gap: an unknown producer may begin at
+        any sequence, but one that is known by an earlier batch would be refused for good. Leader epochs before the gap stay.
+        """
+        assert offset > self.next_offset, "batches are missing"
+        self.next_offset = offset
+        self.transactions.load((), offset)
+        self.producers.load(())
 
     def replay(self, header: BatchHeader, batch: Buffer) -> None:
         """Replay a stored batch. ``batch`` must be whole if it is a control batch; else its header is enough.

@@ -1,0 +1,146 @@
+"""Takeovers of partitions whose state is not in a ledger: retention removed it, or it is in the store or was handed over."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+from kio.schema.errors import ErrorCode
+from msgspec.structs import replace
+from unit.broker.mini_cluster import WAIT_S, MiniCluster, in_thread, run_cluster, until_served
+from unit.broker.partitions.test_failover import create_topic
+from unit.broker.raw_client import RawClient, batch, produce
+from unit.metadata.watching import until
+
+from stratalog_broker.network.server import BrokerServer
+from stratalog_broker.partitions.takeover import TakenOver, Takeover
+from stratalog_core.batches.checkpoint import Checkpoint, EpochStart, ProducerEntry, SequencedBatch, encode_checkpoint
+from stratalog_metadata.records import (
+    Fragment,
+    Ledger,
+    LedgerRef,
+    LedgerState,
+    Log,
+    ManifestPointer,
+    Partition,
+    Topic,
+    TopicPartition,
+    log_key,
+    manifest_pointer_key,
+    partition_key,
+)
+from stratalog_metadata.state.commands import Command, Put, Update
+
+TOPIC = "flights"
+EMPTY = 90
+"""The id of a ledger that no bookie knows: its owner has died before it wrote an entry."""
+
+
+async def cold_topic(cluster: MiniCluster) -> TopicPartition:
+    """A partition whose records at offsets 0 and 1, of producer 7, are in the store only; no broker owns it."""
+    await cluster.start_tiering()
+    await in_thread(lambda: create_topic(cluster, TOPIC, 1, **{"local.retention.ms": "0"}))
+    topic = next(topic for topic in cluster.metadata.view.all(Topic) if topic.name == TOPIC)
+    await until_served(cluster.broker, topic.topic_id)
+    client = await RawClient.connect(cluster.broker.kafka_address)
+    for sequence in range(2):
+        sent = batch(b"cold", producer_id=7, producer_epoch=0, base_sequence=sequence)
+        assert (await produce(client, TOPIC, sent)).error_code == 0
+    await client.close()
+    await cluster.brokers.pop(1).stop()
+    view = cluster.metadata.view
+
+    def is_cold() -> bool:
+        log, pointer = view.find(Log, log_key(topic.topic_id, 0)), view.get(manifest_pointer_key(topic.topic_id, 0))
+        return log is not None and pointer is not None and not log.ledgers
+
+    await until(cluster.metadata, is_cold, WAIT_S)
+    return TopicPartition(topic.topic_id, 0)
+
+
+async def lose_records(cluster: MiniCluster, identity: TopicPartition, *, start: int, leave_empty: bool) -> None:
+    """Let hot records below ``start`` have expired, and with them the state of their producers, as an earlier release did."""
+    log = cluster.metadata.view.find(Log, log_key(identity.topic_id, 0))
+    assert log is not None
+    updates: list[Update] = []
+    refs = (LedgerRef(ledger_id=EMPTY, base_offset=start, leader_epoch=1),) if leave_empty else ()
+    if leave_empty:
+        empty = Ledger(
+            ledger_id=EMPTY, topic_id=identity.topic_id, partition=0, base_offset=start, leader_epoch=1, write_quorum=1,
+            ack_quorum=1, fragments=(Fragment(first_entry=0, bookies=("bookie-1",)),), state=LedgerState.CLOSED, last_entry=-1,
+            end_offset=start,
+        )  # fmt: skip
+        updates.append(Put(record=empty))
+    updates.append(Put(record=replace(log, ledgers=refs, log_start_offset=start)))
+    await cluster.metadata.propose(Command(updates=tuple(updates)))
+
+
+def settle(broker: BrokerServer, identity: TopicPartition) -> None:
+    """End the time in which batches whose predecessors may still be resent are refused without a verdict."""
+    log = broker.partitions.find(identity)
+    assert log is not None
+    log.admission._settled_at_s = 0.0
+
+
+@pytest.mark.parametrize("leave_empty", [True, False])
+async def test_producers_are_forgotten_if_their_latest_state_is_gone(
+    tmp_path: Path, leave_empty: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An unknown producer may go on; one of which an earlier state is known would be refused for good."""
+    async with run_cluster(tmp_path) as cluster:
+        identity = await cold_topic(cluster)
+        await lose_records(cluster, identity, start=5, leave_empty=leave_empty)
+        with caplog.at_level(logging.WARNING):
+            successor = (await cluster.start_broker(2)).server
+            await until_served(successor, identity.topic_id)
+        assert f"{partition_key(identity.topic_id, 0)}: the state after offsets 2..4 is lost" in caplog.text
+        settle(successor, identity)
+        client = await RawClient.connect(successor.kafka_address)
+        answer = await produce(client, TOPIC, batch(b"next", producer_id=7, producer_epoch=0, base_sequence=5))
+        assert (answer.error_code, answer.base_offset) == (0, 5)
+        await client.close()
+
+
+async def test_the_state_of_cold_history_is_used_where_records_continue_it(tmp_path: Path) -> None:
+    async with run_cluster(tmp_path) as cluster:
+        identity = await cold_topic(cluster)
+        successor = (await cluster.start_broker(2)).server
+        await until_served(successor, identity.topic_id)
+        settle(successor, identity)
+        client = await RawClient.connect(successor.kafka_address)
+        repeated = await produce(client, TOPIC, batch(b"cold", producer_id=7, producer_epoch=0, base_sequence=1))
+        assert (repeated.error_code, repeated.base_offset) == (0, 1)
+        ahead = await produce(client, TOPIC, batch(b"gap", producer_id=7, producer_epoch=0, base_sequence=5))
+        assert ahead.error_code is ErrorCode.out_of_order_sequence_number
+        await client.close()
+
+
+async def test_a_state_that_was_handed_over_outlives_the_records(tmp_path: Path) -> None:
+    """No ledger is left, and retention may have removed the cold history whose end had the same state."""
+    async with run_cluster(tmp_path) as cluster:
+        identity = await cold_topic(cluster)
+        running = await cluster.start_broker(2)
+        await until_served(running.server, identity.topic_id)
+        view = running.metadata.view
+        pointer = view.find(ManifestPointer, manifest_pointer_key(identity.topic_id, 0))
+        log = view.find(Log, log_key(identity.topic_id, 0))
+        partition = view.find(Partition, partition_key(identity.topic_id, 0))
+        assert pointer is not None
+        assert log is not None
+        assert partition is not None
+        expired = (replace(pointer, start_offset=2), replace(log, log_start_offset=2))
+        await running.metadata.propose(Command(updates=tuple(Put(record=each) for each in expired)))
+        indexes = running.server.partitions.memory.indexes
+        takeover = Takeover(view, running.ledgers, running.server.partitions.cold, indexes, producers_max=10)
+
+        async def taken_over(offset: int) -> TakenOver:
+            producer = ProducerEntry(7, 3, (SequencedBatch(0, 0, 1, 0),))
+            handed = Checkpoint(offset=offset, leader_epochs=(EpochStart(1, 0),), producers=(producer,))
+            given = replace(partition, handed=encode_checkpoint(handed)[0])
+            return await takeover.rebuild(given, {}, wants_batches=False)
+
+        taken = await taken_over(2)
+        assert (taken.state.next_offset, taken.state.producers.epoch_of(7)) == (2, 3)
+        earlier = await taken_over(1)
+        assert (earlier.state.next_offset, earlier.state.producers.epoch_of(7)) == (2, -1)
