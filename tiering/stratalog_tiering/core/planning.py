@@ -15,7 +15,7 @@ from typing import Final
 
 from stratalog_core.errors import Corrupt
 from stratalog_metadata.records import NONE_UNDECIDED, UNKNOWN_UNDECIDED, Ledger, TierRequest
-from stratalog_tiering.core.partition import PartitionSnapshot, StoredLedger, is_cold, is_sealed
+from stratalog_tiering.core.partition import PartitionSnapshot, StoredLedger, has_records, is_cold, is_sealed
 from stratalog_tiering.core.policy import TierPolicy
 
 LEDGERS_PER_SEGMENT_MAX: Final = 64
@@ -123,19 +123,29 @@ def _from(state: PartitionSnapshot, ledger: Ledger) -> Iterator[StoredLedger]:
 
 
 def following_ledgers(state: PartitionSnapshot, last: Ledger) -> tuple[StoredLedger, ...]:
-    """The sealed ledgers after ``last``; none if it says that no transaction is open at its end."""
+    """The sealed ledgers with records after ``last``; none if it says that no transaction is open at its end.
+
+    One without records decides nothing, and its checkpoint may be incomplete: its owner died.
+    """
     if last.undecided_from == NONE_UNDECIDED:
         return ()
-    return tuple(stored for stored in _from(state, last) if stored.ledger is not last and is_sealed(stored.ledger))
+    return tuple(stored for stored in _from(state, last) if stored.ledger is not last and has_records(stored.ledger))
 
 
 def _droppable_empty(state: PartitionSnapshot) -> Iterator[StoredLedger]:
-    """Sealed ledgers without records whose offset is also known from a later ledger or the manifest, or is zero."""
+    """Sealed ledgers without records, if their offset and the state of producers there are known from elsewhere.
+
+    That is so at offset zero, at the manifest's end, and beside a ledger with records. If retention has removed all records
+    after the manifest's end, the checkpoint of the empty ledger may be the only state that tells who wrote them.
+    """
+    known_offset = state.pointer.end_offset if state.pointer is not None else 0
+    with_records = [position for position, stored in enumerate(state.ledgers) if has_records(stored.ledger)]
+    newest = len(state.ledgers) - 1
     for position, stored in enumerate(state.ledgers):
         ledger = stored.ledger
         if is_sealed(ledger) and ledger.end_offset == ledger.base_offset:
-            later = position + 1 < len(state.ledgers)
-            if later or ledger.base_offset == 0 or (state.pointer is not None and state.cold_end == ledger.base_offset):
+            is_known = with_records and position < newest
+            if is_known or ledger.base_offset in (0, known_offset):
                 yield stored
 
 

@@ -212,6 +212,25 @@ def test_empty_ledgers_are_dropped_if_their_offset_is_kept() -> None:
     assert plan(state(ledger(1, 5, 5))) == Idle()
 
 
+def test_an_empty_ledger_stays_while_it_may_hold_newer_state_than_the_cold_history() -> None:
+    """Retention has removed hot records after the manifest's end: only the ledger's checkpoint tells who wrote them."""
+    empty = ledger(1, 9, 9)
+    assert plan(state(empty, cold=(0, 5), start=9)) == Idle()
+    assert plan(state(empty, ledger(2, 9, 9), cold=(0, 5), start=9)) == Idle(), "the checkpoint of either may be incomplete"
+    opened = ledger(3, 9, -1, closed=False)
+    assert plan(state(empty, opened, cold=(0, 5), start=9)) == Idle(), "the open one may have no records yet"
+    assert ids(plan(state(empty, ledger(2, 9, 9), ledger(3, 9, 12), cold=(0, 5), start=9))) == [1, 2]
+
+
+def test_only_ledgers_with_records_decide_transactions() -> None:
+    """The owner of the last ledger has died before its checkpoint was complete, perhaps before its first entry."""
+    undecided = ledger(1, 0, 5)
+    undecided = replace(undecided, ledger=msgspec.structs.replace(undecided.ledger, undecided_from=UNKNOWN_UNDECIDED))
+    step = plan(state(undecided, ledger(2, 5, 5)))
+    assert isinstance(step, Offload)
+    assert (ids(step), step.following) == ([1], ())
+
+
 def test_hot_copies_are_dropped_after_the_lag_and_the_local_retention() -> None:
     cold = state(ledger(1, 0, 5), ledger(2, 5, -1, closed=False), cold=(0, 5))
     assert plan(cold, now_ms=2049) == Idle(until_ms=2050)
