@@ -34,7 +34,7 @@ _RECORDS_OF_A_PARTITION = (
 def detach_topic(topic: Topic, partitions: Sequence[PartitionSnapshot]) -> Command:
     """Remove the topic from metadata, if nothing was written since ``partitions``, one snapshot for each.
 
-    Raises ``Conflict`` if a record is not in the bucket yet.
+    Raises ``Conflict`` if a record is not in the bucket yet, or the bucket does not tell the next offset.
     """
     keys = [topic.key()]
     requirements: list[Requirement] = [
@@ -56,10 +56,17 @@ def committed_pointers(partitions: Sequence[PartitionSnapshot]) -> list[Manifest
 
 
 def _require_cold(state: PartitionSnapshot) -> None:
+    name = f"{state.topic.name}-{state.log.index}"
     if state.pointer is not None and state.pointer.content:
-        name = f"{state.topic.name}-{state.log.index}"
         raise Conflict(f"manifest version {state.pointer.manifest_version} of {name} is not in the bucket yet")
     for ledger in (stored.ledger for stored in state.ledgers):
         is_empty = is_sealed(ledger) and ledger.end_offset == ledger.base_offset
         if not is_empty and not is_cold(state, ledger):
-            raise Conflict(f"ledger {ledger.ledger_id} of {state.topic.name}-{state.log.index} is not in the bucket yet")
+            raise Conflict(f"ledger {ledger.ledger_id} of {name} is not in the bucket yet")
+    cold_end = state.pointer.end_offset if state.pointer is not None else 0
+    end = max([state.log.log_start_offset, *(stored.ledger.end_offset for stored in state.ledgers)])
+    if end > cold_end:
+        raise Conflict(
+            f"{name} goes on at offset {end}, but its history in the bucket ends at {cold_end}, because the records between"
+            " have expired: offsets would be assigned twice when it comes back. Write a record and detach again"
+        )

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import pytest
 
 from stratalog_core.errors import Conflict, Unavailable
 from stratalog_core.system import SystemClock
 from stratalog_metadata.client.topic_deletion import delete_topic
 from stratalog_metadata.records import DeletedTopic, Ledger, Log, ManifestPointer, TierStatus, Topic
-from stratalog_metadata.state.commands import Command
+from stratalog_metadata.state.commands import Command, Put
 from stratalog_tiering.attach import detachment
 from stratalog_tiering.core.detaching import committed_pointers, detach_topic
 from stratalog_tiering.core.partition import PartitionSnapshot, partition_snapshot
@@ -70,6 +71,21 @@ async def test_an_open_ledger_or_one_that_came_meanwhile_keeps_it_attached(clust
     with pytest.raises(Conflict, match="is not in the bucket yet"):
         detach(cluster)
     assert [*cluster.metadata.view.all(Topic)] == [cluster.topic]
+
+
+async def test_a_topic_stays_attached_while_only_its_log_tells_the_next_offset(cluster: Cluster, make_batches: Batches) -> None:
+    """Its newest records have expired before they were offloaded; restored, it would assign their offsets again."""
+    await cluster.start_worker()
+    await cluster.add_ledger(make_batches(0, [3]), 0)
+    await cluster.until(lambda: cluster.pointer() is not None and not cluster.log().ledgers)
+    expired = msgspec.structs.replace(cluster.log(), log_start_offset=6)
+    await cluster.metadata.propose(Command(updates=(Put(record=expired),)))
+    with pytest.raises(Conflict, match="flights-0 goes on at offset 6, but its history in the bucket ends at 3"):
+        detach(cluster)
+    await cluster.add_ledger(make_batches(6, [2]), 6)
+    await cluster.until(lambda: cluster.pointer().end_offset == 8 and not cluster.log().ledgers)
+    await cluster.metadata.propose(detach(cluster))
+    assert [*cluster.metadata.view.all(Log)] == []
 
 
 async def test_a_topic_that_is_deleted_meanwhile_is_not_reported_as_detached(
