@@ -62,10 +62,11 @@ class Audit:
         self.records_max = 0
         self.on_committed: Callable[[Entry, Sequence[Change], Mapping[str, Record]], None] = lambda *committed: None
         """Called with each command's changes and the records before them."""
-        self.on_internal_opening: Callable[[int, int], None] = lambda broker_id, unfinished: None
-        """Called for each ledger that enters the log of an internal topic, before its owner learns of it.
+        self.on_opening: Callable[[Topic, int, int], None] = lambda topic, broker_id, unfinished: None
+        """Called for each ledger that enters a log, before its owner learns of it.
 
-        The arguments are the owner's id and the number of consecutive ledgers before it without a durable checkpoint.
+        The arguments are the topic, the owner's id, and the number of consecutive ledgers before it without a durable
+        checkpoint.
         """
         self._note = note
         self._bucket = bucket
@@ -203,8 +204,10 @@ class Audit:
             self._check_opening_offset(before, after)
         for ref in set(before.ledgers) - set(after.ledgers):
             self.require(ledger_key(ref.ledger_id) in self._leaving, f"{key} lost ledger {ref.ledger_id}, which still is there")
-        if self._is_internal(after.topic_id):
-            self._internal_log_changed(before, after, partition)
+        self._check_state(before, after)
+        topic = self._topic(after.topic_id)
+        if topic is not None and len(after.ledgers) > len(before.ledgers) and isinstance(partition, Partition):
+            self.on_opening(topic, partition.owner, self._unfinished(before))
         offsets = [ref.base_offset for ref in after.ledgers]
         self.require(offsets == sorted(offsets), f"the ledgers of {key} are out of order")
         ledgers = (self.records.get(ledger_key(ref.ledger_id)) for ref in after.ledgers)
@@ -222,17 +225,31 @@ class Audit:
         begins = f"ledger {opened.ledger_id} of {after.key()} begins at {opened.base_offset}"
         self.require(opened.base_offset >= end_offset, f"{begins}; the log ends at {end_offset}")
 
-    def _is_internal(self, topic_id: UUID) -> bool:
-        return any(isinstance(each, Topic) and each.internal and each.topic_id == topic_id for each in self.records.values())
+    def _topic(self, topic_id: UUID) -> Topic | None:
+        return next((each for each in self.records.values() if isinstance(each, Topic) and each.topic_id == topic_id), None)
 
-    def _internal_log_changed(self, before: Log, after: Log, partition: Record | None) -> None:
-        """Require that a durable checkpoint of the first remaining ledger holds the state of the ledgers that were removed."""
-        if len(after.ledgers) > len(before.ledgers) and isinstance(partition, Partition):
-            self.on_internal_opening(partition.owner, self._unfinished(before))
-        gone = set(before.ledgers) - set(after.ledgers)
-        first = self._ledger(after.ledgers[0].ledger_id) if after.ledgers else None
-        held = first is not None and self.copies.has_checkpoint(first)
-        self.require(held or not gone, f"{after.key()} lost ledgers before the first that stays had a durable checkpoint")
+    def _is_internal(self, topic_id: UUID) -> bool:
+        topic = self._topic(topic_id)
+        return topic is not None and topic.internal
+
+    def _check_state(self, before: Log, after: Log) -> None:
+        """Require that the state of the ledgers that were removed is left for the partition's next owner.
+
+        It is in the durable checkpoint of a ledger that stays, for an internal topic of the first one, or in cold history, if
+        that reaches to where the log goes on. A sealed ledger with records has its checkpoint.
+        """
+        if not set(before.ledgers) - set(after.ledgers):
+            return
+        kept = [each for ref in after.ledgers if (each := self._ledger(ref.ledger_id)) is not None]
+        if self._is_internal(after.topic_id):
+            held = bool(kept) and self.copies.has_checkpoint(kept[0])
+            self.require(held, f"{after.key()} lost ledgers before the first that stays had a durable checkpoint")
+            return
+        pointer = self.records.get(manifest_pointer_key(after.topic_id, after.index))
+        cold_end = pointer.end_offset if isinstance(pointer, ManifestPointer) else 0
+        begin = kept[0].base_offset if kept else after.log_start_offset
+        held = begin <= cold_end or any(each.end_offset > each.base_offset or self.copies.has_checkpoint(each) for each in kept)
+        self.require(held, f"{after.key()} lost the state at offset {begin}, where it goes on; cold history ends at {cold_end}")
 
     def _unfinished(self, log: Log) -> int:
         ledgers = [self._ledger(ref.ledger_id) for ref in reversed(log.ledgers)]

@@ -1,8 +1,9 @@
 """Creates, extends, truncates, deletes and restores topics during other faults.
 
-An administrator creates topics (some with a short retention), adds partitions, deletes records, deletes topics and restores
-them, each with its own idempotent producer. Checked at the end: the remaining records of a topic are contiguous and were sent;
-no acknowledged record is missing unless DeleteRecords or retention may have removed it; and nothing is left of a deleted topic.
+An administrator creates topics (some with a short retention, some of those never copied to the store), adds partitions,
+deletes records, deletes topics and restores them, each with its own idempotent producer. Checked at the end: the remaining
+records of a topic are contiguous and were sent; no acknowledged record is missing unless DeleteRecords or retention may have
+removed it; and nothing is left of a deleted topic.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ from stratalog_tiering.format.object_keys import deleted_topic_of, deletion_mark
 TOPICS_MAX: Final = 3
 PAUSE_MEAN_S: Final = 1.0
 RETENTION_MS: Final = 3_000
+UNCOPIED_SHARE: Final = 0.5
+"""Share of the topics with a short retention whose records expire on bookies, and never reach the store."""
 AGAIN_SHARE: Final = 0.5
 """Share of restored topics that are deleted again at once, perhaps before the bucket shows the restore."""
 LOOK_S: Final = 0.05
@@ -122,6 +125,8 @@ class Administrator:
         name = f"topic-{len(self.topics)}"
         partitions, retention_ms = ports.random.choice([1, 2]), ports.random.choice([None, RETENTION_MS])
         configs = {"segment.ms": "400", "retention.ms": str(retention_ms or -1), "message.timestamp.after.max.ms": "86400000"}
+        if retention_ms is not None and self._world.random(f"copying {name}").random() < UNCOPIED_SHARE:
+            configs["remote.storage.enable"] = "false"
         truth = TopicTruth(self._world)
         producer = Producer(self._world, truth, f"{name}.p", name, partitions, self._bootstrap)
         machine = Machine(self._world, f"producer-{name}", producer.run)

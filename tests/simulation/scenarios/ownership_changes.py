@@ -56,6 +56,8 @@ FENCE_CHANCE: Final = 0.1
 """The chance that a broker dies while it fences, which leaves its ledgers IN_RECOVERY."""
 OPENING_CHANCE: Final = 0.4
 """The chance that a broker dies after it has opened a ledger of an internal topic."""
+EXPIRING_CHANCE: Final = 0.1
+"""The same for a topic whose records expire soon. Such ledgers are opened more often."""
 DEATH_S: Final = 0.05
 DEATH_AFTER_OPENING_S: Final = 0.02
 DEATH_IN_RECOVERY_S: Final = 0.004
@@ -149,7 +151,7 @@ class Scenario(log.Scenario):
             *(task.cancel for task in tasks),
             *(outsider.crash for outsider in outsiders),
             lambda: setattr(self.world.network, "hold_up", hold_up),
-            lambda: setattr(self.audit, "on_internal_opening", lambda broker_id, unfinished: None),
+            lambda: setattr(self.audit, "on_opening", lambda topic, broker_id, unfinished: None),
             self.world.network.cut.clear,
         ]
 
@@ -319,17 +321,24 @@ class Scenario(log.Scenario):
         self.world.network.hold_up = slowing
 
     def _kill_after_openings(self) -> None:
-        """Kill brokers that have opened a ledger of an internal topic, before its checkpoint is durable or soon after."""
-        randomness = self.world.random("openings")
+        """Kill brokers that have opened a ledger, before its checkpoint is durable or soon after.
+
+        The ledger is of an internal topic, or of one whose older ledgers with records expire while nobody owns it.
+        """
+        of_internal, of_expiring = self.world.random("openings"), self.world.random("openings of expiring topics")
         brokers = {roles.number_of(machine): machine for machine in self.brokers}
 
-        def opened(broker_id: int, unfinished: int) -> None:
-            if unfinished > 1:
+        def opened(topic: Topic, broker_id: int, unfinished: int) -> None:
+            is_expiring = int(topic.configs.get("retention.ms", "-1")) >= 0
+            if not (topic.internal or is_expiring):
+                return
+            if topic.internal and unfinished > 1:
                 self.world.coverage.meet(UNFINISHED_IN_A_ROW)
-            if randomness.random() < OPENING_CHANCE * self._deaths:
+            randomness, chance = (of_internal, OPENING_CHANCE) if topic.internal else (of_expiring, EXPIRING_CHANCE)
+            if randomness.random() < chance * self._deaths:
                 self._kill_soon(brokers[broker_id], randomness, DEATH_AFTER_OPENING_S)
 
-        self.audit.on_internal_opening = opened
+        self.audit.on_opening = opened
 
     def _kill_soon(self, machine: Machine, randomness: random.Random, within_s: float) -> None:
         self.world.loop.run_as(None, self._kill, machine, randomness.uniform(0.0, within_s), randomness.uniform(0.3, 1.0))
