@@ -15,6 +15,7 @@ from stratalog.command_group import CommandGroup
 from stratalog.commands.attach import attach, detach
 from stratalog.commands.collection import gc
 from stratalog.commands.compact import compact
+from stratalog.deletion import confirm, yes_option
 from stratalog.exit_codes import ExitCode
 from stratalog.moments import format_moment
 from stratalog.output import human_bytes, json_option, print_done, print_json, print_rows, progress_bar
@@ -26,6 +27,7 @@ from stratalog.tier.forks import (
     fork_row,
     fork_text,
     forked_partitions,
+    given_up_text,
     only_fork,
     wait_for_resolution,
 )
@@ -216,6 +218,7 @@ async def _print_forks(addresses: list[str], store: ObjectStore, topics: tuple[s
     "--discard-hot", is_flag=True, help="With --keep store: delete at once the hot ledgers that do not continue that history."
 )
 @click.option("--timeout", "timeout_s", default=120.0, show_default=True, help="Seconds to wait for a tiering worker.")
+@yes_option
 @metadata_options
 @json_option
 def resolve_fork(
@@ -224,6 +227,7 @@ def resolve_fork(
     keep: str | None,
     discard_hot: bool,
     timeout_s: float,
+    yes: bool,
     data: Path | None,
     metadata: str | None,
     store: str | None,
@@ -236,28 +240,29 @@ def resolve_fork(
     if discard_hot and keep != KEEP_STORE:
         raise click.UsageError("--discard-hot needs --keep store")
     addresses, url = metadata_of(data, metadata), store_of(data, store)
-    forked = asyncio.run(_resolve_fork(addresses, url, topic, partition, keep, discard_hot, timeout_s))
+    forked = asyncio.run(_fork(addresses, url, topic, partition))
+    if keep is not None:
+        click.echo(fork_text(forked), err=True)
+        confirm(f"{given_up_text(forked, keep, discard_hot=discard_hot)} Keep the history of {keep}?", yes=yes)
+        asyncio.run(_resolve_fork(addresses, forked, keep, discard_hot, timeout_s))
+        text = f"{topic}-{partition} keeps the history of {keep}; objects of the other one are deleted after the grace period"
+        click.echo(text, err=True)
     if as_json:
         print_json({**fork_row(forked), "kept": keep})
     elif keep is None:
         click.echo(fork_text(forked))
 
 
-async def _resolve_fork(
-    addresses: list[str], url: str, name: str, partition: int, keep: str | None, discard_hot: bool, timeout_s: float
-) -> ForkedPartition:
-    """Return the fork as it was found. With ``keep``, return only after it is resolved."""
+async def _fork(addresses: list[str], url: str, name: str, partition: int) -> ForkedPartition:
     async with metadata_session(addresses) as client, store_session(url) as store:
-        forked = only_fork(await forked_partitions(client.view, store, topics_named(client.view, [name])), name, partition)
-        if keep is None:
-            return forked
-        click.echo(fork_text(forked), err=True)
+        return only_fork(await forked_partitions(client.view, store, topics_named(client.view, [name])), name, partition)
+
+
+async def _resolve_fork(addresses: list[str], forked: ForkedPartition, keep: str, discard_hot: bool, timeout_s: float) -> None:
+    """Return after exactly this fork is resolved."""
+    async with metadata_session(addresses) as client:
         decision = await decide_fork(client, forked, keep, discard_hot=discard_hot)
         await wait_for_resolution(client, decision, timeout_s)
-    click.echo(
-        f"{name}-{partition} keeps the history of {keep}; objects of the other one are deleted after the grace period", err=True
-    )
-    return forked
 
 
 @tier.command()

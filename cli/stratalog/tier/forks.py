@@ -12,6 +12,7 @@ from stratalog_core.errors import Invalid, NotFound, Unavailable
 from stratalog_core.system import SystemClock
 from stratalog_metadata.client.api import MetadataClient, MetadataView
 from stratalog_metadata.records import (
+    KEEP_STORE,
     ForkDecision,
     ManifestPointer,
     Topic,
@@ -53,6 +54,20 @@ def fork_text(forked: ForkedPartition) -> str:
         f"  metadata: {_line_text(lines.fork.metadata_version, lines.metadata)}\n"
         f"  store:    {_line_text(lines.fork.store_version, lines.store.manifest)}\n"
         f"  decide:   stratalog tier resolve-fork {name} --keep metadata|store"
+    )
+
+
+def given_up_text(forked: ForkedPartition, keep: str, *, discard_hot: bool) -> str:
+    """Return sentences that say what the decision to keep the history of ``keep`` deletes."""
+    lines = forked.lines
+    if keep == KEEP_STORE:
+        gone = f"metadata's history ({_line_text(lines.fork.metadata_version, lines.metadata)})"
+    else:
+        gone = f"the store's history ({_line_text(lines.fork.store_version, lines.store.manifest)})"
+    hot = " Hot ledgers that do not continue the store's history are deleted at once." if discard_hot else ""
+    return (
+        f"{forked.topic.name}-{forked.partition} gives up {gone}. Objects that only this history has are deleted after the"
+        f" grace period.{hot}"
     )
 
 

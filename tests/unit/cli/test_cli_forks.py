@@ -11,9 +11,11 @@ from uuid import UUID
 import msgspec
 import pytest
 import pytest_asyncio
+from click.testing import CliRunner
 from support.archive_writer import ArchiveWriter
-from support.embedded_quorum import embedded_quorum
+from support.embedded_quorum import EmbeddedQuorum, embedded_quorum
 
+from stratalog.app import stratalog
 from stratalog.tier.forks import decide_fork, fork_text, forked_partitions, only_fork, wait_for_resolution
 from stratalog_core.batches.records import Record, build_batch
 from stratalog_core.errors import Invalid, NotFound, Unavailable
@@ -28,11 +30,16 @@ TOPIC = Topic(name="flights", topic_id=UUID(int=7), partition_count=2, replicati
 
 
 @pytest_asyncio.fixture
-async def metadata(tmp_path: Path) -> AsyncIterator[QuorumClient]:
+async def quorum(tmp_path: Path) -> AsyncIterator[EmbeddedQuorum]:
     transport = TcpTransport()
-    async with embedded_quorum(tmp_path / "metadata", transport) as quorum:
-        yield quorum.client
+    async with embedded_quorum(tmp_path / "metadata", transport) as made:
+        yield made
     await transport.close()
+
+
+@pytest.fixture
+def metadata(quorum: EmbeddedQuorum) -> QuorumClient:
+    return quorum.client
 
 
 @pytest_asyncio.fixture
@@ -73,6 +80,35 @@ async def test_metadata_that_knows_of_no_manifest_is_shown(metadata: QuorumClien
     await history(store, 2)
     (forked,) = await forked_partitions(metadata.view, store, [TOPIC])
     assert "metadata: no manifest\n" in fork_text(forked)
+
+
+@pytest.mark.parametrize(
+    ("options", "goes"),
+    [
+        (["--keep", "store"], "metadata's history (version 1, offsets 0 to 0, 1 records"),
+        (["--keep", "metadata"], "the store's history (version 3, offsets 0 to 2, 3 records"),
+        (["--keep", "store", "--discard-hot"], "Hot ledgers that do not continue the store's history are deleted at once"),
+    ],
+)
+async def test_a_decision_names_what_goes_and_needs_a_confirmation(
+    quorum: EmbeddedQuorum, store: ObjectStore, tmp_path: Path, options: list[str], goes: str
+) -> None:
+    pointers = await history(store, 3)
+    await quorum.client.propose(Command(updates=(Put(record=TOPIC), Put(record=pointers[0]))))
+    where = ["--metadata", ",".join(quorum.addresses), "--store", str(tmp_path / "store")]
+    command = ["tier", "resolve-fork", "flights", "0", *where]
+    shown = await asyncio.to_thread(CliRunner().invoke, stratalog, command)
+    assert shown.exit_code == 0
+    refused = (await asyncio.to_thread(CliRunner().invoke, stratalog, [*command, *options])).exception
+    assert isinstance(refused, Invalid)
+    assert goes in refused.message
+    assert "Standard input is not a terminal: give --yes to confirm" in refused.message
+    assert not list(quorum.client.view.all(ForkDecision)), "nothing was decided"
+    done = await asyncio.to_thread(CliRunner().invoke, stratalog, [*command, *options, "--yes", "--timeout", "0.1"])
+    assert isinstance(done.exception, Unavailable), "no worker is running"
+    await quorum.client.refresh(60)
+    (decision,) = quorum.client.view.all(ForkDecision)
+    assert decision.keep == options[1]
 
 
 @pytest.mark.parametrize("end", ["carried out", "refused", "never"])
