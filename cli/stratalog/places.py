@@ -11,6 +11,7 @@ from stratalog import kafka
 from stratalog.moments import parse_moment
 from stratalog_core.errors import Invalid, NotFound
 from stratalog_core.kafka_clients import translated
+from stratalog_core.natural_numbers import natural_number
 
 OFFSET_MAX: Final = 2**63 - 1
 TARGETS = "earliest, latest, a number, or time:TIME such as time:2013-07-04."
@@ -22,13 +23,14 @@ def places(reader: Consumer, topic: str, partitions: list[int], target: str) -> 
         moment_ms = parse_moment(target.removeprefix("time:"), now_ms=int(time.time() * 1000))
         found = kafka.offsets_at(reader, topic, partitions, moment_ms)
         return [_no_later_than_end(reader, place) for place in found]
-    if target not in ("earliest", "latest") and not target.isdecimal():
+    number = natural_number(target, OFFSET_MAX)
+    if target not in ("earliest", "latest") and number is None:
         raise Invalid(f"{target!r} is not an offset: give earliest, latest, a number or time:TIME")
     found = []
     for partition in partitions:
         low, high = bounds(reader, TopicPartition(topic, partition))
         named = {"earliest": low, "latest": high}
-        offset = named[target] if target in named else min(max(int(target), low), high)
+        offset = min(max(number, low), high) if number is not None else named[target]
         found.append(TopicPartition(topic, partition, offset))
     return found
 

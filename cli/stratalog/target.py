@@ -14,6 +14,7 @@ import click
 from stratalog.local.secrets import store_environment
 from stratalog.local.state import load_state
 from stratalog_core.errors import Invalid, NotFound, Unavailable
+from stratalog_core.natural_numbers import natural_number
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 DEFAULT_BOOTSTRAP = "127.0.0.1:9092"
@@ -59,7 +60,7 @@ def with_valid_ports(context: click.Context, option: click.Parameter, bootstrap:
     """Return ``bootstrap``. Raises ``BadParameter`` for an impossible port, which librdkafka would try until a timeout."""
     for address in (bootstrap or "").split(","):
         _, port = host_and_port(address)
-        if not (port.isdecimal() and 1 <= int(port) <= _PORT_MAX):
+        if not natural_number(port, _PORT_MAX):
             text = f"{address.strip()!r}: the port must be a number from 1 to {_PORT_MAX}, as in HOST:9092"
             raise click.BadParameter(text, context, option)
     return bootstrap

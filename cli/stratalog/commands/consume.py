@@ -21,6 +21,7 @@ from stratalog.places import OFFSET_MAX
 from stratalog.target import bootstrap_of, kafka_options
 from stratalog_core.errors import Invalid, NotFound
 from stratalog_core.kafka_clients import as_ours, translated
+from stratalog_core.natural_numbers import natural_number
 
 _POLL_S = 0.5
 _UNASSIGNED = -1
@@ -85,7 +86,7 @@ def consume(
     client = kafka.consumer(bootstrap_of(data, bootstrap), options)
     show = _Show(keys=keys, headers=headers, timestamps=timestamps, offsets=offsets, as_json=as_json)
     try:
-        pending = _begin(client, topic, group, _Start(offset=offset, moment=moment, partitions=partitions))
+        pending = _begin(client, topic, group, Start(offset=offset, moment=moment, partitions=partitions))
         for message in _records(client, pending, count=count, follow=follow):
             _print(message, show)
         if group:
@@ -95,25 +96,27 @@ def consume(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Start:
+class Start:
+    """Where to begin, as the options say."""
+
     offset: str
     moment: str | None
     partitions: tuple[int, ...]
 
     def place(self, topic: str, partition: int) -> TopicPartition:
+        """Return the offset. Raises ``Invalid``."""
         names = {"earliest": OFFSET_BEGINNING, "latest": OFFSET_END}
         if self.offset in names:
             return TopicPartition(topic, partition, names[self.offset])
-        if not self.offset.isdecimal():
-            raise Invalid(f"--offset is {self.offset!r}: give earliest, latest or a number")
+        number = natural_number(self.offset)
+        if number is None:
+            raise Invalid(f"--offset is {self.offset!r}: give earliest, latest or a number; maximum is {OFFSET_MAX}")
         if len(self.partitions) != 1:
             raise Invalid(f"--offset {self.offset} needs exactly one --partition; given: {len(self.partitions)}")
-        if int(self.offset) > OFFSET_MAX:
-            raise Invalid(f"--offset is {self.offset}; maximum is {OFFSET_MAX}")
-        return TopicPartition(topic, partition, int(self.offset))
+        return TopicPartition(topic, partition, number)
 
 
-def _begin(client: Consumer, topic: str, group: str | None, start: _Start) -> set[int]:
+def _begin(client: Consumer, topic: str, group: str | None, start: Start) -> set[int]:
     """Assign or subscribe. Returns the partitions whose end has not been reached, which change with a group's assignment."""
     known = kafka.partitions_of(client.list_topics, topic)
     if group:

@@ -318,7 +318,7 @@ def _offsets_of(options: ReadOptions, text: str) -> dict[str, str]:
     """Return the source's bounds for these offsets of every selected partition, clamped to its offsets. Raises ``Invalid``."""
     from stratalog_pipeline.stream_plan import wanted_ranges
 
-    match = re.fullmatch(r"(\d*)\.\.(\d*)", text)
+    match = re.fullmatch(r"([0-9]{0,19})\.\.([0-9]{0,19})", text)
     if match is None:
         raise Invalid(f"--offsets must look like 100..200, 100.. or ..200, not {text!r}")
     if match[1] and match[2] and int(match[1]) >= int(match[2]):

@@ -19,6 +19,7 @@ from stratalog.restored_groups import GroupsReport, bucket_topics, ends_in_rows,
 from stratalog.target import existing_store, metadata_of, name_values
 from stratalog.tier.session import metadata_session, reader_lease, store_session
 from stratalog_core.errors import Invalid, Unavailable
+from stratalog_core.natural_numbers import natural_number
 from stratalog_core.system import SystemClock, ThreadBackground
 from stratalog_metadata.client.api import MetadataClient
 from stratalog_tiering.cold.archive import deleted_topics, read_owner
@@ -110,7 +111,7 @@ def restore(
     """
     if new_name is not None and len(topics) != 1:
         raise Invalid("--as needs exactly one --topic")
-    points = _points(to_offsets, to_time, topics)
+    points = cut_points(to_offsets, to_time, topics)
     if not dry_run and (data is None) == (metadata is None):
         raise Invalid("name where to restore to: either --data DIR or --metadata HOST:PORT,…")
     if data is not None and not dry_run:
@@ -212,7 +213,7 @@ def _progress(wanted: Sequence[TopicDescriptor], title: str) -> Iterator[Callabl
         yield lambda: progress.advance(task)
 
 
-def _points(to_offsets: Sequence[str], to_time: str | None, topics: Sequence[str]) -> Points | None:
+def cut_points(to_offsets: Sequence[str], to_time: str | None, topics: Sequence[str]) -> Points | None:
     """The points up to which to restore; None: everything. Raises ``Invalid``."""
     if to_time is not None:
         if to_offsets:
@@ -222,10 +223,13 @@ def _points(to_offsets: Sequence[str], to_time: str | None, topics: Sequence[str
         return None
     if len(topics) != 1:
         raise Invalid("--to-offset needs exactly one --topic")
-    given = name_values(to_offsets)
-    if not all(text.isdigit() for pair in given.items() for text in pair):
-        raise Invalid(f"--to-offset takes PARTITION=OFFSET, such as 0=1500, not {', '.join(to_offsets)}")
-    return {int(partition): CutPoint(offset=int(offset)) for partition, offset in given.items()}
+    points: dict[int, CutPoint] = {}
+    for partition, offset in name_values(to_offsets).items():
+        number, end = natural_number(partition), natural_number(offset)
+        if number is None or end is None:
+            raise Invalid(f"--to-offset takes PARTITION=OFFSET, such as 0=1500, not {partition}={offset}")
+        points[number] = CutPoint(offset=end)
+    return points
 
 
 async def _restored(

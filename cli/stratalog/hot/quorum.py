@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from stratalog_core.errors import Invalid
+from stratalog_core.natural_numbers import natural_number
 from stratalog_core.rpc.addresses import split_address
 from stratalog_core.rpc.tcp import TcpTransport
 from stratalog_core.system import SystemClock
@@ -26,11 +27,12 @@ async def administration_session(addresses: Sequence[str]) -> AsyncIterator[Quor
 
 def split_node(text: str) -> tuple[int, str]:
     """Split ``4=host:9300`` into node id and address. Raises ``Invalid``."""
-    number, equals, address = text.partition("=")
-    if not (equals and number.isdecimal() and int(number) > 0):
+    node, equals, address = text.partition("=")
+    number = natural_number(node)
+    if not (equals and number):
         raise Invalid(f"{text!r} is not ID=HOST:PORT with an ID of at least 1")
     split_address(address)
-    return int(number), address
+    return number, address
 
 
 def member_rows(status: StatusAnswer) -> list[dict[str, Any]]:

@@ -12,6 +12,7 @@ import socket
 from collections.abc import Collection
 
 from stratalog_core.errors import Invalid, Unavailable
+from stratalog_core.natural_numbers import natural_number
 
 VARIABLE = "STRATALOG_LOCAL_PORTS"
 _DEFAULT = "20000-31999"
@@ -32,10 +33,10 @@ def free_ports(count: int, *, taken: Collection[int] = ()) -> list[int]:
 
 
 def _range(text: str) -> tuple[int, int]:
-    first, _, last = text.partition("-")
-    if not (first.isdecimal() and last.isdecimal() and 1024 <= int(first) <= int(last) <= 65535):
+    first, last = (natural_number(port, 65535) for port in text.partition("-")[::2])
+    if first is None or last is None or not 1024 <= first <= last:
         raise Invalid(f"{VARIABLE} is {text!r}; use FIRST-LAST, from 1024 to 65535: {_DEFAULT}")
-    return int(first), int(last)
+    return first, last
 
 
 def is_free(port: int) -> bool:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from stratalog_core.config import setting
 from stratalog_core.errors import Invalid
+from stratalog_core.natural_numbers import natural_number
 from stratalog_core.rpc.addresses import split_address
 from stratalog_metadata.controller.handovers import BalanceRules
 from stratalog_metadata.raft import RaftSettings
@@ -67,16 +68,17 @@ class MetadataSettings:
         """Addresses by node id, parsed from ``peers``. Raises ``Invalid``."""
         addresses: dict[int, str] = {}
         for peer in self.peers:
-            number, equals, address = peer.partition("=")
-            if not equals or not number.isdecimal() or int(number) < 1 or not address:
+            node, equals, address = peer.partition("=")
+            number = natural_number(node)
+            if not equals or not number or not address:
                 raise Invalid(f"[{SECTION}] peers: {peer!r} is not ID=HOST:PORT with an ID of at least 1")
-            if int(number) in addresses:
+            if number in addresses:
                 raise Invalid(f"[{SECTION}] peers: node {number} is listed twice")
             try:
                 split_address(address)
             except Invalid as wrong:
                 raise Invalid(f"[{SECTION}] peers: {wrong.message}") from wrong
-            addresses[int(number)] = address
+            addresses[number] = address
         if addresses and self.node_id not in addresses:
             raise Invalid(f"[{SECTION}] peers lists {sorted(addresses)}, but not this node, {self.node_id}: add it")
         return addresses

@@ -9,6 +9,7 @@ from typing import Final
 import pyarrow as pa
 
 from stratalog_core.errors import Invalid
+from stratalog_core.natural_numbers import natural_number
 from stratalog_pipeline.arrow.schema import TIMESTAMP_TYPE
 
 DEPTH_MAX: Final = 50
@@ -113,9 +114,10 @@ class _Parser:
 
     def _number(self) -> int:
         word = self._word()
-        if not word.isdigit() or len(word) > 3:
+        number = natural_number(word, 999)
+        if number is None:
             raise Invalid(f"schema: {word!r} is not a number of digits")
-        return int(word)
+        return number
 
     def _peek(self) -> str:
         return self._tokens[self._next] if self._next < len(self._tokens) else ""

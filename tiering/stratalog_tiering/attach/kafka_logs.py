@@ -16,6 +16,7 @@ from typing import Final
 
 from stratalog_core.batches.batch import HEADER_BYTES, LENGTH_PREFIX_BYTES, MAGIC, read_header
 from stratalog_core.errors import Corrupt, Invalid
+from stratalog_core.natural_numbers import natural_number
 from stratalog_core.ports import Background, Buffer
 from stratalog_tiering.attach.source import TopicSource, chosen_topic
 
@@ -159,7 +160,9 @@ def _start_offsets(checkpoint: Path) -> dict[tuple[str, int], int]:
     starts = {}
     for line in checkpoint.read_text().splitlines()[2:]:
         parts = line.split()
-        if len(parts) != 3 or not (parts[1].isdigit() and parts[2].isdigit()):
+        topic, partition, offset = parts if len(parts) == 3 else ("", "", "")
+        index, start = natural_number(partition), natural_number(offset)
+        if index is None or start is None:
             raise Corrupt(f"{checkpoint} has a line that is no topic, partition and offset: {line!r}")
-        starts[parts[0], int(parts[1])] = int(parts[2])
+        starts[topic, index] = start
     return starts
