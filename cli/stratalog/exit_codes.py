@@ -7,7 +7,17 @@ from __future__ import annotations
 
 from enum import IntEnum
 
-from stratalog_core.errors import Conflict, Corrupt, Fenced, Invalid, NotFound, OutcomeUnknown, Retriable, StratalogError
+from stratalog_core.errors import (
+    Conflict,
+    Corrupt,
+    Fenced,
+    Invalid,
+    NotFound,
+    OutcomeUnknown,
+    Refused,
+    Retriable,
+    StratalogError,
+)
 
 
 class ExitCode(IntEnum):
@@ -17,7 +27,7 @@ class ExitCode(IntEnum):
     FAILED = 1
     """The command failed; the message says what to do."""
     USAGE = 2
-    """Invalid arguments or configuration."""
+    """Invalid arguments or configuration, or an object store that refuses access."""
     UNAVAILABLE = 3
     """A server could not be reached or did not answer in time: retry."""
     NOT_FOUND = 4
@@ -37,6 +47,7 @@ _BY_ERROR: tuple[tuple[type[StratalogError], ExitCode], ...] = (
     (Conflict, ExitCode.CONFLICT),
     (Fenced, ExitCode.CONFLICT),
     (Invalid, ExitCode.USAGE),
+    (Refused, ExitCode.USAGE),
     (Retriable, ExitCode.UNAVAILABLE),
     (OutcomeUnknown, ExitCode.UNAVAILABLE),
 )

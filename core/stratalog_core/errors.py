@@ -20,6 +20,7 @@
     │   └── NoSuchObject
     ├── Corrupt              stored or received bytes do not match their checksum or format
     ├── Invalid              the request itself is wrong: field, limit and remedy are in the message
+    ├── Refused              the object store refuses the request (access, a quota, no such bucket) until somebody changes that
     └── StorageFailed        a disk failed or is full; detail["read_only"] says which
 
 Between Stratalog's processes an error is sent as its ``code``, message and detail; an unknown code becomes a plain
@@ -118,6 +119,10 @@ class Corrupt(StratalogError):
 
 class Invalid(StratalogError):
     code = "invalid"
+
+
+class Refused(StratalogError):
+    code = "refused"
 
 
 class StorageFailed(StratalogError):

@@ -19,7 +19,7 @@ from obstore.store import AzureStore as ObstoreAzure
 from support.opened_store import opened
 from support.s3_proxy import AZURE_REFUSALS, S3Proxy
 
-from stratalog_core.errors import Invalid, NoSuchObject, Unavailable
+from stratalog_core.errors import Invalid, NoSuchObject, Refused, Unavailable
 from stratalog_core.object_lock import LockMode, ObjectLock
 from stratalog_core.system import SystemClock, ThreadBackground
 from stratalog_tiering.store import ObjectStore, location_url
@@ -135,7 +135,7 @@ async def test_locks_are_refused(url: str) -> None:
 async def test_a_missing_container_is_never_a_missing_object(azurite_server: AzureServer) -> None:
     async with opened(f"az://nothing-here?endpoint={azurite_server.endpoint}") as store:
         for request in (store.get("a"), store.head("a"), store.put("a", [b"x"]), store.delete(["a"])):
-            with pytest.raises(Invalid, match="does not exist"):
+            with pytest.raises(Refused, match="does not exist"):
                 await request
 
 
@@ -179,11 +179,11 @@ async def test_refused_credentials_are_not_repeated(url: str, monkeypatch: pytes
     secret = os.environ["AZURE_STORAGE_SAS_TOKEN"].rpartition("sig=")[2]
     async with opened(url) as store:
         for request in (store.put("a", [b"x"]), store.delete(["a"]), store.list("").__anext__()):
-            with pytest.raises(Invalid, match="was refused") as refused:
+            with pytest.raises(Refused, match="was refused") as refused:
                 await request
             assert secret not in f"{refused.value!r} {refused.value.__cause__!r}"
     monkeypatch.setenv("AZURE_STORAGE_SAS_TOKEN", shared_access_signature("r") + "x")
     async with opened(url) as store:
-        with pytest.raises(Invalid, match="was refused") as refused:
+        with pytest.raises(Refused, match="was refused") as refused:
             await store.get("a")
         assert secret not in f"{refused.value!r} {refused.value.__cause__!r}"

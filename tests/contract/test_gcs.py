@@ -16,7 +16,7 @@ from support.s3_proxy import GCS_REFUSALS, S3Proxy
 
 from stratalog.health.cluster import check_store
 from stratalog.health.finding import Verdict
-from stratalog_core.errors import Invalid, NoSuchObject, Unavailable
+from stratalog_core.errors import Invalid, NoSuchObject, Refused, Unavailable
 from stratalog_core.object_lock import LockMode, ObjectLock
 from stratalog_core.system import SystemClock, ThreadBackground
 from stratalog_tiering.store import ObjectStore
@@ -153,7 +153,7 @@ async def test_a_missing_bucket_is_never_a_missing_object(gcs_server: GcsServer)
             store.get("a"), store.get_range("a", 0, 1), store.head("a"), store.put("a", [b"x"]), store.delete(["a"]),
             store.create_upload("a", len(PART)), store.list("").__anext__(), store.features("a"),
         ):  # fmt: skip
-            with pytest.raises(Invalid, match="the bucket does not exist"):
+            with pytest.raises(Refused, match="the bucket does not exist"):
                 await request
 
 

@@ -14,9 +14,10 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from stratalog_core.errors import Corrupt, Invalid, NoSuchObject, OutcomeUnknown, StratalogError, Unavailable
+from stratalog_core.errors import Corrupt, Invalid, NoSuchObject, OutcomeUnknown, Refused, StratalogError, Unavailable
+from stratalog_core.object_lock import LockMode, ObjectLock
 from stratalog_core.system import SystemClock, ThreadBackground
-from stratalog_tiering.store import READ_ENGINES, ObjectStore, Refused, open_store, s3_attempts
+from stratalog_tiering.store import READ_ENGINES, ObjectStore, open_store, s3_attempts
 from stratalog_tiering.store.obstore_reads import ReadLimits
 from stratalog_tiering.store.s3 import S3Store
 from stratalog_tiering.store.store_url import S3Location
@@ -78,6 +79,19 @@ def refused(status: str, code: str) -> Answer:
         writer.write(_head(status, len(body)) + body)
 
     return answer
+
+
+def document(name: str, content: str) -> Answer:
+    body = f"<?xml version='1.0'?><{name}>{content}</{name}>".encode()
+
+    async def answer(writer: asyncio.StreamWriter) -> None:
+        writer.write(_head("200 OK", len(body)) + body)
+
+    return answer
+
+
+VERSIONS_KEPT = document("VersioningConfiguration", "<Status>Enabled</Status>")
+EXPIRED = refused("400 Bad Request", "ExpiredToken")
 
 
 def page(status: str, *, is_xml: bool = True) -> Answer:
@@ -277,6 +291,25 @@ async def test_the_server_is_asked_what_a_head_did_not_find(
     assert (await quick_store.head("object")).etag == "e"
 
 
+async def test_a_refused_question_before_a_request_is_a_refusal(quick_store: ObjectStore, server: ScriptedServer) -> None:
+    server.script = deque([VERSIONS_KEPT, EXPIRED])
+    with pytest.raises(Refused, match="s3:ListBucketVersions"):
+        await quick_store.delete(["object"])
+    with pytest.raises(Refused, match="s3:GetBucketObjectLockConfiguration"):
+        await quick_store.put("object", [b"content"], lock=ObjectLock(mode=LockMode.GOVERNANCE, until_ms=1000))
+
+
+async def test_expired_credentials_do_not_mean_that_no_versions_are_kept(
+    quick_store: ObjectStore, server: ScriptedServer
+) -> None:
+    server.script = deque([EXPIRED])
+    with pytest.raises(Refused):
+        await anext(quick_store.list_keys(""))
+    hidden = "<Name>bucket</Name><Version><Key>hidden</Key><VersionId>1</VersionId></Version>"
+    server.script = deque([VERSIONS_KEPT, document("ListVersionsResult", hidden)])
+    assert [key async for key in quick_store.list_keys("")] == ["hidden"]
+
+
 async def test_a_page_of_a_gateway_is_no_empty_listing(quick_store: ObjectStore, server: ScriptedServer) -> None:
     server.script = deque([page("200 OK")])
     for listing in (quick_store.list(""), quick_store.list_uploads()):
@@ -356,7 +389,7 @@ async def test_a_write_that_is_never_done_is_unavailable(
 
 async def test_a_write_that_is_wrong_is_sent_once(impatient_store: ObjectStore, server: ScriptedServer) -> None:
     server.script = deque([refused("400 Bad Request", "InvalidArgument")])
-    with pytest.raises(Invalid):
+    with pytest.raises(Refused):
         await impatient_store.put("object", [b"content"])
     assert server.answered == 1
 

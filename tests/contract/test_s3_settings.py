@@ -20,7 +20,7 @@ from conftest import KMS_KEY, S3Server
 from obstore.auth.boto3 import Boto3CredentialProvider
 from support.opened_store import opened
 
-from stratalog_core.errors import Invalid, StratalogError
+from stratalog_core.errors import Invalid, Refused, StratalogError
 from stratalog_tiering.store import READ_ENGINES, s3_location
 from stratalog_tiering.store.s3_reads import CREDENTIALS_LIFETIME
 
@@ -248,6 +248,6 @@ async def test_objects_and_uploads_have_the_storage_class_that_is_asked_for(mini
                 head = await asyncio.to_thread(client.head_object, Bucket=bucket, Key=key)
                 assert head.get("StorageClass", "") == storage_class
         for refused in (store.put("ia", [b"content"], storage_class="GLACIER_IR"), store.create_upload("ia", 1, "GLACIER_IR")):
-            with pytest.raises(Invalid, match="InvalidStorageClass"):
+            with pytest.raises(Refused, match="InvalidStorageClass"):
                 await refused
     client.close()

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from stratalog_broker.metrics import StateUploadMetrics
 from stratalog_broker.partitions.log import PartitionLog
-from stratalog_core.errors import Invalid, StratalogError, Unavailable
+from stratalog_core.errors import Invalid, Refused, StratalogError, Unavailable
 from stratalog_core.ports import Clock
 from stratalog_core.restarting import restarting
 from stratalog_tiering.format.coordinator_state import CoordinatorState
@@ -80,7 +80,7 @@ class StateUploads:
                 name = f"{log.topic.name}-{log.topic_partition.partition}"
                 _log.warning("the state of %s is not in the bucket: %s", name, failure)
                 self._stored.pop(log, None)  # a write may have taken effect: list again
-                if isinstance(failure, Unavailable | Invalid):
+                if isinstance(failure, Invalid | Refused | Unavailable):
                     return  # it concerns all of them
             except Exception:
                 self.uploaded.failures += 1

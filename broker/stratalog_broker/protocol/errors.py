@@ -25,6 +25,7 @@ _GENERAL: Final[Mapping[type[errors.StratalogError], ErrorCode]] = {
     errors.NotFound: ErrorCode.unknown_topic_or_partition,
     errors.Corrupt: ErrorCode.corrupt_message,
     errors.Invalid: ErrorCode.invalid_request,
+    errors.Refused: ErrorCode.kafka_storage_error,
     errors.StorageFailed: ErrorCode.kafka_storage_error,
 }
 _PRODUCE: Final[Mapping[type[errors.StratalogError], ErrorCode]] = {

@@ -12,7 +12,7 @@ from stratalog.local import processes
 from stratalog.local.state import ClusterState
 from stratalog.target import existing_store
 from stratalog.tier.session import metadata_session, store_session
-from stratalog_core.errors import Invalid, NotFound, StratalogError
+from stratalog_core.errors import Invalid, NotFound, Refused, StratalogError
 from stratalog_core.system import SystemClock
 from stratalog_metadata.client.api import MetadataView
 from stratalog_metadata.records import Bookie, Broker, Ledger, LedgerState, Partition, TieringWorker, TierStatus, Topic
@@ -129,7 +129,7 @@ async def check_store(url: str) -> Finding:
 async def _probe(store: ObjectStore) -> Finding:
     try:
         report = await probe_store(store, SystemClock(), random.Random())
-    except Invalid as refused:
+    except (Invalid, Refused) as refused:
         return warn(
             "store", f"{store.url} refuses writes: {refused.message}", "tiering workers need credentials that may write"
         )

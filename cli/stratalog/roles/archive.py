@@ -23,7 +23,7 @@ from stratalog_broker.coordination.positions_file import PositionsFile
 from stratalog_broker.handlers import READ_ONLY_HANDLERS
 from stratalog_broker.network.server import BrokerServer
 from stratalog_broker.partitions.internal_topics import CONSUMER_OFFSETS, INTERNAL_TOPICS
-from stratalog_core.errors import Invalid, StorageFailed, StratalogError
+from stratalog_core.errors import Invalid, Refused, StorageFailed, StratalogError
 from stratalog_core.restarting import restarting
 from stratalog_core.search_pool import SearchPool
 from stratalog_core.system import resident_memory, return_free_memory
@@ -136,7 +136,7 @@ class _Lease:
         except StratalogError as failure:
             if not self._is_refused:
                 _log.warning("serving without a lease, so objects may be deleted while they are served: %s", failure.message)
-            self._is_refused = isinstance(failure, Invalid | StorageFailed)
+            self._is_refused = isinstance(failure, Invalid | Refused | StorageFailed)
             return False
         keeping = asyncio.get_running_loop().create_task(
             restarting(partial(lease.keep, self._store, self._clock), "the lease of the archive")

@@ -42,7 +42,6 @@ from stratalog_tiering.format.manifest import SegmentEntry
 from stratalog_tiering.format.merkle import split_hashes
 from stratalog_tiering.format.partition_tree import TreeSpan, tree_span
 from stratalog_tiering.format.segment import audit_block
-from stratalog_tiering.store import Refused
 
 PARTITIONS_AT_ONCE: Final = 8
 
@@ -127,8 +126,6 @@ def plan_audit(bucket: Bucket, options: ReadOptions) -> list[PartitionPlan]:
     async def plan(name: PartitionName) -> tuple[PartitionPlan, ManifestPointer | None]:
         try:
             pointer = (await load_history(bucket, name)).pointer
-        except Refused:
-            raise
         except (Corrupt, Invalid) as bad:
             return PartitionPlan(name=name, structure=Structure(), problems=(bad.message,)), None
         structure = await verifier.structure(name.topic, pointer) if pointer is not None else Structure()
@@ -187,8 +184,6 @@ def _audit_segment(bucket: Bucket, task: SegmentTask) -> SegmentResult:
         if not problems and not entry.is_compacted:
             restore_leaves(leaves, bucket.run(bucket.source.erased_leaves(entry)))
             span = tree_span(entry.first_leaf, list(split_hashes(leaves)))
-    except Refused:
-        raise
     except (Corrupt, Invalid) as bad:
         problems = [bad.message if entry.key in bad.message else f"segment {entry.key}: {bad.message}"]
     return SegmentResult(

@@ -50,7 +50,7 @@ from simulation.world.object_store import Bucket, SimulatedStore, StoreFaults, W
 from stratalog_core.batches.batch import read_header
 from stratalog_core.batches.checkpoint import Checkpoint, encode_checkpoint
 from stratalog_core.batches.records import Record, build_batch
-from stratalog_core.errors import Conflict, OutcomeUnknown, Unavailable
+from stratalog_core.errors import Conflict, OutcomeUnknown, Refused, Unavailable
 from stratalog_metadata.client.quorum_client import QuorumClient
 from stratalog_metadata.records import (
     KEEP_METADATA,
@@ -80,7 +80,7 @@ from stratalog_tiering.format.object_frame import object_sha256
 from stratalog_tiering.format.object_keys import manifest_key, manifests_prefix, marker_key
 from stratalog_tiering.maintenance.fork_resolution import read_lines
 from stratalog_tiering.offload.commit_markers import mark_committed
-from stratalog_tiering.store import Locked, ObjectStore, Refused
+from stratalog_tiering.store import Locked, ObjectStore
 from stratalog_tiering.worker.worker import TieringWorker
 
 GRACE_S: Final = 4.0

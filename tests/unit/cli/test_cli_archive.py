@@ -22,7 +22,7 @@ from stratalog.roles import archive
 from stratalog.roles.runtime import Configuration, Node
 from stratalog.target import existing_store
 from stratalog_core.batches.batch import iterate_headers
-from stratalog_core.errors import Conflict, Invalid, NotFound
+from stratalog_core.errors import Conflict, Invalid, NotFound, Refused
 from stratalog_core.files.directory_lock import lock_file
 from stratalog_core.system import SystemClock, ThreadBackground
 from stratalog_tiering.store import ObjectStore, open_store
@@ -217,7 +217,7 @@ async def test_an_archive_that_cannot_be_written_to_is_served_without_a_lease(
     await fill(store, "flights")
 
     async def refuse(*_: Any, **__: Any) -> None:
-        raise Invalid("access denied")
+        raise Refused("access denied")
 
     monkeypatch.setattr(FaultyStore, "put", refuse)
     async with served(tmp_path) as (client, _):

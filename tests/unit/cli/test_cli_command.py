@@ -130,6 +130,7 @@ def test_a_path_that_cannot_be_used_is_one_line(words: tuple[str, ...], tmp_path
         (errors.Conflict("x"), ExitCode.CONFLICT),
         (errors.StaleEpoch("x"), ExitCode.CONFLICT),
         (errors.Invalid("x"), ExitCode.USAGE),
+        (errors.Refused("x"), ExitCode.USAGE),
         (errors.Overloaded("x"), ExitCode.UNAVAILABLE),
         (errors.OutcomeUnknown("x"), ExitCode.UNAVAILABLE),
         (errors.StorageFailed("x"), ExitCode.FAILED),

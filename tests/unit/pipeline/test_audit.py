@@ -15,7 +15,7 @@ from unit.broker.mini_cluster import in_thread, run_cluster
 from stratalog_core.batches.batch import BatchHeader, read_header
 from stratalog_core.batches.compression import NAMES
 from stratalog_core.batches.records import Record, build_batch
-from stratalog_core.errors import Corrupt
+from stratalog_core.errors import Corrupt, Refused
 from stratalog_pipeline.brokers import Brokers
 from stratalog_pipeline.bucket import Bucket
 from stratalog_pipeline.jobs.audit import PartitionAudit, audit_segments, audit_tasks, plan_audit, verdicts
@@ -24,7 +24,6 @@ from stratalog_pipeline.metadata_tables import read_table
 from stratalog_pipeline.options import parse_options
 from stratalog_pipeline.scan_plan import wanted_partitions
 from stratalog_tiering.format.manifest_limits import ManifestLimits
-from stratalog_tiering.store import Refused
 from stratalog_tiering.store.filesystem import FilesystemStore
 
 if TYPE_CHECKING:

@@ -10,6 +10,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING
+from unittest.mock import AsyncMock
 
 import pyarrow as pa
 import pyarrow.dataset
@@ -17,7 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from stratalog_core.batches.records import Record, build_batch
-from stratalog_core.errors import Conflict, Corrupt, Invalid, NotFound
+from stratalog_core.errors import Conflict, Corrupt, Invalid, NotFound, Refused
 from stratalog_pipeline.bucket import Bucket
 from stratalog_pipeline.jobs import export_files
 from stratalog_pipeline.jobs.export import (
@@ -31,6 +32,7 @@ from stratalog_pipeline.jobs.export import (
 from stratalog_pipeline.jobs.export_files import FileTask, write_file
 from stratalog_pipeline.jobs.export_journal import Journal, Plan, WrittenFile
 from stratalog_pipeline.options import ReadOptions, parse_options
+from stratalog_tiering.cold.manifest_source import ManifestSource
 from stratalog_tiering.format.object_keys import manifests_prefix
 
 if TYPE_CHECKING:
@@ -275,7 +277,9 @@ def test_offsets_that_came_to_have_other_records_are_not_taken_for_exported_ones
         exporter.plan(allow_gaps=True)
 
 
-def test_a_history_that_was_cut_beyond_what_was_exported_goes_on(cold_bucket: ColdBucket, exporter: Exporter) -> None:
+def test_a_history_that_was_cut_beyond_what_was_exported_goes_on(
+    cold_bucket: ColdBucket, exporter: Exporter, monkeypatch: pytest.MonkeyPatch
+) -> None:
     exporter.run()
     cold_bucket.extend("flights", 0, batches(100, 20))
     cold_bucket.cut("flights", 0, 100)
@@ -283,6 +287,9 @@ def test_a_history_that_was_cut_beyond_what_was_exported_goes_on(cold_bucket: Co
     cold_bucket.merge("flights", 0, [*batches(0, 100), *keyed(100, 40)])
     _, plan = exporter.plan()
     assert (plan.files[0].first, plan.files[-1].end) == (100, 140)
+    monkeypatch.setattr(ManifestSource, "tree_pages", AsyncMock(side_effect=Refused("expired")))
+    with pytest.raises(Refused, match="expired"):
+        exporter.plan()
 
 
 def test_what_retention_removed_of_a_partition_without_files_is_an_error(cold_bucket: ColdBucket, exporter: Exporter) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from unit.pipeline.test_scan import batches
 
-from stratalog_core.errors import Corrupt, Invalid, Unavailable
+from stratalog_core.errors import Corrupt, Refused, Unavailable
 from stratalog_core.system import SystemClock
 from stratalog_pipeline.bucket import Bucket
 from stratalog_pipeline.jobs.lease import reader_lease
@@ -133,7 +133,7 @@ def test_credentials_that_may_not_write_are_enough(
 ) -> None:
     wanted = options(cold_bucket)
     with Bucket(wanted.store) as bucket:
-        monkeypatch.setattr(bucket.store, "put", failing(Invalid("access denied")))
+        monkeypatch.setattr(bucket.store, "put", failing(Refused("access denied")))
         with reader_lease(bucket, wanted, "audit"):
             assert leases(cold_bucket.root) == []
     assert "is read without a lease" in caplog.text

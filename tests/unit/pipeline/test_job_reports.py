@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from html.parser import HTMLParser
 
-from stratalog_core.errors import Corrupt, Unavailable
+from stratalog_core.errors import Corrupt, Refused, StratalogError, Unavailable
 from stratalog_pipeline.jobs.audit import PartitionAudit
 from stratalog_pipeline.jobs.export import ExportResult
 from stratalog_pipeline.jobs.export_journal import WrittenFile
@@ -112,6 +112,11 @@ def test_a_page_is_bounded() -> None:
     assert f"label-{LABELS_MAX + 4}" in page
 
 
+def qualified(error: type[StratalogError]) -> str:
+    """As in a trace."""
+    return f"{error.__module__}.{error.__qualname__}"
+
+
 def test_errors_of_tasks_become_the_products_errors() -> None:
     trace = (
         "An error occurred while calling o1.collect.\n: org.apache.spark.SparkException: Job aborted\n"
@@ -121,6 +126,7 @@ def test_errors_of_tasks_become_the_products_errors() -> None:
     found = as_ours(trace)
     assert isinstance(found, Corrupt)
     assert found.message == "segment s, block at byte 7: does not match its CRC"
+    assert isinstance(as_ours(trace.replace(qualified(Corrupt), qualified(Refused))), Refused)
     other = as_ours("An error occurred.\n: java.lang.OutOfMemoryError: Java heap space\n\tat java.base/x")
     assert isinstance(other, Unavailable)
     assert "OutOfMemoryError: Java heap space" in other.message

@@ -39,7 +39,7 @@ from stratalog_tiering.format.object_keys import (
     topic_prefix,
 )
 from stratalog_tiering.format.segment import SegmentFooter
-from stratalog_tiering.store import ObjectStore, Refused
+from stratalog_tiering.store import ObjectStore
 
 _READS_AT_ONCE: Final = 64
 
@@ -81,8 +81,6 @@ async def deleted_topics(store: ObjectStore) -> list[tuple[TopicDescriptor, Dele
         key = deletion_marker_key(topic.topic_id)
         try:
             return topic, decode_descriptor(await store.get(key), DeletionMarker, key)
-        except Refused:
-            raise
         except (Corrupt, Invalid, NoSuchObject):
             return topic, None
 
@@ -98,8 +96,6 @@ async def is_hidden(store: ObjectStore, topic_id: UUID) -> bool:
     key = await newest_descriptor_key(store, topic_id)
     try:
         return key is None or await _is_marked(store, await read_topic(store, key))
-    except Refused:
-        raise
     except (Corrupt, Invalid, NoSuchObject):
         return True
 
@@ -113,8 +109,6 @@ async def _is_marked(store: ObjectStore, topic: TopicDescriptor) -> bool:
         return not was_undone(decode_descriptor(await store.get(key), DeletionMarker, key), topic)
     except NoSuchObject:
         return False
-    except Refused:
-        raise
     except (Corrupt, Invalid):
         return True
 

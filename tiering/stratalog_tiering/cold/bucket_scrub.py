@@ -44,7 +44,7 @@ from stratalog_tiering.format.object_keys import (
     topic_prefix,
     with_data_keys,
 )
-from stratalog_tiering.store import ObjectInfo, ObjectStore, Refused
+from stratalog_tiering.store import ObjectInfo, ObjectStore
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -203,7 +203,5 @@ class BucketScrub:
             live = [entry.key async for entry in self._source.segments(manifest)]
             removed = [each.key async for each in self._source.removed(manifest)] if with_removed else []
             return with_data_keys(live_keys(manifest, live).union(removed))
-        except Refused:
-            raise
         except (Corrupt, Invalid, NoSuchObject):
             return None

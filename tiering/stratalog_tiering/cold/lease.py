@@ -20,7 +20,7 @@ from functools import partial
 from typing import Final
 from uuid import UUID
 
-from stratalog_core.errors import Fenced, Invalid, StorageFailed, StratalogError
+from stratalog_core.errors import Fenced, Invalid, Refused, StorageFailed, StratalogError
 from stratalog_core.ports import Clock
 from stratalog_core.restarting import restarting
 from stratalog_tiering.format.descriptor import ReaderLease, encode_descriptor
@@ -107,7 +107,7 @@ async def held(lease: HeldLease) -> AsyncIterator[None]:
     """
     try:
         await lease.acquire()
-    except (Invalid, StorageFailed) as refused:
+    except (Invalid, Refused, StorageFailed) as refused:
         _log.warning("the history is read without a lease, so it may be deleted after the grace period: %s", refused.message)
         yield
         return

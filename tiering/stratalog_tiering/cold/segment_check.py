@@ -22,7 +22,7 @@ from stratalog_tiering.format.footer import BlockEntry
 from stratalog_tiering.format.manifest import SegmentEntry
 from stratalog_tiering.format.merkle import batch_leaf
 from stratalog_tiering.format.segment import SegmentFooter, audit_block, iterate_block_batches
-from stratalog_tiering.store import ObjectStore, Refused
+from stratalog_tiering.store import ObjectStore
 
 OnBytes = Callable[[int], None]
 OnContent = Callable[[memoryview, Sequence[memoryview]], None]
@@ -75,8 +75,6 @@ async def check_segment(
     try:
         footer, tail = await check_presence(store, source, entry)
         cipher = await source.cipher(footer)
-    except Refused:
-        raise
     except (Corrupt, Invalid) as bad:
         yield segment_finding(entry, _kind(bad), bad.message)
         return

@@ -27,7 +27,7 @@ from stratalog_tiering.format.erased_leaves import restore_leaves
 from stratalog_tiering.format.manifest import Manifest, SegmentEntry, decode_manifest
 from stratalog_tiering.format.merkle import split_hashes
 from stratalog_tiering.format.partition_tree import TreePage, TreeProofs
-from stratalog_tiering.store import ObjectStore, Refused
+from stratalog_tiering.store import ObjectStore
 
 READS_AT_ONCE: Final = 4
 _Part = TypeVar("_Part")
@@ -110,8 +110,6 @@ class Verifier:
         for partition in range(topic.partition_count):
             try:
                 pointer = await self._archive.pointer(topic, partition)
-            except Refused:
-                raise
             except (Corrupt, Invalid) as bad:
                 yield _manifest_report(topic.name, partition, bad)
                 continue
@@ -251,8 +249,6 @@ class Verifier:
         await self._take(size)
         try:
             return await load(), None
-        except Refused:
-            raise
         except Invalid as unknown:
             return None, Finding(kind=Damage.UNKNOWN_FORMAT, key=key, problem=unknown.message)
         except Corrupt as bad:

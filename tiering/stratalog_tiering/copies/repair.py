@@ -20,6 +20,7 @@ from stratalog_core.errors import (
     NoSuchObject,
     NotFound,
     OutcomeUnknown,
+    Refused,
     StorageFailed,
     StratalogError,
 )
@@ -67,7 +68,7 @@ _VERSION: Final = frozenset(
         Damage.MARKER_MISSING, Damage.MARKER_ALTERED, Damage.MANIFEST_MISSING, Damage.MANIFEST_ALTERED, Damage.MANIFEST_DIGEST,
     }
 )  # fmt: skip
-_NOT_REPAIRED: Final = (Conflict, Corrupt, Invalid, NoSuchObject, NotFound, OutcomeUnknown, StorageFailed)
+_NOT_REPAIRED: Final = (Conflict, Corrupt, Invalid, NoSuchObject, NotFound, OutcomeUnknown, Refused, StorageFailed)
 
 
 class RepairedFrom(StrEnum):
@@ -238,14 +239,18 @@ class Repairer:
 
     async def _manifest_reference(self, key: str, sha256: bytes) -> Reference:
         """The manifest at ``key``, with the size that it has in the second copy, or here if there is no copy of it."""
+        refusal = None
         for store in (self._sources.copy, self._store):
             try:
                 content = await store.get(key) if store is not None else b""
                 manifest = decode_manifest(content, sha256)
+            except Refused as failure:
+                refusal = failure
+                continue
             except (Corrupt, Invalid, NoSuchObject):
                 continue
             return Reference(key=key, sha256=sha256, object_bytes=len(content), lock=manifest_lock(manifest))
-        raise NotFound(f"no copy of {key} with the committed digest is left")
+        raise refusal or NotFound(f"no copy of {key} with the committed digest is left")
 
     async def _put_marker(self, manifest: Reference) -> None:
         """Write the version's marker, locked as the manifest, unless it is right already, or the manifest is its own."""

@@ -43,7 +43,7 @@ from stratalog_tiering.format.object_keys import (
 )
 from stratalog_tiering.offload.commit import commit_manifest, prepare_version, previous_version
 from stratalog_tiering.offload.ports import WorkerPorts
-from stratalog_tiering.store import ObjectStore, Refused
+from stratalog_tiering.store import ObjectStore
 
 _log = logging.getLogger(__name__)
 
@@ -115,8 +115,6 @@ async def resolve_fork(ports: WorkerPorts, state: PartitionSnapshot, guards: Gua
         raise Conflict("the manifest has changed since the decision was read")
     try:
         return await _resolve(ports, state, decision, lines, guards)
-    except Refused:
-        raise
     except Invalid as impossible:
         refused: ForkDecision = msgspec.structs.replace(decision, refused=impossible.message)
         await ports.metadata.propose(Command(updates=(Put(record=refused),), requirements=(*guards, _decided(state))))

@@ -19,7 +19,7 @@ from typing import Final
 
 from obstore.store import AzureStore as ObstoreAzure
 
-from stratalog_core.errors import Conflict, Invalid, NoSuchObject, Unavailable
+from stratalog_core.errors import Conflict, Invalid, NoSuchObject, Refused, Unavailable
 from stratalog_core.object_lock import ObjectLock
 from stratalog_core.ports import Background, Buffer, Clock, Random
 from stratalog_tiering.store.azure_catalogue import UPLOAD_ID, AzureCatalogue
@@ -251,7 +251,7 @@ class AzureStore:
         """The headers of the container's own properties; none if the credentials do not allow to ask."""
         try:
             return (await self._requests.repeated(lambda: self._requests.send("HEAD", None, {"restype": "container"}))).headers
-        except Invalid:
+        except Refused:
             return {}
 
     async def _deletes_finally(self, key: str) -> bool | None:
@@ -259,7 +259,7 @@ class AzureStore:
         await self.delete([key])
         try:
             return not await self._catalogue.is_kept(key)
-        except Invalid:  # listings of deleted blobs may be refused
+        except Refused:  # listings of deleted blobs may be refused
             return None
 
     async def _refuses_replacement(self, key: str) -> bool:

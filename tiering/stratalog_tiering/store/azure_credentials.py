@@ -18,10 +18,9 @@ from urllib.parse import urlencode
 import urllib3
 from urllib3.exceptions import HTTPError
 
-from stratalog_core.errors import Invalid, Unavailable
+from stratalog_core.errors import Invalid, Refused, Unavailable
 from stratalog_core.ports import Background, Clock
 from stratalog_tiering.store.azure_settings import AzureSettings
-from stratalog_tiering.store.base import Refused
 
 if TYPE_CHECKING:
     from obstore.store import AzureCredential

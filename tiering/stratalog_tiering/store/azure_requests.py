@@ -16,10 +16,10 @@ from email.utils import formatdate
 from typing import Final
 from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 
-from stratalog_core.errors import Conflict, NoSuchObject, OutcomeUnknown, StratalogError, Unavailable
+from stratalog_core.errors import Conflict, NoSuchObject, OutcomeUnknown, Refused, StratalogError, Unavailable
 from stratalog_core.ports import Background
 from stratalog_tiering.store.azure_credentials import AzureCredentials, Token
-from stratalog_tiering.store.base import Locked, Refused, UnexplainedAbsence, UploadGone
+from stratalog_tiering.store.base import Locked, UnexplainedAbsence, UploadGone
 from stratalog_tiering.store.http_requests import Answer, HttpRequests
 from stratalog_tiering.store.store_url import AzureLocation
 

@@ -6,7 +6,7 @@ listings are consistent after writes. Differences between servers stay behind th
 
 All methods raise ``Unavailable`` (not reached, or no answer in time; a write did not happen), ``OutcomeUnknown`` (a write may
 or may not have happened), ``NoSuchObject`` (explicit absence, never an error), ``Conflict`` (``if_absent``, and the key
-exists), ``Refused`` (no such bucket, access denied, a quota), other ``Invalid`` (a bad key, wrong configuration),
+exists), ``Refused`` (no such bucket, access denied, a quota), ``Invalid`` (a bad key, wrong configuration),
 ``StorageFailed`` (a local disk failed or is full).
 """
 
@@ -84,10 +84,6 @@ class StoreFeatures:
     """Deleted objects cannot be restored from the store."""
     unsafe: str = ""
     """Why the store breaks promises of this interface, with the remedy; empty: no reason is known."""
-
-
-class Refused(Invalid):
-    """The store refused a request: access denied, a quota, no such bucket. It will until somebody changes that."""
 
 
 class Locked(Invalid):

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from obstore.store import GCSStore as ObstoreGcs
 
-from stratalog_core.errors import Conflict, Invalid, NoSuchObject, Unavailable
+from stratalog_core.errors import Conflict, Invalid, NoSuchObject, Refused, Unavailable
 from stratalog_core.object_lock import ObjectLock
 from stratalog_core.ports import Background, Buffer, Clock, Random
 from stratalog_tiering.store.base import KeyRing, ObjectInfo, StoreFeatures, Upload, UploadedPart, check_range, refuse_lock
@@ -222,7 +222,7 @@ class GcsStore:
         """The bucket's own metadata, or None if the credentials do not allow to ask."""
         try:
             return await self._requests.repeated(lambda: self._requests.bucket(_BUCKET_FIELDS))
-        except Invalid:
+        except Refused:
             await self._requests.repeated(self._requests.check_bucket)
             return None
 

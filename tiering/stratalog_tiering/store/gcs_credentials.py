@@ -17,9 +17,8 @@ import urllib3
 from google.auth.exceptions import DefaultCredentialsError, GoogleAuthError, TransportError
 from google.auth.transport.urllib3 import Request
 
-from stratalog_core.errors import Invalid, Unavailable
+from stratalog_core.errors import Invalid, Refused, Unavailable
 from stratalog_core.ports import Background, Clock
-from stratalog_tiering.store.base import Refused
 
 if TYPE_CHECKING:
     from obstore.store import GCSCredential

@@ -14,9 +14,9 @@ from collections.abc import Mapping
 from typing import Any, Final
 from urllib.parse import quote, urlencode
 
-from stratalog_core.errors import Conflict, NoSuchObject, OutcomeUnknown, StratalogError, Unavailable
+from stratalog_core.errors import Conflict, NoSuchObject, OutcomeUnknown, Refused, StratalogError, Unavailable
 from stratalog_core.ports import Background, Buffer
-from stratalog_tiering.store.base import Locked, Refused, Throttled, UnexplainedAbsence, UploadGone
+from stratalog_tiering.store.base import Locked, Throttled, UnexplainedAbsence, UploadGone
 from stratalog_tiering.store.gcs_credentials import GcsCredentials
 from stratalog_tiering.store.http_requests import Answer, HttpRequests
 from stratalog_tiering.store.store_url import GcsLocation
@@ -77,7 +77,7 @@ class GcsRequests(HttpRequests):
         return self._send(method, session, {}, headers, body, key=key, is_session=True)
 
     def check_bucket(self) -> None:
-        """Raise ``Invalid`` if the bucket does not exist. Blocks. Sends at most one request until one has succeeded."""
+        """Raise ``Refused`` if the bucket does not exist. Blocks. Sends at most one request until one has succeeded."""
         if not self._has_bucket:
             self.objects({"maxResults": "1", "fields": "kind"})
 

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Final, TypeVar
 import obstore
 from obstore.exceptions import BaseError, NotFoundError, PermissionDeniedError, UnauthenticatedError
 
-from stratalog_core.errors import Corrupt, NoSuchObject, StratalogError, Unavailable
-from stratalog_tiering.store.base import Refused, UnexplainedAbsence
+from stratalog_core.errors import Corrupt, NoSuchObject, Refused, StratalogError, Unavailable
+from stratalog_tiering.store.base import UnexplainedAbsence
 from stratalog_tiering.store.s3_attempts import repeated, time_limit
 
 if TYPE_CHECKING:

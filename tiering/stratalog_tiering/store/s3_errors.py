@@ -20,8 +20,17 @@ from botocore.exceptions import (
     PartialCredentialsError,
 )
 
-from stratalog_core.errors import Conflict, Corrupt, Invalid, NoSuchObject, OutcomeUnknown, StratalogError, Unavailable
-from stratalog_tiering.store.base import Refused, UnexplainedAbsence, UploadGone
+from stratalog_core.errors import (
+    Conflict,
+    Corrupt,
+    Invalid,
+    NoSuchObject,
+    OutcomeUnknown,
+    Refused,
+    StratalogError,
+    Unavailable,
+)
+from stratalog_tiering.store.base import UnexplainedAbsence, UploadGone
 
 _ABSENT: Final = frozenset({"NoSuchKey"})
 _NOT_FOUND: Final = 404

@@ -11,7 +11,7 @@ from typing import Any
 
 from botocore.exceptions import ClientError
 
-from stratalog_core.errors import Invalid, OutcomeUnknown, Unavailable
+from stratalog_core.errors import Invalid, OutcomeUnknown, Refused, Unavailable
 from stratalog_core.moments import utc_time
 from stratalog_core.object_lock import ObjectLock
 from stratalog_tiering.store.s3_async import REQUEST_TIMEOUT_S, AsyncClient
@@ -38,7 +38,7 @@ class S3Locks:
         return {"ObjectLockMode": lock.mode.value.upper(), "ObjectLockRetainUntilDate": utc_time(lock.until_ms)}
 
     async def _require(self) -> None:
-        """Raise ``Invalid`` unless the bucket has Object Lock."""
+        """Raise ``Invalid`` unless the bucket has Object Lock, ``Refused`` if it may not be asked."""
         place, code, answer = self._location.url, "", {}
         async with self._client.answering("the bucket's locks") as client, time_limit(REQUEST_TIMEOUT_S):
             try:
@@ -48,7 +48,7 @@ class S3Locks:
                     raise
                 code = str(refused.response.get("Error", {}).get("Code", ""))
         if code in REFUSED_CODES:
-            raise Invalid(f"{place}: whether objects can be locked is unknown; allow s3:GetBucketObjectLockConfiguration")
+            raise Refused(f"{place}: whether objects can be locked is unknown; allow s3:GetBucketObjectLockConfiguration")
         if answer.get("ObjectLockConfiguration", {}).get("ObjectLockEnabled") != "Enabled":
             raise Invalid(
                 f"{place} cannot lock objects: the bucket was created without Object Lock. Use one that"

@@ -12,9 +12,9 @@ import posixpath
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, Final
 
-from stratalog_core.errors import Invalid, NoSuchObject, Unavailable
+from stratalog_core.errors import Invalid, NoSuchObject, Refused, Unavailable
 from stratalog_core.moments import utc_text
-from stratalog_tiering.store.base import Locked, Refused, delete_batches
+from stratalog_tiering.store.base import Locked, delete_batches
 from stratalog_tiering.store.s3_async import AsyncClient
 from stratalog_tiering.store.s3_attempts import repeated
 from stratalog_tiering.store.s3_catalogue import S3Catalogue
@@ -64,9 +64,13 @@ class S3Versions:
                 answer = await self._repeated("get_bucket_versioning", "the bucket's versioning")
                 # A suspended bucket still has the versions of earlier days.
                 self._is_versioned = answer.get("Status") in ("Enabled", "Suspended")
-            except Invalid as refused:
-                _log.info("whether deletions must name versions is found out by the first one: %s", refused.message)
+            except Invalid as unknown:
+                _log.info("whether deletions must name versions is found out by the first one: %s", unknown.message)
                 self._is_versioned = False
+            except Refused as refused:
+                # Denied by a policy, or expired credentials: the next deletion or listing asks again.
+                _log.info("whether deletions must name versions is found out by the first one: %s", refused.message)
+                return False
         return self._is_versioned
 
     async def _delete_unversioned(self, keys: Sequence[str]) -> list[str]:
@@ -105,7 +109,7 @@ class S3Versions:
         version = {"VersionId": refused["VersionId"]} if refused.get("VersionId") else {}
         try:
             answer = await self._catalogue.headers(self._location.key(refused["Key"]), **version)
-        except (Invalid, NoSuchObject):
+        except (Invalid, NoSuchObject, Refused):
             return None
         if answer.get("ObjectLockLegalHoldStatus") == "ON":
             return 0, "it is under a legal hold"
@@ -157,8 +161,8 @@ class S3Versions:
     async def _list_page(self, prefix: str, more: Mapping[str, Any]) -> Any:
         try:
             return await self._catalogue.list_versions(prefix, **more)
-        except Invalid as refused:
-            raise Invalid(
+        except (Invalid, Refused) as refused:
+            raise type(refused)(
                 f"{refused.message}. The bucket keeps versions, so deletions name them: allow s3:ListBucketVersions and"
                 " s3:DeleteObjectVersion; `stratalog store init` sets that for MinIO accounts"
             ) from refused

@@ -11,7 +11,7 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Final, TypeVar
 
-from stratalog_core.errors import Corrupt, Invalid, NoSuchObject, StorageFailed, StratalogError, Unavailable
+from stratalog_core.errors import Corrupt, Invalid, NoSuchObject, Refused, StorageFailed, StratalogError, Unavailable
 from stratalog_core.object_lock import ObjectLock
 from stratalog_core.ports import Buffer, Clock
 from stratalog_tiering.store.base import KeyRing, ObjectInfo, ObjectStore, StoreFeatures, Upload, UploadedPart
@@ -19,7 +19,7 @@ from stratalog_tiering.store.base import KeyRing, ObjectInfo, ObjectStore, Store
 AWAY_S: Final = 10.0
 """After the first store did not answer, reads go to the second copy first for so long."""
 _LOG_INTERVAL_S: Final = 10.0
-_FAILURES: Final = (Corrupt, Invalid, NoSuchObject, StorageFailed, Unavailable)
+_FAILURES: Final = (Corrupt, Invalid, NoSuchObject, Refused, StorageFailed, Unavailable)
 _Read = TypeVar("_Read")
 _log = logging.getLogger(__name__)
 

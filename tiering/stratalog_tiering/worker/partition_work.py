@@ -12,7 +12,7 @@ import logging
 from collections.abc import Hashable, Mapping
 from typing import Final
 
-from stratalog_core.errors import Conflict, OutcomeUnknown, StorageFailed, StratalogError, Unavailable
+from stratalog_core.errors import Conflict, OutcomeUnknown, Refused, StorageFailed, StratalogError, Unavailable
 from stratalog_metadata.client.topic_defaults import topic_defaults
 from stratalog_metadata.records import (
     ManifestPointer,
@@ -42,7 +42,7 @@ from stratalog_tiering.maintenance.retention import apply_retention, next_expiry
 from stratalog_tiering.offload.offloading import cold_since, drop, drop_hot, offload
 from stratalog_tiering.offload.ports import WorkerPorts
 from stratalog_tiering.offload.version_objects import ensure_in_store
-from stratalog_tiering.store import Locked, Refused
+from stratalog_tiering.store import Locked
 from stratalog_tiering.worker.leases import WorkerLeases, partition_lease
 
 STEPS_AT_ONCE_MAX: Final = 100

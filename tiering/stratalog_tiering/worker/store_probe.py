@@ -15,7 +15,7 @@ from enum import Enum
 from itertools import compress
 from typing import Final
 
-from stratalog_core.errors import Conflict, Corrupt, Invalid, NoSuchObject, StratalogError
+from stratalog_core.errors import Conflict, Corrupt, Invalid, NoSuchObject, Refused, StratalogError
 from stratalog_core.ports import Clock, Random
 from stratalog_core.single_flight import SingleFlight
 from stratalog_tiering.format.object_keys import PROBE_PREFIX, probe_key
@@ -227,7 +227,9 @@ async def _race_uploads(store: ObjectStore, key: str) -> int | None:
         parts = [await store.put_part(upload, 1, [b"uploaded"]) for upload in uploads]
         completions = (store.complete_upload(upload, [part]) for upload, part in zip(uploads, parts, strict=True))
         return sum(await _winners(completions))
-    except Invalid as refused:
+    except (Invalid, Refused) as refused:
+        # With credentials that have expired meanwhile it refuses all requests.
+        await store.put(key, [b"written without an upload"], if_absent=False)
         _log.warning("%s refuses uploads: %s", store.url, refused.message)
         return None
     finally:

@@ -12,7 +12,7 @@ import logging
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Final
 
-from stratalog_core.errors import StorageFailed, StratalogError, Unavailable
+from stratalog_core.errors import Refused, StorageFailed, StratalogError, Unavailable
 from stratalog_core.metrics.groups import MetricGroup
 from stratalog_core.ports import Background, Clock, Random
 from stratalog_core.restarting import restarting
@@ -25,7 +25,7 @@ from stratalog_tiering.copies.second import SecondCopy
 from stratalog_tiering.metrics import ScrubMetrics, TieringMetrics, tiering_lag
 from stratalog_tiering.offload.ownership import BucketOwnership
 from stratalog_tiering.offload.ports import LedgerSource, Throttle, WorkerPorts, trusted, worker_ports
-from stratalog_tiering.store import ObjectStore, Refused
+from stratalog_tiering.store import ObjectStore
 from stratalog_tiering.worker.session import WorkerSession
 
 _PAUSE_S: Final = 1.0

@@ -17,7 +17,7 @@ from unit.metadata.watching import until
 from stratalog_broker.coordination.groups.core.store import GroupStore
 from stratalog_broker.partitions.internal_topics import CONSUMER_OFFSETS
 from stratalog_broker.partitions.state_uploads import StateUploads
-from stratalog_core.errors import OutcomeUnknown, Unavailable
+from stratalog_core.errors import OutcomeUnknown, Refused, Unavailable
 from stratalog_core.system import SystemClock
 from stratalog_metadata.records import Log, Topic, log_key, partition_key, topic_key
 from stratalog_metadata.state.commands import Command, Delete, Put
@@ -163,12 +163,14 @@ async def test_only_a_later_owner_has_a_newer_state(tmp_path: Path, leader_epoch
         assert store.requests["put"] == is_stored
 
 
-@pytest.mark.parametrize("failure", [Unavailable("away"), OutcomeUnknown("no answer"), ValueError("nobody expects it")])
+@pytest.mark.parametrize(
+    "failure", [Unavailable("away"), Refused("expired"), OutcomeUnknown("no answer"), ValueError("nobody expects it")]
+)
 async def test_a_failed_write_is_tried_again(tmp_path: Path, failure: Exception) -> None:
     async with run_cluster(tmp_path) as cluster:
         offsets, (uploads, store) = Offsets(cluster), await new_uploads(cluster)
         await offsets.commit(0, 5)
-        store.before, store.after_put = (failure, None) if isinstance(failure, Unavailable) else (None, failure)
+        store.before, store.after_put = (failure, None) if isinstance(failure, Unavailable | Refused) else (None, failure)
         await uploads.run_round()
         assert uploads.metrics()[0].failures == 1
         assert uploads.metrics()[0].partitions_waiting == 1

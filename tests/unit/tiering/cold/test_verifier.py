@@ -11,12 +11,12 @@ import pytest
 from support.archive_writer import ArchiveWriter
 
 from stratalog_core.batches.checkpoint import ProducerEntry
+from stratalog_core.errors import Refused
 from stratalog_core.system import ThreadBackground
 from stratalog_tiering.cold.archive import Archive
 from stratalog_tiering.cold.manifest_source import ManifestSource
 from stratalog_tiering.cold.segment_check import check_segment
 from stratalog_tiering.cold.verifier import PartitionReport, Progress, Verifier
-from stratalog_tiering.store import Refused
 
 Store = Any
 Batches = Callable[..., list[bytes]]

@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from unit.tiering.conftest import FaultyStore
 
+from stratalog_core.errors import Refused
 from stratalog_core.system import SystemClock
 from stratalog_metadata.records import ManifestPointer
 from stratalog_tiering.cold.bucket_scrub import BucketScrub
@@ -86,3 +88,18 @@ async def test_a_version_that_no_copy_has_in_a_known_format_stays(
     assert made.source is None
     assert "the marker in the second copy is damaged, too" in made.problem
     assert stored.read_bytes() == before
+
+
+async def test_a_second_copy_that_refuses_to_answer_is_not_taken_for_one_without_the_version(
+    cluster: Cluster, pointer: ManifestPointer, store_directory: Path, tmp_path: Path
+) -> None:
+    copy = FaultyStore(second_copy(store_directory, tmp_path / "second", cluster))
+    stored = store_directory / pointer.object_key
+    committed = stored.read_bytes()
+    flip(stored, VERSION)
+    sources = RepairSources(copy=copy, pointers={(pointer.topic_id, 0): pointer}, has_metadata=True)
+    copy.before = lambda name, key: Refused("expired") if name == "get" else None
+    assert await repaired(cluster, sources) == [Repair(source=None, problem="expired")]
+    copy.before = lambda name, key: None
+    assert await repaired(cluster, sources) == [Repair(source=RepairedFrom.COPY)]
+    assert stored.read_bytes() == committed

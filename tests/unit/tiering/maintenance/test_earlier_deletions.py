@@ -15,7 +15,7 @@ import pytest
 from support.embedded_quorum import embedded_quorum
 from unit.tiering.worker.test_deleted_topics import restore
 
-from stratalog_core.errors import Conflict, NotFound
+from stratalog_core.errors import Conflict, NotFound, Refused
 from stratalog_core.rpc.tcp import TcpTransport
 from stratalog_core.system import SystemClock
 from stratalog_metadata.client.topic_deletion import delete_topic
@@ -213,6 +213,24 @@ async def test_a_topic_whose_descriptor_cannot_be_read_is_not_deleted(cluster: C
         assert [*new.metadata.view.all(DeletedTopic)] == []
         (refused,) = await found(new, 1000 * HOUR_MS)
         assert "is not a TopicDescriptor" in refused.refused
+
+
+async def test_a_marker_that_the_store_refuses_to_read_waits_for_no_decision(
+    cluster: Cluster, make_batches: Batches, tmp_path: Path
+) -> None:
+    """As with credentials that expire meanwhile. Neither is the topic recorded under its id instead of its name."""
+    await hide_topic_with_history(cluster, make_batches(0, [3]), 500)
+    async with next_owner(cluster, tmp_path / "new") as new:
+        owner, store = await owner_of(new), new.store
+        store.calls.clear()
+        (deletion,) = await earlier_deletions(store, new.metadata, owner)
+        assert (deletion.deleted.name, deletion.refused) == ("flights", "")
+        for refused in range(len(store.calls)):
+            store.calls.clear()
+            store.before = lambda name, key, n=refused: Refused("expired") if len(store.calls) == n + 1 else None
+            with pytest.raises(Refused, match="expired"):
+                await earlier_deletions(store, new.metadata, owner)
+        store.before = lambda name, key: None
 
 
 async def test_an_owner_whose_metadata_is_an_old_copy_does_not_judge_its_own_markers(

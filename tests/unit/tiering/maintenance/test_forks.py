@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from support.archive_writer import ArchiveWriter
 from support.directory_store import object_files
 
+from stratalog_core.errors import Refused
 from stratalog_core.system import SystemClock
 from stratalog_metadata.records import (
     KEEP_METADATA,
@@ -34,7 +35,7 @@ from stratalog_tiering.cold.reader import ColdReader, ColdReaderSettings
 from stratalog_tiering.core.forks import find_fork
 from stratalog_tiering.format.object_keys import manifest_key, manifests_prefix, marker_key, segments_prefix
 from stratalog_tiering.maintenance.fork_resolution import read_lines
-from stratalog_tiering.store import ObjectInfo, Refused
+from stratalog_tiering.store import ObjectInfo
 
 Cluster = Any  # the TestCluster of conftest.py, which cannot be imported
 Batches = Callable[..., list[bytes]]

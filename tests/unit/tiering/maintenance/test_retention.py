@@ -10,14 +10,14 @@ import msgspec
 import pytest
 from unit.tiering.unreliable_metadata import UnreliableMetadata
 
-from stratalog_core.errors import StratalogError
+from stratalog_core.errors import Refused, StratalogError
 from stratalog_core.system import SystemClock
 from stratalog_metadata.records import ManifestPointer
 from stratalog_metadata.state.commands import Applied, Command, Put
 from stratalog_tiering.format.manifest import decode_manifest
 from stratalog_tiering.format.object_keys import segment_key
 from stratalog_tiering.offload.commit import RENEWAL_SHARE
-from stratalog_tiering.store import Locked, Refused
+from stratalog_tiering.store import Locked
 
 Cluster = Any  # the TestCluster of conftest.py, which cannot be imported
 Batches = Callable[..., list[bytes]]

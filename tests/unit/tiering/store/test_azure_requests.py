@@ -16,13 +16,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stratalog_core.errors import Conflict, Invalid, NoSuchObject, OutcomeUnknown, StratalogError, Unavailable
+from stratalog_core.errors import Conflict, Invalid, NoSuchObject, OutcomeUnknown, Refused, StratalogError, Unavailable
 from stratalog_core.system import SystemClock, ThreadBackground
 from stratalog_tiering.store import check_store_url, location_url, open_store, shown_url
 from stratalog_tiering.store.azure_credentials import AzureCredentials
 from stratalog_tiering.store.azure_requests import refusal, signed_headers, string_to_sign
 from stratalog_tiering.store.azure_settings import azure_settings
-from stratalog_tiering.store.base import Locked, Refused, UnexplainedAbsence, UploadGone
+from stratalog_tiering.store.base import Locked, UnexplainedAbsence, UploadGone
 from stratalog_tiering.store.store_url import parse_azure_url
 from stratalog_tiering.worker.store_probe import StoreReport
 
@@ -255,11 +255,11 @@ async def test_a_token_that_is_refused_says_why_and_an_identity_that_is_away_is_
     }  # fmt: skip
     credentials = AzureCredentials(azure_settings(environment), "az://c/", background, SystemClock())
     identity.answers = [(401, {"error": "invalid_client"}), (503, {}), (200, {"token": "?"})]
-    with pytest.raises(Invalid, match="401, invalid_client"):
+    with pytest.raises(Refused, match="401, invalid_client"):
         credentials.token()
     with pytest.raises(Unavailable, match="503"):
         credentials.token()
-    with pytest.raises(Invalid, match="no token in its answer"):
+    with pytest.raises(Refused, match="no token in its answer"):
         credentials.token()
     credentials.close()
     nobody = AzureCredentials(azure_settings({}), "az://c/", background, SystemClock(), "http://127.0.0.1:1/")

@@ -13,11 +13,11 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric import rsa
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
-from stratalog_core.errors import Conflict, Invalid, NoSuchObject, OutcomeUnknown, StratalogError, Unavailable
+from stratalog_core.errors import Conflict, Invalid, NoSuchObject, OutcomeUnknown, Refused, StratalogError, Unavailable
 from stratalog_core.ports import Background
 from stratalog_core.system import SystemClock, ThreadBackground
 from stratalog_tiering.store import check_store_url, location_url, shown_url
-from stratalog_tiering.store.base import Locked, Refused, Throttled, UnexplainedAbsence
+from stratalog_tiering.store.base import Locked, Throttled, UnexplainedAbsence
 from stratalog_tiering.store.gcs_credentials import VARIABLE, GcsCredentials
 from stratalog_tiering.store.gcs_requests import DamagedInTransit, GcsRequests, refusal
 from stratalog_tiering.store.store_url import GcsLocation, parse_gcs_url
@@ -174,7 +174,7 @@ def test_without_a_token_that_service_is_waited_for(issuer: type[TokenServer], b
 
 def test_a_refused_token_is_a_configuration_error(issuer: type[TokenServer], background: Background) -> None:
     issuer.status = 400
-    with pytest.raises(Invalid, match="no token was issued; check the credentials") as refused:
+    with pytest.raises(Refused, match="no token was issued; check the credentials") as refused:
         GcsCredentials("gs://history/", background, SystemClock()).token()
     assert "PRIVATE KEY" not in f"{refused.value!r} {refused.value.__cause__!r}"
 
@@ -246,11 +246,11 @@ def test_a_token_that_the_service_refuses_is_renewed_once(
     assert (issuer.issued, handler.asked) == (2, 2)
     handler.known = "no token"
     for _ in range(3):
-        with pytest.raises(Invalid, match="refused"):
+        with pytest.raises(Refused, match="refused"):
             requests.objects({})
     assert (issuer.issued, handler.asked) == (2, 5)
     clock.later_s = 60.0
-    with pytest.raises(Invalid, match="refused"):
+    with pytest.raises(Refused, match="refused"):
         requests.objects({})
     assert (issuer.issued, handler.asked) == (3, 7)
     requests.close()

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from support.planted_damage import History, small_batch, write_history
 
-from stratalog_core.errors import Corrupt, NoSuchObject, Unavailable
+from stratalog_core.errors import Corrupt, NoSuchObject, Refused, Unavailable
 from stratalog_core.system import SystemClock, ThreadBackground
 from stratalog_tiering.cold.archive import Archive
 from stratalog_tiering.cold.reader import ColdReader, ColdReaderSettings
@@ -103,6 +103,14 @@ async def test_damage_in_both_is_the_first_stores_error(
     second.remove(second.segment(3))
     with pytest.raises(Corrupt, match="block 0"):
         await read_all(StoreWithCopy(store, second_store, SystemClock()))
+
+
+async def test_a_store_that_refuses_reads_is_read_from_its_second_copy(
+    history: History, store: Store, second_store: ObjectStore
+) -> None:
+    both = StoreWithCopy(store, second_store, SteppedClock())
+    store.before = lambda name, key: Refused("access denied") if name in ("get", "get_range", "list", "head") else None
+    assert (await read_all(both))[0] == EXPECTED
 
 
 async def test_a_store_that_is_away_is_asked_again_after_a_while(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +13,10 @@ import msgspec
 import pytest
 import pytest_asyncio
 from support.markers import is_marked
+from unit.tiering.conftest import FaultyStore
 from unit.tiering.worker.test_worker import Batches, Cluster, read_cold
 
-from stratalog_core.errors import Conflict, Invalid
+from stratalog_core.errors import Conflict, Invalid, Refused
 from stratalog_core.system import SystemClock, ThreadBackground
 from stratalog_metadata.client.topic_deletion import delete_topic, finish_deletion
 from stratalog_metadata.records import DeletedTopic, Topic, deleted_topic_key, manifest_pointer_key, topic_key
@@ -193,3 +194,20 @@ async def test_a_topic_that_is_deleted_during_the_listing_has_no_orphans(cluster
     await cluster.metadata.propose(part.command(stored.version))
     with pytest.raises(Conflict, match="was deleted while its objects were listed"):
         await find_garbage(ports(cluster), state, 0, 0)
+
+
+@only_in_a_directory
+async def test_a_store_that_refuses_to_answer_ends_the_judgement(cluster: Cluster, make_batches: Batches) -> None:
+    """As with credentials that expire meanwhile: it is no property of a partition."""
+    await history(cluster, make_batches)
+    store = cluster.store = FaultyStore(cluster.store)
+
+    def expired_at(request: int) -> Callable[[str, str], BaseException | None]:
+        return lambda name, key: Refused("expired") if len(store.calls) == request else None
+
+    await found(cluster)
+    for request in range(1, len(store.calls) + 1):
+        store.calls.clear()
+        store.before = expired_at(request)
+        with pytest.raises(Refused, match="expired"):
+            await found(cluster)

@@ -6,14 +6,14 @@ import asyncio
 import logging
 import os
 import random
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from unit.tiering.conftest import FaultyStore, TestCluster
 
-from stratalog_core.errors import Invalid, NoSuchObject, Unavailable
+from stratalog_core.errors import Invalid, NoSuchObject, Refused, Unavailable
 from stratalog_core.object_lock import ObjectLock
 from stratalog_core.ports import Buffer
 from stratalog_core.system import SystemClock
@@ -67,6 +67,21 @@ class WithoutUploads(FaultyStore):
         raise Invalid("not implemented")
 
 
+class RefusingUploads(FaultyStore):
+    """Answers 400 or 405 to requests that it does not know."""
+
+    async def create_upload(
+        self,
+        key: str,
+        part_bytes: int,
+        storage_class: str = "",
+        lock: ObjectLock | None = None,
+        *,
+        if_absent: bool = True,
+    ) -> Upload:
+        raise Refused("the request was refused")
+
+
 class OverwritingUploads(FaultyStore):
     async def complete_upload(self, upload: Upload, parts: Sequence[UploadedPart]) -> str:
         return await super().complete_upload(replace(upload, if_absent=False), parts)
@@ -106,6 +121,7 @@ async def test_a_directory_is_safe_and_a_probe_leaves_nothing(store: FaultyStore
         (Stale, {"read after write", "ranged reads"}),
         (WithoutRanges, {"ranged reads"}),
         (WithoutUploads, {"multipart uploads"}),
+        (RefusingUploads, {"multipart uploads"}),
     ],
 )
 async def test_an_unsafe_store_is_refused_with_its_reason(
@@ -170,6 +186,21 @@ async def test_a_failure_of_the_store_is_no_result(store: FaultyStore) -> None:
     assert [info.key async for info in store.list("")] == []
     store.before = lambda name, key: None
     await check.ensure()
+
+
+async def test_a_store_that_refuses_everything_from_some_request_on_is_not_judged(store: FaultyStore) -> None:
+    """As with credentials that expire during the probe: the store may well offer uploads."""
+
+    def expired_after(requests: int) -> Callable[[str, str], BaseException | None]:
+        # S3 and others take a refused question about a feature for an unknown one.
+        return lambda name, _: Refused("expired") if len(store.calls) > requests and name != "features" else None
+
+    await probed(store)
+    for requests in range([name for name, _ in store.calls].index("features")):
+        store.calls.clear()
+        store.before = expired_after(requests)
+        with pytest.raises(Refused, match="expired"):
+            await probed(store)
 
 
 async def test_concurrent_callers_share_one_probe(store: FaultyStore) -> None:

@@ -13,7 +13,7 @@ from support.directory_store import object_files
 
 from stratalog_core.batches.checkpoint import Checkpoint, EpochStart, ProducerEntry, SequencedBatch
 from stratalog_core.batches.records import Record, build_batch
-from stratalog_core.errors import Invalid, OutcomeUnknown, StorageFailed, StratalogError, Unavailable
+from stratalog_core.errors import Invalid, OutcomeUnknown, Refused, StorageFailed, StratalogError, Unavailable
 from stratalog_core.system import SystemClock
 from stratalog_metadata.records import (
     DeletedTopic,
@@ -34,7 +34,6 @@ from stratalog_tiering.format.descriptor import OwnerDescriptor, encode_descript
 from stratalog_tiering.format.object_keys import OWNERS_PREFIX, deletion_marker_key, owner_key, segment_key
 from stratalog_tiering.format.segment import SegmentFooter
 from stratalog_tiering.metrics import TieringCounters, TieringMetrics
-from stratalog_tiering.store import Refused
 
 MIB = 1024 * 1024
 DAY_MS = 86_400_000
