@@ -357,7 +357,7 @@ class DiskScrub(Control, frozen=True, kw_only=True):
     """The running or last scrub of one disk; ``number`` counts scrubs since the process started.
 
     ``damaged_entries`` (corrupt) and ``healed_entries`` (repaired) count since the scrub began. ``waiting_entries`` are corrupt
-    now; the repair of ``untried_entries`` of them has not been attempted; ``examples`` gives reasons for a few.
+    now, ``untried_entries`` of them without an attempt to repair; ``examples`` gives reasons, ``unchecked`` what was left out.
     """
 
     position: int
@@ -373,6 +373,7 @@ class DiskScrub(Control, frozen=True, kw_only=True):
     broken_files: int = 0
     repaired_files: int = 0
     examples: tuple[str, ...] = ()
+    unchecked: str = ""
 
 
 class ScrubStatus(Control, frozen=True, kw_only=True):

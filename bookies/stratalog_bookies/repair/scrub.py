@@ -58,6 +58,9 @@ class Scrub:
         self._found_before = 0
         self._repaired_before = 0
         self._repaired = 0
+        self._place = ""
+        """The file that is being checked, in words."""
+        self._unchecked = ""
 
     async def run(self) -> None:
         """Scrub periodically and on request, until cancelled."""
@@ -75,6 +78,7 @@ class Scrub:
         if not self._running:
             self._running = True
             self._number += 1
+            self._unchecked = ""
             self._wanted.set()
         self._disk.corruption.retry_all()
         self._on_corruption()
@@ -83,11 +87,16 @@ class Scrub:
         try:
             await self.scrub()
         except (StratalogError, OSError) as failure:
-            _log.error("the scrub of disk %d stopped early: %s", self._disk.position, failure)
-        except Exception:
+            self._stopped(str(failure))
+            _log.error("the scrub of disk %d is incomplete: %s", self._disk.position, self._unchecked)
+        except Exception as defect:
+            self._stopped(f"unexpected {type(defect).__name__}; see the bookie's log")
             _log.exception("the scrub of disk %d failed unexpectedly", self._disk.position)
         finally:
             self._running = False
+
+    def _stopped(self, reason: str) -> None:
+        self._unchecked = f"it stopped at {self._place}, after {self._checked_bytes} of {self._total_bytes} bytes: {reason}"
 
     async def scrub(self) -> None:
         """Check everything once. Raises ``OSError`` or ``StratalogError`` if the disk fails."""
@@ -96,11 +105,14 @@ class Scrub:
             self._running = True
             self._number += 1
         self._begin()
+        self._place = "the cookie"
         await self._check_cookie()
+        self._place = "the state file"
         await disk.files.check_state()
         for generation in sorted(contents.files):
             file = contents.files.get(generation)
             if file is not None:
+                self._place = f"log file {generation:016x}"
                 contents.pin((generation,))
                 try:
                     await self._check_file(file)
@@ -112,6 +124,7 @@ class Scrub:
         files = self._disk.core.contents.files.values()
         self._total_bytes = sum([max(self._end_of(file) - log_format.FIRST_FRAME, 0) for file in files])
         self._checked_bytes = self._checked_entries = self._repaired = 0
+        self._unchecked = ""
         self._found_before, self._repaired_before = self._disk.corruption.found, self._disk.corruption.repaired
 
     def status(self) -> DiskScrub:
@@ -131,6 +144,7 @@ class Scrub:
             broken_files=len(corruption.files),
             repaired_files=self._repaired,
             examples=tuple(corruption.examples(10)),
+            unchecked=self._unchecked,
         )
 
     # -- files
@@ -159,6 +173,7 @@ class Scrub:
             await self._disk.background.run(partial(_load_index, self._disk.store, file.generation, list(file.runs.values())))
         except (Corrupt, OSError) as lost:
             if lacks_resources(lost):
+                self._unchecked = self._unchecked or f"the index of {self._place} was not checked: {lost}"
                 return
             self._disk.counters.scrub_errors += 1
             await self._repair_index(file, str(lost))
@@ -190,6 +205,7 @@ class Scrub:
         except OSError as failure:
             if not lacks_resources(failure):
                 return str(failure)
+            self._unchecked = self._unchecked or f"{self._place} was not checked from byte {position} on: {failure}"
             await asyncio.sleep(_SHORTAGE_PAUSE_S)
         return ""
 

@@ -111,7 +111,7 @@ def scrub(
 ) -> None:
     """Check every entry, index and state file of bookie NAME now. Corrupt ones are repaired from other replicas.
 
-    With --wait it exits with 6 if corruption remains.
+    With --wait it exits with 6 if corruption remains, and with 1 if something was not checked.
     """
     if bool(name) == every:
         raise click.UsageError("give the name of one bookie, or --all")
@@ -120,8 +120,13 @@ def scrub(
     print_listing("disks", rows, _SCRUB_COLUMNS, as_json=as_json)
     for example in (example for row in rows for example in row["examples"]):
         click.echo(example, err=True)
+    unchecked = [sentence for each in scrubs for sentence in each.unchecked()] if wait else []
+    for sentence in unchecked:
+        click.echo(sentence, err=True)
     if wait and not all(each.is_whole for each in scrubs):
         context.exit(ExitCode.DAMAGED)
+    if unchecked:
+        context.exit(ExitCode.FAILED)
 
 
 async def _scrub(addresses: list[str], name: str | None, wait: bool) -> list[BookieScrub]:

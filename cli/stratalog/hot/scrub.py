@@ -36,8 +36,10 @@ class BookieScrub:
         """
         body = messages.encode(ScrubDisks(start=start))
         answer = await self._channel.call(messages.SCRUB, (body,), _TIMEOUT_S)
-        before, self.disks = {disk.position: disk.number for disk in self.disks}, messages.decode(ScrubStatus, answer).disks
-        if any(disk.number < before.get(disk.position, 0) for disk in self.disks):
+        before, self.disks = self.disks, messages.decode(ScrubStatus, answer).disks
+        numbers = {disk.position: disk.number for disk in self.disks}
+        # A disk that does not work any more after a restart is not listed.
+        if any(numbers.get(disk.position, -1) < disk.number for disk in before):
             raise Unavailable(f"bookie {self.name} restarted during its scrub: start the scrub again")
 
     @property
@@ -49,13 +51,21 @@ class BookieScrub:
     def is_whole(self) -> bool:
         return not any(disk.waiting_entries or disk.broken_files for disk in self.disks)
 
+    def unchecked(self) -> list[str]:
+        """Return a sentence for each disk of which not everything was checked."""
+        return [
+            f"{self.name}, disk {disk.position} was not checked completely: {disk.unchecked}"
+            for disk in self.disks
+            if disk.unchecked
+        ]
+
     def rows(self) -> list[Row]:
         """Return one row per disk. ``unhealable`` counts corrupt entries without a good copy elsewhere."""
         return [
             {
                 "bookie": self.name,
                 "disk": disk.position,
-                "state": "running" if disk.running else "finished" if disk.number else "never",
+                "state": _state(disk),
                 "checked_bytes": disk.checked_bytes,
                 "total_bytes": disk.total_bytes,
                 "entries": disk.checked_entries,
@@ -65,9 +75,18 @@ class BookieScrub:
                 "broken_files": disk.broken_files,
                 "repaired_files": disk.repaired_files,
                 "examples": list(disk.examples),
+                "unchecked": disk.unchecked,
             }
             for disk in self.disks
         ]
+
+
+def _state(disk: DiskScrub) -> str:
+    if disk.running:
+        return "running"
+    if not disk.number:
+        return "never"
+    return "incomplete" if disk.unchecked else "finished"
 
 
 def bookies_to_scrub(view: MetadataView, name: str | None) -> list[Bookie]:

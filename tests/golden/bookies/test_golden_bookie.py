@@ -52,6 +52,9 @@ def cases() -> dict[str, bytes]:
         "scrub": messages.encode(messages.ScrubDisks(start=True)),
         "scrub_asked": messages.encode(messages.ScrubDisks()),
         "scrub_status": messages.encode(messages.ScrubStatus(disks=(disk_scrub(), messages.DiskScrub(position=1)))),
+        "scrub_status_unchecked": messages.encode(
+            messages.ScrubStatus(disks=(messages.DiskScrub(position=1, number=2, unchecked="log file 7"),))
+        ),
         "bookie_info": messages.encode(
             messages.BookieInfo(
                 bookie_id="b1",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -25,12 +26,22 @@ from stratalog.hot.report import bookie_rows, ledger_document, ledger_rows
 from stratalog.hot.scrub import BookieScrub, bookies_to_scrub
 from stratalog_bookies.client import LedgerClient, LedgerSpec
 from stratalog_bookies.config import BookieSettings
+from stratalog_bookies.disk.log_files import LogFiles
 from stratalog_bookies.node.server import BookieServer
 from stratalog_bookies.protocol import messages
+from stratalog_bookies.protocol.messages import DiskScrub
 from stratalog_core.batches.checkpoint import MAGIC
 from stratalog_core.batches.records import Record as KafkaRecord
 from stratalog_core.batches.records import build_batch
-from stratalog_core.errors import Corrupt, Invalid, NoSuchLedger, NotEnoughBookies, NotFound, StratalogError, Unavailable
+from stratalog_core.errors import (
+    Corrupt,
+    Invalid,
+    NoSuchLedger,
+    NotEnoughBookies,
+    NotFound,
+    StratalogError,
+    Unavailable,
+)
 from stratalog_core.rpc.tcp import TcpTransport
 from stratalog_core.system import SystemClock, SystemFiles, ThreadBackground
 from stratalog_metadata.client.quorum_client import QuorumClient
@@ -211,6 +222,35 @@ async def test_damage_that_nobody_can_mend_fails_the_scrub_and_the_doctor(
     assert f"entry 0 of ledger {ledger.ledger_id}" in done.stderr
     (finding,) = [each for each in await check_disks(quorum.client.view) if each.verdict is Verdict.FAIL]
     assert "b1, disk 0: 1 corrupt entries" in finding.detail
+
+
+async def test_a_scrub_that_stops_early_fails_and_says_where(
+    quorum: EmbeddedQuorum, bookie: LedgerClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await _written(bookie, BATCH)
+
+    def failing(*_: object) -> bool:
+        raise OSError(errno.EIO, "the cookie cannot be written")
+
+    monkeypatch.setattr(LogFiles, "repair_file", failing)
+    scrub = ["bookie", "scrub", "b1", "--wait", "--metadata", ",".join(quorum.addresses), "--json"]
+    done = await asyncio.to_thread(CliRunner().invoke, stratalog, scrub, catch_exceptions=False)
+    assert done.exit_code == 1
+    (disk,) = json.loads(done.stdout)["disks"]
+    assert disk["state"] == "incomplete"
+    assert disk["unchecked"].startswith("it stopped at the cookie, after 0 of ")
+    assert "b1, disk 0 was not checked completely: it stopped at the cookie" in done.stderr
+
+
+async def test_a_disk_that_is_gone_after_a_restart_is_not_scrubbed(quorum: EmbeddedQuorum, bookie: LedgerClient) -> None:
+    """A bookie lists no scrub of a failed disk."""
+    transport = TcpTransport()
+    (found,) = bookies_to_scrub(quorum.client.view, "b1")
+    scrub = BookieScrub(transport, found)
+    scrub.disks = (DiskScrub(position=0), DiskScrub(position=1, number=1, running=True))
+    with pytest.raises(Unavailable, match="b1 restarted during its scrub"):
+        await scrub.ask()
+    await transport.close()
 
 
 async def test_a_bookie_that_metadata_cannot_be_right_about_says_so(quorum: EmbeddedQuorum, tmp_path: Path) -> None:
