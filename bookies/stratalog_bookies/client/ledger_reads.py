@@ -81,7 +81,8 @@ class LedgerReads:
         if ledger.state is LedgerState.CLOSED:
             return ledger.last_entry
         fragment = ledger.fragments[-1]
-        waiting = {self._requests.lac(name, ledger.ledger_id): place for place, name in enumerate(fragment.bookies)}
+        asked = (self._requests.lac(name, ledger.ledger_id) for name in fragment.bookies)
+        waiting = {_let_fail(future): place for place, future in enumerate(asked)}
         lac, answered, reasons = fragment.first_entry - 1, set[int](), list[str]()
         while waiting:
             done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
@@ -105,7 +106,7 @@ class LedgerReads:
         names, reasons = list(ledger.fragments[-1].bookies), list[str]()
         turn, avoid = self._random.randrange(len(names)), self._directory.avoided()
         for name in sorted([*names[turn:], *names[:turn]], key=lambda name: name in avoid):
-            future = self._requests.await_lac(name, ledger.ledger_id, above, max_wait_s)
+            future = _let_fail(self._requests.await_lac(name, ledger.ledger_id, above, max_wait_s))
             await asyncio.wait((future,))
             tail = _tail(future, reasons, absent_is_news=True)
             if tail is not None:
@@ -215,6 +216,12 @@ def _failure(future: asyncio.Future[RangeAnswer] | asyncio.Future[list[RangeAnsw
     failure = future.exception()
     assert failure is None or isinstance(failure, StratalogError)
     return failure
+
+
+def _let_fail(future: asyncio.Future[LedgerTail]) -> asyncio.Future[LedgerTail]:
+    """Return ``future``, whose failure may find nobody who waits for it."""
+    future.add_done_callback(lambda done: done.cancelled() or done.exception())
+    return future
 
 
 def _tail(future: asyncio.Future[LedgerTail], reasons: list[str], *, absent_is_news: bool = False) -> LedgerTail | None:
