@@ -15,7 +15,7 @@ from stratalog_pipeline.bucket import Bucket
 from stratalog_pipeline.options import ReadOptions
 from stratalog_pipeline.planning import OffsetRange, PartitionName
 from stratalog_pipeline.pruning import ANY_TIME, TimeRange
-from stratalog_tiering.cold.archive import read_marker
+from stratalog_tiering.cold.archive import read_version
 from stratalog_tiering.format.lookup import live_segments
 from stratalog_tiering.format.manifest import PageRef, SegmentEntry, pointer_to
 from stratalog_tiering.format.object_keys import manifests_prefix, marked_manifest, parse_manifest_key
@@ -53,8 +53,7 @@ async def load_history(bucket: Bucket, name: PartitionName, version: int | None 
     if found is None:
         return History(name=name, offsets=OffsetRange(first=0, end=0))
     key = marked_manifest(found)
-    marker = await read_marker(bucket.store, found)
-    manifest = await bucket.source.manifest_at(key, bytes.fromhex(marker.sha256))
+    marker, manifest = await read_version(bucket.store, bucket.source, found)
     if (manifest.topic_id, manifest.partition) != (name.topic_id, name.partition):
         raise Corrupt(f"manifest {key} belongs to {manifest.topic_id}-{manifest.partition}, not to {name}", key=key)
     pointer = pointer_to(manifest, key, bytes.fromhex(marker.sha256))

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from uuid import UUID
 
+from stratalog_core.batches.batch import read_header
 from stratalog_core.batches.checkpoint import ProducerEntry
 from stratalog_core.ports import Buffer, Clock, Random
 from stratalog_metadata.records import ManifestPointer, Topic
@@ -21,6 +22,7 @@ from stratalog_tiering.format.object_keys import segment_key, version_key
 from stratalog_tiering.format.segment import BLOCK_BYTES_TARGET, SegmentIdentity, SegmentWriter
 from stratalog_tiering.offload.commit import store_manifest
 from stratalog_tiering.offload.commit_markers import mark_committed
+from stratalog_tiering.offload.data_keys import new_encryption
 from stratalog_tiering.offload.topic_descriptors import describe_topic
 from stratalog_tiering.store import ObjectStore
 
@@ -39,8 +41,12 @@ class ArchiveWriter:
         limits: ManifestLimits | None = None,
         zstd_level: int | None = None,
         version_objects: bool = False,
+        encryption_key: str = "",
     ) -> None:
-        """``version_objects``: manifests have the form that workers give them, and no markers."""
+        """``version_objects``: manifests have the form that workers give them, and no markers.
+
+        ``encryption_key``: segments are encrypted by data keys which this key of the store's ring protects.
+        """
         self._store = store
         self._topic = topic
         self._clock = clock
@@ -49,6 +55,7 @@ class ArchiveWriter:
         self._limits = limits
         self._zstd_level = zstd_level
         self._version_objects = version_objects
+        self._encryption_key = encryption_key
         self._source = ManifestSource(store)
         self._previous: dict[int, Previous] = {}
 
@@ -111,11 +118,14 @@ class ArchiveWriter:
             cluster_id="c", topic_id=manifest.topic_id, topic_name=manifest.topic_name, partition=manifest.partition,
             base_offset=manifest.end_offset, ledger_ids=(),
         )  # fmt: skip
-        writer = SegmentWriter(identity, self._block_bytes_target, self._zstd_level)
+        epoch = read_header(batches[-1]).leader_epoch
+        key = segment_key(manifest.topic_id, manifest.partition, manifest.end_offset, epoch, self._random_id())
+        encryption = await new_encryption(
+            self._store, manifest.topic_id, manifest.partition, key, self._encryption_key
+        )  # fmt: skip
+        writer = SegmentWriter(identity, self._block_bytes_target, self._zstd_level, encryption)
         for batch in batches:
             writer.append(batch)
         written = writer.finish(created_at_ms=self._clock.wall_ms(), producers=producers, aborted_transactions=aborted)
-        epoch = writer.leader_epochs[-1].epoch
-        key = segment_key(manifest.topic_id, manifest.partition, written.footer.base_offset, epoch, self._random_id())
         await self._store.put(key, writer.take_parts())
         return segment_entry(key, written), written.leaves

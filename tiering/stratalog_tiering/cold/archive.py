@@ -8,7 +8,7 @@ after the marker of a version that covers it was written. Writes nothing.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
 from uuid import UUID
 
 from stratalog_core.bounded_map import bounded_map
@@ -16,10 +16,11 @@ from stratalog_core.errors import Corrupt, Invalid, NoSuchObject, NotFound
 from stratalog_metadata.records import ManifestPointer
 from stratalog_tiering.cold.manifest_source import ManifestSource
 from stratalog_tiering.core.deletion_markers import was_undone
-from stratalog_tiering.format.commit_marker import decode_marker
+from stratalog_tiering.format.commit_marker import decode_marker, decode_topic
 from stratalog_tiering.format.descriptor import (
     CommitMarker,
     DeletionMarker,
+    Descriptor,
     OwnerDescriptor,
     TopicDescriptor,
     decode_descriptor,
@@ -39,9 +40,10 @@ from stratalog_tiering.format.object_keys import (
     topic_prefix,
 )
 from stratalog_tiering.format.segment import SegmentFooter
-from stratalog_tiering.store import ObjectStore
+from stratalog_tiering.store import ObjectStore, read_verified
 
 _READS_AT_ONCE: Final = 64
+_Kind = TypeVar("_Kind", bound=Descriptor)
 
 
 class StoredTopic(NamedTuple):
@@ -80,7 +82,7 @@ async def deleted_topics(store: ObjectStore) -> list[tuple[TopicDescriptor, Dele
     async def read(topic: TopicDescriptor) -> tuple[TopicDescriptor, DeletionMarker | None]:
         key = deletion_marker_key(topic.topic_id)
         try:
-            return topic, decode_descriptor(await store.get(key), DeletionMarker, key)
+            return topic, await _read_descriptor(store, DeletionMarker, key)
         except (Corrupt, Invalid, NoSuchObject):
             return topic, None
 
@@ -106,7 +108,7 @@ async def _is_marked(store: ObjectStore, topic: TopicDescriptor) -> bool:
         return True
     key = deletion_marker_key(topic.topic_id)
     try:
-        return not was_undone(decode_descriptor(await store.get(key), DeletionMarker, key), topic)
+        return not was_undone(await _read_descriptor(store, DeletionMarker, key), topic)
     except NoSuchObject:
         return False
     except (Corrupt, Invalid):
@@ -125,7 +127,7 @@ async def read_owner(store: ObjectStore) -> OwnerDescriptor | None:
     while True:
         key = owner_key(number)
         try:
-            owner = decode_descriptor(await store.get(key), OwnerDescriptor, key)
+            owner = await _read_descriptor(store, OwnerDescriptor, key)
         except NoSuchObject:
             return owner
         number += 1
@@ -140,13 +142,37 @@ async def newest_descriptor_key(store: ObjectStore, topic_id: UUID) -> str | Non
 
 
 async def read_topic(store: ObjectStore, key: str) -> TopicDescriptor:
-    """The topic descriptor at ``key``. Raises ``NoSuchObject``, ``Corrupt``, ``Unavailable``."""
-    return decode_descriptor(await store.get(key), TopicDescriptor, key)
+    """The topic descriptor at ``key``. Raises ``NoSuchObject``, ``Corrupt``, also for another topic's, ``Unavailable``."""
+
+    async def read(each: ObjectStore) -> TopicDescriptor:
+        return decode_topic(await each.get(key), key)
+
+    return await read_verified(store, read)
 
 
 async def read_marker(store: ObjectStore, key: str) -> CommitMarker:
     """The commit marker at ``key``, which may be a version object. Raises ``NoSuchObject``, ``Corrupt``, ``Unavailable``."""
     return decode_marker(await store.get(key), key)
+
+
+async def read_version(store: ObjectStore, source: ManifestSource, key: str) -> tuple[CommitMarker, Manifest]:
+    """The commit marker at ``key``, and the manifest with the digest in it. Raises as :func:`read_marker`.
+
+    A marker has no checksum, so only the manifest shows that its digest is altered: both copies of the marker are tried.
+    """
+
+    async def read(each: ObjectStore) -> tuple[CommitMarker, Manifest]:
+        marker = await read_marker(each, key)
+        return marker, await source.manifest_at(marker.manifest_key, bytes.fromhex(marker.sha256))
+
+    return await read_verified(store, read)
+
+
+async def _read_descriptor(store: ObjectStore, kind: type[_Kind], key: str) -> _Kind:
+    async def read(each: ObjectStore) -> _Kind:
+        return decode_descriptor(await each.get(key), kind, key)
+
+    return await read_verified(store, read)
 
 
 def ambiguous_name(name: str, topics: Sequence[TopicDescriptor]) -> str:
@@ -200,10 +226,8 @@ class Archive:
             if is_marker(info.key):
                 if known is not None and info.key == marker_key(known.object_key):
                     return known
-                marker = await read_marker(self._store, info.key)
-                digest = bytes.fromhex(marker.sha256)
-                manifest = await self._source.manifest_at(marker.manifest_key, digest)
-                return pointer_to(manifest, marker.manifest_key, digest)
+                marker, manifest = await read_version(self._store, self._source, info.key)
+                return pointer_to(manifest, marker.manifest_key, bytes.fromhex(marker.sha256))
         return None
 
     async def newest_epoch(self, pointer: ManifestPointer) -> int:

@@ -13,7 +13,7 @@ from uuid import UUID
 
 from stratalog_core.errors import Corrupt, Invalid, NoSuchObject, NotFound
 from stratalog_core.ports import Background
-from stratalog_tiering.cold.archive import is_hidden, read_marker
+from stratalog_tiering.cold.archive import is_hidden, read_version
 from stratalog_tiering.cold.manifest_source import ManifestSource
 from stratalog_tiering.cold.segment_check import Take, unlimited
 from stratalog_tiering.cold.verifier import OnProgress, PartitionReport, Progress, Verifier
@@ -197,8 +197,7 @@ class BucketScrub:
     async def _referenced(self, marker: str, *, with_removed: bool) -> frozenset[str] | None:
         """Keys of all objects that a committed version refers to; None if that cannot be told."""
         try:
-            said = await read_marker(self._store, marker)
-            manifest = await self._source.manifest_at(said.manifest_key, bytes.fromhex(said.sha256))
+            _, manifest = await read_version(self._store, self._source, marker)
             check_writer(manifest)
             live = [entry.key async for entry in self._source.segments(manifest)]
             removed = [each.key async for each in self._source.removed(manifest)] if with_removed else []

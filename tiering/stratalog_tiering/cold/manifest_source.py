@@ -293,6 +293,8 @@ async def _data_key(store: ObjectStore, footer: SegmentFooter) -> bytes:
     key = footer.data_key
     try:
         wrapped = decode_descriptor(await store.get(key), WrappedDataKey, key)
+        if (wrapped.topic_id, wrapped.partition) != (footer.topic_id, footer.partition):
+            raise Corrupt(f"it belongs to {wrapped.topic_id}-{wrapped.partition}, not to {footer.topic_id}-{footer.partition}")
         context = data_key_context(footer.topic_id, footer.partition)
         return await store.keys.unwrap(wrapped.key_name, wrapped.wrapped, context)
     except NoSuchObject as gone:

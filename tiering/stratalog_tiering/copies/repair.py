@@ -24,14 +24,15 @@ from stratalog_core.errors import (
     StorageFailed,
     StratalogError,
 )
-from stratalog_core.object_lock import ObjectLock, in_force
+from stratalog_core.object_lock import in_force
 from stratalog_metadata.records import ManifestPointer
-from stratalog_tiering.cold.archive import read_marker
+from stratalog_tiering.cold.archive import read_marker, read_version
 from stratalog_tiering.cold.bucket_scrub import BucketScrub, FoundTopic
 from stratalog_tiering.cold.manifest_source import ManifestSource
 from stratalog_tiering.cold.segment_check import require_sound
 from stratalog_tiering.cold.verifier import READS_AT_ONCE, PartitionReport
 from stratalog_tiering.copies.copying import CopyLimits, copy_object, has_object
+from stratalog_tiering.copies.descriptors import content_or_nothing, put_checked
 from stratalog_tiering.core.damage import Damage, Finding, judge_marker, judge_topic, newest_marker
 from stratalog_tiering.core.references import Reference, segment_object, side_objects
 from stratalog_tiering.format.descriptor import (
@@ -53,6 +54,7 @@ from stratalog_tiering.format.object_keys import (
     marker_key,
     owner_key,
     parse_manifest_key,
+    parse_segment_key,
     parse_topic_key,
     topic_key,
     topic_prefix,
@@ -174,10 +176,13 @@ class Repairer:
         return (*findings, Finding(kind=Damage.MARKER_MISSING, key=theirs, problem=problem))
 
     async def _repaired(self, topic: FoundTopic, index: int, finding: Finding) -> Repair:
-        # Nothing in the bucket tells an altered header of a version object from one of a later release; its other copies do.
-        may_be_altered = finding.kind is Damage.UNKNOWN_FORMAT and is_version_object(finding.key)
-        if finding.kind in _VERSION or may_be_altered:
+        # Nothing in the bucket tells an altered format version of a version object, a marker or a data key from that of a
+        # later release; their other copies do. All else is compared with a committed digest first.
+        may_be_altered = finding.kind is Damage.UNKNOWN_FORMAT
+        if finding.kind in _VERSION or (may_be_altered and parse_manifest_key(finding.key) is not None):
             return await self._attempt(self._version(topic.topic_id, index, finding.key))
+        if may_be_altered and parse_segment_key(finding.key) is not None:
+            return await self._attempt(self._segment_with_data_key(topic.topic_id, index, finding.key))
         if finding.kind in _SIDE:
             return await self._attempt(self._side_object(topic.topic_id, index, finding.key))
         if finding.kind in _SEGMENT:
@@ -258,7 +263,7 @@ class Repairer:
             return
         key = marker_key(manifest.key)
         marker = CommitMarker(manifest_key=manifest.key, manifest_version=_version(key), sha256=manifest.sha256.hex())
-        await self._put(key, encode_descriptor(marker), in_force(manifest.lock, self._limits.clock.wall_ms()))
+        await put_checked(self._store, key, encode_descriptor(marker), in_force(manifest.lock, self._limits.clock.wall_ms()))
 
     # --- what a manifest refers to
 
@@ -267,8 +272,8 @@ class Repairer:
         newest = newest_marker([info async for info in self._store.list(manifests_prefix(topic_id, index))])
         if newest is None:
             raise NotFound("the partition has no committed version")
-        marker, source = await read_marker(self._store, newest), ManifestSource(self._store)
-        manifest = await source.manifest_at(marker.manifest_key, bytes.fromhex(marker.sha256))
+        source = ManifestSource(self._store)
+        _, manifest = await read_version(self._store, source, newest)
         check_writer(manifest)
         return source, manifest
 
@@ -280,20 +285,41 @@ class Repairer:
         await self._copy(wanted)
         return RepairedFrom.COPY
 
-    async def _segment(self, topic_id: UUID, index: int, finding: Finding) -> RepairedFrom:
-        """Repair a segment from the second copy, else from the hot copy. Raises with both problems."""
+    async def _entry(self, topic_id: UUID, index: int, key: str) -> SegmentEntry:
         source, manifest = await self._manifest(topic_id, index)
         entry = None
         async for each in source.segments(manifest):
-            entry = each if each.key == finding.key else entry
+            entry = each if each.key == key else entry
         if entry is None:
-            raise NotFound(f"the committed manifest no longer refers to {finding.key}")
+            raise NotFound(f"the committed manifest no longer refers to {key}")
+        return entry
+
+    async def _segment_with_data_key(self, topic_id: UUID, index: int, key: str) -> RepairedFrom:
+        """Restore the data key of the segment at ``key``. The hot copy cannot tell whether the segment is altered."""
+        entry = await self._entry(topic_id, index, key)
+        await self._data_key(entry)
+        await self._require_sound(entry)
+        return RepairedFrom.COPY
+
+    async def _require_decrypted(self, entry: SegmentEntry) -> None:
+        """Require that the segment is sound, if need be with its own data key instead of another segment's."""
+        try:
+            await self._require_sound(entry)
+        except Corrupt:
+            if not (await ManifestSource(self._store).footer(entry)).is_encrypted:
+                raise
+            await self._data_key(entry)
+            await self._require_sound(entry)
+
+    async def _segment(self, topic_id: UUID, index: int, finding: Finding) -> RepairedFrom:
+        """Repair a segment from the second copy, else from the hot copy. Raises with both problems."""
+        entry = await self._entry(topic_id, index, finding.key)
         try:
             if finding.kind in (Damage.DATA_KEY_MISSING, Damage.DATA_KEY_ALTERED):
                 await self._data_key(entry)
             else:
                 await self._copy(segment_object(entry))
-            await self._require_sound(entry)
+            await self._require_decrypted(entry)
             return RepairedFrom.COPY
         except _NOT_REPAIRED as failure:
             if self._sources.hot is None:
@@ -318,7 +344,7 @@ class Repairer:
         decode_descriptor(content, WrappedDataKey, key)
         if cipher is not None:
             await require_sound(copy, source, entry, self._limits.background, reads_at_once=READS_AT_ONCE)
-        await self._put(key, content)
+        await put_checked(self._store, key, content)
 
     async def _require_sound(self, entry: SegmentEntry) -> None:
         await require_sound(
@@ -328,26 +354,26 @@ class Repairer:
     # --- descriptors
 
     async def _descriptor(self, finding: Finding) -> RepairedFrom:
-        if finding.kind not in (Damage.DESCRIPTOR_MISSING, Damage.DESCRIPTOR_ALTERED):
+        if finding.kind not in (Damage.DESCRIPTOR_MISSING, Damage.DESCRIPTOR_ALTERED, Damage.UNKNOWN_FORMAT):
             raise Invalid("there is no repair for it")
         if finding.key.startswith(owner_key(0).rpartition("/")[0]):
             content = await self._copy_of(finding.key).get(finding.key)
             decode_descriptor(content, OwnerDescriptor, finding.key)
-            await self._put(finding.key, content)
+            await put_checked(self._store, finding.key, content)
             return RepairedFrom.COPY
         topic_id, key = await self._topic_place(finding.key)
         newest = [info.key async for info in self._store.list(topic_prefix(topic_id))]
         known = self._sources.topics.get(topic_id)
         if known is not None and (not newest or key == newest[0]):
-            await self._put(key, encode_descriptor(known))
+            await put_checked(self._store, key, encode_descriptor(known))
             return RepairedFrom.METADATA
         content = await self._copy_of(key).get(key)
         topic, wrong = judge_topic(content, key)
         if topic is None:
             raise Corrupt(f"the second copy is damaged, too: {wrong[0].problem}")
-        if bytes(content) == bytes(await self._content(key)):
+        if bytes(content) == await content_or_nothing(self._store, key):
             raise Corrupt("the second copy says the same")
-        await self._put(key, content)
+        await put_checked(self._store, key, content)
         return RepairedFrom.COPY
 
     async def _topic_place(self, key: str) -> tuple[UUID, str]:
@@ -375,20 +401,6 @@ class Repairer:
             await copy_object(copy, self._store, wanted, self._limits, replace=True)
         except NoSuchObject as gone:
             raise NotFound(f"the second copy does not have {wanted.key}") from gone
-
-    async def _put(self, key: str, content: bytes, lock: ObjectLock | None = None) -> None:
-        """Write a small object unless it is there, and read it back."""
-        if bytes(await self._content(key)) == content:
-            return
-        await self._store.put(key, [content], if_absent=False, lock=lock)
-        if bytes(await self._store.get(key)) != content:
-            raise Corrupt(f"{key} does not read back as it was written")
-
-    async def _content(self, key: str) -> bytes:
-        try:
-            return await self._store.get(key)
-        except NoSuchObject:
-            return b""
 
 
 def _name(finding: Finding) -> tuple[Damage, str]:

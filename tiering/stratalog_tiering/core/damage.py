@@ -13,7 +13,7 @@ from typing import Final
 from stratalog_core.errors import Corrupt, Invalid
 from stratalog_core.ports import Buffer
 from stratalog_tiering.core.forks import manifest_keys
-from stratalog_tiering.format.commit_marker import decode_marker
+from stratalog_tiering.format.commit_marker import decode_marker, decode_topic
 from stratalog_tiering.format.descriptor import OwnerDescriptor, TopicDescriptor, decode_descriptor
 from stratalog_tiering.format.lookup import live_segments
 from stratalog_tiering.format.manifest import (
@@ -32,7 +32,6 @@ from stratalog_tiering.format.object_keys import (
     marker_key,
     newest_committed,
     owner_key,
-    parse_topic_key,
 )
 from stratalog_tiering.store.base import ObjectInfo
 
@@ -262,16 +261,11 @@ def judge_marker(content: Buffer, key: str) -> tuple[bytes | None, list[Finding]
 def judge_topic(content: Buffer, key: str) -> tuple[TopicDescriptor | None, list[Finding]]:
     """The topic descriptor at ``key``, None if it is damaged, and what is wrong with it. JSON has no checksum of its own."""
     try:
-        topic = decode_descriptor(content, TopicDescriptor, key)
+        return decode_topic(content, key), []
     except Invalid as unknown:
         return None, [Finding(kind=Damage.UNKNOWN_FORMAT, key=key, problem=unknown.message)]
     except Corrupt as bad:
         return None, [Finding(kind=Damage.DESCRIPTOR_ALTERED, key=key, problem=bad.message)]
-    named = parse_topic_key(key)
-    if named is None or named.topic_id != topic.topic_id:
-        problem = f"it describes topic {topic.topic_id}, which is not the one in its key"
-        return None, [Finding(kind=Damage.DESCRIPTOR_ALTERED, key=key, problem=problem)]
-    return topic, []
 
 
 def judge_owners(contents: Mapping[str, Buffer], cluster_ids: frozenset[str]) -> list[Finding]:

@@ -1,16 +1,25 @@
-"""Reads what says that a manifest version is committed: a marker beside the manifest, or a version object.
+"""Reads descriptors whose keys say what they describe: a topic's, and what says that a manifest version is committed.
 
-A version object is the manifest itself. No I/O. Format: ``docs/reference/formats/manifest.md``.
+That is a marker beside the manifest, or a version object, which is the manifest itself. No I/O. Formats:
+``docs/reference/formats/object-keys.md``, ``docs/reference/formats/manifest.md``.
 """
 
 from __future__ import annotations
 
 from stratalog_core.errors import Corrupt
 from stratalog_core.ports import Buffer
-from stratalog_tiering.format.descriptor import CommitMarker, decode_descriptor
+from stratalog_tiering.format.descriptor import CommitMarker, TopicDescriptor, decode_descriptor
 from stratalog_tiering.format.manifest import parse_manifest
 from stratalog_tiering.format.object_frame import object_sha256
-from stratalog_tiering.format.object_keys import is_version_object, marked_manifest, parse_manifest_key
+from stratalog_tiering.format.object_keys import is_version_object, marked_manifest, parse_manifest_key, parse_topic_key
+
+
+def decode_topic(content: Buffer, key: str) -> TopicDescriptor:
+    """The topic descriptor at ``key``. Raises as :func:`decode_marker`, ``Corrupt`` if it describes another topic."""
+    topic, named = decode_descriptor(content, TopicDescriptor, key), parse_topic_key(key)
+    if named is None or named.topic_id != topic.topic_id:
+        raise Corrupt(f"{key} describes topic {topic.topic_id}, which is not the one in its key", key=key)
+    return topic
 
 
 def decode_marker(content: Buffer, key: str) -> CommitMarker:

@@ -7,7 +7,7 @@ reader would misread the object. No I/O. Formats: ``docs/reference/formats/objec
 
 from __future__ import annotations
 
-from typing import Annotated, Final, TypeAlias, TypeVar
+from typing import Annotated, Any, Final, TypeAlias, TypeVar
 from uuid import UUID
 
 import msgspec
@@ -17,6 +17,7 @@ from stratalog_core.malformed import MALFORMED
 from stratalog_core.ports import Buffer
 
 FORMAT_VERSION: Final = 1
+_VERSION: Final = "format_version"
 LEASE_MS_MAX: Final = 24 * 3_600_000
 """A holder that died keeps nothing for longer."""
 RESTORABLE_MS_UNKNOWN: Final = 24 * 3_600_000
@@ -131,8 +132,24 @@ def decode_descriptor(content: Buffer, kind: type[_Kind], key: str) -> _Kind:
         descriptor = msgspec.json.decode(content, type=kind)
     except MALFORMED as bad:
         raise Corrupt(f"object {key} is not a {kind.__name__}: {bad}", key=key) from bad
+    if descriptor.format_version < 1:
+        raise Corrupt(f"object {key} has format version {descriptor.format_version}; minimum is 1", key=key)
     if descriptor.format_version > FORMAT_VERSION:
         raise Invalid(
             f"object {key} has format version {descriptor.format_version}; this release reads {FORMAT_VERSION}: upgrade it"
         )
     return descriptor
+
+
+def is_of_later_release(content: Buffer, known: Buffer) -> bool:
+    """Whether ``content`` has a later format version, and differs from ``known`` in more than that.
+
+    If it differs in nothing else, its format version is altered: a later one would say something else.
+    """
+    try:
+        found, expected = (msgspec.json.decode(each, type=dict[str, Any]) for each in (content, known))
+    except MALFORMED:
+        return False
+    version = found.pop(_VERSION, None)
+    expected.pop(_VERSION, None)
+    return isinstance(version, int) and version > FORMAT_VERSION and found != expected

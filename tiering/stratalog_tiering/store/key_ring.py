@@ -63,6 +63,8 @@ class FileKeyRing:
         return nonce + self._key(name).encrypt(nonce, data_key, context)
 
     async def unwrap(self, name: str, wrapped: bytes, context: bytes) -> bytes:
+        if KEY_NAME.fullmatch(name) is None:
+            raise Corrupt(f"a data key names the key {name!r}, which cannot be a key's name")
         key = self._key(name)
         try:
             return key.decrypt(wrapped[:_NONCE_BYTES], wrapped[_NONCE_BYTES:], context)

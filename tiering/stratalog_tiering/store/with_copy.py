@@ -20,6 +20,8 @@ AWAY_S: Final = 10.0
 """After the first store did not answer, reads go to the second copy first for so long."""
 _LOG_INTERVAL_S: Final = 10.0
 _FAILURES: Final = (Corrupt, Invalid, NoSuchObject, Refused, StorageFailed, Unavailable)
+_ALTERED: Final = (Corrupt, Invalid, StorageFailed)
+"""Altered bytes may also look like an object of a later release, or one whose key the key ring does not have."""
 _Read = TypeVar("_Read")
 _log = logging.getLogger(__name__)
 
@@ -155,10 +157,13 @@ class StoreWithCopy:
 
 
 async def read_verified(store: ObjectStore, read: Callable[[ObjectStore], Awaitable[_Read]]) -> _Read:
-    """The result of ``read``, which verifies what it gets and raises ``Corrupt``, from ``store`` or from its second copy."""
+    """The result of ``read``, which verifies what it gets and raises ``Corrupt``, from ``store`` or from its second copy.
+
+    ``Invalid`` and ``StorageFailed`` count as damage, too: the committed object may be in a format that this release knows.
+    """
     try:
         return await read(store)
-    except Corrupt as damaged:
+    except _ALTERED as damaged:
         if not isinstance(store, StoreWithCopy):
             raise
         try:
