@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
-from stratalog_core.errors import Corrupt
+from stratalog_core.errors import Corrupt, Invalid
 from stratalog_tiering.copies import copying, replication
+from stratalog_tiering.copies.repair import RepairedFrom, Repairer
 from stratalog_tiering.copies.replication import sweep_partition
 from stratalog_tiering.format import manifest, object_frame, partition_tree
 from stratalog_tiering.format.object_keys import DATA_PREFIXES
 from stratalog_tiering.maintenance import orphans, retention
+from stratalog_tiering.store import with_copy
 from stratalog_tiering.worker import copying as copy_work
 
 
@@ -68,6 +70,20 @@ def altered_headers_count_as_those_of_a_later_release() -> None:
     manifest.unframe = partition_tree.unframe = unframe  # type: ignore[attr-defined,assignment]
 
 
+def what_looks_like_a_later_release_is_read_from_one_store() -> None:
+    """Readers look for another copy only of an object that contradicts its digest."""
+    with_copy._ALTERED = (Corrupt,)  # type: ignore[assignment,misc]
+
+
+def altered_data_keys_are_left() -> None:
+    """A data key whose format version is altered counts as one of a later release."""
+
+    async def refuse(*_: Any) -> RepairedFrom:
+        raise Invalid("upgrade this release")
+
+    Repairer._segment_with_data_key = refuse  # type: ignore[method-assign]
+
+
 def the_second_copy_has_no_grace_period() -> None:
     """Objects that the newest version does not need go at once."""
     replication.version_at = lambda versions, at_ms: next(iter(versions), None)  # type: ignore[attr-defined]
@@ -95,4 +111,6 @@ IN_HISTORY: Final = (
     versions_are_marked_although_a_segment_was_not_copied,
     the_second_copy_has_no_grace_period,
     altered_headers_count_as_those_of_a_later_release,
+    what_looks_like_a_later_release_is_read_from_one_store,
+    altered_data_keys_are_left,
 )

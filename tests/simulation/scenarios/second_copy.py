@@ -26,7 +26,7 @@ from stratalog_tiering.cold.segment_check import unlimited
 from stratalog_tiering.copies.copying import CopyLimits
 from stratalog_tiering.copies.repair import Repair, Repairer, RepairSources
 from stratalog_tiering.core.references import Reference, segment_object, side_objects
-from stratalog_tiering.format.object_keys import marker_key
+from stratalog_tiering.format.object_keys import data_key_key, is_data_key, marker_key, parse_segment_key
 from stratalog_tiering.store import ObjectStore, StoreWithCopy
 
 COPY_GRACE_S: Final = 2.0
@@ -176,16 +176,20 @@ class SecondCopyStep:
         await self._history.in_checker(references)
         manifests = [each.object_key for each in self._pointers()]
         keys = [*dict.fromkeys(each.key for each in wanted)]
-        self._wanted = {key: self._history.bucket.objects[key][0] for key in (*keys, *manifests)}
+        data_keys = [key for key in map(data_key_key, filter(parse_segment_key, keys)) if key in self._history.bucket.objects]
+        self._wanted = {key: self._history.bucket.objects[key][0] for key in (*keys, *manifests, *data_keys)}
         torn = [key for key, content in self._wanted.items() if self._second.objects.get(key, (b"",))[0] != content]
         assert not torn, f"{torn[0]} is not in the second copy as it was committed, and its version is marked there"
         segments = [key for key in keys if key.startswith("segments/")]
         both = self._chance.choice(segments)
         keys.remove(both)
+        data_keys = [key for key in data_keys if key != data_key_key(both)]
         self._chance.shuffle(keys)
         first, second = keys[:DAMAGES_MAX], keys[DAMAGES_MAX : 2 * DAMAGES_MAX]
         if self._chance.random() < 0.5:
             first.append(self._chance.choice(manifests))
+        if data_keys and self._chance.random() < 0.5:
+            first.append(self._chance.choice(data_keys))
         for bucket, damaged in ((self._history.bucket, first), (self._second, second)):
             for key in damaged:
                 self._damage(bucket, key)
@@ -208,6 +212,10 @@ class SecondCopyStep:
 
     def _alter(self, bucket: Bucket, key: str) -> None:
         content, written, when = bucket.objects[key]
+        if is_data_key(key):
+            later = content.replace(b'"format_version": 1', b'"format_version": 9')
+            bucket.objects[key] = (later, written, when)
+            return
         position = self._chance.randrange(len(content))
         altered = content[:position] + bytes([content[position] ^ 1]) + content[position + 1 :]
         bucket.objects[key] = (altered, written, when)
