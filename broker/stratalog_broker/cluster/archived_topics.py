@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from stratalog_core.bounded_map import bounded_map
-from stratalog_core.errors import Corrupt, NoSuchObject, NotFound
+from stratalog_core.errors import Corrupt, Invalid, NoSuchObject, NotFound
 from stratalog_metadata.client.api import MetadataClient
 from stratalog_metadata.records import (
     NO_OWNER,
@@ -83,8 +83,8 @@ class ArchivedTopics:
         try:
             pointer = await self._archive.pointer(place.stored.descriptor, index, known)
             epoch = await self._archive.newest_epoch(pointer) if pointer is not None and pointer != known else 0
-        except (Corrupt, NoSuchObject) as damaged:
-            _log.error("partition %d of topic %s is damaged: %s", index, place.topic.name, damaged.message)
+        except (Corrupt, Invalid, NoSuchObject) as damaged:
+            _log.error("partition %d of topic %s cannot be read: %s", index, place.topic.name, damaged.message)
             pointer, epoch = known, 0
             partition = partition or Partition(topic_id=topic_id, index=index, owner=NO_OWNER)
         if partition is None or pointer != known:

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Final, TypeVar
 
 from stratalog_core.batches.checkpoint import ProducerEntry
-from stratalog_core.errors import Corrupt, NoSuchObject
+from stratalog_core.errors import Corrupt, NoSuchObject, StorageFailed
 from stratalog_core.ports import Background, Buffer
 from stratalog_core.single_flight import SingleFlight
 from stratalog_core.stepwise import AT_ONCE_BYTES
@@ -302,6 +302,9 @@ async def _data_key(store: ObjectStore, footer: SegmentFooter) -> bytes:
         raise Corrupt(problem, key=key, damage="data-key-missing") from gone
     except Corrupt as bad:
         raise Corrupt(f"{key}: {bad.message}", key=key, damage="data-key-altered") from bad
+    except StorageFailed as unknown:
+        # Perhaps the name of its key is altered: nothing else shows that.
+        raise StorageFailed(f"data key {key} cannot be unwrapped: {unknown.message}", key=key) from unknown
 
 
 def _place(entry: SegmentEntry) -> tuple[str, int]:

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from typing import Final
 from uuid import UUID
 
-from stratalog_core.errors import NoSuchObject
+from stratalog_core.errors import Corrupt, NoSuchObject
 from stratalog_metadata.client.api import MetadataView
 from stratalog_metadata.client.topic_defaults import topic_defaults
 from stratalog_metadata.records import DeletedTopic, PendingTopic, RestoredTopic, Topic
@@ -39,7 +39,8 @@ _TIMEOUT_S: Final = 30.0
 async def mark_deletion(second: ObjectStore, deleted: DeletedTopic, now_ms: int, cluster_id: str, version: int) -> None:
     """Hide a deleted topic from readers of the second copy, if that has the topic. ``version`` is that of ``deleted``.
 
-    A marker that is older than the record is of an earlier deletion, whose grace period began earlier: it is replaced.
+    A marker that is older than the record is of an earlier deletion, whose grace period began earlier: it is replaced. So is
+    a damaged one.
     """
     async for _ in second.list(topic_prefix(deleted.topic_id)):
         key, marker = deletion_marker_key(deleted.topic_id), deletion_marker(deleted, now_ms, cluster_id, version)
@@ -48,7 +49,9 @@ async def mark_deletion(second: ObjectStore, deleted: DeletedTopic, now_ms: int,
         except NoSuchObject:
             await put_if_absent(second, key, encode_descriptor(marker))
             return
-        if found.deleted_at_ms < deleted.deleted_at_ms:
+        except Corrupt:
+            found = None
+        if found is None or found.deleted_at_ms < deleted.deleted_at_ms:
             await second.put(key, [encode_descriptor(marker)], if_absent=False)
         return
 

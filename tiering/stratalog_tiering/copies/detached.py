@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Final
 from uuid import UUID
 
-from stratalog_core.errors import Corrupt, NoSuchObject, StratalogError
+from stratalog_core.errors import Corrupt, Invalid, NoSuchObject, StratalogError
 from stratalog_tiering.cold.archive import Archive, is_hidden, newest_descriptor_key, read_topic
 from stratalog_tiering.copies.deletions import known_topics
 from stratalog_tiering.copies.replication import copy_committed, copy_descriptors
@@ -34,7 +34,7 @@ async def copy_detached_topics(ports: WorkerPorts, second: SecondCopy) -> int:
     for topic_id in sorted(described - known_topics(ports.metadata.view)):
         try:
             copied += await _copy_topic(ports, second, topic_id)
-        except (Corrupt, NoSuchObject) as failure:
+        except (Corrupt, Invalid, NoSuchObject) as failure:
             failures.append(failure)
     if failures:
         raise Corrupt(f"{len(failures)} detached topics cannot be copied, first: {failures[0].message}") from failures[0]

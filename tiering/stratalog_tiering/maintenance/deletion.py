@@ -16,7 +16,7 @@ from typing import Final
 from uuid import UUID
 
 from stratalog_core.bounded_map import bounded_map
-from stratalog_core.errors import Conflict, NoSuchObject
+from stratalog_core.errors import Conflict, Corrupt, NoSuchObject
 from stratalog_core.moments import utc_text
 from stratalog_metadata.client.topic_defaults import topic_defaults
 from stratalog_metadata.client.topic_deletion import finish_deletion, is_finished
@@ -148,7 +148,7 @@ async def find_deleted_garbage(store: ObjectStore, deleted: DeletedTopic, grace_
 
     Without a marker, which a worker writes soon, the periods begin at the wall time ``now_ms``.
     """
-    marker = await _find_marker(store, deleted.topic_id)
+    marker = await _readable_marker(store, deleted.topic_id)
     hidden_ms = marker.deleted_at_ms if marker is not None else now_ms
     garbage = deleted_topic_garbage(await _all_objects(store, deleted.topic_id), deleted, hidden_ms, grace_ms)
     # Any lease on the topic counts, whenever it began: all of the topic went at once.
@@ -171,12 +171,18 @@ async def mark_deleted(
 ) -> DeletionMarker:
     """Write the marker that hides a deleted topic from the bucket's readers unless there is one; returns the bucket's.
 
+    One that is damaged is replaced: the topic's periods begin again then.
     ``cluster_id`` is the cluster that deletes it, ``version`` that of the record ``deleted``, if that is in metadata. It looks
     first: a write whose answer is lost may take effect late, and would come after the deletion of the marker.
     """
-    found = await _find_marker(store, deleted.topic_id)
+    key, marker = deletion_marker_key(deleted.topic_id), deletion_marker(deleted, now_ms, cluster_id, version)
+    try:
+        found = await _find_marker(store, deleted.topic_id)
+    except Corrupt:
+        await store.put(key, [encode_descriptor(marker)], if_absent=False)
+        found = await _read_marker(store, deleted.topic_id)
     if found is None:
-        await put_once(store, deletion_marker_key(deleted.topic_id), deletion_marker(deleted, now_ms, cluster_id, version))
+        await put_once(store, key, marker)
         found = await _read_marker(store, deleted.topic_id)
     return found
 
@@ -193,6 +199,14 @@ async def _find_marker(store: ObjectStore, topic_id: UUID) -> DeletionMarker | N
         return None
 
 
+async def _readable_marker(store: ObjectStore, topic_id: UUID) -> DeletionMarker | None:
+    """The marker of a deleted topic; None if there is none, or it is damaged."""
+    try:
+        return await _find_marker(store, topic_id)
+    except Corrupt:
+        return None
+
+
 async def _replace_earlier_marker(
     ports: WorkerPorts, deleted: DeletedTopic, version: int, guards: Guards
 ) -> DeletionMarker | None:
@@ -204,7 +218,7 @@ async def _replace_earlier_marker(
     """
     restored = ports.metadata.view.get(restored_topic_key(deleted.topic_id))
     if restored is None:
-        found = None if deleted.is_final else await _find_marker(ports.store, deleted.topic_id)
+        found = None if deleted.is_final else await _readable_marker(ports.store, deleted.topic_id)
         if found is None or found.deletion_version == version:
             return found
     stored = ports.metadata.view.get(deleted.key())

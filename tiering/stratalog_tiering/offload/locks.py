@@ -12,7 +12,7 @@ from uuid import UUID
 import msgspec
 
 from stratalog_core.bounded_map import bounded_map
-from stratalog_core.errors import Corrupt, NoSuchObject, StorageFailed
+from stratalog_core.errors import Corrupt, Invalid, NoSuchObject, StorageFailed
 from stratalog_core.moments import utc_text
 from stratalog_core.object_lock import ObjectLock
 from stratalog_tiering.cold.archive import read_topic
@@ -79,6 +79,6 @@ async def may_have_locked(store: ObjectStore, topic_id: UUID, defaults: Mapping[
     keys = [info.key async for info in store.list(topic_prefix(topic_id)) if parse_topic_key(info.key) is not None]
     try:
         policies = [tier_policy({**defaults, **(await read_topic(store, key)).configs}) for key in keys]
-    except (Corrupt, NoSuchObject):
+    except (Corrupt, Invalid, NoSuchObject):
         return True
     return any(policy.lock_mode is not None for policy in policies)

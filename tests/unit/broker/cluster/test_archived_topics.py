@@ -79,6 +79,12 @@ def damage_manifest(directory: Path, topic_id: UUID, partition: int) -> None:
     min(directory.glob(f"manifests/{topic_id.hex}/{partition}/*.manifest")).write_bytes(b"damaged")
 
 
+def alter_marker(directory: Path, topic_id: UUID, partition: int) -> None:
+    """Alter the newest marker of a partition so that it looks like one of a later release."""
+    path = min(directory.glob(f"manifests/{topic_id.hex}/{partition}/*.committed"))
+    path.write_bytes(path.read_bytes().replace(b'"format_version": 1', b'"format_version": 9'))
+
+
 async def test_a_topic_has_the_ends_and_the_epoch_of_its_history(
     store: FaultyStore, metadata: MemoryMetadata, served: Served
 ) -> None:
@@ -135,17 +141,18 @@ async def test_deleted_topics_and_topics_of_one_name_are_named_by_their_ids(
     assert names(alone) == ["flights", f"flights-{first.topic_id}"]
 
 
+@pytest.mark.parametrize("damage", [damage_manifest, alter_marker])
 async def test_a_damaged_partition_has_no_owner_and_the_others_are_served(
-    store: FaultyStore, metadata: MemoryMetadata, served: Served, tmp_path: Path
+    store: FaultyStore, metadata: MemoryMetadata, served: Served, tmp_path: Path, damage: Callable[[Path, UUID, int], None]
 ) -> None:
     filled = await fill(store, "flights", 2)
     topic_id = filled.topic.topic_id
-    damage_manifest(tmp_path, topic_id, 0)
+    damage(tmp_path, topic_id, 0)
     topics = served()
     await topics.load()
     assert [partition_of(metadata, topic_id, index).owner for index in (0, 1)] == [NO_OWNER, BROKER]
     await filled.append(1)
-    damage_manifest(tmp_path, topic_id, 1)
+    damage(tmp_path, topic_id, 1)
     await topics.load()
     assert partition_of(metadata, topic_id, 1).owner == BROKER, "its earlier history stays"
     assert metadata.find(ManifestPointer, manifest_pointer_key(topic_id, 1)) is not None

@@ -29,11 +29,13 @@ from stratalog_metadata.records import (
 from stratalog_metadata.state.commands import Command, Delete, Put
 from stratalog_tiering.cold.archive import deleted_topics, live_topics
 from stratalog_tiering.config import TieringSettings
+from stratalog_tiering.copies.deletions import mark_deletion
 from stratalog_tiering.format import object_keys
-from stratalog_tiering.format.descriptor import DeletionMarker, encode_descriptor
+from stratalog_tiering.format.descriptor import DeletionMarker, decode_descriptor, encode_descriptor
 from stratalog_tiering.format.object_keys import deletion_marker_key, owner_key, segment_key, version_key
 from stratalog_tiering.maintenance import deletion
 from stratalog_tiering.maintenance.deletion import LateMarkers, collect_deleted_topic, mark_deleted
+from stratalog_tiering.offload.locks import may_have_locked
 from stratalog_tiering.offload.ports import WorkerPorts, worker_ports
 from stratalog_tiering.offload.topic_descriptors import describe_topic
 from stratalog_tiering.store import ObjectStore
@@ -90,6 +92,27 @@ async def test_a_marker_that_is_there_is_not_written_again(cluster: Cluster, mon
 
     monkeypatch.setattr(cluster.store, "put", put)
     assert await mark_deleted(cluster.store, deleted, now_ms=11, cluster_id="") == written
+
+
+async def test_a_damaged_marker_is_written_again(cluster: Cluster, store_directory: Path, second: ObjectStore) -> None:
+    deleted = DeletedTopic(topic_id=cluster.topic.topic_id, name="flights", deleted_at_ms=9)
+    await describe_topic(second, cluster.topic)
+    key = deletion_marker_key(deleted.topic_id)
+    for store in (cluster.store, second):
+        await store.put(key, [b"{"])
+    marker = await mark_deleted(cluster.store, deleted, now_ms=10, cluster_id="", version=7)
+    assert (marker.deleted_at_ms, marker.deletion_version) == (10, 7)
+    await mark_deletion(second, deleted, 10, "", 7)
+    assert decode_descriptor(await second.get(key), DeletionMarker, key) == marker
+
+
+async def test_a_topic_whose_descriptor_cannot_be_read_may_have_locks(cluster: Cluster) -> None:
+    await describe_topic(cluster.store, cluster.topic)
+    assert not await may_have_locked(cluster.store, cluster.topic.topic_id, {})
+    key = object_keys.topic_key(cluster.topic.topic_id, 1)
+    altered = (await cluster.store.get(key)).replace(b'"format_version": 1', b'"format_version": 9')
+    await cluster.store.put(key, [altered], if_absent=False)
+    assert await may_have_locked(cluster.store, cluster.topic.topic_id, {})
 
 
 async def test_a_deleted_topic_is_hidden_and_keeps_all_it_has_until_the_window_ends(

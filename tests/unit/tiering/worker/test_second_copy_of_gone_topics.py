@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import pytest
 from support.directory_store import object_contents
@@ -28,7 +29,8 @@ from stratalog_tiering.attach.detachment import detach
 from stratalog_tiering.cold.archive import Archive, live_topics
 from stratalog_tiering.copies.deletions import apply_deletions
 from stratalog_tiering.copies.detached import copy_detached_topics
-from stratalog_tiering.format.object_keys import deletion_marker_key, marker_key, owner_key, segment_key
+from stratalog_tiering.format.descriptor import Detachment, TopicDescriptor, encode_descriptor
+from stratalog_tiering.format.object_keys import deletion_marker_key, marker_key, owner_key, segment_key, topic_key
 from stratalog_tiering.store import ObjectStore
 from stratalog_tiering.store.base import ObjectInfo
 from stratalog_tiering.worker import copying
@@ -103,6 +105,25 @@ async def test_a_detached_topic_is_copied_although_a_listing_does_not_show_its_l
         before = len(passes)
         await until(lambda: len(passes) > before)
     await until_last_version(second, last)
+
+
+async def test_a_topic_that_cannot_be_read_does_not_keep_others_from_the_copy(
+    cluster: Cluster, second: ObjectStore, second_directory: Path
+) -> None:
+    """Its altered descriptor looks like one of a later release."""
+    first, other = (
+        TopicDescriptor(
+            topic_id=UUID(int=number), name=f"t{number}", partition_count=1, replication_factor=1,
+            detached=Detachment(cluster_id="c", topic_version=1),
+        )
+        for number in (1, 2)
+    )  # fmt: skip
+    altered = encode_descriptor(first).replace(b'"format_version": 1', b'"format_version": 9')
+    await cluster.store.put(topic_key(first.topic_id, 1), [altered])
+    await cluster.store.put(topic_key(other.topic_id, 1), [encode_descriptor(other)])
+    await cluster.start_worker(second=second, sweep_interval_ms=50, retry_ms_max=100)
+    await until((second_directory / topic_key(other.topic_id, 1)).exists)
+    assert not (second_directory / topic_key(first.topic_id, 1)).exists()
 
 
 async def test_the_grace_period_of_a_second_deletion_begins_with_it(
