@@ -81,7 +81,7 @@ def altered_data_keys_are_left() -> None:
     async def refuse(*_: Any) -> RepairedFrom:
         raise Invalid("upgrade this release")
 
-    Repairer._segment_with_data_key = refuse  # type: ignore[method-assign]
+    Repairer._segment_with_data_key = refuse  # type: ignore[method-assign,assignment]
 
 
 def the_second_copy_has_no_grace_period() -> None:
