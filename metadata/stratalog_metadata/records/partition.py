@@ -139,7 +139,8 @@ class TierStatus(RecordBase, frozen=True, kw_only=True, tag="tier_status"):
     """The last result of tiering for a partition, for operators; overwritten in place.
 
     ``compacting`` is the phase of a compaction in progress (``map`` or ``rewrite``), empty without one: it has done what is
-    below ``compacting_offset`` of ``compacting_end``.
+    below ``compacting_offset`` of ``compacting_end``. ``unrepaired`` are keys of objects that the continuous scrub found
+    damaged and could not repair.
     """
 
     topic_id: UUID
@@ -152,6 +153,7 @@ class TierStatus(RecordBase, frozen=True, kw_only=True, tag="tier_status"):
     compacting: str = ""
     compacting_offset: int = 0
     compacting_end: int = 0
+    unrepaired: tuple[str, ...] = ()
 
     def key(self) -> str:
         return tier_status_key(self.topic_id, self.index)

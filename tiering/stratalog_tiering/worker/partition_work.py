@@ -24,7 +24,7 @@ from stratalog_metadata.records import (
     tier_status_key,
     topic_key,
 )
-from stratalog_metadata.state.commands import Command, Put, VersionIs
+from stratalog_metadata.state.commands import ABSENT, Command, Put, VersionIs
 from stratalog_tiering.core.commands import Guards, fulfil_request
 from stratalog_tiering.core.maintenance_times import MaintenanceTask, MaintenanceTimes
 from stratalog_tiering.core.offload_job import Undecided
@@ -309,6 +309,7 @@ class PartitionWork:
     async def _report(self, failure: StratalogError | None, state: PartitionSnapshot | None = None) -> None:
         """Write the partition's status to metadata, rate-limited, but always when the error changes."""
         now, key = self._ports.clock.monotonic(), tier_status_key(self._topic_id, self._index)
+        found = self._ports.metadata.view.get(key)
         last = self._ports.metadata.view.find(TierStatus, key)
         text = f"{type(failure).__name__}: {failure.message}" if failure is not None else self._unresolved(state)
         compaction = self._compaction.state
@@ -327,12 +328,14 @@ class PartitionWork:
             compacting=compaction.phase,
             compacting_offset=compaction.offset,
             compacting_end=compaction.end_offset,
+            unrepaired=last.unrepaired if last else (),
         )
         log = self._ports.metadata.view.get(log_key(self._topic_id, self._index))
         if log is None:
             return
         try:
             still_there = VersionIs(key=log_key(self._topic_id, self._index), version=log.version)
-            await self._ports.metadata.propose(Command(updates=(Put(record=status),), requirements=(still_there,)))
+            unchanged = VersionIs(key=key, version=found.version if found is not None else ABSENT)
+            await self._ports.metadata.propose(Command(updates=(Put(record=status),), requirements=(still_there, unchanged)))
         except StratalogError as unreported:
             _log.info("the status of %s was not written: %s", self._lease, unreported)

@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Collection, Mapping, Sequence, Set
 from typing import Final
 from uuid import UUID
 
+import msgspec
+
 from stratalog_core.errors import StratalogError
-from stratalog_metadata.records import ManifestPointer, Topic, manifest_pointer_key
+from stratalog_metadata.records import ManifestPointer, TierStatus, Topic, log_key, manifest_pointer_key, tier_status_key
+from stratalog_metadata.state.commands import ABSENT, Command, Put, VersionIs
 from stratalog_tiering.cold.bucket_scrub import BucketScrub, FoundTopic
 from stratalog_tiering.cold.verifier import Structure, Verifier
 from stratalog_tiering.copies.copying import CopyLimits
@@ -30,6 +33,8 @@ from stratalog_tiering.worker.leases import WorkerLeases, partition_lease
 
 _log = logging.getLogger(__name__)
 _FAILED_PAUSE_S: Final = 60.0
+_REMEMBERED_MAX: Final = 50
+"""Damaged objects of a partition whose keys are kept in its status, for the worker that scrubs it next."""
 
 
 class ScrubWork:
@@ -43,15 +48,26 @@ class ScrubWork:
         self._take = Throttle(ports.settings.scrub_bytes_per_s, ports.clock).take
         self._done_ms: dict[str, int] = {}
         """By name of the partition: wall time up to which its segments were scrubbed."""
-        self._unrepaired: dict[str, frozenset[str]] = {}
-        """By name of the partition: keys of damage that was not repaired. It is looked at again each time."""
+        self._unrepaired: dict[str, Collection[str]] = {}
+        """By name of the partition: keys of damage that was not repaired. It is looked at again each time.
+
+        The partition's status has them, too, so that a restart does not end an alert.
+        """
 
     def count_lag(self) -> None:
         """Set the gauges."""
         now_ms, pause_ms = self._ports.clock.wall_ms(), 1000 * pause_s(self._interval_ms)
         behind_ms = max((now_ms - done_ms - pause_ms for done_ms in self._done_ms.values()), default=0)
         self._counters.behind_seconds = max(0.0, behind_ms / 1000)
-        self._counters.unrepaired = sum(map(len, self._unrepaired.values()))
+        self._counters.unrepaired = sum(map(len, (self._remembered() | self._unrepaired).values()))
+
+    def _remembered(self) -> dict[str, Sequence[str]]:
+        """Damage in the status of this worker's partitions, which it may not have looked at yet. O(partitions)."""
+        view = self._ports.metadata.view
+        topic_ids = {topic.topic_id for topic in view.all(Topic)}
+        damaged = [status for status in view.all(TierStatus) if status.unrepaired and status.topic_id in topic_ids]
+        by_name = {partition_lease(status.topic_id, status.index): status.unrepaired for status in damaged}
+        return {name: keys for name, keys in by_name.items() if self._leases.is_ours(name)}
 
     async def run(self) -> None:
         """Scrub all partitions of the worker, again and again."""
@@ -80,7 +96,12 @@ class ScrubWork:
         until_ms = self._ports.clock.wall_ms()
         after_ms = self._done_ms.setdefault(name, begin_ms(until_ms, self._interval_ms))
         try:
-            if not await self._scrub(topic, index, name, after_ms, until_ms):
+            if name not in self._unrepaired:
+                status = self._ports.metadata.view.find(TierStatus, tier_status_key(topic.topic_id, index))
+                self._unrepaired[name] = frozenset(status.unrepaired if status is not None else ())
+            is_whole = await self._scrub(topic, index, name, after_ms, until_ms)
+            await self._remember(topic, index, self._unrepaired[name])
+            if not is_whole:
                 return False
         except StratalogError as failure:
             self._counters.failures += 1
@@ -95,7 +116,9 @@ class ScrubWork:
 
     async def _scrub(self, topic: Topic, index: int, name: str, after_ms: int, until_ms: int) -> bool:
         """Scrub what is due. False if a repair may show more of it."""
-        pointer, damaged = self._pointer(topic.topic_id, index), self._unrepaired.get(name, frozenset())
+        pointer, damaged = self._pointer(topic.topic_id, index), frozenset(self._unrepaired[name])
+        if pointer is None:
+            self._unrepaired[name] = frozenset()
         if pointer is None or not (damaged or await self._any_due(pointer, after_ms, until_ms)):
             return True
         verifier = Verifier(self._ports.store, self._ports.background, take=self._take)
@@ -109,6 +132,23 @@ class ScrubWork:
         repairs = await self._repair(topic, index, findings, damaged) if findings else {}
         self._unrepaired[name] = frozenset(key for (_, key), made in repairs.items() if made.source is None)
         return not any(kind in HIDES_REFERENCES and made.source is not None for (kind, _), made in repairs.items())
+
+    async def _remember(self, topic: Topic, index: int, damaged: Collection[str]) -> None:
+        """Write the damage that is known of a partition to its status, if that has changed."""
+        view, key = self._ports.metadata.view, tier_status_key(topic.topic_id, index)
+        status, log = view.get(key), view.get(log_key(topic.topic_id, index))
+        before = view.find(TierStatus, key)
+        keys = tuple(sorted(damaged)[:_REMEMBERED_MAX])
+        if log is None or keys == (before.unrepaired if before is not None else ()):
+            return
+        worker_id = self._ports.settings.worker_id
+        made = before or TierStatus(topic_id=topic.topic_id, index=index, worker_id=worker_id)
+        requirements = (
+            VersionIs(key=key, version=status.version if status is not None else ABSENT),
+            VersionIs(key=log_key(topic.topic_id, index), version=log.version),
+        )
+        updates = (Put(record=msgspec.structs.replace(made, unrepaired=keys)),)
+        await self._ports.metadata.propose(Command(updates=updates, requirements=requirements))
 
     def _pointer(self, topic_id: UUID, index: int) -> ManifestPointer | None:
         return self._ports.metadata.view.find(ManifestPointer, manifest_pointer_key(topic_id, index))

@@ -15,6 +15,7 @@ from unit.tiering.worker.test_deleted_topics import delete
 from unit.tiering.worker.test_worker import Batches, Cluster
 
 from stratalog_core.system import SystemClock, ThreadBackground
+from stratalog_metadata.records import TierStatus, tier_status_key
 from stratalog_tiering.metrics import ScrubMetrics
 from stratalog_tiering.store import ObjectStore, open_store
 from stratalog_tiering.worker.worker import TieringWorker
@@ -26,6 +27,12 @@ INTERVAL_MS = 1_000
 @pytest.fixture
 def second(tmp_path: Path, background: ThreadBackground) -> ObjectStore:
     return open_store(str(tmp_path / "second"), background=background, clock=SystemClock(), random=random.Random(4))
+
+
+def status_of(cluster: Cluster) -> TierStatus:
+    found: TierStatus | None = cluster.metadata.view.find(TierStatus, tier_status_key(cluster.topic.topic_id, 0))
+    assert found is not None
+    return found
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -111,6 +118,28 @@ async def test_damage_without_another_copy_is_reported_once_and_until_it_is_gone
     assert caplog.text.count("not repaired") == 1
     damaged.write_bytes(content)
     await until(lambda: scrubbed(worker).unrepaired == 0)
+
+
+async def test_damage_stays_reported_after_a_restart(
+    cluster: Cluster, make_batches: Batches, store_directory: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Also by another worker, and while no segment is due."""
+    await offloaded(cluster, make_batches, 3)
+    damaged = segments_of(store_directory)[1]
+    content = alter(damaged)
+    worker = await cluster.start_worker(scrub_interval_ms=INTERVAL_MS)
+    await until(lambda: scrubbed(worker).unrepaired == 1 and bool(status_of(cluster).unrepaired))
+    await worker.close()
+    worker = await cluster.start_worker("another", scrub_interval_ms=30 * 24 * HOUR_MS)
+    await until(lambda: scrubbed(worker).unrepaired == 1)
+    await until(lambda: scrubbed(worker).segments_checked > 0)
+    assert (scrubbed(worker).unrepaired, scrubbed(worker).findings) == (1, 0)
+    assert caplog.text.count("not repaired") == 1
+    await worker.close()
+    damaged.write_bytes(content)
+    worker = await cluster.start_worker("third", scrub_interval_ms=INTERVAL_MS)
+    await until(lambda: scrubbed(worker).segments_checked > 0 and not status_of(cluster).unrepaired)
+    assert scrubbed(worker).unrepaired == 0
 
 
 async def test_what_a_deleted_topic_had_is_reported_no_more(
