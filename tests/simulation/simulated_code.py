@@ -23,6 +23,7 @@ OTHERS: Final = (
     "cli/stratalog/restored_groups.py", "tests/chaos/__init__.py", "tests/chaos/outcomes.py",
     "tests/chaos/compaction/__init__.py", "tests/chaos/compaction/readings.py", "tests/chaos/compaction/sends.py",
     "tests/chaos/compaction/verdict.py", "tests/support/compaction_kernels.py",
+    "tests/support/superseded.py",
 )  # fmt: skip
 """Files outside of ``PACKAGES`` that the simulation imports."""
 MUTANTS: Final = "tests/simulation/mutants"

@@ -12,6 +12,7 @@ import click
 
 from stratalog.command_group import CommandGroup
 from stratalog.commands.job_backfill import backfill_job
+from stratalog.commands.job_compact import compact
 from stratalog.commands.job_erase import erase
 from stratalog.commands.spark_jobs import (
     given_options,
@@ -333,6 +334,7 @@ def _offsets_of(options: ReadOptions, text: str) -> dict[str, str]:
 
 
 job.add_command(backfill_job)
+job.add_command(compact)
 job.add_command(erase)
 
 

@@ -39,16 +39,16 @@ def erasure_report(
     rows = [_partition(name, found, erased, hot) for name in found.offsets]
     replaced = [
         {
-            **_place(name), "start_offset": each.entry.base_offset, "end_offset": each.entry.end_offset,
+            **place_of(name), "start_offset": each.entry.base_offset, "end_offset": each.entry.end_offset,
             "records_erased": each.records, "altered_batches": each.altered_batches,
             "identical_batches": each.identical_batches, "unreadable_batches": each.unreadable_batches,
             "old_key": each.source.key, "new_key": each.entry.key,
         }
         for name, each in erased
     ]  # fmt: skip
-    kept = [{**asdict(each), "due_at": _moment(each.due_ms), "lease": each.lease or None} for each in objects]
-    refusals = [{**_place(name), "key": each.entry.key, "reason": _reason(each)} for name, each in refused]
-    problems = [f"{name}: {each.entry.key}: {_reason(each)}" for name, each in refused]
+    kept = [{**asdict(each), "due_at": moment_text(each.due_ms), "lease": each.lease or None} for each in objects]
+    refusals = [{**place_of(name), "key": each.entry.key, "reason": reason_text(each)} for name, each in refused]
+    problems = [f"{name}: {each.entry.key}: {reason_text(each)}" for name, each in refused]
     problems += [
         f"{name}: offsets from {offset} on are still hot, or were when the search began, and were not searched: offload them,"
         " and erase again"
@@ -56,7 +56,7 @@ def erasure_report(
     ]
     unreadable = [
         {
-            **_place(each.name), "start_offset": each.base_offset, "end_offset": each.end_offset,
+            **place_of(each.name), "start_offset": each.base_offset, "end_offset": each.end_offset,
             "batches": each.unreadable_batches, "first": each.first_unreadable,
         }
         for each in found.unreadable
@@ -102,7 +102,7 @@ def _partition(
 ) -> dict[str, Any]:
     held = found.offsets[name]
     return {
-        **_place(name),
+        **place_of(name),
         "start_offset": held.first,
         "end_offset": held.end,
         "records_found": sum(each.records for each in found.found if each.name == name),
@@ -118,15 +118,15 @@ def _charts(rows: Sequence[Mapping[str, Any]]) -> list[Chart]:
     return [Chart(title=title, labels=labels, series={"records": values}, unit="records", is_horizontal=True)] if labels else []
 
 
-def _place(name: PartitionName) -> dict[str, Any]:
+def place_of(name: PartitionName) -> dict[str, Any]:
     return {"topic": name.topic, "partition": name.partition}
 
 
-def _reason(refused: Refused) -> str:
-    return f"{refused.reason} until {_moment(refused.lock_until_ms)}" if refused.lock_until_ms else refused.reason
+def reason_text(refused: Refused) -> str:
+    return f"{refused.reason} until {moment_text(refused.lock_until_ms)}" if refused.lock_until_ms else refused.reason
 
 
-def _moment(wall_ms: int) -> str:
+def moment_text(wall_ms: int) -> str:
     try:
         return datetime.fromtimestamp(wall_ms / 1000, UTC).isoformat(timespec="seconds")
     except (OverflowError, ValueError):

@@ -58,6 +58,7 @@ MERGED: Final = "segments merged"
 COMPACTED: Final = "segments compacted"
 TOMBSTONE_DELETED: Final = "tombstones deleted by a compaction"
 EXPIRED_DELETED: Final = "expired records deleted by a compaction"
+SUPERSEDED_REMOVED: Final = "superseded records removed beside workers that compact"
 COMPACTED_AWAY: Final = "superseded records that readers did not find any more"
 READ_IN_A_GAP: Final = "fetch from an offset that compaction removed"
 READ_OVERTAKEN: Final = "history removed by retention while a replica read it"
@@ -139,7 +140,7 @@ STATES: Final = (
     HANDED_OVER_UNNOTICED,
     PARTITIONS_ADDED,
     RECORDS_DELETED, START_MOVED, START_AT_TAKEOVER, MERGED, COMPACTED, TOMBSTONE_DELETED, EXPIRED_DELETED,
-    COMPACTED_AWAY, READ_IN_A_GAP, MARKER_GONE, READ_OVERTAKEN, EXPIRED, EXPIRED_HOT,
+    COMPACTED_AWAY, SUPERSEDED_REMOVED, READ_IN_A_GAP, MARKER_GONE, READ_OVERTAKEN, EXPIRED, EXPIRED_HOT,
     EXPIRED_HOT_WITHOUT_WRITES, READ_WITHOUT_WRITES, DELETIONS_REFUSED,
     EXPIRED_BY_SIZE, EXPIRED_HOT_BY_SIZE, SEGMENT_SIZED, RESUMED, FORKED, COPIED, REPAIRED, LEASED, ATTACHED,
     ERASED, REPAIRED_FROM_HOT, COLLECTED, COMMAND_EXPIRED,

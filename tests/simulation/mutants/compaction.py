@@ -9,11 +9,12 @@ import numpy as np
 from stratalog_core.batches.record_kernels import NEVER
 from stratalog_tiering.core.compaction import BatchFilter, MapBuilder, TransactionFilter
 from stratalog_tiering.core.offset_map import OffsetMap
-from stratalog_tiering.maintenance import compaction
+from stratalog_tiering.core.superseded import OffsetSet, SupersededFilter
+from stratalog_tiering.maintenance import compaction, superseded
 
 
 def _unchecked() -> None:
-    async def trusting(ports: Any, entry: Any, batch_filter: Any, fingerprint: int) -> None:
+    async def trusting(ports: Any, entry: Any, rules: Any, fingerprint: int) -> None:
         """Read nothing back."""
 
     compaction._require_survivors = trusting
@@ -120,7 +121,30 @@ def expired_records_go_at_once() -> None:
     _unchecked()
 
 
+def removals_take_whole_batches() -> None:
+    """``job compact`` removes all records of a batch in which one is superseded."""
+
+    def every(self: OffsetSet, offsets: Any) -> Any:
+        return np.full(len(offsets), has(self, offsets).any())
+
+    has = OffsetSet.has
+    OffsetSet.has = every  # type: ignore[method-assign]
+
+
+def what_removals_leave_counts_as_compacted() -> None:
+    """``job compact`` calls its segments clean: workers do not look for older records of their keys any more."""
+    superseded._clean_end = lambda source: source.end_offset
+
+
+def removals_forget_aborted_transactions() -> None:
+    """The footer of a segment from ``job compact`` does not list the transactions whose records it still has."""
+    SupersededFilter.take_aborted = lambda self: ()  # type: ignore[method-assign]
+
+
 IN_COMPACTION: Final = (
+    removals_take_whole_batches,
+    what_removals_leave_counts_as_compacted,
+    removals_forget_aborted_transactions,
     records_expire_as_soon_as_they_name_a_time,
     expired_records_go_at_once,
     tombstones_go_in_their_first_compaction,

@@ -1,11 +1,12 @@
 """Scenario: a compacted topic in the object store, with tombstones and transactions, while workers crash and the store fails.
 
 An owner appends ledgers of keyed records, some in transactions that commit or abort, some that expire. Workers offload and
-compact them, with a map of four keys, so that a pass needs several rounds; they crash, stop and lose answers. Checked at every
-commit: the newest committed record of each key is there and unchanged, a tombstone or an expired record until
-``delete.retention.ms`` after the start of the pass that compacted it first as one; no offset holds another record than was
-written; in what is compacted, each key occurs once and no record of an aborted transaction is left. At the end everything is
-compacted and read back as a broker reads it.
+compact them, with a map of four keys, so that a pass needs several rounds; they crash, stop and lose answers. Beside them the
+core of ``stratalog job compact`` removes superseded records that it has found some time before. Checked at every commit: the
+newest committed record of each key is there and unchanged, a tombstone or an expired record until ``delete.retention.ms`` after
+the start of the pass that compacted it first as one; no offset holds another record than was written; in what is compacted,
+each key occurs once and no record of an aborted transaction is left. At the end everything is compacted and read back as a
+broker reads it.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from uuid import UUID
 from simulation.checkers.audit import Audit
 from simulation.checkers.compacted import CompactedHistory, Written
 from simulation.checkers.coverage import COMPACTED, EXPIRED_DELETED, TOMBSTONE_DELETED
+from simulation.clients.history_compactor import HistoryCompactor
 from simulation.clients.sealed_ledgers import LedgersOfProcess, append_sealed, end_of
 from simulation.faults.nemesis import Nemesis, NemesisPlan
 from simulation.scenarios.checker_machine import run_in_checker
@@ -51,6 +53,7 @@ from stratalog_tiering.core.policy import CompactionPolicy
 from stratalog_tiering.format.manifest import SegmentEntry
 from stratalog_tiering.maintenance import compaction as maintenance
 from stratalog_tiering.maintenance.compaction import KEY_BYTES
+from stratalog_tiering.offload.ports import WorkerPorts, worker_ports
 from stratalog_tiering.worker.worker import TieringWorker
 
 RETENTION_MS: Final = 4_000
@@ -218,7 +221,9 @@ class Scenario:
         self.metadata = [Machine(world, f"metadata-{number}", roles.run_metadata_node) for number in range(1, 4)]
         self.tiering = [Machine(world, f"tiering-{number}", self._run_worker) for number in (1, 2)]
         self.owners = [Machine(world, "owner-0", self.owner.run)]
-        for machine in [*self.tiering, *self.owners]:
+        self.compactor = HistoryCompactor(world, TOPIC.topic_id, self._job_ports)
+        self.jobs = [Machine(world, "job-0", self.compactor.run)]
+        for machine in [*self.tiering, *self.jobs, *self.owners]:
             machine.clock = SimulatedClock(world.loop)  # delete horizons are compared
 
     def simulate(self) -> None:
@@ -237,14 +242,23 @@ class Scenario:
         await TieringWorker(settings, metadata, store, source, ports.clock, ports.random, ports.background).start()
         await asyncio.Event().wait()
 
+    def _job_ports(self, client: QuorumClient, ports: Ports) -> WorkerPorts:
+        store, source = (
+            SimulatedStore(self.bucket, ports.loop, ports.random),
+            LedgersOfProcess(self.ledgers.entries, ports.random),
+        )
+        settings = TieringSettings(worker_id="job-compact", block_bytes=256)
+        return worker_ports(settings, client, store, source, ports.clock, ports.random, ports.background)
+
     async def _run(self) -> None:
         for machine in self.metadata:
             machine.boot()
         await self._in_checker(self._create_topic)
-        for machine in [*self.tiering, *self.owners]:
+        for machine in [*self.tiering, *self.jobs, *self.owners]:
             machine.boot()
         plan = NemesisPlan(crash=0.3, stop=0.3, partition=0.1, one_way=0, lossy=0, clock_jump=0, pause_mean_s=1.0)
-        nemesis = Nemesis(self.world, self.tiering, plan, name="tiering", everyone=[*self.metadata, *self.tiering])
+        machines = [*self.tiering, *self.jobs]
+        nemesis = Nemesis(self.world, machines, plan, name="tiering", everyone=[*self.metadata, *machines])
         task = asyncio.get_running_loop().create_task(nemesis.run())
         if self.world.decides("store"):
             self.bucket.faults = StoreFaults(
@@ -255,10 +269,10 @@ class Scenario:
         self.bucket.faults = StoreFaults()
         nemesis.stop()
         task.cancel()
-        for machine in self.tiering:
+        for machine in machines:
             machine.boot()
         await self._pass_time(QUIET_S)
-        self.owner.stop = True
+        self.owner.stop = self.compactor.stop = True
         await self._pass_time(1.0)
         await self._in_checker(self._compact_everything)
         await self._in_checker(self._read_everything)
@@ -315,6 +329,6 @@ class Scenario:
 
     def _check(self) -> None:
         assert not self.audit.broken, self.audit.broken[0]
-        for machine in [*self.metadata, *self.tiering, *self.owners]:
+        for machine in [*self.metadata, *self.tiering, *self.jobs, *self.owners]:
             if machine.failure is not None:
                 raise AssertionError(f"{machine.name} failed: {machine.failure!r}") from machine.failure

@@ -26,7 +26,7 @@ Importing this module loads numba.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from copy import copy, deepcopy
 from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
@@ -42,7 +42,7 @@ from stratalog_core.compiled.jit import Bools, Ints64
 from stratalog_core.errors import Corrupt
 from stratalog_core.ports import Buffer
 from stratalog_tiering.core.offset_map import OffsetMap
-from stratalog_tiering.core.rewritten_batches import Filtered, emptied, rebuilt
+from stratalog_tiering.core.rewritten_batches import Filtered, LastBatches, emptied, rebuilt
 from stratalog_tiering.format.footer import AbortedTransaction
 
 _ABORT: Final = b"\x00\x00\x00\x00"
@@ -126,7 +126,7 @@ class MapBuilder:
             spans = record_spans(batch_body(batch, header), header)
             self.transactions.is_marker_done(header, spans.key(0) if spans else None)
         elif not self.transactions.is_aborted(header) and header.last_offset >= self._dirty_from:
-            found = _records_of(batch, header)
+            found = records_of(batch, header)
             if isinstance(found, RecordSpans):
                 noted = self.offsets.put(found, header.base_offset, self._dirty_from)
                 if noted < len(found):
@@ -188,9 +188,7 @@ class BatchFilter:
         self._now_ms = now_ms
         self._horizon_ms = min(now_ms + delete_retention_ms, _HORIZON_MS_MAX)
         self._expiry_header = expiry_header
-        self._last_of: Mapping[int, tuple[int, int]] = {
-            each.producer_id: (each.batches[-1].last_offset if each.batches else -1, each.producer_epoch) for each in producers
-        }
+        self._last_batches = LastBatches(producers)
         self.transactions = TransactionFilter()
         self.counts = CompactionCounts()
 
@@ -198,7 +196,7 @@ class BatchFilter:
         """Sum of hashes of the batch's records, to compare with those that must be there. Raises ``Corrupt``."""
         if header.is_control:
             return self._fingerprint(header, record_spans(batch_body(batch, header), header))
-        spans = _records_of(batch, header)
+        spans = records_of(batch, header)
         return self._offsets.fingerprint_of(batch) if isinstance(spans, Corrupt) else self._fingerprint(header, spans)
 
     def trial(self) -> BatchFilter:
@@ -218,7 +216,7 @@ class BatchFilter:
     def filter(self, batch: Buffer, header: BatchHeader, *, is_last: bool) -> Filtered:
         """The batch without the records that are to go; ``is_last``: it is the segment's last one. Raises ``Corrupt``."""
         self.counts.records_read += header.record_count
-        stays = is_last or self._is_last_of_producer(header)
+        stays = is_last or self._last_batches.has(header)
         if header.is_control:
             return self._marker(batch, header, stays=stays)
         if self.transactions.is_aborted(header):
@@ -226,13 +224,6 @@ class BatchFilter:
         if not header.record_count:
             return Filtered(batch=batch if stays else None, fingerprint=0)
         return self._records(batch, header, stays=stays)
-
-    def _is_last_of_producer(self, header: BatchHeader) -> bool:
-        last = self._last_of.get(header.producer_id) if header.producer_id >= 0 else None
-        if last is None:
-            return False
-        offset, epoch = last
-        return header.last_offset == offset if offset >= 0 else header.is_control and header.producer_epoch == epoch
 
     def _marker(self, batch: Buffer, header: BatchHeader, *, stays: bool) -> Filtered:
         spans = record_spans(batch_body(batch, header), header)
@@ -248,7 +239,7 @@ class BatchFilter:
         return Filtered(batch=batch, fingerprint=self._fingerprint(header, spans))
 
     def _records(self, batch: Buffer, header: BatchHeader, *, stays: bool) -> Filtered:
-        spans = _records_of(batch, header)
+        spans = records_of(batch, header)
         if isinstance(spans, Corrupt):
             return self._unreadable(batch, header, spans)
         if header.base_offset >= self._map_end:
@@ -325,7 +316,7 @@ def survivors(map_end: int, now_ms: int, header: BatchHeader, records: MappedRec
     return found
 
 
-def _records_of(batch: Buffer, header: BatchHeader) -> RecordSpans | Corrupt:
+def records_of(batch: Buffer, header: BatchHeader) -> RecordSpans | Corrupt:
     """The records of a batch that a client wrote, or why they cannot be read.
 
     That is what the client wrote: the block's and the batch's checksums have been compared.

@@ -66,6 +66,24 @@ def cleanable(segments: Iterable[SegmentEntry], policy: CompactionPolicy, hot_of
     return _with_due_time(found, policy, oldest_dirty_ms, now_ms)
 
 
+def superseded_until(segments: Iterable[SegmentEntry], policy: CompactionPolicy, hot_offset: int, now_ms: int) -> int | None:
+    """The end of what ``job compact`` looks at: all segments before the first that is young or has hot copies.
+
+    Locked segments are within it: their records supersede others, and stay. None without such a segment.
+    """
+    end_offset: int | None = None
+    for entry in segments:
+        if entry.end_offset > hot_offset or is_young(entry, policy, now_ms):
+            break
+        end_offset = entry.end_offset
+    return end_offset
+
+
+def is_young(entry: SegmentEntry, policy: CompactionPolicy, now_ms: int) -> bool:
+    """Whether ``min.compaction.lag.ms`` keeps a segment as it is at ``now_ms``."""
+    return policy.lag_ms_min > 0 and newest_ms(entry) + policy.lag_ms_min > now_ms
+
+
 def _with_due_time(found: Cleanable, policy: CompactionPolicy, oldest_dirty_ms: int | None, now_ms: int) -> Cleanable:
     if oldest_dirty_ms is None:
         return found

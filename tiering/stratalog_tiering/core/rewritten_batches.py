@@ -6,12 +6,14 @@ producers are never lost.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from stratalog_core.batches import record_kernels as kernels
 from stratalog_core.batches.batch import COMPRESSION_MASK, DELETE_HORIZON_BIT, HEADER_BYTES, BatchHeader, write_header
+from stratalog_core.batches.checkpoint import ProducerEntry
 from stratalog_core.batches.compression import compress
 from stratalog_core.batches.record_spans import RecordSpans
 from stratalog_core.compiled.jit import Bools
@@ -24,6 +26,22 @@ class Filtered:
 
     batch: Buffer | None
     fingerprint: int
+
+
+class LastBatches:
+    """Recognizes the last batch of each producer that is known at the end of a history: it stays, for the sake of sequences."""
+
+    def __init__(self, producers: Sequence[ProducerEntry]) -> None:
+        self._last_of: Mapping[int, tuple[int, int]] = {
+            each.producer_id: (each.batches[-1].last_offset if each.batches else -1, each.producer_epoch) for each in producers
+        }
+
+    def has(self, header: BatchHeader) -> bool:
+        last = self._last_of.get(header.producer_id) if header.producer_id >= 0 else None
+        if last is None:
+            return False
+        offset, epoch = last
+        return header.last_offset == offset if offset >= 0 else header.is_control and header.producer_epoch == epoch
 
 
 def emptied(header: BatchHeader) -> bytes:

@@ -71,8 +71,8 @@ class SegmentOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
     ``version_id`` is the store's id of the object's version, ``lock_until_ms`` (wall time) the end of its Object Lock of
     ``lock_mode`` (``governance`` or ``compliance``), ``storage_class`` the store's name of its class. ``present`` is absent
-    unless the segment is compacted. ``dirty_from`` is the offset from which a compacted segment's keys may occur again in it;
-    absent if each of its keys occurs once.
+    unless the segment is compacted. ``dirty_from`` is the offset from which a compacted segment's keys may occur again in it,
+    its base offset if ``job compact`` wrote it; absent if each of its keys occurs once.
     """
 
     version_id: str = ""
@@ -395,7 +395,7 @@ def _check_entry(entry: SegmentEntry, leaves: int) -> None:
     present, dirty_from = entry.options.present, entry.options.dirty_from
     if present and not entry.base_offset <= present.base_offset <= present.end_offset <= entry.end_offset:
         raise Invalid(f"{entry.key} holds offsets {present.base_offset}..{present.end_offset}, which it does not cover")
-    if dirty_from is not None and not (present and entry.base_offset < dirty_from < entry.end_offset):
+    if dirty_from is not None and not (present and entry.base_offset <= dirty_from < entry.end_offset):
         raise Invalid(f"{entry.key} is compacted up to offset {dirty_from}, which it does not cover")
 
 

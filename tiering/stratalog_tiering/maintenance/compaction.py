@@ -42,7 +42,14 @@ from stratalog_tiering.format.manifest import (
 from stratalog_tiering.format.manifest_edit import ManifestEdit
 from stratalog_tiering.format.segment import audit_block, iterate_block_batches
 from stratalog_tiering.maintenance.joined_segments import source_of
-from stratalog_tiering.maintenance.rewriting import Rewritten, epochs_in_effect, read_back, stored_blocks, write_filtered
+from stratalog_tiering.maintenance.rewriting import (
+    CheckedRules,
+    Rewritten,
+    epochs_in_effect,
+    read_back,
+    stored_blocks,
+    write_filtered,
+)
 from stratalog_tiering.offload.commit import commit_edit, previous_version, refuse_fork_before_commit
 from stratalog_tiering.offload.locks import locked_entry
 from stratalog_tiering.offload.ports import WorkerPorts
@@ -213,7 +220,7 @@ class Compaction:
             return
         edit = ManifestEdit(previous, writer=ports.settings.worker_id, random_id=ports.random_id)
         await refuse_fork_before_commit(ports, state)
-        entry = await _write(ports, state, group, batch_filter, end_offset, policy)
+        entry = await write_compacted(ports, state, group, batch_filter, end_offset, policy)
         pages = await ports.source.pages(edit.pages_for_replace(entry.base_offset))
         edit.replace(entry, pages, Reason.COMPACTED)
         if await commit_edit(ports, state, edit, lambda now, pointer: commit_segment(now, pointer, (), guards), [entry.key]):
@@ -297,18 +304,21 @@ def _keeps_all(
     )
 
 
-async def _write(
+async def write_compacted(
     ports: WorkerPorts,
     state: PartitionSnapshot,
     group: Sequence[SegmentEntry],
-    batch_filter: BatchFilter,
+    rules: CheckedRules,
     map_end: int,
     policy: TierPolicy,
 ) -> SegmentEntry:
-    """Upload the segment that replaces ``group``, and verify it; returns its entry."""
-    made = await write_filtered(ports, state, group, batch_filter, policy, is_compacted=True)
+    """Upload the segment that replaces ``group``, and verify it; returns its entry.
+
+    Each key occurs once below ``map_end``; the segment is dirty from there on. Raises ``Corrupt``, ``Unavailable``.
+    """
+    made = await write_filtered(ports, state, group, rules, policy, is_compacted=True)
     entry = _entry(made, group, map_end, policy)
-    await _require_survivors(ports, entry, batch_filter, made.fingerprint)
+    await _require_survivors(ports, entry, rules, made.fingerprint)
     return await locked_entry(ports.store, entry, made.lock)
 
 
@@ -335,13 +345,13 @@ def _epochs_left(made: Rewritten, group: Sequence[SegmentEntry]) -> tuple[EpochS
     return (first, *(start for start in later if start.epoch in left))
 
 
-async def _require_survivors(ports: WorkerPorts, entry: SegmentEntry, batch_filter: BatchFilter, fingerprint: int) -> None:
+async def _require_survivors(ports: WorkerPorts, entry: SegmentEntry, rules: CheckedRules, fingerprint: int) -> None:
     """Read the new segment back, verify it, and compare its records with those that must have survived. Raises ``Corrupt``."""
     found = 0
 
     def add(batch: memoryview, header: BatchHeader) -> None:
         nonlocal found
-        found += batch_filter.fingerprint(batch, header)
+        found += rules.fingerprint(batch, header)
 
     await read_back(ports, entry, add)
     if found != fingerprint:

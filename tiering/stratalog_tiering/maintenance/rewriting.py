@@ -53,6 +53,14 @@ class BatchRules(Protocol):
         ...
 
 
+class CheckedRules(BatchRules, Protocol):
+    """Rules whose result can be compared with what is read back."""
+
+    def fingerprint(self, batch: Buffer, header: BatchHeader) -> int:
+        """What ``Filtered.fingerprint`` of a batch must be that was read back, added over all. Raises ``Corrupt``."""
+        ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rewritten:
     """An uploaded segment. ``fingerprint`` is the sum of those of its batches, ``first_batch`` the first one's base offset."""
