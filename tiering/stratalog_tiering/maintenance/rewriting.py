@@ -57,7 +57,7 @@ class CheckedRules(BatchRules, Protocol):
     """Rules whose result can be compared with what is read back."""
 
     def fingerprint(self, batch: Buffer, header: BatchHeader) -> int:
-        """What ``Filtered.fingerprint`` of a batch must be that was read back, added over all. Raises ``Corrupt``."""
+        """The fingerprint of a batch that was read back; their sum is that of what ``filter`` returned. Raises ``Corrupt``."""
         ...
 
 

@@ -2,7 +2,7 @@
 
 The job says which offsets are superseded in a history that it has read (:class:`HistoryRead`). Each segment that has some is
 written again as a worker's compaction writes one, verified, and committed by compare-and-set of the manifest that it was read
-from and of the topic's record, as an erasure is (``erasure.py``). What is dirty for workers stays dirty.
+from and of the topic's record, as an erasure is (``erasure.py``). Workers find everything as dirty as it was.
 
 A worker may commit anything in between: it never removes the newest record of a key but a tombstone whose older records it has
 removed before, so a record that was superseded stays so (ADR 172). Three things could change that, and end the removal: a fork
@@ -55,7 +55,7 @@ class Compacted:
 
 
 async def history_to_read(ports: WorkerPorts, topic_id: UUID, partition: int) -> HistoryRead:
-    """What may be compacted of a partition now.
+    """The part of a partition that may be compacted now.
 
     Raises ``Invalid`` unless its topic is compacted, ``NotFound``, ``Unavailable``.
     """
