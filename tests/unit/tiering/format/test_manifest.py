@@ -400,6 +400,16 @@ def test_an_entry_that_contradicts_itself_is_refused(member: str, value: object,
         encode_manifest(msgspec.structs.replace(manifest, segments=(wrong,)))
 
 
+def test_a_compacted_segment_may_be_dirty_from_its_base_offset() -> None:
+    manifest = grown([5], [0]).previous.manifest
+    (entry,) = manifest.segments
+    present = PresentBatches(base_offset=entry.base_offset, end_offset=entry.end_offset, batch_count=1)
+    options = SegmentOptions(present=present, dirty_from=entry.base_offset)
+    dirty = msgspec.structs.replace(manifest, segments=(msgspec.structs.replace(entry, options=options),))
+    content = encode_manifest(dirty)
+    assert decode_manifest(content).segments[0].options.dirty_from == entry.base_offset
+
+
 def test_a_sound_manifest_that_is_not_the_committed_one_is_refused() -> None:
     history = grown([5], [0])
     with pytest.raises(Corrupt, match="not the committed one"):
