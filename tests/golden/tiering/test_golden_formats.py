@@ -373,8 +373,8 @@ def test_tree_page() -> None:
     ("name", "decode"),
     [
         ("pre_release_manifest.bin", decode_manifest),
-        ("pre_release_page.bin", lambda content: decode_page(content, b"")),
-        ("pre_release_removed.bin", lambda content: decode_removed_list(content, b"")),
+        ("pre_release_page.bin", lambda content: decode_page(content, object_sha256(content))),
+        ("pre_release_removed.bin", lambda content: decode_removed_list(content, object_sha256(content))),
     ],
 )
 def test_the_layout_of_a_pre_release_is_refused(name: str, decode: Callable[[bytes], object]) -> None:
