@@ -32,6 +32,7 @@ from stratalog_tiering.cold.manifest_source import ManifestSource
 from stratalog_tiering.cold.segment_check import require_sound
 from stratalog_tiering.cold.verifier import READS_AT_ONCE, PartitionReport
 from stratalog_tiering.copies.copying import CopyLimits, copy_object, has_object
+from stratalog_tiering.copies.data_keys import data_key_in_copy
 from stratalog_tiering.copies.descriptors import content_or_nothing, put_checked
 from stratalog_tiering.core.damage import Damage, Finding, judge_marker, judge_topic, newest_marker
 from stratalog_tiering.core.references import Reference, segment_object, side_objects
@@ -39,7 +40,6 @@ from stratalog_tiering.format.descriptor import (
     CommitMarker,
     OwnerDescriptor,
     TopicDescriptor,
-    WrappedDataKey,
     decode_descriptor,
     encode_descriptor,
 )
@@ -336,15 +336,9 @@ class Repairer:
 
     async def _data_key(self, entry: SegmentEntry) -> None:
         """Restore a segment's wrapped data key, if the copy's belongs to the partition and the key ring unwraps it."""
-        key = (await ManifestSource(self._store).footer(entry)).data_key
-        copy = self._copy_of(key)
-        source = ManifestSource(copy)
-        cipher = await source.cipher(await source.footer(entry))
-        content = await copy.get(key)
-        decode_descriptor(content, WrappedDataKey, key)
-        if cipher is not None:
-            await require_sound(copy, source, entry, self._limits.background, reads_at_once=READS_AT_ONCE)
-        await put_checked(self._store, key, content)
+        footer = await ManifestSource(self._store).footer(entry)
+        content = await data_key_in_copy(self._store, self._copy_of(footer.data_key), entry, footer, self._limits)
+        await put_checked(self._store, footer.data_key, content)
 
     async def _require_sound(self, entry: SegmentEntry) -> None:
         await require_sound(

@@ -39,6 +39,7 @@ from stratalog_tiering.format.object_keys import (
     is_version_object,
     marker_key,
     owner_key,
+    parse_segment_key,
     topic_key,
 )
 from stratalog_tiering.store import ObjectStore, StoreWithCopy
@@ -195,6 +196,24 @@ async def test_the_data_key_of_another_segment_is_replaced(sound: MemoryStore, b
     (((kind, _), made),) = await repair(damaged, sound, background)
     assert (kind, made.source) == (Damage.SEGMENT_DATA, RepairedFrom.COPY)
     assert damaged.contents == sound.contents
+
+
+async def test_a_lost_data_key_is_restored_although_the_copys_segment_is_altered(
+    sound: MemoryStore, background: ThreadBackground
+) -> None:
+    """The copy's key must decrypt the segment that is here: that of another segment is not taken."""
+    key, other = [key for key in sound.contents if is_data_key(key)]
+    segment = next(each for each in sound.contents if parse_segment_key(each) and data_key_key(each) == key)
+    damaged = MemoryStore({name: content for name, content in sound.contents.items() if name != key}, sound.keys)
+    altered = {segment: sound.contents[segment][:-1] + b"\0"}
+    (((kind, _), made),) = await repair(damaged, MemoryStore({**sound.contents, **altered}, sound.keys), background)
+    assert (kind, made.source) == (Damage.DATA_KEY_MISSING, RepairedFrom.COPY)
+    assert damaged.contents == sound.contents
+    del damaged.contents[key]
+    wrong = MemoryStore({**sound.contents, **altered, key: sound.contents[other]}, sound.keys)
+    ((_, made),) = await repair(damaged, wrong, background)
+    assert made.source is None
+    assert key not in damaged.contents
 
 
 @pytest.mark.parametrize("kind", ["markers", "topics", "owners", "keys"])
