@@ -2,34 +2,28 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from stratalog.hot.session import ledger_session
-from stratalog.tier.session import store_session
+from stratalog.tier.editing import editing_session
 from stratalog_core.errors import Invalid
-from stratalog_core.system import SystemClock, ThreadBackground
+from stratalog_metadata.client.api import MetadataView
 from stratalog_metadata.client.protection import is_protected
-from stratalog_metadata.client.quorum_client import QuorumClient
 from stratalog_metadata.records import Topic
 from stratalog_pipeline.jobs.report_erasure import OldObject
 from stratalog_pipeline.planning import OffsetRange, PartitionName
 from stratalog_tiering.cold.manifest_source import ManifestSource
-from stratalog_tiering.config import TieringSettings
 from stratalog_tiering.core.erasure import Selection
 from stratalog_tiering.format.manifest import Reason
-from stratalog_tiering.maintenance.erasure import Erased, Refused, erase_range
+from stratalog_tiering.maintenance.erasure import Erased, erase_range
+from stratalog_tiering.maintenance.segment_replacements import SegmentKept
 from stratalog_tiering.offload.beside_workers import current_partition
 from stratalog_tiering.offload.locks import KnownLocks
-from stratalog_tiering.offload.ownership import check_claim, cluster_id_in
-from stratalog_tiering.offload.ports import WorkerPorts, worker_ports
-from stratalog_tiering.store import ObjectStore
+from stratalog_tiering.offload.ports import WorkerPorts
 from stratalog_tiering.worker.collection import CollectorPorts, delete_due, find_all
 
 WRITER = "job-erase"
 """The writer's name in manifests that an erasure commits."""
-_CHECKSUM_THREADS = 2
 Ranges = Mapping[PartitionName, Sequence[tuple[int, int]]]
 
 
@@ -48,7 +42,7 @@ class Erasure:
     """The result. ``hot``: the first offset of each partition that was not searched, because it is or was hot."""
 
     erased: list[tuple[PartitionName, Erased]] = field(default_factory=list)
-    refused: list[tuple[PartitionName, Refused]] = field(default_factory=list)
+    refused: list[tuple[PartitionName, SegmentKept]] = field(default_factory=list)
     objects: list[OldObject] = field(default_factory=list)
     hot: dict[PartitionName, int] = field(default_factory=dict)
 
@@ -65,32 +59,26 @@ async def erase_found(
     Raises ``Invalid``, before any change, if ``store`` is not the bucket of the cluster or a topic is protected against
     deletion. Raises as `erase_range` does, when some segments may be replaced already; the call can be repeated.
     """
-    background, clock, done = ThreadBackground(_CHECKSUM_THREADS, "checksums"), SystemClock(), Erasure()
-    try:
-        async with ledger_session(origin.addresses) as (metadata, ledgers), store_session(origin.store) as store:
-            await check_claim(store, cluster_id_in(metadata))
-            _refuse_protected(metadata, [*searched])
-            settings = TieringSettings(worker_id=WRITER)
-            ports = worker_ports(settings, metadata, store, ledgers, clock, random.SystemRandom(), background)
-            for name, held in ranges.items():
-                for offsets in held:
-                    async for each in erase_range(ports, name.topic_id, name.partition, offsets, selection):
-                        if isinstance(each, Erased):
-                            done.erased.append((name, each))
-                        else:
-                            done.refused.append((name, each))
-                        on_segment()
-            done.hot = await not_searched(ports, searched)
-            done.objects = await _old_objects(origin, metadata, store, clock.wall_ms(), [*ranges])
-            return done
-    finally:
-        background.close()
+    done = Erasure()
+    async with editing_session(origin.addresses, origin.store, WRITER) as ports:
+        _refuse_protected(ports.metadata.view, [*searched])
+        for name, held in ranges.items():
+            for offsets in held:
+                async for each in erase_range(ports, name.topic_id, name.partition, offsets, selection):
+                    if isinstance(each, Erased):
+                        done.erased.append((name, each))
+                    else:
+                        done.refused.append((name, each))
+                    on_segment()
+        done.hot = await not_searched(ports, searched)
+        done.objects = await _old_objects(origin, ports, [*ranges])
+    return done
 
 
-def _refuse_protected(metadata: QuorumClient, names: Sequence[PartitionName]) -> None:
+def _refuse_protected(view: MetadataView, names: Sequence[PartitionName]) -> None:
     ids = {name.topic_id for name in names}
-    for topic in metadata.view.all(Topic):
-        if topic.topic_id in ids and is_protected(topic, metadata.view):
+    for topic in view.all(Topic):
+        if topic.topic_id in ids and is_protected(topic, view):
             raise Invalid(
                 f"topic {topic.name!r} is protected against deletion; lift it with"
                 f" `stratalog topic config {topic.name} --set stratalog.deletion.protection=false`"
@@ -110,17 +98,16 @@ async def not_searched(ports: WorkerPorts, searched: Mapping[PartitionName, Offs
     return found
 
 
-async def _old_objects(
-    origin: EraseFrom, metadata: QuorumClient, store: ObjectStore, now_ms: int, names: Sequence[PartitionName]
-) -> list[OldObject]:
+async def _old_objects(origin: EraseFrom, ports: WorkerPorts, names: Sequence[PartitionName]) -> list[OldObject]:
     """Return the objects that erasures replaced and that still exist; with ``deletes_now``, delete those that nothing keeps.
 
     The rules are those of `stratalog tier gc`: forked history, a reader's lease and a lock keep them.
     """
     ids = {name.topic_id for name in names}
+    metadata, store = ports.metadata, ports.store
     topics = [topic for topic in metadata.view.all(Topic) if topic.topic_id in ids]
-    ports = CollectorPorts(metadata=metadata, store=store, source=ManifestSource(store), locks=KnownLocks(store))
-    judged = await find_all(ports, topics, 0 if origin.deletes_now else origin.grace_ms, now_ms)
+    collector = CollectorPorts(metadata=metadata, store=store, source=ManifestSource(store), locks=KnownLocks(store))
+    judged = await find_all(collector, topics, 0 if origin.deletes_now else origin.grace_ms, ports.clock.wall_ms())
     found = [each for each in judged if each.partition >= 0]
     due = [(each, garbage) for each in found for garbage in each.due if garbage.reason == Reason.ERASED]
     waiting = [(each, garbage) for each in found for garbage in each.waiting if garbage.reason == Reason.ERASED]

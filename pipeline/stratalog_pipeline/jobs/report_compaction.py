@@ -9,7 +9,7 @@ from stratalog_pipeline.jobs.report import Chart, Report, Table
 from stratalog_pipeline.jobs.report_erasure import moment_text, place_of, reason_text
 from stratalog_pipeline.planning import PartitionName
 from stratalog_tiering.core.superseded import OffsetSet
-from stratalog_tiering.maintenance.erasure import Refused
+from stratalog_tiering.maintenance.segment_replacements import SegmentKept
 from stratalog_tiering.maintenance.superseded import Compacted, HistoryRead
 
 _SEGMENT_COLUMNS = ("topic", "partition", "start_offset", "end_offset", "records", "superseded", "stored_bytes", "locked_until")
@@ -23,7 +23,7 @@ def compaction_report(
     read: Mapping[PartitionName, HistoryRead],
     superseded: Mapping[PartitionName, OffsetSet],
     compacted: Sequence[tuple[PartitionName, Compacted]],
-    refused: Sequence[tuple[PartitionName, Refused]],
+    refused: Sequence[tuple[PartitionName, SegmentKept]],
     *,
     now_ms: int,
     is_dry_run: bool,

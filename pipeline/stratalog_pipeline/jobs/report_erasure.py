@@ -10,7 +10,8 @@ from typing import Any
 from stratalog_pipeline.jobs.erase import Search
 from stratalog_pipeline.jobs.report import Chart, Report, Table
 from stratalog_pipeline.planning import PartitionName
-from stratalog_tiering.maintenance.erasure import Erased, Refused
+from stratalog_tiering.maintenance.erasure import Erased
+from stratalog_tiering.maintenance.segment_replacements import SegmentKept
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +30,7 @@ class OldObject:
 def erasure_report(
     found: Search,
     erased: Sequence[tuple[PartitionName, Erased]],
-    refused: Sequence[tuple[PartitionName, Refused]],
+    refused: Sequence[tuple[PartitionName, SegmentKept]],
     objects: Sequence[OldObject],
     hot: Mapping[PartitionName, int],
     *,
@@ -122,7 +123,7 @@ def place_of(name: PartitionName) -> dict[str, Any]:
     return {"topic": name.topic, "partition": name.partition}
 
 
-def reason_text(refused: Refused) -> str:
+def reason_text(refused: SegmentKept) -> str:
     return f"{refused.reason} until {moment_text(refused.lock_until_ms)}" if refused.lock_until_ms else refused.reason
 
 

@@ -26,7 +26,8 @@ from stratalog_pipeline.jobs.report_erasure import OldObject, erasure_report
 from stratalog_pipeline.options import parse_options
 from stratalog_pipeline.planning import OffsetRange, PartitionName
 from stratalog_tiering.core.erasure import NEEDLES_MAX, Selection
-from stratalog_tiering.maintenance.erasure import Erased, Refused
+from stratalog_tiering.maintenance.erasure import Erased
+from stratalog_tiering.maintenance.segment_replacements import SegmentKept
 
 if TYPE_CHECKING:
     from unit.pipeline.conftest import ColdBucket
@@ -113,7 +114,7 @@ def test_what_stays_is_a_problem_of_the_report(cold_bucket: ColdBucket) -> None:
     assert (complete.facts["verdict"], complete.problems) == ("complete", [])
     assert complete.document["objects"][0]["due_at"] == "1970-01-02T00:00:00+00:00"
     assert "1970-01-02" in render_page(complete, "erase", "now")
-    refused = [(name, Refused(entry=entry, reason="it is locked", lock_until_ms=86_400_000))]
+    refused = [(name, SegmentKept(entry=entry, reason="it is locked", lock_until_ms=86_400_000))]
     partly = erasure_report(found, [], refused, [], {name: 2}, is_dry_run=False)
     assert [problem.partition(": ")[2] for problem in partly.problems] == [
         f"{entry.key}: it is locked until 1970-01-02T00:00:00+00:00",

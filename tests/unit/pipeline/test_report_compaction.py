@@ -14,7 +14,7 @@ from stratalog_pipeline.jobs.erase import plan_search
 from stratalog_pipeline.jobs.page import render_page
 from stratalog_pipeline.jobs.report_compaction import compaction_report
 from stratalog_pipeline.options import parse_options
-from stratalog_tiering.maintenance.erasure import Refused
+from stratalog_tiering.maintenance.segment_replacements import SegmentKept
 from stratalog_tiering.maintenance.superseded import Compacted, HistoryRead
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def test_segments_with_superseded_records_are_listed_and_what_stays_is_a_problem
     ]  # fmt: skip
     assert dry.document["partitions"][0]["superseded"] == 3
     compacted = [(name, Compacted(source=entries[0], entry=entries[0], records=2, unreadable_batches=0))]
-    refused = [(name, Refused(entry=entries[1], reason="it is locked", lock_until_ms=86_400_000))]
+    refused = [(name, SegmentKept(entry=entries[1], reason="it is locked", lock_until_ms=86_400_000))]
     done = compaction_report(read, found, compacted, refused, now_ms=1, is_dry_run=False)
     assert done.facts["verdict"] == "1 parts left"
     assert done.problems == [f"a-0: {entries[1].key}: it is locked until 1970-01-02T00:00:00+00:00"]

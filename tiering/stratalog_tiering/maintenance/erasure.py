@@ -21,23 +21,31 @@ import msgspec
 
 from stratalog_core.batches.batch import BatchHeader
 from stratalog_core.batches.records import iterate_records
-from stratalog_core.errors import Conflict, Corrupt
+from stratalog_core.errors import Corrupt
 from stratalog_tiering.cold.lease import HeldLease
-from stratalog_tiering.core.commands import commit_segment
 from stratalog_tiering.core.erasure import EraseFilter, Selection, selected_or_unreadable
 from stratalog_tiering.core.policy import TierPolicy
 from stratalog_tiering.format.block_cipher import BlockCipher
 from stratalog_tiering.format.erased_leaves import ErasedLeaf, restore_leaves
 from stratalog_tiering.format.footer import BlockEntry
-from stratalog_tiering.format.manifest import PresentBatches, Reason, SegmentEntry, SegmentKind, SegmentOptions, segment_entry
+from stratalog_tiering.format.manifest import (
+    Manifest,
+    PresentBatches,
+    Reason,
+    SegmentEntry,
+    SegmentKind,
+    SegmentOptions,
+    segment_entry,
+)
 from stratalog_tiering.format.manifest_edit import ManifestEdit, Previous
 from stratalog_tiering.format.merkle import batch_leaf, split_hashes
 from stratalog_tiering.format.partition_tree import TreeProofs
 from stratalog_tiering.format.segment import audit_block, iterate_block_batches
 from stratalog_tiering.maintenance.joined_segments import source_of
 from stratalog_tiering.maintenance.rewriting import Rewritten, epochs_in_effect, read_back, stored_blocks, write_filtered
-from stratalog_tiering.offload.beside_workers import CurrentPartition, current_partition, unswept
-from stratalog_tiering.offload.commit import ATTEMPTS_MAX, commit_edit, previous_version, refuse_fork
+from stratalog_tiering.maintenance.segment_replacements import SegmentKept, commit_replacement, replacements
+from stratalog_tiering.offload.beside_workers import CurrentPartition, unswept
+from stratalog_tiering.offload.commit import previous_version, refuse_fork
 from stratalog_tiering.offload.locks import locked_entry
 from stratalog_tiering.offload.ports import WorkerPorts
 
@@ -57,52 +65,30 @@ class Erased:
     unreadable_batches: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Refused:
-    """Why nothing was erased of a segment. ``lock_until_ms`` is the end of its lock if that is the reason."""
-
-    entry: SegmentEntry
-    reason: str
-    lock_until_ms: int = 0
-
-
 async def erase_range(
     ports: WorkerPorts, topic_id: UUID, partition: int, offsets: tuple[int, int], selection: Selection
-) -> AsyncIterator[Erased | Refused]:
+) -> AsyncIterator[Erased | SegmentKept]:
     """Erase the selected records of the segments that hold ``offsets`` (end exclusive), one commit after the other.
 
     Yields each segment that was replaced, and each that cannot be. A worker's commit in between only makes it look again.
     Raises ``Conflict`` if that happens ``ATTEMPTS_MAX`` times for one segment, and as :func:`erase_segment`.
     """
     async with unswept(ports, topic_id, "the erasure") as lease:
-        async for each in _erase_range(ports, topic_id, partition, offsets, selection, lease):
+
+        async def erase(now: CurrentPartition, manifest: Manifest, entry: SegmentEntry) -> Erased | SegmentKept | None:
+            if entry.base_offset >= offsets[1]:
+                return None
+            kept = reason_to_keep(entry, now.state.hot_offset, ports.clock.wall_ms())
+            if kept is None:
+                return await erase_segment(ports, now, entry, selection, lease)
+            return kept if await selected_in(ports, entry, selection) else None
+
+        def next_offset(position: int) -> int | None:
+            return max(position, offsets[0]) if position < offsets[1] else None
+
+        found: AsyncIterator[Erased | SegmentKept] = replacements(ports, topic_id, partition, next_offset, erase)
+        async for each in found:
             yield each
-
-
-async def _erase_range(
-    ports: WorkerPorts, topic_id: UUID, partition: int, offsets: tuple[int, int], selection: Selection, lease: HeldLease
-) -> AsyncIterator[Erased | Refused]:
-    position, attempts = offsets[0], 0
-    while position < offsets[1]:
-        now = await current_partition(ports, topic_id, partition)
-        manifest = (await previous_version(ports, now.state)).manifest
-        entry = await ports.source.segment_at(manifest, max(position, manifest.start_offset))
-        if entry is None or entry.base_offset >= offsets[1]:
-            return
-        refused = reason_to_refuse(entry, now.state.hot_offset, ports.clock.wall_ms())
-        if refused is None:
-            try:
-                done = await erase_segment(ports, now, entry, selection, lease)
-            except Conflict:
-                attempts += 1
-                if attempts == ATTEMPTS_MAX:
-                    raise
-                continue
-            if done is not None:
-                yield done
-        elif await selected_in(ports, entry, selection):
-            yield refused
-        position, attempts = entry.end_offset, 0
 
 
 async def erase_segment(
@@ -128,24 +114,21 @@ async def erase_segment(
     entry = _entry(made, source, policy)
     await _require_rest(ports, entry, previous, rules)
     entry = await locked_entry(ports.store, entry, made.lock)
-    edit.replace(entry, await ports.source.pages(edit.pages_for_replace(entry.base_offset)), Reason.ERASED)
-    lease.check()
-    if not await commit_edit(ports, state, edit, lambda at, pointer: commit_segment(at, pointer, (), now.guards), [entry.key]):
-        raise Conflict(f"{state.topic.name}-{state.log.index} has changed during the erasure")
+    await commit_replacement(ports, now, edit, entry, Reason.ERASED, lease)
     return Erased(
         source=source, entry=entry, records=rules.records_erased, altered_batches=len(rules.altered),
         identical_batches=len(rules.leaves) - len(rules.altered), unreadable_batches=rules.unreadable_batches,
     )  # fmt: skip
 
 
-def reason_to_refuse(entry: SegmentEntry, hot_offset: int, now_ms: int) -> Refused | None:
+def reason_to_keep(entry: SegmentEntry, hot_offset: int, now_ms: int) -> SegmentKept | None:
     """Why nothing can be erased of a segment at ``now_ms`` (wall time); None if it can."""
     if entry.end_offset > hot_offset:
-        return Refused(entry=entry, reason=f"offsets from {max(entry.base_offset, hot_offset)} on still have hot copies")
+        return SegmentKept(entry=entry, reason=f"offsets from {max(entry.base_offset, hot_offset)} on still have hot copies")
     if entry.options.lock_until_ms > now_ms:
-        return Refused(entry=entry, reason="it is locked", lock_until_ms=entry.options.lock_until_ms)
+        return SegmentKept(entry=entry, reason="it is locked", lock_until_ms=entry.options.lock_until_ms)
     if entry.stored_bytes != entry.object_bytes:
-        return Refused(entry=entry, reason="its object holds other segments, too, and would stay")
+        return SegmentKept(entry=entry, reason="its object holds other segments, too, and would stay")
     return None
 
 

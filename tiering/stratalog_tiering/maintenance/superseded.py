@@ -16,18 +16,17 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from uuid import UUID
 
-from stratalog_core.errors import Conflict, Invalid
+from stratalog_core.errors import Invalid
 from stratalog_tiering.cold.lease import HeldLease
-from stratalog_tiering.core.commands import commit_segment
 from stratalog_tiering.core.compaction_plan import is_young, superseded_until
 from stratalog_tiering.core.policy import CompactionPolicy
 from stratalog_tiering.core.superseded import OffsetSet, SupersededFilter
 from stratalog_tiering.format.manifest import Manifest, Reason, SegmentEntry
 from stratalog_tiering.format.manifest_edit import ManifestEdit
 from stratalog_tiering.maintenance.compaction import write_compacted
-from stratalog_tiering.maintenance.erasure import Refused
+from stratalog_tiering.maintenance.segment_replacements import SegmentKept, commit_replacement, replacements
 from stratalog_tiering.offload.beside_workers import CurrentPartition, current_partition, unswept
-from stratalog_tiering.offload.commit import ATTEMPTS_MAX, commit_edit, previous_version, refuse_fork
+from stratalog_tiering.offload.commit import previous_version, refuse_fork
 from stratalog_tiering.offload.ports import WorkerPorts
 
 _SECRET_BITS = 256
@@ -75,45 +74,30 @@ async def history_to_read(ports: WorkerPorts, topic_id: UUID, partition: int) ->
 
 async def remove_superseded(
     ports: WorkerPorts, topic_id: UUID, partition: int, read: HistoryRead, superseded: OffsetSet
-) -> AsyncIterator[Compacted | Refused]:
+) -> AsyncIterator[Compacted | SegmentKept]:
     """Remove the records at the offsets ``superseded``, which are below the end of what was ``read``, segment by segment.
 
     Yields each segment that was replaced, and each that has such records and cannot be. A worker's commit in between makes it
     look again. Raises ``Conflict`` if that happens ``ATTEMPTS_MAX`` times for one segment, and as :func:`compact_segment`.
     """
+    is_outdated = False
     async with unswept(ports, topic_id, "the compaction") as lease:
-        async for each in _remove(ports, topic_id, partition, read, superseded, lease):
+
+        async def compact(now: CurrentPartition, manifest: Manifest, entry: SegmentEntry) -> Compacted | SegmentKept | None:
+            nonlocal is_outdated
+            reason = _changed(manifest, now.policy.compaction, read)
+            if reason is not None:
+                is_outdated = True
+                return SegmentKept(entry=entry, reason=reason)
+            kept = _reason_to_keep(entry, now, ports.clock.wall_ms())
+            return kept or await compact_segment(ports, now, entry, superseded, lease)
+
+        def next_offset(position: int) -> int | None:
+            return None if is_outdated else superseded.first_from(max(position, read.start_offset), read.end_offset)
+
+        found: AsyncIterator[Compacted | SegmentKept] = replacements(ports, topic_id, partition, next_offset, compact)
+        async for each in found:
             yield each
-
-
-async def _remove(
-    ports: WorkerPorts, topic_id: UUID, partition: int, read: HistoryRead, superseded: OffsetSet, lease: HeldLease
-) -> AsyncIterator[Compacted | Refused]:
-    position, attempts = read.start_offset, 0
-    while (offset := superseded.first_from(position, read.end_offset)) is not None:
-        now = await current_partition(ports, topic_id, partition)
-        manifest = (await previous_version(ports, now.state)).manifest
-        entry = await ports.source.segment_at(manifest, max(offset, manifest.start_offset))
-        if entry is None:
-            return
-        reason = _changed(manifest, now.policy.compaction, read)
-        if reason is not None:
-            yield Refused(entry=entry, reason=reason)
-            return
-        refused = _reason_to_refuse(entry, now, ports.clock.wall_ms())
-        if refused is not None:
-            yield refused
-        else:
-            try:
-                done = await compact_segment(ports, now, entry, superseded, lease)
-            except Conflict:
-                attempts += 1
-                if attempts == ATTEMPTS_MAX:
-                    raise
-                continue
-            if done is not None:
-                yield done
-        position, attempts = entry.end_offset, 0
 
 
 async def compact_segment(
@@ -138,10 +122,7 @@ async def compact_segment(
         # Removed by a worker since, or unreadable.
         await ports.delete_objects([entry.key])
         return None
-    edit.replace(entry, await ports.source.pages(edit.pages_for_replace(entry.base_offset)), Reason.COMPACTED)
-    lease.check()
-    if not await commit_edit(ports, state, edit, lambda at, pointer: commit_segment(at, pointer, (), now.guards), [entry.key]):
-        raise Conflict(f"{state.topic.name}-{state.log.index} has changed during the compaction")
+    await commit_replacement(ports, now, edit, entry, Reason.COMPACTED, lease)
     return Compacted(
         source=source, entry=entry, records=rules.records_removed, unreadable_batches=rules.batches_unreadable
     )  # fmt: skip
@@ -165,11 +146,11 @@ def _changed(manifest: Manifest, policy: CompactionPolicy | None, read: HistoryR
     return None
 
 
-def _reason_to_refuse(entry: SegmentEntry, now: CurrentPartition, now_ms: int) -> Refused | None:
+def _reason_to_keep(entry: SegmentEntry, now: CurrentPartition, now_ms: int) -> SegmentKept | None:
     if entry.end_offset > now.state.hot_offset:
-        return Refused(entry=entry, reason="it has hot copies")
+        return SegmentKept(entry=entry, reason="it has hot copies")
     if entry.options.lock_until_ms > now_ms:
-        return Refused(entry=entry, reason="it is locked", lock_until_ms=entry.options.lock_until_ms)
+        return SegmentKept(entry=entry, reason="it is locked", lock_until_ms=entry.options.lock_until_ms)
     if now.policy.compaction is not None and is_young(entry, now.policy.compaction, now_ms):
-        return Refused(entry=entry, reason="min.compaction.lag.ms keeps it")
+        return SegmentKept(entry=entry, reason="min.compaction.lag.ms keeps it")
     return None

@@ -36,8 +36,9 @@ from stratalog_tiering.core.rewritten_batches import Filtered
 from stratalog_tiering.format.manifest import Manifest, Reason, SegmentKind
 from stratalog_tiering.format.manifest_writers import WRITER_VERSION
 from stratalog_tiering.format.object_keys import LEASES_PREFIX
-from stratalog_tiering.maintenance import erasure, orphans
-from stratalog_tiering.maintenance.erasure import Erased, Refused, erase_range
+from stratalog_tiering.maintenance import erasure, orphans, segment_replacements
+from stratalog_tiering.maintenance.erasure import Erased, erase_range
+from stratalog_tiering.maintenance.segment_replacements import SegmentKept
 from stratalog_tiering.offload.commit import commit_edit
 from stratalog_tiering.offload.locks import KnownLocks, locked_entry
 from stratalog_tiering.offload.ports import WorkerPorts, worker_ports
@@ -85,7 +86,7 @@ def ports_of(cluster: Cluster) -> WorkerPorts:
     )  # fmt: skip
 
 
-async def erase(cluster: Cluster, selection: Selection = ALICE) -> list[Erased | Refused]:
+async def erase(cluster: Cluster, selection: Selection = ALICE) -> list[Erased | SegmentKept]:
     end = cluster.pointer().end_offset
     return [each async for each in erase_range(ports_of(cluster), cluster.topic.topic_id, 0, (0, end), selection)]
 
@@ -177,17 +178,17 @@ async def test_a_second_request_erases_more_of_an_erased_segment(cluster: Cluste
 async def test_hot_locked_and_shared_segments_are_refused(cluster: Cluster) -> None:
     await cold(cluster, SEGMENTS[:1])
     (entry,) = (await manifest_of(cluster)).segments
-    assert erasure.reason_to_refuse(entry, 6, 0) is None
-    hot = erasure.reason_to_refuse(entry, 4, 0)
+    assert erasure.reason_to_keep(entry, 6, 0) is None
+    hot = erasure.reason_to_keep(entry, 4, 0)
     assert hot is not None
     assert hot.reason == "offsets from 4 on still have hot copies"
     locked = msgspec.structs.replace(entry, options=msgspec.structs.replace(entry.options, lock_until_ms=50))
-    refused = erasure.reason_to_refuse(locked, 6, 49)
+    refused = erasure.reason_to_keep(locked, 6, 49)
     assert refused is not None
     assert refused.lock_until_ms == 50
-    assert erasure.reason_to_refuse(locked, 6, 50) is None
+    assert erasure.reason_to_keep(locked, 6, 50) is None
     shared = msgspec.structs.replace(entry, object_bytes=entry.object_bytes + 1)
-    assert erasure.reason_to_refuse(shared, 6, 0) is not None
+    assert erasure.reason_to_keep(shared, 6, 0) is not None
 
 
 async def test_segments_with_hot_copies_are_left_and_named(cluster: Cluster) -> None:
@@ -196,7 +197,7 @@ async def test_segments_with_hot_copies_are_left_and_named(cluster: Cluster) -> 
     await cluster.until(lambda: cluster.pointer() is not None)
     await worker.close()
     (refused,) = await erase(cluster)
-    assert isinstance(refused, Refused)
+    assert isinstance(refused, SegmentKept)
     assert refused.reason == "offsets from 0 on still have hot copies"
     assert [each.kind for each in (await manifest_of(cluster)).segments] == [SegmentKind.RAW]
 
@@ -316,7 +317,7 @@ async def test_a_sweep_leaves_what_is_about_to_be_committed(cluster: Cluster, mo
         await cluster.store.delete([garbage.key for garbage in found.due])
         return await commit_edit(*arguments)
 
-    monkeypatch.setattr(erasure, "commit_edit", swept_before)
+    monkeypatch.setattr(segment_replacements, "commit_edit", swept_before)
     await erase(cluster)
     assert "orphan" in swept
     assert await keys_in(cluster) == LEFT
@@ -337,7 +338,7 @@ async def test_a_sweep_that_sees_no_lease_any_more_sees_the_commit(cluster: Clus
         refused.extend(each.refused for each in found)
         return True
 
-    monkeypatch.setattr(erasure, "commit_edit", swept_during)
+    monkeypatch.setattr(segment_replacements, "commit_edit", swept_during)
     await erase(cluster)
     assert ["has changed while its objects were listed" in each for each in refused] == [True]
 
@@ -356,7 +357,7 @@ async def test_a_commit_that_began_before_a_sweep_fails(cluster: Cluster, monkey
         outcomes.append(await commit_edit(*arguments))
         return outcomes[-1]
 
-    monkeypatch.setattr(erasure, "commit_edit", swept_before)
+    monkeypatch.setattr(segment_replacements, "commit_edit", swept_before)
     await erase(cluster)
     assert "orphan" in swept
     assert outcomes == [False, True, True]

@@ -29,9 +29,10 @@ from stratalog_tiering.core.policy import CompactionPolicy, tier_policy
 from stratalog_tiering.core.rewritten_batches import Filtered
 from stratalog_tiering.core.superseded import SupersededFilter
 from stratalog_tiering.format.manifest import Reason, SegmentKind
-from stratalog_tiering.maintenance import superseded
+from stratalog_tiering.maintenance import segment_replacements, superseded
 from stratalog_tiering.maintenance.compaction import Compaction
-from stratalog_tiering.maintenance.erasure import Refused, erase_range
+from stratalog_tiering.maintenance.erasure import erase_range
+from stratalog_tiering.maintenance.segment_replacements import SegmentKept
 from stratalog_tiering.maintenance.superseded import Compacted, HistoryRead, history_to_read, remove_superseded
 from stratalog_tiering.offload.commit import commit_edit
 from stratalog_tiering.offload.locks import locked_entry
@@ -70,12 +71,12 @@ async def found_in(cluster: Cluster) -> tuple[HistoryRead, set[int]]:
     return read, gone
 
 
-async def remove(cluster: Cluster, read: HistoryRead, gone: set[int]) -> list[Compacted | Refused]:
+async def remove(cluster: Cluster, read: HistoryRead, gone: set[int]) -> list[Compacted | SegmentKept]:
     removal = remove_superseded(ports_of(cluster), cluster.topic.topic_id, 0, read, offset_set(gone))
     return [each async for each in removal]
 
 
-async def compact(cluster: Cluster) -> list[Compacted | Refused]:
+async def compact(cluster: Cluster) -> list[Compacted | SegmentKept]:
     return await remove(cluster, *await found_in(cluster))
 
 
@@ -175,7 +176,7 @@ async def test_a_removal_goes_on_around_passes_of_a_worker(
             await worker.close()
         return await commit_edit(*arguments)
 
-    monkeypatch.setattr(superseded, "commit_edit", later)
+    monkeypatch.setattr(segment_replacements, "commit_edit", later)
     assert await remove(cluster, read, gone) == []
     assert compacted
     assert set(await read_all(cluster)) == {4, 8, 9, 10, 11}
@@ -228,16 +229,16 @@ async def test_only_history_without_hot_copies_and_old_enough_is_looked_at(clust
 async def test_a_locked_segment_stays_and_is_named(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     await cold(cluster, *LEDGERS)
     read, gone = await found_in(cluster)
-    original = superseded._reason_to_refuse
+    original = superseded._reason_to_keep
 
-    def refused(entry: Any, *rest: Any) -> Refused | None:
+    def refused(entry: Any, *rest: Any) -> SegmentKept | None:
         if entry.base_offset == 0:
             entry = msgspec.structs.replace(entry, options=msgspec.structs.replace(entry.options, lock_until_ms=2**60))
         return original(entry, *rest)
 
-    monkeypatch.setattr(superseded, "_reason_to_refuse", refused)
+    monkeypatch.setattr(superseded, "_reason_to_keep", refused)
     first, second = await remove(cluster, read, gone)
-    assert isinstance(first, Refused)
+    assert isinstance(first, SegmentKept)
     assert (first.lock_until_ms, first.reason) == (2**60, "it is locked")
     assert isinstance(second, Compacted)
     assert set(await read_all(cluster)) == {0, 1, 2, 3, *NEWEST}
@@ -255,7 +256,7 @@ async def test_a_topic_that_is_not_compacted_is_refused(cluster: Cluster) -> Non
     with pytest.raises(Invalid, match="not compacted"):
         await history_to_read(ports_of(cluster), cluster.topic.topic_id, 0)
     (refused,) = await remove(cluster, read, gone)
-    assert isinstance(refused, Refused)
+    assert isinstance(refused, SegmentKept)
     assert refused.reason == "the topic is no longer compacted"
 
 
@@ -264,7 +265,7 @@ async def test_a_lag_that_was_set_meanwhile_counts(cluster: Cluster) -> None:
     read, gone = await found_in(cluster)
     await set_configs(cluster, min_compaction_lag_ms=str(SystemClock().wall_ms() + 3_600_000))
     refused = await remove(cluster, read, gone)
-    assert {each.reason for each in refused if isinstance(each, Refused)} == {"min.compaction.lag.ms keeps it"}
+    assert {each.reason for each in refused if isinstance(each, SegmentKept)} == {"min.compaction.lag.ms keeps it"}
     assert set(await read_all(cluster)) == set(range(10))
 
 
@@ -276,7 +277,7 @@ async def test_after_an_erasure_what_was_found_does_not_count(cluster: Cluster) 
     erased = [each async for each in erase_range(ports_of(cluster), cluster.topic.topic_id, 0, (0, 10), everyone)]
     assert len(erased) == 1
     (refused,) = await remove(cluster, read, gone)
-    assert isinstance(refused, Refused)
+    assert isinstance(refused, SegmentKept)
     assert refused.reason == "records were erased since the job has read the history: run the job again"
     assert set(await read_all(cluster)) == set(range(10)) - {8}
 
@@ -288,7 +289,7 @@ async def test_another_history_is_left_alone(cluster: Cluster, change: dict[str,
     read, gone = await found_in(cluster)
     asdict = {name: getattr(read, name) for name in HistoryRead.__slots__}
     (refused,) = await remove(cluster, HistoryRead(**{**asdict, **change}), gone)
-    assert isinstance(refused, Refused)
+    assert isinstance(refused, SegmentKept)
     assert "set back" in refused.reason
 
 
