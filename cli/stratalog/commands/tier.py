@@ -37,6 +37,7 @@ from stratalog.tier.repair import RepairFrom
 from stratalog.tier.report import PartitionTier, tier_report, topics_named
 from stratalog.tier.scrub import MIN_AGE_S, Part, finding_text, scrub_bucket
 from stratalog.tier.session import metadata_session, store_session
+from stratalog.tier.unrepaired import UnrepairedDamage, unrepaired_damage
 from stratalog.waiting import wait_option
 from stratalog_core.errors import Invalid
 from stratalog_core.system import ThreadBackground
@@ -80,8 +81,11 @@ def _copy_option(text: str) -> Callable[[Callable[..., None]], Callable[..., Non
 def status(
     topics: tuple[str, ...], copy: str | None, data: Path | None, metadata: str | None, store: str | None, as_json: bool
 ) -> None:
-    """Show each partition's hot and cold data, its offload lag and its last error, and the lag of the second copy."""
-    rows = asyncio.run(_report(metadata_of(data, metadata), topics))
+    """Show each partition's hot and cold data, its offload lag and its last error, and the lag of the second copy.
+
+    Also shows how many damaged objects the continuous scrub could not repair, and the command to run next.
+    """
+    rows, damage = asyncio.run(_report(metadata_of(data, metadata), topics))
     documents = [dataclasses.asdict(row) for row in rows]
     copy_url = existing_store(copy) if copy else second_store_of(data, store)
     columns: tuple[str, ...] = _STATUS_COLUMNS
@@ -94,7 +98,9 @@ def status(
         return
     for document in documents:
         document["offloaded_at"] = format_moment(document["offloaded_at_ms"] or -1)
-    print_rows(*_with_compaction(*_with_locks(documents, columns)))
+    print_rows(*_with_damage(*_with_compaction(*_with_locks(documents, columns))))
+    for each in damage:
+        click.echo(f"{each.sentence}; {each.remedy}", err=True)
     for row in rows:
         if row.last_error.startswith(Forked.__name__):
             click.echo(row.last_error, err=True)
@@ -107,9 +113,10 @@ def status(
     click.echo(f"cold {human_bytes(cold)}, hot {human_bytes(hot)} sealed, {sum(row.open_ledgers for row in rows)} open ledgers")
 
 
-async def _report(addresses: list[str], topics: tuple[str, ...]) -> list[PartitionTier]:
+async def _report(addresses: list[str], names: tuple[str, ...]) -> tuple[list[PartitionTier], list[UnrepairedDamage]]:
     async with metadata_session(addresses) as client:
-        return tier_report(client.view, topics_named(client.view, topics))
+        topics = topics_named(client.view, names)
+        return tier_report(client.view, topics), unrepaired_damage(client.view, topics)
 
 
 @tier.command()
@@ -190,6 +197,14 @@ def _with_compaction(rows: list[dict[str, Any]], columns: tuple[str, ...]) -> tu
         for row in rows
     ]
     return shown, (*columns[:-1], "compacted_at", "compacting", columns[-1])
+
+
+def _with_damage(rows: list[dict[str, Any]], columns: tuple[str, ...]) -> tuple[list[dict[str, Any]], tuple[str, ...]]:
+    """Return rows and columns of a table, with the numbers of damaged objects if there are any."""
+    if not any(row["unrepaired"] for row in rows):
+        return rows, columns
+    shown = [row | {"unrepaired": len(row["unrepaired"])} for row in rows]
+    return shown, (*columns[:-1], "unrepaired", columns[-1])
 
 
 async def _show(addresses: list[str], url: str, topics: tuple[str, ...]) -> list[dict[str, object]]:

@@ -1,10 +1,11 @@
-"""Checks a cluster: processes, metadata quorum, bookies, brokers, ledgers, placement, offloading, store."""
+"""Checks a cluster: processes, metadata quorum, bookies, brokers, ledgers, placement, offloading, history, store."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Iterator
 from contextlib import suppress
+from typing import Final
 
 from stratalog.health.disks import check_disks
 from stratalog.health.finding import Finding, fail, ok, warn
@@ -12,6 +13,7 @@ from stratalog.local import processes
 from stratalog.local.state import ClusterState
 from stratalog.target import existing_store
 from stratalog.tier.session import metadata_session, store_session
+from stratalog.tier.unrepaired import unrepaired_damage
 from stratalog_core.errors import Invalid, NotFound, Refused, StratalogError
 from stratalog_core.system import SystemClock
 from stratalog_metadata.client.api import MetadataView
@@ -19,6 +21,8 @@ from stratalog_metadata.records import Bookie, Broker, Ledger, LedgerState, Part
 from stratalog_tiering.format.object_keys import owner_key
 from stratalog_tiering.store import ObjectStore, shown_url
 from stratalog_tiering.worker.store_probe import probe_store, summary
+
+_DAMAGED_SHOWN_MAX: Final = 10
 
 
 def check_processes(state: ClusterState) -> Finding:
@@ -54,6 +58,7 @@ def _check_view(view: MetadataView) -> Iterator[Finding]:
     yield _check_ledgers(view)
     yield check_placement(view)
     yield _check_tiering(view)
+    yield from check_history(view)
 
 
 def _check_bookies(view: MetadataView) -> Finding:
@@ -110,6 +115,18 @@ def _check_tiering(view: MetadataView) -> Finding:
     if not workers:
         return warn("tiering", "no live worker", "start one: until then bookies fill up")
     return ok("tiering", f"{workers} workers")
+
+
+def check_history(view: MetadataView) -> list[Finding]:
+    """Check for damage that the continuous scrub could not repair. Returns a finding per partition, and one for many more."""
+    damaged = unrepaired_damage(view, view.all(Topic))
+    findings = [fail("history", each.sentence, each.remedy) for each in damaged[:_DAMAGED_SHOWN_MAX]]
+    others = len(damaged) - len(findings)
+    if others:
+        findings.append(
+            fail("history", f"{others} more partitions have damage that is not repaired", "see `stratalog tier status`")
+        )
+    return findings or [ok("history", "no unrepaired damage is recorded")]
 
 
 async def check_store(url: str) -> Finding:

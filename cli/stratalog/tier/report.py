@@ -32,7 +32,8 @@ class PartitionTier:
     objects of the cold part are locked, 0 if they are not. ``compacted_at_ms`` is the end of the last compaction, 0 without
     any; ``compacting`` is the phase of one in progress (``map`` or ``rewrite``), which has done what is below
     ``compacting_offset`` of ``compacting_end``. ``undecided_from`` is the first offset of the open transaction for which
-    offloading waits, -1 if it waits for none.
+    offloading waits, -1 if it waits for none. ``unrepaired`` are keys of objects that the continuous scrub found damaged and
+    could not repair.
     """
 
     topic: str
@@ -56,6 +57,7 @@ class PartitionTier:
     compacting: str
     compacting_offset: int
     compacting_end: int
+    unrepaired: tuple[str, ...]
 
 
 def topics_named(view: MetadataView, names: Iterable[str]) -> list[Topic]:
@@ -105,6 +107,7 @@ def _partition(view: MetadataView, topic: Topic, index: int) -> PartitionTier:
         compacting=status.compacting if status else "",
         compacting_offset=status.compacting_offset if status else 0,
         compacting_end=status.compacting_end if status else 0,
+        unrepaired=status.unrepaired if status else (),
     )
 
 
