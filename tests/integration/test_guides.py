@@ -2,9 +2,10 @@
 
 A block of the language ``sh`` runs in bash with ``-euo pipefail``; the blocks of a page share a directory that looks like the
 repository's root. A block with ``title="Terminal …"`` is a server: it runs in the background until the comment ``<!-- stop the
-server -->`` or the end of the page. Addresses on loopback are replaced by ones with free ports. A block of the language
-``console`` is not run: it needs machines or hours that a test does not have, or changes the repository. ``tests/test_docs.py``
-checks its words.
+server -->`` or the end of the page. A block ``text title="Output"`` holds lines that the last block or server printed, in their
+order; "…" stands for anything, and columns may be wider. Addresses on loopback are replaced by ones with free ports. A block of
+the language ``console`` is not run: it needs machines or hours that a test does not have, or changes the repository.
+``tests/test_docs.py`` checks its words.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ pytestmark = pytest.mark.integration
 ROOT = Path(__file__).parents[2]
 GUIDES = sorted(page for folder in ("tutorial", "how-to") for page in (ROOT / "docs" / folder).rglob("*.md"))
 _STEP = re.compile(
-    r'^```sh(?P<server> title="Terminal[^"]*")?\n(?P<block>.*?)^```$|^(?P<stop><!-- stop the server -->)$', re.M | re.S
+    r'^```sh(?P<server> title="Terminal[^"]*")?\n(?P<block>.*?)^```$|^```text title="Output"\n(?P<output>.*?)^```$'
+    r"|^(?P<stop><!-- stop the server -->)$",
+    re.M | re.S,
 )
 _ADDRESSES = {"127.0.0.1:9092": "KAFKA", "127.0.0.1:19300": "METADATA"}
 """Addresses in the pages' commands, and the variables for those with free ports; ``make run`` takes ``KAFKA``."""
@@ -78,40 +81,58 @@ def _free_addresses() -> dict[str, str]:
     "page", [page for page in GUIDES if _steps(page)], ids=lambda page: str(page.relative_to(ROOT / "docs"))
 )
 def test_commands_run_as_they_are_written(page: Path, directory: Path, environment: dict[str, str]) -> None:
+    printed = ""
     with ExitStack() as servers:
         for step in _steps(page):
             if step["stop"]:
                 servers.close()
             elif step["server"]:
-                servers.enter_context(_server(step["block"], directory, environment))
+                log = servers.enter_context(_server(step["block"], directory, environment))
+                printed = log.read_text()
+            elif step["output"]:
+                assert _absent(step["output"], printed, environment) == [], printed
             else:
-                _run(step["block"], directory, environment)
+                printed = _run(step["block"], directory, environment)
+
+
+def _absent(shown: str, printed: str, environment: dict[str, str]) -> list[str]:
+    """Return the lines of ``shown`` that ``printed`` lacks after the ones before them."""
+    lines = iter(" ".join(line.split()) for line in printed.splitlines())
+    wanted = [" ".join(line.split()) for line in _with_free_ports(shown, environment).splitlines()]
+    patterns = [re.compile(".*".join(map(re.escape, line.split("…")))) for line in wanted]
+    return [line for line, pattern in zip(wanted, patterns, strict=True) if not any(map(pattern.fullmatch, lines))]
+
+
+def _with_free_ports(text: str, environment: dict[str, str]) -> str:
+    for address, variable in _ADDRESSES.items():
+        text = text.replace(address, environment[variable])
+    return text
 
 
 def _shell(block: str, environment: dict[str, str]) -> list[str]:
     bash = shutil.which("bash")
     assert bash is not None
-    for address, variable in _ADDRESSES.items():
-        block = block.replace(address, environment[variable])
-    return [bash, "-euo", "pipefail", "-c", block]
+    return [bash, "-euo", "pipefail", "-c", _with_free_ports(block, environment)]
 
 
-def _run(block: str, directory: Path, environment: dict[str, str]) -> None:
+def _run(block: str, directory: Path, environment: dict[str, str]) -> str:
     done = subprocess.run(
         _shell(block, environment),
         cwd=directory,
         env=environment,
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
         text=True,
         timeout=_BLOCK_S,
         check=False,
     )
-    assert done.returncode == 0, f"{block}\nexit code {done.returncode}\n{done.stdout}\n{done.stderr}"
+    assert done.returncode == 0, f"{block}\nexit code {done.returncode}\n{done.stdout}"
+    return done.stdout
 
 
 @contextmanager
-def _server(block: str, directory: Path, environment: dict[str, str]) -> Iterator[None]:
-    """Run ``block`` until the end of the context, which is entered when its output says that it serves."""
+def _server(block: str, directory: Path, environment: dict[str, str]) -> Iterator[Path]:
+    """Run ``block`` until the end of the context, which is entered with its log when that says that it serves."""
     log = directory / f"server-{len(list(directory.glob('server-*.log')))}.log"
     with log.open("w") as output:
         process = subprocess.Popen(
@@ -123,7 +144,7 @@ def _server(block: str, directory: Path, environment: dict[str, str]) -> Iterato
             assert process.poll() is None, f"{block}\nended with {process.returncode}\n{log.read_text()}"
             assert time.monotonic() < deadline, f"{block}\nis not ready after {_START_S} s\n{log.read_text()}"
             time.sleep(0.1)
-        yield
+        yield log
     finally:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGINT)
