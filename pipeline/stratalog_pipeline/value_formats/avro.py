@@ -13,6 +13,7 @@ from typing import Any, Final, TypeAlias, cast
 
 import fastavro
 import pyarrow as pa
+from fastavro.read import SchemaResolutionError
 from fastavro.schema import SchemaParseException, UnknownType
 
 from stratalog_core.errors import Invalid
@@ -21,8 +22,11 @@ from stratalog_pipeline.arrow.schema import TIMESTAMP_TYPE
 Schema: TypeAlias = Any
 """A schema as JSON describes it, with the names of fastavro's parser added."""
 Decoder: TypeAlias = Callable[[bytes], Any]
-DECODING_ERRORS: Final = (EOFError, ValueError, IndexError, KeyError, TypeError, OverflowError, ArithmeticError)
-"""Raised by fastavro for bytes that the schema does not describe; times beyond the year 9999 overflow."""
+DECODING_ERRORS: Final = (
+    EOFError, ValueError, IndexError, KeyError, TypeError, OverflowError, ArithmeticError, SchemaResolutionError,
+)  # fmt: skip
+"""Raised by fastavro for bytes that the schema does not describe, and for a writer's schema, or a value's branch of a union,
+that does not resolve to the reader's; times beyond the year 9999 overflow."""
 DECIMAL_PRECISION_MAX: Final = 38
 
 _PRIMITIVES: Final[Mapping[str, pa.DataType]] = {
@@ -32,6 +36,10 @@ _PRIMITIVES: Final[Mapping[str, pa.DataType]] = {
 _LOGICAL: Final[Mapping[str, pa.DataType]] = {
     "date": pa.date32(), "timestamp-millis": TIMESTAMP_TYPE, "timestamp-micros": TIMESTAMP_TYPE,
     "local-timestamp-millis": pa.timestamp("us"), "local-timestamp-micros": pa.timestamp("us"),
+}  # fmt: skip
+_STORED_AS: Final[Mapping[str, tuple[str, ...]]] = {
+    "decimal": ("bytes", "fixed"), "date": ("int",),
+    **{name: ("long",) for name in _LOGICAL if "timestamp" in name},
 }  # fmt: skip
 _WIDER: Final = {frozenset({"int", "long"}): pa.int64(), frozenset({"float", "double"}): pa.float64()}
 
@@ -149,13 +157,21 @@ def _takes_no_bytes(kind: pa.DataType) -> bool:
 
 
 def _without_other_logical_types(schema: Any) -> Any:
-    """The schema without logical types that are read as what they are stored as, which fastavro would interpret."""
+    """The schema without logical types that are read as what they are stored as, which fastavro would interpret.
+
+    Among them are those that do not fit the type that they are given to: Avro's specification has readers ignore them.
+    """
     if isinstance(schema, list):
         return [_without_other_logical_types(each) for each in schema]
     if not isinstance(schema, dict):
         return schema
-    kept = {name: value for name, value in schema.items() if name != "logicalType" or value in (*_LOGICAL, "decimal")}
+    kept = {name: value for name, value in schema.items() if name != "logicalType" or _is_interpreted(value, schema)}
     for name in ("type", "items", "values", "fields"):
         if name in kept:
             kept[name] = _without_other_logical_types(kept[name])
     return kept
+
+
+def _is_interpreted(logical: Any, schema: Mapping[str, Any]) -> bool:
+    stored_as = _STORED_AS.get(logical, ()) if isinstance(logical, str) else ()
+    return schema.get("type") in stored_as and (logical != "decimal" or "precision" in schema)

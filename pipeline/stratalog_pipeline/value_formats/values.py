@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
 import pyarrow as pa
 
-from stratalog_core.errors import Corrupt, Invalid, NotFound
+from stratalog_core.errors import Corrupt, Invalid, NotFound, StratalogError
 from stratalog_pipeline.arrow.schema import ARROW_TYPES
 from stratalog_pipeline.options import Assigned, ReadOptions, Subscribed
 from stratalog_pipeline.value_formats import json_values
@@ -23,8 +24,8 @@ from stratalog_pipeline.value_options import ValueOptions
 
 CORRUPT_RECORD: Final = "_corrupt_record"
 """The column with the bytes of a value that cannot be decoded. The column ``value`` is null then."""
-UNKNOWN_IDS_MAX: Final = 100
-"""Up to this many unknown schema ids count as corrupt values; more mean that it is the wrong registry."""
+REFUSED_IDS_MAX: Final = 100
+"""Up to this many schema ids that are unknown or of unusable schemas count as corrupt values; more mean the wrong registry."""
 _PREFIX_BYTES: Final = 5
 _REGISTRY_TYPES: Final = {"avro": "AVRO", "json": "JSON", "protobuf": "PROTOBUF"}
 _ARROW_ERRORS: Final[tuple[type[Exception], ...]] = (pa.ArrowException, ValueError, TypeError, OverflowError)
@@ -215,7 +216,7 @@ class _ByWriter:
         self._registry = registry
         self._reader = reader
         self._decoders: dict[int, Decode] = {}
-        self._unknown: set[int] = set()
+        self._refused: dict[int, str] = {}
 
     def decode(self, content: bytes) -> Any:
         schema_id, body = _schema_id(content)
@@ -223,22 +224,39 @@ class _ByWriter:
         return (decode or self._decoder(schema_id))(body)
 
     def _decoder(self, schema_id: int) -> Decode:
-        if schema_id in self._unknown:
-            raise ValueError(f"the registry has no schema with id {schema_id}")
+        if schema_id in self._refused:
+            raise ValueError(self._refused[schema_id])
         try:
             found = self._registry.by_id(schema_id)
         except NotFound as missing:
-            self._unknown.add(schema_id)
-            if len(self._unknown) > UNKNOWN_IDS_MAX:
-                raise Invalid(
-                    f"the registry does not know {len(self._unknown)} schema ids of the values: is it the right registry?"
-                ) from None
-            raise ValueError(missing.message) from None
-        _check_type(found, "avro", f"id {schema_id}")
+            raise self._refusal(schema_id, missing) from None
         avro = _avro()
-        made: Decode = avro.decoder(avro.parse_schema(self._registry.whole_avro(found)), self._reader)
+        # Only what is wrong with the schema is the value's error; what the registry refuses fails the read.
+        with self._refused_if_invalid(schema_id):
+            _check_type(found, "avro", "it")
+        whole = self._registry.whole_avro(found)
+        with self._refused_if_invalid(schema_id):
+            written = avro.parse_schema(whole)
+        made: Decode = avro.decoder(written, self._reader)
         self._decoders[schema_id] = made
         return made
+
+    @contextmanager
+    def _refused_if_invalid(self, schema_id: int) -> Iterator[None]:
+        try:
+            yield
+        except Invalid as unusable:
+            raise self._refusal(schema_id, unusable) from None
+
+    def _refusal(self, schema_id: int, reason: StratalogError) -> ValueError:
+        """Remember that values with this id do not decode. Raises ``Invalid`` if there are too many such ids."""
+        self._refused[schema_id] = f"id {schema_id}: {reason.message}"
+        if len(self._refused) > REFUSED_IDS_MAX:
+            raise Invalid(
+                f"the registry has no usable schema for {len(self._refused)} schema ids of the values: is it the right "
+                "registry?"
+            )
+        return ValueError(self._refused[schema_id])
 
 
 class _Decoder:

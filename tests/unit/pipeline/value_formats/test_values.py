@@ -347,6 +347,63 @@ def test_avro_from_a_registry(monkeypatch: pytest.MonkeyPatch) -> None:
         decoded(found, second)
 
 
+def test_values_that_avros_schemas_cannot_resolve_fail_by_name_or_are_kept() -> None:
+    """A registry accepts such schemas in a subject without compatibility, or in another subject."""
+    identity, note, day = ORDER["fields"]
+    text = {**ORDER, "fields": [{"name": "id", "type": "string"}, note, day]}
+    either = {**ORDER, "fields": [{"name": "id", "type": ["long", "string"]}, note, day]}
+    without_day = {**ORDER, "fields": [identity]}
+    registered = {
+        1: {"schema": json.dumps(text)}, 2: {"schema": json.dumps(either)}, 3: {"schema": json.dumps(without_day)},
+        4: {"schema": json.dumps({**ORDER, "name": "Receipt"})}, 5: {"schema": "{}", "schemaType": "JSON"},
+        6: {"schema": "{broken"}, 7: {"schema": json.dumps(ORDER)},
+    }  # fmt: skip
+    answers: dict[str, tuple[int, Any]] = {f"/schemas/ids/{number}": (200, body) for number, body in registered.items()}
+    answers["/subjects/orders-value/versions/latest"] = answers["/schemas/ids/7"]
+    row = {"id": 5, "note": None, "day": date(2013, 7, 4)}
+    good = framed(2, avro(either, row)), framed(7, avro(ORDER, row))
+    bad = {
+        framed(1, avro(text, {**row, "id": "5"})): "string is not long",
+        framed(2, avro(either, {**row, "id": "5"})): "mismatch",
+        framed(3, avro(without_day, {"id": 5})): "No default value for field day",
+        framed(4, avro(ORDER, row)): "mismatch",
+        framed(5, b"{}"): "id 5: it has a schema of JSON, but value_format is avro",
+        framed(6, b""): "id 6: this is not an Avro schema",
+    }
+    seen: list[str | None] = []
+    with serving(answers, seen) as url:
+        found = values(value_format="avro", value_registry=url)
+        for content, reason in bad.items():
+            with pytest.raises(Corrupt, match=f"orders-3, offset 72: the value cannot be decoded as avro: .*{reason}"):
+                decoded(found, *good, content)
+        found = values(value_format="avro", value_registry=url, value_mode="permissive")
+        seen.clear()
+        rows = decoded(found, *good, *bad, *bad)
+        assert [each["value"] for each in rows] == [row, row, *[None] * 12]
+        assert [each[CORRUPT_RECORD] for each in rows] == [None, None, *bad, *bad]
+        assert len(seen) == 7, "each id is asked for once"
+
+
+def test_logical_types_that_do_not_fit_their_type_are_ignored() -> None:
+    """As the specification says, and as Spark's own Avro source does."""
+    kinds: dict[str, Any] = {
+        "a": {"type": "bytes", "logicalType": "decimal"},
+        "b": {"type": "string", "logicalType": "decimal", "precision": 5},
+        "c": {"type": "long", "logicalType": "date"},
+        "d": {"type": "string", "logicalType": "timestamp-millis"},
+        "e": {"type": "bytes", "logicalType": "decimal", "precision": 5, "scale": 2},
+    }
+    schema = {"type": "record", "name": "R", "fields": [{"name": name, "type": kind} for name, kind in kinds.items()]}
+    found = values(value_format="avro", value_schema=json.dumps(schema))
+    assert found.kind() == pa.struct(
+        [("a", pa.binary()), ("b", pa.string()), ("c", pa.int64()), ("d", pa.string()), ("e", pa.decimal128(5, 2))]
+    )
+    stored = {**schema, "fields": [{"name": name, "type": kind["type"]} for name, kind in kinds.items()]}
+    content = avro(stored, {"a": b"x", "b": "1.5", "c": 7, "d": "now", "e": b"\x00\xfa"})
+    row = {"a": b"x", "b": "1.5", "c": 7, "d": "now", "e": Decimal("2.50")}
+    assert [each["value"] for each in decoded(found, content)] == [row]
+
+
 def test_avro_with_references_from_a_registry() -> None:
     currency = {"type": "enum", "name": "Currency", "namespace": "money", "symbols": ["EUR", "USD"]}
     amount_fields = [{"name": "cents", "type": "long"}, {"name": "currency", "type": "Currency"}]
