@@ -28,6 +28,8 @@ OPEN_BYTES: Final = 4 * 1024 * 1024
 RECORD_BYTES: Final = 256
 """Assumed stored bytes of a record where only offsets are known. Records of 1 KB take about this much in zstd batches."""
 PARTITIONS_LISTED: Final = 20
+LOSS_REMEDY: Final = "set failOnDataLoss to false to continue with what is available, or start with a new checkpoint"
+"""For streams."""
 INTERNAL_TOPICS: Final = frozenset({"__consumer_offsets", "__transaction_state"})
 """Not matched by a pattern (as by Kafka's consumers), only by name."""
 
@@ -161,6 +163,20 @@ def _assigned(wanted: Assigned, topic: str, partition_count: int) -> tuple[int, 
         if number >= partition_count:
             raise Invalid(f"topic {topic!r} has {partition_count} partitions; option 'assign' names partition {number}")
     return wanted.partitions[topic]
+
+
+def still_existing(
+    wanted: Assigned, partition_counts: Mapping[str, int], *, fail_on_data_loss: bool
+) -> dict[str, tuple[int, ...]]:
+    """Return the partitions of ``wanted`` that exist. With ``fail_on_data_loss`` raises ``Invalid`` if one does not."""
+    kept: dict[str, tuple[int, ...]] = {}
+    for topic, numbers in wanted.partitions.items():
+        count = partition_counts.get(topic, 0)
+        if numbers and max(numbers) >= count and fail_on_data_loss:
+            lost = next(number for number in numbers if number >= count)
+            raise Invalid(f"{topic}-{lost} does not exist any more, but the stream has yet to read it; {LOSS_REMEDY}")
+        kept[topic] = tuple(number for number in numbers if number < count)
+    return {topic: numbers for topic, numbers in kept.items() if numbers}
 
 
 def check_all_named(option: str, values: PerPartition, wanted: Mapping[str, Sequence[int]]) -> None:

@@ -19,7 +19,17 @@ from stratalog_core.errors import Invalid, NotFound
 from stratalog_pipeline.brokers import Brokers
 from stratalog_pipeline.bucket import Bucket
 from stratalog_pipeline.catalog import History, load_segments, load_wanted
-from stratalog_pipeline.options import LATEST, AllAt, AtOffsets, AtTimestamp, AtTimestamps, Bound, PerPartition, ReadOptions
+from stratalog_pipeline.options import (
+    LATEST,
+    AllAt,
+    Assigned,
+    AtOffsets,
+    AtTimestamp,
+    AtTimestamps,
+    Bound,
+    PerPartition,
+    ReadOptions,
+)
 from stratalog_pipeline.planning import (
     BrokerSplit,
     ColdEnd,
@@ -36,6 +46,7 @@ from stratalog_pipeline.planning import (
     plan_tasks,
     position,
     resolve_topics,
+    still_existing,
     whole_segments,
     with_live_topics,
     within,
@@ -72,9 +83,10 @@ def plan_scan(bucket: Bucket, options: ReadOptions, pruning: Pruning = EVERYTHIN
 def plan_repeatable_scan(bucket: Bucket, options: ReadOptions) -> ScanPlan:
     """Plan a read between two offsets whose tasks have the same records whenever it is planned.
 
-    Offload and merging may continue. Raises as :func:`plan_scan`.
+    Offload and merging may continue. Without ``failOnDataLoss``, partitions that were deleted meanwhile are left out. Raises as
+    :func:`plan_scan`.
     """
-    _, histories, bounds = _survey(bucket, options, EVERYTHING)
+    _, histories, bounds = _survey(bucket, options, EVERYTHING, is_repeatable=True)
     ordered = sorted(histories, key=lambda history: (history.name.topic, history.name.partition))
     requested = [BrokerSplit(name=history.name, offsets=bounds.requested(history)) for history in ordered]
     wanted = [(history, bounds.wanted(history)) for history in ordered]
@@ -114,13 +126,18 @@ def partition_limits(bucket: Bucket, options: ReadOptions) -> dict[PartitionName
 
 
 def _survey(
-    bucket: Bucket, options: ReadOptions, pruning: Pruning
+    bucket: Bucket, options: ReadOptions, pruning: Pruning, *, is_repeatable: bool = False
 ) -> tuple[dict[str, TopicDescriptor], list[History], _Bounds]:
     """Return the topics, the pinned histories of the selected partitions, and the bounds of the read."""
     brokers = Brokers(options) if options.client else None
     live = brokers.topics(options.wanted) if brokers is not None else []
-    topics, wanted = _wanted_topics(bucket, options, live)
-    _check_bounds(options, wanted)
+    topics = _topics(bucket, options, live)
+    if is_repeatable:
+        assert isinstance(options.wanted, Assigned), "a batch of a stream names its partitions"
+        wanted = still_existing(options.wanted, _counts(topics), fail_on_data_loss=options.fail_on_data_loss)
+    else:
+        wanted = resolve_topics(options.wanted, _counts(topics))
+        _check_bounds(options, wanted)
     names = [name for name in _names(topics, wanted) if pruning.allows(name.topic, name.partition)]
     histories = bucket.run(bounded_map(partial(load_wanted, bucket, options), names, REQUESTS_MAX))
     return topics, histories, _bounds(bucket, options, brokers, live, histories)
@@ -129,7 +146,8 @@ def _survey(
 def wanted_partitions(bucket: Bucket, options: ReadOptions) -> list[PartitionName]:
     """Return the partitions that the options select. Raises ``Invalid``, ``NotFound``, ``Unavailable``."""
     live = Brokers(options).topics(options.wanted) if options.client else []
-    return _names(*_wanted_topics(bucket, options, live))
+    topics = _topics(bucket, options, live)
+    return _names(topics, resolve_topics(options.wanted, _counts(topics)))
 
 
 def wanted_topics(options: ReadOptions) -> list[str]:
@@ -138,12 +156,12 @@ def wanted_topics(options: ReadOptions) -> list[str]:
         return list(dict.fromkeys(name.topic for name in wanted_partitions(bucket, options)))
 
 
-def _wanted_topics(
-    bucket: Bucket, options: ReadOptions, live: Sequence[TopicDescriptor]
-) -> tuple[dict[str, TopicDescriptor], dict[str, tuple[int, ...]]]:
-    """Return the topics by name, and the wanted partitions of those that are wanted."""
-    topics = chosen_topics(with_live_topics(bucket.topics(), live, options.topic_ids), options.wanted, options.topic_ids)
-    return topics, resolve_topics(options.wanted, {name: topic.partition_count for name, topic in topics.items()})
+def _topics(bucket: Bucket, options: ReadOptions, live: Sequence[TopicDescriptor]) -> dict[str, TopicDescriptor]:
+    return chosen_topics(with_live_topics(bucket.topics(), live, options.topic_ids), options.wanted, options.topic_ids)
+
+
+def _counts(topics: Mapping[str, TopicDescriptor]) -> dict[str, int]:
+    return {name: topic.partition_count for name, topic in topics.items()}
 
 
 def _names(topics: Mapping[str, TopicDescriptor], wanted: Mapping[str, Sequence[int]]) -> list[PartitionName]:
@@ -221,10 +239,16 @@ class _Bounds:
         return self.live.get(history.name, history.offsets)
 
     def requested(self, history: History) -> OffsetRange:
-        """Return the bounds of a read between two offsets, whatever is available."""
+        """Return the bounds of a read between two offsets, whatever is available.
+
+        Raises ``Invalid``, with ``failOnDataLoss``, if the read begins at the first record and that is beyond its end by now.
+        """
         first, end = self.firsts[history.name], self.ends[history.name]
         assert first is not None, "only a time may have no offset"
         assert end is not None, "only a time may have no offset"
+        if first > end > 0:
+            # The end was chosen while the partition, of which nothing was read, still had the record before it.
+            self._within(history, OffsetRange(first=end - 1, end=end))
         return OffsetRange(first=first, end=max(first, end))
 
     def wanted(self, history: History) -> OffsetRange:
@@ -242,8 +266,11 @@ class _Bounds:
                 partition=name.partition,
             )
         found = OffsetRange(first=available.end if first is None else first, end=available.end if end is None else end)
-        is_live = name in self.live
-        return within(name, found, available, is_live=is_live, fail_on_data_loss=self.options.fail_on_data_loss)
+        return self._within(history, found)
+
+    def _within(self, history: History, wanted: OffsetRange) -> OffsetRange:
+        name, fails = history.name, self.options.fail_on_data_loss
+        return within(name, wanted, self.available(history), is_live=name in self.live, fail_on_data_loss=fails)
 
     def ends_at_latest(self, history: History) -> bool:
         bound = self.options.end

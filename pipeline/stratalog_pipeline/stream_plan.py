@@ -16,7 +16,7 @@ from uuid import UUID
 from stratalog_core.errors import Invalid
 from stratalog_pipeline.bucket import Bucket
 from stratalog_pipeline.options import EARLIEST, AllAt, Assigned, AtOffsets, PerPartition, ReadOptions
-from stratalog_pipeline.planning import OffsetRange, PartitionName
+from stratalog_pipeline.planning import LOSS_REMEDY, OffsetRange, PartitionName
 from stratalog_pipeline.scan_plan import ScanPlan, partition_limits, plan_repeatable_scan
 
 Offsets: TypeAlias = dict[str, dict[str, int]]
@@ -96,16 +96,13 @@ def check_no_loss(start: Offsets, found: Available) -> None:
             held = found.get((topic, number))
             if held is None:
                 raise Invalid(
-                    f"{topic}-{number} does not exist any more, but the stream stopped at its offset {offset}; {_REMEDY}"
+                    f"{topic}-{number} does not exist any more, but the stream stopped at its offset {offset}; {LOSS_REMEDY}"
                 )
             if not held.first <= offset <= held.end:
                 raise Invalid(
                     f"{topic}-{number} has offsets {held.first}..{held.end}, but the stream stopped at {offset}: retention "
-                    f"removed records, or the topic was created again; {_REMEDY}"
+                    f"removed records, or the topic was created again; {LOSS_REMEDY}"
                 )
-
-
-_REMEDY = "set failOnDataLoss to false to continue with what is available, or start with a new checkpoint"
 
 
 def next_end(start: Offsets, found: Available, rows_max: int | None) -> Offsets:

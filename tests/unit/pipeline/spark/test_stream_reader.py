@@ -13,7 +13,7 @@ from stratalog_core.errors import Invalid
 from stratalog_core.system import SystemClock
 from stratalog_pipeline.arrow.schema import COLUMNS
 from stratalog_pipeline.options import parse_options
-from stratalog_pipeline.spark.reader import StratalogReader
+from stratalog_pipeline.spark.reader import StratalogReader, TaskPartition
 from stratalog_pipeline.spark.stream_reader import StratalogStreamReader
 from stratalog_tiering.format.descriptor import DeletionMarker, encode_descriptor
 from stratalog_tiering.format.object_keys import deletion_marker_key
@@ -98,6 +98,41 @@ def test_without_fail_on_data_loss_a_stream_goes_on_without_a_deleted_topic(cold
     end = reader.latestOffset(start, ReadMaxRows(40))
     assert end == {"a2": {"0": 10}}
     assert len(reader.partitions(start, end)) == 1
+
+
+def test_a_batch_is_planned_again_without_what_was_deleted_since(cold_bucket: ColdBucket) -> None:
+    """Spark has recorded the batch, and begins with it after each restart."""
+    gone = cold_bucket.add_topic("a1", [[segment(0, 10)]])
+    smaller = cold_bucket.add_topic("a2", [[segment(0, 10)], [segment(0, 10)]])
+    cold_bucket.add_topic("a3", [[segment(0, 10)]])
+    given = {"path": cold_bucket.url, "subscribePattern": "a."}
+    start = {"a1": {"0": 0}, "a2": {"0": 0, "1": 0}, "a3": {"0": 0}}
+    end = StratalogStreamReader(parse_options(given, "stream"), COLUMNS).latestOffset(start, ReadMaxRows(99))
+    for topic_id in (gone, smaller):
+        cold_bucket.put(deletion_marker_key(topic_id), encode_descriptor(DeletionMarker(topic_id=topic_id, deleted_at_ms=1)))
+    cold_bucket.add_topic("a2", [[segment(0, 10)]])
+    restarted = StratalogStreamReader(parse_options(given, "stream"), COLUMNS)
+    with pytest.raises(Invalid, match=r"a1-0 does not exist any more, but .* failOnDataLoss to false"):
+        restarted.partitions(start, end)
+    goes_on = StratalogStreamReader(parse_options({**given, "failOnDataLoss": "false"}, "stream"), COLUMNS)
+    tasks = goes_on.partitions(start, end)
+    assert sorted(str(split.name) for task in tasks if isinstance(task, TaskPartition) for split in task.splits) == [
+        "a2-0", "a3-0",
+    ]  # fmt: skip
+
+
+def test_a_new_partition_whose_records_expired_before_they_were_read_is_a_loss(cold_bucket: ColdBucket) -> None:
+    cold_bucket.add_topic("t", [[segment(0, 10)], [segment(0, 10)]])
+    given = {"path": cold_bucket.url, "subscribe": "t"}
+    start = {"t": {"0": 10}}
+    reader = StratalogStreamReader(parse_options(given, "stream"), COLUMNS)
+    end = reader.latestOffset(start, ReadMaxRows(99))
+    assert end == {"t": {"0": 10, "1": 10}}
+    cold_bucket.extend("t", 1, segment(10, 5), segment(15, 5), drop_below=15)
+    with pytest.raises(Invalid, match=r"t-1: offsets .*\.\.10 are requested; the bucket holds 15\.\.20.* failOnDataLoss"):
+        reader.partitions(start, end)
+    goes_on = StratalogStreamReader(parse_options({**given, "failOnDataLoss": "false"}, "stream"), COLUMNS)
+    assert goes_on.partitions(start, end) == []
 
 
 @pytest.mark.parametrize("is_stream", [False, True])
