@@ -8,6 +8,7 @@ again from the same offsets after a failure.
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Iterator, Sequence
 from typing import Final, cast
@@ -52,7 +53,7 @@ class StratalogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         self._target: Offsets | None = None
         self._latest: Offsets | None = None
         self._topics = KnownTopics()
-        self._last_batch_s = time.monotonic()
+        self._last_trigger_s = -math.inf
 
     def initialOffset(self) -> Offsets:  # noqa: N802 - Spark's name
         if not self._options.client and self._options.missing_tail != "ignore":
@@ -83,16 +84,19 @@ class StratalogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
             found = cut_at(found, self._target, start)
         elif not goes_back and self._waits(new_offsets(start, found), limit):
             return start
+        self._last_trigger_s = time.monotonic()
         if not goes_back and not new_offsets(start, found):
             return start
-        self._last_batch_s = time.monotonic()
         return next_end(start, found, limit.max_rows if isinstance(limit, ReadMaxRows) else None)
 
     def _waits(self, count: int, limit: ReadLimit) -> bool:
-        """Return whether to wait for more new offsets. Spark's read limits have no maximum delay, so it is applied here."""
+        """Return whether to wait for more new offsets. Spark's read limits have no maximum delay, so it is applied here.
+
+        The first trigger never waits, as in Spark's Kafka source.
+        """
         if isinstance(limit, ReadAllAvailable) or count >= self._options.rows_per_trigger_min:
             return False
-        return time.monotonic() - self._last_batch_s < self._options.trigger_delay_max_s
+        return time.monotonic() - self._last_trigger_s < self._options.trigger_delay_max_s
 
     def reportLatestOffset(self) -> Offsets | None:  # noqa: N802 - Spark's name
         """Return what was available when the last batch was planned, as Spark's Kafka source does: Spark asks after each."""

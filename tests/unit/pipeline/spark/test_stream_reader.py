@@ -135,6 +135,25 @@ def test_a_new_partition_whose_records_expired_before_they_were_read_is_a_loss(c
     assert goes_on.partitions(start, end) == []
 
 
+def test_the_first_batch_of_a_query_waits_for_no_more_records(cold_bucket: ColdBucket) -> None:
+    """As in Spark's Kafka source: a query that is stopped and started again has waited already."""
+    cold_bucket.add_topic("t", [[segment(0, 3)]])
+    given = {"path": cold_bucket.url, "subscribe": "t", "minOffsetsPerTrigger": "5"}
+    reader = StratalogStreamReader(parse_options(given, "stream"), COLUMNS)
+    limit = reader.getDefaultReadLimit()
+    end = reader.latestOffset({"t": {"0": 0}}, limit)
+    assert end == {"t": {"0": 3}}
+    cold_bucket.extend("t", 0, segment(3, 4))
+    assert reader.latestOffset(end, limit) == end
+    cold_bucket.extend("t", 0, segment(7, 1))
+    assert reader.latestOffset(end, limit) == {"t": {"0": 8}}
+    idle = StratalogStreamReader(parse_options(given, "stream"), COLUMNS)
+    start = {"t": {"0": 8}}
+    assert idle.latestOffset(start, limit) == start
+    cold_bucket.extend("t", 0, segment(8, 1))
+    assert idle.latestOffset(start, limit) == start, "only the first trigger does not wait"
+
+
 @pytest.mark.parametrize("is_stream", [False, True])
 def test_a_task_that_is_run_again_has_the_records_that_expired_meanwhile(
     cold_bucket: ColdBucket, monkeypatch: pytest.MonkeyPatch, is_stream: bool
