@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+from codecs import BOM_UTF8
 from pathlib import Path
 from typing import Any
 
@@ -101,8 +102,14 @@ def erase(
         origin = EraseFrom(addresses=addresses, store=where.store, grace_ms=grace_ms, deletes_now=delete_now)
         with progress_bar() as bar:
             task = bar.add_task("rewriting segments", total=len(found.found))
-            done = asyncio.run(erase_found(origin, found.offsets, ranges_of(found.found), selection, lambda: bar.advance(task)))
-    report = erasure_report(found, done.erased, done.refused, done.objects, done.hot, is_dry_run=dry_run)
+            done = asyncio.run(
+                erase_found(
+                    origin, options.wanted, found.offsets, ranges_of(found.found), selection, lambda: bar.advance(task)
+                )
+            )
+    report = erasure_report(
+        found, done.erased, done.refused, done.objects, done.hot, done.unlisted, is_dry_run=dry_run
+    )  # fmt: skip
     print_report(where, report)
     if report.problems:
         click.get_current_context().exit(ExitCode.FINDINGS)
@@ -110,15 +117,20 @@ def erase(
 
 def _selection(keys: tuple[str, ...], hex_keys: tuple[str, ...], keys_file: Path | None, headers: tuple[str, ...]) -> Selection:
     """Return the keys and headers to erase. Raises ``Invalid`` if there is none, or one is malformed."""
-    wanted = [key.encode() for key in keys]
+    wanted = [_bytes(key) for key in keys]
     try:
         wanted += [bytes.fromhex(text) for text in hex_keys]
     except ValueError as malformed:
         raise Invalid(f"--key-hex must be hexadecimal digits: {malformed}") from malformed
     if keys_file is not None:
-        wanted += [line for line in keys_file.read_bytes().splitlines() if line]
+        wanted += [line for line in keys_file.read_bytes().removeprefix(BOM_UTF8).splitlines() if line]
     named = [name_values([text]) for text in headers]
-    pairs = {(name.encode(), value.encode()) for each in named for name, value in each.items()}
+    pairs = {(_bytes(name), _bytes(value)) for each in named for name, value in each.items()}
     if not wanted and not pairs:
         raise Invalid("nothing to erase is named: give --key, --key-hex, --keys-file or --header")
     return Selection(keys=frozenset(wanted), headers=frozenset(pairs))
+
+
+def _bytes(argument: str) -> bytes:
+    """Return an argument as it was given, also if it is not UTF-8."""
+    return argument.encode("utf-8", "surrogateescape")

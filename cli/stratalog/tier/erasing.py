@@ -6,12 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from stratalog.tier.editing import editing_session
-from stratalog_core.errors import Invalid
+from stratalog_core.errors import Invalid, NotFound
 from stratalog_metadata.client.api import MetadataView
 from stratalog_metadata.client.protection import is_protected
 from stratalog_metadata.records import Topic
 from stratalog_pipeline.jobs.report_erasure import OldObject
-from stratalog_pipeline.planning import OffsetRange, PartitionName
+from stratalog_pipeline.options import Wanted
+from stratalog_pipeline.planning import OffsetRange, PartitionName, is_wanted
 from stratalog_tiering.cold.manifest_source import ManifestSource
 from stratalog_tiering.core.erasure import Selection
 from stratalog_tiering.format.manifest import Reason
@@ -20,10 +21,13 @@ from stratalog_tiering.maintenance.segment_replacements import SegmentKept
 from stratalog_tiering.offload.beside_workers import current_partition
 from stratalog_tiering.offload.locks import KnownLocks
 from stratalog_tiering.offload.ports import WorkerPorts
-from stratalog_tiering.worker.collection import CollectorPorts, delete_due, find_all
+from stratalog_tiering.worker.collection import CollectorPorts, Found, delete_due, find_all
 
 WRITER = "job-erase"
 """The writer's name in manifests that an erasure commits."""
+REPLACED = frozenset({Reason.ERASED, Reason.MERGED, Reason.COMPACTED, Reason.REPAIRED})
+"""Why an object was removed although its records stay in the history: an erasure changes only the segment that has them now."""
+NOTHING = OffsetRange(first=0, end=0)
 Ranges = Mapping[PartitionName, Sequence[tuple[int, int]]]
 
 
@@ -39,28 +43,35 @@ class EraseFrom:
 
 @dataclass(slots=True, kw_only=True)
 class Erasure:
-    """The result. ``hot``: the first offset of each partition that was not searched, because it is or was hot."""
+    """The result. ``hot``: the first offset of each partition that was not searched, because it is or was hot.
+
+    ``unlisted``: why the replaced objects of a partition are neither in ``objects`` nor deleted.
+    """
 
     erased: list[tuple[PartitionName, Erased]] = field(default_factory=list)
     refused: list[tuple[PartitionName, SegmentKept]] = field(default_factory=list)
     objects: list[OldObject] = field(default_factory=list)
     hot: dict[PartitionName, int] = field(default_factory=dict)
+    unlisted: dict[PartitionName, str] = field(default_factory=dict)
 
 
 async def erase_found(
     origin: EraseFrom,
+    wanted: Wanted,
     searched: Mapping[PartitionName, OffsetRange],
     ranges: Ranges,
     selection: Selection,
     on_segment: Callable[[], None] = lambda: None,
 ) -> Erasure:
-    """Erase the selected records within ``ranges``; ``searched`` are all offsets that were searched.
+    """Erase the selected records within ``ranges``; ``searched`` are all offsets that were searched in ``wanted`` topics.
 
-    Raises ``Invalid``, before any change, if ``store`` is not the bucket of the cluster or a topic is protected against
-    deletion. Raises as `erase_range` does, when some segments may be replaced already; the call can be repeated.
+    Raises, before any change, ``Invalid`` if ``store`` is not the bucket of the cluster or a topic is protected against
+    deletion, and ``NotFound`` if the cluster does not have a topic. Raises as `erase_range` does, when some segments may be
+    replaced already; the call can be repeated.
     """
     done = Erasure()
     async with editing_session(origin.addresses, origin.store, WRITER) as ports:
+        _refuse_unknown(ports.metadata.view, [*searched])
         _refuse_protected(ports.metadata.view, [*searched])
         for name, held in ranges.items():
             for offsets in held:
@@ -70,9 +81,21 @@ async def erase_found(
                     else:
                         done.refused.append((name, each))
                     on_segment()
-        done.hot = await not_searched(ports, searched)
-        done.objects = await _old_objects(origin, ports, [*ranges])
+        done.hot = await not_searched(ports, wanted, searched)
+        done.objects, refused = await old_objects(origin, ports, [*searched])
+        # Nothing was promised about partitions without an erasure.
+        done.unlisted = {name: reason for name, reason in refused.items() if origin.deletes_now or name in ranges}
     return done
+
+
+def _refuse_unknown(view: MetadataView, names: Sequence[PartitionName]) -> None:
+    known = {topic.topic_id for topic in view.all(Topic)}
+    for name in names:
+        if name.topic_id not in known:
+            raise NotFound(
+                f"topic {name.topic!r} with the id {name.topic_id} is in the bucket and not in the cluster: it was detached, or"
+                " is being deleted; erase from the others"
+            )
 
 
 def _refuse_protected(view: MetadataView, names: Sequence[PartitionName]) -> None:
@@ -85,42 +108,77 @@ def _refuse_protected(view: MetadataView, names: Sequence[PartitionName]) -> Non
             )
 
 
-async def not_searched(ports: WorkerPorts, searched: Mapping[PartitionName, OffsetRange]) -> dict[PartitionName, int]:
-    """The first offset of each partition of which the bookies may hold records, or which became cold after the search began."""
+async def not_searched(
+    ports: WorkerPorts, wanted: Wanted, searched: Mapping[PartitionName, OffsetRange]
+) -> dict[PartitionName, int]:
+    """The first offset of each partition of which the bookies may hold records, or which became cold after the search began.
+
+    Also of the ``wanted`` topics, and of partitions of the searched ones, that the bucket did not have yet.
+    """
+    await ports.metadata.refresh()
+    ids, names = {name.topic_id for name in searched}, {name.topic for name in searched}
     found: dict[PartitionName, int] = {}
-    for name, offsets in searched.items():
-        state = (await current_partition(ports, name.topic_id, name.partition)).state
-        firsts = [each.ledger.base_offset for each in state.ledgers if each.ledger.end_offset != each.ledger.base_offset]
-        if state.pointer is not None and state.pointer.end_offset > offsets.end:
-            firsts.append(offsets.end)
-        if firsts:
-            found[name] = min(firsts)
+    for topic in ports.metadata.view.all(Topic):
+        if topic.topic_id not in ids and (topic.name in names or not is_wanted(wanted, topic.name)):
+            continue
+        for index in range(topic.partition_count):
+            name = PartitionName(topic=topic.name, topic_id=topic.topic_id, partition=index)
+            try:
+                first = await _not_searched(ports, name, searched.get(name, NOTHING))
+            except NotFound:
+                if any(each.topic_id == topic.topic_id for each in ports.metadata.view.all(Topic)):
+                    raise
+                break  # The topic was deleted meanwhile.
+            if first is not None:
+                found[name] = first
     return found
 
 
-async def _old_objects(origin: EraseFrom, ports: WorkerPorts, names: Sequence[PartitionName]) -> list[OldObject]:
-    """Return the objects that erasures replaced and that still exist; with ``deletes_now``, delete those that nothing keeps.
+async def _not_searched(ports: WorkerPorts, name: PartitionName, searched: OffsetRange) -> int | None:
+    state = (await current_partition(ports, name.topic_id, name.partition)).state
+    firsts = [each.ledger.base_offset for each in state.ledgers if each.ledger.end_offset != each.ledger.base_offset]
+    if state.pointer is not None and state.pointer.end_offset > searched.end:
+        firsts.append(max(searched.end, state.pointer.start_offset))
+    return min(firsts, default=None)
 
-    The rules are those of `stratalog tier gc`: forked history, a reader's lease and a lock keep them.
+
+async def old_objects(
+    origin: EraseFrom, ports: WorkerPorts, names: Sequence[PartitionName]
+) -> tuple[list[OldObject], dict[PartitionName, str]]:
+    """Return the replaced objects of partitions with erasures, and why those of other partitions cannot be told.
+
+    With ``deletes_now``, delete what nothing keeps, by the rules of `stratalog tier gc`: forked history, a reader's lease and a
+    lock keep objects. Erasures of earlier runs count, too: they may have been interrupted. An object that a merge or
+    a compaction replaced before an erasure has the erased records as well.
     """
     ids = {name.topic_id for name in names}
     metadata, store = ports.metadata, ports.store
     topics = [topic for topic in metadata.view.all(Topic) if topic.topic_id in ids]
     collector = CollectorPorts(metadata=metadata, store=store, source=ManifestSource(store), locks=KnownLocks(store))
     judged = await find_all(collector, topics, 0 if origin.deletes_now else origin.grace_ms, ports.clock.wall_ms())
-    found = [each for each in judged if each.partition >= 0]
-    due = [(each, garbage) for each in found for garbage in each.due if garbage.reason == Reason.ERASED]
-    waiting = [(each, garbage) for each in found for garbage in each.waiting if garbage.reason == Reason.ERASED]
+    of_topic = {topic.name: topic.topic_id for topic in topics}
+    of_partitions = [each for each in judged if each.partition >= 0]
+    refused = {
+        PartitionName(topic=each.topic, topic_id=of_topic[each.topic], partition=each.partition): each.refused
+        for each in of_partitions
+        if each.refused
+    }
+    found = [each for each in of_partitions if _has_erasures(each)]
+    due = [(each, garbage) for each in found for garbage in each.due if garbage.reason in REPLACED]
+    waiting = [(each, garbage) for each in found for garbage in each.waiting if garbage.reason in REPLACED]
     if origin.deletes_now:
-        erased = [
-            replace(each, due=tuple(garbage for garbage in each.due if garbage.reason == Reason.ERASED)) for each in found
-        ]
-        await delete_due(metadata, store, erased)
-    return [
+        replaced = [replace(each, due=tuple(garbage for garbage in each.due if garbage.reason in REPLACED)) for each in found]
+        await delete_due(metadata, store, replaced)
+    objects = [
         OldObject(
-            topic=each.topic, partition=each.partition, key=garbage.key, bytes=garbage.object_bytes,
+            topic=each.topic, partition=each.partition, key=garbage.key, bytes=garbage.object_bytes, reason=garbage.reason,
             is_deleted=origin.deletes_now and is_due, due_ms=garbage.due_ms, lease=garbage.lease,
         )
         for is_due, group in ((True, due), (False, waiting))
         for each, garbage in group
     ]  # fmt: skip
+    return objects, refused
+
+
+def _has_erasures(found: Found) -> bool:
+    return any(garbage.reason == Reason.ERASED for garbage in (*found.due, *found.waiting))

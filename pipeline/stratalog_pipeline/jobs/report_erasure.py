@@ -16,12 +16,16 @@ from stratalog_tiering.maintenance.segment_replacements import SegmentKept
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OldObject:
-    """An object that an erasure replaced. It is deleted at ``due_ms`` (wall time), but not while a reader holds ``lease``."""
+    """An object that was replaced, and has or may have erased records. ``reason`` is that of its replacement.
+
+    It is deleted at ``due_ms`` (wall time), but not while a reader holds ``lease``.
+    """
 
     topic: str
     partition: int
     key: str
     bytes: int
+    reason: str
     is_deleted: bool
     due_ms: int
     lease: str = ""
@@ -33,10 +37,15 @@ def erasure_report(
     refused: Sequence[tuple[PartitionName, SegmentKept]],
     objects: Sequence[OldObject],
     hot: Mapping[PartitionName, int],
+    unlisted: Mapping[PartitionName, str],
     *,
     is_dry_run: bool,
 ) -> Report:
-    """Report a search and, unless it is a dry run, its erasures."""
+    """Report a search and, unless it is a dry run, its erasures.
+
+    ``hot``: the first offset of each partition that was not searched. ``unlisted``: why replaced objects are not in
+    ``objects``.
+    """
     rows = [_partition(name, found, erased, hot) for name in found.offsets]
     replaced = [
         {
@@ -49,12 +58,6 @@ def erasure_report(
     ]  # fmt: skip
     kept = [{**asdict(each), "due_at": moment_text(each.due_ms), "lease": each.lease or None} for each in objects]
     refusals = [{**place_of(name), "key": each.entry.key, "reason": reason_text(each)} for name, each in refused]
-    problems = [f"{name}: {each.entry.key}: {reason_text(each)}" for name, each in refused]
-    problems += [
-        f"{name}: offsets from {offset} on are still hot, or were when the search began, and were not searched: offload them,"
-        " and erase again"
-        for name, offset in hot.items()
-    ]
     unreadable = [
         {
             **place_of(each.name), "start_offset": each.base_offset, "end_offset": each.end_offset,
@@ -62,11 +65,7 @@ def erasure_report(
         }
         for each in found.unreadable
     ]  # fmt: skip
-    problems += [
-        f"{each.name}: {each.unreadable_batches} batches of offsets {each.base_offset}..{each.end_offset - 1} cannot be read:"
-        f" they may contain matching records and are not changed; {each.first_unreadable}"
-        for each in found.unreadable
-    ]
+    problems = _problems(found, refused, hot, unlisted)
     totals = {
         "records_found": sum(each.records for each in found.found),
         "segments_found": len(found.found),
@@ -85,11 +84,36 @@ def erasure_report(
             Table(title="Partitions", columns=tuple(rows[0]) if rows else (), rows=rows),
             Table(title="Segments replaced", columns=tuple(replaced[0]) if replaced else (), rows=replaced),
             Table(title="Unreadable batches", columns=tuple(unreadable[0]) if unreadable else (), rows=unreadable),
-            Table(title="Old objects", columns=("key", "bytes", "is_deleted", "due_at", "lease"), rows=kept),
+            Table(title="Old objects", columns=("key", "bytes", "reason", "is_deleted", "due_at", "lease"), rows=kept),
         ],
         charts=_charts(rows),
         problems=problems,
     )  # fmt: skip
+
+
+def _problems(
+    found: Search,
+    refused: Sequence[tuple[PartitionName, SegmentKept]],
+    hot: Mapping[PartitionName, int],
+    unlisted: Mapping[PartitionName, str],
+) -> list[str]:
+    """Return everything that the job could not do."""
+    problems = [f"{name}: {each.entry.key}: {reason_text(each)}" for name, each in refused]
+    problems += [
+        f"{name}: offsets from {offset} on are still hot, or were when the search began, and were not searched: offload them,"
+        " and erase again"
+        for name, offset in hot.items()
+    ]
+    problems += [
+        f"{name}: its replaced objects were neither listed nor deleted: {reason}; erase again"
+        for name, reason in unlisted.items()
+    ]
+    problems += [
+        f"{each.name}: {each.unreadable_batches} batches of offsets {each.base_offset}..{each.end_offset - 1} cannot be read:"
+        f" they may contain matching records and are not changed; {each.first_unreadable}"
+        for each in found.unreadable
+    ]
+    return problems
 
 
 def _verdict(problems: Sequence[str], *, is_dry_run: bool) -> str:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from uuid import UUID
 
+import msgspec
 import pytest
 
+from stratalog.commands.job_erase import _selection
 from stratalog.tier.erasing import not_searched
 from stratalog_metadata.client.memory_metadata import MemoryMetadata
 from stratalog_metadata.records import Ledger, LedgerRef, LedgerState, Log, ManifestPointer, Topic
 from stratalog_metadata.state.commands import Command, Put
+from stratalog_pipeline.options import Matching, Subscribed
 from stratalog_pipeline.planning import OffsetRange, PartitionName
 
 TOPIC = Topic(name="orders", topic_id=UUID(int=7), partition_count=1, replication_factor=1)
@@ -46,4 +50,37 @@ async def test_what_became_cold_during_the_search_was_not_searched(
     log = Log(topic_id=TOPIC.topic_id, index=0, ledgers=tuple(refs))
     await metadata.propose(Command(updates=(Put(record=TOPIC), Put(record=log), Put(record=pointer(cold_end)), *updates)))
     ports: Any = SimpleNamespace(metadata=metadata)
-    assert await not_searched(ports, {NAME: OffsetRange(first=0, end=10)}) == expected
+    wanted = Subscribed(topics=(TOPIC.name,))
+    assert await not_searched(ports, wanted, {NAME: OffsetRange(first=0, end=10)}) == expected
+
+
+async def test_what_the_bucket_did_not_have_yet_was_not_searched() -> None:
+    """A partition that was added, and a topic of the pattern that no worker has described in the bucket."""
+    metadata = MemoryMetadata()
+    orders = msgspec.structs.replace(TOPIC, partition_count=2)
+    new, other = (
+        Topic(name=name, topic_id=UUID(int=number), partition_count=1, replication_factor=1)
+        for number, name in ((8, "orders-new"), (9, "payments"))
+    )
+    places = [(orders, 0), (orders, 1), (new, 0), (other, 0)]
+    updates: list[Any] = [Put(record=topic) for topic in (orders, new, other)]
+    for ledger_id, (topic, partition) in enumerate(places, 1):
+        ledger = Ledger(
+            ledger_id=ledger_id, topic_id=topic.topic_id, partition=partition, base_offset=10, leader_epoch=0, write_quorum=1,
+            ack_quorum=1, fragments=(), state=LedgerState.OPEN,
+        )  # fmt: skip
+        refs = (LedgerRef(ledger_id=ledger_id, base_offset=10, leader_epoch=0),)
+        updates += [Put(record=ledger), Put(record=Log(topic_id=topic.topic_id, index=partition, ledgers=refs))]
+    await metadata.propose(Command(updates=tuple(updates)))
+    ports: Any = SimpleNamespace(metadata=metadata)
+    found = await not_searched(ports, Matching(pattern="orders.*"), {NAME: OffsetRange(first=0, end=10)})
+    assert {str(name): offset for name, offset in found.items()} == {"orders-0": 10, "orders-1": 10, "orders-new-0": 10}
+
+
+def test_keys_are_taken_as_they_are_given(tmp_path: Path) -> None:
+    """A byte that is not UTF-8 ended the command with a traceback; the mark with which some editors begin a file hid a key."""
+    file = tmp_path / "keys"
+    file.write_bytes(b"\xef\xbb\xbffirst\r\nsecond\n\n")
+    found = _selection(("a\udcff",), ("ff00",), file, ("user=\udcfe=", "empty="))
+    assert found.keys == {b"a\xff", b"\xff\x00", b"first", b"second"}
+    assert found.headers == {(b"user", b"\xfe="), (b"empty", b"")}

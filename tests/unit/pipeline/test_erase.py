@@ -83,7 +83,7 @@ def test_a_batch_that_cannot_be_read_is_a_problem_of_the_report_even_if_nothing_
     held = {each.name: OffsetRange(first=0, end=2)}
     found = Search(offsets=held, segments=1, found=(), unreadable=(each,))
     for is_dry_run, verdict in ((True, "dry run, 1 parts not searched"), (False, "1 parts left")):
-        report = erasure_report(found, [], [], [], {}, is_dry_run=is_dry_run)
+        report = erasure_report(found, [], [], [], {}, {}, is_dry_run=is_dry_run)
         assert report.facts["verdict"] == verdict
         assert [problem.partition(":")[0] for problem in report.problems] == ["a-0"]
         assert "the batch at offset 1: batch at offset 1: a record is malformed" in report.problems[0]
@@ -109,16 +109,17 @@ def test_what_stays_is_a_problem_of_the_report(cold_bucket: ColdBucket) -> None:
     found = Search(offsets={name: OffsetRange(first=0, end=2)}, segments=1, found=(each,))
     new = msgspec.structs.replace(entry, key="new")
     erased = [(name, Erased(source=entry, entry=new, records=1, altered_batches=1, identical_batches=1, unreadable_batches=0))]
-    objects = [OldObject(topic="a", partition=0, key=entry.key, bytes=9, is_deleted=False, due_ms=86_400_000)]
-    complete = erasure_report(found, erased, [], objects, {}, is_dry_run=False)
+    objects = [OldObject(topic="a", partition=0, key=entry.key, bytes=9, reason="merged", is_deleted=False, due_ms=86_400_000)]
+    complete = erasure_report(found, erased, [], objects, {}, {}, is_dry_run=False)
     assert (complete.facts["verdict"], complete.problems) == ("complete", [])
     assert complete.document["objects"][0]["due_at"] == "1970-01-02T00:00:00+00:00"
     assert "1970-01-02" in render_page(complete, "erase", "now")
     refused = [(name, SegmentKept(entry=entry, reason="it is locked", lock_until_ms=86_400_000))]
-    partly = erasure_report(found, [], refused, [], {name: 2}, is_dry_run=False)
+    partly = erasure_report(found, [], refused, [], {name: 2}, {name: "it is changing"}, is_dry_run=False)
     assert [problem.partition(": ")[2] for problem in partly.problems] == [
         f"{entry.key}: it is locked until 1970-01-02T00:00:00+00:00",
         "offsets from 2 on are still hot, or were when the search began, and were not searched: offload them, and erase again",
+        "its replaced objects were neither listed nor deleted: it is changing; erase again",
     ]
     assert json.loads(json.dumps(partly.document, default=str))["refused"][0]["key"] == entry.key
-    assert erasure_report(found, [], [], [], {}, is_dry_run=True).facts["verdict"] == "dry run"
+    assert erasure_report(found, [], [], [], {}, {}, is_dry_run=True).facts["verdict"] == "dry run"
