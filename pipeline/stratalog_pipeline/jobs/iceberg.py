@@ -114,6 +114,7 @@ def check_iceberg_url(url: str) -> None:
 def publish(url: str, target: IcebergTarget, *, verify: bool = False) -> Published:
     """Publish the runs of the export at ``url`` that the table lacks; creates the table, and its namespace, if need be.
 
+    The first run decides the table's columns, so before it no table is created.
     ``verify``: read each file of these runs again and compare its digest with the journal's. Raises ``Invalid`` for a catalog
     that cannot be opened or a table of another export, ``Conflict`` if others keep changing the table, ``Corrupt`` if the table
     or a file is not what was exported, ``Unavailable``, and ``OutcomeUnknown``: publish again then, nothing is added twice.
@@ -126,6 +127,8 @@ def publish(url: str, target: IcebergTarget, *, verify: bool = False) -> Publish
             raise Invalid(f"the export at {url} has no columns topic and partition; export to another target for Iceberg")
         with _errors(target), load_catalog(target.catalog, **{**_file_properties(url), **target.properties}) as catalog:
             table = _table(catalog, target.table, _location(url), first)
+            if table is None:
+                return _nothing(target)
             _check_target(table, url)
             _check_journal(table, journal)
             published: dict[int, list[WrittenFile]] = {}
@@ -138,6 +141,12 @@ def publish(url: str, target: IcebergTarget, *, verify: bool = False) -> Publish
                     if files and _commit(table, url, run, files, journal):
                         published[run] = files
             return _published(table, target, published)
+
+
+def _nothing(target: IcebergTarget) -> Published:
+    return Published(
+        table=target.table, runs=(), files=0, records=0, snapshot_id=None, table_records=0, exported_records=0
+    )  # fmt: skip
 
 
 def _published(table: Table, target: IcebergTarget, runs: Mapping[int, Sequence[WrittenFile]]) -> Published:
@@ -154,14 +163,18 @@ def _published(table: Table, target: IcebergTarget, runs: Mapping[int, Sequence[
     )
 
 
-def _table(catalog: Catalog, name: str, location: str, first: Plan | None) -> Table:
-    """Return the table, created if the catalog does not have it. Raises ``Invalid`` for a name without a namespace."""
+def _table(catalog: Catalog, name: str, location: str, first: Plan | None) -> Table | None:
+    """Return the table, created if the catalog does not have it, for the columns of the export's ``first`` run.
+
+    None if there is no such run yet. Raises ``Invalid`` for a name without a namespace.
+    """
     if not name.rpartition(".")[0]:
         raise Invalid(f"table {name!r} has no namespace: give it as NAMESPACE.TABLE")
     try:
         return catalog.load_table(name)
     except NoSuchTableError:
-        pass
+        if first is None:
+            return None
     with suppress(NamespaceAlreadyExistsError):
         catalog.create_namespace(name.rpartition(".")[0])
     fields = _fields(first)
@@ -172,10 +185,10 @@ def _table(catalog: Catalog, name: str, location: str, first: Plan | None) -> Ta
         return catalog.load_table(name)
 
 
-def _fields(first: Plan | None) -> list[NestedField]:
+def _fields(first: Plan) -> list[NestedField]:
     """The columns of files as the first run decided. A new table numbers the fields within columns after the columns."""
-    fields = [*_FIELDS, _HEADERS] if first is None or first.include_headers else [*_FIELDS]
-    if first is not None and first.values is not None:
+    fields = [*_FIELDS, _HEADERS] if first.include_headers else [*_FIELDS]
+    if first.values is not None:
         stored = pa.schema([("value", first.values.kind())])
         try:
             converted: Any = visit_pyarrow(stored, _ConvertToIcebergWithoutIDs())

@@ -292,3 +292,19 @@ def test_a_value_without_the_schema_fails_the_export_before_it_is_published(
     with pytest.raises(Corrupt, match=f"{TOPIC}-0, offset 1: the value cannot be decoded as json"):
         export(cold_bucket, target, more={"value_format": "json", "value_schema": "id INT"})
     assert publish(str(target), sql).records == 0
+
+
+def test_a_table_is_made_when_the_first_run_has_decided_its_columns(
+    cold_bucket: ColdBucket, target: Path, to: IcebergTarget
+) -> None:
+    """Before that it had the columns of bytes and headers, which the files of no other export fit."""
+    target.mkdir()
+    nothing = publish(str(target), to)
+    assert (nothing.runs, nothing.records, nothing.table_records, nothing.snapshot_id) == ((), 0, 0, None)
+    values = [Record(offset=offset, timestamp_ms=1, key=None, value=b'{"id": %d}' % offset) for offset in range(5)]
+    cold_bucket.add_topic(TOPIC, [[[bytes(build_batch(values))]]])
+    more = {"value_format": "json", "value_schema": "id BIGINT", "includeHeaders": "false"}
+    export(cold_bucket, target, more=more)
+    assert publish(str(target), to).table_records == 5
+    assert [row["value"]["id"] for row in rows(to)] == list(range(5))
+    assert "headers" not in loaded(to).schema().column_names
