@@ -103,9 +103,7 @@ def erase(
         with progress_bar() as bar:
             task = bar.add_task("rewriting segments", total=len(found.found))
             done = asyncio.run(
-                erase_found(
-                    origin, options.wanted, found.offsets, ranges_of(found.found), selection, lambda: bar.advance(task)
-                )
+                erase_found(origin, options.wanted, found.offsets, ranges_of(found.found), selection, lambda: bar.advance(task))
             )
     report = erasure_report(
         found, done.erased, done.refused, done.objects, done.hot, done.unlisted, is_dry_run=dry_run

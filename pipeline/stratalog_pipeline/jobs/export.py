@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final
@@ -47,7 +47,7 @@ FILES_PER_TASK: Final = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportResult:
-    """``files`` are those of this run. ``was_resumed``: this run finished an interrupted one."""
+    """``files`` are those of the last run and, if it ``was_resumed``, of the interrupted one that was finished before it."""
 
     run: int
     files: tuple[WrittenFile, ...] = field(default=())
@@ -72,7 +72,7 @@ def export(
     has_place: bool = False,
     on_progress: OnProgress = lambda done, total: None,
 ) -> ExportResult:
-    """Export what is in the bucket and not in ``target`` yet, a URL like the store's.
+    """Export what is in the bucket and not in ``target`` yet, a URL like the store's. An interrupted run is finished first.
 
     ``has_place``: files have topic and partition as columns, too, as a table of Iceberg needs. Raises ``NotFound`` if retention
     has removed records before they were exported, unless ``allow_gaps`` leaves them out; ``Invalid`` if the target holds an
@@ -80,11 +80,36 @@ def export(
     ``Conflict`` if another export runs; ``Corrupt``, ``Unavailable``.
     """
     make_directory(target)
-    with Bucket(options.store) as bucket, Bucket(target) as out, reader_lease(bucket, options, "export"):
+
+    def next_run() -> ExportResult:
+        return _export_run(
+            spark, options, target, verify=verify, allow_gaps=allow_gaps, has_place=has_place, on_progress=on_progress
+        )
+
+    done = next_run()
+    if not done.was_resumed:
+        return done
+    more = next_run()
+    return ExportResult(run=more.run, files=(*done.files, *more.files), was_resumed=True)
+
+
+def _export_run(
+    spark: SparkSession,
+    options: ReadOptions,
+    target: str,
+    *,
+    verify: bool,
+    allow_gaps: bool,
+    has_place: bool,
+    on_progress: OnProgress,
+) -> ExportResult:
+    """Finish an interrupted run, which may be of other topics, or else plan one and do it."""
+    with Bucket(options.store) as bucket, Bucket(target) as out, ExitStack() as leased:
         journal = Journal(out)
         check_same_options(journal, options, has_place=has_place)
         plan = journal.unfinished()
         was_resumed = plan is not None
+        leased.enter_context(reader_lease(bucket, options, "export", {file.topic_id for file in plan.files} if plan else ()))
         if plan is None:
             plan = plan_export(bucket, options, journal, allow_gaps=allow_gaps, has_place=has_place)
             if not plan.files:
@@ -169,6 +194,11 @@ def plan_export(bucket: Bucket, options: ReadOptions, journal: Journal, *, allow
                 f"{name.topic_id}; export it to another target"
             )
     ends = journal.ends()
+    # A partition that had no history, or did not exist, when its topic was exported: nothing of it was.
+    known_ids = {topic_id for topic_id, _ in journal.histories()}
+    ends |= {
+        place: 0 for name in names if (place := (name.topic_id, name.partition)) not in ends and name.topic_id in known_ids
+    }
     histories = bucket.run(bounded_map(partial(load_history, bucket), names, REQUESTS_MAX))
     before = journal.histories()
     planned = bucket.run(bounded_map(partial(_same_history, bucket, before), histories, REQUESTS_MAX))

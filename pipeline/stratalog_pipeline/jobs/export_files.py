@@ -106,14 +106,36 @@ def _read_back(bucket: Bucket, out: Bucket, task: FileTask, agrees: Agrees) -> W
     try:
         stored = pq.ParquetFile(pa.BufferReader(content))
         schema = task.schema
-        wanted = (rows.cast(schema) for rows in _row_groups(bucket, task))
-        groups = (stored.read_row_group(number).cast(schema) for number in range(stored.num_row_groups))
+        wanted = (_comparable(rows.cast(schema)) for rows in _row_groups(bucket, task))
+        groups = (_comparable(stored.read_row_group(number).cast(schema)) for number in range(stored.num_row_groups))
         is_sound = agrees(groups, wanted, task.file)
     except (pa.ArrowException, ValueError) as bad:
         raise Corrupt(f"{task.file.key} in the target is not the export of its offsets: {bad}", key=task.file.key) from bad
     if not is_sound:
         raise Corrupt(f"{task.file.key} in the target does not hold the records of the bucket", key=task.file.key)
     return _written(task.file, stored.metadata.num_rows, len(content), hashlib.sha256(content).hexdigest())
+
+
+def _comparable(rows: pa.Table) -> pa.Table:
+    """Return the rows with the bits of floating-point numbers as integers: Arrow compares numbers, and NaN equals none."""
+    for number, column in enumerate(rows.schema):
+        kind = _with_bits(column.type)
+        if kind != column.type:
+            bits = pa.chunked_array([chunk.view(kind) for chunk in rows.column(number).chunks], kind)
+            rows = rows.set_column(number, column.with_type(kind), bits)
+    return rows
+
+
+def _with_bits(kind: pa.DataType) -> pa.DataType:
+    if pa.types.is_floating(kind):
+        return {16: pa.int16(), 32: pa.int32(), 64: pa.int64()}[kind.bit_width]
+    if pa.types.is_struct(kind):
+        return pa.struct([part.with_type(_with_bits(part.type)) for part in kind])
+    if pa.types.is_map(kind):
+        return pa.map_(_with_bits(kind.key_type), kind.item_field.with_type(_with_bits(kind.item_type)))
+    if pa.types.is_list(kind):
+        return pa.list_(kind.value_field.with_type(_with_bits(kind.value_type)))
+    return kind
 
 
 def _equals(groups: Iterable[pa.Table], wanted: Iterable[pa.Table], file: PlannedFile) -> bool:

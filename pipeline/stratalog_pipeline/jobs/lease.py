@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
+from uuid import UUID
 
 from stratalog_core.system import SystemClock
 from stratalog_pipeline.bucket import Bucket
@@ -14,14 +15,17 @@ from stratalog_tiering.cold.lease import DURATION_MS, HeldLease, held, holder_na
 
 
 @contextmanager
-def reader_lease(bucket: Bucket, options: ReadOptions, job: str, duration_ms: int = DURATION_MS) -> Iterator[None]:
-    """Hold a lease on the topics that ``options`` select, and renew it, while the job within reads them.
+def reader_lease(
+    bucket: Bucket, options: ReadOptions, job: str, more_ids: Collection[UUID] = (), duration_ms: int = DURATION_MS
+) -> Iterator[None]:
+    """Hold a lease on the topics that ``options`` select and on ``more_ids``, and renew it, while the job within reads them.
 
     Raises ``LeaseExpired`` instead of the job's own error, or at its end, if the lease could not be renewed in time. With
     credentials that may not write, the job runs without a lease, and a warning says so.
     """
     number = random.SystemRandom().getrandbits(64)
-    topics = [topic.topic_id for topic in bucket.topics() if is_wanted(options.wanted, topic.name)]
+    selected = [topic.topic_id for topic in bucket.topics() if is_wanted(options.wanted, topic.name)]
+    topics = list(dict.fromkeys((*selected, *more_ids)))
     lease = held(HeldLease(bucket.store, SystemClock(), number, holder_name(job), topics, duration_ms))
     bucket.run(lease.__aenter__())
     try:

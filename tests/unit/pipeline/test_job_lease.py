@@ -67,7 +67,7 @@ def failing(failure: Exception) -> Any:
 def test_the_lease_is_held_and_renewed_while_the_job_runs(cold_bucket: ColdBucket) -> None:
     wanted = options(cold_bucket)
     with Bucket(wanted.store) as bucket:
-        with reader_lease(bucket, wanted, "audit", LEASED_MS):
+        with reader_lease(bucket, wanted, "audit", duration_ms=LEASED_MS):
             (path,) = leases(cold_bucket.root)
             written = path.stat().st_mtime_ns
             document = json.loads(path.read_bytes())
@@ -100,7 +100,7 @@ def test_a_renewal_under_way_at_the_end_is_not_written_after_the_deletion(
         async def all_written() -> None:
             await asyncio.gather(*writes)
 
-        with reader_lease(bucket, wanted, "audit", LEASED_MS):
+        with reader_lease(bucket, wanted, "audit", duration_ms=LEASED_MS):
             monkeypatch.setattr(bucket.store, "put", renewal)
             assert has_begun.wait(60)
         bucket.run(all_written())
@@ -111,7 +111,7 @@ def test_a_job_that_outlived_its_lease_says_so(cold_bucket: ColdBucket, monkeypa
     wanted = options(cold_bucket)
 
     def run(bucket: Bucket) -> None:
-        with reader_lease(bucket, wanted, "audit", EXPIRED_MS):
+        with reader_lease(bucket, wanted, "audit", duration_ms=EXPIRED_MS):
             monkeypatch.setattr(bucket.store, "put", failing(Unavailable("away")))
             time.sleep(1.5 * EXPIRED_MS / 1000)
             raise Corrupt("a segment is missing")
@@ -123,7 +123,7 @@ def test_a_job_that_outlived_its_lease_says_so(cold_bucket: ColdBucket, monkeypa
 
 def test_a_failure_under_a_lease_is_the_jobs_own(cold_bucket: ColdBucket) -> None:
     wanted = options(cold_bucket)
-    with Bucket(wanted.store) as bucket, pytest.raises(Corrupt), reader_lease(bucket, wanted, "audit", LEASED_MS):
+    with Bucket(wanted.store) as bucket, pytest.raises(Corrupt), reader_lease(bucket, wanted, "audit", duration_ms=LEASED_MS):
         raise Corrupt("a segment is missing")
     assert leases(cold_bucket.root) == []
 
