@@ -182,13 +182,17 @@ def send_rows(producer: Producer, rows: Iterable[Row], rows_per_s: float) -> int
             failures.append(failure)
 
     count, began = 0, time.monotonic()
+    at_once = min(PACE_ROWS, max(1, int(rows_per_s)))
     try:
         with translated():
             for row in rows:
                 _produce(producer, row, on_delivery, failures)
                 count += 1
-                if rows_per_s and count % PACE_ROWS == 0:
+                if rows_per_s and count % at_once == 0:
                     _pace(producer, began + count / rows_per_s)
+            if rows_per_s:
+                # The next write begins at once, and each may have few rows.
+                _pace(producer, began + count / rows_per_s)
             while producer.flush(FLUSH_S) and not failures:
                 # Every record fails by itself after delivery.timeout.ms.
                 continue

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import time
 from datetime import UTC, datetime
 
 import pyarrow as pa
 import pytest
+from confluent_kafka import Producer
 
 from stratalog_core.errors import Invalid
 from stratalog_pipeline.arrow.schema import HEADERS_TYPE
-from stratalog_pipeline.kafka_sink import check_written_columns, parse_write_options, rows_of, send
+from stratalog_pipeline.kafka_sink import check_written_columns, parse_write_options, rows_of, send, send_rows
 
 SERVERS = {"kafka.bootstrap.servers": "127.0.0.1:1"}
 
@@ -139,3 +141,12 @@ def test_a_row_that_the_clients_queue_can_never_hold_is_refused() -> None:
     batch = pa.RecordBatch.from_pydict({"value": pa.array([b"v" * 5000], pa.binary())})
     with pytest.raises(Invalid, match=r"a row of 5000 bytes does not fit .* raise kafka\.queue\.buffering\.max\.kbytes"):
         send([batch], options)
+
+
+@pytest.mark.parametrize(("count", "rows_per_s"), [(10, 20.0), (70, 100.0)])
+def test_all_rows_take_the_time_of_their_rate(count: int, rows_per_s: float) -> None:
+    """A replay writes window by window: one that is sent in less time is followed by the next."""
+    producer = Producer({"bootstrap.servers": "mock", "test.mock.num.brokers": 1, "log_level": 0, "linger.ms": 0})
+    began = time.monotonic()
+    assert send_rows(producer, ({"topic": "a", "value": b"v"} for _ in range(count)), rows_per_s) == count
+    assert time.monotonic() - began >= count / rows_per_s
