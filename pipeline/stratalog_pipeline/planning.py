@@ -328,16 +328,20 @@ def grouped(items: Iterable[tuple[Item, int, int]], bytes_max: int, count_max: i
     return [tuple(group) for group in groups]
 
 
-def plan_repeatable_tasks(ranges: Sequence[BrokerSplit], cut: Cut) -> list[tuple[BrokerSplit, ...]]:
-    """Cut ranges of offsets into tasks by the offsets alone: the same ranges and limits always make the same tasks.
+def cut_ranges(ranges: Sequence[BrokerSplit], beside: Sequence[Split], cut: Cut) -> list[BrokerSplit]:
+    """Cut the brokers' ranges to the limits of tasks. Their sizes are not known: a record counts ``RECORD_BYTES``.
 
-    Sizes are not known then: a record counts ``RECORD_BYTES``, as in the brokers' splits.
+    The minimum number of splits is one for these ranges and ``beside``, the splits in the bucket, together.
     """
-    total = sum(_records(one) for one in ranges)
-    records_max = max(1, min(cut.split_bytes // RECORD_BYTES, total // max(cut.splits_min, 1)))
+    total_bytes = sum(map(_stored_bytes, beside)) + sum(map(_records, ranges)) * RECORD_BYTES
+    records_max = max(1, min(cut.split_bytes, total_bytes // max(cut.splits_min, 1)) // RECORD_BYTES)
     records_max = min(records_max, cut.records_max) if cut.records_max else records_max
-    pieces = [piece for one in ranges for piece in _equal_pieces(one, records_max)]
-    return cast("list[tuple[BrokerSplit, ...]]", plan_tasks(pieces, cut))
+    return [piece for one in ranges for piece in _equal_pieces(one, records_max)]
+
+
+def plan_repeatable_tasks(ranges: Sequence[BrokerSplit], cut: Cut) -> list[tuple[BrokerSplit, ...]]:
+    """Cut ranges of offsets into tasks by the offsets alone: the same ranges and limits always make the same tasks."""
+    return cast("list[tuple[BrokerSplit, ...]]", plan_tasks(cut_ranges(ranges, (), cut), cut))
 
 
 def _equal_pieces(split: BrokerSplit, records_max: int) -> Iterator[BrokerSplit]:
@@ -351,7 +355,11 @@ def _equal_pieces(split: BrokerSplit, records_max: int) -> Iterator[BrokerSplit]
 def _weight(split: Split | BrokerSplit) -> int:
     if isinstance(split, BrokerSplit):
         return OPEN_BYTES + _records(split) * RECORD_BYTES
-    return sum(OPEN_BYTES + _bytes_within(piece.segment, _range_of(piece)) for piece in split.slices)
+    return OPEN_BYTES * len(split.slices) + _stored_bytes(split)
+
+
+def _stored_bytes(split: Split) -> int:
+    return sum(_bytes_within(piece.segment, _range_of(piece)) for piece in split.slices)
 
 
 def _records(split: Split | BrokerSplit) -> int:

@@ -39,6 +39,7 @@ from stratalog_pipeline.planning import (
     Split,
     check_all_named,
     chosen_topics,
+    cut_ranges,
     nearest,
     outside,
     plan_repeatable_tasks,
@@ -61,13 +62,12 @@ REQUESTS_MAX: Final = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScanPlan:
-    """The splits of one read, and the tasks that they are joined to.
+    """The tasks of one read, and those of their splits that are read from the bucket.
 
     ``cold_ends``: partitions that are read up to the end of the bucket, beyond which newer records may exist.
     """
 
     splits: list[Split]
-    broker_splits: list[BrokerSplit]
     tasks: list[tuple[Split | BrokerSplit, ...]]
     cold_ends: list[ColdEnd]
 
@@ -107,13 +107,8 @@ def plan_repeatable_scan(bucket: Bucket, options: ReadOptions) -> ScanPlan:
         tuple(chain.from_iterable(resolved(piece) for piece in task))
         for task in plan_repeatable_tasks(requested, _cut(options))
     ]
-    splits = list(chain.from_iterable(tasks))
-    return ScanPlan(
-        splits=[split for split in splits if isinstance(split, Split)],
-        broker_splits=[split for split in splits if isinstance(split, BrokerSplit)],
-        tasks=tasks,
-        cold_ends=[],
-    )
+    splits = [split for split in chain.from_iterable(tasks) if isinstance(split, Split)]
+    return ScanPlan(splits=splits, tasks=tasks, cold_ends=[])
 
 
 def partition_limits(bucket: Bucket, options: ReadOptions) -> dict[PartitionName, tuple[OffsetRange, OffsetRange]]:
@@ -189,8 +184,8 @@ def _planned(bucket: Bucket, options: ReadOptions, pruning: Pruning, histories: 
         if history.name not in bounds.live and bounds.ends_at_latest(history)
     ]
     splits = plan_splits(cold, cut)
-    tasks = plan_tasks([*splits, *from_brokers], cut)
-    return ScanPlan(splits=splits, broker_splits=from_brokers, tasks=tasks, cold_ends=ends)
+    tasks = plan_tasks([*splits, *cut_ranges(from_brokers, splits, cut)], cut)
+    return ScanPlan(splits=splits, tasks=tasks, cold_ends=ends)
 
 
 async def _cold_segments(

@@ -151,7 +151,7 @@ def plan_batch(options: ReadOptions, start: Offsets, end: Offsets, topics: Known
     """
     firsts, ends = batch_bounds(start, end)
     if not ends:
-        return ScanPlan(splits=[], broker_splits=[], tasks=[], cold_ends=[])
+        return ScanPlan(splits=[], tasks=[], cold_ends=[])
     batch = replace(
         options,
         wanted=Assigned(partitions={topic: tuple(sorted(numbers)) for topic, numbers in ends.items()}),

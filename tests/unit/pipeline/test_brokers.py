@@ -1,17 +1,23 @@
-"""Topics that the brokers serve. Reads of records are tested with Spark's own connector in the integration tests."""
+"""Topics that the brokers serve, and tasks of their records. Spark's own connector reads the same in the integration tests."""
 
 from __future__ import annotations
 
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import pytest
 from confluent_kafka.admin import AdminClient, NewTopic, TopicMetadata
-from unit.broker.mini_cluster import in_thread, run_cluster
+from unit.broker.mini_cluster import in_thread, run_cluster, until_all_served
+from unit.broker.raw_client import batch, produce
 
 from stratalog_pipeline import brokers
+from stratalog_pipeline.arrow.messages import to_arrow
 from stratalog_pipeline.brokers import Brokers
+from stratalog_pipeline.bucket import Bucket
 from stratalog_pipeline.options import parse_options
+from stratalog_pipeline.planning import BrokerSplit
+from stratalog_pipeline.scan_plan import plan_scan
 
 
 class Late(AdminClient):
@@ -36,4 +42,36 @@ async def test_a_topic_that_is_deleted_while_topics_are_listed_is_left_out(
             (topic,) = Brokers(options).topics(options.wanted)
             assert (topic.name, topic.partition_count) == ("t", 2)
 
+        await in_thread(steps)
+
+
+@pytest.mark.parametrize(("options", "tasks"), [({}, 1), ({"minPartitions": "7"}, 7), ({"maxRecordsPerPartition": "90"}, 12)])
+async def test_records_that_only_brokers_have_are_cut_into_tasks(tmp_path: Path, options: dict[str, str], tasks: int) -> None:
+    """As by Spark's Kafka source."""
+    (tmp_path / "store").mkdir()
+    async with run_cluster(tmp_path / "cluster") as cluster:
+
+        def create() -> None:
+            admin = AdminClient({"bootstrap.servers": cluster.bootstrap, "log_level": 0})
+            admin.create_topics([NewTopic("t", 1, 1)])["t"].result(30)
+
+        def steps() -> None:
+            given = {"path": str(tmp_path / "store"), "subscribe": "t", "kafka.bootstrap.servers": cluster.bootstrap, **options}
+            parsed = parse_options(given)
+            with Bucket(parsed.store) as bucket:
+                plan = plan_scan(bucket, parsed)
+            assert len(plan.tasks) == tasks
+            found = [
+                row["offset"]
+                for split in chain.from_iterable(plan.tasks)
+                if isinstance(split, BrokerSplit)
+                for rows in to_arrow(Brokers(parsed).read(split), ("offset",))
+                for row in rows.to_pylist()
+            ]
+            assert found == list(range(1001))
+
+        await in_thread(create)
+        await until_all_served(cluster)
+        client = await cluster.connect()
+        await produce(client, "t", batch(*[b"v"] * 1001))
         await in_thread(steps)
