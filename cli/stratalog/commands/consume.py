@@ -8,6 +8,7 @@ import time
 from base64 import b64encode
 from collections.abc import Iterator
 from dataclasses import dataclass
+from operator import methodcaller
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from stratalog import kafka
 from stratalog.moments import format_moment, parse_moment
 from stratalog.places import OFFSET_MAX
 from stratalog.target import bootstrap_of, kafka_options
-from stratalog_core.errors import Invalid, NotFound
+from stratalog_core.errors import Corrupt, Invalid, NotFound
 from stratalog_core.kafka_clients import as_ours, translated
 from stratalog_core.natural_numbers import natural_number
 
@@ -172,10 +173,10 @@ def _commit(client: Consumer) -> None:
 
 
 def _print(message: Message, show: _Show) -> None:
+    document = _document(message, with_headers=show.headers or show.as_json)
     if show.as_json:
-        click.echo(json.dumps(_document(message)))
+        click.echo(json.dumps(document))
         return
-    document = _document(message)
     fields = []
     if show.offsets:
         fields.append(f"{document['partition']}@{document['offset']}")
@@ -188,7 +189,7 @@ def _print(message: Message, show: _Show) -> None:
     click.echo("\t".join([*fields, _plain(document["value"])]))
 
 
-def _document(message: Message) -> dict[str, Any]:
+def _document(message: Message, *, with_headers: bool) -> dict[str, Any]:
     return {
         "topic": message.topic(),
         "partition": message.partition(),
@@ -196,13 +197,24 @@ def _document(message: Message) -> dict[str, Any]:
         "timestamp_ms": message.timestamp()[1],
         "key": _text(message.key()),
         "value": _text(message.value()),
-        "headers": [[name, _text(value)] for name, value in _header_pairs(message)],
+        "headers": [[name, _text(value)] for name, value in _header_pairs(message)] if with_headers else [],
     }
 
 
 def _header_pairs(message: Message) -> list[tuple[str, Any]]:
-    found = message.headers() or []
+    try:
+        found = _call_headers(message) or []
+    except SystemError as unreadable:
+        raise Corrupt(
+            f"{message.topic()}-{message.partition()}, offset {message.offset()}: the name of a header is not UTF-8, which the"
+            " command's client cannot read: show it without headers, or begin after it"
+        ) from unreadable
     return list(found.items() if isinstance(found, dict) else found)
+
+
+_call_headers = methodcaller("headers")
+"""Not called directly: for such a name confluent-kafka (2.16) returns a broken list and sets an error. A direct call that
+Python has optimized does not check for one, and the process ends by a segmentation fault."""
 
 
 def _text(content: Any) -> Any:

@@ -10,10 +10,12 @@ import pytest
 from click.testing import CliRunner, Result
 from confluent_kafka import Consumer
 from confluent_kafka.admin import AdminClient, NewTopic
-from unit.broker.mini_cluster import MiniCluster, in_thread, run_cluster
+from unit.broker.mini_cluster import MiniCluster, in_thread, run_cluster, until_all_served
+from unit.broker.raw_client import produce
+from unit.pipeline.malformed_headers import with_malformed_header_name
 
 from stratalog.app import stratalog
-from stratalog_core.errors import Invalid, NotFound, StratalogError
+from stratalog_core.errors import Corrupt, Invalid, NotFound, StratalogError
 
 LARGE = "9" * 20
 
@@ -57,6 +59,24 @@ async def test_what_cannot_be_done_is_refused(cluster: MiniCluster) -> None:
         refused(Invalid, "--group", "consume", "--group", "g", "--offset", "5")
         assert run("consume", "--time=-1").stdout == "first\n", "-1 and -2 are not Kafka's latest and earliest"
 
+    await in_thread(steps)
+
+
+async def test_a_header_name_that_the_client_cannot_read_is_refused_where_headers_are_shown(cluster: MiniCluster) -> None:
+    def create() -> None:
+        admin = AdminClient({"bootstrap.servers": cluster.bootstrap})
+        admin.create_topics([NewTopic("events", 1, 1)])["events"].result(60)
+
+    def steps() -> None:
+        assert CliRunner().invoke(stratalog, ["consume", "events", "--bootstrap", cluster.bootstrap]).stdout == "odd\n"
+        for shown in ("--headers", "--json"):
+            done = CliRunner().invoke(stratalog, ["consume", "events", shown, "--bootstrap", cluster.bootstrap])
+            assert isinstance(done.exception, Corrupt)
+            assert done.exception.message.startswith("events-0, offset 0: the name of a header is not UTF-8")
+
+    await in_thread(create)
+    await until_all_served(cluster)
+    await produce(await cluster.connect(), "events", with_malformed_header_name())
     await in_thread(steps)
 
 

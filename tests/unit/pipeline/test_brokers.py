@@ -10,13 +10,15 @@ import pytest
 from confluent_kafka.admin import AdminClient, NewTopic, TopicMetadata
 from unit.broker.mini_cluster import in_thread, run_cluster, until_all_served
 from unit.broker.raw_client import batch, produce
+from unit.pipeline.malformed_headers import with_malformed_header_name
 
+from stratalog_core.errors import Corrupt
 from stratalog_pipeline import brokers
 from stratalog_pipeline.arrow.messages import to_arrow
 from stratalog_pipeline.brokers import Brokers
 from stratalog_pipeline.bucket import Bucket
 from stratalog_pipeline.options import parse_options
-from stratalog_pipeline.planning import BrokerSplit
+from stratalog_pipeline.planning import BrokerSplit, OffsetRange, PartitionName
 from stratalog_pipeline.scan_plan import plan_scan
 
 
@@ -74,4 +76,32 @@ async def test_records_that_only_brokers_have_are_cut_into_tasks(tmp_path: Path,
         await until_all_served(cluster)
         client = await cluster.connect()
         await produce(client, "t", batch(*[b"v"] * 1001))
+        await in_thread(steps)
+
+
+async def test_a_header_name_that_the_client_cannot_read_fails_a_read_of_headers_only(tmp_path: Path) -> None:
+    """The client itself ends the process by a segmentation fault."""
+    (tmp_path / "store").mkdir()
+    async with run_cluster(tmp_path / "cluster") as cluster:
+
+        def create() -> None:
+            admin = AdminClient({"bootstrap.servers": cluster.bootstrap, "log_level": 0})
+            admin.create_topics([NewTopic("t", 1, 1)])["t"].result(30)
+
+        def steps() -> None:
+            options = parse_options({"subscribe": "t", "kafka.bootstrap.servers": cluster.bootstrap})
+            (topic,) = Brokers(options).topics(options.wanted)
+            name = PartitionName(topic="t", topic_id=topic.topic_id, partition=0)
+            split = BrokerSplit(name=name, offsets=OffsetRange(first=0, end=101))
+            read = Brokers(options).read
+            assert sum(rows.num_rows for rows in to_arrow(read(split), ("value",))) == 101
+            with pytest.raises(Corrupt, match=r"t-0, offset 100: the name of a header is not UTF-8.* leave out includeHeaders"):
+                list(to_arrow(read(split), ("value", "headers")))
+
+        await in_thread(create)
+        await until_all_served(cluster)
+        client = await cluster.connect()
+        # After so many, Python calls the client's method directly, without looking at what it returns.
+        await produce(client, "t", batch(*[b"v"] * 100))
+        await produce(client, "t", with_malformed_header_name())
         await in_thread(steps)
