@@ -29,11 +29,11 @@ _REMEDIES: Final = {
 """Errors of paths that the user chose. Any other OSError is a defect, and keeps its traceback."""
 
 
-def main() -> None:
+def main(command: click.Command = stratalog) -> None:
     """Run one command; every expected failure becomes one line on stderr and an exit code."""
     _do_not_load_hypothesis()
     try:
-        code = stratalog(standalone_mode=False)
+        code = command(standalone_mode=False)
     except click.exceptions.Abort:
         code = ExitCode.INTERRUPTED
     except click.ClickException as wrong:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 import time
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -28,7 +27,7 @@ from stratalog.commands.spark_jobs import (
 from stratalog.exit_codes import ExitCode
 from stratalog.moments import parse_moment
 from stratalog.target import name_values, with_valid_ports
-from stratalog_core.errors import Invalid, StratalogError
+from stratalog_core.errors import Invalid
 
 if TYPE_CHECKING:
     from stratalog_pipeline.options import ReadOptions
@@ -92,7 +91,10 @@ def audit(bootstrap: str | None, **given: Any) -> None:
     help="Number of producers and keys to list.",
 )
 def usage(depth: Literal["blocks", "batches", "records"], heaviest: int, **given: Any) -> None:
-    """Show how much space history takes: by topic, partition and day, by compression and producer, and the largest keys."""
+    """Show how much space history takes: by topic, partition and day, by compression and producer.
+
+    Also lists the keys with the most records.
+    """
     where = given_options(**given)
     with modules():
         from stratalog_pipeline.jobs.report import usage_report
@@ -264,6 +266,8 @@ def replay(
     for name, number in (("--shift", shift_s), ("--rate", rate)):
         if not abs(number) <= _NUMBER_MAX:
             raise Invalid(f"{name} is {number}; maximum is {_NUMBER_MAX:.0e}")
+    if shift_s and timestamps == "now":
+        raise Invalid("--shift has no effect with --timestamps now: leave out one of them")
     if trust_markers and delivery == "at-least-once":
         raise Invalid("--trust-markers has no effect with --delivery at-least-once: leave out one of them")
     with modules():
@@ -339,8 +343,6 @@ job.add_command(erase)
 
 
 if __name__ == "__main__":
-    try:
-        job()
-    except StratalogError as failure:
-        click.echo(f"stratalog: {failure.message}", err=True)
-        sys.exit(ExitCode.FAILED)
+    from stratalog.__main__ import main
+
+    main(job)

@@ -101,7 +101,7 @@ def backfill_job(
         topic=topic, partitions=partitions or (len(found.splits) if found else 0), store=store_of(data, store),
         metadata=",".join(metadata_of(data, metadata)), compression=compression, configs=name_values(configs),
     )  # fmt: skip
-    schema = avro_schema.read_text() if avro_schema is not None else None
+    schema = _text(avro_schema) if avro_schema is not None else None
     with (
         job_session("backfill", spark_master(master)) as spark,
         shown_progress("tasks that read and write rows") as on_progress,
@@ -115,6 +115,13 @@ def backfill_job(
         **({"source": [{"first": each.offsets.first, "end": each.offsets.end} for each in found.splits]} if found else {}),
     }  # fmt: skip
     print_done(document, f"{result.records} records are in topic {topic}", as_json=as_json)
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as malformed:
+        raise Invalid(f"--avro-schema {path} is not text in UTF-8: {malformed}") from malformed
 
 
 def _check_files(paths: tuple[str, ...], partitions: int | None, has_options_of_copies: bool) -> None:

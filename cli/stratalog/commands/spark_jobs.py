@@ -15,7 +15,7 @@ import click
 
 from stratalog.output import json_option, print_json, print_rows, progress_bar
 from stratalog.target import store_of, store_options
-from stratalog_core.errors import Invalid
+from stratalog_core.errors import Invalid, NotFound
 
 if TYPE_CHECKING:
     from stratalog_pipeline.jobs.report import Report
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 _INSTALL = "jobs need Spark and the packages that render reports: pip install 'stratalog[jobs]'"
+EVERY_TOPIC = ".*"
 _SUBMIT_PORT = "PYSPARK_GATEWAY_PORT"
 """Set by spark-submit, which then decides the master."""
 
@@ -43,7 +44,7 @@ class JobOptions:
         """Return the data source's options. Raises ``Invalid`` for two ways to choose topics."""
         if self.topics and self.pattern is not None:
             raise Invalid("name topics, or give --pattern, not both")
-        chosen = {"subscribe": ",".join(self.topics)} if self.topics else {"subscribePattern": self.pattern or ".*"}
+        chosen = {"subscribe": ",".join(self.topics)} if self.topics else {"subscribePattern": self.pattern or EVERY_TOPIC}
         return {"store": self.store, "topicIds": ",".join(self.topic_ids), "missingTail": "ignore", **chosen, **more}
 
 
@@ -124,7 +125,10 @@ def options_and_topics(options: dict[str, str]) -> tuple[ReadOptions, list[str]]
     from stratalog_pipeline.scan_plan import wanted_topics
 
     parsed = parse_options(options)
-    return parsed, wanted_topics(parsed)
+    topics = wanted_topics(parsed)
+    if not topics and options.get("subscribePattern", EVERY_TOPIC) != EVERY_TOPIC:
+        raise NotFound(f"no topic in the bucket matches --pattern {options['subscribePattern']!r}")
+    return parsed, topics
 
 
 def master_of(where: JobOptions) -> str | None:

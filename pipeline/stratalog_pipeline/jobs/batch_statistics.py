@@ -60,7 +60,7 @@ class BatchStatistics:
             return
         newest = header.max_timestamp_ms
         self.records_by_day[newest // DAY_MS] += count
-        if 0 <= newest < self.newest_ms:
+        if count and 0 <= newest < self.newest_ms:
             self.late_records += count
             self.lateness_max_ms = max(self.lateness_max_ms, self.newest_ms - newest)
         self.newest_ms = max(self.newest_ms, newest)

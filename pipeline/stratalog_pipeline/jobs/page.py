@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import warnings
 from importlib.resources import files
 from typing import Any, Final
 
@@ -32,19 +33,19 @@ def render_page(report: Report, command: str, made_at: str) -> str:
 
 def _svg(chart: Chart) -> str:
     """Draw a chart as SVG; its text stays text, and labels beyond ``LABELS_MAX`` are left out."""
-    labels = [str(label)[:60] for label in chart.labels[-LABELS_MAX:]]
+    labels = [_printable(str(label))[:60] for label in chart.labels[-LABELS_MAX:]]
     places = range(len(labels))
     height = max(2.4, 0.28 * len(labels) + 0.8) if chart.is_horizontal else 3.2
     with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "stratalog", "font.size": 9, "text.parse_math": False}):
         figure = Figure(figsize=(9, height), layout="constrained")
         axes = figure.subplots()
-        below = [0.0] * len(labels)
+        below, bars = [0.0] * len(labels), dict[str, Any]()
         for name, values in _largest(chart).items():
             shown = values[-LABELS_MAX:]
             if chart.is_horizontal:
-                axes.barh(places, shown, left=below, label=name)
+                bars[name] = axes.barh(places, shown, left=below)
             else:
-                axes.bar(places, shown, bottom=below, label=name, width=0.9)
+                bars[name] = axes.bar(places, shown, bottom=below, width=0.9)
             below = [low + value for low, value in zip(below, shown, strict=True)]
         if chart.is_horizontal:
             axes.set_yticks(places, labels)
@@ -57,10 +58,17 @@ def _svg(chart: Chart) -> str:
         axes.spines[["top", "right"]].set_visible(False)
         if len(chart.series) > 1:
             # By default it is "best", too, but with a warning if the machine takes more than a second to find it.
-            axes.legend(loc="best", frameon=False, ncols=4, fontsize=8)
+            axes.legend(bars.values(), bars.keys(), loc="best", frameon=False, ncols=4, fontsize=8)
         drawn = io.StringIO()
-        figure.savefig(drawn, format="svg", metadata={"Date": None, "Title": chart.title})
+        with warnings.catch_warnings():
+            # Browsers draw the text, with fonts of their own.
+            warnings.filterwarnings("ignore", r"Glyph \d+", UserWarning)
+            figure.savefig(drawn, format="svg", metadata={"Date": None, "Title": chart.title})
     return drawn.getvalue()[drawn.getvalue().index("<svg") :]
+
+
+def _printable(text: str) -> str:
+    return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in text)
 
 
 def _largest(chart: Chart) -> dict[str, list[float]]:
@@ -74,6 +82,8 @@ def _largest(chart: Chart) -> dict[str, list[float]]:
 def _cell(value: Any, column: str) -> str:
     if value is None:
         return "–"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
     if column.endswith("bytes") and isinstance(value, int | float):
         return _size(value)
     if isinstance(value, float):

@@ -151,11 +151,13 @@ def _replay(
         return msgspec.structs.replace(plan, bounds=bounds, topic_ids=dict(topics.ids))
 
     if checkpoint is None:
-        return _run(spark, source, target, planned(), None, on_progress)
+        return _run(spark, source, target, planned(), None, on_progress, was_resumed=False)
     make_directory(checkpoint)
     with Bucket(checkpoint) as opened:
         log = _Checkpoint(opened)
-        return _run(spark, source, target, log.begun(target, options.wanted, bounds) or log.begin(planned()), log, on_progress)
+        begun = log.begun(target, options.wanted, bounds)
+        plan = begun or log.begin(planned())
+        return _run(spark, source, target, plan, log, on_progress, was_resumed=begun is not None)
 
 
 def _planned(ranges: Available, target: ReplayTarget, window_offsets: int, parallelism: int) -> _Plan:
@@ -181,11 +183,13 @@ def _run(
     plan: _Plan,
     log: _Checkpoint | None,
     on_progress: Callable[[int, int], None],
+    *,
+    was_resumed: bool,
 ) -> ReplayResult:
     first, ranges = plan.start, plan.ranges
     check_targets(target, first)
     position = log.position or first if log is not None else first
-    begun, total = position, new_offsets(first, ranges)
+    total = new_offsets(first, ranges)
     before = total - new_offsets(position, ranges)
     records = windows = 0
     done = log.windows if log is not None else 0
@@ -205,7 +209,7 @@ def _run(
         records=records,
         offsets=total - before,
         windows=windows,
-        was_resumed=begun != first,
+        was_resumed=was_resumed,
     )
 
 

@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 from stratalog_pipeline.jobs.audit import PartitionAudit
 from stratalog_pipeline.jobs.export import ExportResult
 from stratalog_pipeline.jobs.replay import ReplayResult
-from stratalog_pipeline.jobs.usage import Usage
+from stratalog_pipeline.jobs.usage import DEPTHS, Usage
 
 if TYPE_CHECKING:
     from stratalog_pipeline.jobs.iceberg import Published
 
 Row: TypeAlias = Mapping[str, Any]
+_DEPTH_OF: Final = {"codecs": 1, "producers": 1, "keys": 2, "key_counts": 2}
+"""The index of the depth from which on a list of a usage report is filled."""
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -79,7 +81,9 @@ def audit_report(audits: Sequence[PartitionAudit]) -> Report:
 
 def usage_report(found: Usage) -> Report:
     """Report usage: partitions first, then what the depth provides."""
-    document = {name: rows for name, rows in asdict(found).items() if rows}
+    depth = DEPTHS.index(found.depth)
+    # Of other depths nothing is known, which is not the same as an empty list.
+    document = {name: rows for name, rows in asdict(found).items() if depth >= _DEPTH_OF.get(name, 0)}
     tables = [
         Table(title=title, columns=tuple(rows[0]), rows=rows)
         for title, rows in (

@@ -21,7 +21,6 @@ from pyspark import StatusTracker
 from pyspark.errors import AnalysisException, ParseException, PySparkException
 from pyspark.sql import SparkSession
 
-from stratalog_core import errors
 from stratalog_core.errors import Invalid, StratalogError, Unavailable
 from stratalog_pipeline.bucket import Bucket
 
@@ -161,14 +160,15 @@ def _stages(tracker: StatusTracker, group: str) -> dict[int, tuple[int, int]]:
 
 def _raised(text: str) -> StratalogError | None:
     """Return Stratalog's error in a trace; None if there is none."""
-    for name, message in reversed(_OURS.findall(text)):
-        kind: Any = getattr(errors, name, None)
+    for module, name, message in reversed(_OURS.findall(text)):
+        # Everything that a task imports for the store is imported here, too.
+        kind: Any = getattr(sys.modules.get(module), name, None)
         if isinstance(kind, type) and issubclass(kind, StratalogError):
             return kind(message)
     return None
 
 
-_OURS: Final = re.compile(r"^(?:pyspark\.errors\S*: )?stratalog_core\.errors\.(\w+): (.+)$", re.MULTILINE)
+_OURS: Final = re.compile(r"^(?:pyspark\.errors\S*: )?(stratalog_\w+(?:\.\w+)*)\.(\w+): (.+)$", re.MULTILINE)
 
 
 @contextmanager

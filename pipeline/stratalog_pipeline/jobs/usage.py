@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import date
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias, get_args
 
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - Spark's convention
@@ -19,6 +19,8 @@ from stratalog_pipeline.jobs.batch_statistics import DAY_MS
 from stratalog_pipeline.jobs.session import translated_errors
 
 Depth: TypeAlias = Literal["blocks", "batches", "records"]
+DEPTHS: Final[tuple[Depth, ...]] = get_args(Depth)
+"""The depths in order: each reads more."""
 HEAVIEST: Final = 20
 """Default number of producers and of keys to list."""
 _EPOCH: Final = date(1970, 1, 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,6 +13,7 @@ from click.testing import CliRunner, Result
 from support.two_partitions import TOPIC, write_two_partitions
 
 from stratalog.app import stratalog
+from stratalog.commands import job
 from stratalog.exit_codes import ExitCode, exit_code_of
 from stratalog.local.state import ClusterState, save_state
 from stratalog_core.errors import Invalid, NotFound
@@ -136,3 +138,27 @@ def test_a_continued_replay_of_a_pattern_does_not_ask_for_the_targets_of_new_top
     monkeypatch.setattr(replay, "check_topic", missing)
     words = (*_REPLAY, "--pattern", "fl.*", "--checkpoint", "done", "--store", str(store))
     assert isinstance(_run(*words).exception, _SparkStarted)
+
+
+@pytest.mark.parametrize("words", [*_JOBS, _REPLAY], ids=" ".join)
+def test_a_pattern_that_no_topic_matches_is_not_found(words: tuple[str, ...], store: Path) -> None:
+    """An erasure was complete, and an audit sound, whatever was mistyped."""
+    failure = _run(*words, "--pattern", "fligts.*", "--store", str(store)).exception
+    assert isinstance(failure, NotFound), failure
+    assert failure.message == "no topic in the bucket matches --pattern 'fligts.*'"
+
+
+def test_spark_submit_gets_the_exit_codes_of_the_command(store: Path) -> None:
+    words = [sys.executable, str(job.__file__), "audit", "fligts", "--store", str(store)]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (ExitCode.NOT_FOUND, "")
+    assert done.stderr == "stratalog: topic 'fligts' is not in this bucket; did you mean 'flights'?\n"
+
+
+def test_a_schema_that_is_not_text_is_named(store: Path, tmp_path: Path) -> None:
+    schema = tmp_path / "schema"
+    schema.write_bytes(b"\xff")
+    words = ("backfill", "a.avro", "--format", "avro", "--topic", "t", "--partitions", "1", "--avro-schema", str(schema))
+    failure = _run(*words, "--store", str(store), "--metadata", "127.0.0.1:9").exception
+    assert isinstance(failure, Invalid), failure
+    assert failure.message.startswith(f"--avro-schema {schema} is not text in UTF-8")

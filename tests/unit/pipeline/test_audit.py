@@ -23,6 +23,7 @@ from stratalog_pipeline.jobs.batch_statistics import DAY_MS, BatchStatistics, Se
 from stratalog_pipeline.metadata_tables import read_table
 from stratalog_pipeline.options import parse_options
 from stratalog_pipeline.scan_plan import wanted_partitions
+from stratalog_tiering.core.rewritten_batches import emptied
 from stratalog_tiering.format.manifest_limits import ManifestLimits
 from stratalog_tiering.store.filesystem import FilesystemStore
 
@@ -340,3 +341,13 @@ def test_neighbouring_batches_of_a_producer_are_one_run() -> None:
         statistics.add(a_header(offset, 5, sequence))
     assert statistics.runs == [SequenceRun(5, 1, 2**31 - 2, 6), SequenceRun(5, 1, 2, 2)]
     assert repeated_records(statistics.runs) == 2
+
+
+def test_a_batch_that_has_lost_its_records_is_not_late() -> None:
+    """A compaction or an erasure empties it, and it keeps its greatest timestamp."""
+    newest = build_batch([Record(offset=0, timestamp_ms=5000, key=None, value=b"v")])
+    late = read_header(build_batch([Record(offset=1, timestamp_ms=1000, key=None, value=b"v")]))
+    statistics = BatchStatistics()
+    statistics.add(read_header(newest))
+    statistics.add(read_header(emptied(late)))
+    assert (statistics.records, statistics.late_records, statistics.lateness_max_ms) == (1, 0, 0)

@@ -13,6 +13,7 @@ from stratalog_pipeline.jobs.page import LABELS_MAX, SERIES_MAX, render_page
 from stratalog_pipeline.jobs.report import Chart, Report, audit_report, export_report, usage_report
 from stratalog_pipeline.jobs.session import as_ours
 from stratalog_pipeline.jobs.usage import Usage
+from stratalog_tiering.store.base import Throttled
 
 
 def partition_audit(topic: str, partition: int, *problems: str) -> PartitionAudit:
@@ -127,6 +128,31 @@ def test_errors_of_tasks_become_the_products_errors() -> None:
     assert isinstance(found, Corrupt)
     assert found.message == "segment s, block at byte 7: does not match its CRC"
     assert isinstance(as_ours(trace.replace(qualified(Corrupt), qualified(Refused))), Refused)
+    throttled = as_ours(trace.replace(qualified(Corrupt), qualified(Throttled)))
+    assert isinstance(throttled, Throttled), "an error of another module"
+    assert throttled.message == found.message
     other = as_ours("An error occurred.\n: java.lang.OutOfMemoryError: Java heap space\n\tat java.base/x")
     assert isinstance(other, Unavailable)
     assert "OutOfMemoryError: Java heap space" in other.message
+
+
+def drawn(labels: list[str], *series: str) -> str:
+    chart = Chart(title="c", labels=labels, series={name: [1.0] * len(labels) for name in series}, unit="records")
+    return render_page(Report(title="t", document={}, facts={}, tables=[], charts=[chart]), "c", "now")
+
+
+def test_a_chart_names_topics_whose_names_begin_with_an_underscore() -> None:
+    page = texts(drawn(["2026-01-01"], "_schemas", "_offsets", "orders"))
+    assert {"_schemas", "_offsets", "orders"} <= set(page)
+
+
+def test_a_chart_has_keys_in_any_script_and_no_control_characters() -> None:
+    """Its texts are drawn by the reader's browser, which has more glyphs than the font that they are measured with."""
+    page = drawn(["日本", "a\x00b<i>", "\x1b[31m", "a\nb$x$"], "keys")
+    assert {"日本", r"a\x00b<i>", r"\x1b[31m", r"a\nb$x$"} <= set(texts(page))
+
+
+def test_usage_names_every_list_of_its_depth_although_it_is_empty() -> None:
+    assert usage_report(Usage(depth="blocks")).document == {"depth": "blocks", "partitions": [], "days": []}
+    document = usage_report(Usage(depth="records")).document
+    assert [*document] == ["depth", "partitions", "days", "codecs", "producers", "keys", "key_counts"]

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 import msgspec
 import pytest
 
 from stratalog_core.batches.records import Record, build_batch
-from stratalog_core.errors import Invalid
+from stratalog_core.errors import Invalid, Unavailable
 from stratalog_pipeline.bucket import Bucket
-from stratalog_pipeline.jobs.replay import ReplayTarget, _Checkpoint, _given_bounds, _Plan, _planned, _window_options
+from stratalog_pipeline.jobs import replay as replay_module
+from stratalog_pipeline.jobs.replay import ReplayTarget, _Checkpoint, _given_bounds, _Plan, _planned, _window_options, replay
 from stratalog_pipeline.options import parse_options
 from stratalog_pipeline.planning import OffsetRange
 from stratalog_pipeline.scan_plan import plan_scan
@@ -104,3 +106,24 @@ def test_a_timeout_that_is_no_number_is_refused_by_name() -> None:
     target = ReplayTarget(bootstrap="127.0.0.1:1", rows_per_s=1000, client={"transaction.timeout.ms": "15m"})
     with pytest.raises(Invalid, match=r"option 'transaction\.timeout\.ms' must be an integer, not '15m'"):
         _planned(RANGES, target, 1_000_000, 8)
+
+
+def test_a_replay_that_was_interrupted_in_its_first_window_was_resumed(
+    cold_bucket: ColdBucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cold_bucket.add_topic("flights", [[segment(10)]])
+    source = {"path": cold_bucket.url, "subscribe": "flights", "missingTail": "ignore"}
+    spark: Any = SimpleNamespace(sparkContext=SimpleNamespace(defaultParallelism=1))
+    failures = [Unavailable("away")]
+
+    def send(*_: object) -> int:
+        if failures:
+            raise failures.pop()
+        return 10
+
+    monkeypatch.setattr(replay_module, "_send_window", send)
+    monkeypatch.setattr(replay_module, "check_targets", lambda *_: None)
+    with pytest.raises(Unavailable):
+        replay(spark, source, TARGET, checkpoint=str(tmp_path / "checkpoint"))
+    done = replay(spark, source, TARGET, checkpoint=str(tmp_path / "checkpoint"))
+    assert (done.was_resumed, done.records, done.windows) == (True, 10, 1)

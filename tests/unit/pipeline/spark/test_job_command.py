@@ -84,6 +84,7 @@ def test_wrong_usage_is_one_clear_line(words: tuple[str, ...], message: str) -> 
         (("--shift", "nan"), "--shift is nan; maximum is"),
         (("--rate", "inf"), "--rate is inf; maximum is"),
         (("--delivery", "at-least-once", "--trust-markers"), "--trust-markers has no effect"),
+        (("--timestamps", "now", "--shift", "5"), "--shift has no effect"),
     ],
 )
 def test_a_replay_of_nothing_or_at_no_time_is_refused(cold_bucket: ColdBucket, words: tuple[str, ...], message: str) -> None:
