@@ -38,7 +38,7 @@ def differences(suite: str) -> dict[str, tuple[str, str]]:
     return {name: (theirs, ours) for name, (theirs, ours) in pairs.items() if theirs != ours}
 
 
-_HEAD: Final = f"""# Software that runs on it
+_HEAD: Final = f"""# Tested clients and tools
 
 Unmodified software from the package registries does the same on Stratalog as on Apache Kafka {KAFKA_VERSION}: each
 suite runs on both, step by step, and a step with another outcome is listed with its reason. `make ecosystem` runs them all and
@@ -49,8 +49,9 @@ writes this page (`ONLY=kafkajs,sarama` runs some).
 _STEPS: Final = """
 ## Steps
 
-The outcomes here. The clients do the same steps, as far as they can; other programs have their own. An error's name is an
-outcome, too: two of kafka-python's tests expect a broker 0, or sessions of three seconds, and fail on Apache Kafka as well.
+The outcome of each step on Stratalog. All client libraries do the same steps, as far as they support them; other programs
+have their own. An error can be the right outcome: the steps that provoke one name it, and two of kafka-python's tests
+expect a broker 0 or sessions of three seconds, so they fail on Apache Kafka, too.
 """
 _DIFFERENCES: Final = """
 ## Differences

@@ -17,13 +17,13 @@ _TIMEOUT_S: Final = 240.0
 OTHER_ISSUES: Final = ("Quota", "Scram", "DelegationToken", "Share", "Streams")
 """Words in the names of the calls of quotas, SCRAM, tokens, share groups and streams groups, which are not called."""
 
-_NO_ACLS: Final = "no ACL is kept here and ApiVersions lists no API for them; Kafka lists them and needs an authorizer"
+_NO_ACLS: Final = "there are no ACLs, and ApiVersions does not list their APIs; Kafka lists them, and needs an authorizer"
 REASONS: Final[Mapping[str, str]] = {
     "describeAcls": _NO_ACLS,
     "createAcls": _NO_ACLS,
     "deleteAcls": _NO_ACLS,
     "alterReplicaLogDirs": "brokers hold no data, so there is no directory to move a partition to",
-    "clientInstanceId": "telemetry needs no plugin here; Kafka without one gives clients no id",
+    "clientInstanceId": "telemetry works without a plugin; Kafka without one assigns no id",
 }
 """Why a call differs from Apache Kafka, by its name."""
 

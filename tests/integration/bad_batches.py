@@ -16,7 +16,7 @@ from stratalog_core.batches.batch import CRC_START, HEADER, HEADER_BYTES, read_h
 from stratalog_core.batches.compression import LZ4, NONE, compress
 from stratalog_core.batches.records import Record, build_batch, encode_varint
 
-_UNREAD: Final = "records are not read on the way into a topic that is not compacted; consumers, erasure and Spark report them"
+_UNREAD: Final = "the broker reads the records only for a compacted topic; consumers, erasure and Spark report bad ones"
 _BAD_RECORDS: Final = (
     "a key beyond its record", "a value beyond its record", "a value shorter than its record", "more headers than bytes",
     "a negative number of headers", "a header without a name", "a header beyond its record", "bytes after the headers",
@@ -25,7 +25,7 @@ _BAD_RECORDS: Final = (
 REASONS: Final[Mapping[str, str]] = {
     **{f"{wrong}, {codec}": _UNREAD for wrong in _BAD_RECORDS for codec in ("uncompressed", "lz4")},
     "a record beyond its batch, uncompressed": _UNREAD,
-    "a record beyond its batch, lz4, compacted topic": "compaction could not read it; Kafka reads what there is",
+    "a record beyond its batch, lz4, compacted topic": "compaction could not read it; Kafka reads the bytes that there are",
     "null": "Kafka closes the connection; here the other partitions of the request are served",
     "codec 5": "Kafka fails with an internal error",
     "codec 7": "Kafka fails with an internal error",

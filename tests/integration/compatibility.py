@@ -70,25 +70,24 @@ def _of_one_side(kind: str, *, is_kafkas: bool) -> list[str]:
 
 _HEAD: Final = f"""# Compatibility
 
-What is done by hand and by Java's Admin client has the same outcome here as on Apache Kafka {KAFKA_VERSION}, except where a
-table says so. `make compatibility` runs both and writes this page."""
+Where Stratalog behaves differently from Apache Kafka {KAFKA_VERSION}. The same requests were sent to both; the tables list
+those whose outcomes differ. `make compatibility` runs the requests and writes this page."""
 _CALLS: Final = """
 ## Administration
 
-Java's Admin client calls each of its methods, with good and bad arguments: {same} of {all} calls have the same outcome, down to
-the class of the error. Quotas, SCRAM credentials, delegation tokens, share groups and streams groups are not served and not
-called. ACLs are not served either: ApiVersions does not list their APIs, so clients fail at once with
-UnsupportedVersionException, and Kafka's tools say so in one line. Kafka without an authorizer answers SECURITY_DISABLED.
+Each method of Java's Admin client was called with valid and invalid arguments: {same} of {all} calls have the same outcome,
+down to the class of the error. Not called, because Stratalog does not have them: quotas, SCRAM credentials, delegation tokens,
+share groups and streams groups. Calls for ACLs fail at once with UnsupportedVersionException, because ApiVersions does not list
+their APIs; Kafka without an authorizer answers SECURITY_DISABLED.
 
 | call | Apache Kafka | Stratalog | why |
 | --- | --- | --- | --- |"""
 _BATCHES: Final = """
 ## Bad batches
 
-{same} of {all} batches that a producer may not send, cut short, corrupt or of another format, get the same error.
-Records are read only on their way into a compacted topic, or one with `message.timestamp.before.max.ms`. Elsewhere the header
-and the CRC are checked: to find the lengths of 128 records of 1 KB would take a compiled kernel 14 us, beside 6 us for
-these checks, so a tenth of what a broker spends on the batch.
+{same} of {all} batches that a producer must not send (truncated, corrupt, or in another format) get the same error.
+A broker always checks a batch's header and CRC. It reads the records only if the topic is compacted or sets
+`message.timestamp.before.max.ms`: for 128 records of 1 KB this would take 14 us more, besides 6 us for the checks.
 
 | batch | Apache Kafka | Stratalog | why |
 | --- | --- | --- | --- |"""
@@ -97,18 +96,18 @@ these checks, so a tenth of what a broker spends on the batch.
 _CONFIGS: Final = """
 ## Configs
 
-DescribeConfigs has the same type, default, flags, source and synonyms for {same} of {all} configs of a topic, a broker, a
-group and a client metrics subscription. Not listed are {kafkas} settings that only Kafka's broker has, and {own}
-configs of ours that Kafka has no name for ([settings](settings.md), [topic configs](topic-configs.md)).
+DescribeConfigs returns the same type, default, flags, source and synonyms for {same} of {all} configs of a topic, a broker, a
+group and a client metrics subscription. Not listed: {kafkas} settings that only Kafka's broker has, and {own}
+configs that only Stratalog has ([settings](settings.md), [topic configs](topic-configs.md)).
 
 | config | Apache Kafka | Stratalog | why |
 | --- | --- | --- | --- |"""
 _ENDS: Final = """
 ## The end of a transaction
 
-EndTxn in each state of a transactional id, with each outcome, by clients without (3) and with (5) an epoch of each transaction:
-{same} of {all} answers are the same. While the markers of a decided transaction are being written, both tell the client to
-retry. An abort of librdkafka may end with INVALID_TXN_STATE on both
+EndTxn was sent in each state of a transactional id, as a commit and as an abort, in version 3 and in version 5, in which each
+transaction has an epoch of its own: {same} of {all} answers are the same. While the markers of a decided transaction are being
+written, both systems tell the client to retry. With librdkafka, an abort may end with INVALID_TXN_STATE on both
 ([its issue 4849](https://github.com/confluentinc/librdkafka/issues/4849)).
 
 | request | Apache Kafka | Stratalog | why |
@@ -116,15 +115,16 @@ retry. An abort of librdkafka may end with INVALID_TXN_STATE on both
 _READS: Final = """
 ## Reads from replicas
 
-{same} of {all} fetches, sent to the owner of a partition and to its replica in another rack, have the same answer.
+Fetches were sent to the owner of a partition and to its replica in another rack: {same} of {all} answers are the same.
 
 | fetch | Apache Kafka | Stratalog | why |
 | --- | --- | --- | --- |"""
 _READS_END: Final = """
-Brokers hold no data, so a replica (KIP-392) serves only what is in the object store and no longer on bookies. Elsewhere it
-answers NOT_LEADER_OR_FOLLOWER; a follower of Kafka serves up to its high watermark and answers OFFSET_OUT_OF_RANGE or
-OFFSET_NOT_AVAILABLE beyond. Consumers return to the owner for each of these. Clients that send no leader epoch, as librdkafka
-before 2.1, read from the owner only. The high watermark in a replica's response is the end of the sealed ledgers."""
+Brokers hold no data, so a replica (KIP-392) serves only records that are in the object store and no longer on bookies. For
+all others it answers NOT_LEADER_OR_FOLLOWER. A follower of Kafka serves records up to its high watermark, and answers
+OFFSET_OUT_OF_RANGE or OFFSET_NOT_AVAILABLE beyond it. On each of these errors, consumers return to the owner. Clients that send
+no leader epoch (librdkafka before 2.1) read from the owner only. The high watermark in a replica's response is the end of the
+sealed ledgers."""
 
 
 def page() -> str:
@@ -140,9 +140,18 @@ def _lines() -> Iterator[str]:
         names -= {admin_calls.NOT_CALLED, *kafkas, *ours}
         text = head.format(same=len(names - different.keys()), all=len(names), kafkas=len(kafkas), own=len(ours))
         yield text if different else text.partition("\n\n| ")[0]
-        for name, (kafka, own) in different.items():
-            yield f"| {name} | {kafka} | {own} | {REASONS[kind][name]} |"
+        yield from _rows(kind, different)
     yield _READS_END
+
+
+def _rows(kind: str, different: dict[str, tuple[str, str]]) -> Iterator[str]:
+    """Yield one row for all names that differ in the same way; what Kafka has is left out of configs that Stratalog lacks."""
+    rows: dict[tuple[str, str, str], list[str]] = {}
+    for name, (kafka, own) in different.items():
+        shown = "present" if kind == CONFIGS and own == _ABSENT else kafka
+        rows.setdefault((shown, own, REASONS[kind][name]), []).append(name)
+    for (kafka, own, reason), names in rows.items():
+        yield f"| {'<br>'.join(names)} | {kafka} | {own} | {reason} |"
 
 
 def _record() -> None:

@@ -56,24 +56,24 @@ SET: Final = {
 """One config of each kind that is set, described and reset. That of the broker is the cluster's default."""
 
 _AT_START: Final = "settings are fixed when a broker starts"
-_BOUNDED: Final = "every number has a bound here"
-_DERIVED: Final = "Kafka derives the default from a config in hours, which is not served"
+_BOUNDED: Final = "every limit has a finite default"
+_DERIVED: Final = "Kafka derives the default from a config in hours, which does not exist here"
 _FLUSHED: Final = "every batch is on disk before it is acknowledged"
 _INDEXED: Final = "every batch is indexed"
-_LISTED: Final = "the default is listed among the synonyms, too"
-_OFFLOADED: Final = "ledgers are sealed before they are offloaded, and a copy stays on bookies for a minute"
+_LISTED: Final = "the synonyms include the built-in default"
+_OFFLOADED: Final = "shorter or smaller, because only sealed ledgers are offloaded; a copy stays on bookies for a minute"
 _MAJORITY: Final = "the default is a majority of the copies"
-_OBJECT_STORE: Final = "history is always in the object store unless a topic says otherwise"
-_HAS_DEFAULT: Final = "the cluster can have a default of its own"
+_OBJECT_STORE: Final = "topics are offloaded unless they say otherwise"
+_HAS_DEFAULT: Final = "the cluster can set a default"
 _OTHER_GROUPS: Final = "share groups and streams groups are not served"
 REASONS: Final[Mapping[str, str]] = {
-    "BROKER broker.id": "a broker here has no default id",
-    "BROKER broker.rack": "an empty rack is no rack",
-    "BROKER broker.session.timeout.ms": "other brokers take over sooner",
-    "BROKER fetch.max.bytes": "64 MiB, not 55",
+    "BROKER broker.id": "a broker has no default id",
+    "BROKER broker.rack": "no rack is described as an empty text",
+    "BROKER broker.session.timeout.ms": "shorter, so that other brokers take over sooner",
+    "BROKER fetch.max.bytes": "64 MiB instead of 55 MiB",
     "BROKER group.consumer.assignment.interval.ms": _AT_START,
     "BROKER group.consumer.max.size": _BOUNDED,
-    "BROKER group.initial.rebalance.delay.ms": "groups start sooner",
+    "BROKER group.initial.rebalance.delay.ms": "shorter, so that groups start sooner",
     "BROKER group.max.size": _BOUNDED,
     "BROKER listeners": f"{_AT_START}; by default it listens on loopback",
     "BROKER log.flush.interval.messages": _FLUSHED,

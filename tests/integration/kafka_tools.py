@@ -639,14 +639,14 @@ NOT_FOR_CLUSTERS = {
 
 _HEAD = f"""# Apache Kafka's command-line tools
 
-Generated from what `tests/integration/test_kafka_tools.py` runs: every command-line tool of Apache Kafka {KAFKA_VERSION},
-unmodified, against a cluster of processes. A refusal names what is missing; no tool hangs or fails for another reason.
+Every command-line tool of Apache Kafka {KAFKA_VERSION}, unmodified, run against a cluster of processes. A tool works, or it is
+refused with a message that names what is missing. Generated from the runs in `tests/integration/test_kafka_tools.py`.
 
-| tool | run to | result |
+| tool | task | result |
 | --- | --- | --- |"""
 
 _REST = """
-These tools ask nothing of a cluster:
+These tools do not talk to a cluster:
 
 | tool | what it does |
 | --- | --- |"""

@@ -27,11 +27,13 @@ _METADATA: Final = 3
 _TIMEOUT_S: Final = 120.0
 
 _ONLY_HISTORY: Final = "brokers hold no data: a replica serves what is in the object store, and the owner everything else"
-_NEEDS_EPOCH: Final = "the epoch shows that the client knows the owner; without one it would take this broker for the owner"
+_NEEDS_EPOCH: Final = (
+    "a client that sends the leader epoch knows the owner; one that takes a replica for it would fail at the history's end"
+)
 REASONS: Final[Mapping[str, str]] = {
-    "the owner, beyond the end": "the answer also says where the log begins and ends",
+    "the owner, beyond the end": "the answer also has the start and the end of the log",
     "the owner, no epoch": _NEEDS_EPOCH,
-    "the replica, no rack": "only clients in the replica's rack are sent to it; this one takes it for the owner",
+    "the replica, no rack": "a fetch without a rack is one for the owner, which this broker is not",
     "the replica, no epoch": _NEEDS_EPOCH,
     "the replica, at the end": _ONLY_HISTORY,
     "the replica, beyond the end": _ONLY_HISTORY,

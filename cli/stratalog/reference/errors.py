@@ -14,7 +14,8 @@ _HEAD = """# Errors
 
 ## Exit codes of `stratalog`
 
-A script can retry on 3, give up on 1, 2, 4 and 5, and look at the data on 6 and 7. Generated from the code by `make reference`.
+A script can retry on 3. On 6 and 7, the data needs attention. On any other code, the message says what to change first.
+Generated from the code by `make reference`.
 
 | code | name | meaning |
 | --- | --- | --- |
@@ -23,8 +24,7 @@ A script can retry on 3, give up on 1, 2, 4 and 5, and look at the data on 6 and
 _TREE = """
 ## Errors between processes
 
-Between Stratalog's processes an error travels as its code, a message and details. The caller acts on the code;
-the tree says how:
+Between Stratalog's processes an error travels as a code, a message and a map of details. The code tells the caller what to do:
 
 ```text
 {tree}
@@ -37,7 +37,7 @@ the tree says how:
 _KAFKA = """
 ## Errors to Kafka clients
 
-Kafka clients get Kafka's own error codes. Where an API has an error message, it names the value, the limit and the remedy.
+Kafka clients get Kafka's error codes. Where a response has an error message, it names the value, the limit and the remedy.
 """
 
 

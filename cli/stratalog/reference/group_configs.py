@@ -15,8 +15,8 @@ kafka-configs.sh --bootstrap-server 127.0.0.1:9092 --alter --entity-type groups 
   --add-config consumer.session.timeout.ms=50000
 ```
 
-They apply to members that use the consumer protocol (KIP-848); those that use the classic protocol choose their own time-outs.
-`[broker] group_consumer_session_timeout_ms` and `group_consumer_heartbeat_interval_ms` set the defaults.
+Group configs apply to members that use the consumer protocol (KIP-848). Members that use the classic protocol choose their own
+time-outs. `[broker] group_consumer_session_timeout_ms` and `group_consumer_heartbeat_interval_ms` set the defaults.
 Generated from the code by `make reference`.
 
 """
@@ -28,9 +28,9 @@ _CLIENT_METRICS = f"""
 kafka-client-metrics.sh --bootstrap-server 127.0.0.1:9092 --alter --name all --metrics '*' --interval 60000
 ```
 
-Clients with `enable.metrics.push=true` (KIP-714; the default of Java's producers and consumers and of librdkafka) push the
-metrics of the subscriptions that apply to them to a broker. Its `/metrics` page shows them as `stratalog_client_last_value`.
-`match` knows {", ".join(f"`{name}`" for name in CLIENT_FIELDS)}.
+Clients with `enable.metrics.push=true` (KIP-714; the default of Java's producers and consumers and of librdkafka) push to a
+broker the metrics of all subscriptions that match them. The broker's `/metrics` page shows them as
+`stratalog_client_last_value`. A FIELD of `match` is {", ".join(f"`{name}`" for name in CLIENT_FIELDS)}.
 
 """
 

@@ -7,13 +7,13 @@ from stratalog_broker.requests.handler_info import HandlerInfo
 
 _HEAD = """# Kafka APIs
 
-This is what ApiVersions returns. A client that asks for an API that is not in this table gets UNSUPPORTED_VERSION.
-[Kafka's tools](kafka-tools.md) shows the same from a user's side. Generated from the code by `make reference`.
+The APIs that a broker lists in ApiVersions. A request for any other API or version gets UNSUPPORTED_VERSION.
+[Kafka's tools](kafka-tools.md) shows which tools these APIs serve.
 
-The server of [an archive](../how-to/serve-an-archive.md) returns those of the last column. It refuses every Produce with
-POLICY_VIOLATION.
+The last column marks the APIs that [a server of an archive](../how-to/serve-an-archive.md) lists. It lists Produce so that
+producers get a clear error: each request is refused with POLICY_VIOLATION. Generated from the code by `make reference`.
 
-| key | API | versions | of an archive |
+| key | API | versions | archive |
 | --- | --- | --- | --- |
 """
 

@@ -65,15 +65,18 @@ Every process serves HTTP, on loopback unless `[http] listen` says otherwise; `s
 
 | path | answer |
 | --- | --- |
-| `/metrics` | all metrics below, in Prometheus' text format |
+| `/metrics` | all metrics below, in the text format of Prometheus |
 | `/healthz` | 200 while the process runs its event loop |
 | `/readyz` | 200 while the process serves; 503 and the reason while it starts, recovers, has no session, or stops |
 
-Default ports: {ports}. A scrape reports at most `[http] label_sets_max` label sets of a metric, such as topics, the
-largest values first; `stratalog_metrics_left_out_label_sets` counts the others. Scrapes within one second get the same answer.
-Counters begin at 0 when the process starts. Processes also report `process_cpu_seconds_total`, `process_resident_memory_bytes`,
-`process_virtual_memory_bytes`, `process_open_fds`, `process_max_fds` and `process_start_time_seconds`, as all
-Prometheus clients do. Generated from the code by `make reference`.
+- Default ports: {ports}.
+- Counters start at 0 when the process starts.
+- A scrape reports at most `[http] label_sets_max` label sets (such as topics) of a metric, those with the largest values;
+  `stratalog_metrics_left_out_label_sets` counts the others. All scrapes within one second get the same answer.
+- Processes also report what every Prometheus client does: `process_cpu_seconds_total`, `process_resident_memory_bytes`,
+  `process_virtual_memory_bytes`, `process_open_fds`, `process_max_fds` and `process_start_time_seconds`.
+
+Generated from the code by `make reference`.
 """
 
 

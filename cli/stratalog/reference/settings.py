@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Final
 
 from stratalog.roles.node import NodeSettings
 from stratalog_bookies.client import LedgerClientSettings
@@ -16,6 +16,17 @@ from stratalog_metadata.node.config import MetadataSettings
 from stratalog_tiering.cold.block_source import ColdReaderSettings
 from stratalog_tiering.config import TieringSettings
 
+_READERS: Final = {
+    "node": "every process",
+    "metadata": "metadata nodes",
+    "bookie": "bookies",
+    "ledgers": "brokers and tiering workers: how they write and read ledgers",
+    "broker": "brokers, and servers of an archive",
+    "cold": "brokers, and servers of an archive",
+    "tiering": "tiering workers",
+    HTTP_SECTION: "every process",
+}
+_TYPES: Final = {"str": "text", "int": "integer", "float": "number", "bool": "true or false", "tuple[str, ...]": "list of text"}
 SECTIONS: tuple[tuple[str, type[Any]], ...] = (
     ("node", NodeSettings),
     ("metadata", MetadataSettings),
@@ -33,8 +44,13 @@ _HEAD = """# Settings
 STRATALOG_BROKER_LISTEN=127.0.0.1:9092 stratalog broker --config broker.toml
 ```
 
-Each process reads a TOML file (`--config FILE`) with one table per section below. An environment variable
-`STRATALOG_<SECTION>_<NAME>` takes precedence over the file. An unknown name is an error. A name ends with its unit.
+Each process reads a TOML file (`--config FILE`) with one table per section below.
+
+- An environment variable `STRATALOG_<SECTION>_<NAME>` takes precedence over the file, and a command line option over both.
+- A list is an array in the file, and separated by commas in an environment variable.
+- An unknown name is an error; the message suggests the nearest name.
+- A name ends with its unit: `_ms`, `_s`, `_bytes`, `_bytes_per_s`.
+
 Generated from the code by `make reference`.
 """
 
@@ -48,6 +64,7 @@ def _lines() -> Iterator[str]:
     yield _HEAD
     for section, settings in SECTIONS:
         yield f"## [{section}]\n"
+        yield f"Read by {_READERS[section]}.\n"
         yield "| name | type | default | bounds | what |"
         yield "| --- | --- | --- | --- | --- |"
         yield from (_row(field) for field in dataclasses.fields(settings))
@@ -55,14 +72,18 @@ def _lines() -> Iterator[str]:
 
 
 def _row(field: dataclasses.Field[Any]) -> str:
-    default = "required" if field.default is dataclasses.MISSING else f"`{_shown(field.default)}`"
-    return f"| `{field.name}` | {field.type} | {default} | {_bounds(field)} | {field.metadata['help']} |"
+    default = "required" if field.default is dataclasses.MISSING else _shown(field.default)
+    help_text = field.metadata["help"]
+    return f"| `{field.name}` | {_TYPES[str(field.type)]} | {default} | {_bounds(field)} | {help_text} |"
 
 
 def _shown(default: Any) -> str:
-    if isinstance(default, tuple):
-        return ",".join(default)
-    return str(default)
+    """A default as a table shows it: in the form that TOML and the environment take, and nothing if it is empty."""
+    if isinstance(default, bool):
+        default = str(default).lower()
+    elif isinstance(default, tuple):
+        default = ",".join(default)
+    return "" if default == "" else f"`{default}`"
 
 
 def _bounds(field: dataclasses.Field[Any]) -> str:

@@ -13,9 +13,14 @@ _HEAD = """# Topic configs
 stratalog topic config events --set retention.ms=604800000
 ```
 
-A topic's own value takes precedence over the cluster's default (`stratalog broker defaults`, or Kafka's
-`kafka-configs --entity-type brokers --entity-default`), which takes precedence over the built-in default.
-Internal topics ignore the cluster's defaults. Generated from the code by `make reference`.
+The value of a config is the first of these that is set:
+
+1. the topic's own value,
+2. the cluster's default: `stratalog broker defaults`, or Kafka's `kafka-configs --entity-type brokers --entity-default`.
+   Internal topics ignore it;
+3. the built-in default.
+
+Generated from the code by `make reference`.
 
 | name | name of the cluster's default | type | built-in default | values | what |
 | --- | --- | --- | --- | --- | --- |"""
@@ -23,7 +28,7 @@ Internal topics ignore the cluster's defaults. Generated from the code by `make 
 _NOT_SERVED = """
 ## Refused
 
-Setting one of Kafka's other topic configs fails with INVALID_CONFIG:
+Setting one of these configs of Kafka fails with INVALID_CONFIG:
 
 | name | why |
 | --- | --- |"""
