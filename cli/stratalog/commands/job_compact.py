@@ -35,7 +35,7 @@ def compact(dry_run: bool, data: Path | None, metadata: str | None, **given: Any
     without them, as by a worker's compaction, read back, verified and committed, while workers continue. The newest record of
     each key stays, tombstone or not: workers delete tombstones. If the job is interrupted, run it again to continue.
 
-    Not looked at is what has hot copies, or is younger than min.compaction.lag.ms, and all that follows it.
+    It does not examine records that have hot copies or are younger than min.compaction.lag.ms, nor any records after them.
 
     Exits with 7 if superseded records remain: those in locked segments, or if the history was altered meanwhile by an erasure
     or a restore. Run it again when the locks have expired, or at once.

@@ -14,16 +14,29 @@ _HEAD = """# The `stratalog` command
 stratalog topic create events --partitions 3
 ```
 
-Results go to standard output, everything else to standard error. Exit codes are on [the page of errors](errors.md).
-Commands that destroy data ask first unless `--yes` is given. Name a cluster by `--data DIR` (its directory on this machine),
-`--bootstrap HOST:PORT` (Kafka) or `--metadata HOST:PORT` (the quorum). Generated from the code by `make reference`.
+- Name a cluster by `--data DIR` (its directory on this machine), `--bootstrap HOST:PORT` (Kafka) or `--metadata HOST:PORT`
+  (the metadata quorum).
+- Results go to standard output, everything else to standard error. [Errors](errors.md) lists the exit codes.
+- Commands that destroy data ask first unless `--yes` is given.
+
+Generated from the code by `make reference`.
+
+| command | what it does |
+| --- | --- |
 """
 
 
 def cli_page() -> str:
     """The page's text."""
-    context = click.Context(stratalog, info_name="stratalog")
-    return _HEAD + "".join(_section(each) for each in _leaves(context))
+    commands = list(_leaves(click.Context(stratalog, info_name="stratalog")))
+    return _HEAD + "".join(map(_summary, commands)) + "".join(map(_section, commands))
+
+
+def _summary(context: click.Context) -> str:
+    """The row of a command in the overview: a link to its section, and the first paragraph of its help."""
+    anchor = context.command_path.replace(" ", "-")
+    first = _help(context.command).partition("\n\n")[0]
+    return f"| [`{context.command_path.removeprefix('stratalog ')}`](#{anchor}) | {_cell(first)} |\n"
 
 
 def _leaves(context: click.Context) -> Iterator[click.Context]:
@@ -41,7 +54,7 @@ def _leaves(context: click.Context) -> Iterator[click.Context]:
 def _section(context: click.Context) -> str:
     command = context.command
     usage = " ".join([context.command_path, *command.collect_usage_pieces(context)])
-    rows = [row for parameter in command.params if (row := parameter.get_help_record(context))]
+    rows = [row for parameter in command.params if (row := parameter.get_help_record(context)) and row[1]]
     options = "".join(f"| `{_cell(names)}` | {_cell(text)} |\n" for names, text in rows)
     table = f"\n| option | what |\n| --- | --- |\n{options}" if options else ""
     return f"\n## {context.command_path}\n\n`{usage}`\n\n{_help(command)}\n{table}"
