@@ -68,9 +68,32 @@ class ProtobufMessages:
             found = around
         return tuple(reversed(indexes))
 
+    @property
+    def name(self) -> str:
+        """The full name of the message."""
+        return str(self._descriptor.full_name)
+
     def decode(self, content: bytes) -> Any:
         """Return the message in ``content`` as a dict. Raises one of ``DECODING_ERRORS``."""
         return self._of(self._class.FromString(content))
+
+
+def message_name(file: bytes, indexes: tuple[int, ...]) -> str:
+    """Return the full name of the message at a registry's message indexes in a serialized FileDescriptorProto.
+
+    Raises ``ValueError`` if there is none.
+    """
+    try:
+        described = descriptor_pb2.FileDescriptorProto.FromString(file)
+    except DecodeError as malformed:
+        raise ValueError(f"its schema's descriptor is malformed: {malformed}") from malformed
+    names, messages = [described.package] if described.package else [], described.message_type
+    for index in indexes:
+        if not 0 <= index < len(messages):
+            raise ValueError(f"its schema has no message with indexes {list(indexes)}")
+        names.append(messages[index].name)
+        messages = messages[index].nested_type
+    return ".".join(names)
 
 
 def _find(descriptors: bytes, name: str) -> Descriptor:

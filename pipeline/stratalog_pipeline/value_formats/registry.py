@@ -27,6 +27,8 @@ ATTEMPTS: Final = 4
 SCHEMA_BYTES_MAX: Final = 16 * 1024 * 1024
 REFERENCES_MAX: Final = 200
 _WAIT_S: Final = 0.5
+_SERIALIZED: Final = "?format=serialized"
+"""Asks for Protobuf's descriptors instead of text."""
 _JSON: Final = "application/vnd.schemaregistry.v1+json, application/json"
 
 
@@ -61,9 +63,9 @@ class Registry:
         """Return a version of a subject's schema. Raises ``NotFound``, ``Unavailable``, ``Invalid``."""
         return self._get(f"/subjects/{quote(subject, safe='')}/versions/{quote(version, safe='')}")
 
-    def by_id(self, schema_id: int) -> RegisteredSchema:
+    def by_id(self, schema_id: int, *, of_protobuf: bool = False) -> RegisteredSchema:
         """Return the schema with an id, which never changes. Raises as ``of_subject`` does."""
-        return self._get(f"/schemas/ids/{schema_id}")
+        return self._get(f"/schemas/ids/{schema_id}" + (_SERIALIZED if of_protobuf else ""))
 
     def whole_avro(self, registered: RegisteredSchema) -> str:
         """Return an Avro schema with the types of the schemas that it refers to. Raises as ``of_subject`` does."""
@@ -93,12 +95,12 @@ class Registry:
                 return
             _check_count(found, subject)
             found[name] = b""
-            path = f"/subjects/{quote(subject, safe='')}/versions/{quote(version, safe='')}?format=serialized"
+            path = f"/subjects/{quote(subject, safe='')}/versions/{quote(version, safe='')}{_SERIALIZED}"
             registered = self._get(path)
             for each in registered.references:
                 add(each.name, each.subject, str(each.version))
             found.pop(name)
-            found[name] = _file(registered.schema, name, subject)
+            found[name] = file_descriptor(registered.schema, name, f"subject {subject!r}")
 
         add(name, subject, version)
         return list(found.items())
@@ -141,8 +143,11 @@ def _headers() -> Mapping[str, str]:
     return {"Accept": _JSON, **authorized}
 
 
-def _file(schema: str, name: str, subject: str) -> bytes:
-    """Return a file's descriptor, which a registry returns in Base64, or as text if it was registered so."""
+def file_descriptor(schema: str, name: str, what: str) -> bytes:
+    """Return a file's descriptor, which a registry returns in Base64, or as text if it was registered so. Raises ``Invalid``.
+
+    ``what`` names the schema in errors.
+    """
     try:
         return base64.b64decode(schema, validate=True)
     except ValueError:
@@ -153,7 +158,7 @@ def _file(schema: str, name: str, subject: str) -> bytes:
         return bytes(parse_proto(schema, name).SerializeToString())
     except Invalid as refused:
         raise Invalid(
-            f"the registry's schema of {subject!r} is not understood: {refused.message}; give value_schema_file, made by"
+            f"the registry's schema of {what} is not understood: {refused.message}; give value_schema_file, made by"
             " protoc --include_imports -o FILE"
         ) from None
 

@@ -11,16 +11,19 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 import pyarrow as pa
 
-from stratalog_core.errors import Corrupt, Invalid, NotFound, StratalogError
+from stratalog_core.errors import Corrupt, Invalid, NotFound
 from stratalog_pipeline.arrow.schema import ARROW_TYPES
 from stratalog_pipeline.options import Assigned, ReadOptions, Subscribed
 from stratalog_pipeline.value_formats import json_values
-from stratalog_pipeline.value_formats.registry import RegisteredSchema, Registry
+from stratalog_pipeline.value_formats.registry import RegisteredSchema, Registry, file_descriptor
 from stratalog_pipeline.value_options import ValueOptions
+
+if TYPE_CHECKING:
+    from stratalog_pipeline.value_formats.protobuf import ProtobufMessages
 
 CORRUPT_RECORD: Final = "_corrupt_record"
 """The column with the bytes of a value that cannot be decoded. The column ``value`` is null then."""
@@ -30,6 +33,7 @@ _PREFIX_BYTES: Final = 5
 _REGISTRY_TYPES: Final = {"avro": "AVRO", "json": "JSON", "protobuf": "PROTOBUF"}
 _ARROW_ERRORS: Final[tuple[type[Exception], ...]] = (pa.ArrowException, ValueError, TypeError, OverflowError)
 Decode = Callable[[bytes], Any]
+Item = TypeVar("Item")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,29 +80,17 @@ class Values:
             from stratalog_pipeline.value_formats import protobuf
 
             messages = protobuf.ProtobufMessages(self.schema, self.message)
-            decode = self._unframed(messages.decode, messages.place)
+            decode = _FramedProtobuf(Registry(self.registry), messages).decode if self.registry else messages.decode
             return messages.kind, decode, protobuf.DECODING_ERRORS
         avro = _avro()
         reader = avro.parse_schema(self.schema)
         kind = avro.arrow_type(reader)
         if not self.registry:
             return kind, avro.decoder(reader), avro.DECODING_ERRORS
-        return kind, _ByWriter(Registry(self.registry), reader).decode, avro.DECODING_ERRORS
+        return kind, _FramedAvro(Registry(self.registry), reader).decode, avro.DECODING_ERRORS
 
-    def _unframed(self, decode: Decode, place: tuple[int, ...] | None = None) -> Decode:
-        if not self.registry:
-            return decode
-
-        def unframed(content: bytes) -> Any:
-            _, body = _schema_id(content)
-            if place is None:
-                return decode(body)
-            indexes, length = _indexes(body)
-            if indexes != place:
-                raise ValueError(f"it is the message with indexes {list(indexes)}, not {list(place)}")
-            return decode(body[length:])
-
-        return unframed
+    def _unframed(self, decode: Decode) -> Decode:
+        return (lambda content: decode(_schema_id(content)[1])) if self.registry else decode
 
 
 PLACE: Final = ("topic", "partition", "offset")
@@ -209,54 +201,96 @@ def _varint(body: bytes, at: int) -> tuple[int, int]:
     raise ValueError("its message indexes are cut off")
 
 
-class _ByWriter:
+class _ById(Generic[Item]):
+    """Looks up each schema id once, by ``look_up``, which raises ``_Unusable`` for a schema that cannot be used."""
+
+    def __init__(self, look_up: Callable[[int], Item]) -> None:
+        self._look_up = look_up
+        self._found: dict[int, Item] = {}
+        self._refused: dict[int, str] = {}
+
+    def of(self, schema_id: int) -> Item:
+        """Return the result for the id. Raises ``ValueError`` if the id is unknown or its schema cannot be used."""
+        if schema_id in self._found:
+            return self._found[schema_id]
+        if schema_id in self._refused:
+            raise ValueError(self._refused[schema_id])
+        try:
+            found = self._found[schema_id] = self._look_up(schema_id)
+        except (NotFound, _Unusable) as reason:
+            self._refused[schema_id] = f"id {schema_id}: {reason.message}"
+            if len(self._refused) > REFUSED_IDS_MAX:
+                raise Invalid(
+                    f"the registry has no usable schema for {len(self._refused)} schema ids of the values: is it the right "
+                    "registry?"
+                ) from None
+            raise ValueError(self._refused[schema_id]) from None
+        return found
+
+
+class _Unusable(Invalid):
+    """A registered schema cannot be used: values that were written with it do not decode."""
+
+
+@contextmanager
+def _unusable_if_invalid() -> Iterator[None]:
+    """Raise ``_Unusable`` for errors in a schema. Requests that the registry refuses stay ``Invalid`` and fail the read."""
+    try:
+        yield
+    except Invalid as wrong:
+        raise _Unusable(wrong.message) from wrong
+
+
+class _FramedAvro:
     """Decodes Avro by the schema that each value was written with, resolved to the reader's."""
 
     def __init__(self, registry: Registry, reader: Any) -> None:
         self._registry = registry
         self._reader = reader
-        self._decoders: dict[int, Decode] = {}
-        self._refused: dict[int, str] = {}
+        self._decoders: _ById[Decode] = _ById(self._decoder)
 
     def decode(self, content: bytes) -> Any:
         schema_id, body = _schema_id(content)
-        decode = self._decoders.get(schema_id)
-        return (decode or self._decoder(schema_id))(body)
+        return self._decoders.of(schema_id)(body)
 
     def _decoder(self, schema_id: int) -> Decode:
-        if schema_id in self._refused:
-            raise ValueError(self._refused[schema_id])
-        try:
-            found = self._registry.by_id(schema_id)
-        except NotFound as missing:
-            raise self._refusal(schema_id, missing) from None
-        avro = _avro()
-        # Only what is wrong with the schema is the value's error; what the registry refuses fails the read.
-        with self._refused_if_invalid(schema_id):
+        found, avro = self._registry.by_id(schema_id), _avro()
+        with _unusable_if_invalid():
             _check_type(found, "avro", "it")
         whole = self._registry.whole_avro(found)
-        with self._refused_if_invalid(schema_id):
-            written = avro.parse_schema(whole)
-        made: Decode = avro.decoder(written, self._reader)
-        self._decoders[schema_id] = made
+        with _unusable_if_invalid():
+            made: Decode = avro.decoder(avro.parse_schema(whole), self._reader)
         return made
 
-    @contextmanager
-    def _refused_if_invalid(self, schema_id: int) -> Iterator[None]:
-        try:
-            yield
-        except Invalid as unusable:
-            raise self._refusal(schema_id, unusable) from None
 
-    def _refusal(self, schema_id: int, reason: StratalogError) -> ValueError:
-        """Remember that values with this id do not decode. Raises ``Invalid`` if there are too many such ids."""
-        self._refused[schema_id] = f"id {schema_id}: {reason.message}"
-        if len(self._refused) > REFUSED_IDS_MAX:
-            raise Invalid(
-                f"the registry has no usable schema for {len(self._refused)} schema ids of the values: is it the right "
-                "registry?"
-            )
-        return ValueError(self._refused[schema_id])
+class _FramedProtobuf:
+    """Decodes Protobuf. A value's message indexes are those of the version of the schema that it was written with."""
+
+    def __init__(self, registry: Registry, messages: ProtobufMessages) -> None:
+        self._registry = registry
+        self._messages = messages
+        self._files: _ById[bytes] = _ById(self._file)
+
+    def decode(self, content: bytes) -> Any:
+        schema_id, body = _schema_id(content)
+        indexes, length = _indexes(body)
+        if indexes != self._messages.place:
+            self._check_name(schema_id, indexes)
+        return self._messages.decode(body[length:])
+
+    def _check_name(self, schema_id: int, indexes: tuple[int, ...]) -> None:
+        """Raise ``ValueError`` unless the message had these indexes when the value was written."""
+        from stratalog_pipeline.value_formats.protobuf import message_name
+
+        name = message_name(self._files.of(schema_id), indexes)
+        if name != self._messages.name:
+            raise ValueError(f"it is message {name}, not {self._messages.name}")
+
+    def _file(self, schema_id: int) -> bytes:
+        found = self._registry.by_id(schema_id, of_protobuf=True)
+        with _unusable_if_invalid():
+            _check_type(found, "protobuf", "it")
+            return file_descriptor(found.schema, f"{schema_id}.proto", f"id {schema_id}")
 
 
 class _Decoder:

@@ -486,6 +486,42 @@ def test_json_and_protobuf_from_a_registry() -> None:
             values(value_format="protobuf", value_registry=url, value_subject="group")
 
 
+def test_a_message_of_protobuf_may_have_had_another_place_in_its_file() -> None:
+    """Registries accept a version that adds or moves messages; old values have the indexes of theirs."""
+    body = "{ int64 id = 1; }"
+    latest = 'syntax = "proto3"; package shop; message Audit { string who = 1; } message Order ' + body
+    first = 'syntax = "proto3"; package shop; message Order ' + body
+    nested = 'syntax = "proto3"; package shop; message Audit { message Order { string who = 1; } }'
+    registered = {
+        "/subjects/orders-value/versions/latest?format=serialized": latest,
+        "/schemas/ids/1?format=serialized": first,
+        "/schemas/ids/3?format=serialized": nested,
+        "/schemas/ids/4?format=serialized": "edition",
+    }
+    answers: dict[str, tuple[int, Any]] = {
+        path: (200, {"schema": text, "schemaType": "PROTOBUF"}) for path, text in registered.items()
+    }
+    answers["/schemas/ids/5?format=serialized"] = (200, {"schema": "{}", "schemaType": "JSON"})
+    order = b"\x08\x07"
+    old, new = framed(1, b"\x00" + order), framed(2, b"\x02\x02" + order)
+    # Of the nested message; of none; of schemas that are unusable, of another format, and unknown.
+    bad = (
+        framed(3, b"\x04\x00\x00" + order),
+        framed(1, b"\x02\x04" + order),
+        *(framed(each, b"\x00" + order) for each in (4, 5, 6)),
+    )
+    seen: list[str | None] = []
+    with serving(answers, seen) as url:
+        options = {"value_format": "protobuf", "value_registry": url, "value_message": "shop.Order"}
+        found = values(**options, value_mode="permissive")
+        seen.clear()
+        rows = decoded(found, new, old, *bad, *bad, old)
+        assert [each["value"] for each in rows] == [{"id": 7}, {"id": 7}, *[None] * 10, {"id": 7}]
+        assert len(seen) == 5, "an id is asked for once, and only if the indexes are not those of the latest version"
+        with pytest.raises(Corrupt, match=r"orders-3, offset 70: .* it is message shop\.Audit\.Order, not shop\.Order"):
+            decoded(values(**options), bad[0])
+
+
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
