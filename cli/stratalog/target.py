@@ -1,4 +1,8 @@
-"""The cluster that a command uses: a local one by its directory (``--data``), or any by its addresses."""
+"""The cluster that a command uses: a local one by its directory (``--data``), or any by its addresses.
+
+An option takes precedence over the environment. A command never takes one address from the options and another from a local
+cluster that they do not name: it would ask the brokers of one cluster and the metadata nodes of another.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +14,7 @@ from pathlib import Path
 from typing import Any, Final, TypeVar, cast
 
 import click
+from click.core import ParameterSource
 
 from stratalog.local.secrets import store_environment
 from stratalog.local.state import load_state
@@ -24,16 +29,43 @@ _ADDRESSES_MAX: Final = 3
 _CONNECT_S: Final = 2.0
 _PORT_MAX: Final = 65535
 _DEFAULT_PORT: Final = "9092"
+_NAMED: Final = "stratalog.target.named"
+"""Key in the context's ``meta``: whether addresses name the cluster, so that ./data is no default."""
 
 
-def data_option(command: Command) -> Command:
-    """Add ``--data``, which every command has that uses a cluster."""
-    return click.option(
+def data_option(command: Command, naming: Sequence[str] = ("metadata",)) -> Command:
+    """Add ``--data``, which every command has that uses a cluster. ``naming``: the command's options that name one, too."""
+
+    @wraps(command)
+    def resolved(*args: Any, **given: Any) -> Any:
+        context = click.get_current_context(silent=True)
+        if context is not None:
+            given |= _without_contradictions(context, given, naming)
+            context.meta[_NAMED] = any(given.get(name) for name in naming)
+        return command(*args, **given)
+
+    option = click.option(
         "--data",
         envvar="STRATALOG_DATA",
         type=click.Path(file_okay=False, path_type=Path),
         help="Directory of a local cluster (default: ./data if it holds one).",
-    )(command)
+    )
+    return option(cast(Command, resolved))
+
+
+def _without_contradictions(context: click.Context, given: dict[str, Any], naming: Sequence[str]) -> dict[str, Any]:
+    """Return None for each option from the environment that would name another cluster than the command line does."""
+    if _is_from(context, "data", ParameterSource.COMMANDLINE):
+        dropped = [name for name in (*naming, "store") if name in given]
+    elif any(_is_from(context, name, ParameterSource.COMMANDLINE) for name in naming if name in given):
+        dropped = ["data"]
+    else:
+        dropped = []
+    return {name: None for name in dropped if _is_from(context, name, ParameterSource.ENVIRONMENT)}
+
+
+def _is_from(context: click.Context, name: str, source: ParameterSource) -> bool:
+    return context.get_parameter_source(name) is source
 
 
 def kafka_options(command: Command) -> Command:
@@ -53,7 +85,7 @@ def kafka_options(command: Command) -> Command:
         callback=with_valid_ports,
         help=f"Brokers as HOST:PORT,… (default: those of --data, else {DEFAULT_BOOTSTRAP}).",
     )
-    return data_option(option(cast(Command, explained)))
+    return data_option(option(cast(Command, explained)), ("bootstrap", "metadata"))
 
 
 def with_valid_ports(context: click.Context, option: click.Parameter, bootstrap: str | None) -> str | None:
@@ -132,8 +164,10 @@ def name_values(texts: Sequence[str]) -> dict[str, str]:
 
 
 def found_data(data: Path | None) -> Path | None:
-    """Return ``data``, or ./data if ``data`` is None and ./data holds a cluster."""
-    return DEFAULT_DATA if data is None and (DEFAULT_DATA / "cluster.json").is_file() else data
+    """Return ``data``, or ./data if it holds a cluster and the command's options name none."""
+    context = click.get_current_context(silent=True)
+    is_named = data is not None or (context is not None and context.meta.get(_NAMED, False))
+    return DEFAULT_DATA if not is_named and (DEFAULT_DATA / "cluster.json").is_file() else data
 
 
 def bootstrap_of(data: Path | None, bootstrap: str | None) -> str:
@@ -158,7 +192,13 @@ def metadata_of(data: Path | None, metadata: str | None) -> list[str]:
 
 def addresses_or_store(data: Path | None, metadata: str | None, store: str | None) -> list[str]:
     """Return the addresses of the metadata nodes, or none if only the store was given: then that alone is read."""
-    return [] if store and not metadata and data is None else metadata_of(data, metadata)
+    context = click.get_current_context(silent=True)
+    is_alone = data is None or (
+        context is not None
+        and _is_from(context, "store", ParameterSource.COMMANDLINE)
+        and _is_from(context, "data", ParameterSource.ENVIRONMENT)
+    )
+    return [] if store and not metadata and is_alone else metadata_of(data, metadata)
 
 
 def second_store_of(data: Path | None, store: str | None = None) -> str | None:

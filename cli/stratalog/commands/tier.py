@@ -372,10 +372,10 @@ def scrub(
         raise Invalid("--copy needs --repair")
     if repair:
         copy = existing_store(copy) if copy else second_store_of(data, store)
-    if repair and copy is None and store and not metadata and data is None:
+    repair_from = RepairFrom(copy=copy, addresses=addresses_or_store(data, metadata, store)) if repair else None
+    if repair_from is not None and copy is None and not repair_from.addresses:
         raise Invalid("--repair needs a source: the second copy with --copy, or the cluster with --data or --metadata")
     part = Part(topics=topics, partition=partition, expects_topics=store is not None)
-    repair_from = RepairFrom(copy=copy, addresses=addresses_or_store(data, metadata, store)) if repair else None
     result = asyncio.run(
         scrub_bucket(store_of(data, store), part, bytes_per_s=bytes_per_s, min_age_s=min_age_s, repair_from=repair_from)
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -11,14 +12,28 @@ import click
 import pytest
 
 from stratalog.local.state import ClusterState, save_state
-from stratalog.target import DEFAULT_BOOTSTRAP, bootstrap_of, kafka_options, metadata_of, store_of
+from stratalog.target import (
+    DEFAULT_BOOTSTRAP,
+    addresses_or_store,
+    bootstrap_of,
+    cluster_options,
+    kafka_options,
+    metadata_of,
+    metadata_options,
+    second_store_of,
+    store_of,
+    store_option,
+)
 from stratalog.topic_deletion import delete_named
-from stratalog_core.errors import NotFound, Unavailable
+from stratalog_core.errors import Invalid, NotFound, Unavailable
 
 
 def _save(directory: Path, port: int) -> None:
     directory.mkdir()
-    state = ClusterState(bootstrap=f"127.0.0.1:{port}", metadata=f"127.0.0.1:{port + 1}", store=f"{port}", processes=())
+    state = ClusterState(
+        bootstrap=f"127.0.0.1:{port}", metadata=f"127.0.0.1:{port + 1}", store=f"{port}", second_store=f"{port}-copy",
+        processes=(),
+    )  # fmt: skip
     save_state(directory, state)
 
 
@@ -34,6 +49,100 @@ def test_a_cluster_in_data_is_the_default_for_every_address(tmp_path: Path, monk
     )
     assert bootstrap_of(Path("other"), None) == "127.0.0.1:8000"
     assert bootstrap_of(Path("other"), "127.0.0.1:9000") == bootstrap_of(None, "127.0.0.1:9000") == "127.0.0.1:9000"
+
+
+def _targets(
+    options: Callable[[Callable[..., object]], Callable[..., object]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., object]:
+    """Return a function that parses words and environment, in a directory with clusters in ./data (7000) and ./other (8000)."""
+    monkeypatch.chdir(tmp_path)
+    for directory, port in (("data", 7000), ("other", 8000)):
+        _save(tmp_path / directory, port)
+    (tmp_path / "store").mkdir()
+
+    def target(data: Path | None, bootstrap: str = "", metadata: str = "", store: str = "") -> dict[str, object]:
+        found: dict[str, object] = {"bootstrap": bootstrap_of(data, bootstrap)}
+        for name, ask in (
+            ("metadata", lambda: metadata_of(data, metadata)),
+            ("store", lambda: store_of(data, store)),
+            ("second_store", lambda: second_store_of(data, store)),
+            ("reads", lambda: addresses_or_store(data, metadata, store)),
+        ):
+            try:
+                found[name] = ask()
+            except Invalid as refused:
+                found[name] = refused.message.partition(":")[0]
+        return found
+
+    command = click.command()(options(target))
+
+    def parsed(*words: str, **environment: str) -> object:
+        for name in ("DATA", "BOOTSTRAP", "METADATA", "STORE"):
+            monkeypatch.delenv(f"STRATALOG_{name}", raising=False)
+        for name, value in environment.items():
+            monkeypatch.setenv(f"STRATALOG_{name}", value)
+        return command.main(list(words), standalone_mode=False)
+
+    return parsed
+
+
+def _all_options(command: Callable[..., object]) -> Callable[..., object]:
+    return cluster_options(store_option(command))
+
+
+def test_data_on_the_command_line_is_not_overridden_by_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = _targets(_all_options, tmp_path, monkeypatch)(
+        "--data", "other", BOOTSTRAP="production:9092", METADATA="production:9300", STORE="s3://production"
+    )
+    assert found == {
+        "bootstrap": "127.0.0.1:8000", "metadata": ["127.0.0.1:8001"], "store": "8000", "second_store": "8000-copy",
+        "reads": ["127.0.0.1:8001"],
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("environment", [{}, {"DATA": "other"}])
+@pytest.mark.parametrize(
+    ("words", "wanted"),
+    [
+        (
+            ("--bootstrap", "production:9092"),
+            {
+                "bootstrap": "production:9092", "metadata": "no cluster given", "store": "no object store given",
+                "second_store": None, "reads": "no cluster given",
+            },
+        ),
+        (
+            ("--metadata", "production:9300"),
+            {
+                "bootstrap": DEFAULT_BOOTSTRAP, "metadata": ["production:9300"], "store": "no object store given",
+                "second_store": None, "reads": ["production:9300"],
+            },
+        ),
+    ],
+)  # fmt: skip
+def test_a_cluster_given_by_addresses_is_not_mixed_with_a_local_one(
+    words: tuple[str, ...],
+    wanted: dict[str, object],
+    environment: dict[str, str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Neither with ./data nor with the one in the environment: the commands would delete topics of one by the other's names."""
+    assert _targets(_all_options, tmp_path, monkeypatch)(*words, **environment) == wanted
+
+
+def test_a_store_on_the_command_line_is_read_alone_whatever_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = _targets(metadata_options, tmp_path, monkeypatch)("--store", "store", DATA="other")
+    assert isinstance(found, dict)
+    assert (found["store"], found["reads"], found["second_store"]) == (str(tmp_path / "store"), [], None)
+
+
+def test_a_cluster_in_the_environment_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = _targets(_all_options, tmp_path, monkeypatch)(DATA="other")
+    assert isinstance(found, dict)
+    assert (found["bootstrap"], found["metadata"], found["store"]) == ("127.0.0.1:8000", ["127.0.0.1:8001"], "8000")
 
 
 def _unavailable(**_: Any) -> None:
