@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
+import socket
 import sys
 from types import ModuleType
 from typing import Final, NoReturn, cast
@@ -26,29 +28,77 @@ _REMEDIES: Final = {
     errno.ENOSPC: "free disk space, or name another path",
     errno.EDQUOT: "free disk space, or name another path",
 }
-"""Errors of paths that the user chose. Any other OSError is a defect, and keeps its traceback."""
+"""Errors of paths that the user chose."""
+_FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
 def main(command: click.Command = stratalog) -> None:
     """Run one command; every expected failure becomes one line on stderr and an exit code."""
     _do_not_load_hypothesis()
+    _open_closed_streams()
+    termination = _Termination()
     try:
         code = command(standalone_mode=False)
     except click.exceptions.Abort:
-        code = ExitCode.INTERRUPTED
+        code = ExitCode.TERMINATED if termination.is_requested else ExitCode.INTERRUPTED
+    except SystemExit as closed:
+        # Click ends a command so whose output is closed early, as by `head`.
+        code = closed.code
     except click.ClickException as wrong:
         wrong.show()
         code = wrong.exit_code
     except StratalogError as failure:
         click.echo(f"stratalog: {failure.message}", err=True)
         code = exit_code_of(failure)
-    except OSError as failure:
-        remedy = _REMEDIES.get(failure.errno or 0)
-        if remedy is None or failure.filename is None:
+    except UnicodeEncodeError as wrong:
+        if not any(wrong.object[wrong.start : wrong.end] in word for word in sys.argv):
             raise
-        click.echo(f"stratalog: {failure.filename}: {failure.strerror}; {remedy}", err=True)
+        click.echo(f"stratalog: the argument {wrong.object!r} is not valid UTF-8", err=True)
+        code = ExitCode.USAGE
+    except OSError as failure:
+        text = _explained(failure)
+        if text is None:
+            raise
+        click.echo(f"stratalog: {text}", err=True)
         code = ExitCode.FAILED
     _leave(code if isinstance(code, int) else ExitCode.OK)
+
+
+class _Termination:
+    """Treats SIGTERM like Ctrl-C, so that a command commits offsets, releases leases and stops processes that it started."""
+
+    def __init__(self) -> None:
+        self.is_requested = False
+        signal.signal(signal.SIGTERM, self._interrupt)
+
+    def _interrupt(self, *_: object) -> None:
+        self.is_requested = True
+        if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+            # The shell started the command in the background.
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.raise_signal(signal.SIGINT)
+
+
+def _open_closed_streams() -> None:
+    """Open the null device for each standard stream that is closed. A socket that got its number would receive the output."""
+    for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
+        if getattr(sys, name) is None:
+            null = os.open(os.devnull, os.O_RDWR)
+            if null != number:
+                os.dup2(null, number)
+                os.close(null)
+            setattr(sys, name, os.fdopen(number, mode))
+
+
+def _explained(failure: OSError) -> str | None:
+    """Return the failure and its remedy; None for a defect, which keeps its traceback."""
+    if isinstance(failure, socket.gaierror) or failure.errno == errno.EADDRNOTAVAIL:
+        return f"{failure.strerror}; check the addresses to listen on"
+    remedy = _REMEDIES.get(failure.errno or 0)
+    if remedy is None or (failure.filename is None and failure.errno not in _FULL):
+        return None
+    place = "" if failure.filename is None else f"{failure.filename}: "
+    return f"{place}{failure.strerror}; {remedy}"
 
 
 def _do_not_load_hypothesis() -> None:

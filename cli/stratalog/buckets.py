@@ -36,17 +36,23 @@ class Credentials:
 
 
 def s3_client(location: S3Location, credentials: Credentials | None) -> Any:
-    """Return a boto3 client for the store of ``location``. Without ``credentials`` boto3 searches its usual sources."""
-    return boto3.client(
-        "s3",
-        endpoint_url=location.endpoint,
-        region_name=location.region,
-        aws_access_key_id=credentials.access_key if credentials else None,
-        aws_secret_access_key=credentials.secret_key if credentials else None,
-        config=Config(
-            s3={"addressing_style": location.addressing}, connect_timeout=2, read_timeout=10, retries={"max_attempts": 0}
-        ),
-    )
+    """Return a boto3 client for the store of ``location``. Without ``credentials`` boto3 searches its usual sources.
+
+    Raises ``Invalid`` if they are malformed or name a profile that does not exist.
+    """
+    try:
+        return boto3.client(
+            "s3",
+            endpoint_url=location.endpoint,
+            region_name=location.region,
+            aws_access_key_id=credentials.access_key if credentials else None,
+            aws_secret_access_key=credentials.secret_key if credentials else None,
+            config=Config(
+                s3={"addressing_style": location.addressing}, connect_timeout=2, read_timeout=10, retries={"max_attempts": 0}
+            ),
+        )
+    except BotoCoreError as malformed:
+        raise Invalid(f"s3://{location.bucket}: {malformed}; correct AWS_PROFILE, or the file that has it") from malformed
 
 
 def create_bucket(client: Any, location: S3Location, *, timeout_s: float, object_lock: bool = False) -> bool:
@@ -71,10 +77,12 @@ def create_bucket(client: Any, location: S3Location, *, timeout_s: float, object
 
 
 def require_object_lock(client: Any, bucket: str) -> None:
-    """Raise ``Invalid`` unless the bucket, which existed already, has Object Lock."""
+    """Raise ``Invalid`` unless the bucket, which existed already, has Object Lock; ``Unavailable`` if that cannot be told."""
     try:
         client.get_object_lock_configuration(Bucket=bucket)
-    except ClientError as failure:
+    except (BotoCoreError, ClientError) as failure:
+        if _code_of(failure) != "ObjectLockConfigurationNotFoundError":
+            raise _refused(f"reading the Object Lock of bucket {bucket}", failure) from failure
         raise Invalid(
             f"bucket {bucket} exists and has no Object Lock, which it must have from its creation on: choose another name"
         ) from failure
@@ -115,10 +123,14 @@ def _when_ready(attempt: Callable[[], Result], server: str, timeout_s: float) ->
 
 
 def _refused(what: str, failure: BotoCoreError | ClientError) -> StratalogError:
-    code = failure.response.get("Error", {}).get("Code", "") if isinstance(failure, ClientError) else ""
+    code = _code_of(failure)
     if not code or code in _NOT_READY:
         return Unavailable(f"{what}: {failure}")
     return Invalid(f"{what} was refused: {failure}; check the administrator's credentials and the bucket's name")
+
+
+def _code_of(failure: BotoCoreError | ClientError) -> str:
+    return failure.response.get("Error", {}).get("Code", "") if isinstance(failure, ClientError) else ""
 
 
 def bucket_policy(bucket: str) -> dict[str, Any]:

@@ -39,6 +39,8 @@ class ExitCode(IntEnum):
     FINDINGS = 7
     """``tier scrub``, ``job audit``, ``job erase`` or ``job compact`` reports problems that it did not repair."""
     INTERRUPTED = 130
+    TERMINATED = 143
+    """Ended by SIGTERM. A role that SIGTERM stops in an orderly way exits with 0."""
 
 
 _BY_ERROR: tuple[tuple[type[StratalogError], ExitCode], ...] = (

@@ -5,7 +5,7 @@ Works with any Kafka server: nothing here depends on Stratalog.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
@@ -58,14 +58,25 @@ def of_group(bootstrap: str, call: Callable[[AdminClient], Mapping[Any, Future[R
     return retried(once, TIMEOUT_S)
 
 
-def partitions_of(list_topics: Callable[..., Any], topic: str) -> list[int]:
-    """Return the partition numbers of ``topic``. ``list_topics`` is a client's method. Raises ``NotFound``."""
+def partitions_of(list_topics: Callable[..., Any], topic: str, wanted: Collection[int] = ()) -> list[int]:
+    """Return the partition numbers of ``topic``, only ``wanted`` if there are any. ``list_topics`` is a client's method.
+
+    Raises ``NotFound`` for a topic or a partition that does not exist.
+    """
     with translated():
         # Lists all topics, because asking for one by name would create it.
         metadata = list_topics(timeout=TIMEOUT_S).topics.get(topic)
     if metadata is None:
         raise NotFound(f"no topic {topic!r}: see `stratalog topic list`")
-    return sorted(metadata.partitions)
+    return selected(topic, sorted(metadata.partitions), wanted)
+
+
+def selected(topic: str, known: list[int], wanted: Collection[int]) -> list[int]:
+    """Return ``wanted``, or all partitions if there are none. Raises ``NotFound`` for one that is not ``known``."""
+    unknown = sorted(set(wanted) - set(known))
+    if unknown:
+        raise NotFound(f"topic {topic!r} has no partition {unknown[0]}; it has {len(known)}")
+    return sorted(set(wanted)) or known
 
 
 def list_offsets(

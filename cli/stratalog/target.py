@@ -156,9 +156,9 @@ def store_option(command: Command) -> Command:
 
 
 def name_values(texts: Sequence[str]) -> dict[str, str]:
-    """Return the values of ``NAME=VALUE`` texts by name. Raises ``Invalid`` for a text without "="."""
+    """Return the values of ``NAME=VALUE`` texts by name. Raises ``Invalid`` for a text without "=" or without a name."""
     for text in texts:
-        if "=" not in text:
+        if text.find("=") < 1:
             raise Invalid(f"{text!r} is not NAME=VALUE")
     return dict(text.split("=", 1) for text in texts)
 

@@ -18,9 +18,10 @@ from confluent_kafka import OFFSET_BEGINNING, OFFSET_END, Consumer, KafkaError, 
 
 from stratalog import kafka
 from stratalog.moments import format_moment, parse_moment
+from stratalog.parameters import PARTITION, valid_name
 from stratalog.places import OFFSET_MAX
 from stratalog.target import bootstrap_of, kafka_options
-from stratalog_core.errors import Corrupt, Invalid, NotFound
+from stratalog_core.errors import Corrupt, Invalid
 from stratalog_core.kafka_clients import as_ours, translated
 from stratalog_core.natural_numbers import natural_number
 
@@ -40,15 +41,17 @@ class _Show:
 
 
 @click.command()
-@click.argument("topic")
+@click.argument("topic", callback=valid_name)
 @click.option("--offset", default="earliest", show_default=True, help="earliest, latest, or a number (with --partition).")
 @click.option("--time", "moment", help="Start at a time: 2013-07-04, 2013-07-04T12:00Z, milliseconds since 1970, or 15m (ago).")
 @click.option(
-    "--partition", "partitions", multiple=True, type=click.IntRange(0), help="Read this partition; repeatable (default: all)."
+    "--partition", "partitions", multiple=True, type=PARTITION, help="Read this partition; repeatable (default: all)."
 )
 @click.option("--count", type=click.IntRange(1), help="Stop after this many records.")
 @click.option("--follow", is_flag=True, help="Keep waiting for new records at the end (default: stop).")
-@click.option("--group", help="Read as a member of this consumer group, from its committed offsets, and commit.")
+@click.option(
+    "--group", callback=valid_name, help="Read as a member of this consumer group, from its committed offsets, and commit."
+)
 @click.option("--committed-only/--uncommitted", default=True, help="Skip aborted transactions (default), or show them.")
 @click.option("--keys", is_flag=True, help="Show keys.")
 @click.option("--headers", is_flag=True, help="Show headers.")
@@ -138,10 +141,7 @@ def _begin(client: Consumer, topic: str, group: str | None, start: Start) -> set
         # What was printed is committed before another member goes on there.
         client.subscribe([topic], on_assign=assigned, on_revoke=lambda *_: _commit(client), on_lost=lambda *_: None)
         return pending
-    wanted = list(start.partitions) or known
-    unknown = sorted(set(wanted) - set(known))
-    if unknown:
-        raise NotFound(f"topic {topic!r} has no partition {unknown[0]}; it has {len(known)}")
+    wanted = kafka.selected(topic, known, start.partitions)
     if start.moment:
         client.assign(kafka.offsets_at(client, topic, wanted, parse_moment(start.moment, now_ms=int(time.time() * 1000))))
     else:

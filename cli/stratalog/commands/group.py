@@ -18,6 +18,7 @@ from stratalog.command_group import CommandGroup
 from stratalog.deletion import confirm, yes_option
 from stratalog.offset_deletion import delete_offsets as delete_committed
 from stratalog.output import json_option, print_done, print_json, print_listing, print_rows
+from stratalog.parameters import PARTITION, valid_name
 from stratalog.places import TARGETS, bounds, places
 from stratalog.target import bootstrap_of, kafka_options
 from stratalog_core.errors import NotFound
@@ -41,7 +42,7 @@ def list_groups(data: Path | None, bootstrap: str | None, as_json: bool) -> None
 
 
 @group.command()
-@click.argument("name")
+@click.argument("name", callback=valid_name)
 @kafka_options
 @json_option
 def describe(name: str, data: Path | None, bootstrap: str | None, as_json: bool) -> None:
@@ -70,10 +71,10 @@ def describe(name: str, data: Path | None, bootstrap: str | None, as_json: bool)
 
 
 @group.command()
-@click.argument("name")
-@click.argument("topic")
+@click.argument("name", callback=valid_name)
+@click.argument("topic", callback=valid_name)
 @click.option("--to", "target", required=True, help=f"New offset: {TARGETS}")
-@click.option("--partition", "partitions", multiple=True, type=int, help="Only this partition; repeatable.")
+@click.option("--partition", "partitions", multiple=True, type=PARTITION, help="Only this partition; repeatable.")
 @click.option("--dry-run", is_flag=True, help="Show the new offsets without setting them.")
 @yes_option
 @kafka_options
@@ -91,7 +92,7 @@ def reset(
 ) -> None:
     """Set a group's committed offsets for TOPIC. The group must have no members."""
     address = bootstrap_of(data, bootstrap)
-    wanted = list(partitions) or kafka.partitions_of(kafka.admin(address).list_topics, topic)
+    wanted = kafka.partitions_of(kafka.admin(address).list_topics, topic, partitions)
     reader = kafka.consumer(address, {"group.id": name})
     try:
         found = places(reader, topic, wanted, target)
@@ -106,7 +107,7 @@ def reset(
 
 
 @group.command()
-@click.argument("names", nargs=-1, required=True)
+@click.argument("names", nargs=-1, required=True, callback=valid_name)
 @yes_option
 @kafka_options
 @json_option
@@ -123,9 +124,9 @@ def delete(names: tuple[str, ...], yes: bool, data: Path | None, bootstrap: str 
 
 
 @group.command("delete-offsets")
-@click.argument("name")
-@click.argument("topic")
-@click.option("--partition", "partitions", multiple=True, type=int, help="Only this partition; repeatable.")
+@click.argument("name", callback=valid_name)
+@click.argument("topic", callback=valid_name)
+@click.option("--partition", "partitions", multiple=True, type=PARTITION, help="Only this partition; repeatable.")
 @yes_option
 @kafka_options
 @json_option

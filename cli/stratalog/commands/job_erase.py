@@ -22,7 +22,8 @@ from stratalog.commands.spark_jobs import (
 from stratalog.deletion import confirm, yes_option
 from stratalog.exit_codes import ExitCode
 from stratalog.output import progress_bar
-from stratalog.target import metadata_of, metadata_option, name_values
+from stratalog.parameters import argument_bytes
+from stratalog.target import metadata_of, metadata_option
 from stratalog_core.errors import Invalid
 from stratalog_tiering.config import TieringSettings
 from stratalog_tiering.core.erasure import Selection
@@ -115,20 +116,22 @@ def erase(
 
 def _selection(keys: tuple[str, ...], hex_keys: tuple[str, ...], keys_file: Path | None, headers: tuple[str, ...]) -> Selection:
     """Return the keys and headers to erase. Raises ``Invalid`` if there is none, or one is malformed."""
-    wanted = [_bytes(key) for key in keys]
+    wanted = [argument_bytes(key) for key in keys]
     try:
         wanted += [bytes.fromhex(text) for text in hex_keys]
     except ValueError as malformed:
         raise Invalid(f"--key-hex must be hexadecimal digits: {malformed}") from malformed
     if keys_file is not None:
         wanted += [line for line in keys_file.read_bytes().removeprefix(BOM_UTF8).splitlines() if line]
-    named = [name_values([text]) for text in headers]
-    pairs = {(_bytes(name), _bytes(value)) for each in named for name, value in each.items()}
+    pairs = {_header(text) for text in headers}
     if not wanted and not pairs:
         raise Invalid("nothing to erase is named: give --key, --key-hex, --keys-file or --header")
     return Selection(keys=frozenset(wanted), headers=frozenset(pairs))
 
 
-def _bytes(argument: str) -> bytes:
-    """Return an argument as it was given, also if it is not UTF-8."""
-    return argument.encode("utf-8", "surrogateescape")
+def _header(text: str) -> tuple[bytes, bytes]:
+    """Return name and value of ``NAME=VALUE``; a header's name may be empty. Raises ``Invalid``."""
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise Invalid(f"header {text!r} is not NAME=VALUE")
+    return argument_bytes(name), argument_bytes(value)

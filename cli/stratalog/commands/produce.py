@@ -11,24 +11,26 @@ from confluent_kafka import KafkaError, Message, Producer
 
 from stratalog import kafka
 from stratalog.output import json_option, print_done, progress_bar
+from stratalog.parameters import PARTITION, argument_bytes, is_text, valid_name
 from stratalog.places import OFFSET_MAX
 from stratalog.target import bootstrap_of, kafka_options
 from stratalog_core.errors import Invalid, Unavailable
 from stratalog_core.kafka_clients import as_ours, translated
 
 _FLUSH_TIMEOUT_S = 120.0
+_BY_HASH = -1
 _Record = tuple[bytes | None, bytes | None]
 _Headers = list[tuple[str, str | bytes | None]]
 
 
 @click.command()
-@click.argument("topic")
+@click.argument("topic", callback=valid_name)
 @click.option("--value", help="Send this one record (default: one record per line of standard input).")
 @click.option("--null", "tombstone", is_flag=True, help="Send one record without a value (needs --key).")
 @click.option("--key", help="Key of every record.")
 @click.option("--key-separator", metavar="TEXT", help="Split each line at TEXT into key and value.")
 @click.option("--header", "headers", multiple=True, metavar="NAME=VALUE", help="Header of every record; repeatable.")
-@click.option("--partition", default=-1, help="Partition (default: by the key's hash).")
+@click.option("--partition", type=PARTITION, help="Partition (default: by the key's hash).")
 @click.option(
     "--timestamp",
     "timestamp_ms",
@@ -47,7 +49,7 @@ def produce(
     key: str | None,
     key_separator: str | None,
     headers: tuple[str, ...],
-    partition: int,
+    partition: int | None,
     timestamp_ms: int,
     compression: str,
     acks: str,
@@ -62,7 +64,8 @@ def produce(
     if acks != "all":
         options["enable.idempotence"] = "false"
     records = _records(value, tombstone, key, key_separator)
-    sender = _Sender(kafka.producer(bootstrap_of(data, bootstrap), options), topic, partition, _headers(headers), timestamp_ms)
+    place = _BY_HASH if partition is None else partition
+    sender = _Sender(kafka.producer(bootstrap_of(data, bootstrap), options), topic, place, _headers(headers), timestamp_ms)
     count = sender.send_all(records)
     print_done({"topic": topic, "records": count}, f"{count} records acknowledged", as_json=as_json)
 
@@ -122,15 +125,15 @@ class _Sender:
 
 
 def _records(value: str | None, tombstone: bool, key: str | None, key_separator: str | None) -> Iterator[_Record]:
-    key_bytes = key.encode() if key is not None else None
+    key_bytes = argument_bytes(key) if key is not None else None
     if tombstone and (key is None or value is not None):
         raise Invalid("--null needs --key and cannot be combined with --value")
     if tombstone or value is not None:
-        yield key_bytes, value.encode() if value is not None else None
+        yield key_bytes, argument_bytes(value) if value is not None else None
         return
     for line in sys.stdin.buffer:
         content = line.rstrip(b"\r\n")
-        yield _split(content, key_separator.encode()) if key_separator else (key_bytes, content)
+        yield _split(content, argument_bytes(key_separator)) if key_separator else (key_bytes, content)
 
 
 def _split(line: bytes, separator: bytes) -> _Record:
@@ -144,4 +147,6 @@ def _headers(texts: tuple[str, ...]) -> _Headers:
     for text in texts:
         if "=" not in text:
             raise Invalid(f"header {text!r} is not NAME=VALUE")
-    return [(name, value.encode()) for name, value in (text.split("=", 1) for text in texts)]
+        if not is_text(text.partition("=")[0]):
+            raise Invalid(f"the name of header {text!r} is not valid UTF-8")
+    return [(name, argument_bytes(value)) for name, value in (text.split("=", 1) for text in texts)]

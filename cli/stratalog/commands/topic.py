@@ -27,6 +27,7 @@ from stratalog import kafka
 from stratalog.command_group import CommandGroup
 from stratalog.deletion import confirm, yes_option
 from stratalog.output import json_option, print_done, print_json, print_listing, print_rows
+from stratalog.parameters import PARTITION, valid_name
 from stratalog.places import TARGETS, places
 from stratalog.refusals import explained
 from stratalog.target import (
@@ -73,16 +74,16 @@ def topic() -> None:
 
 
 @topic.command()
-@click.argument("name")
+@click.argument("name", callback=valid_name)
 @click.option("--partitions", type=click.IntRange(1, 10_000), help="Number of partitions (default: the cluster's).")
-@click.option("--replication-factor", default=-1, help="Copies of each record (default: the cluster's).")
+@click.option("--replication-factor", type=click.IntRange(1, 10_000), help="Copies of each record (default: the cluster's).")
 @click.option("--config", "configs", multiple=True, metavar="NAME=VALUE", help="Topic config, by Kafka's name; repeatable.")
 @kafka_options
 @json_option
 def create(
     name: str,
     partitions: int | None,
-    replication_factor: int,
+    replication_factor: int | None,
     configs: tuple[str, ...],
     data: Path | None,
     bootstrap: str | None,
@@ -90,8 +91,12 @@ def create(
 ) -> None:
     """Create a topic."""
     client = kafka.admin(bootstrap_of(data, bootstrap))
-    wanted = _CLUSTERS_DEFAULT if partitions is None else partitions
-    new = NewTopic(name, num_partitions=wanted, replication_factor=replication_factor, config=name_values(configs))
+    new = NewTopic(
+        name,
+        num_partitions=partitions or _CLUSTERS_DEFAULT,
+        replication_factor=replication_factor or _CLUSTERS_DEFAULT,
+        config=name_values(configs),
+    )
     kafka.only(client.create_topics([new], request_timeout=kafka.TIMEOUT_S))
     count = partitions or _partition_count(client, name)
     sentence = f"created {name} with {count} partition{'s' if count > 1 else ''}"
@@ -111,7 +116,7 @@ def _partition_count(client: Any, name: str) -> int:
 
 
 @topic.command()
-@click.argument("name")
+@click.argument("name", callback=valid_name)
 @click.option("--partitions", type=click.IntRange(1, 10_000), help="New number of partitions; it can only grow.")
 @click.option("--replication-factor", "factor", type=click.IntRange(1, 15), help="Copies of each new record.")
 @cluster_options
@@ -150,9 +155,9 @@ async def _change_factor(addresses: list[str], name: str, factor: int) -> Topic:
 
 
 @topic.command("delete-records")
-@click.argument("name")
+@click.argument("name", callback=valid_name)
 @click.option("--before", "target", required=True, help=f"First offset to keep: {TARGETS}")
-@click.option("--partition", "partitions", multiple=True, type=int, help="Only this partition; repeatable.")
+@click.option("--partition", "partitions", multiple=True, type=PARTITION, help="Only this partition; repeatable.")
 @yes_option
 @kafka_options
 @json_option
@@ -162,7 +167,7 @@ def delete_records(
     """Delete a topic's oldest records, from bookies and from the object store."""
     address = bootstrap_of(data, bootstrap)
     client = kafka.admin(address)
-    wanted = list(partitions) or kafka.partitions_of(client.list_topics, name)
+    wanted = kafka.partitions_of(client.list_topics, name, partitions)
     reader = kafka.consumer(address, {"group.id": "stratalog-cli"})
     try:
         found = places(reader, name, wanted, target)
@@ -211,7 +216,7 @@ def list_topics(
 
 
 @topic.command()
-@click.argument("name")
+@click.argument("name", callback=valid_name)
 @kafka_options
 @json_option
 def describe(name: str, data: Path | None, bootstrap: str | None, as_json: bool) -> None:
@@ -256,7 +261,7 @@ def _offsets(servers: str, name: str, partitions: list[int], spec: OffsetSpec) -
 
 
 @topic.command()
-@click.argument("names", nargs=-1, required=True)
+@click.argument("names", nargs=-1, required=True, callback=valid_name)
 @click.option(
     "--now",
     is_flag=True,
@@ -331,9 +336,9 @@ def undelete(
 
 
 @topic.command()
-@click.argument("name")
+@click.argument("name", callback=valid_name)
 @click.option("--set", "changes", multiple=True, metavar="NAME=VALUE", help="Set a config; repeatable.")
-@click.option("--unset", multiple=True, metavar="NAME", help="Reset a config to its default; repeatable.")
+@click.option("--unset", multiple=True, callback=valid_name, metavar="NAME", help="Reset a config to its default; repeatable.")
 @yes_option
 @cluster_options
 @store_option

@@ -14,6 +14,7 @@ from stratalog.deletion import confirm, yes_option
 from stratalog.hanging_transactions import OpenTransaction, abort_hanging, find_hanging
 from stratalog.moments import format_moment
 from stratalog.output import json_option, print_done, print_json, print_listing, print_rows
+from stratalog.parameters import valid_name
 from stratalog.target import bootstrap_of, kafka_options
 from stratalog.transactions import describe_transaction, list_transactions
 from stratalog_core.errors import Conflict
@@ -38,7 +39,7 @@ def list_ids(states: tuple[str, ...], data: Path | None, bootstrap: str | None, 
 
 
 @txn.command()
-@click.argument("transactional_id")
+@click.argument("transactional_id", callback=valid_name)
 @kafka_options
 @json_option
 def describe(transactional_id: str, data: Path | None, bootstrap: str | None, as_json: bool) -> None:
@@ -52,7 +53,7 @@ def describe(transactional_id: str, data: Path | None, bootstrap: str | None, as
 
 
 @txn.command()
-@click.argument("transactional_id")
+@click.argument("transactional_id", callback=valid_name)
 @yes_option
 @kafka_options
 @json_option

@@ -50,7 +50,10 @@ def _java() -> Finding:
     program = shutil.which("java")
     if program is None:
         return warn("java", "not found", remedy)
-    shown = subprocess.run([program, "-version"], capture_output=True, text=True, timeout=30, check=False).stderr
+    try:
+        shown = subprocess.run([program, "-version"], capture_output=True, text=True, timeout=30, check=False).stderr
+    except (OSError, subprocess.TimeoutExpired) as failure:
+        return warn("java", str(failure), remedy)
     version = re.search(r'version "(\d+)', shown)
     if version is None or int(version[1]) < _JAVA_MIN:
         return warn("java", shown.splitlines()[0] if shown else "no version", remedy)

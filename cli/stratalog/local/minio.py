@@ -25,7 +25,8 @@ def minio_program() -> str:
         if not Path(named).is_file():
             raise NotFound(f"STRATALOG_MINIO is {named}, which is not a file: {_REMEDY}")
         return named
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "stratalog" / "tools" / "minio"
+    # Not Path.home(), which fails for a user without an account and without $HOME.
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "stratalog", "tools", "minio")
     cached = sorted(cache.glob("*/minio"))
     found = shutil.which("minio") or (str(cached[-1]) if cached else None)
     if found is None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import getpass
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +18,7 @@ from stratalog_metadata.records import (
     manifest_pointer_key,
 )
 from stratalog_metadata.state.commands import Command, Put
+from stratalog_tiering.cold.lease import user_name
 from stratalog_tiering.format.manifest import Manifest
 from stratalog_tiering.format.object_keys import manifests_prefix
 from stratalog_tiering.maintenance.fork_resolution import Lines, read_lines
@@ -103,7 +103,7 @@ async def decide_fork(metadata: MetadataClient, forked: ForkedPartition, keep: s
         store_key=forked.lines.fork.store_key,
         discard_hot=discard_hot,
         decided_at_ms=SystemClock().wall_ms(),
-        decided_by=getpass.getuser(),
+        decided_by=user_name(),
     )
     await metadata.propose(Command(updates=(Put(record=decision),)))
     return decision
