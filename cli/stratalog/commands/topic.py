@@ -3,43 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import time
-from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
 from confluent_kafka import TopicPartition
-from confluent_kafka.admin import (
-    AlterConfigOpType,
-    ConfigEntry,
-    ConfigResource,
-    ConfigSource,
-    NewPartitions,
-    NewTopic,
-    OffsetSpec,
-    ResourceType,
-)
+from confluent_kafka.admin import NewPartitions, NewTopic, OffsetSpec
 
 from stratalog import kafka
 from stratalog.command_group import CommandGroup
+from stratalog.commands.topic_config import config, source_of, topic_configs
 from stratalog.deletion import confirm, yes_option
 from stratalog.output import json_option, print_done, print_json, print_listing, print_rows
 from stratalog.parameters import PARTITION, valid_name
 from stratalog.places import TARGETS, places
 from stratalog.refusals import explained
-from stratalog.target import (
-    bootstrap_of,
-    cluster_options,
-    kafka_options,
-    metadata_of,
-    name_values,
-    quorum_options,
-    store_of,
-    store_option,
-)
+from stratalog.target import bootstrap_of, cluster_options, kafka_options, metadata_of, name_values, quorum_options
 from stratalog.tier.session import metadata_session
 from stratalog.topic_deletion import (
     BUCKET_TIMEOUT_S,
@@ -50,20 +31,13 @@ from stratalog.topic_deletion import (
     deleted_rows,
     restore,
 )
-from stratalog.topic_retention import Expiring, change_of, confirm_compaction, confirm_shortening
 from stratalog.waiting import wait_option
 from stratalog_broker.admin.replication_factor import change_replication_factor
-from stratalog_broker.admin.retention_changes import RETENTION
 from stratalog_core.errors import NotFound
 from stratalog_core.kafka_clients import translated
 from stratalog_metadata.records import Topic
-from stratalog_metadata.topic_rules.cleanup_policy import CLEANUP_POLICY
-from stratalog_metadata.topic_rules.topic_configs import TOPIC_CONFIG_KEYS
 
 _CLUSTERS_DEFAULT = -1
-_DELETING = frozenset({*RETENTION, CLEANUP_POLICY})
-"""The configs that say which records are deleted."""
-_SOURCES = {ConfigSource.DYNAMIC_TOPIC_CONFIG: "topic", ConfigSource.DYNAMIC_DEFAULT_BROKER_CONFIG: "cluster"}
 _RETRY_S = 0.2
 _SHOWN_MAX = 5
 
@@ -71,6 +45,9 @@ _SHOWN_MAX = 5
 @click.group(cls=CommandGroup)
 def topic() -> None:
     """Create, list, describe, alter, delete and configure topics, and delete their records."""
+
+
+topic.add_command(config)
 
 
 @topic.command()
@@ -175,16 +152,10 @@ def delete_records(
         reader.close()
     confirm(f"Delete the records of {_shown(found)}?", yes=yes)
     futures = client.delete_records(found, request_timeout=kafka.TIMEOUT_S)
-    with explained(partial(_configs, client), [name], data):
+    with explained(partial(topic_configs, client), [name], data):
         starts = {place.partition: kafka.only({place: future}).low_watermark for place, future in futures.items()}
     rows = [{"topic": name, "partition": partition, "earliest_offset": start} for partition, start in sorted(starts.items())]
     print_listing("partitions", rows, ("topic", "partition", "earliest_offset"), as_json=as_json)
-
-
-def _configs(client: Any, name: str) -> dict[str, ConfigEntry]:
-    resource = ConfigResource(ResourceType.TOPIC, name)
-    entries: dict[str, ConfigEntry] = kafka.only(client.describe_configs([resource], request_timeout=kafka.TIMEOUT_S))
-    return entries
 
 
 def _shown(found: list[TopicPartition]) -> str:
@@ -224,8 +195,8 @@ def describe(name: str, data: Path | None, bootstrap: str | None, as_json: bool)
     servers = bootstrap_of(data, bootstrap)
     client = kafka.admin(servers)
     rows = _partition_rows(client, servers, name)
-    entries = _configs(client, name)
-    changed = {entry.name: entry.value for entry in entries.values() if _source(entry) == "topic"}
+    entries = topic_configs(client, name)
+    changed = {entry.name: entry.value for entry in entries.values() if source_of(entry) == "topic"}
     if as_json:
         everything = {entry.name: entry.value for entry in entries.values()}
         print_json({"name": name, "partitions": rows, "configs": everything, "changed_configs": changed})
@@ -288,12 +259,12 @@ def delete(
     listed = ", ".join(names)
     if not now:
         confirm(f"Delete {listed} and all their records?", yes=yes)
-        with explained(partial(_configs, client), names, data, metadata):
+        with explained(partial(topic_configs, client), names, data, metadata):
             delete_named(call, list(names))
         print_done({"deleted": list(names)}, f"deleted {listed}", as_json=as_json)
         return
     confirm(f"Delete {listed} and all their records for good?", yes=yes)
-    with explained(partial(_configs, client), names, data, metadata):
+    with explained(partial(topic_configs, client), names, data, metadata):
         asyncio.run(delete_now(metadata_of(data, metadata), names, call))
     print_done({"deleted": list(names)}, f"deleted {listed} for good", as_json=as_json)
 
@@ -333,89 +304,3 @@ def undelete(
     later = "; a restore from the bucket may leave it out until a tiering worker has removed its deletion marker"
     sentence = f"restored {restored.name}{later if in_bucket is InBucket.UNCONFIRMED else ''}"
     print_done(document, sentence, as_json=as_json)
-
-
-@topic.command()
-@click.argument("name", callback=valid_name)
-@click.option("--set", "changes", multiple=True, metavar="NAME=VALUE", help="Set a config; repeatable.")
-@click.option("--unset", multiple=True, callback=valid_name, metavar="NAME", help="Reset a config to its default; repeatable.")
-@yes_option
-@cluster_options
-@store_option
-@json_option
-def config(
-    name: str,
-    changes: tuple[str, ...],
-    unset: tuple[str, ...],
-    yes: bool,
-    data: Path | None,
-    bootstrap: str | None,
-    metadata: str | None,
-    store: str | None,
-    as_json: bool,
-) -> None:
-    """Show or change a topic's configs.
-
-    A shorter retention.ms or retention.bytes deletes records: the command says how many, and asks. Give the metadata nodes and
-    the store, or --data, so that it can count them. It also asks before a new cleanup.policy starts to compact the topic.
-    """
-    client = kafka.admin(bootstrap_of(data, bootstrap))
-    expiring: list[Expiring] = []
-    if changes or unset:
-        wanted = name_values(changes)
-        before, after = _edited(client, name, wanted, unset)
-        shorter = change_of(name, before, after)
-        expiring = confirm_shortening(shorter, lambda: (metadata_of(data, metadata), store_of(data, store)), yes=yes)
-        confirm_compaction(name, before, after, yes=yes)
-        _alter(client, name, wanted, unset)
-    entries = _configs(client, name)
-    rows = [
-        {"name": entry.name, "value": entry.value, "source": _source(entry)}
-        for entry in sorted(entries.values(), key=lambda entry: entry.name)
-    ]
-    if as_json and expiring:
-        print_json({"configs": rows, "expiring": [dataclasses.asdict(each) for each in expiring]})
-        return
-    print_listing("configs", rows, ("name", "value", "source"), as_json=as_json)
-
-
-def _edited(
-    client: Any, name: str, changes: Mapping[str, str], unset: Sequence[str]
-) -> tuple[Mapping[str, str], Mapping[str, str]]:
-    """Return the configs before and after, both empty unless one changes that says which records are deleted.
-
-    Asks the brokers for the default of a config that is reset.
-    """
-    if not {*changes, *unset} & _DELETING:
-        return {}, {}
-    before = _values(_configs(client, name))
-    after = {**before, **changes}
-    if set(unset) & _DELETING:
-        defaults = _values(_broker_configs(client))
-        after |= {each: defaults[TOPIC_CONFIG_KEYS[each].default_name] for each in unset if each in _DELETING}
-    return before, after
-
-
-def _values(entries: Mapping[str, ConfigEntry]) -> dict[str, str]:
-    return {name: entry.value for name, entry in entries.items() if entry.value is not None}
-
-
-def _broker_configs(client: Any) -> dict[str, ConfigEntry]:
-    with translated():
-        broker = next(iter(client.list_topics(timeout=kafka.TIMEOUT_S).brokers))
-    resource = ConfigResource(ResourceType.BROKER, str(broker))
-    entries: dict[str, ConfigEntry] = kafka.only(client.describe_configs([resource], request_timeout=kafka.TIMEOUT_S))
-    return entries
-
-
-def _source(entry: ConfigEntry) -> str:
-    """Return where a value was set: for the topic, for the whole cluster (`stratalog broker defaults`), or nowhere."""
-    return _SOURCES.get(ConfigSource(entry.source), "built-in")
-
-
-def _alter(client: Any, name: str, changes: dict[str, str], unset: tuple[str, ...]) -> None:
-    entries = [
-        ConfigEntry(setting, value, incremental_operation=AlterConfigOpType.SET) for setting, value in changes.items()
-    ] + [ConfigEntry(setting, None, incremental_operation=AlterConfigOpType.DELETE) for setting in unset]
-    resource = ConfigResource(ResourceType.TOPIC, name, incremental_configs=entries)
-    kafka.only(client.incremental_alter_configs([resource], request_timeout=kafka.TIMEOUT_S))
