@@ -265,7 +265,8 @@ def _verdict(plan: PartitionPlan, results: Sequence[SegmentResult]) -> Partition
         batch_bytes=sum(each.batch_bytes for each in counted),
         late_records=sum(each.late_records for each in counted),
         lateness_max_ms=max((each.lateness_max_ms for each in counted), default=0),
-        repeated_records=repeated_records(run for each in counted for run in each.runs),
+        repeated_records=repeated_records(run for each in counted for run in each.runs)
+        + sum(each.settled_repeats for each in counted),
         records_by_day=dict(sorted(days.items())),
         bytes_by_codec=dict(sorted(codecs.items())),
         tree_size=manifest.tree.size if manifest is not None else 0,

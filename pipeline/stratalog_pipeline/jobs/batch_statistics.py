@@ -30,8 +30,12 @@ class BatchStatistics:
 
     ``newest_ms`` is the greatest timestamp so far, that of earlier batches included. A batch is late if all of its records are
     older than one before it, and have timestamps; ``lateness_max_ms`` is the greatest such difference. ``records_by_day``
-    counts a batch on the UTC day of its newest record, by days since 1970; records without a timestamp are on day -1. ``runs``
-    are in offset order for each producer, and few even if the batches of many producers alternate.
+    counts a batch on the UTC day of its newest record, by days since 1970; records without a timestamp are on day -1.
+
+    ``runs`` are in offset order for each producer. The driver gets those of all segments, so they are few: also if the batches
+    of many producers alternate; if a compaction has removed batches, whose sequences count as if they were there; and if each
+    transaction has an epoch of its own. Only the first and the last epoch of a producer may be those of batches elsewhere, so
+    ``settled_repeats`` is what :func:`repeated_records` is of the others.
     """
 
     newest_ms: int = -1
@@ -43,11 +47,15 @@ class BatchStatistics:
     lateness_max_ms: int = 0
     records_by_day: Counter[int] = field(default_factory=Counter)
     bytes_by_codec: Counter[str] = field(default_factory=Counter)
-    _runs: dict[tuple[int, int], list[SequenceRun]] = field(default_factory=dict)
+    settled_repeats: int = 0
+    _runs: dict[int, dict[int, list[SequenceRun]]] = field(default_factory=dict)
+    """By producer and epoch."""
+    _nexts: dict[int, dict[int, int]] = field(default_factory=dict)
+    """The sequence after the greatest one, by producer and epoch."""
 
     @property
     def runs(self) -> list[SequenceRun]:
-        return [run for runs in self._runs.values() for run in runs]
+        return [run for epochs in self._runs.values() for runs in epochs.values() for run in runs]
 
     def add(self, header: BatchHeader) -> None:
         count = header.record_count
@@ -69,11 +77,23 @@ class BatchStatistics:
 
     def _add_to_run(self, header: BatchHeader) -> None:
         count = header.last_offset_delta + 1
-        runs = self._runs.setdefault((header.producer_id, header.producer_epoch), [])
-        if runs and (runs[-1].first + runs[-1].length) % _SEQUENCES == header.base_sequence:
+        epochs, nexts = self._runs.setdefault(header.producer_id, {}), self._nexts.setdefault(header.producer_id, {})
+        if header.producer_epoch not in epochs and len(epochs) > 1:
+            epoch, settled = epochs.popitem()
+            del nexts[epoch]
+            self.settled_repeats += repeated_records(settled)
+        runs = epochs.setdefault(header.producer_epoch, [])
+        expected = nexts.get(header.producer_epoch, header.base_sequence)
+        ahead = (header.base_sequence - expected) % _SEQUENCES
+        end = (runs[-1].first + runs[-1].length) % _SEQUENCES if runs else None
+        if end == header.base_sequence:
             runs[-1] = runs[-1]._replace(length=runs[-1].length + count)
+        elif end == expected and ahead < _SEQUENCES // 2:
+            runs[-1] = runs[-1]._replace(length=runs[-1].length + ahead + count)
         else:
             runs.append(SequenceRun(header.producer_id, header.producer_epoch, header.base_sequence, count))
+        if ahead < _SEQUENCES // 2 or _SEQUENCES - ahead < count:
+            nexts[header.producer_epoch] = (header.base_sequence + count) % _SEQUENCES
 
 
 def repeated_records(runs: Iterable[SequenceRun]) -> int:

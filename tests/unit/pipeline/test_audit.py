@@ -310,10 +310,10 @@ async def test_brokers_that_lack_records_of_the_bucket_are_a_problem(cold_bucket
         await in_thread(steps)
 
 
-def a_header(offset: int, producer_id: int, base_sequence: int, timestamp_ms: int = 1) -> BatchHeader:
+def a_header(offset: int, producer_id: int, base_sequence: int, timestamp_ms: int = 1, epoch: int = 1) -> BatchHeader:
     """The header of a batch of two records."""
     records = [Record(offset=o, timestamp_ms=timestamp_ms, key=None, value=None) for o in (offset, offset + 1)]
-    return read_header(build_batch(records, producer_id=producer_id, producer_epoch=1, base_sequence=base_sequence))
+    return read_header(build_batch(records, producer_id=producer_id, producer_epoch=epoch, base_sequence=base_sequence))
 
 
 def test_producers_that_alternate_have_few_runs() -> None:
@@ -326,6 +326,28 @@ def test_producers_that_alternate_have_few_runs() -> None:
         *(SequenceRun(producer, 1, 0, 200) for producer in range(3)), SequenceRun(2, 1, 100, 2), SequenceRun(3, 1, 0, 200)
     ]  # fmt: skip
     assert repeated_records(statistics.runs) == 2
+
+
+def test_epochs_within_a_segment_and_compacted_batches_leave_few_runs() -> None:
+    """Each transaction raises its producer's epoch; a compaction leaves gaps."""
+    statistics = BatchStatistics()
+    for number in range(400):
+        statistics.add(a_header(4 * number, 7, 0, epoch=number))
+        statistics.add(a_header(4 * number + 2, 7, 0 if number % 100 == 0 else 2, epoch=number))
+    for number in range(400):
+        statistics.add(a_header(1600 + 4 * number, 8, 4 * number))
+    assert [(run.producer_id, run.epoch, run.length) for run in statistics.runs] == [
+        (7, 0, 2), (7, 0, 2), (7, 399, 4), (8, 1, 1598),
+    ]  # fmt: skip
+    assert statistics.settled_repeats + repeated_records(statistics.runs) == 8
+
+
+def test_a_gap_hides_no_repeated_batch() -> None:
+    statistics = BatchStatistics()
+    for offset, sequence in enumerate((0, 2, 4, 6, 8, 2, 6, 10, 20, 24)):
+        statistics.add(a_header(2 * offset, 7, sequence))
+    assert repeated_records(statistics.runs) == 4
+    assert len(statistics.runs) == 4
 
 
 def test_records_without_a_timestamp_are_not_late() -> None:
