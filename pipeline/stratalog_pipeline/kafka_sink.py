@@ -150,17 +150,22 @@ def check_written_columns(columns: Sequence[tuple[str, str]], topic: str | None)
     return names
 
 
-def check_topic(options: WriteOptions) -> None:
-    """Raise ``NotFound`` if the topic of the options does not exist: a client would create it with the brokers' defaults."""
+def check_topic(options: WriteOptions) -> int:
+    """Return the number of partitions of the options' topic; 0 if they name none.
+
+    Raises ``NotFound`` if it does not exist: a client would create it with the brokers' defaults.
+    """
     if options.topic is None:
-        return
+        return 0
     with options_checked():
         admin = AdminClient({"log_level": 0, **options.client})
     with translated():
         # Lists all topics, because asking for one by name would create it.
-        if options.topic not in admin.list_topics(timeout=REQUEST_S_MAX).topics:
+        found = admin.list_topics(timeout=REQUEST_S_MAX).topics.get(options.topic)
+        if found is None:
             problem = f"topic {options.topic!r} does not exist; create it first (`stratalog topic create`)"
             raise NotFound(problem, topic=options.topic)
+    return len(found.partitions)
 
 
 def send(batches: Iterable[pa.RecordBatch], options: WriteOptions) -> int:

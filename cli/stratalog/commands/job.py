@@ -293,7 +293,7 @@ def replay(
         source |= _offsets_of(parsed, offsets)
     # A pattern may match more topics now than the replay that a checkpoint continues.
     if checkpoint is None or shared.topics:
-        check_targets(target, topics)
+        check_targets(target, dict.fromkeys(topics, 0))
     with job_session("replay", master_of(shared)) as spark, shown_progress("offsets sent") as on_progress:
         result = run_replay(
             spark, source, target, checkpoint=checkpoint, window_offsets=window,

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 from uuid import UUID
@@ -187,7 +187,7 @@ def _run(
     was_resumed: bool,
 ) -> ReplayResult:
     first, ranges = plan.start, plan.ranges
-    check_targets(target, first)
+    check_targets(target, {topic: 1 + max(map(int, numbers)) for topic, numbers in first.items()})
     position = log.position or first if log is not None else first
     total = new_offsets(first, ranges)
     before = total - new_offsets(position, ranges)
@@ -213,10 +213,22 @@ def _run(
     )
 
 
-def check_targets(target: ReplayTarget, topics: Iterable[str]) -> None:
-    """Raise ``NotFound`` unless the topics exist to which the records of ``topics`` are sent."""
-    for name in sorted({_topic_of(target, topic) for topic in topics}):
-        check_topic(WriteOptions(topic=name, client=target.to_client))
+def check_targets(target: ReplayTarget, topics: Mapping[str, int]) -> None:
+    """Raise ``NotFound`` unless the topics exist to which the records of ``topics`` are sent.
+
+    The values are numbers of partitions, 0 if unknown: raises ``Invalid`` if records keep theirs, and a topic has fewer.
+    """
+    needed: dict[str, int] = {}
+    for topic, partitions in topics.items():
+        name = _topic_of(target, topic)
+        needed[name] = max(needed.get(name, 0), partitions)
+    for name, partitions in sorted(needed.items()):
+        found = check_topic(WriteOptions(topic=name, client=target.to_client))
+        if target.keeps_partitions and found < partitions:
+            raise Invalid(
+                f"topic {name!r} has {found} partitions, and records of {partitions} keep theirs: add partitions, or leave out"
+                " --keep-partitions"
+            )
 
 
 def _edges(ranges: Available, edge: Callable[[OffsetRange], int]) -> Offsets:

@@ -120,7 +120,7 @@ def test_a_replay_looks_for_its_target_before_spark_starts(
 ) -> None:
     asked = []
 
-    def missing(options: WriteOptions) -> None:
+    def missing(options: WriteOptions) -> int:
         asked.append((options.topic, options.client["bootstrap.servers"]))
         raise NotFound("no such topic")
 
@@ -132,7 +132,7 @@ def test_a_replay_looks_for_its_target_before_spark_starts(
 def test_a_continued_replay_of_a_pattern_does_not_ask_for_the_targets_of_new_topics(
     store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def missing(options: WriteOptions) -> None:
+    def missing(options: WriteOptions) -> int:
         raise NotFound("no such topic")
 
     monkeypatch.setattr(replay, "check_topic", missing)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -127,3 +128,19 @@ def test_a_replay_that_was_interrupted_in_its_first_window_was_resumed(
         replay(spark, source, TARGET, checkpoint=str(tmp_path / "checkpoint"))
     done = replay(spark, source, TARGET, checkpoint=str(tmp_path / "checkpoint"))
     assert (done.was_resumed, done.records, done.windows) == (True, 10, 1)
+
+
+def test_a_topic_has_the_partitions_that_records_keep(
+    cold_bucket: ColdBucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some of the first window was written before a task met a partition that the topic does not have."""
+    cold_bucket.add_topic("flights", [[segment(10)], [], [segment(10)]])
+    source = {"path": cold_bucket.url, "subscribe": "flights", "missingTail": "ignore"}
+    spark: Any = SimpleNamespace(sparkContext=SimpleNamespace(defaultParallelism=1))
+    monkeypatch.setattr(replay_module, "_send_window", lambda *_: 20)
+    monkeypatch.setattr(replay_module, "check_topic", lambda _: 2)
+    assert replay(spark, source, TARGET).records == 20
+    with pytest.raises(Invalid, match=r"topic 'flights\.replay' has 2 partitions, and records of 3 keep theirs"):
+        replay(spark, source, dataclasses.replace(TARGET, keeps_partitions=True))
+    monkeypatch.setattr(replay_module, "check_topic", lambda _: 3)
+    assert replay(spark, source, dataclasses.replace(TARGET, keeps_partitions=True)).records == 20
