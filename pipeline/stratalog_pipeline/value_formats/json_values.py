@@ -5,9 +5,10 @@ Fields that the schema lacks are ignored, missing ones are null; a value of anot
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import date, datetime
 from decimal import Decimal
+from functools import partial
 from typing import Annotated, Any, Final, TypedDict
 
 import msgspec
@@ -18,6 +19,10 @@ from stratalog_core.malformed import MALFORMED
 from stratalog_pipeline.value_formats.ddl import DEPTH_MAX, parse_ddl
 
 DECODING_ERRORS: Final = MALFORMED
+DECIMALS_MAX: Final = 38
+"""Digits after the point that Arrow's decimals have at most."""
+Decode = Callable[[bytes], Any]
+Check = Callable[[Any], None]
 
 
 def parse_schema(text: str) -> pa.StructType:
@@ -28,15 +33,61 @@ def parse_schema(text: str) -> pa.StructType:
         document = msgspec.json.decode(text)
     except MALFORMED as malformed:
         raise Invalid(f"this is not a JSON Schema: {malformed}") from malformed
-    kind = _JsonSchema(document).of(document, "value", 0)
+    try:
+        kind = _JsonSchema(document).of(document, "value", 0)
+    except (AttributeError, TypeError) as malformed:
+        raise Invalid(f"this is not a JSON Schema: {malformed}") from malformed
     if not pa.types.is_struct(kind):
         raise Invalid(f"the schema describes {kind}, not objects with properties; give it as DDL")
     return kind
 
 
-def decoder(kind: pa.StructType) -> Callable[[bytes], Any]:
-    """Return a function that decodes one object. It raises one of ``DECODING_ERRORS``."""
-    return msgspec.json.Decoder(_python_type(kind)).decode
+def decoder(kind: pa.StructType) -> Decode:
+    """Return a function that decodes one object. It raises one of ``DECODING_ERRORS``, or ``ValueError``."""
+    decode: Decode = msgspec.json.Decoder(_python_type(kind)).decode
+    check = _check_of_decimals(kind)
+    if check is None:
+        return decode
+
+    def checked(content: bytes) -> Any:
+        row = decode(content)
+        check(row)
+        return row
+
+    return checked
+
+
+def _check_of_decimals(kind: pa.DataType) -> Check | None:
+    """Return a function that raises ``ValueError`` for a number that Arrow must not get; None if the type has no decimals.
+
+    Arrow (26) ends the process by a segmentation fault for a number such as 1e-1000000000.
+    """
+    if pa.types.is_decimal(kind):
+        return _check_decimal
+    if pa.types.is_struct(kind):
+        checks = [(field.name, check) for field in kind if (check := _check_of_decimals(field.type)) is not None]
+        return partial(_check_fields, checks) if checks else None
+    if pa.types.is_list(kind) or pa.types.is_map(kind):
+        of_each = _check_of_decimals(kind.value_type if pa.types.is_list(kind) else kind.item_type)
+        return partial(_check_each, of_each) if of_each is not None else None
+    return None
+
+
+def _check_decimal(number: Decimal | None) -> None:
+    exponent = 0 if number is None else number.as_tuple().exponent
+    if isinstance(exponent, int) and exponent < -DECIMALS_MAX:
+        raise ValueError(f"a number has {-exponent} decimal places; maximum is {DECIMALS_MAX}")
+
+
+def _check_fields(checks: Sequence[tuple[str, Check]], row: Mapping[str, Any] | None) -> None:
+    if row is not None:
+        for name, check in checks:
+            check(row.get(name))
+
+
+def _check_each(check: Check, values: Mapping[str, Any] | Sequence[Any] | None) -> None:
+    for value in values.values() if isinstance(values, Mapping) else values or ():
+        check(value)
 
 
 def _python_type(kind: pa.DataType) -> Any:

@@ -86,6 +86,28 @@ def test_bad_json_fails_by_name_or_is_kept(bad: bytes) -> None:
     assert [row[CORRUPT_RECORD] for row in rows] == [None, bad, None]
 
 
+def test_numbers_with_extreme_exponents_do_not_decode() -> None:
+    """Arrow ends the process by a segmentation fault for some of them."""
+    found = values(
+        value_format="json",
+        value_schema="d decimal(6,2), l array<decimal(6,2)>, m map<string,decimal(6,2)>, s struct<t:decimal(6,2)>",
+        value_mode="permissive",
+    )
+    places = (b'{"d": %s}', b'{"l": [null, %s]}', b'{"m": {"a": null, "b": %s}}', b'{"s": {"t": %s}}')
+    numbers = (b"1e-1000000000", b"0e-1000000000", b"1e1000000000", b"1e-39", b'"NaN"')
+    bad = [place % number for place in places for number in numbers]
+    good = [place % number for place in places for number in (b"12.5", b"null", b"1e3", b"0.00")]
+    rows = decoded(found, *bad, *good)
+    assert [row[CORRUPT_RECORD] for row in rows] == [*bad, *[None] * len(good)]
+    assert rows[len(bad)]["value"]["d"] == Decimal("12.50")
+
+
+def test_malformed_json_schemas_are_refused() -> None:
+    for bad in ({"properties": ["a"]}, {"oneOf": 5}, {"properties": {"a": {"enum": 5}}}, {"type": [["x"]]}):
+        with pytest.raises(Invalid, match="not a JSON Schema"):
+            parse_schema(json.dumps(bad))
+
+
 def test_ddl() -> None:
     kind = parse_ddl("a INT NOT NULL, `b ``c` map<string, array<decimal(20,0)>>, d: struct<e: date>")
     assert kind == pa.struct(
