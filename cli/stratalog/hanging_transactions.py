@@ -13,8 +13,8 @@ from typing import Any, Final, NamedTuple
 
 from kio.schema.errors import ErrorCode
 
-from stratalog.kafka_connection import DESCRIBE_PRODUCERS, METADATA, WRITE_TXN_MARKERS, connect, request_part
-from stratalog.kafka_requests import ask, ask_any, check, until_available
+from stratalog.kafka_connection import DESCRIBE_PRODUCERS, METADATA, WRITE_TXN_MARKERS, request_part
+from stratalog.kafka_requests import ask, ask_any, check, connect, until_available
 from stratalog.transactions import describe_transaction, list_transactions
 from stratalog_core.errors import Conflict, NotFound
 

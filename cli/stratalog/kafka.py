@@ -71,6 +71,12 @@ def partitions_of(list_topics: Callable[..., Any], topic: str, wanted: Collectio
     return selected(topic, sorted(metadata.partitions), wanted)
 
 
+def check_reachable(list_topics: Callable[..., Any]) -> None:
+    """Return if a broker answers. ``list_topics`` is a client's method. Raises ``Unavailable`` after ``TIMEOUT_S``."""
+    with translated():
+        list_topics(timeout=TIMEOUT_S)
+
+
 def selected(topic: str, known: list[int], wanted: Collection[int]) -> list[int]:
     """Return ``wanted``, or all partitions if there are none. Raises ``NotFound`` for one that is not ``known``."""
     unknown = sorted(set(wanted) - set(known))

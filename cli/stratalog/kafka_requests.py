@@ -9,8 +9,9 @@ from typing import Any, Final, TypeVar
 
 from kio.schema.errors import ErrorCode
 
+from stratalog import kafka_connection
 from stratalog.kafka import TIMEOUT_S
-from stratalog.kafka_connection import Connection, NotAnswered, connect
+from stratalog.kafka_connection import Connection, NotAnswered
 from stratalog.target import host_and_port
 from stratalog_core.errors import Conflict, Invalid, NotFound, Unavailable
 
@@ -56,11 +57,23 @@ async def ask_any(bootstrap: str, api: int, **fields: Any) -> Any:
 
 
 async def ask(connection: Connection, api: int, **fields: Any) -> Any:
-    """Ask one broker, and close the connection."""
+    """Ask one broker, and close the connection. Raises ``NotAnswered``, also after ``TIMEOUT_S``."""
     try:
-        return await connection.ask(api, **fields)
+        async with asyncio.timeout(TIMEOUT_S):
+            return await connection.ask(api, **fields)
+    except TimeoutError:
+        raise NotAnswered(f"no answer within {TIMEOUT_S:.0f} s") from None
     finally:
         connection.close()
+
+
+async def connect(address: str) -> Connection:
+    """Open a connection to a broker. Raises ``NotAnswered``, also after ``TIMEOUT_S``, and ``Invalid``."""
+    try:
+        async with asyncio.timeout(TIMEOUT_S):
+            return await kafka_connection.connect(address)
+    except TimeoutError:
+        raise NotAnswered(f"{address}: no connection within {TIMEOUT_S:.0f} s") from None
 
 
 def check(code: ErrorCode, what: str) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from stratalog.kafka_connection import FIND_COORDINATOR, OFFSET_DELETE, connect, request_part
-from stratalog.kafka_requests import ask, ask_any, check, until_available
+from stratalog.kafka_connection import FIND_COORDINATOR, OFFSET_DELETE, request_part
+from stratalog.kafka_requests import ask, ask_any, check, connect, until_available
 
 _GROUP: Final = 0
 """FindCoordinator's key type of groups."""

@@ -11,10 +11,11 @@ from uuid import UUID
 
 from stratalog import kafka
 from stratalog.moments import format_moment
+from stratalog.several import with_each
 from stratalog.tier.session import metadata_session
 from stratalog_broker.admin.deleted_topics import TIMEOUT_S, delete_for_good, deleted_topic, undelete, until_in_bucket
 from stratalog_broker.admin.view_waiting import wait_until
-from stratalog_core.errors import NotFound, StratalogError, Unavailable
+from stratalog_core.errors import NotFound, Unavailable
 from stratalog_core.system import SystemClock
 from stratalog_metadata.client.api import MetadataClient
 from stratalog_metadata.client.topic_deletion import restorable_topics
@@ -97,20 +98,13 @@ async def delete_now(addresses: Sequence[str], names: Sequence[str], delete: Del
 
 
 def delete_named(delete: Delete, names: list[str]) -> None:
-    """Delete the topics; return when the brokers have deleted them. Raises the first failure, which names those deleted."""
-    deleted: list[str] = []
-    failures: list[StratalogError] = []
-    for name, future in delete(names).items():
+    """Delete the topics; return when the brokers have deleted them. Raises as `with_each`."""
+    futures = delete(names)
+
+    def wait(name: str) -> None:
         try:
-            kafka.only({name: future})
-        except NotFound:
-            failures.append(NotFound(f"no topic {name!r}: see `stratalog topic list`"))
-        except StratalogError as failure:
-            failures.append(failure)
-        else:
-            deleted.append(name)
-    if failures:
-        first = failures[0]
-        if deleted:
-            first.message = f"{first.message}; deleted {', '.join(deleted)}"
-        raise first
+            kafka.only({name: futures[name]})
+        except NotFound as missing:
+            raise NotFound(f"no topic {name!r}: see `stratalog topic list`") from missing
+
+    with_each([*futures], wait, "deleted")

@@ -7,8 +7,8 @@ from typing import Any, Final
 
 from kio.serial.errors import SerialError
 
-from stratalog.kafka_connection import DESCRIBE_TRANSACTIONS, FIND_COORDINATOR, LIST_TRANSACTIONS, METADATA, connect
-from stratalog.kafka_requests import ask, ask_any, check, until_available
+from stratalog.kafka_connection import DESCRIBE_TRANSACTIONS, FIND_COORDINATOR, LIST_TRANSACTIONS, METADATA
+from stratalog.kafka_requests import ask, ask_any, check, connect, until_available
 from stratalog_core.errors import Invalid
 
 _KEY_TYPE: Final = 1

@@ -19,7 +19,7 @@ from confluent_kafka import OFFSET_BEGINNING, OFFSET_END, Consumer, KafkaError, 
 from stratalog import kafka
 from stratalog.moments import format_moment, parse_moment
 from stratalog.parameters import PARTITION, valid_name
-from stratalog.places import OFFSET_MAX
+from stratalog.places import OFFSET_MAX, bounds
 from stratalog.target import bootstrap_of, kafka_options
 from stratalog_core.errors import Corrupt, Invalid
 from stratalog_core.kafka_clients import as_ours, translated
@@ -42,8 +42,10 @@ class _Show:
 
 @click.command()
 @click.argument("topic", callback=valid_name)
-@click.option("--offset", default="earliest", show_default=True, help="earliest, latest, or a number (with --partition).")
-@click.option("--time", "moment", help="Start at a time: 2013-07-04, 2013-07-04T12:00Z, milliseconds since 1970, or 15m (ago).")
+@click.option("--offset", default="earliest", show_default=True, help="earliest, latest, or a number (with one --partition).")
+@click.option(
+    "--time", "moment", help="Start at a time: 2013-07-04 (UTC), 2013-07-04T12:00+02:00, milliseconds since 1970, or 15m (ago)."
+)
 @click.option(
     "--partition", "partitions", multiple=True, type=PARTITION, help="Read this partition; repeatable (default: all)."
 )
@@ -78,7 +80,10 @@ def consume(
     data: Path | None,
     bootstrap: str | None,
 ) -> None:
-    """Print records of TOPIC, in order within each partition."""
+    """Print records of TOPIC, in order within each partition.
+
+    With --group, the positions behind the printed records are committed, also if Ctrl-C or SIGTERM ends the command.
+    """
     if moment and context.get_parameter_source("offset") is ParameterSource.COMMANDLINE:
         raise Invalid("--offset and --time cannot be combined: choose one")
     options: dict[str, str | int | bool] = {
@@ -90,13 +95,35 @@ def consume(
     client = kafka.consumer(bootstrap_of(data, bootstrap), options)
     show = _Show(keys=keys, headers=headers, timestamps=timestamps, offsets=offsets, as_json=as_json)
     try:
-        pending = _begin(client, topic, group, Start(offset=offset, moment=moment, partitions=partitions))
+        printed = _Printed(topic)
+        pending = _begin(client, printed, group, Start(offset=offset, moment=moment, partitions=partitions))
         for message in _records(client, pending, count=count, follow=follow):
             _print(message, show)
+            printed.add(message)
         if group:
-            _commit(client)
+            printed.commit(client)
     finally:
         client.close()
+
+
+class _Printed:
+    """The positions of a group's member behind the records that were printed. The client's own are behind those it has read."""
+
+    def __init__(self, topic: str) -> None:
+        self.topic = topic
+        self._positions: dict[int, int] = {}
+
+    def add(self, message: Message) -> None:
+        self._positions[message.partition() or 0] = (message.offset() or 0) + 1
+
+    def commit(self, client: Consumer) -> None:
+        """Commit the positions, and forget them."""
+        places = [TopicPartition(self.topic, partition, offset) for partition, offset in self._positions.items()]
+        self._positions.clear()
+        with translated():
+            for place in client.commit(offsets=places, asynchronous=False) if places else ():
+                if place.error is not None:
+                    raise as_ours(place.error)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,8 +147,9 @@ class Start:
         return TopicPartition(topic, partition, number)
 
 
-def _begin(client: Consumer, topic: str, group: str | None, start: Start) -> set[int]:
+def _begin(client: Consumer, printed: _Printed, group: str | None, start: Start) -> set[int]:
     """Assign or subscribe. Returns the partitions whose end has not been reached, which change with a group's assignment."""
+    topic = printed.topic
     known = kafka.partitions_of(client.list_topics, topic)
     if group:
         if start.partitions or start.moment or start.offset not in ("earliest", "latest"):
@@ -139,21 +167,39 @@ def _begin(client: Consumer, topic: str, group: str | None, start: Start) -> set
                 click.echo(f"other members of group {group} read {others} of {len(known)} partitions", err=True)
 
         # What was printed is committed before another member goes on there.
-        client.subscribe([topic], on_assign=assigned, on_revoke=lambda *_: _commit(client), on_lost=lambda *_: None)
+        client.subscribe([topic], on_assign=assigned, on_revoke=lambda *_: printed.commit(client), on_lost=lambda *_: None)
         return pending
     wanted = kafka.selected(topic, known, start.partitions)
     if start.moment:
         client.assign(kafka.offsets_at(client, topic, wanted, parse_moment(start.moment, now_ms=int(time.time() * 1000))))
     else:
-        client.assign([start.place(topic, partition) for partition in wanted])
+        client.assign([_existing(client, start.place(topic, partition)) for partition in wanted])
     return set(wanted)
 
 
+def _existing(client: Consumer, place: TopicPartition) -> TopicPartition:
+    """Return ``place``. Raises ``Invalid`` if it is past the end, where the client would begin with the oldest record."""
+    if place.offset >= 0:
+        end = bounds(client, place)[1]
+        if place.offset > end:
+            raise Invalid(f"--offset is {place.offset}; {place.topic}-{place.partition} ends at offset {end}")
+    return place
+
+
 def _records(client: Consumer, pending: set[int], *, count: int | None, follow: bool) -> Iterator[Message]:
-    """Yield up to ``count`` records. Unless ``follow``, stop when the end of every partition in ``pending`` is reached."""
-    left = count if count is not None else sys.maxsize
+    """Yield up to ``count`` records. Unless ``follow``, stop when the end of every partition in ``pending`` is reached.
+
+    Raises ``Unavailable`` if nothing is received, and no broker answers; with ``follow`` it waits for the brokers.
+    """
+    left, silent_since = count if count is not None else sys.maxsize, time.monotonic()
     while left > 0 and (follow or pending):
-        for message in client.consume(min(left, _BATCH_MAX), timeout=_POLL_S):
+        received = client.consume(min(left, _BATCH_MAX), timeout=_POLL_S)
+        if received:
+            silent_since = time.monotonic()
+        elif not follow and time.monotonic() - silent_since > kafka.TIMEOUT_S:
+            kafka.check_reachable(client.list_topics)
+            silent_since = time.monotonic()
+        for message in received:
             failure = message.error()
             if failure is None:
                 left -= 1
@@ -162,14 +208,6 @@ def _records(client: Consumer, pending: set[int], *, count: int | None, follow: 
                 pending.discard(message.partition() or 0)
             elif failure.fatal() or not failure.retriable():
                 raise as_ours(failure)
-
-
-def _commit(client: Consumer) -> None:
-    with translated():
-        read = [place for place in client.position(client.assignment()) if place.offset >= 0]
-        for place in client.commit(offsets=read, asynchronous=False) if read else ():
-            if place.error is not None:
-                raise as_ours(place.error)
 
 
 def _print(message: Message, show: _Show) -> None:

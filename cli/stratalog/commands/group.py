@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import click
-from confluent_kafka import ConsumerGroupTopicPartitions, TopicPartition
+from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, TopicPartition
 from confluent_kafka.admin import AdminClient, ConsumerGroupListing
 
 from stratalog import kafka
@@ -20,8 +20,9 @@ from stratalog.offset_deletion import delete_offsets as delete_committed
 from stratalog.output import json_option, print_done, print_json, print_listing, print_rows
 from stratalog.parameters import PARTITION, valid_name
 from stratalog.places import TARGETS, bounds, places
+from stratalog.several import with_each
 from stratalog.target import bootstrap_of, kafka_options
-from stratalog_core.errors import NotFound
+from stratalog_core.errors import Conflict, NotFound
 from stratalog_core.kafka_clients import as_ours, retried
 
 
@@ -46,7 +47,7 @@ def list_groups(data: Path | None, bootstrap: str | None, as_json: bool) -> None
 @kafka_options
 @json_option
 def describe(name: str, data: Path | None, bootstrap: str | None, as_json: bool) -> None:
-    """Show a group's members, committed offsets and lag."""
+    """Show a group's members, committed offsets and lag. The lag is unknown for a topic that was deleted."""
     address = bootstrap_of(data, bootstrap)
     found = kafka.of_group(address, lambda client: client.describe_consumer_groups([name], request_timeout=kafka.TIMEOUT_S))
     members = [
@@ -100,8 +101,7 @@ def reset(
         reader.close()
     if not dry_run:
         confirm(f"Set the offsets of group {name} for {len(found)} partitions of {topic} to {target}?", yes=yes)
-        change = ConsumerGroupTopicPartitions(name, found)
-        kafka.of_group(address, lambda client: client.alter_consumer_group_offsets([change], request_timeout=kafka.TIMEOUT_S))
+        _set_offsets(address, name, found)
     rows = [{"topic": topic, "partition": place.partition, "committed_offset": place.offset} for place in found]
     print_listing("offsets", rows, ("topic", "partition", "committed_offset"), as_json=as_json)
 
@@ -115,11 +115,7 @@ def delete(names: tuple[str, ...], yes: bool, data: Path | None, bootstrap: str 
     """Delete groups that have no members, with their committed offsets."""
     address, listed = bootstrap_of(data, bootstrap), ", ".join(names)
     confirm(f"Delete {listed} and all their committed offsets?", yes=yes)
-    for name in names:
-        try:
-            kafka.of_group(address, partial(_delete, name))
-        except NotFound as missing:
-            raise NotFound(f"no group {name!r}: see `stratalog group list`") from missing
+    with_each(list(dict.fromkeys(names)), partial(_delete, address), "deleted")
     print_done({"deleted": list(names)}, f"deleted {listed}", as_json=as_json)
 
 
@@ -143,9 +139,30 @@ def delete_offsets(
     print_done(document, f"deleted the offsets of group {name} for {len(wanted)} partitions of {topic}", as_json=as_json)
 
 
-def _delete(name: str, client: AdminClient) -> Mapping[str, Future[None]]:
-    found: Mapping[str, Future[None]] = client.delete_consumer_groups([name], request_timeout=kafka.TIMEOUT_S)
-    return found
+def _delete(address: str, name: str) -> None:
+    def ask(client: AdminClient) -> Mapping[str, Future[None]]:
+        found: Mapping[str, Future[None]] = client.delete_consumer_groups([name], request_timeout=kafka.TIMEOUT_S)
+        return found
+
+    try:
+        kafka.of_group(address, ask)
+    except NotFound as missing:
+        raise NotFound(f"no group {name!r}: see `stratalog group list`") from missing
+
+
+def _set_offsets(address: str, name: str, wanted: list[TopicPartition]) -> None:
+    """Set the committed offsets. Raises ``Conflict`` if the group has members, and the first failure of a partition."""
+    change = ConsumerGroupTopicPartitions(name, wanted)
+    answer = kafka.of_group(
+        address, lambda client: client.alter_consumer_group_offsets([change], request_timeout=kafka.TIMEOUT_S)
+    )
+    failed = [place for place in answer.topic_partitions if place.error is not None]
+    if failed:
+        failure = as_ours(failed[0].error)
+        remedy = "; stop the members of the group first" if isinstance(failure, Conflict) else ""
+        places_text = f"{len(failed)} of {len(wanted)} partitions, such as {failed[0].topic}-{failed[0].partition}"
+        failure.message = f"the offsets of group {name} are not set in {places_text}: {failure.message}{remedy}"
+        raise failure
 
 
 def _listed(address: str) -> list[ConsumerGroupListing]:
@@ -171,16 +188,24 @@ def _lag_rows(address: str, committed: list[TopicPartition]) -> list[dict[str, A
         return []
     reader = kafka.consumer(address, {"group.id": "stratalog-cli"})
     try:
-        return [_lag_row(place, bounds(reader, place)[1]) for place in sorted(committed)]
+        return [_lag_row(place, _end(reader, place)) for place in sorted(committed)]
     finally:
         reader.close()
 
 
-def _lag_row(place: TopicPartition, latest: int) -> dict[str, Any]:
+def _end(reader: Consumer, place: TopicPartition) -> int | None:
+    """Return the end offset of a partition; None if its topic was deleted after the group committed."""
+    try:
+        return bounds(reader, place)[1]
+    except NotFound:
+        return None
+
+
+def _lag_row(place: TopicPartition, latest: int | None) -> dict[str, Any]:
     return {
         "topic": place.topic,
         "partition": place.partition,
         "committed_offset": place.offset,
         "latest_offset": latest,
-        "lag": max(0, latest - place.offset),
+        "lag": max(0, latest - place.offset) if latest is not None else None,
     }

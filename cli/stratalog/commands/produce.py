@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from stratalog_core.errors import Invalid, Unavailable
 from stratalog_core.kafka_clients import as_ours, translated
 
 _FLUSH_TIMEOUT_S = 120.0
+_FLUSH_S = 0.5
 _BY_HASH = -1
 _Record = tuple[bytes | None, bytes | None]
 _Headers = list[tuple[str, str | bytes | None]]
@@ -38,8 +40,20 @@ _Headers = list[tuple[str, str | bytes | None]]
     type=click.IntRange(0, OFFSET_MAX),
     help="Timestamp in milliseconds since 1970 (default: now).",
 )
-@click.option("--compression", default="none", type=click.Choice(["none", "gzip", "snappy", "lz4", "zstd"]))
-@click.option("--acks", default="all", show_default=True, type=click.Choice(["0", "1", "all"]))
+@click.option(
+    "--compression",
+    default="none",
+    show_default=True,
+    type=click.Choice(["none", "gzip", "snappy", "lz4", "zstd"]),
+    help="Compression of the record batches.",
+)
+@click.option(
+    "--acks",
+    default="all",
+    show_default=True,
+    type=click.Choice(["0", "1", "all"]),
+    help="Acknowledgement to wait for, as of Kafka's setting. With 0 and 1, a failure may lose or repeat records.",
+)
 @kafka_options
 @json_option
 def produce(
@@ -81,20 +95,28 @@ class _Sender:
         self._failure: KafkaError | None = None
 
     def send_all(self, records: Iterable[_Record]) -> int:
-        """Send all records and return how many were acknowledged. Raises the first failure."""
+        """Send all records and return how many were acknowledged. Raises the first failure, and ``Unavailable``."""
+        kafka.check_reachable(self._client.list_topics)
         with progress_bar() as progress:
             task = progress.add_task("producing", total=None)
             for count, (key, value) in enumerate(records, 1):
                 self._send(key, value)
                 if count % 1000 == 0:
                     progress.update(task, completed=self._acknowledged)
-        waiting = self._client.flush(_FLUSH_TIMEOUT_S)
+        waiting = self._flush()
         self._raise_failure()
         if waiting:
             raise Unavailable(
                 f"{waiting} records were not acknowledged within {_FLUSH_TIMEOUT_S:.0f} s; check whether they were written"
             )
         return self._acknowledged
+
+    def _flush(self) -> int:
+        """Return how many records are not acknowledged after a time. A signal ends the wait between two calls of the client."""
+        deadline = time.monotonic() + _FLUSH_TIMEOUT_S
+        while (waiting := self._client.flush(_FLUSH_S)) and time.monotonic() < deadline:
+            self._raise_failure()
+        return waiting
 
     def _send(self, key: bytes | None, value: bytes | None) -> None:
         while True:

@@ -99,9 +99,10 @@ def find_hanging_ones(
 ) -> None:
     """List transactions that are open in a partition but that no coordinator will end (KIP-664)."""
     found = asyncio.run(find_hanging(bootstrap_of(data, bootstrap), topic, timeout_minutes * 60_000))
+    aborted: list[OpenTransaction] = []
     if aborts and found:
         confirm(f"Abort {_shown(found)}?", yes=yes)
-        asyncio.run(_abort(found))
+        aborted = asyncio.run(_abort(found))
     rows = [
         {
             "topic": each.topic,
@@ -110,7 +111,7 @@ def find_hanging_ones(
             "producer_epoch": each.producer_epoch,
             "start_offset": each.start_offset,
             "silent_since": format_moment(each.last_timestamp_ms),
-            "aborted": aborts,
+            "aborted": each in aborted,
         }
         for each in found
     ]
@@ -126,6 +127,14 @@ def _shown(found: list[OpenTransaction]) -> str:
     return shown + (f" and {len(found) - _SHOWN_MAX} more transactions" if len(found) > _SHOWN_MAX else "")
 
 
-async def _abort(found: list[OpenTransaction]) -> None:
+async def _abort(found: list[OpenTransaction]) -> list[OpenTransaction]:
+    """Return the transactions that were aborted: all but those that have ended meanwhile."""
+    aborted = []
     for each in found:
-        await abort_hanging(each)
+        try:
+            await abort_hanging(each)
+        except Conflict as ended:
+            click.echo(ended.message, err=True)
+        else:
+            aborted.append(each)
+    return aborted
