@@ -51,6 +51,7 @@ class BatchDecoder:
         self._topic = topic
         self._partition = partition
         self._columns = tuple(columns)
+        self._wants_times = "timestamp" in self._columns
         self._first_offset = first_offset
         self._end_offset = end_offset
         self._bounds = bounds
@@ -114,7 +115,7 @@ class BatchDecoder:
             code = int(kernels.measure(body, frame, self._buffers.room, self._spans, cursor))
             if code not in (kernels.DONE, kernels.FULL):
                 raise self._corrupt(header, kernels.MESSAGES[code])
-            self._buffers.append(body, self._spans, cursor, frame.log_append_time)
+            self._buffers.append(body, self._spans, cursor, int(header.is_log_append_time))
             cursor[kernels.ROWS] = cursor[kernels.DATA_BYTES] = cursor[kernels.HEADERS] = 0
             if code == kernels.FULL:
                 yield from self._make_room(len(body))
@@ -141,8 +142,9 @@ class BatchDecoder:
             last_offset_delta=header.last_offset_delta,
             record_count=header.record_count,
             base_timestamp_ms=header.base_timestamp_ms,
-            fixed_timestamp_ms=header.max_timestamp_ms,
-            log_append_time=int(header.is_log_append_time),
+            fixed_timestamp_ms=header.max_timestamp_ms if self._wants_times else 0,
+            # One time for all records: those that are not selected may be beyond what a row can hold.
+            log_append_time=int(header.is_log_append_time or not self._wants_times),
             first_offset=self._first_offset,
             end_offset=self._end_offset,
         )

@@ -228,6 +228,18 @@ def test_times_beyond_microseconds_are_refused() -> None:
             decoded(build_batch([one(0, timestamp_ms=timestamp_ms)]))
 
 
+@pytest.mark.parametrize("timestamp_ms", [2**63 - 1, -(2**63)])
+def test_times_that_are_not_selected_may_be_anything(timestamp_ms: int) -> None:
+    """So it is with records from brokers, which the same query reads before they are offloaded."""
+    batch = build_batch([one(0, timestamp_ms=timestamp_ms)])
+    (rows,) = decoded(batch, columns=("offset", "timestampType", "value"))
+    assert rows.to_pylist() == [{"offset": 0, "timestampType": 0, "value": one(0).value}]
+    refused: list[Corrupt] = []
+    decoder = BatchDecoder(topic="topic", partition=3, columns=("offset",))
+    list(decoder.decode(batch, on_corrupt=refused.append))
+    assert ([rows.num_rows for rows in decoder.finish()], refused) == ([1], [])
+
+
 def test_a_foreign_magic_is_refused() -> None:
     batch = build_batch([one(0)])
     batch[16] = 1
