@@ -7,6 +7,7 @@ from importlib import import_module
 from typing import Final
 
 import click
+from click.shell_completion import CompletionItem
 
 _LOADGEN: Final = "stratalog_loadgen"
 _COMMANDS: Final = {
@@ -61,6 +62,12 @@ class _LazyGroup(click.Group):
             similar = " or ".join(map(repr, get_close_matches(name, _COMMANDS)))
             raise click.UsageError(f"No such command {name!r}." + (f" Did you mean {similar}?" if similar else ""), ctx)
         return super().resolve_command(ctx, args)
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        items = [
+            CompletionItem(name, help=line) for name, (_, line) in sorted(_COMMANDS.items()) if name.startswith(incomplete)
+        ]
+        return items + click.Command.shell_complete(self, ctx, incomplete)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):

@@ -32,6 +32,22 @@ def test_help_lists_every_command_without_loading_it() -> None:
     assert "confluent_kafka" not in modules.split()
 
 
+def test_completion_lists_every_command_without_loading_it() -> None:
+    """Also the load generator's, which may not be installed."""
+    program = (
+        "import sys; sys.modules['stratalog_loadgen'] = None; from click.shell_completion import ShellComplete\n"
+        "from stratalog.app import stratalog; complete = ShellComplete(stratalog, {}, 'stratalog', '_STRATALOG_COMPLETE')\n"
+        "print(*(item.value for item in complete.get_completions([], 'b'))); print(*complete.get_completions([], '--'))\n"
+        "print(*sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 0, done.stderr
+    commands, options, modules = done.stdout.splitlines()
+    assert commands.split() == ["bench", "bookie", "broker"]
+    assert options
+    assert "stratalog.commands.bookie" not in modules.split()
+
+
 @pytest.mark.parametrize("words", [("cluster", "start"), ("broker",)])
 def test_starts_load_nothing_that_they_do_not_use(words: tuple[str, ...]) -> None:
     program = (
