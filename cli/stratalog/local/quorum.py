@@ -15,7 +15,7 @@ from stratalog.hot.quorum import administration_session
 from stratalog.local.launcher import LocalCluster
 from stratalog.local.plan import to_toml
 from stratalog.local.ports import free_ports
-from stratalog.local.state import ClusterState, ProcessState, replace_file, save_state
+from stratalog.local.state import ClusterState, ProcessState, changing, replace_file, save_state
 from stratalog_core.errors import Invalid, NotFound
 
 ROLE = "metadata"
@@ -23,19 +23,27 @@ ROLE = "metadata"
 
 def add_metadata(local: LocalCluster, *, timeout_s: float) -> str:
     """Start another node, make it a voter and return its name. Its number was never used in this directory."""
-    state = local.state
-    before = _addresses(state)
-    config = local.data / "config"
-    number = max(int(path.stem.rpartition("-")[2]) for path in config.glob(f"{ROLE}-*.toml")) + 1
-    address, http = (f"127.0.0.1:{port}" for port in free_ports(2))
-    process = ProcessState(name=f"{ROLE}-{number}", role=ROLE, address=address, http=http)
-    table = dict(_read(config / f"{state.of_role(ROLE)[0].name}.toml")[ROLE])
-    table |= {"node_id": number, "listen": process.address, "data_dir": str(local.data / process.name)}
-    (config / f"{process.name}.toml").write_text(to_toml({"node": {}, ROLE: table, "http": {"listen": http}}))
-    _save(local, msgspec.structs.replace(state, processes=_inserted(state, process)))
+    before, process = enter_node(local)
     local.start([process.name], timeout_s=timeout_s)
-    asyncio.run(_add(before, number, process.address, timeout_s))
+    asyncio.run(_add(before, _number(process), process.address, timeout_s))
     return process.name
+
+
+def enter_node(local: LocalCluster) -> tuple[list[str], ProcessState]:
+    """Enter another node in ``cluster.json`` and the configuration files. Returns the addresses of the others, and the node."""
+    with changing(local.data):
+        state = local.state
+        if not state.of_role(ROLE):
+            raise Invalid(f"{local.data} belongs to `stratalog up`, whose quorum has one node")
+        config = local.data / "config"
+        number = max(int(path.stem.rpartition("-")[2]) for path in config.glob(f"{ROLE}-*.toml")) + 1
+        address, http = (f"127.0.0.1:{port}" for port in free_ports(2))
+        process = ProcessState(name=f"{ROLE}-{number}", role=ROLE, address=address, http=http)
+        table = dict(_read(config / f"{state.of_role(ROLE)[0].name}.toml")[ROLE])
+        table |= {"node_id": number, "listen": process.address, "data_dir": str(local.data / process.name)}
+        (config / f"{process.name}.toml").write_text(to_toml({"node": {}, ROLE: table, "http": {"listen": http}}))
+        _save(local, msgspec.structs.replace(state, processes=_inserted(state, process)))
+    return _addresses(state), process
 
 
 def remove_metadata(local: LocalCluster, name: str, *, timeout_s: float) -> None:
@@ -50,8 +58,10 @@ def remove_metadata(local: LocalCluster, name: str, *, timeout_s: float) -> None
     with suppress(NotFound):
         asyncio.run(_remove(_addresses(state), _number(process), timeout_s))
     local.stop([name])
-    remaining = tuple(other for other in local.state.processes if other.name != name)
-    _save(local, msgspec.structs.replace(local.state, processes=remaining))
+    with changing(local.data):
+        state = local.state
+        remaining = tuple(other for other in state.processes if other.name != name)
+        _save(local, msgspec.structs.replace(state, processes=remaining))
 
 
 async def _add(addresses: Sequence[str], number: int, address: str, timeout_s: float) -> None:

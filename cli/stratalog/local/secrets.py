@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -13,14 +14,19 @@ def _path(data: Path) -> Path:
 
 
 def make_store_credentials(data: Path) -> None:
-    """Write ``config/store.env`` (NAME=value lines, mode 0600), unless it exists."""
+    """Write ``config/store.env`` (NAME=value lines, mode 0600), unless it exists. It appears as a whole."""
     if _path(data).exists():
         return
     _path(data).parent.mkdir(parents=True, exist_ok=True)
     lines = (f"AWS_ACCESS_KEY_ID=stratalog-{secrets.token_hex(4)}", f"AWS_SECRET_ACCESS_KEY={secrets.token_urlsafe(24)}")
-    descriptor = os.open(_path(data), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with open(descriptor, "w") as stream:
-        stream.write("\n".join(lines) + "\n")
+    descriptor, aside = tempfile.mkstemp(dir=_path(data).parent, prefix=".store-")
+    try:
+        with open(descriptor, "w") as stream:
+            stream.write("\n".join(lines) + "\n")
+        os.replace(aside, _path(data))
+    except BaseException:
+        os.unlink(aside)
+        raise
 
 
 def store_environment(data: Path) -> Mapping[str, str]:
