@@ -31,7 +31,7 @@ from stratalog.tier.forks import (
     only_fork,
     wait_for_resolution,
 )
-from stratalog.tier.history import cold_partitions, finding_row, segment_rows, verified_row
+from stratalog.tier.history import cold_partitions, damage_text, finding_row, segment_rows, verified_row
 from stratalog.tier.offload import Waiting, request_offload, wait_for_offload
 from stratalog.tier.repair import RepairFrom
 from stratalog.tier.report import PartitionTier, tier_report, topics_named
@@ -85,12 +85,11 @@ def status(
 
     Also shows how many damaged objects the continuous scrub could not repair, and the command to run next.
     """
-    rows, damage = asyncio.run(_report(metadata_of(data, metadata), topics))
-    documents = [dataclasses.asdict(row) for row in rows]
     copy_url = existing_store(copy) if copy else second_store_of(data, store)
+    rows, damage, copied = asyncio.run(_report(metadata_of(data, metadata), topics, copy_url))
+    documents = [dataclasses.asdict(row) for row in rows]
     columns: tuple[str, ...] = _STATUS_COLUMNS
     if copy_url is not None:
-        copied = asyncio.run(copied_partitions(metadata_of(data, metadata), topics, copy_url))
         documents = [document | each for document, each in zip(documents, copied, strict=True)]
         columns = (*_STATUS_COLUMNS[:-1], "copy_lag_records", "copy_lag_versions", _STATUS_COLUMNS[-1])
     if as_json:
@@ -113,10 +112,14 @@ def status(
     click.echo(f"cold {human_bytes(cold)}, hot {human_bytes(hot)} sealed, {sum(row.open_ledgers for row in rows)} open ledgers")
 
 
-async def _report(addresses: list[str], names: tuple[str, ...]) -> tuple[list[PartitionTier], list[UnrepairedDamage]]:
+async def _report(
+    addresses: list[str], names: tuple[str, ...], copy_url: str | None
+) -> tuple[list[PartitionTier], list[UnrepairedDamage], list[dict[str, object]]]:
+    """Return the partitions, the damage that is known of them, and their columns of the second copy, if it is given."""
     async with metadata_session(addresses) as client:
         topics = topics_named(client.view, names)
-        return tier_report(client.view, topics), unrepaired_damage(client.view, topics)
+        rows, damage = tier_report(client.view, topics), unrepaired_damage(client.view, topics)
+    return rows, damage, await copied_partitions(topics, rows, copy_url) if copy_url is not None else []
 
 
 @tier.command()
@@ -305,9 +308,9 @@ def verify(
     else:
         print_rows(rows, _VERIFIED_COLUMNS)
         for finding in findings:
-            place = f"block {finding['block']}, offsets {finding['base_offset']} to {finding['last_offset']}"
-            click.echo(f"DAMAGED {finding['segment']}: {place}: {finding['problem']}")
+            click.echo(damage_text(finding))
     if findings:
+        click.echo("`stratalog tier scrub` names the remedy of each finding, and repairs what it can with --repair", err=True)
         context.exit(ExitCode.DAMAGED)
 
 

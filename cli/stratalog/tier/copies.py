@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from stratalog.tier.report import tier_report, topics_named
-from stratalog.tier.session import metadata_session, store_session
+from stratalog.tier.report import PartitionTier
+from stratalog.tier.session import store_session
 from stratalog_core.bounded_map import bounded_map
 from stratalog_metadata.records import ManifestPointer, Topic
 from stratalog_tiering.cold.archive import Archive
@@ -25,13 +25,13 @@ class Copied:
     end_offset: int = 0
 
 
-async def copied_partitions(addresses: Sequence[str], names: Sequence[str], url: str) -> list[Row]:
-    """Return a row per partition of the topics, in the order of `tier_report`, with the columns of the second copy.
+async def copied_partitions(topics: Sequence[Topic], reports: Sequence[PartitionTier], url: str) -> list[Row]:
+    """Return a row per report of `tier_report` about ``topics``, in order, with the columns of the second copy.
 
-    Raises ``Corrupt`` if the second copy's newest version is damaged, ``Unavailable``.
+    The copy is read after the reports were made: a lag of 0 means that it has all that they say is committed. Raises
+    ``Corrupt`` if its newest version is damaged, ``Unavailable``.
     """
-    async with metadata_session(addresses) as client, store_session(url) as store:
-        topics = topics_named(client.view, names)
+    async with store_session(url) as store:
         archive = Archive(store)
 
         async def copied(place: tuple[Topic, int]) -> Copied:
@@ -41,7 +41,6 @@ async def copied_partitions(addresses: Sequence[str], names: Sequence[str], url:
 
         places = [(topic, index) for topic in topics for index in range(topic.partition_count)]
         found = await bounded_map(copied, places, _READS_AT_ONCE)
-        reports = tier_report(client.view, topics)
     return [
         {
             "copied_version": each.version,

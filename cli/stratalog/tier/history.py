@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from stratalog.tier.report import topics_named
@@ -122,3 +122,11 @@ def finding_row(report: PartitionReport, finding: Finding) -> dict[str, object]:
         "last_offset": finding.end_offset - 1,
         "problem": finding.problem,
     }
+
+
+def damage_text(row: Mapping[str, object]) -> str:
+    """Return a row of `finding_row` as a line. Findings that are not in a block, or about no records, have no such place."""
+    places = [] if row["block"] is None else [f"block {row['block']}"]
+    if int(str(row["last_offset"])) >= int(str(row["base_offset"])):
+        places.append(f"offsets {row['base_offset']} to {row['last_offset']}")
+    return ": ".join([f"DAMAGED {row['segment']}", *([", ".join(places)] if places else []), str(row["problem"])])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from support.two_partitions import write_two_partitions
 
 from stratalog.app import stratalog
 from stratalog.exit_codes import ExitCode
+from stratalog.tier.history import damage_text
 from stratalog_core.errors import Invalid, NotFound
 
 
@@ -95,3 +97,21 @@ def test_a_repair_without_a_source_is_refused(bucket: Path) -> None:
         raise scrub(bucket, "--repair").exception or AssertionError
     with pytest.raises(Invalid, match="--copy needs --repair"):
         raise scrub(bucket, "--copy", str(bucket)).exception or AssertionError
+
+
+def test_verify_names_only_the_place_that_it_knows_and_the_next_command(tmp_path: Path) -> None:
+    write_two_partitions(tmp_path)
+    segment = next(tmp_path.glob("segments/**/*.segment"))
+    segment.unlink()
+    done = CliRunner().invoke(stratalog, ["tier", "verify", "--store", str(tmp_path)])
+    assert done.exit_code == ExitCode.DAMAGED
+    (line,) = [line for line in done.stdout.splitlines() if line.startswith("DAMAGED")]
+    assert "None" not in line
+    assert re.match(r"DAMAGED segments/\S+\.segment: offsets \d+ to \d+: ", line)
+    assert "`stratalog tier scrub`" in done.stderr
+
+
+def test_damage_without_a_place_is_shown_without_one() -> None:
+    row = {"segment": "k", "block": None, "base_offset": 0, "last_offset": -1, "problem": "is gone"}
+    assert damage_text(row) == "DAMAGED k: is gone"
+    assert damage_text({**row, "block": 2, "last_offset": 9}) == "DAMAGED k: block 2, offsets 0 to 9: is gone"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from pathlib import Path
+from typing import Any
 from uuid import UUID
 
 import pytest
@@ -13,9 +14,11 @@ from support.embedded_quorum import EmbeddedQuorum
 from unit.broker.hand_fed_view import HandFedView
 
 from stratalog.app import stratalog
+from stratalog.commands import tier
 from stratalog.exit_codes import ExitCode
 from stratalog.health.cluster import check_history
 from stratalog.health.finding import Verdict
+from stratalog.tier.copies import copied_partitions
 from stratalog.tier.unrepaired import unrepaired_damage
 from stratalog_metadata.records import TierStatus, Topic
 from stratalog_metadata.state.commands import Command, Put
@@ -99,3 +102,24 @@ async def test_status_has_no_column_for_damage_without_any(quorum: EmbeddedQuoru
     where = ["--metadata", ",".join(quorum.addresses)]
     shown = await asyncio.to_thread(CliRunner().invoke, stratalog, ["tier", "status", *where], catch_exceptions=False)
     assert "unrepaired" not in shown.output
+
+
+async def test_status_beside_a_topic_that_is_created_shows_the_lag_of_the_others(
+    quorum: EmbeddedQuorum, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second copy is read after metadata: a topic created in between has no row yet."""
+    await quorum.client.propose(Command(updates=(Put(record=TOPIC),)))
+    (tmp_path / "copy").mkdir()
+    loop = asyncio.get_running_loop()
+    new = Topic(name="a-new-one", topic_id=UUID(int=9), partition_count=1, replication_factor=1)
+
+    async def create_first(*given: Any) -> list[dict[str, object]]:
+        creating = quorum.client.propose(Command(updates=(Put(record=new),)))
+        await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(creating, loop))
+        return await copied_partitions(*given)
+
+    monkeypatch.setattr(tier, "copied_partitions", create_first)
+    words = ["tier", "status", "--json", "--metadata", ",".join(quorum.addresses), "--copy", str(tmp_path / "copy")]
+    done = await asyncio.to_thread(CliRunner().invoke, stratalog, words, catch_exceptions=False)
+    rows = json.loads(done.stdout)["partitions"]
+    assert [(row["topic"], row["copy_lag_versions"]) for row in rows] == [("flights", 0), ("flights", 0)]
