@@ -24,7 +24,10 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from stratalog_core.system import SystemClock
+from stratalog_pipeline.bucket import Bucket
 from stratalog_pipeline.options import ReadOptions
+from stratalog_pipeline.read_lease import write_lease
+from stratalog_pipeline.scan_plan import ScanPlan
 from stratalog_pipeline.spark.reader import TaskPartition, read_task
 from stratalog_pipeline.stream_plan import (
     KnownTopics,
@@ -39,8 +42,11 @@ from stratalog_pipeline.stream_plan import (
     plan_batch,
 )
 from stratalog_pipeline.value_formats.values import Values
+from stratalog_tiering.cold.lease import SharedLease
 
 _LOGGER: Final = logging.getLogger(__name__)
+LEASED_TASKS_MIN: Final = 64
+"""A batch with at least this many tasks (4 GiB by default) writes a lease: it may take long. Smaller ones save the request."""
 
 
 class StratalogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -105,7 +111,13 @@ class StratalogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
     def partitions(self, start: Offsets, end: Offsets) -> Sequence[InputPartition]:
         topics = self._topics if self._options.fail_on_data_loss else None
         now_ms = SystemClock().wall_ms()
-        return [TaskPartition(splits, now_ms) for splits in plan_batch(self._options, start, end, topics).tasks]
+        plan = plan_batch(self._options, start, end, topics)
+        lease = self._lease(plan, now_ms) if len(plan.tasks) >= LEASED_TASKS_MIN else None
+        return [TaskPartition(splits, now_ms, lease) for splits in plan.tasks]
+
+    def _lease(self, plan: ScanPlan, begun_ms: int) -> SharedLease | None:
+        with Bucket(self._options.store, self._options.second_store) as bucket:
+            return write_lease(bucket, self._options, {split.name.topic_id for split in plan.splits}, begun_ms)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         yield from read_task(self._options, cast(TaskPartition, partition), self._columns, self._values)

@@ -1,4 +1,4 @@
-"""A batch read by Spark holds a lease that its planner writes and its tasks renew; without one it reads all the same."""
+"""A read by Spark holds a lease that its planner writes and its tasks renew; without one it reads all the same."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from stratalog_pipeline.bucket import Bucket
 from stratalog_pipeline.options import parse_options
 from stratalog_pipeline.read_lease import kept
 from stratalog_pipeline.spark.reader import StratalogReader, TaskPartition
+from stratalog_pipeline.spark.stream_reader import LEASED_TASKS_MIN, StratalogStreamReader
 from stratalog_tiering.cold.lease import SharedLease
 from stratalog_tiering.format.descriptor import ReaderLease
 from stratalog_tiering.store.filesystem import FilesystemStore
@@ -72,6 +73,25 @@ def test_a_task_renews_the_lease_when_it_is_due(cold_bucket: ColdBucket, planner
         while path.stat().st_mtime_ns == first:
             assert time.monotonic() < deadline
             time.sleep(0.01)
+
+
+def test_a_batch_of_a_stream_has_a_lease_if_it_is_large(cold_bucket: ColdBucket) -> None:
+    """Such as the first one of a stream without limit that starts years back, which may take longer than the grace period."""
+    flights = cold_bucket.add_topic("flights", [[batches(0, LEASED_TASKS_MIN)]])
+    given = {"path": cold_bucket.url, "subscribe": "flights", "maxRecordsPerPartition": "1"}
+
+    def tasks(end: int, **options: str) -> list[TaskPartition]:
+        stream = StratalogStreamReader(parse_options({**given, **options}, "stream"), ("offset",))
+        found = stream.partitions({"flights": {"0": 0}}, {"flights": {"0": end}})
+        return [task for task in found if isinstance(task, TaskPartition)]
+
+    assert {task.lease for task in tasks(LEASED_TASKS_MIN - 1)} == {None}
+    assert {task.lease for task in tasks(LEASED_TASKS_MIN, lease="false")} == {None}
+    assert leases(cold_bucket.root) == []
+    (lease,) = {task.lease for task in tasks(LEASED_TASKS_MIN)}
+    assert lease is not None
+    (path,) = leases(cold_bucket.root)
+    assert (path.relative_to(cold_bucket.root), lease.lease.topic_ids) == (Path(lease.key), (flights,))
 
 
 def test_nothing_is_written_if_it_is_not_wanted_or_nothing_is_read(cold_bucket: ColdBucket) -> None:
