@@ -10,8 +10,9 @@ _HEAD = """# Kafka APIs
 The APIs that a broker lists in ApiVersions. A request for any other API or version gets UNSUPPORTED_VERSION.
 [Kafka's tools](kafka-tools.md) shows which tools these APIs serve.
 
-The last column marks the APIs that [a server of an archive](../how-to/serve-an-archive.md) lists. It lists Produce so that
-producers get a clear error: each request is refused with POLICY_VIOLATION. Generated from the code by `make reference`.
+The last column marks the APIs that [a server of an archive](../how-to/serve-an-archive.md) lists. It lists Produce because
+librdkafka 2.x fetches only from brokers that do, and refuses each Produce with POLICY_VIOLATION. Generated from the code by
+`make reference`.
 
 | key | API | versions | archive |
 | --- | --- | --- | --- |
