@@ -26,7 +26,7 @@ from stratalog_tiering.store.store_url import STORE_URL_CONFIG
 REQUEST_S_MAX: Final = 30.0
 MESSAGES_AT_ONCE: Final = 100
 BYTES_AT_ONCE: Final = 32 * 1024 * 1024
-"""Taken from the client in one call, besides what its queue holds; bytes by the size of the messages before."""
+"""Limits of one call to the client, beside its queue. Bytes are estimated by the largest message of the call before."""
 WAIT_S: Final = 0.5
 _READ_ONLY: Final[Mapping[str, Any]] = {
     "enable.auto.commit": False,

@@ -44,7 +44,7 @@ class Bucket:
     """One open store. Not thread-safe. Usable until ``close``."""
 
     def __init__(self, url: str, second_url: str = "") -> None:
-        """``second_url`` is the store of a second copy, which answers what the first cannot; empty: none."""
+        """``second_url`` is the store of a second copy, read where the first one fails or is damaged; empty: none."""
         if not second_url:
             _check_exists(url)
         self._loop = asyncio.new_event_loop()
@@ -79,7 +79,7 @@ class Bucket:
 
     @property
     def background(self) -> Background:
-        """Threads for work that would hold up the bucket's event loop."""
+        """Threads for work that would block the bucket's event loop."""
         return self._background
 
     @property

@@ -136,7 +136,7 @@ def _place(history: History) -> Row:
 
 
 def _us(timestamp_ms: int | None) -> int | None:
-    """Return microseconds; of a time that 64 bits cannot hold in them, which clients may send, the nearest that they can."""
+    """Return microseconds. Clients may send times that do not fit into 64 bits then: they become the nearest that does."""
     return None if timestamp_ms is None else max(-TIMESTAMP_MS_MAX, min(timestamp_ms, TIMESTAMP_MS_MAX)) * 1000
 
 

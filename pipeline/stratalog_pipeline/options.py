@@ -36,7 +36,7 @@ MissingTail: TypeAlias = Literal["warn", "fail", "ignore"]
 """Report of a read without brokers that ends at the latest record: log a warning, fail the query, or say nothing."""
 
 Mode: TypeAlias = Literal["batch", "stream", "either"]
-"""The kind of read that options are for. ``either``: not known yet, so only what both refuse is refused."""
+"""The kind of read that options are for. ``either``: not known yet; only options that both kinds refuse are refused."""
 
 PerPartition: TypeAlias = dict[str, dict[int, int]]
 """Topic name to partition to an offset (``EARLIEST``, ``LATEST``) or a time in milliseconds."""

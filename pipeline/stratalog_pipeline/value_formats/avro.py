@@ -1,7 +1,7 @@
 """Avro: schemas as Arrow types, as Spark's own Avro source maps them, and data as Python values that Arrow takes.
 
-Every field is nullable. Logical types without a counterpart there (uuid, times of day, durations) are read as what they are
-stored as. Refused: recursive types, and unions of types that have no common one.
+Every field is nullable. Logical types that Spark does not map (uuid, times of day, durations) are read as their underlying
+type. Refused: recursive types, and unions of types that have no common one.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def arrow_type(schema: Schema) -> pa.DataType:
 
 
 class _Types:
-    """Maps one schema; knows its named types, and which of them it is within."""
+    """Maps one schema. Tracks its named types, and which of them enclose the current place."""
 
     def __init__(self) -> None:
         self._named: dict[str, pa.DataType] = {}
@@ -157,9 +157,9 @@ def _takes_no_bytes(kind: pa.DataType) -> bool:
 
 
 def _without_other_logical_types(schema: Any) -> Any:
-    """The schema without logical types that are read as what they are stored as, which fastavro would interpret.
+    """Return the schema without the logical types that are read as their underlying type; fastavro would interpret them.
 
-    Among them are those that do not fit the type that they are given to: Avro's specification has readers ignore them.
+    This includes logical types that do not fit their underlying type: Avro's specification has readers ignore those.
     """
     if isinstance(schema, list):
         return [_without_other_logical_types(each) for each in schema]

@@ -67,7 +67,7 @@ class _Parser:
             self._take(":")
         kind = self._type(depth)
         if self._peek().lower() == "not":
-            # As in a read by Spark: what is read may lack it all the same.
+            # Ignored, as in a read by Spark: values may lack the field anyway.
             self._take("not")
             self._take("null")
         return pa.field(name[1:-1].replace("``", "`") if name.startswith("`") else name, kind)

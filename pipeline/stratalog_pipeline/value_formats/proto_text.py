@@ -251,7 +251,7 @@ class _Parser:
         return self._tokens[self._next - 1]
 
     def _unexpected(self) -> Invalid:
-        """Of the token that was taken last."""
+        """Return the error for the token that was taken last."""
         return self._invalid(f"{self._tokens[self._next - 1]!r} is unexpected")
 
     def _invalid(self, problem: str, at: int | None = None) -> Invalid:

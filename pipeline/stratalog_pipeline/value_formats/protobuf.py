@@ -33,7 +33,7 @@ _WELL_KNOWN: Final = {
     module.DESCRIPTOR.name: module.DESCRIPTOR.serialized_pb
     for module in (any_pb2, duration_pb2, empty_pb2, field_mask_pb2, timestamp_pb2, wrappers_pb2)
 }
-"""Files that schemas import without having them. Those of values of any shape have no type in a table."""
+"""Files that schemas import without including them. Values of any shape (``struct.proto``) have no type in a table."""
 _TYPES: Final[dict[int, pa.DataType]] = {
     FieldDescriptor.CPPTYPE_INT32: pa.int32(), FieldDescriptor.CPPTYPE_INT64: pa.int64(),
     FieldDescriptor.CPPTYPE_UINT32: pa.int64(), FieldDescriptor.CPPTYPE_UINT64: pa.decimal128(20, 0),

@@ -321,7 +321,7 @@ class _Decoder:
             return pa.array(rows, self._kind)
         except _ARROW_ERRORS:
             pass
-        # Some value does not fit into its type, such as a decimal with more digits: find out which.
+        # Some values do not fit into their type, such as a decimal with more digits: find them.
         for number, row in enumerate(rows):
             try:
                 pa.array([row], self._kind)
@@ -331,7 +331,7 @@ class _Decoder:
         return pa.array(rows, self._kind)
 
     def _permitted(self, batch: pa.RecordBatch, number: int, content: bytes | None, reason: Exception) -> bytes | None:
-        """Return the bytes for the column of what does not decode. Raises ``Corrupt`` if that is to fail."""
+        """Return the bytes for ``CORRUPT_RECORD`` if the read is permissive; raises ``Corrupt`` otherwise."""
         if self._values.is_permissive:
             return content
         topic, partition, offset = (batch.column(name)[number].as_py() for name in PLACE)
