@@ -27,6 +27,8 @@ ATTEMPTS: Final = 4
 SCHEMA_BYTES_MAX: Final = 16 * 1024 * 1024
 REFERENCES_MAX: Final = 200
 _WAIT_S: Final = 0.5
+_LATER: Final = (http.HTTPStatus.REQUEST_TIMEOUT, http.HTTPStatus.TOO_MANY_REQUESTS)
+"""Refusals after which the same request is repeated."""
 _SERIALIZED: Final = "?format=serialized"
 """Asks for Protobuf's descriptors instead of text."""
 _JSON: Final = "application/vnd.schemaregistry.v1+json, application/json"
@@ -122,7 +124,7 @@ class Registry:
                 with refused:
                     if refused.code == http.HTTPStatus.NOT_FOUND:
                         raise NotFound(f"the registry has nothing at {self._url}{path}") from None
-                    if refused.code < http.HTTPStatus.INTERNAL_SERVER_ERROR:
+                    if refused.code < http.HTTPStatus.INTERNAL_SERVER_ERROR and refused.code not in _LATER:
                         raise Invalid(f"the registry refuses {self._url}{path}: {refused.code} {refused.reason}") from None
                     reason = f"{refused.code} {refused.reason}"
             except (OSError, http.client.HTTPException) as failed:

@@ -426,6 +426,18 @@ def test_logical_types_that_do_not_fit_their_type_are_ignored() -> None:
     assert [each["value"] for each in decoded(found, content)] == [row]
 
 
+def test_a_registry_that_limits_requests_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As hosted ones do, which many tasks ask at once."""
+    monkeypatch.setattr(registry_module, "_WAIT_S", 0.0)
+    seen: list[str | None] = []
+    path = "/subjects/orders-value/versions/latest"
+    with serving({path: (429, {})}, seen) as url, pytest.raises(Unavailable, match="429 Too Many Requests"):
+        values(value_format="avro", value_registry=url)
+    assert len(seen) == registry_module.ATTEMPTS
+    with serving({path: (403, {})}) as url, pytest.raises(Invalid, match="403 Forbidden"):
+        values(value_format="avro", value_registry=url)
+
+
 def test_avro_with_references_from_a_registry() -> None:
     currency = {"type": "enum", "name": "Currency", "namespace": "money", "symbols": ["EUR", "USD"]}
     amount_fields = [{"name": "cents", "type": "long"}, {"name": "currency", "type": "Currency"}]
