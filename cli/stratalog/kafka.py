@@ -63,12 +63,17 @@ def partitions_of(list_topics: Callable[..., Any], topic: str, wanted: Collectio
 
     Raises ``NotFound`` for a topic or a partition that does not exist.
     """
+    return selected(topic, sorted(topic_of(list_topics, topic).partitions), wanted)
+
+
+def topic_of(list_topics: Callable[..., Any], topic: str) -> Any:
+    """Return the brokers' metadata of ``topic``. ``list_topics`` is a client's method. Raises ``NotFound``."""
     with translated():
         # Lists all topics, because asking for one by name would create it.
         metadata = list_topics(timeout=TIMEOUT_S).topics.get(topic)
     if metadata is None:
         raise NotFound(f"no topic {topic!r}: see `stratalog topic list`")
-    return selected(topic, sorted(metadata.partitions), wanted)
+    return metadata
 
 
 def check_reachable(list_topics: Callable[..., Any]) -> None:

@@ -2,11 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from collections.abc import Callable
+from typing import Any, Final, TypeVar
 
 import click
 
-PARTITION: Final = click.IntRange(0, 2**31 - 1)
+Command = TypeVar("Command", bound=Callable[..., Any])
+PARTITION: Final = click.IntRange(min=0)
+_PARTITION_MAX: Final = 2**31 - 1
+
+
+def valid_partition(context: click.Context, parameter: click.Parameter, given: Any) -> Any:
+    """Return a partition number or several. Raises ``BadParameter`` for one that Kafka's protocol cannot express."""
+    for number in given if isinstance(given, tuple) else (given,):
+        if number is not None and number > _PARTITION_MAX:
+            raise click.BadParameter(f"{number} is not a partition; maximum is {_PARTITION_MAX}", context, parameter)
+    return given
+
+
+def partitions_option(text: str) -> Callable[[Command], Command]:
+    """Return a decorator that adds the repeatable option ``--partition``."""
+    return click.option("--partition", "partitions", multiple=True, type=PARTITION, callback=valid_partition, help=text)
 
 
 def valid_name(context: click.Context, parameter: click.Parameter, given: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The option of commands that request work which the cluster then does: ``--wait/--no-wait``."""
+"""The options of commands that wait: ``--wait/--no-wait`` for work that the cluster does, and ``--timeout``."""
 
 from __future__ import annotations
 
@@ -12,6 +12,11 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 def wait_option(until: str, *, default: bool) -> Callable[[Command], Command]:
     """Return a decorator that adds ``--wait/--no-wait``. With ``--no-wait`` a command returns when the work is requested."""
-    return click.option(
-        "--wait/--no-wait", default=default, show_default=True, help=f"Wait until {until}, or return when this is requested."
-    )
+    text = f"Wait until {until}, or return as soon as it is requested."
+    return click.option("--wait/--no-wait", default=default, show_default=True, help=text)
+
+
+def timeout_option(default_s: float, text: str = "Seconds to wait.") -> Callable[[Command], Command]:
+    """Return a decorator that adds ``--timeout``, a number of seconds."""
+    limit = click.FloatRange(min=0)
+    return click.option("--timeout", "timeout_s", type=limit, default=default_s, show_default=True, help=text)

@@ -10,6 +10,7 @@ import click
 from stratalog.deletion import confirm, yes_option
 from stratalog.output import human_bytes, json_option, print_done, print_json, print_rows
 from stratalog.target import metadata_of, metadata_options, name_values, store_of
+from stratalog.waiting import timeout_option
 
 _COLUMNS = ("topic", "partition", "start_offset", "end_offset", "records", "bytes")
 
@@ -70,7 +71,7 @@ def attach(
 
 @click.command()
 @click.argument("topic")
-@click.option("--timeout", "timeout_s", default=120.0, show_default=True, help="Seconds to wait until everything is cold.")
+@timeout_option(120.0, "Seconds to wait until everything is cold.")
 @yes_option
 @metadata_options
 @json_option

@@ -17,7 +17,7 @@ from stratalog.hot.scrub import BookieScrub, bookies_to_scrub, follow
 from stratalog.output import json_option, print_done, print_listing, progress_bar
 from stratalog.target import metadata_of, quorum_options
 from stratalog.tier.session import metadata_session
-from stratalog.waiting import wait_option
+from stratalog.waiting import timeout_option, wait_option
 from stratalog_core.rpc.tcp import TcpTransport
 from stratalog_metadata.records import Ledger
 
@@ -53,7 +53,7 @@ async def _rows(addresses: list[str]) -> list[Row]:
 @bookie.command()
 @click.argument("name")
 @wait_option("no ledger has a copy on it and its disks can be removed", default=False)
-@click.option("--timeout", "timeout_s", default=3600.0, show_default=True, help="Seconds to wait.")
+@timeout_option(3600.0)
 @click.option("--cancel", is_flag=True, help="Return the bookie to service.")
 @quorum_options
 @json_option

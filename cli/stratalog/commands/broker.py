@@ -20,7 +20,7 @@ from stratalog.output import json_option, print_done, print_json, print_listing,
 from stratalog.target import metadata_of, metadata_options, name_values, quorum_options, store_of
 from stratalog.tier.session import metadata_session
 from stratalog.topic_retention import Expiring, RetentionChange, changes_by_defaults, confirm_shortening
-from stratalog.waiting import wait_option
+from stratalog.waiting import timeout_option, wait_option
 from stratalog_metadata.client.topic_defaults import topic_defaults
 
 _DEFAULT_COLUMNS = ("config", "broker_name", "value", "built_in", "changed")
@@ -53,13 +53,13 @@ async def _rows(addresses: list[str]) -> list[Row]:
 @broker.command()
 @click.argument("broker_id", metavar="ID", type=click.IntRange(min=0))
 @wait_option("it owns no partition", default=True)
-@click.option("--timeout", "timeout_s", default=300.0, show_default=True, help="Seconds to wait.")
+@timeout_option(300.0)
 @quorum_options
 @json_option
 def drain(broker_id: int, wait: bool, timeout_s: float, data: Path | None, metadata: str | None, as_json: bool) -> None:
     """Move all partitions of broker ID to other brokers. It gets none until `stratalog broker undrain`.
 
-    Clients retry at most. The broker keeps running; stopping it afterwards moves no partition.
+    Clients see no error: they retry. The broker keeps running; stopping it afterwards moves no partition.
     """
     left = asyncio.run(_drain(metadata_of(data, metadata), broker_id, timeout_s if wait else None))
     sentence = f"broker {broker_id} {'is draining' if left else 'is drained'}: it owns {left or 'no'} partitions"

@@ -17,6 +17,7 @@ from stratalog.local.plan import Sizes, plan_cluster
 from stratalog.local.quorum import add_metadata, remove_metadata
 from stratalog.output import json_option, print_json, print_rows
 from stratalog.target import found_data
+from stratalog.waiting import timeout_option
 from stratalog_core.errors import Conflict, Invalid
 from stratalog_tiering.store import check_store_url, shown_url
 
@@ -52,7 +53,7 @@ _data_option = click.option(
     callback=_existing,
     help="The cluster's directory (default: ./data if it holds one).",
 )
-_timeout_option = click.option("--timeout", "timeout_s", default=60.0, show_default=True, help="Seconds to wait.")
+_timeout_option = timeout_option(60.0)
 _names = click.argument("names", nargs=-1)
 
 

@@ -15,7 +15,7 @@ from stratalog.target import metadata_of, metadata_options
 from stratalog.tier.offload import Waiting, request_compaction, wait_for_offload
 from stratalog.tier.report import PartitionTier, tier_report, topics_named
 from stratalog.tier.session import metadata_session
-from stratalog.waiting import wait_option
+from stratalog.waiting import timeout_option, wait_option
 from stratalog_metadata.client.api import MetadataView
 from stratalog_metadata.records import Topic
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 @click.argument("topic")
 @click.option("--partition", type=click.IntRange(min=0), help="Only this partition.")
 @wait_option("it is compacted", default=True)
-@click.option("--timeout", "timeout_s", default=600.0, show_default=True, help="Seconds to wait.")
+@timeout_option(600.0)
 @metadata_options
 @json_option
 def compact(

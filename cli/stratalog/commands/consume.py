@@ -18,7 +18,7 @@ from confluent_kafka import OFFSET_BEGINNING, OFFSET_END, Consumer, KafkaError, 
 
 from stratalog import kafka
 from stratalog.moments import format_moment, parse_moment
-from stratalog.parameters import PARTITION, valid_name
+from stratalog.parameters import partitions_option, valid_name
 from stratalog.places import OFFSET_MAX, bounds
 from stratalog.target import bootstrap_of, kafka_options
 from stratalog_core.errors import Corrupt, Invalid
@@ -46,9 +46,7 @@ class _Show:
 @click.option(
     "--time", "moment", help="Start at a time: 2013-07-04 (UTC), 2013-07-04T12:00+02:00, milliseconds since 1970, or 15m (ago)."
 )
-@click.option(
-    "--partition", "partitions", multiple=True, type=PARTITION, help="Read this partition; repeatable (default: all)."
-)
+@partitions_option("Read this partition; repeatable (default: all).")
 @click.option("--count", type=click.IntRange(1), help="Stop after this many records.")
 @click.option("--follow", is_flag=True, help="Keep waiting for new records at the end (default: stop).")
 @click.option(

@@ -50,7 +50,7 @@ _SHORT_S: Final = 0.9 * DAY_S
 )  # fmt: skip
 @click.option(
     "--window", default="1d", show_default=True, metavar="TIME",
-    help="Time until now in which requests and offloaded bytes are counted; at most the workers' [tiering] grace_ms.",
+    help="How far back requests and offloaded bytes are counted; at most the workers' [tiering] grace_ms.",
 )  # fmt: skip
 @click.option("--print-prices", metavar="NAME", help="Print a shipped price file, to copy and change, and do nothing else.")
 @metadata_options

@@ -18,7 +18,7 @@ from stratalog.command_group import CommandGroup
 from stratalog.deletion import confirm, yes_option
 from stratalog.offset_deletion import delete_offsets as delete_committed
 from stratalog.output import json_option, print_done, print_json, print_listing, print_rows
-from stratalog.parameters import PARTITION, valid_name
+from stratalog.parameters import partitions_option, valid_name
 from stratalog.places import TARGETS, bounds, places
 from stratalog.several import with_each
 from stratalog.target import bootstrap_of, kafka_options
@@ -35,7 +35,7 @@ def group() -> None:
 @kafka_options
 @json_option
 def list_groups(data: Path | None, bootstrap: str | None, as_json: bool) -> None:
-    """List groups."""
+    """List consumer groups with their states."""
     address = bootstrap_of(data, bootstrap)
     found = retried(lambda: _listed(address), kafka.TIMEOUT_S)
     rows = [{"group": entry.group_id, "state": entry.state.name.lower()} for entry in found]
@@ -75,7 +75,7 @@ def describe(name: str, data: Path | None, bootstrap: str | None, as_json: bool)
 @click.argument("name", callback=valid_name)
 @click.argument("topic", callback=valid_name)
 @click.option("--to", "target", required=True, help=f"New offset: {TARGETS}")
-@click.option("--partition", "partitions", multiple=True, type=PARTITION, help="Only this partition; repeatable.")
+@partitions_option("Only this partition; repeatable.")
 @click.option("--dry-run", is_flag=True, help="Show the new offsets without setting them.")
 @yes_option
 @kafka_options
@@ -122,7 +122,7 @@ def delete(names: tuple[str, ...], yes: bool, data: Path | None, bootstrap: str 
 @group.command("delete-offsets")
 @click.argument("name", callback=valid_name)
 @click.argument("topic", callback=valid_name)
-@click.option("--partition", "partitions", multiple=True, type=PARTITION, help="Only this partition; repeatable.")
+@partitions_option("Only this partition; repeatable.")
 @yes_option
 @kafka_options
 @json_option

@@ -73,7 +73,7 @@ async def _show(addresses: list[str], ledger_id: int) -> Row:
 @click.argument("ledger_id", type=click.IntRange(min=0))
 @click.option("--first", default=0, show_default=True, type=click.IntRange(min=0), help="First entry.")
 @click.option("--last", type=click.IntRange(min=0), help="Last entry (default: the last confirmed one).")
-@click.option("--follow", is_flag=True, help="Follow an open ledger until it is closed, as its entries are confirmed.")
+@click.option("--follow", is_flag=True, help="Print entries as they are confirmed, as JSON lines, until the ledger is closed.")
 @quorum_options
 @json_option
 def read(

@@ -13,11 +13,11 @@ from stratalog.deletion import confirm, yes_option
 from stratalog.hot.quorum import administration_session, member_rows, split_node
 from stratalog.output import json_option, print_done, print_json, print_rows
 from stratalog.target import metadata_of, quorum_options
-from stratalog.waiting import wait_option
+from stratalog.waiting import timeout_option, wait_option
 from stratalog_metadata.protocol.messages import StatusAnswer
 
 _COLUMNS = ("node", "role", "address", "match_index", "lag", "contact_ms", "identity")
-_timeout_option = click.option("--timeout", "timeout_s", default=60.0, show_default=True, help="Seconds to wait.")
+_timeout_option = timeout_option(60.0)
 
 
 @click.group(cls=CommandGroup, invoke_without_command=True)

@@ -12,7 +12,7 @@ from confluent_kafka import KafkaError, Message, Producer
 
 from stratalog import kafka
 from stratalog.output import json_option, print_done, progress_bar
-from stratalog.parameters import PARTITION, argument_bytes, is_text, valid_name
+from stratalog.parameters import PARTITION, argument_bytes, is_text, valid_name, valid_partition
 from stratalog.places import OFFSET_MAX
 from stratalog.target import bootstrap_of, kafka_options
 from stratalog_core.errors import Invalid, Unavailable
@@ -32,7 +32,7 @@ _Headers = list[tuple[str, str | bytes | None]]
 @click.option("--key", help="Key of every record.")
 @click.option("--key-separator", metavar="TEXT", help="Split each line at TEXT into key and value.")
 @click.option("--header", "headers", multiple=True, metavar="NAME=VALUE", help="Header of every record; repeatable.")
-@click.option("--partition", type=PARTITION, help="Partition (default: by the key's hash).")
+@click.option("--partition", type=PARTITION, callback=valid_partition, help="Partition (default: by the key's hash).")
 @click.option(
     "--timestamp",
     "timestamp_ms",

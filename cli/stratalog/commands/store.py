@@ -14,6 +14,7 @@ from stratalog.exit_codes import ExitCode
 from stratalog.output import json_option, print_json, print_rows
 from stratalog.target import existing_store
 from stratalog.tier.session import store_session
+from stratalog.waiting import timeout_option
 from stratalog_core.errors import Invalid
 from stratalog_core.system import SystemClock
 from stratalog_tiering.store import s3_location
@@ -45,7 +46,7 @@ def store() -> None:
     help="On MinIO: as administrator MINIO_ROOT_USER with MINIO_ROOT_PASSWORD, create the account AWS_ACCESS_KEY_ID with"
     " AWS_SECRET_ACCESS_KEY and restrict it to this bucket.",
 )
-@click.option("--timeout", "timeout_s", default=60.0, show_default=True, help="Seconds to wait for the server.")
+@timeout_option(60.0, "Seconds to wait for the server.")
 @json_option
 def init(url: str, keep_versions_days: int, object_lock: bool, minio_account: bool, timeout_s: float, as_json: bool) -> None:
     """Create the bucket, enable versioning and expire old versions. Can be repeated; changes no object.

@@ -38,7 +38,7 @@ from stratalog.tier.report import PartitionTier, tier_report, topics_named
 from stratalog.tier.scrub import MIN_AGE_S, Part, finding_text, scrub_bucket
 from stratalog.tier.session import metadata_session, store_session
 from stratalog.tier.unrepaired import UnrepairedDamage, unrepaired_damage
-from stratalog.waiting import wait_option
+from stratalog.waiting import timeout_option, wait_option
 from stratalog_core.errors import Invalid
 from stratalog_core.system import ThreadBackground
 from stratalog_metadata.records import KEEP_METADATA, KEEP_STORE
@@ -130,7 +130,7 @@ async def _report(
     is_flag=True,
     help="Delete hot copies as soon as the cold ones are verified, without waiting for the deletion lag.",
 )
-@click.option("--timeout", "timeout_s", default=120.0, show_default=True, help="Seconds to wait per topic.")
+@timeout_option(120.0, "Seconds to wait per topic.")
 @metadata_options
 @json_option
 def offload(
@@ -235,7 +235,7 @@ async def _print_forks(addresses: list[str], store: ObjectStore, topics: tuple[s
 @click.option(
     "--discard-hot", is_flag=True, help="With --keep store: delete at once the hot ledgers that do not continue that history."
 )
-@click.option("--timeout", "timeout_s", default=120.0, show_default=True, help="Seconds to wait for a tiering worker.")
+@timeout_option(120.0, "Seconds to wait for a tiering worker.")
 @yes_option
 @metadata_options
 @json_option

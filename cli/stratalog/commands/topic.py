@@ -17,7 +17,7 @@ from stratalog.command_group import CommandGroup
 from stratalog.commands.topic_config import config, source_of, topic_configs
 from stratalog.deletion import confirm, yes_option
 from stratalog.output import json_option, print_done, print_json, print_listing, print_rows
-from stratalog.parameters import PARTITION, valid_name
+from stratalog.parameters import partitions_option, valid_name
 from stratalog.places import TARGETS, places
 from stratalog.refusals import explained
 from stratalog.target import bootstrap_of, cluster_options, kafka_options, metadata_of, name_values, quorum_options
@@ -31,9 +31,9 @@ from stratalog.topic_deletion import (
     deleted_rows,
     restore,
 )
-from stratalog.waiting import wait_option
+from stratalog.waiting import timeout_option, wait_option
 from stratalog_broker.admin.replication_factor import change_replication_factor
-from stratalog_core.errors import NotFound
+from stratalog_core.errors import NotFound, StratalogError
 from stratalog_core.kafka_clients import translated
 from stratalog_metadata.records import Topic
 
@@ -120,7 +120,12 @@ def alter(
         done["replication_factor"] = changed.replication_factor
     if partitions is not None:
         client = kafka.admin(bootstrap_of(data, bootstrap))
-        kafka.only(client.create_partitions([NewPartitions(name, partitions)], request_timeout=kafka.TIMEOUT_S))
+        try:
+            kafka.only(client.create_partitions([NewPartitions(name, partitions)], request_timeout=kafka.TIMEOUT_S))
+        except StratalogError as failure:
+            if factor is not None:
+                failure.message += f"; the replication factor is already changed to {factor}"
+            raise
         done["partitions"] = partitions
     now = ", ".join(f"{what.replace('_', ' ')} {value}" for what, value in done.items() if what != "name")
     print_done(done, f"changed {name}: {now}", as_json=as_json)
@@ -134,7 +139,7 @@ async def _change_factor(addresses: list[str], name: str, factor: int) -> Topic:
 @topic.command("delete-records")
 @click.argument("name", callback=valid_name)
 @click.option("--before", "target", required=True, help=f"First offset to keep: {TARGETS}")
-@click.option("--partition", "partitions", multiple=True, type=PARTITION, help="Only this partition; repeatable.")
+@partitions_option("Only this partition; repeatable.")
 @yes_option
 @kafka_options
 @json_option
@@ -171,7 +176,7 @@ def _shown(found: list[TopicPartition]) -> str:
 def list_topics(
     internal: bool, deleted: bool, data: Path | None, bootstrap: str | None, metadata: str | None, as_json: bool
 ) -> None:
-    """List topics."""
+    """List topics with their numbers of partitions."""
     if deleted:
         rows = asyncio.run(deleted_rows(metadata_of(data, metadata)))
         print_listing("deleted_topics", rows, DELETED_COLUMNS, as_json=as_json)
@@ -207,9 +212,8 @@ def describe(name: str, data: Path | None, bootstrap: str | None, as_json: bool)
 
 
 def _partition_rows(client: Any, servers: str, name: str) -> list[dict[str, Any]]:
-    partitions = kafka.partitions_of(client.list_topics, name)
-    with translated():
-        found = client.list_topics(timeout=kafka.TIMEOUT_S).topics[name].partitions
+    found = kafka.topic_of(client.list_topics, name).partitions
+    partitions = sorted(found)
     earliest = _offsets(servers, name, partitions, OffsetSpec.earliest())
     latest = _offsets(servers, name, partitions, OffsetSpec.latest())
     return [
@@ -272,8 +276,8 @@ def delete(
 @topic.command()
 @click.argument("wanted", metavar="NAME|ID")
 @click.option("--as", "new_name", metavar="NEWNAME", help="Name for the restored topic, if its old one is taken.")
-@wait_option("the bucket agrees", default=True)
-@click.option("--timeout", "timeout_s", default=BUCKET_TIMEOUT_S, show_default=True, help="Seconds to wait for the bucket.")
+@wait_option("the topic's deletion marker is gone from the bucket", default=True)
+@timeout_option(BUCKET_TIMEOUT_S, "Seconds to wait for a tiering worker.")
 @quorum_options
 @json_option
 def undelete(

@@ -17,7 +17,12 @@ from stratalog.target import DEFAULT_BOOTSTRAP
 
 @click.command()
 @click.option(
-    "--data", default="data", show_default=True, type=click.Path(file_okay=False, path_type=Path), help="Data directory."
+    "--data",
+    default="data",
+    show_default=True,
+    envvar="STRATALOG_DATA",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Data directory.",
 )
 @click.option(
     "--kafka",

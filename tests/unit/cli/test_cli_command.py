@@ -165,6 +165,20 @@ def test_output_and_exit_code_come_through_beside_native_threads(words: tuple[st
     assert "Usage" in done.stdout + done.stderr
 
 
+@pytest.mark.parametrize("name", ["up", "topic list", "tier status", "cluster start", "cluster status", "doctor"])
+def test_the_environment_names_the_directory_for_each_command(name: str) -> None:
+    (option,) = [each for each in dict(_leaves(stratalog))[name].params if each.name == "data"]
+    assert option.envvar == "STRATALOG_DATA"
+
+
+@pytest.mark.parametrize("seconds", ["-1", "soon"])
+def test_a_time_limit_is_a_number_that_is_not_negative(seconds: str) -> None:
+    for name, command in _leaves(stratalog):
+        if not name.startswith("bench") and any("--timeout" in option.opts for option in command.params):
+            done = CliRunner().invoke(stratalog, [*name.split(), f"--timeout={seconds}"])
+            assert (done.exit_code, "--timeout" in done.stderr) == (ExitCode.USAGE, True), name
+
+
 _NOT_FOR_PROGRAMS = {"up", "tiering", "consume", "serve-archive"}
 """Commands that run until they are stopped; ``consume --json`` prints a document for each record."""
 

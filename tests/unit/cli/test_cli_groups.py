@@ -16,6 +16,7 @@ from confluent_kafka import Consumer
 from confluent_kafka.admin import AdminClient, NewTopic
 from unit.broker.mini_cluster import MiniCluster, in_thread, run_cluster
 
+from stratalog import kafka
 from stratalog.app import stratalog
 from stratalog.exit_codes import ExitCode
 from stratalog_core.errors import Conflict, Invalid, NotFound
@@ -151,5 +152,39 @@ async def test_a_member_that_is_terminated_commits_and_leaves(cluster: MiniClust
                 process.kill()
         assert commands.committed("g") in (RECORDS - 1, RECORDS), "the signal may come before the last record counts as printed"
         assert commands.described("g")["members"] == []
+
+    await in_thread(steps)
+
+
+async def test_a_change_that_was_made_before_a_failure_is_named(cluster: MiniCluster) -> None:
+    commands = Commands(cluster.bootstrap)
+
+    def steps() -> None:
+        commands.topic("events", "1\n")
+        words = ["topic", "alter", "events", "--metadata", ",".join(cluster.addresses), "--replication-factor", "1"]
+        with pytest.raises(Invalid) as failure:
+            commands.run(*words, "--partitions", "1")
+        assert failure.value.message.endswith("; the replication factor is already changed to 1")
+
+    await in_thread(steps)
+
+
+async def test_a_topic_is_described_from_one_answer(cluster: MiniCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may be deleted between two."""
+    commands = Commands(cluster.bootstrap)
+
+    class OneAnswer(AdminClient):
+        def list_topics(self, *given: Any, **named: Any) -> Any:
+            found = super().list_topics(*given, **named)
+            if hasattr(self, "answered"):
+                found.topics.clear()
+            self.answered = True
+            return found
+
+    def steps() -> None:
+        commands.topic("events", "1\n")
+        monkeypatch.setattr(kafka, "AdminClient", OneAnswer)
+        (row,) = json.loads(commands.run("topic", "describe", "events", "--json"))["partitions"]
+        assert (row["partition"], row["latest_offset"]) == (0, 1)
 
     await in_thread(steps)
