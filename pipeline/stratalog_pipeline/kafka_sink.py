@@ -18,7 +18,7 @@ import pyarrow as pa
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 from confluent_kafka.admin import AdminClient
 
-from stratalog_core.errors import Invalid, NotFound
+from stratalog_core.errors import Invalid, NotFound, StratalogError
 from stratalog_core.kafka_clients import as_ours, translated
 from stratalog_pipeline.brokers import options_checked
 from stratalog_pipeline.option_values import choice
@@ -48,6 +48,7 @@ Row: TypeAlias = dict[str, Any]
 
 CLIENT_DEFAULTS: Final[Mapping[str, Any]] = {
     "acks": "all",
+    "allow.auto.create.topics": False,
     "enable.idempotence": True,
     "compression.type": "zstd",
     "linger.ms": 20,
@@ -180,11 +181,11 @@ def send(batches: Iterable[pa.RecordBatch], options: WriteOptions) -> int:
 
 def send_rows(producer: Producer, rows: Iterable[Row], rows_per_s: float) -> int:
     """Send all rows by ``producer``, and return their number when each is acknowledged. Raises as :func:`send`."""
-    failures: list[KafkaError] = []
+    failures: list[StratalogError] = []
 
     def on_delivery(failure: KafkaError | None, message: Message) -> None:
         if failure is not None and not failures:
-            failures.append(failure)
+            failures.append(_of_topic(failure, message.topic()))
 
     count, began = 0, time.monotonic()
     at_once = min(PACE_ROWS, max(1, int(rows_per_s)))
@@ -208,7 +209,7 @@ def send_rows(producer: Producer, rows: Iterable[Row], rows_per_s: float) -> int
     return count
 
 
-def _produce(producer: Producer, row: Row, on_delivery: Any, failures: Sequence[KafkaError]) -> None:
+def _produce(producer: Producer, row: Row, on_delivery: Any, failures: Sequence[StratalogError]) -> None:
     is_empty = False
     while True:
         _raise_first(failures)
@@ -222,10 +223,10 @@ def _produce(producer: Producer, row: Row, on_delivery: Any, failures: Sequence[
                 ) from None
             producer.poll(WAIT_S)
             is_empty = not len(producer)
-        except KafkaException:
+        except KafkaException as failure:
             # After a fatal error, produce does not say which; poll raises it.
             producer.poll(WAIT_S)
-            raise
+            raise _of_topic(failure.args[0], row["topic"]) from failure
         else:
             producer.poll(0)
             return
@@ -236,9 +237,15 @@ def _pace(producer: Producer, due_s: float) -> None:
         producer.poll(min(left, WAIT_S))
 
 
-def _raise_first(failures: Sequence[KafkaError]) -> None:
+def _raise_first(failures: Sequence[StratalogError]) -> None:
     if failures:
-        raise as_ours(failures[0])
+        raise failures[0]
+
+
+def _of_topic(failure: KafkaError, topic: str | None) -> StratalogError:
+    ours = as_ours(failure)
+    remedy = "; create it first, or correct the topic or partition of the rows" if isinstance(ours, NotFound) else ""
+    return type(ours)(f"topic {topic!r}: {ours.message}{remedy}")
 
 
 def rows_of(batches: Iterable[pa.RecordBatch], topic: str | None) -> Iterator[Row]:
