@@ -114,10 +114,14 @@ class _Printed:
     def add(self, message: Message) -> None:
         self._positions[message.partition() or 0] = (message.offset() or 0) + 1
 
+    def forget(self) -> None:
+        """Forget the positions: the partitions are another member's by now, which has its own."""
+        self._positions.clear()
+
     def commit(self, client: Consumer) -> None:
         """Commit the positions, and forget them."""
         places = [TopicPartition(self.topic, partition, offset) for partition, offset in self._positions.items()]
-        self._positions.clear()
+        self.forget()
         with translated():
             for place in client.commit(offsets=places, asynchronous=False) if places else ():
                 if place.error is not None:
@@ -165,7 +169,12 @@ def _begin(client: Consumer, printed: _Printed, group: str | None, start: Start)
                 click.echo(f"other members of group {group} read {others} of {len(known)} partitions", err=True)
 
         # What was printed is committed before another member goes on there.
-        client.subscribe([topic], on_assign=assigned, on_revoke=lambda *_: printed.commit(client), on_lost=lambda *_: None)
+        client.subscribe(
+            [topic],
+            on_assign=assigned,
+            on_revoke=lambda *_: printed.commit(client),
+            on_lost=lambda *_: printed.forget(),
+        )
         return pending
     wanted = kafka.selected(topic, known, start.partitions)
     if start.moment:

@@ -158,6 +158,10 @@ async def _restore(
         histories = await _histories(store, wanted, "reading manifests")
         if dry_run:
             return *await _planned(store, histories, points, new_name), left_out
+        if data is not None and not _has_quorum(data):
+            # Ask before anything is written. The bucket's owner, if there is one, is another cluster.
+            await _confirm_takeover(store, "", yes=yes)
+            yes = True
         async with _quorum(data, metadata, url) as client:
             cluster_id = await _cluster_id(client)
             for history in histories:
@@ -291,6 +295,11 @@ async def _confirm_takeover(store: ObjectStore, cluster_id: str, *, yes: bool) -
     owner = await read_owner(store)
     if owner is not None and owner.cluster_id != cluster_id:
         confirm(f"Take {store.url} over from cluster {owner.cluster_id}? If it still runs, it can no longer offload.", yes=yes)
+
+
+def _has_quorum(data: Path) -> bool:
+    """Whether a metadata node has run on the directory."""
+    return (data / "metadata").exists()
 
 
 @asynccontextmanager

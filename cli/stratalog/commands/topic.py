@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Mapping
+from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
 from confluent_kafka import TopicPartition
-from confluent_kafka.admin import NewPartitions, NewTopic, OffsetSpec
+from confluent_kafka.admin import DeletedRecords, NewPartitions, NewTopic, OffsetSpec
 
 from stratalog import kafka
 from stratalog.command_group import CommandGroup
@@ -20,6 +22,7 @@ from stratalog.output import json_option, print_done, print_json, print_listing,
 from stratalog.parameters import partitions_option, valid_name
 from stratalog.places import TARGETS, places
 from stratalog.refusals import explained
+from stratalog.several import with_each
 from stratalog.target import bootstrap_of, cluster_options, kafka_options, metadata_of, name_values, quorum_options
 from stratalog.tier.session import metadata_session
 from stratalog.topic_deletion import (
@@ -158,9 +161,20 @@ def delete_records(
     confirm(f"Delete the records of {_shown(found)}?", yes=yes)
     futures = client.delete_records(found, request_timeout=kafka.TIMEOUT_S)
     with explained(partial(topic_configs, client), [name], data):
-        starts = {place.partition: kafka.only({place: future}).low_watermark for place, future in futures.items()}
+        starts = low_watermarks(futures)
     rows = [{"topic": name, "partition": partition, "earliest_offset": start} for partition, start in sorted(starts.items())]
     print_listing("partitions", rows, ("topic", "partition", "earliest_offset"), as_json=as_json)
+
+
+def low_watermarks(futures: Mapping[TopicPartition, Future[DeletedRecords]]) -> dict[int, int]:
+    """Return the first offsets after a deletion by partition. Raises as `with_each`."""
+    places, starts = {f"{place.topic}-{place.partition}": place for place in futures}, dict[int, int]()
+
+    def wait(name: str) -> None:
+        starts[places[name].partition] = kafka.only({name: futures[places[name]]}).low_watermark
+
+    with_each([*places], wait, "deleted records of")
+    return starts
 
 
 def _shown(found: list[TopicPartition]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections.abc import Iterator
 from contextlib import suppress
@@ -23,6 +24,8 @@ from stratalog_tiering.store import ObjectStore, shown_url
 from stratalog_tiering.worker.store_probe import probe_store, summary
 
 _DAMAGED_SHOWN_MAX: Final = 10
+_STORE_S_MAX: Final = 30.0
+"""A store that accepts connections and does not answer is retried for minutes."""
 
 
 def check_processes(state: ClusterState) -> Finding:
@@ -132,15 +135,16 @@ def check_history(view: MetadataView) -> list[Finding]:
 async def check_store(url: str) -> Finding:
     """Check that the store answers, and probe what it guarantees."""
     shown = shown_url(url).split("?", maxsplit=1)[0]
+    remedy = "check its address, bucket and credentials (AWS_…, AZURE_…, GOOGLE_…)"
     try:
-        async with store_session(existing_store(url)) as store:
+        async with asyncio.timeout(_STORE_S_MAX), store_session(existing_store(url)) as store:
             with suppress(NotFound):
                 await store.head(owner_key(0))
             return await _probe(store)
+    except TimeoutError:
+        return fail("store", f"{shown}: no answer within {_STORE_S_MAX:.0f} s", remedy)
     except StratalogError as failure:
-        return fail(
-            "store", f"{shown}: {failure.message}", "check its address, bucket and credentials (AWS_…, AZURE_…, GOOGLE_…)"
-        )
+        return fail("store", f"{shown}: {failure.message}", remedy)
 
 
 async def _probe(store: ObjectStore) -> Finding:

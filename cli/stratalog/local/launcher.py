@@ -151,9 +151,10 @@ class LocalCluster:
         self._say("stopped")
 
     def kill(self, names: Sequence[str]) -> None:
-        """Kill processes with SIGKILL, as in a crash. Raises ``Conflict`` if one is not running."""
+        """Kill processes with SIGKILL, as in a crash. Raises ``Conflict``, before any is killed, if one is not running."""
         state = self.state
-        for process in [state.process(name) for name in names]:
+        wanted = [state.process(name) for name in dict.fromkeys(names)]
+        for process in sorted(wanted, key=lambda process: processes.running(process) is not None):
             if not processes.kill(process):
                 raise Conflict(f"{process.name} is not running: start it with `stratalog cluster restart {process.name}`")
             self._forget_pids([process])

@@ -14,6 +14,7 @@ import msgspec
 import psutil
 
 from stratalog.local.state import ProcessState
+from stratalog_core.errors import Refused
 
 _START_TIME_TOLERANCE_S = 2.0
 _KILL_TIMEOUT_S = 5.0
@@ -95,3 +96,5 @@ def _signal(process: ProcessState, number: signal.Signals) -> None:
         handle.send_signal(number)
     except psutil.NoSuchProcess:
         return
+    except psutil.AccessDenied as denied:
+        raise Refused(f"{process.name} (pid {process.pid}) belongs to another user: run the command as that user") from denied

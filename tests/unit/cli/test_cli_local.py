@@ -22,7 +22,7 @@ from stratalog.local.plan import Sizes, plan_cluster, to_toml
 from stratalog.local.ports import VARIABLE, free_ports, is_free
 from stratalog.local.secrets import make_store_credentials, store_environment
 from stratalog.local.state import EMBEDDED_ROLE, ClusterState, ProcessState, load_state, save_state
-from stratalog_core.errors import Conflict, Invalid, NotFound, Unavailable
+from stratalog_core.errors import Conflict, Invalid, NotFound, Refused, Unavailable
 
 ORDERLY = [
     sys.executable,
@@ -118,6 +118,34 @@ def test_credentials_are_made_once_and_only_for_the_owner(tmp_path: Path) -> Non
 def _until_ready(process: ProcessState, log: Path) -> None:
     while "ready" not in log.read_text():
         assert processes.running(process) is not None
+
+
+def test_a_process_of_another_user_is_an_error_of_this_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    process = processes.launch(_process(), SLEEPER, log=tmp_path / "log", environ={})
+
+    def denied(self: psutil.Process, _: int) -> None:
+        raise psutil.AccessDenied(self.pid)
+
+    try:
+        with monkeypatch.context() as patched:
+            patched.setattr(psutil.Process, "send_signal", denied)
+            with pytest.raises(Refused, match=r"broker-1 \(pid \d+\) belongs to another user: run the command as that user"):
+                processes.stop([process], grace_s=60)
+    finally:
+        processes.kill(process)
+
+
+def test_nothing_is_killed_if_one_of_the_processes_does_not_run(tmp_path: Path) -> None:
+    running = processes.launch(_process("broker-1"), SLEEPER, log=tmp_path / "log", environ={})
+    try:
+        save_state(
+            tmp_path, ClusterState(bootstrap="", metadata="", store="/store", processes=(running, _process("broker-2")))
+        )  # fmt: skip
+        with pytest.raises(Conflict, match="broker-2 is not running"):
+            launcher.LocalCluster(tmp_path, lambda _: None).kill(["broker-1", "broker-2"])
+        assert processes.running(running) is not None
+    finally:
+        processes.kill(running)
 
 
 def test_a_process_is_stopped_by_sigterm(tmp_path: Path) -> None:

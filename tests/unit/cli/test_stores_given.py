@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import socket
+import time
 from pathlib import Path
 
 import boto3
@@ -12,7 +15,11 @@ from support.two_partitions import write_two_partitions
 
 from stratalog.app import stratalog
 from stratalog.exit_codes import ExitCode
+from stratalog.health import cluster
+from stratalog.health.finding import Verdict
 from stratalog_core.errors import Invalid, NotFound
+from stratalog_tiering.format.descriptor import OwnerDescriptor, encode_descriptor
+from stratalog_tiering.format.object_keys import owner_key
 
 _READERS = (("tier", "verify"), ("tier", "scrub"), ("tier", "show"), ("cost",))
 
@@ -72,3 +79,25 @@ def test_a_bucket_is_not_waited_for_without_credentials(monkeypatch: pytest.Monk
             _run("store", "init", "--store", "s3://bucket?endpoint=http://127.0.0.1:9", "--timeout", "1").exception
             or AssertionError
         )
+
+
+def test_a_restore_that_is_not_confirmed_leaves_no_directory(tmp_path: Path) -> None:
+    write_two_partitions(tmp_path / "store")
+    owner = OwnerDescriptor(cluster_id="another", number=0, taken_at_ms=1)
+    (tmp_path / "store" / owner_key(0)).parent.mkdir(exist_ok=True)
+    (tmp_path / "store" / owner_key(0)).write_bytes(encode_descriptor(owner))
+    with pytest.raises(Invalid, match=r"from cluster another\?.*give --yes to confirm"):
+        raise _run("restore", "--store", str(tmp_path / "store"), "--data", str(tmp_path / "new")).exception or AssertionError
+    assert not (tmp_path / "new").exists()
+
+
+def test_the_doctor_does_not_wait_for_a_store_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "x")
+    monkeypatch.setattr(cluster, "_STORE_S_MAX", 1.0)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        url = f"s3://b?endpoint=http://127.0.0.1:{server.getsockname()[1]}"
+        started = time.monotonic()
+        found = asyncio.run(cluster.check_store(url))
+        assert time.monotonic() - started < 25
+    assert (found.verdict, found.detail) == (Verdict.FAIL, "s3://b: no answer within 1 s")

@@ -6,11 +6,15 @@ import socket
 from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import click
 import pytest
+from confluent_kafka import Consumer, Message, TopicPartition
+from confluent_kafka.admin import DeletedRecords
 
+from stratalog.commands.consume import _Printed
+from stratalog.commands.topic import low_watermarks
 from stratalog.local.state import ClusterState, save_state
 from stratalog.target import (
     DEFAULT_BOOTSTRAP,
@@ -196,3 +200,33 @@ def test_topics_that_were_deleted_before_a_failure_are_named() -> None:
     with pytest.raises(NotFound) as failure:
         delete_named(lambda names: {"evnts": missing, "orders": deleted}, ["evnts", "orders"])
     assert failure.value.message == "no topic 'evnts': see `stratalog topic list`; deleted orders"
+
+
+def test_a_deletion_of_records_that_was_made_beside_a_failure_is_named() -> None:
+    failed: Future[DeletedRecords] = Future()
+    failed.set_exception(Unavailable("Broker: Not leader for partition"))
+    deleted: Future[DeletedRecords] = Future()
+    deleted.set_result(DeletedRecords(7))
+    assert low_watermarks({TopicPartition("t", 1): deleted}) == {1: 7}
+    with pytest.raises(Unavailable) as failure:
+        low_watermarks({TopicPartition("t", 0): failed, TopicPartition("t", 1): deleted})
+    assert failure.value.message == "Broker: Not leader for partition; deleted records of t-1"
+
+
+def test_the_positions_of_lost_partitions_are_not_committed() -> None:
+    """They are another member's, which has read on."""
+    committed: list[object] = []
+
+    class Client:
+        def commit(self, **given: object) -> list[TopicPartition]:
+            committed.append(given)
+            return []
+
+    class Record:
+        partition, offset = staticmethod(lambda: 0), staticmethod(lambda: 5)
+
+    printed = _Printed("t")
+    printed.add(cast(Message, Record()))
+    printed.forget()
+    printed.commit(cast(Consumer, Client()))
+    assert committed == []
