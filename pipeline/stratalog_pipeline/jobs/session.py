@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 from py4j.protocol import Py4JJavaError
 from pyspark import StatusTracker
 from pyspark.errors import AnalysisException, ParseException, PySparkException
+from pyspark.logger import PySparkLogger
 from pyspark.sql import SparkSession
 
 from stratalog_core.errors import Invalid, StratalogError, Unavailable
@@ -27,6 +28,8 @@ from stratalog_pipeline.bucket import Bucket
 PROGRESS_INTERVAL_S: Final = 0.3
 EVENTS_TIMEOUT_MS: Final = 5_000
 _NO_JAVA: Final = "JAVA_GATEWAY_EXITED"
+_QUERY_LOGGERS: Final = ("DataFrameQueryContextLogger", "SQLQueryContextLogger")
+"""They print the error of a query with its whole trace, as JSON."""
 _groups = itertools.count(1)
 """Numbers of job groups. Spark keeps the finished jobs of a group, so each watched job needs a group of its own."""
 _Task = TypeVar("_Task")
@@ -42,6 +45,8 @@ def job_session(name: str, master: str | None) -> Iterator[SparkSession]:
     Only a session that is made here is stopped. Spark's log shows errors only: the job prints its own progress. Raises
     ``Unavailable`` if Spark does not start.
     """
+    for name in _QUERY_LOGGERS:
+        PySparkLogger.getLogger(name).disabled = True
     active = SparkSession.getActiveSession()
     if active is not None:
         yield active
@@ -171,9 +176,16 @@ def _raised(text: str) -> StratalogError | None:
 _OURS: Final = re.compile(r"^(?:pyspark\.errors\S*: )?(stratalog_\w+(?:\.\w+)*)\.(\w+): (.+)$", re.MULTILINE)
 
 
+_OF_DATA: Final = re.compile(r"\[[A-Z0-9_.]+\] .* SQLSTATE: 22\w{3}")
+"""Spark's message about a value that an expression does not take, which is of SQL's class of data exceptions."""
+
+
 @contextmanager
 def translated_errors() -> Iterator[None]:
-    """Turn a failure of Spark into the Stratalog error that a task raised, otherwise into ``Unavailable``."""
+    """Turn a failure of Spark into the Stratalog error that a task raised, otherwise into ``Unavailable``.
+
+    ``Invalid`` for a query that Spark refuses, and for a value that an expression of it does not take.
+    """
     try:
         yield
     except (AnalysisException, ParseException) as wrong:
@@ -196,5 +208,8 @@ def as_ours(text: str) -> StratalogError:
     lines = [line.strip() for line in text.splitlines() if line.strip() and not line.lstrip().startswith(("at ", "..."))]
     if _NO_JAVA in text:
         return Unavailable("Spark did not start, for the reason above: it needs Java 17 or newer, and a master that it knows")
+    of_data = _OF_DATA.search(text)
+    if of_data is not None:
+        return Invalid(of_data[0])
     reason = next((line for line in lines if "Exception" in line or "Error" in line), lines[0] if lines else "no reason given")
     return Unavailable(f"Spark could not run the job: {reason}")

@@ -103,6 +103,19 @@ def test_a_missing_java_is_one_clear_line(cold_bucket: ColdBucket, monkeypatch: 
     assert "Traceback" not in done.stderr
 
 
+def test_a_wrong_expression_is_one_clear_line(cold_bucket: ColdBucket, tmp_path: Path) -> None:
+    """PySpark logs the error of a query with its whole trace, as JSON."""
+    (tmp_path / "a.csv").write_text("a\n1\n")
+    where = ("--store", str(cold_bucket.root), "--metadata", "127.0.0.1:9", "--master", "local[1]")
+    done = run(
+        "backfill", str(tmp_path / "a.csv"), "--format", "csv", "--topic", "t", "--partitions", "1", "--key", "nothing", *where
+    )  # fmt: skip
+    assert done.returncode == ExitCode.USAGE
+    assert "`nothing` cannot be resolved" in done.stderr
+    assert "SQLQueryContextLogger" not in done.stderr
+    assert len([line for line in done.stderr.splitlines() if line.startswith(("stratalog", "{"))]) == 1
+
+
 def test_a_page_that_cannot_be_written_is_refused_before_the_job(cold_bucket: ColdBucket, tmp_path: Path) -> None:
     page = tmp_path / "nowhere" / "audit.html"
     done = CliRunner().invoke(job, ["audit", "--store", str(cold_bucket.root), "--html", str(page)])

@@ -17,12 +17,12 @@ from unit.pipeline.conftest import ColdBucket
 
 from stratalog_core.batches.compression import NAMES
 from stratalog_core.batches.records import Record, build_batch
-from stratalog_core.errors import Conflict, Corrupt, NotFound
+from stratalog_core.errors import Conflict, Corrupt, Invalid, NotFound
 from stratalog_pipeline import views
 from stratalog_pipeline.jobs.audit import audit
 from stratalog_pipeline.jobs.export import export
 from stratalog_pipeline.jobs.replay import ReplayTarget, _shaped
-from stratalog_pipeline.jobs.session import watched
+from stratalog_pipeline.jobs.session import translated_errors, watched
 from stratalog_pipeline.jobs.usage import usage
 from stratalog_pipeline.options import parse_options
 
@@ -311,6 +311,17 @@ def test_a_damaged_block_fails_an_export_with_one_clear_line(spark: SparkSession
     assert "\n" not in failed.value.message
     with pytest.raises(NotFound, match="'nothing' is not in this bucket"):
         usage(spark, {"store": bucket.url, "subscribe": "nothing"})
+
+
+@pytest.mark.parametrize("expression", ["cast('a' as int)", "cast(concat('a', id) as int)"], ids=["planned", "in a task"])
+def test_a_value_that_an_expression_does_not_take_is_invalid(spark: SparkSession, expression: str) -> None:
+    """Not unavailable, for which scripts try again."""
+    rows = spark.range(2).selectExpr(f"{expression} as value")
+    for act in (rows.collect, lambda: rows.write.format("noop").mode("overwrite").save()):
+        with pytest.raises(Invalid) as failed, translated_errors():
+            act()
+        assert failed.value.message.startswith("[CAST_INVALID_INPUT] The value 'a")
+        assert "\n" not in failed.value.message
 
 
 def test_progress_grows_by_each_stage(spark: SparkSession) -> None:
