@@ -28,6 +28,8 @@ OPEN_BYTES: Final = 4 * 1024 * 1024
 RECORD_BYTES: Final = 256
 """Assumed stored bytes of a record where only offsets are known. Records of 1 KB take about this much in zstd batches."""
 PARTITIONS_LISTED: Final = 20
+READ_THE_REST: Final = "Set failOnDataLoss to false to read what is there"
+"""The remedy of a read by Spark for offsets that are missing."""
 LOSS_REMEDY: Final = "set failOnDataLoss to false to continue with what is available, or start with a new checkpoint"
 """For streams."""
 INTERNAL_TOPICS: Final = frozenset({"__consumer_offsets", "__transaction_state"})
@@ -211,8 +213,7 @@ def within(
         beyond = "nothing is committed" if is_live else "nothing is offloaded, and kafka.bootstrap.servers is not set"
         raise Invalid(
             f"{name}: offsets {wanted.first}..{wanted.end} are requested; {holder} holds {available.first}..{available.end}. "
-            f"Retention removed the records below; beyond the end {beyond}. "
-            "Set failOnDataLoss to false to read what is there",
+            f"Retention removed the records below; beyond the end {beyond}. {READ_THE_REST}",
             topic=name.topic,
             partition=name.partition,
         )

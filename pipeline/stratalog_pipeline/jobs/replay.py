@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final
 from uuid import UUID
@@ -28,7 +29,7 @@ from stratalog_pipeline.jobs.session import make_directory, translated_errors
 from stratalog_pipeline.kafka_sink import WriteOptions, check_topic
 from stratalog_pipeline.option_values import integer
 from stratalog_pipeline.options import ReadOptions, Subscribed, Wanted, parse_options
-from stratalog_pipeline.planning import OffsetRange
+from stratalog_pipeline.planning import READ_THE_REST, OffsetRange
 from stratalog_pipeline.sink_transactions import TRANSACTION_TIMEOUT_MS
 from stratalog_pipeline.stream_plan import (
     Available,
@@ -254,7 +255,7 @@ def _send_window(
     """Write window number ``window``, and return the number of its records."""
     reader = spark.read.format("stratalog").options(**_window_options(source, plan, start, end))
     sent = Observation()
-    with translated_errors():
+    with _remedy_of_replays(), translated_errors():
         rows = reader.load()
         wanted = rows if target.where is None else rows.where(target.where)
         # One task for all records of a partition, in their order.
@@ -263,6 +264,18 @@ def _send_window(
         writer = observed.write.format("stratalog").mode("append")
         writer.options(**_sink_options(target, plan, window)).save()
         return int(sent.get["records"])
+
+
+@contextmanager
+def _remedy_of_replays() -> Iterator[None]:
+    """Exchange the remedy for missing offsets: a replay cannot leave out a part of its range."""
+    try:
+        yield
+    except Invalid as refused:
+        if READ_THE_REST not in refused.message:
+            raise
+        remedy = "Begin another replay, with a checkpoint of its own, at a later offset or time"
+        raise Invalid(refused.message.replace(READ_THE_REST, remedy)) from refused
 
 
 def _window_options(source: Mapping[str, str], plan: _Plan, start: Offsets, end: Offsets) -> dict[str, str]:

@@ -51,6 +51,11 @@ def compaction_report(
     partitions = [_partition(name, history, segments, replaced) for name, history in read.items()]
     left = [{**place_of(name), "key": each.entry.key, "reason": reason_text(each)} for name, each in refused]
     problems = [f"{name}: {each.entry.key}: {reason_text(each)}" for name, each in refused]
+    problems += [
+        f"{name}: {each.entry.key}: {each.unreadable_batches} batches with superseded records cannot be read, and stay"
+        for name, each in compacted
+        if each.unreadable_batches
+    ]
     totals = {
         "records_superseded": sum(row["superseded"] for row in segments),
         "segments_found": len(segments),

@@ -16,9 +16,18 @@ from stratalog_core.batches.records import Record, build_batch
 from stratalog_core.errors import Invalid, Unavailable
 from stratalog_pipeline.bucket import Bucket
 from stratalog_pipeline.jobs import replay as replay_module
-from stratalog_pipeline.jobs.replay import ReplayTarget, _Checkpoint, _given_bounds, _Plan, _planned, _window_options, replay
+from stratalog_pipeline.jobs.replay import (
+    ReplayTarget,
+    _Checkpoint,
+    _given_bounds,
+    _Plan,
+    _planned,
+    _remedy_of_replays,
+    _window_options,
+    replay,
+)
 from stratalog_pipeline.options import parse_options
-from stratalog_pipeline.planning import OffsetRange
+from stratalog_pipeline.planning import OffsetRange, PartitionName, within
 from stratalog_pipeline.scan_plan import plan_scan
 from stratalog_pipeline.stream_plan import Available, KnownTopics, wanted_ranges
 from stratalog_tiering.format.descriptor import DeletionMarker, encode_descriptor
@@ -144,3 +153,17 @@ def test_a_topic_has_the_partitions_that_records_keep(
         replay(spark, source, dataclasses.replace(TARGET, keeps_partitions=True))
     monkeypatch.setattr(replay_module, "check_topic", lambda _: 3)
     assert replay(spark, source, dataclasses.replace(TARGET, keeps_partitions=True)).records == 20
+
+
+def test_a_replay_names_no_option_of_the_data_source_as_a_remedy() -> None:
+    """Retention may remove a part of its range before it comes there."""
+    name = PartitionName(topic="flights", topic_id=UUID(int=7), partition=0)
+    held, wanted = OffsetRange(first=50, end=100), OffsetRange(first=0, end=100)
+    with (
+        pytest.raises(Invalid, match=r"offsets 0\.\.100 are requested; the bucket holds 50\.\.100") as refused,
+        _remedy_of_replays(),
+    ):
+        within(name, wanted, held, fail_on_data_loss=True)
+    assert refused.value.message.endswith("Begin another replay, with a checkpoint of its own, at a later offset or time")
+    with pytest.raises(Invalid, match=r"^something else$"), _remedy_of_replays():
+        raise Invalid("something else")

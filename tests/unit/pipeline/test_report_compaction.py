@@ -47,6 +47,10 @@ def test_segments_with_superseded_records_are_listed_and_what_stays_is_a_problem
     assert done.problems == [f"a-0: {entries[1].key}: it is locked until 1970-01-02T00:00:00+00:00"]
     assert json.loads(json.dumps(done.document))["records_removed"] == 2
     assert "1970-01-02" in render_page(done, "compact", "now")
+    partly = [(name, Compacted(source=entries[0], entry=entries[0], records=1, unreadable_batches=1))]
+    assert compaction_report(read, found, partly, [], now_ms=1, is_dry_run=False).problems == [
+        f"a-0: {entries[0].key}: 1 batches with superseded records cannot be read, and stay"
+    ]
     complete = compaction_report(read, found, compacted, [], now_ms=86_400_001, is_dry_run=False)
     assert complete.facts["verdict"] == "complete"
     assert [row["locked_until"] for row in complete.document["segments"]] == [None, None]
