@@ -286,4 +286,6 @@ def _arguments(row: dict[str, Any], topic: str | None) -> Row:
 def _header(header: dict[str, Any] | None) -> tuple[str, bytes | None]:
     if header is None or header["key"] is None:
         raise Invalid("a header has no key; give each header one")
+    if "\0" in header["key"]:
+        raise Invalid(f"the key of a header has a NUL character, where the brokers' client would cut it off: {header['key']!r}")
     return header["key"], header["value"]

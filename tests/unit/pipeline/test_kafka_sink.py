@@ -120,6 +120,7 @@ def test_rows_become_the_arguments_of_the_client() -> None:
     [
         ("headers", pa.array([[None]], HEADERS_TYPE), "a header has no key"),
         ("headers", pa.array([[{"key": None, "value": b"1"}]], HEADERS_TYPE), "a header has no key"),
+        ("headers", pa.array([[{"key": "a\0b", "value": b"1"}]], HEADERS_TYPE), "key of a header has a NUL character"),
         ("partition", pa.array([-1], pa.int32()), "a row has partition -1; minimum is 0"),
         ("timestamp", pa.array([-2000], pa.timestamp("us", tz="UTC")), "a row has timestamp -2 ms; Kafka has none before 1970"),
     ],
