@@ -84,6 +84,19 @@ def altered_data_keys_are_left() -> None:
     Repairer._segment_with_data_key = refuse  # type: ignore[method-assign,assignment]
 
 
+def segments_with_a_damaged_data_key_stay() -> None:
+    """Where a data key is damaged, nothing else is restored."""
+    restore = Repairer._from_copy
+
+    async def from_copy(repairer: Any, entry: Any, *, with_data_key: bool) -> None:
+        if not with_data_key:
+            return await restore(repairer, entry, with_data_key=False)
+        await repairer._data_key(entry)
+        await repairer._require_sound(entry)
+
+    Repairer._from_copy = from_copy  # type: ignore[method-assign]
+
+
 def the_second_copy_has_no_grace_period() -> None:
     """Objects that the newest version does not need go at once."""
     replication.version_at = lambda versions, at_ms: next(iter(versions), None)  # type: ignore[attr-defined]
@@ -113,4 +126,5 @@ IN_HISTORY: Final = (
     altered_headers_count_as_those_of_a_later_release,
     what_looks_like_a_later_release_is_read_from_one_store,
     altered_data_keys_are_left,
+    segments_with_a_damaged_data_key_stay,
 )

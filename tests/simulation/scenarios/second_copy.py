@@ -189,7 +189,8 @@ class SecondCopyStep:
         if self._chance.random() < 0.5:
             first.append(self._chance.choice(manifests))
         if data_keys and self._chance.random() < 0.5:
-            first.append(self._chance.choice(data_keys))
+            of_damaged = [key for key in data_keys if key in {data_key_key(each) for each in first if parse_segment_key(each)}]
+            first.append(self._chance.choice(of_damaged or data_keys))
         for bucket, damaged in ((self._history.bucket, first), (self._second, second)):
             for key in damaged:
                 self._damage(bucket, key)

@@ -295,37 +295,36 @@ class Repairer:
         return entry
 
     async def _segment_with_data_key(self, topic_id: UUID, index: int, key: str) -> RepairedFrom:
-        """Restore the data key of the segment at ``key``. The hot copy cannot tell whether the segment is altered."""
-        entry = await self._entry(topic_id, index, key)
-        await self._data_key(entry)
-        await self._require_sound(entry)
+        """Restore the data key of the segment at ``key``. The hot copy cannot tell whether it was altered."""
+        await self._from_copy(await self._entry(topic_id, index, key), with_data_key=True)
         return RepairedFrom.COPY
-
-    async def _require_decrypted(self, entry: SegmentEntry) -> None:
-        """Require that the segment is sound, if need be with its own data key instead of another segment's."""
-        try:
-            await self._require_sound(entry)
-        except Corrupt:
-            if not (await ManifestSource(self._store).footer(entry)).is_encrypted:
-                raise
-            await self._data_key(entry)
-            await self._require_sound(entry)
 
     async def _segment(self, topic_id: UUID, index: int, finding: Finding) -> RepairedFrom:
         """Repair a segment from the second copy, else from the hot copy. Raises with both problems."""
         entry = await self._entry(topic_id, index, finding.key)
         try:
-            if finding.kind in (Damage.DATA_KEY_MISSING, Damage.DATA_KEY_ALTERED):
-                await self._data_key(entry)
-            else:
-                await self._copy(segment_object(entry))
-            await self._require_decrypted(entry)
+            await self._from_copy(entry, with_data_key=finding.kind in (Damage.DATA_KEY_MISSING, Damage.DATA_KEY_ALTERED))
             return RepairedFrom.COPY
         except _NOT_REPAIRED as failure:
             if self._sources.hot is None:
                 raise
             await self._from_hot(topic_id, index, entry, failure)
             return RepairedFrom.HOT
+
+    async def _from_copy(self, entry: SegmentEntry, *, with_data_key: bool) -> None:
+        """Copy a segment unless it is the committed object, and its data key if that is damaged or does not decrypt it."""
+        wanted = segment_object(entry)
+        if not await has_object(self._store, wanted, self._limits):
+            await self._copy(wanted)
+        if with_data_key:
+            await self._data_key(entry)
+        try:
+            await self._require_sound(entry)
+        except Corrupt:
+            if with_data_key or not (await ManifestSource(self._store).footer(entry)).is_encrypted:
+                raise
+            await self._data_key(entry)
+            await self._require_sound(entry)
 
     async def _from_hot(self, topic_id: UUID, index: int, entry: SegmentEntry, no_copy: StratalogError) -> None:
         assert self._sources.hot is not None

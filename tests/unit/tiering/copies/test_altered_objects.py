@@ -216,6 +216,25 @@ async def test_a_lost_data_key_is_restored_although_the_copys_segment_is_altered
     assert key not in damaged.contents
 
 
+@pytest.mark.parametrize("altered_at", [1, -1])
+@pytest.mark.parametrize("has_data_key", [True, False])
+async def test_an_altered_segment_is_restored_together_with_its_data_key(
+    sound: MemoryStore, background: ThreadBackground, altered_at: int, has_data_key: bool
+) -> None:
+    key = next(key for key in sound.contents if is_data_key(key))
+    segment = next(each for each in sound.contents if parse_segment_key(each) and data_key_key(each) == key)
+    altered = bytearray(sound.contents[segment])
+    altered[altered_at] ^= 1
+    wrong_key = sound.contents[key].replace(b'"format_version": 1', b'"format_version": 9')
+    assert wrong_key != sound.contents[key]
+    damaged = MemoryStore({**sound.contents, segment: bytes(altered), key: wrong_key}, sound.keys)
+    if not has_data_key:
+        del damaged.contents[key]
+    made = await repair(damaged, sound, background)
+    assert {each.source for _, each in made} == {RepairedFrom.COPY}
+    assert damaged.contents == sound.contents
+
+
 @pytest.mark.parametrize("kind", ["markers", "topics", "owners", "keys"])
 async def test_descriptors_of_a_later_release_stay(sound: MemoryStore, background: ThreadBackground, kind: str) -> None:
     """They differ from the second copy's in more than their format version."""
