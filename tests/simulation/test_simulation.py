@@ -58,6 +58,7 @@ ONCE_BROKEN = [
     ("history", 74801034),  # a detached topic was attached again from a listing that did not show its last manifest yet
     ("history", 86000017),  # an altered flag was taken for that of a later release, so a tree page was not repaired
     ("history", 90000777),  # of an altered segment whose data key was lost, too, only the data key was restored
+    ("history", 90001814),  # a write without an answer replaced a verified copy by a cut one, which only a scrub notices
     ("restores", 74100850),  # the marker of a cut to a point came after the next takeover, and a checker missed what was cut
     ("restores", 74702770),  # an owner did not require that the topic of its ledger still exists
     ("restores", 74800315),  # a takeover arrived after its operator had given up, and nobody restored again

@@ -89,12 +89,13 @@ def segments_with_a_damaged_data_key_stay() -> None:
     restore = Repairer._from_copy
 
     async def from_copy(repairer: Any, entry: Any, *, with_data_key: bool) -> None:
-        if not with_data_key:
-            return await restore(repairer, entry, with_data_key=False)
-        await repairer._data_key(entry)
-        await repairer._require_sound(entry)
+        if with_data_key:
+            await repairer._data_key(entry)
+            await repairer._require_sound(entry)
+        else:
+            await restore(repairer, entry, with_data_key=False)
 
-    Repairer._from_copy = from_copy  # type: ignore[method-assign]
+    Repairer._from_copy = from_copy  # type: ignore[method-assign,assignment]
 
 
 def the_second_copy_has_no_grace_period() -> None:

@@ -39,6 +39,8 @@ LEASED_S: Final = 10.0
 DAMAGED_S: Final = 3 * COPY_GRACE_S
 """Longer than the copy's grace, so that what is wrongly taken for garbage is gone before the repair."""
 LOOK_S: Final = 0.25
+HEADER_BYTES: Final = 12
+"""Magic, format version and flags: damaged more often than the rest, as an altered version looks like a later release's."""
 DAMAGES_MAX: Final = 3
 
 
@@ -189,13 +191,16 @@ class SecondCopyStep:
         if self._chance.random() < 0.5:
             first.append(self._chance.choice(manifests))
         if data_keys and self._chance.random() < 0.5:
-            of_damaged = [key for key in data_keys if key in {data_key_key(each) for each in first if parse_segment_key(each)}]
-            first.append(self._chance.choice(of_damaged or data_keys))
+            first.append(self._chance.choice(data_keys))
         for bucket, damaged in ((self._history.bucket, first), (self._second, second)):
             for key in damaged:
                 self._damage(bucket, key)
         self._remove(self._history.bucket, both)
         self._alter(self._second, both)
+        of_damaged = {data_key_key(key) for key in first if parse_segment_key(key)}.intersection(data_keys).difference(first)
+        if of_damaged and self._chance.random() < 0.5:
+            first.append(min(of_damaged))
+            self._damage(self._history.bucket, first[-1])
         self._history.world.note(
             f"damaged {len(first)} objects of the first store, {len(second)} of the second, {both} in both"
         )
@@ -217,7 +222,7 @@ class SecondCopyStep:
             later = content.replace(b'"format_version": 1', b'"format_version": 9')
             bucket.objects[key] = (later, written, when)
             return
-        position = self._chance.randrange(len(content))
+        position = self._chance.randrange(HEADER_BYTES if self._chance.random() < 0.25 else len(content))
         altered = content[:position] + bytes([content[position] ^ 1]) + content[position + 1 :]
         bucket.objects[key] = (altered, written, when)
 

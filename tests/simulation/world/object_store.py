@@ -186,6 +186,7 @@ class SimulatedStore:
         self._loop = loop
         self._random = randomness
         self.keys = SimulatedKeys(randomness)
+        self._is_late = False
 
     async def _reach(self) -> None:
         faults = self._bucket.faults
@@ -244,8 +245,10 @@ class SimulatedStore:
             raise OutcomeUnknown("the simulated store does not answer")
 
     def _write_late(self, write: Callable[[], object]) -> None:
+        self._is_late = True
         with contextlib.suppress(StratalogError):
             write()
+        self._is_late = False
 
     def _check_cut(self, key: str) -> None:
         if self._random.random() < self._bucket.faults.truncated:
@@ -281,7 +284,9 @@ class SimulatedStore:
         self._bucket.written += 1
         if lock is not None:
             self._bucket.locks[self._bucket.written] = lock
-        if parse_segment_key(key) is not None and self._random.random() < self._bucket.faults.damaged:
+        is_cut = parse_segment_key(key) is not None and self._random.random() < self._bucket.faults.damaged
+        # Its writer has read back what a late write replaces, and only a scrub can notice that it is cut now.
+        if is_cut and not (self._is_late and key in self._bucket.objects):
             content = content[: self._random.randrange(len(content))]
         self._bucket.objects[key] = (content, self._bucket.written, self._now_ms())
         self._bucket.changed(key, self._info(key), self._loop.time(), self._random)
