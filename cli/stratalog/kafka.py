@@ -5,6 +5,7 @@ Works with any Kafka server: nothing here depends on Stratalog.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future
 from typing import Any, TypeVar
@@ -68,9 +69,8 @@ def partitions_of(list_topics: Callable[..., Any], topic: str, wanted: Collectio
 
 def topic_of(list_topics: Callable[..., Any], topic: str) -> Any:
     """Return the brokers' metadata of ``topic``. ``list_topics`` is a client's method. Raises ``NotFound``."""
-    with translated():
-        # Lists all topics, because asking for one by name would create it.
-        metadata = list_topics(timeout=TIMEOUT_S).topics.get(topic)
+    # Lists all topics, because asking for one by name would create it.
+    metadata = listed(list_topics).topics.get(topic)
     if metadata is None:
         raise NotFound(f"no topic {topic!r}: see `stratalog topic list`")
     return metadata
@@ -78,8 +78,26 @@ def topic_of(list_topics: Callable[..., Any], topic: str) -> Any:
 
 def check_reachable(list_topics: Callable[..., Any]) -> None:
     """Return if a broker answers. ``list_topics`` is a client's method. Raises ``Unavailable`` after ``TIMEOUT_S``."""
+    listed(list_topics)
+
+
+def listed(list_topics: Callable[..., Any]) -> Any:
+    """Return the metadata of all brokers and topics. Raises ``Unavailable`` after ``TIMEOUT_S``.
+
+    ``list_topics`` is a client's method. It is called in a thread of its own, because Python handles no Ctrl-C while a call of
+    the client library waits. After Ctrl-C the call goes on: do not close the client then.
+    """
+    answer: Future[Any] = Future()
+
+    def ask() -> None:
+        try:
+            answer.set_result(list_topics(timeout=TIMEOUT_S))
+        except BaseException as failure:
+            answer.set_exception(failure)
+
+    threading.Thread(target=ask, daemon=True).start()
     with translated():
-        list_topics(timeout=TIMEOUT_S)
+        return answer.result()
 
 
 def selected(topic: str, known: list[int], wanted: Collection[int]) -> list[int]:

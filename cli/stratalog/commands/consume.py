@@ -6,8 +6,9 @@ import json
 import sys
 import time
 from base64 import b64encode
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from operator import methodcaller
 from pathlib import Path
 from typing import Any
@@ -90,12 +91,15 @@ def consume(
         "auto.offset.reset": "latest" if offset == "latest" else "earliest",
         "isolation.level": "read_committed" if committed_only else "read_uncommitted",
     }
+    brokers = kafka.admin(bootstrap_of(data, bootstrap))
+    known = kafka.partitions_of(brokers.list_topics, topic)
     client = kafka.consumer(bootstrap_of(data, bootstrap), options)
     show = _Show(keys=keys, headers=headers, timestamps=timestamps, offsets=offsets, as_json=as_json)
     try:
         printed = _Printed(topic)
-        pending = _begin(client, printed, group, Start(offset=offset, moment=moment, partitions=partitions))
-        for message in _records(client, pending, count=count, follow=follow):
+        pending = _begin(client, printed, group, Start(offset=offset, moment=moment, partitions=partitions), known)
+        check = partial(kafka.check_reachable, brokers.list_topics)
+        for message in _records(client, pending, check, count=count, follow=follow):
             _print(message, show)
             printed.add(message)
         if group:
@@ -149,10 +153,12 @@ class Start:
         return TopicPartition(topic, partition, number)
 
 
-def _begin(client: Consumer, printed: _Printed, group: str | None, start: Start) -> set[int]:
-    """Assign or subscribe. Returns the partitions whose end has not been reached, which change with a group's assignment."""
+def _begin(client: Consumer, printed: _Printed, group: str | None, start: Start, known: list[int]) -> set[int]:
+    """Assign some of the ``known`` partitions, or subscribe to the topic.
+
+    Returns the partitions whose end has not been reached, which change with a group's assignment.
+    """
     topic = printed.topic
-    known = kafka.partitions_of(client.list_topics, topic)
     if group:
         if start.partitions or start.moment or start.offset not in ("earliest", "latest"):
             raise Invalid(
@@ -193,10 +199,12 @@ def _existing(client: Consumer, place: TopicPartition) -> TopicPartition:
     return place
 
 
-def _records(client: Consumer, pending: set[int], *, count: int | None, follow: bool) -> Iterator[Message]:
+def _records(
+    client: Consumer, pending: set[int], check: Callable[[], None], *, count: int | None, follow: bool
+) -> Iterator[Message]:
     """Yield up to ``count`` records. Unless ``follow``, stop when the end of every partition in ``pending`` is reached.
 
-    Raises ``Unavailable`` if nothing is received, and no broker answers; with ``follow`` it waits for the brokers.
+    If nothing is received for a time, ``check`` raises ``Unavailable`` if no broker answers; with ``follow`` it is not called.
     """
     left, silent_since = count if count is not None else sys.maxsize, time.monotonic()
     while left > 0 and (follow or pending):
@@ -204,7 +212,7 @@ def _records(client: Consumer, pending: set[int], *, count: int | None, follow: 
         if received:
             silent_since = time.monotonic()
         elif not follow and time.monotonic() - silent_since > kafka.TIMEOUT_S:
-            kafka.check_reachable(client.list_topics)
+            check()
             silent_since = time.monotonic()
         for message in received:
             failure = message.error()

@@ -37,7 +37,6 @@ from stratalog.topic_deletion import (
 from stratalog.waiting import timeout_option, wait_option
 from stratalog_broker.admin.replication_factor import change_replication_factor
 from stratalog_core.errors import NotFound, StratalogError
-from stratalog_core.kafka_clients import translated
 from stratalog_metadata.records import Topic
 
 _CLUSTERS_DEFAULT = -1
@@ -195,8 +194,7 @@ def list_topics(
         rows = asyncio.run(deleted_rows(metadata_of(data, metadata)))
         print_listing("deleted_topics", rows, DELETED_COLUMNS, as_json=as_json)
         return
-    with translated():
-        topics = kafka.admin(bootstrap_of(data, bootstrap)).list_topics(timeout=kafka.TIMEOUT_S).topics
+    topics = kafka.listed(kafka.admin(bootstrap_of(data, bootstrap)).list_topics).topics
     rows = [
         {"name": name, "partitions": len(found.partitions)}
         for name, found in sorted(topics.items())

@@ -17,7 +17,6 @@ from stratalog.parameters import valid_name
 from stratalog.target import bootstrap_of, cluster_options, metadata_of, name_values, store_of, store_option
 from stratalog.topic_retention import Expiring, change_of, confirm_compaction, confirm_shortening
 from stratalog_broker.admin.retention_changes import RETENTION
-from stratalog_core.kafka_clients import translated
 from stratalog_metadata.topic_rules.cleanup_policy import CLEANUP_POLICY
 from stratalog_metadata.topic_rules.topic_configs import TOPIC_CONFIG_KEYS
 
@@ -92,8 +91,7 @@ def _values(entries: Mapping[str, ConfigEntry]) -> dict[str, str]:
 
 
 def _broker_configs(client: Any) -> dict[str, ConfigEntry]:
-    with translated():
-        broker = next(iter(client.list_topics(timeout=kafka.TIMEOUT_S).brokers))
+    broker = next(iter(kafka.listed(client.list_topics).brokers))
     resource = ConfigResource(ResourceType.BROKER, str(broker))
     entries: dict[str, ConfigEntry] = kafka.only(client.describe_configs([resource], request_timeout=kafka.TIMEOUT_S))
     return entries

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import socket
+import subprocess
+import sys
+import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, cast
 
 import pytest
@@ -16,6 +21,7 @@ from stratalog.app import stratalog
 from stratalog.commands import txn
 from stratalog.commands.consume import _records
 from stratalog.commands.produce import _Sender
+from stratalog.exit_codes import ExitCode
 from stratalog.hanging_transactions import OpenTransaction
 from stratalog_core.errors import Conflict, Unavailable
 
@@ -65,8 +71,9 @@ def test_a_reader_whose_brokers_are_gone_ends() -> None:
     client = Consumer({"bootstrap.servers": NOWHERE, "group.id": "g", "log_level": 0, "enable.partition.eof": True})
     try:
         client.assign([TopicPartition("t", 0, 0)])
+        check = partial(kafka.check_reachable, kafka.admin(NOWHERE).list_topics)
         with pytest.raises(Unavailable):
-            list(_records(client, {0}, count=None, follow=False))
+            list(_records(client, {0}, check, count=None, follow=False))
     finally:
         client.close()
 
@@ -103,3 +110,24 @@ def test_the_other_hanging_transactions_are_aborted_if_one_has_ended(
     aborted: Any = asyncio.run(txn._abort(found))
     assert [each.partition for each in aborted] == [0, 2]
     assert "producer 1 in t-1 has already ended" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "words", ["topic list", "topic describe t", "consume t", "produce t --value v", "group delete g --yes"]
+)
+@pytest.mark.timeout(60)
+def test_ctrl_c_ends_a_command_that_waits_for_a_broker(words: str) -> None:
+    """The client library does not return to Python before its own time-out of 15 seconds."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        command = [sys.executable, "-m", "stratalog", *words.split(), "--bootstrap", f"127.0.0.1:{server.getsockname()[1]}"]
+        with subprocess.Popen(command, stderr=subprocess.PIPE) as process:
+            try:
+                connection, _ = server.accept()
+                with connection:
+                    connection.recv(1)
+                    began = time.monotonic()
+                    process.send_signal(signal.SIGINT)
+                    assert process.wait(60) == ExitCode.INTERRUPTED
+                    assert time.monotonic() - began < 8
+            finally:
+                process.kill()
