@@ -14,7 +14,7 @@ from typing import Final
 import pyarrow as pa
 from pyspark.sql import Column, DataFrame, Observation, SparkSession
 from pyspark.sql import functions as sql
-from pyspark.sql.types import IntegerType
+from pyspark.sql.types import IntegerType, NumericType
 
 from stratalog_core.errors import Invalid
 from stratalog_pipeline.arrow.encode import partitions_of
@@ -137,7 +137,7 @@ def backfill_kafka(
 
 
 def _expression(rows: DataFrame, name: str, expression: str | None) -> Column | None:
-    """The column ``name`` of the records; None if there is none."""
+    """The column ``name`` of the records; None if there is none. Raises ``Invalid`` for a timestamp that is a number."""
     if expression is not None:
         column = sql.expr(expression)
     elif name in rows.columns:
@@ -146,9 +146,15 @@ def _expression(rows: DataFrame, name: str, expression: str | None) -> Column | 
         column = sql.to_json(sql.struct("*"))
     else:
         return None
+    found = rows.select(column).schema[0].dataType
+    if name == "timestamp" and isinstance(found, NumericType):
+        raise Invalid(
+            f"the timestamp is {found.simpleString()}, which Spark takes for seconds: name its unit, such as"
+            f" timestamp_millis({expression or name})"
+        )
     if _COLUMNS[name]:
         return column.cast(_COLUMNS[name]).alias(name)
-    kind = rows.select(column).schema[0].dataType.simpleString()
+    kind = found.simpleString()
     if kind not in ("binary", "string"):
         # Numbers become their digits: casting one to bytes gives what only Spark reads.
         column = sql.to_json(column) if "<" in kind else column.cast("string")

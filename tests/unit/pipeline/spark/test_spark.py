@@ -20,6 +20,7 @@ from stratalog_core.batches.records import Record, build_batch
 from stratalog_core.errors import Conflict, Corrupt, Invalid, NotFound
 from stratalog_pipeline import views
 from stratalog_pipeline.jobs.audit import audit
+from stratalog_pipeline.jobs.backfill import _expression
 from stratalog_pipeline.jobs.export import export
 from stratalog_pipeline.jobs.replay import ReplayTarget, _shaped
 from stratalog_pipeline.jobs.session import translated_errors, watched
@@ -322,6 +323,17 @@ def test_a_value_that_an_expression_does_not_take_is_invalid(spark: SparkSession
             act()
         assert failed.value.message.startswith("[CAST_INVALID_INPUT] The value 'a")
         assert "\n" not in failed.value.message
+
+
+def test_a_time_of_a_backfill_has_a_unit(spark: SparkSession) -> None:
+    """Spark takes a number for seconds, so milliseconds became times in the far future."""
+    rows = spark.range(1).selectExpr("1372939200000L as timestamp", "1372939200000 / 1 as fraction")
+    for expression in (None, "timestamp", "fraction"):
+        with pytest.raises(Invalid, match="name its unit, such as timestamp_millis"):
+            _expression(rows, "timestamp", expression)
+    column = _expression(rows, "timestamp", "timestamp_millis(timestamp)")
+    assert column is not None
+    assert rows.select(column.cast("bigint")).collect()[0][0] == 1_372_939_200
 
 
 def test_progress_grows_by_each_stage(spark: SparkSession) -> None:
