@@ -111,16 +111,17 @@ def scrub(
 ) -> None:
     """Check every entry, index and state file of bookie NAME now. Corrupt ones are repaired from other replicas.
 
-    With --wait it exits with 6 if corruption remains, and with 1 if something was not checked.
+    With --wait it exits with 6 if corruption remains, and with 1 if something was not checked, also because a bookie is down.
     """
     if bool(name) == every:
         raise click.UsageError("give the name of one bookie, or --all")
-    scrubs = asyncio.run(_scrub(metadata_of(data, metadata), name, wait))
+    scrubs, down = asyncio.run(_scrub(metadata_of(data, metadata), name, wait))
     rows = [row for each in scrubs for row in each.rows()]
     print_listing("disks", rows, _SCRUB_COLUMNS, as_json=as_json)
     for example in (example for row in rows for example in row["examples"]):
         click.echo(example, err=True)
     unchecked = [sentence for each in scrubs for sentence in each.unchecked()] if wait else []
+    unchecked += [f"{each} was not checked: it is down, and ledgers have copies on it" for each in down] if wait else []
     for sentence in unchecked:
         click.echo(sentence, err=True)
     if wait and not all(each.is_whole for each in scrubs):
@@ -129,16 +130,18 @@ def scrub(
         context.exit(ExitCode.FAILED)
 
 
-async def _scrub(addresses: list[str], name: str | None, wait: bool) -> list[BookieScrub]:
+async def _scrub(addresses: list[str], name: str | None, wait: bool) -> tuple[list[BookieScrub], list[str]]:
+    """Return the scrubs, and with a ``name`` of None the bookies that are down and have copies."""
     transport = TcpTransport()
     try:
         async with metadata_session(addresses) as client:
             scrubs = [BookieScrub(transport, each) for each in bookies_to_scrub(client.view, name)]
+            down = [str(row["bookie"]) for row in bookie_rows(client.view) if not row["live"] and row["fragments"]]
         await asyncio.gather(*(each.ask(start=True) for each in scrubs))
         if wait:
             with progress_bar() as progress:
                 task = progress.add_task("scrubbing", total=None)
                 await follow(scrubs, lambda done, total: progress.update(task, completed=done, total=total))
-        return scrubs
+        return scrubs, [] if name is not None else down
     finally:
         await transport.close()

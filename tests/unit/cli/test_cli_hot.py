@@ -12,6 +12,7 @@ from random import Random
 from typing import Any
 from uuid import UUID
 
+import msgspec
 import pytest
 from click.testing import CliRunner
 from support.embedded_quorum import EmbeddedQuorum
@@ -240,6 +241,19 @@ async def test_a_scrub_that_stops_early_fails_and_says_where(
     assert disk["state"] == "incomplete"
     assert disk["unchecked"].startswith("it stopped at the cookie, after 0 of ")
     assert "b1, disk 0 was not checked completely: it stopped at the cookie" in done.stderr
+
+
+async def test_a_scrub_of_all_bookies_fails_if_one_with_copies_is_down(quorum: EmbeddedQuorum, bookie: LedgerClient) -> None:
+    ledger = await _written(bookie, BATCH)
+    down = [Bookie(bookie_id=name, address="127.0.0.1:1", cookie="c", session_id=0) for name in ("b8", "b9")]
+    with_copy = msgspec.structs.replace(ledger, ledger_id=99, fragments=(Fragment(first_entry=0, bookies=("b9",)),))
+    await _put(quorum.client, TOPIC, *down, with_copy)
+    scrub = ["bookie", "scrub", "--all", "--wait", "--metadata", ",".join(quorum.addresses), "--json"]
+    done = await asyncio.to_thread(CliRunner().invoke, stratalog, scrub, catch_exceptions=False)
+    assert done.exit_code == 1
+    assert "b9 was not checked: it is down, and ledgers have copies on it\n" in done.stderr
+    assert "b8" not in done.stderr
+    assert [disk["bookie"] for disk in json.loads(done.stdout)["disks"]] == ["b1"]
 
 
 async def test_a_disk_that_is_gone_after_a_restart_is_not_scrubbed(quorum: EmbeddedQuorum, bookie: LedgerClient) -> None:
