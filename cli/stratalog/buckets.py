@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 import boto3
 from botocore.config import Config
-from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError, PartialCredentialsError
+from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError, ParamValidationError, PartialCredentialsError
 
 from stratalog_core.errors import Invalid, StratalogError, Unavailable
 from stratalog_tiering.store.s3_errors import no_credentials
@@ -123,6 +123,8 @@ def _when_ready(attempt: Callable[[], Result], server: str, timeout_s: float) ->
 
 
 def _refused(what: str, failure: BotoCoreError | ClientError) -> StratalogError:
+    if isinstance(failure, ParamValidationError):
+        return Invalid(f"{what}: {failure}")
     code = _code_of(failure)
     if not code or code in _NOT_READY:
         return Unavailable(f"{what}: {failure}")

@@ -153,6 +153,8 @@ def _records(value: str | None, tombstone: bool, key: str | None, key_separator:
     if tombstone or value is not None:
         yield key_bytes, argument_bytes(value) if value is not None else None
         return
+    if sys.stdin.isatty():
+        click.echo("one record per line; Ctrl-D ends", err=True)
     for line in sys.stdin.buffer:
         content = line.rstrip(b"\r\n")
         yield _split(content, argument_bytes(key_separator)) if key_separator else (key_bytes, content)

@@ -16,7 +16,7 @@ stratalog topic create events --partitions 3
 
 - Name a cluster by `--data DIR` (its directory on this machine), `--bootstrap HOST:PORT` (Kafka) or `--metadata HOST:PORT`
   (the metadata quorum), and the object store by `--store`. Or set `STRATALOG_DATA`, `STRATALOG_BOOTSTRAP`, `STRATALOG_METADATA`
-  and `STRATALOG_STORE`: an option takes precedence over what the environment says of the same cluster.
+  and `STRATALOG_STORE`, over which an option that names a cluster takes precedence.
 - Results go to standard output, everything else to standard error. [Errors](errors.md) lists the exit codes.
 - Commands that destroy data ask first unless `--yes` is given.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pty
 import subprocess
 import sys
 from pathlib import Path
@@ -128,3 +129,18 @@ def test_credentials_that_boto3_does_not_find_are_an_error_of_the_user(monkeypat
     with pytest.raises(Invalid, match="no-such-profile") as refused:
         s3_client(s3_location("s3://b?endpoint=http://127.0.0.1:9"), None)
     assert isinstance(refused.value.__cause__, ProfileNotFound)
+
+
+def test_records_are_asked_for_on_a_terminal_only() -> None:
+    program = "from stratalog.commands.produce import _records; print(list(_records(None, False, None, None)))"
+    keyboard, terminal = pty.openpty()
+    try:
+        os.write(keyboard, b"one\n\x04")
+        command = [sys.executable, "-c", program]
+        done = subprocess.run(command, stdin=terminal, capture_output=True, text=True, timeout=60, check=True)
+        assert (done.stdout, done.stderr) == ("[(None, b'one')]\n", "one record per line; Ctrl-D ends\n")
+        done = subprocess.run(command, input="one\n", capture_output=True, text=True, timeout=60, check=True)
+        assert (done.stdout, done.stderr) == ("[(None, b'one')]\n", "")
+    finally:
+        os.close(keyboard)
+        os.close(terminal)

@@ -91,6 +91,15 @@ def test_a_restore_that_is_not_confirmed_leaves_no_directory(tmp_path: Path) -> 
     assert not (tmp_path / "new").exists()
 
 
+def test_a_bucket_with_an_impossible_name_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "x")
+    with pytest.raises(Invalid, match='Invalid bucket name "no!bucket"'):
+        raise _run("store", "init", "--store", "s3://no!bucket?endpoint=http://127.0.0.1:9", "--timeout", "1").exception or (
+            AssertionError
+        )
+
+
 def test_the_doctor_does_not_wait_for_a_store_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.setenv(name, "x")
