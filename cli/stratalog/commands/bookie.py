@@ -111,7 +111,7 @@ def scrub(
 ) -> None:
     """Check every entry, index and state file of bookie NAME now. Corrupt ones are repaired from other replicas.
 
-    With --wait it exits with 6 if corruption remains, and with 1 if something was not checked, also because a bookie is down.
+    With --wait it exits with 6 if corruption remains, and with 1 if something was not checked, such as a bookie that is down.
     """
     if bool(name) == every:
         raise click.UsageError("give the name of one bookie, or --all")
