@@ -1,7 +1,8 @@
 """The controls: a process that uses the store as a broker or a worker does, and does nothing else with the bytes.
 
 ``python -m benchmarks.cold.store_work`` takes a ``Plan`` as JSON, prints ``ready``, begins at ``go``, and prints a ``Done``.
-Ranged GETs are those of the blocks that a broker reads, in the same order: partitions in turns, each from its beginning.
+Ranged GETs are those of the blocks that a broker reads, in the same order: partitions in turns, each from its beginning. They
+are sent by obstore, a client that is not ours.
 """
 
 from __future__ import annotations
@@ -190,7 +191,7 @@ async def _write(store: ObjectStore, size: int) -> int:
 
 async def _carry_out(plan: Plan) -> Done:
     background = ThreadBackground(STORE_THREADS, "store")
-    store = open_store(plan.store, background=background, clock=SystemClock(), random=random.Random())
+    store = open_store(f"{plan.store}&read_engine=obstore", background=background, clock=SystemClock(), random=random.Random())
     loop, ended = asyncio.get_running_loop(), asyncio.Event()
     ranges = await block_ranges(store, plan.topic) if plan.topic else []
     print("ready", flush=True)

@@ -1,4 +1,4 @@
-"""Answers that break off, stall, trickle or refuse: to reads by either engine and to writes, from a scripted server."""
+"""Answers that break off, stall, trickle or refuse: to reads by every engine and to writes, from a scripted server."""
 
 from __future__ import annotations
 
@@ -255,14 +255,17 @@ async def test_an_object_that_ends_early_is_told_from_an_answer_that_was_cut(
         (refused("416 Range Not Satisfiable", "InvalidRange"), Corrupt),
     ],
 )
-async def test_refusals_mean_the_same_by_either_engine(
-    store: ObjectStore, server: ScriptedServer, fault: Answer, error: type[StratalogError]
+@pytest.mark.parametrize(("engine", "requests"), [("direct", 2), ("obstore", 1), ("aioboto3", 1)])
+async def test_refusals_mean_the_same_by_every_engine(
+    server: ScriptedServer, engine: str, requests: int, fault: Answer, error: type[StratalogError]
 ) -> None:
+    """Direct reads leave it to obstore what a refusal means, so that it asks once more."""
     server.script = deque([fault])
-    with pytest.raises(error) as raised:
-        await read(store)
+    async with store_of(server, engine, PATIENT) as store:
+        with pytest.raises(error) as raised:
+            await read(store)
     assert type(raised.value) is error
-    assert server.answered == 1
+    assert server.answered == requests
 
 
 @pytest.mark.parametrize("is_xml", [True, False])

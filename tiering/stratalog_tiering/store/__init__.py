@@ -1,8 +1,8 @@
 """Object stores: a local directory, S3 and compatible servers, Azure, Google Cloud. Only this folder imports their libraries.
 
 ``open_store`` takes ``/dir``, ``file:///dir``, ``s3://bucket/prefix?endpoint=http://127.0.0.1:9000&region=us-east-1``,
-``az://container/prefix?account=NAME`` or ``gs://bucket/prefix``. For S3, ``read_engine`` chooses how S3 is read: ``obstore``
-(default) or ``aioboto3``. ``sse`` and ``sse_kms_key_id`` encrypt at rest.
+``az://container/prefix?account=NAME`` or ``gs://bucket/prefix``. For S3, ``read_engine`` chooses how S3 is read: ``direct``
+(default), ``obstore`` or ``aioboto3``. ``sse`` and ``sse_kms_key_id`` encrypt at rest.
 ``keys``, which a directory takes, too, names the directory of the key ring: workers encrypt the segments of topics that ask for
 it before they leave the machine.
 Credentials never come from the URL: for S3 from boto3's chain (environment, profile, web identity, container, instance), for
@@ -47,7 +47,7 @@ from stratalog_tiering.store.with_copy import StoreWithCopy, read_verified
 STORE_THREADS: Final = 8
 """Number of concurrent calls that a store's ``background`` should run."""
 
-READ_ENGINES: Final = ("obstore", "aioboto3")
+READ_ENGINES: Final = ("direct", "obstore", "aioboto3")
 """Ways to read from S3; the first is the default."""
 
 

@@ -95,6 +95,9 @@ class ObstoreReads:
 
         return await self._read(read, key, length)
 
+    def close(self) -> None:
+        """obstore closes its connections when nothing refers to the store."""
+
     async def _read(self, read: Callable[[], Awaitable[_Result]], key: str, length: int) -> _Result:
         async def attempt() -> _Result:
             try:
@@ -135,6 +138,15 @@ def check_length(content: memoryview, key: str, start: int, length: int) -> memo
     if len(content) != length:
         raise Corrupt(f"object {key} ends at byte {start + len(content)}, not {start + length}", key=key)
     return content
+
+
+def covered_bytes(content_range: str, start: int, length: int) -> int:
+    """Bytes that a Content-Range header (RFC 9110, 14.4) covers; 0 unless it is all of the request, up to the object's end."""
+    found = re.fullmatch(r"bytes (\d+)-(\d+)/(\d+)", content_range)
+    if found is None:
+        return 0
+    first, last, size = map(int, found.groups())
+    return last + 1 - first if first == start and last + 1 == min(start + length, size) else 0
 
 
 async def in_time(read: Callable[[], Awaitable[_Result]], key: str, place: str, limit_s: float) -> _Result:

@@ -26,6 +26,7 @@ from stratalog_core.object_lock import ObjectLock
 from stratalog_core.ports import Background, Buffer
 from stratalog_tiering.store.base import KeyRing, ObjectInfo, StoreFeatures, Upload, UploadedPart, UploadGone, check_range
 from stratalog_tiering.store.checksums import crc_text, crc_text_of_parts
+from stratalog_tiering.store.direct_reads import DirectReads, is_direct
 from stratalog_tiering.store.key_ring import NoKeys
 from stratalog_tiering.store.obstore_reads import CONNECT_TIMEOUT_S, ReadLimits, check_length
 from stratalog_tiering.store.s3_async import AsyncClient
@@ -76,7 +77,11 @@ class S3Store:
     def _engine(self, name: str, session: boto3.Session, limits: ReadLimits) -> ReadEngine:
         if name == "aioboto3":
             return Aioboto3Reads(self._location, self._async_client, limits)
-        return obstore_reads(self._location, session, self._location.endpoint or self._client.meta.endpoint_url, limits)
+        endpoint = self._location.endpoint or self._client.meta.endpoint_url
+        obstore = obstore_reads(self._location, session, endpoint, limits)
+        if name == "direct" and is_direct(endpoint):
+            return DirectReads(self._location, session, endpoint, limits, self._background, obstore)
+        return obstore
 
     @property
     def url(self) -> str:
@@ -233,6 +238,7 @@ class S3Store:
         return await read_features(self._async_client, self._location, key)
 
     async def close(self) -> None:
+        self._reads.close()
         await self._async_client.close()
         self._client.close()
 

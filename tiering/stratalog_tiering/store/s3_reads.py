@@ -1,8 +1,8 @@
-"""Reads from S3: two engines with the same guarantees, so that a store's URL may choose one.
+"""Reads from S3: three engines with the same guarantees, so that a store's URL may choose one.
 
-obstore (``obstore_reads.py``) is the default. aioboto3 reads on the event loop and leaves three things to its caller, which are
-done here: it does not retry a truncated body, its read time-out never ends a trickle, and neither engine distinguishes a short
-object from a short response.
+``direct`` (``direct_reads.py``) is the default; obstore (``obstore_reads.py``) reads under TLS, and what ``direct`` failed to
+read. aioboto3 reads on the event loop and leaves three things to its caller, which are done here: it does not retry a truncated
+body, its read time-out never ends a trickle, and it does not distinguish a short object from a short response.
 
 A cancelled read stops at once. A read that takes longer than its ``ReadLimits`` allow raises ``Unavailable``. Limits count only
 time in which the event loop runs (``time_limit`` in ``s3_attempts.py``).
@@ -10,7 +10,6 @@ time in which the event loop runs (``time_limit`` in ``s3_attempts.py``).
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, Final, Protocol
@@ -20,7 +19,15 @@ from obstore.auth.boto3 import Boto3CredentialProvider
 from obstore.store import S3Store as ObstoreS3
 
 from stratalog_core.errors import OutcomeUnknown, Unavailable
-from stratalog_tiering.store.obstore_reads import WHOLE_BYTES, ObstoreReads, ReadLimits, client_options, in_time, retry_config
+from stratalog_tiering.store.obstore_reads import (
+    WHOLE_BYTES,
+    ObstoreReads,
+    ReadLimits,
+    client_options,
+    covered_bytes,
+    in_time,
+    retry_config,
+)
 from stratalog_tiering.store.s3_async import AsyncClient
 from stratalog_tiering.store.s3_attempts import repeated, time_limit
 from stratalog_tiering.store.store_url import S3Location
@@ -40,6 +47,8 @@ class ReadEngine(Protocol):
         """The bytes from ``start`` on, fewer than ``length`` only if the object ends earlier."""
         ...
 
+    def close(self) -> None: ...
+
 
 class Aioboto3Reads:
     """Reads through the store's asynchronous client."""
@@ -55,6 +64,9 @@ class Aioboto3Reads:
     async def get_range(self, key: str, start: int, length: int) -> memoryview:
         return memoryview(await self._read(key, (start, length)))
 
+    def close(self) -> None:
+        """The client is the store's."""
+
     async def _read(self, key: str, wanted: tuple[int, int] | None) -> bytes:
         arguments: dict[str, Any] = {"Bucket": self._location.bucket, "Key": self._location.name(key)}
         if wanted:
@@ -69,7 +81,7 @@ class Aioboto3Reads:
         async with self._client.answering(key) as client, time_limit(self._limits.silence_s) as heard:
             answer = await client.get_object(**arguments)
             async with answer["Body"]:
-                if wanted and not _covers(answer.get("ContentRange", ""), *wanted):
+                if wanted and not covered_bytes(answer.get("ContentRange", ""), *wanted):
                     raise Unavailable(f"{self._location.url} returned another range of {key} than was requested")
                 content = await self._pieces(answer["Body"], heard)
         # Fewer bytes than the header promised are a truncated response, never the end of the object.
@@ -83,15 +95,6 @@ class Aioboto3Reads:
             heard()
             pieces.append(piece)
         return b"".join(pieces)
-
-
-def _covers(content_range: str, start: int, length: int) -> bool:
-    """Whether a Content-Range header (RFC 9110, 14.4) covers the whole request, up to the object's end."""
-    found = re.fullmatch(r"bytes (\d+)-(\d+)/(\d+)", content_range)
-    if found is None:
-        return False
-    first, last, size = map(int, found.groups())
-    return first == start and last + 1 == min(start + length, size)
 
 
 def obstore_reads(location: S3Location, session: boto3.Session, endpoint: str, limits: ReadLimits) -> ObstoreReads:
