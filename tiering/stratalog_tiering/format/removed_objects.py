@@ -1,8 +1,8 @@
 """The removed objects of one manifest edit: added, moved into lists, merged, and forgotten once they are deleted.
 
-They stay in the order of their removal, so those whose grace period has passed always come first. A new list holds more than
-``inline_removed_max`` objects, and ``page_fan_in`` neighbouring lists of one size class are merged, so the root grows with the
-logarithm of their number up to the longest list, and with a 16,384th of it beyond. No I/O.
+They stay in the order of their removal, so those whose grace period has passed always come first. A new list holds a multiple
+of ``inline_removed_max`` objects, and ``page_fan_in`` neighbouring lists of one size class are merged, so the root grows with
+the logarithm of their number up to the longest list, and with a 16,384th of it beyond. No I/O.
 """
 
 from __future__ import annotations
@@ -104,10 +104,12 @@ class RemovedObjects:
         self.inline += [msgspec.structs.replace(each, removed_at_ms=removed_at_ms) for each in self.added]
         self.added.clear()
         if len(self.inline) > self._limits.inline_removed_max:
-            longest = self._limits.removed_list_objects_max
-            for start in range(0, len(self.inline), longest):
-                self.refs.append(self._new_list(self.inline[start : start + longest]))
-            self.inline.clear()
+            # Whole multiples: sixteen lists of sixteen such lists then have the longest list's length, and merge to it.
+            moved = len(self.inline) - len(self.inline) % self._limits.inline_removed_max
+            for start in range(0, moved, self._limits.removed_list_objects_max):
+                end = min(moved, start + self._limits.removed_list_objects_max)
+                self.refs.append(self._new_list(self.inline[start:end]))
+            del self.inline[:moved]
 
     def new_lists(self) -> tuple[tuple[str, bytes], ...]:
         """Keys and contents of the lists that this edit has made."""
