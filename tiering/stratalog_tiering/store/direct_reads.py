@@ -44,7 +44,7 @@ class _Unexpected(Exception):
 
 
 class DirectReads:
-    """Reads from ``endpoint``, an ``http://`` URL. What goes wrong is read again through ``otherwise``."""
+    """Reads from ``endpoint``, an ``http://`` URL, and ``otherwise`` reads ranges that did not come as expected."""
 
     def __init__(
         self,
