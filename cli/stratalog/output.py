@@ -89,15 +89,16 @@ def progress_bar() -> Progress:
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-    console = Console(stderr=True)
+    # Not the console's opinion: FORCE_COLOR, which many CI systems set, makes it call a file a terminal.
+    is_shown = sys.stderr.isatty()
     return Progress(
         SpinnerColumn(),
         TextColumn("{task.description}"),
         BarColumn(),
         MofNCompleteColumn(),
         TimeElapsedColumn(),
-        console=console,
-        disable=not console.is_terminal,
+        console=Console(stderr=True),
+        disable=not is_shown,
         transient=True,
     )
 

@@ -7,7 +7,7 @@ import json
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
-from stratalog.output import human_bytes, print_listing, print_rows
+from stratalog.output import human_bytes, print_listing, print_rows, progress_bar
 from stratalog_core.errors import Conflict, Invalid, NotFound, StratalogError, Unavailable
 from stratalog_core.kafka_clients import as_ours, translated
 
@@ -63,3 +63,12 @@ def test_what_clients_choose_is_no_markup_and_controls_no_terminal(capsys: pytes
     assert [line.strip() for line in lines] == [
         "[x] of [/y]", "key", "[/closed]", "[bold]b[/bold]", "\\x1b]0;owned\\x07é",
     ]  # fmt: skip
+
+
+def test_progress_is_not_written_to_a_file_although_colors_are_wanted(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    with progress_bar() as progress:
+        progress.advance(progress.add_task("working", total=1))
+    assert capsys.readouterr().err == ""
