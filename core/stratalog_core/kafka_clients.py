@@ -103,6 +103,9 @@ def list_offsets(
     def once() -> dict[tuple[str, int], int]:
         client = connect()
         futures = client.list_offsets(dict(wanted), request_timeout=timeout_s, **options)
-        return {(place.topic, place.partition): future.result(timeout_s).offset for place, future in futures.items()}
+        try:
+            return {(place.topic, place.partition): future.result(timeout_s).offset for place, future in futures.items()}
+        except TimeoutError as late:
+            raise Unavailable(f"no answer within {timeout_s:.0f} s; {CHECK_CLUSTER}") from late
 
     return retried(once, timeout_s)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import Future
+from typing import cast
 
 import pytest
-from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka import KafkaError, KafkaException, TopicPartition
+from confluent_kafka.admin import AdminClient, OffsetSpec
 
 from stratalog.output import human_bytes, print_listing, print_rows, progress_bar
 from stratalog_core.errors import Conflict, Invalid, NotFound, StratalogError, Unavailable
-from stratalog_core.kafka_clients import as_ours, translated
+from stratalog_core.kafka_clients import as_ours, list_offsets, translated
 
 ROWS = [{"name": "a", "cold_bytes": 1536, "last_error": None}, {"name": "b", "cold_bytes": 0, "last_error": "x" * 100}]
 COLUMNS = ("name", "cold_bytes", "last_error")
@@ -72,3 +75,12 @@ def test_progress_is_not_written_to_a_file_although_colors_are_wanted(
     with progress_bar() as progress:
         progress.advance(progress.add_task("working", total=1))
     assert capsys.readouterr().err == ""
+
+
+def test_offsets_that_are_not_answered_are_unavailable() -> None:
+    class Client:
+        def list_offsets(self, wanted: dict[TopicPartition, OffsetSpec], **_: object) -> dict[TopicPartition, Future[None]]:
+            return {place: Future() for place in wanted}
+
+    with pytest.raises(Unavailable, match="no answer within 0 s"):
+        list_offsets(lambda: cast(AdminClient, Client()), {TopicPartition("t", 0): OffsetSpec.latest()}, 0.1)
