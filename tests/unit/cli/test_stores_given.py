@@ -110,3 +110,10 @@ def test_the_doctor_does_not_wait_for_a_store_that_does_not_answer(monkeypatch: 
         found = asyncio.run(cluster.check_store(url))
         assert time.monotonic() - started < 25
     assert (found.verdict, found.detail) == (Verdict.FAIL, "s3://b: no answer within 1 s")
+
+
+def test_a_profile_that_does_not_exist_is_an_error_of_the_user(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_PROFILE", "no-such-profile")
+    monkeypatch.setattr(boto3, "DEFAULT_SESSION", None)
+    with pytest.raises(Invalid, match=r"s3://b.*no-such-profile.*correct AWS_PROFILE"):
+        raise _run("tier", "show", "--store", "s3://b?endpoint=http://127.0.0.1:9").exception or AssertionError

@@ -64,8 +64,12 @@ class S3Store:
         self._keys = keys or NoKeys()
         self._background = background
         core = botocore.session.get_session()
-        session = boto3.Session(botocore_session=core, region_name=location.region)
-        if session.get_credentials() is None:
+        try:
+            session = boto3.Session(botocore_session=core, region_name=location.region)
+            credentials = session.get_credentials()
+        except BotoCoreError as malformed:
+            raise Invalid(f"{self.url}: {malformed}; correct AWS_PROFILE, or the file that has it") from malformed
+        if credentials is None:
             raise Invalid(no_credentials(self.url))
         self._client = _boto3_client(session, location, threads)
         self._async_client = AsyncClient(location, core)
