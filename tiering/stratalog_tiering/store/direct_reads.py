@@ -19,6 +19,7 @@ import boto3
 from botocore.auth import S3SigV4Auth
 from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials, ReadOnlyCredentials
+from botocore.exceptions import BotoCoreError, ClientError
 
 from stratalog_core.memory.receive_buffers import ReceiveBuffers
 from stratalog_core.ports import Background
@@ -28,6 +29,8 @@ from stratalog_tiering.store.store_url import S3Location
 
 CREDENTIALS_LIFETIME_S: Final = 300.0
 """boto3 renews credentials ten minutes before they expire, whenever it is asked for them, so what it returns lasts longer."""
+PAUSE_S: Final = 1.0
+"""How long obstore reads everything after an unexpected answer: a store that refuses requests gets hardly more of them."""
 IDLE_CONNECTIONS_MAX: Final = 16
 _HTTP_PORT: Final = 80
 _HEAD_BYTES_MAX: Final = 16 * 1024
@@ -64,17 +67,21 @@ class DirectReads:
         self._buffers = ReceiveBuffers()
         self._idle: deque[_Connection] = deque()
         self._is_closed = False
+        self._paused_until_s = 0.0
 
     async def get(self, key: str) -> bytes:
         return await self._otherwise.get(key)
 
     async def get_range(self, key: str, start: int, length: int) -> memoryview:
         async def read() -> memoryview:
-            try:
-                return await self._attempt(key, start, length)
-            except _Unexpected as unexpected:
-                _log.info("%s of %s is read through obstore: %s", key, self._location.url, unexpected)
-                return await self._otherwise.get_range(key, start, length)
+            loop = asyncio.get_running_loop()
+            if loop.time() >= self._paused_until_s:
+                try:
+                    return await self._attempt(key, start, length)
+                except _Unexpected as unexpected:
+                    _log.info("%s of %s is read through obstore: %s", key, self._location.url, unexpected)
+                    self._paused_until_s = loop.time() + PAUSE_S
+            return await self._otherwise.get_range(key, start, length)
 
         return await in_time(read, key, self._location.url, self._limits.of(length))
 
@@ -151,7 +158,10 @@ class _Signer:
         if self._frozen is None or now_s >= self._renew_at_s:
             assert self._credentials is not None, "the store refuses to open without credentials"
             # May ask a service of the machine or of the cloud.
-            self._frozen = await self._background.run(self._credentials.get_frozen_credentials)
+            try:
+                self._frozen = await self._background.run(self._credentials.get_frozen_credentials)
+            except (BotoCoreError, ClientError) as failure:
+                raise _Unexpected(f"no credentials: {failure}") from failure
             self._renew_at_s = now_s + CREDENTIALS_LIFETIME_S
         return self._frozen
 

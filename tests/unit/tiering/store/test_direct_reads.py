@@ -5,14 +5,18 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import AsyncIterator, Callable
+from types import SimpleNamespace
 from typing import Any, cast
 
 import boto3
 import pytest
 import pytest_asyncio
+from botocore.credentials import ReadOnlyCredentials
+from botocore.exceptions import CredentialRetrievalError
 
 from stratalog_core.errors import Unavailable
 from stratalog_core.system import ThreadBackground
+from stratalog_tiering.store import direct_reads
 from stratalog_tiering.store.direct_reads import IDLE_CONNECTIONS_MAX, DirectReads, is_direct
 from stratalog_tiering.store.obstore_reads import ObstoreReads, ReadLimits
 from stratalog_tiering.store.store_url import S3Location
@@ -83,7 +87,10 @@ def otherwise() -> Otherwise:
 
 
 @pytest_asyncio.fixture
-async def reads(server: Server, otherwise: Otherwise, s3_credentials: None) -> AsyncIterator[DirectReads]:
+async def reads(
+    server: Server, otherwise: Otherwise, s3_credentials: None, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[DirectReads]:
+    monkeypatch.setattr(direct_reads, "PAUSE_S", 0.0)
     endpoint = await server.start()
     location = S3Location(bucket="bucket", prefix="a b/ü+&?/", endpoint=endpoint, region="us-east-1")
     background = ThreadBackground(1, "store")
@@ -188,6 +195,16 @@ async def test_anything_unexpected_is_left_to_obstore(
     assert (otherwise.asked, len(server.connections)) == (1, 2)
 
 
+async def test_a_store_that_never_answers_as_expected_is_asked_once_in_a_while(
+    reads: DirectReads, server: Server, otherwise: Otherwise, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(direct_reads, "PAUSE_S", 3600.0)
+    server.answer = chunked
+    for _ in range(5):
+        await reads.get_range(NAME, 0, 5000)
+    assert (otherwise.asked, len(server.requests)) == (5, 1)
+
+
 def too_much(answer: asyncio.StreamWriter, start: int, stop: int) -> None:
     answer.write(head(start, stop) + CONTENT[start:stop] + b"HTTP/1.1 206 Partial Content\r\n")
 
@@ -230,6 +247,17 @@ async def test_silence_is_left_to_obstore(reads: DirectReads, server: Server, ot
     reads._limits = ReadLimits(total_s=60.0, silence_s=0.2)
     server.answer = lambda *_: None
     assert bytes(await reads.get_range(NAME, 0, 10)) == b"otherwise"
+
+
+async def test_credentials_that_cannot_be_renewed_are_left_to_obstore(
+    reads: DirectReads, server: Server, otherwise: Otherwise
+) -> None:
+    def renew() -> ReadOnlyCredentials:
+        raise CredentialRetrievalError(provider="web-identity", error_msg="no answer")
+
+    reads._signer._credentials = SimpleNamespace(get_frozen_credentials=renew)  # type: ignore[assignment]
+    assert bytes(await reads.get_range(NAME, 0, 10)) == b"otherwise"
+    assert not server.connections
 
 
 async def test_both_attempts_together_have_the_limit_of_one(
