@@ -163,9 +163,9 @@ class MainJob:
             step.check(True, "after the byte is restored, everything verifies again")
 
     def _check_detected(self, step: Step, segment: Segment, session: SparkSession) -> None:
-        code, output = self._cluster.attempt("tier", "verify", TOPIC, "--json")
-        step.check(code != 0, f"`tier verify` ends with {code}")
-        finding = json.loads(output)["findings"][0]
+        verified = self._cluster.attempt("tier", "verify", TOPIC, "--json")
+        step.check(verified.returncode != 0, f"`tier verify` ends with {verified.returncode}")
+        finding = json.loads(verified.stdout)["findings"][0]
         offsets = f"{finding['base_offset']}..{finding['last_offset']}"
         step.check(finding["segment"] == segment["key"], f"it names the segment, block {finding['block']}, offsets {offsets}")
         try:

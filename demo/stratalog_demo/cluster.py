@@ -45,19 +45,17 @@ class Cluster:
         return [process["name"] for process in self.describe()["processes"] if process["role"] == role]
 
     def run(self, *words: str) -> str:
-        """Run one command and return its output. Raises ``DemoFailed`` with the output if it fails."""
-        code, output = self.attempt(*words)
-        if code != 0:
-            raise DemoFailed(f"`stratalog {' '.join(words)}` ended with {code}: {output.strip()[-2000:]}")
-        return output
+        """Run one command and return its output. Raises ``DemoFailed`` with its output and errors if it fails."""
+        done = self.attempt(*words)
+        if done.returncode != 0:
+            said = (done.stdout + done.stderr).strip()[-2000:]
+            raise DemoFailed(f"`stratalog {' '.join(words)}` ended with {done.returncode}: {said}")
+        return done.stdout
 
-    def attempt(self, *words: str) -> tuple[int, str]:
-        """Run one command and return its exit code and output."""
+    def attempt(self, *words: str) -> subprocess.CompletedProcess[str]:
+        """Run one command, whatever its exit code."""
         command = [sys.executable, "-m", "stratalog", *words, "--data", str(self.data)]
-        done = subprocess.run(
-            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=COMMAND_TIMEOUT_S, check=False
-        )
-        return done.returncode, done.stdout
+        return subprocess.run(command, capture_output=True, text=True, timeout=COMMAND_TIMEOUT_S, check=False)
 
     def json(self, *words: str) -> Any:
         return json.loads(self.run(*words, "--json"))

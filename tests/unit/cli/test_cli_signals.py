@@ -30,10 +30,9 @@ async def forever():
     print("waits", flush=True)
     await asyncio.Event().wait()
 
-if "background" in sys.argv[1]:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-stratalog.__main__.stratalog = wait
-stratalog.__main__.main()
+in_background = "background" in sys.argv[1]
+signal.signal(signal.SIGINT, signal.SIG_IGN if in_background else signal.default_int_handler)
+stratalog.__main__.main(wait)
 """
 
 

@@ -112,6 +112,11 @@ def test_the_other_hanging_transactions_are_aborted_if_one_has_ended(
     assert "producer 1 in t-1 has already ended" in capsys.readouterr().err
 
 
+def _heed_ctrl_c() -> None:
+    """The tests may run in the background of a script, whose shell ignores Ctrl-C for them."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 @pytest.mark.parametrize(
     "words", ["topic list", "topic describe t", "consume t", "produce t --value v", "group delete g --yes"]
 )
@@ -120,7 +125,7 @@ def test_ctrl_c_ends_a_command_that_waits_for_a_broker(words: str) -> None:
     """The client library does not return to Python before its own time-out of 15 seconds."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         command = [sys.executable, "-m", "stratalog", *words.split(), "--bootstrap", f"127.0.0.1:{server.getsockname()[1]}"]
-        with subprocess.Popen(command, stderr=subprocess.PIPE) as process:
+        with subprocess.Popen(command, stderr=subprocess.PIPE, preexec_fn=_heed_ctrl_c) as process:
             try:
                 connection, _ = server.accept()
                 with connection:
