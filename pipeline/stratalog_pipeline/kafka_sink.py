@@ -45,6 +45,7 @@ WRITE_ID: Final = re.compile(r"[A-Za-z0-9._-]{1,100}")
 
 Row: TypeAlias = dict[str, Any]
 """The arguments of ``Producer.produce`` for one row."""
+_Failure: TypeAlias = tuple[KafkaError, Message]
 
 CLIENT_DEFAULTS: Final[Mapping[str, Any]] = {
     "acks": "all",
@@ -181,11 +182,12 @@ def send(batches: Iterable[pa.RecordBatch], options: WriteOptions) -> int:
 
 def send_rows(producer: Producer, rows: Iterable[Row], rows_per_s: float) -> int:
     """Send all rows by ``producer``, and return their number when each is acknowledged. Raises as :func:`send`."""
-    failures: list[StratalogError] = []
+    failures: list[_Failure] = []
 
     def on_delivery(failure: KafkaError | None, message: Message) -> None:
+        # The client calls this with an exception set after a fatal error: no method of it may be called here.
         if failure is not None and not failures:
-            failures.append(_of_topic(failure, message.topic()))
+            failures.append((failure, message))
 
     count, began = 0, time.monotonic()
     at_once = min(PACE_ROWS, max(1, int(rows_per_s)))
@@ -209,7 +211,7 @@ def send_rows(producer: Producer, rows: Iterable[Row], rows_per_s: float) -> int
     return count
 
 
-def _produce(producer: Producer, row: Row, on_delivery: Any, failures: Sequence[StratalogError]) -> None:
+def _produce(producer: Producer, row: Row, on_delivery: Any, failures: Sequence[_Failure]) -> None:
     is_empty = False
     while True:
         _raise_first(failures)
@@ -237,9 +239,10 @@ def _pace(producer: Producer, due_s: float) -> None:
         producer.poll(min(left, WAIT_S))
 
 
-def _raise_first(failures: Sequence[StratalogError]) -> None:
+def _raise_first(failures: Sequence[_Failure]) -> None:
     if failures:
-        raise failures[0]
+        failure, message = failures[0]
+        raise _of_topic(failure, message.topic())
 
 
 def _of_topic(failure: KafkaError, topic: str | None) -> StratalogError:
