@@ -9,7 +9,6 @@ from base64 import b64encode
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from operator import methodcaller
 from pathlib import Path
 from typing import Any
 
@@ -22,14 +21,16 @@ from stratalog.moments import format_moment, parse_moment
 from stratalog.parameters import partitions_option, valid_name
 from stratalog.places import OFFSET_MAX, bounds
 from stratalog.target import bootstrap_of, kafka_options
-from stratalog_core.errors import Corrupt, Invalid
+from stratalog_core.errors import Invalid
 from stratalog_core.kafka_clients import as_ours, translated
+from stratalog_core.message_headers import headers_of
 from stratalog_core.natural_numbers import natural_number
 
 _POLL_S = 0.5
 _UNASSIGNED = -1
 """Stands for all partitions until the group has assigned some."""
 _BATCH_MAX = 1000
+_WITHOUT_HEADERS = "show it without headers, or begin after it"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -250,24 +251,8 @@ def _document(message: Message, *, with_headers: bool) -> dict[str, Any]:
         "timestamp_ms": message.timestamp()[1],
         "key": _text(message.key()),
         "value": _text(message.value()),
-        "headers": [[name, _text(value)] for name, value in _header_pairs(message)] if with_headers else [],
+        "headers": [[name, _text(value)] for name, value in headers_of(message, _WITHOUT_HEADERS)] if with_headers else [],
     }
-
-
-def _header_pairs(message: Message) -> list[tuple[str, Any]]:
-    try:
-        found = _call_headers(message) or []
-    except SystemError as unreadable:
-        raise Corrupt(
-            f"{message.topic()}-{message.partition()}, offset {message.offset()}: the name of a header is not UTF-8, which the"
-            " command's client cannot read: show it without headers, or begin after it"
-        ) from unreadable
-    return list(found.items() if isinstance(found, dict) else found)
-
-
-_call_headers = methodcaller("headers")
-"""Not called directly: for such a name confluent-kafka (2.16) returns a broken list and sets an error. A direct call that
-Python has optimized does not check for one, and the process ends by a segmentation fault."""
 
 
 def _text(content: Any) -> Any:

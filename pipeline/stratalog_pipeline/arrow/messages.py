@@ -6,15 +6,17 @@ For records that come from brokers, which are few compared with the bucket's: a 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from operator import methodcaller
 from typing import Any, Final, Protocol
 
 import pyarrow as pa
 
 from stratalog_core.errors import Corrupt
+from stratalog_core.message_headers import headers_of
 from stratalog_pipeline.arrow.decode import BOUNDS
 from stratalog_pipeline.arrow.kernels import BAD_TIMESTAMP, MESSAGES, TIMESTAMP_MS_MAX, Room
 from stratalog_pipeline.arrow.schema import arrow_schema
+
+_WITHOUT_HEADERS: Final = "leave out includeHeaders, or read the record once it is offloaded"
 
 
 class KafkaMessage(Protocol):
@@ -25,8 +27,8 @@ class KafkaMessage(Protocol):
     def topic(self) -> str: ...
     def partition(self) -> int: ...
     def offset(self) -> int: ...
-    def timestamp(self) -> tuple[int, int]: ...
     def headers(self) -> list[tuple[str, bytes | None]] | None: ...
+    def timestamp(self) -> tuple[int, int]: ...
 
 
 def to_arrow(runs: Iterable[Sequence[Any]], columns: Sequence[str], bounds: Room = BOUNDS) -> Iterator[pa.RecordBatch]:
@@ -56,28 +58,11 @@ def _batch(rows: Sequence[KafkaMessage], columns: Sequence[str]) -> pa.RecordBat
 
 
 def _headers(row: KafkaMessage) -> list[dict[str, Any]] | None:
-    return [{"key": key, "value": value} for key, value in _pairs(row)] or None
+    return [{"key": key, "value": value} for key, value in headers_of(row, _WITHOUT_HEADERS)] or None
 
 
 def _headers_bytes(row: KafkaMessage) -> int:
-    return sum(len(key) + len(value or b"") for key, value in _pairs(row))
-
-
-def _pairs(row: KafkaMessage) -> Sequence[tuple[str, bytes | None]]:
-    try:
-        return _call_headers(row) or ()
-    except SystemError as unreadable:
-        place = f"{row.topic()}-{row.partition()}, offset {row.offset()}"
-        raise Corrupt(
-            f"{place}: the name of a header is not UTF-8, which the brokers' client cannot read: leave out includeHeaders, or"
-            " read the record once it is offloaded"
-        ) from unreadable
-
-
-_call_headers: Final[Callable[[KafkaMessage], list[tuple[str, bytes | None]] | None]] = methodcaller("headers")
-"""Not called directly: for a name that is not UTF-8, confluent-kafka (2.16) returns a broken list and sets an error. Python
-raises ``SystemError`` for such a result, but a direct call that it has optimized does not check for one: it uses the list, and
-the process ends by a segmentation fault."""
+    return sum(len(key) + len(value or b"") for key, value in headers_of(row, _WITHOUT_HEADERS))
 
 
 def _timestamp_us(row: KafkaMessage) -> int:
