@@ -47,15 +47,17 @@ async def test_a_topic_that_is_deleted_while_topics_are_listed_is_left_out(
         await in_thread(steps)
 
 
+def create_topic(bootstrap: str) -> None:
+    """Create ``t`` with one partition. Blocks."""
+    admin = AdminClient({"bootstrap.servers": bootstrap, "log_level": 0})
+    admin.create_topics([NewTopic("t", 1, 1)])["t"].result(30)
+
+
 @pytest.mark.parametrize(("options", "tasks"), [({}, 1), ({"minPartitions": "7"}, 7), ({"maxRecordsPerPartition": "90"}, 12)])
 async def test_records_that_only_brokers_have_are_cut_into_tasks(tmp_path: Path, options: dict[str, str], tasks: int) -> None:
     """As by Spark's Kafka source."""
     (tmp_path / "store").mkdir()
     async with run_cluster(tmp_path / "cluster") as cluster:
-
-        def create() -> None:
-            admin = AdminClient({"bootstrap.servers": cluster.bootstrap, "log_level": 0})
-            admin.create_topics([NewTopic("t", 1, 1)])["t"].result(30)
 
         def steps() -> None:
             given = {"path": str(tmp_path / "store"), "subscribe": "t", "kafka.bootstrap.servers": cluster.bootstrap, **options}
@@ -72,7 +74,7 @@ async def test_records_that_only_brokers_have_are_cut_into_tasks(tmp_path: Path,
             ]
             assert found == list(range(1001))
 
-        await in_thread(create)
+        await in_thread(lambda: create_topic(cluster.bootstrap))
         await until_all_served(cluster)
         client = await cluster.connect()
         await produce(client, "t", batch(*[b"v"] * 1001))
@@ -84,10 +86,6 @@ async def test_a_header_name_that_the_client_cannot_read_fails_a_read_of_headers
     (tmp_path / "store").mkdir()
     async with run_cluster(tmp_path / "cluster") as cluster:
 
-        def create() -> None:
-            admin = AdminClient({"bootstrap.servers": cluster.bootstrap, "log_level": 0})
-            admin.create_topics([NewTopic("t", 1, 1)])["t"].result(30)
-
         def steps() -> None:
             options = parse_options({"subscribe": "t", "kafka.bootstrap.servers": cluster.bootstrap})
             (topic,) = Brokers(options).topics(options.wanted)
@@ -98,7 +96,7 @@ async def test_a_header_name_that_the_client_cannot_read_fails_a_read_of_headers
             with pytest.raises(Corrupt, match=r"t-0, offset 100: the name of a header is not UTF-8.* leave out includeHeaders"):
                 list(to_arrow(read(split), ("value", "headers")))
 
-        await in_thread(create)
+        await in_thread(lambda: create_topic(cluster.bootstrap))
         await until_all_served(cluster)
         client = await cluster.connect()
         # After so many, Python calls the client's method directly, without looking at what it returns.
