@@ -25,10 +25,9 @@ from stratalog_core.memory.receive_buffers import ReceiveBuffers
 from stratalog_core.ports import Background
 from stratalog_tiering.store.obstore_reads import CONNECT_TIMEOUT_S, ObstoreReads, ReadLimits, covered_bytes, in_time
 from stratalog_tiering.store.s3_attempts import time_limit
+from stratalog_tiering.store.s3_reads import CREDENTIALS_LIFETIME
 from stratalog_tiering.store.store_url import S3Location
 
-CREDENTIALS_LIFETIME_S: Final = 300.0
-"""boto3 renews credentials ten minutes before they expire, whenever it is asked for them, so what it returns lasts longer."""
 PAUSE_S: Final = 1.0
 """How long obstore reads everything after an unexpected answer: a store that refuses requests gets hardly more of them."""
 IDLE_CONNECTIONS_MAX: Final = 16
@@ -162,7 +161,7 @@ class _Signer:
                 self._frozen = await self._background.run(self._credentials.get_frozen_credentials)
             except (BotoCoreError, ClientError) as failure:
                 raise _Unexpected(f"no credentials: {failure}") from failure
-            self._renew_at_s = now_s + CREDENTIALS_LIFETIME_S
+            self._renew_at_s = now_s + CREDENTIALS_LIFETIME.total_seconds()
         return self._frozen
 
 

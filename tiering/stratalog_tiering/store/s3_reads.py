@@ -34,7 +34,7 @@ from stratalog_tiering.store.store_url import S3Location
 
 CREDENTIALS_LIFETIME: Final = timedelta(minutes=5)
 """boto3 renews credentials that expire ten minutes before, whenever it is asked for them, so those it returns last longer than
-this. obstore asks again only after this time."""
+this. obstore and ``direct_reads.py`` ask again only after this time."""
 _PIECE_BYTES: Final = 256 * 1024
 
 
