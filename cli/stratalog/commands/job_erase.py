@@ -79,7 +79,8 @@ def erase(
 
     Exits with 7 if some records remain: those with hot copies, and those in locked segments. Run it again when they are cold
     or the locks have expired. It also exits with 7 if a client wrote a batch whose records cannot be decoded: that batch is
-    not changed and may contain matching records.
+    not changed and may contain matching records. So it does if a restore or the decision on a fork has changed the history
+    since the search: run it again.
     """
     where = given_options(data, **given)
     selection = _selection(keys, hex_keys, keys_file, headers)
@@ -104,10 +105,12 @@ def erase(
         with progress_bar() as bar:
             task = bar.add_task("rewriting segments", total=len(found.found))
             done = asyncio.run(
-                erase_found(origin, options.wanted, found.offsets, ranges_of(found.found), selection, lambda: bar.advance(task))
+                erase_found(
+                    origin, options.wanted, found.histories, ranges_of(found.found), selection, lambda: bar.advance(task)
+                )
             )
     report = erasure_report(
-        found, done.erased, done.refused, done.objects, done.hot, done.unlisted, is_dry_run=dry_run
+        found, done.erased, done.refused, done.objects, done.hot, done.unlisted, done.changed, is_dry_run=dry_run
     )  # fmt: skip
     print_report(where, report)
     if report.problems:

@@ -6,19 +6,22 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from stratalog.tier.editing import editing_session
-from stratalog_core.errors import Invalid, NotFound
+from stratalog_core.errors import Conflict, Invalid, NotFound
 from stratalog_metadata.client.api import MetadataView
 from stratalog_metadata.client.protection import is_protected
 from stratalog_metadata.records import Topic
+from stratalog_pipeline.jobs.erase import SearchedHistory
 from stratalog_pipeline.jobs.report_erasure import OldObject
 from stratalog_pipeline.options import Wanted
 from stratalog_pipeline.planning import OffsetRange, PartitionName, is_wanted
 from stratalog_tiering.cold.manifest_source import ManifestSource
 from stratalog_tiering.core.erasure import Selection
+from stratalog_tiering.core.forks import Forked
 from stratalog_tiering.format.manifest import Reason
 from stratalog_tiering.maintenance.erasure import Erased, erase_range
 from stratalog_tiering.maintenance.segment_replacements import SegmentKept
 from stratalog_tiering.offload.beside_workers import current_partition
+from stratalog_tiering.offload.commit import ATTEMPTS_MAX, previous_version, refuse_fork
 from stratalog_tiering.offload.locks import KnownLocks
 from stratalog_tiering.offload.ports import WorkerPorts
 from stratalog_tiering.worker.collection import CollectorPorts, Found, delete_due, find_all
@@ -27,7 +30,8 @@ WRITER = "job-erase"
 """The writer's name in manifests that an erasure commits."""
 REPLACED = frozenset({Reason.ERASED, Reason.MERGED, Reason.COMPACTED, Reason.REPAIRED})
 """Why an object was removed although its records stay in the history: an erasure changes only the segment that has them now."""
-NOTHING = OffsetRange(first=0, end=0)
+NOTHING = SearchedHistory(offsets=OffsetRange(first=0, end=0))
+Searched = Mapping[PartitionName, SearchedHistory]
 Ranges = Mapping[PartitionName, Sequence[tuple[int, int]]]
 
 
@@ -45,7 +49,8 @@ class EraseFrom:
 class Erasure:
     """The result. ``hot``: the first offset of each partition that was not searched, because it is or was hot.
 
-    ``unlisted``: why the replaced objects of a partition are neither in ``objects`` nor deleted.
+    ``unlisted``: why the replaced objects of a partition are neither in ``objects`` nor deleted. ``changed``: why the history
+    of a partition is not the one that was searched.
     """
 
     erased: list[tuple[PartitionName, Erased]] = field(default_factory=list)
@@ -53,18 +58,20 @@ class Erasure:
     objects: list[OldObject] = field(default_factory=list)
     hot: dict[PartitionName, int] = field(default_factory=dict)
     unlisted: dict[PartitionName, str] = field(default_factory=dict)
+    changed: dict[PartitionName, str] = field(default_factory=dict)
 
 
 async def erase_found(
     origin: EraseFrom,
     wanted: Wanted,
-    searched: Mapping[PartitionName, OffsetRange],
+    searched: Searched,
     ranges: Ranges,
     selection: Selection,
     on_segment: Callable[[], None] = lambda: None,
 ) -> Erasure:
-    """Erase the selected records within ``ranges``; ``searched`` are all offsets that were searched in ``wanted`` topics.
+    """Erase the selected records within ``ranges``; ``searched`` are all histories that were searched in ``wanted`` topics.
 
+    Nothing more is erased from a partition once its history is found not to be the one that was searched.
     Raises, before any change, ``Invalid`` if ``store`` is not the bucket of the cluster or a topic is protected against
     deletion, and ``NotFound`` if the cluster does not have a topic. Raises as `erase_range` does, when some segments may be
     replaced already; the call can be repeated.
@@ -75,6 +82,8 @@ async def erase_found(
         _refuse_protected(ports.metadata.view, [*searched])
         for name, held in ranges.items():
             for offsets in held:
+                if await changed_since(ports, name, searched[name]) is not None:
+                    break
                 async for each in erase_range(ports, name.topic_id, name.partition, offsets, selection):
                     if isinstance(each, Erased):
                         done.erased.append((name, each))
@@ -82,6 +91,8 @@ async def erase_found(
                         done.refused.append((name, each))
                     on_segment()
         done.hot = await not_searched(ports, wanted, searched)
+        # After that: history that was set back may have become cold again up to the same offset.
+        done.changed = await changed_histories(ports, searched)
         done.objects, refused = await old_objects(origin, ports, [*searched])
         # Nothing was promised about partitions without an erasure.
         done.unlisted = {name: reason for name, reason in refused.items() if origin.deletes_now or name in ranges}
@@ -108,9 +119,7 @@ def _refuse_protected(view: MetadataView, names: Sequence[PartitionName]) -> Non
             )
 
 
-async def not_searched(
-    ports: WorkerPorts, wanted: Wanted, searched: Mapping[PartitionName, OffsetRange]
-) -> dict[PartitionName, int]:
+async def not_searched(ports: WorkerPorts, wanted: Wanted, searched: Searched) -> dict[PartitionName, int]:
     """The first offset of each partition of which the bookies may hold records, or which became cold after the search began.
 
     Also of the ``wanted`` topics, and of partitions of the searched ones, that the bucket did not have yet.
@@ -134,12 +143,58 @@ async def not_searched(
     return found
 
 
-async def _not_searched(ports: WorkerPorts, name: PartitionName, searched: OffsetRange) -> int | None:
+async def _not_searched(ports: WorkerPorts, name: PartitionName, searched: SearchedHistory) -> int | None:
     state = (await current_partition(ports, name.topic_id, name.partition)).state
     firsts = [each.ledger.base_offset for each in state.ledgers if each.ledger.end_offset != each.ledger.base_offset]
-    if state.pointer is not None and state.pointer.end_offset > searched.end:
-        firsts.append(max(searched.end, state.pointer.start_offset))
+    end = searched.offsets.end
+    if state.pointer is not None and state.pointer.end_offset > end:
+        firsts.append(max(end, state.pointer.start_offset))
     return min(firsts, default=None)
+
+
+async def changed_histories(ports: WorkerPorts, searched: Searched) -> dict[PartitionName, str]:
+    """Why the history of a partition is not the one that was searched, of each of which it is not."""
+    found: dict[PartitionName, str] = {}
+    for name, history in searched.items():
+        try:
+            reason = await changed_since(ports, name, history)
+        except NotFound:
+            if any(topic.topic_id == name.topic_id for topic in ports.metadata.view.all(Topic)):
+                raise
+            continue  # The topic was deleted meanwhile.
+        if reason is not None:
+            found[name] = reason
+    return found
+
+
+async def changed_since(ports: WorkerPorts, name: PartitionName, searched: SearchedHistory) -> str | None:
+    """Why the history of a partition does not continue the one that was searched; None if it does.
+
+    Workers' commits continue it. Searched was the newest version in the bucket: of a forked history, it may be the line that
+    metadata does not know, and if the decision on a fork is not in the bucket yet, the line that is no longer kept.
+    """
+    if not searched.version:
+        return None  # Whatever the partition has now was not searched, and `not_searched` names it.
+    for attempt in range(1, ATTEMPTS_MAX + 1):
+        state = (await current_partition(ports, name.topic_id, name.partition)).state
+        try:
+            await refuse_fork(ports, state)
+            manifest = (await previous_version(ports, state)).manifest
+            break
+        except Forked as forked:
+            return forked.message
+        except Conflict:
+            if attempt == ATTEMPTS_MAX:
+                raise
+    if (manifest.settled_version, manifest.settled_at_ms) != searched.settled:
+        return "a fork of it was resolved, or it was restored up to a point"
+    pointer = state.pointer
+    version = pointer.manifest_version if pointer is not None else 0
+    if version < searched.version or (
+        version == searched.version and pointer is not None and pointer.sha256 != searched.sha256
+    ):
+        return f"metadata has another manifest version {version} than the bucket had, whose newest was {searched.version}"
+    return None
 
 
 async def old_objects(

@@ -54,13 +54,26 @@ class FoundRecords:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SearchedHistory:
+    """The history of a partition that was searched: its newest manifest version in the bucket, 0 if there was none.
+
+    ``settled``: see ``settled_version`` and ``settled_at_ms`` of the manifest. ``sha256``: the manifest's, as in its pointer.
+    """
+
+    offsets: OffsetRange
+    version: int = 0
+    sha256: str = ""
+    settled: tuple[int, int] = (0, 0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Search:
-    """``offsets`` are those of each partition that was searched: what was cold when the job began.
+    """``histories`` are those of each partition that was searched: what was cold when the job began.
 
     ``unreadable`` are the segments with batches that could not be searched, with selected records or without.
     """
 
-    offsets: dict[PartitionName, OffsetRange]
+    histories: dict[PartitionName, SearchedHistory]
     segments: int
     found: tuple[FoundRecords, ...]
     unreadable: tuple[FoundRecords, ...] = ()
@@ -71,12 +84,12 @@ def search(
 ) -> Search:
     """Search the whole cold history of the selected topics. Raises ``Corrupt``, ``NotFound``, ``Unavailable``."""
     with Bucket(options.store) as bucket, reader_lease(bucket, options, "erase"):
-        offsets, segments = plan_search(bucket, options)
+        histories, segments = plan_search(bucket, options)
         tasks = search_tasks(segments, selection, options.split_bytes)
         results = run_tasks(spark, options.store, tasks, search_segments, on_progress)
     noted = [each for of_task in results for each in of_task]
     return Search(
-        offsets=offsets,
+        histories=histories,
         segments=len(segments),
         found=tuple(each for each in noted if each.records),
         unreadable=tuple(each for each in noted if each.unreadable_batches),
@@ -85,17 +98,24 @@ def search(
 
 def plan_search(
     bucket: Bucket, options: ReadOptions
-) -> tuple[dict[PartitionName, OffsetRange], list[tuple[PartitionName, SegmentEntry]]]:
-    """Return the cold offsets and the segments of the selected partitions, at their newest manifests."""
+) -> tuple[dict[PartitionName, SearchedHistory], list[tuple[PartitionName, SegmentEntry]]]:
+    """Return the cold histories and the segments of the selected partitions, at their newest manifests."""
 
-    async def plan(name: PartitionName) -> tuple[OffsetRange, list[SegmentEntry]]:
+    async def plan(name: PartitionName) -> tuple[SearchedHistory, list[SegmentEntry]]:
         history = await load_history(bucket, name)
-        return history.offsets, await load_segments(bucket, history, history.offsets)
+        if history.pointer is None:
+            return SearchedHistory(offsets=history.offsets), []
+        manifest = await bucket.source.manifest(history.pointer)
+        searched = SearchedHistory(
+            offsets=history.offsets, version=manifest.version, sha256=history.pointer.sha256,
+            settled=(manifest.settled_version, manifest.settled_at_ms),
+        )  # fmt: skip
+        return searched, await load_segments(bucket, history, history.offsets)
 
     names = wanted_partitions(bucket, options)
     plans = dict(zip(names, bucket.run(bounded_map(plan, names, PARTITIONS_AT_ONCE)), strict=True))
-    offsets = {name: held for name, (held, _) in plans.items()}
-    return offsets, [(name, entry) for name, (_, entries) in plans.items() for entry in entries]
+    histories = {name: searched for name, (searched, _) in plans.items()}
+    return histories, [(name, entry) for name, (_, entries) in plans.items() for entry in entries]
 
 
 def search_tasks(

@@ -38,15 +38,16 @@ def erasure_report(
     objects: Sequence[OldObject],
     hot: Mapping[PartitionName, int],
     unlisted: Mapping[PartitionName, str],
+    changed: Mapping[PartitionName, str],
     *,
     is_dry_run: bool,
 ) -> Report:
     """Report a search and, unless it is a dry run, its erasures.
 
     ``hot``: the first offset of each partition that was not searched. ``unlisted``: why replaced objects are not in
-    ``objects``.
+    ``objects``. ``changed``: why the history of a partition is not the one that was searched.
     """
-    rows = [_partition(name, found, erased, hot) for name in found.offsets]
+    rows = [_partition(name, found, erased, hot) for name in found.histories]
     replaced = [
         {
             **place_of(name), "start_offset": each.entry.base_offset, "end_offset": each.entry.end_offset,
@@ -65,7 +66,8 @@ def erasure_report(
         }
         for each in found.unreadable
     ]  # fmt: skip
-    problems = _problems(found, refused, hot, unlisted)
+    other = [{**place_of(name), "reason": reason} for name, reason in changed.items()]
+    problems = _problems(found, refused, hot, unlisted, changed)
     totals = {
         "records_found": sum(each.records for each in found.found),
         "segments_found": len(found.found),
@@ -77,7 +79,7 @@ def erasure_report(
         title="Erase",
         document={
             "dry_run": is_dry_run, **totals, "partitions": rows, "segments": replaced, "objects": kept, "refused": refusals,
-            "unreadable": unreadable, "problems": problems,
+            "unreadable": unreadable, "changed": other, "problems": problems,
         },
         facts={"verdict": _verdict(problems, is_dry_run=is_dry_run), **totals},
         tables=[
@@ -96,6 +98,7 @@ def _problems(
     refused: Sequence[tuple[PartitionName, SegmentKept]],
     hot: Mapping[PartitionName, int],
     unlisted: Mapping[PartitionName, str],
+    changed: Mapping[PartitionName, str],
 ) -> list[str]:
     """Return everything that the job could not do."""
     problems = [f"{name}: {each.entry.key}: {reason_text(each)}" for name, each in refused]
@@ -107,6 +110,10 @@ def _problems(
     problems += [
         f"{name}: its replaced objects were neither listed nor deleted: {reason}; erase again"
         for name, reason in unlisted.items()
+    ]
+    problems += [
+        f"{name}: its history is not the one that was searched and may have matching records: {reason}; erase again"
+        for name, reason in changed.items()
     ]
     problems += [
         f"{each.name}: {each.unreadable_batches} batches of offsets {each.base_offset}..{each.end_offset - 1} cannot be read:"
@@ -125,7 +132,7 @@ def _verdict(problems: Sequence[str], *, is_dry_run: bool) -> str:
 def _partition(
     name: PartitionName, found: Search, erased: Sequence[tuple[PartitionName, Erased]], hot: Mapping[PartitionName, int]
 ) -> dict[str, Any]:
-    held = found.offsets[name]
+    held = found.histories[name].offsets
     return {
         **place_of(name),
         "start_offset": held.first,

@@ -15,11 +15,13 @@ from stratalog.tier.erasing import not_searched
 from stratalog_metadata.client.memory_metadata import MemoryMetadata
 from stratalog_metadata.records import Ledger, LedgerRef, LedgerState, Log, ManifestPointer, Topic
 from stratalog_metadata.state.commands import Command, Put
+from stratalog_pipeline.jobs.erase import SearchedHistory
 from stratalog_pipeline.options import Matching, Subscribed
 from stratalog_pipeline.planning import OffsetRange, PartitionName
 
 TOPIC = Topic(name="orders", topic_id=UUID(int=7), partition_count=1, replication_factor=1)
 NAME = PartitionName(topic=TOPIC.name, topic_id=TOPIC.topic_id, partition=0)
+SEARCHED = {NAME: SearchedHistory(offsets=OffsetRange(first=0, end=10), version=1)}
 
 
 def pointer(end_offset: int) -> ManifestPointer:
@@ -51,7 +53,7 @@ async def test_what_became_cold_during_the_search_was_not_searched(
     await metadata.propose(Command(updates=(Put(record=TOPIC), Put(record=log), Put(record=pointer(cold_end)), *updates)))
     ports: Any = SimpleNamespace(metadata=metadata)
     wanted = Subscribed(topics=(TOPIC.name,))
-    assert await not_searched(ports, wanted, {NAME: OffsetRange(first=0, end=10)}) == expected
+    assert await not_searched(ports, wanted, SEARCHED) == expected
 
 
 async def test_what_the_bucket_did_not_have_yet_was_not_searched() -> None:
@@ -73,7 +75,7 @@ async def test_what_the_bucket_did_not_have_yet_was_not_searched() -> None:
         updates += [Put(record=ledger), Put(record=Log(topic_id=topic.topic_id, index=partition, ledgers=refs))]
     await metadata.propose(Command(updates=tuple(updates)))
     ports: Any = SimpleNamespace(metadata=metadata)
-    found = await not_searched(ports, Matching(pattern="orders.*"), {NAME: OffsetRange(first=0, end=10)})
+    found = await not_searched(ports, Matching(pattern="orders.*"), SEARCHED)
     assert {str(name): offset for name, offset in found.items()} == {"orders-0": 10, "orders-1": 10, "orders-new-0": 10}
 
 

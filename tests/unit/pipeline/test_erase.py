@@ -16,6 +16,7 @@ from stratalog_pipeline.bucket import Bucket
 from stratalog_pipeline.jobs.erase import (
     FoundRecords,
     Search,
+    SearchedHistory,
     plan_search,
     ranges_of,
     search_segments,
@@ -80,10 +81,10 @@ def test_a_batch_that_cannot_be_read_is_a_problem_of_the_report_even_if_nothing_
     assert found_in(cold_bucket, Selection(keys=frozenset({b"nobody"}))) == [], "its bytes do not have that key"
     (each,) = found_in(cold_bucket, key)
     assert (each.records, each.unreadable_batches) == (0, 1)
-    held = {each.name: OffsetRange(first=0, end=2)}
-    found = Search(offsets=held, segments=1, found=(), unreadable=(each,))
+    held = {each.name: SearchedHistory(offsets=OffsetRange(first=0, end=2), version=1)}
+    found = Search(histories=held, segments=1, found=(), unreadable=(each,))
     for is_dry_run, verdict in ((True, "dry run, 1 parts not searched"), (False, "1 parts left")):
-        report = erasure_report(found, [], [], [], {}, {}, is_dry_run=is_dry_run)
+        report = erasure_report(found, [], [], [], {}, {}, {}, is_dry_run=is_dry_run)
         assert report.facts["verdict"] == verdict
         assert [problem.partition(":")[0] for problem in report.problems] == ["a-0"]
         assert "the batch at offset 1: batch at offset 1: a record is malformed" in report.problems[0]
@@ -106,20 +107,26 @@ def test_what_stays_is_a_problem_of_the_report(cold_bucket: ColdBucket) -> None:
     (each,) = found_in(cold_bucket, ALICE)
     with Bucket(cold_bucket.url) as bucket:
         _, [(name, entry)] = plan_search(bucket, parse_options({"path": cold_bucket.url, "subscribe": "a"}))
-    found = Search(offsets={name: OffsetRange(first=0, end=2)}, segments=1, found=(each,))
+    held = {name: SearchedHistory(offsets=OffsetRange(first=0, end=2), version=1)}
+    found = Search(histories=held, segments=1, found=(each,))
     new = msgspec.structs.replace(entry, key="new")
     erased = [(name, Erased(source=entry, entry=new, records=1, altered_batches=1, identical_batches=1, unreadable_batches=0))]
     objects = [OldObject(topic="a", partition=0, key=entry.key, bytes=9, reason="merged", is_deleted=False, due_ms=86_400_000)]
-    complete = erasure_report(found, erased, [], objects, {}, {}, is_dry_run=False)
+    complete = erasure_report(found, erased, [], objects, {}, {}, {}, is_dry_run=False)
     assert (complete.facts["verdict"], complete.problems) == ("complete", [])
     assert complete.document["objects"][0]["due_at"] == "1970-01-02T00:00:00+00:00"
     assert "1970-01-02" in render_page(complete, "erase", "now")
     refused = [(name, SegmentKept(entry=entry, reason="it is locked", lock_until_ms=86_400_000))]
-    partly = erasure_report(found, [], refused, [], {name: 2}, {name: "it is changing"}, is_dry_run=False)
+    partly = erasure_report(
+        found, [], refused, [], {name: 2}, {name: "it is changing"}, {name: "it was restored"}, is_dry_run=False
+    )
     assert [problem.partition(": ")[2] for problem in partly.problems] == [
         f"{entry.key}: it is locked until 1970-01-02T00:00:00+00:00",
         "offsets from 2 on are still hot, or were when the search began, and were not searched: offload them, and erase again",
         "its replaced objects were neither listed nor deleted: it is changing; erase again",
+        "its history is not the one that was searched and may have matching records: it was restored; erase again",
     ]
+    assert partly.document["changed"] == [{"topic": "a", "partition": 0, "reason": "it was restored"}]
+    assert "it was restored; erase again" in render_page(partly, "erase", "now")
     assert json.loads(json.dumps(partly.document, default=str))["refused"][0]["key"] == entry.key
-    assert erasure_report(found, [], [], [], {}, {}, is_dry_run=True).facts["verdict"] == "dry run"
+    assert erasure_report(found, [], [], [], {}, {}, {}, is_dry_run=True).facts["verdict"] == "dry run"
