@@ -37,8 +37,8 @@ def compact(dry_run: bool, data: Path | None, metadata: str | None, **given: Any
 
     It does not examine records that have hot copies or are younger than min.compaction.lag.ms, nor any records after them.
 
-    Exits with 7 if superseded records remain: those in locked segments, or if the history was altered meanwhile by an erasure
-    or a restore. Run it again when the locks have expired, or at once.
+    Exits with 7 if superseded records remain: those in locked segments and in batches that cannot be read, or if the history
+    was altered meanwhile by an erasure or a restore. Run it again when the locks have expired, or at once.
     """
     where = given_options(data, **given)
     addresses = metadata_of(data, metadata)

@@ -9,14 +9,19 @@ from typing import Any
 import msgspec
 import pytest
 from support.compaction_kernels import load_kernels
-from unit.tiering.maintenance.test_compaction import LAZY
-from unit.tiering.maintenance.test_erasure import SEGMENTS, cold, erase
+from support.hostile_batches import hostile_batch
+from support.superseded import offset_set
+from unit.tiering.maintenance.test_compaction import LAZY, ask
+from unit.tiering.maintenance.test_erasure import SEGMENTS, batch_of, cold, erase
 from unit.tiering.maintenance.test_superseded import ports_of
 
 from stratalog.tier import compacting
-from stratalog.tier.compacting import histories_to_read
+from stratalog.tier.compacting import Removal, histories_to_read, remove_found
 from stratalog_core.errors import StratalogError, Unavailable
 from stratalog_metadata.records import Topic
+from stratalog_pipeline.jobs.page import render_page
+from stratalog_pipeline.jobs.report import Report
+from stratalog_pipeline.jobs.report_compaction import compaction_report
 from stratalog_tiering.format.object_keys import parse_manifest_key
 from stratalog_tiering.offload.ports import WorkerPorts
 
@@ -33,14 +38,73 @@ def topic(topic: Topic) -> Topic:
     return msgspec.structs.replace(topic, configs=LAZY)
 
 
-async def test_a_version_that_is_in_metadata_alone_ends_the_job(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Spark would read the bucket's version, which has the records that were erased: they would supersede others."""
-
+@pytest.fixture(autouse=True)
+def session_of_the_cluster(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     @asynccontextmanager
     async def session(addresses: Sequence[str], store_url: str, writer: str) -> AsyncIterator[WorkerPorts]:
         yield ports_of(cluster)
 
     monkeypatch.setattr(compacting, "editing_session", session)
+
+
+def hostile(base_offset: int) -> bytes:
+    """A batch of one record that brokers store and only a lenient decoder can read."""
+    return hostile_batch("a value beyond its record", 0, base_offset=base_offset)
+
+
+async def remove(cluster: Cluster, *gone: int) -> tuple[Removal, Report]:
+    """The removal of the records at these offsets, and its report."""
+    read = await histories_to_read((), cluster.store.url, [cluster.topic.name])
+    found = {name: offset_set(gone if name.partition == 0 else ()) for name in read}
+    done = await remove_found((), cluster.store.url, read, found)
+    return done, compaction_report(read, found, done.compacted, done.refused, now_ms=1, is_dry_run=False)
+
+
+async def test_a_segment_whose_superseded_records_cannot_be_read_is_reported(cluster: Cluster) -> None:
+    """The job removed nothing from it, and said that it was complete."""
+    batches = [batch_of(0, "a"), hostile(1), batch_of(2, "b", "a", "b"), batch_of(5, "c")]
+    await cold(cluster, [batches[:2], batches[2:3], batches[3:]])
+    before = cluster.pointer()
+    done, report = await remove(cluster, 1)
+    assert (done.compacted, cluster.pointer()) == ([], before)
+    ((name, kept),) = done.refused
+    assert (str(name), kept.entry.base_offset) == ("flights-0", 0)
+    text = "1 batches with superseded records cannot be read, and stay; the batch at offset 1: "
+    assert kept.reason.startswith(text)
+    (problem,) = report.problems
+    assert text in problem
+    assert report.facts["verdict"] == "1 parts left"
+    assert report.document["refused"][0]["reason"] == kept.reason
+    assert text in render_page(report, "compact", "now")
+    partly, report = await remove(cluster, 0, 1, 2)
+    assert [(each.records, each.unreadable_batches) for _, each in partly.compacted] == [(1, 1), (1, 0)]
+    assert len(report.problems) == 1, "a segment that was replaced is reported as such alone"
+
+
+async def test_segments_that_a_worker_has_compacted_since_are_not_reported(cluster: Cluster) -> None:
+    await cold(cluster, SEGMENTS)
+    read = await histories_to_read((), cluster.store.url, [cluster.topic.name])
+    found = {name: offset_set([0, 1, 3] if name.partition == 0 else ()) for name in read}
+    worker = await cluster.start_worker("worker")
+    await ask(cluster)
+    await worker.close()
+    done = await remove_found((), cluster.store.url, read, found)
+    assert (done.compacted, done.refused) == ([], [])
+
+
+async def test_a_history_that_has_changed_is_named_once(cluster: Cluster) -> None:
+    await cold(cluster, [[batch_of(0, "alice"), batch_of(1, "a")], [hostile(2)], [batch_of(3, "a")]])
+    read = await histories_to_read((), cluster.store.url, [cluster.topic.name])
+    found = {name: offset_set([1, 2] if name.partition == 0 else ()) for name in read}
+    await erase(cluster)
+    done = await remove_found((), cluster.store.url, read, found)
+    assert [each.reason for _, each in done.refused] == [
+        "records were erased since the job has read the history: run the job again"
+    ]
+
+
+async def test_a_version_that_is_in_metadata_alone_ends_the_job(cluster: Cluster) -> None:
+    """Spark would read the bucket's version, which has the records that were erased: they would supersede others."""
     await cold(cluster, SEGMENTS)
 
     def away(call: str, key: str) -> StratalogError | None:
