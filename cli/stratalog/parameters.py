@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import re
+import time
 from collections.abc import Callable
+from contextlib import suppress
+from datetime import date
 from typing import Any, Final, TypeVar
 
 import click
 
+from stratalog.moments import parse_moment
+from stratalog_core.errors import Invalid
+
 Command = TypeVar("Command", bound=Callable[..., Any])
 PARTITION: Final = click.IntRange(min=0)
 _PARTITION_MAX: Final = 2**31 - 1
+TIMES: Final = "2013-07-04 (UTC), 2013-07-04T12:00+02:00, 15m (ago), or milliseconds since 1970"
+_MILLISECOND_DIGITS: Final = 13
+"""Of the milliseconds since 1970 from 2001 until 2286. Dates and seconds are shorter, microseconds longer."""
 
 
 def valid_partition(context: click.Context, parameter: click.Parameter, given: Any) -> Any:
@@ -33,6 +43,25 @@ def valid_name(context: click.Context, parameter: click.Parameter, given: Any) -
         if name is not None and not is_text(name):
             raise click.BadParameter(f"{name!r} is not valid UTF-8", context, parameter)
     return given
+
+
+def moment_ms(text: str) -> int:
+    """Return milliseconds since 1970 for a time in one of the forms of ``TIMES``. Raises ``Invalid``.
+
+    Of the numbers, only 0 and those of 13 digits are times: others are dates without hyphens, years, or other units.
+    """
+    if re.fullmatch(r"-?[0-9]{1,18}", text) and text != "0" and not re.fullmatch(f"[0-9]{{{_MILLISECOND_DIGITS}}}", text):
+        raise Invalid(f"{text!r} is not a time: {_remedy(text)}; milliseconds since 1970 have {_MILLISECOND_DIGITS} digits")
+    return parse_moment(text, now_ms=time.time_ns() // 1_000_000)
+
+
+def _remedy(number: str) -> str:
+    if re.fullmatch("[0-9]{8}", number):
+        with suppress(ValueError):
+            return f"for the day give {date.fromisoformat(number)}"
+    if re.fullmatch("[0-9]{10}", number):
+        return f"for seconds since 1970 give {number}000"
+    return "give 2013-07-04 or 2013-07-04T12:00:00Z"
 
 
 def is_text(argument: str) -> bool:

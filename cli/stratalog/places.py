@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import time
+from contextlib import suppress
 from typing import Final
 
 from confluent_kafka import Consumer, TopicPartition
 
 from stratalog import kafka
-from stratalog.moments import parse_moment
+from stratalog.parameters import moment_ms
 from stratalog_core.errors import Invalid, NotFound
 from stratalog_core.kafka_clients import translated
 from stratalog_core.natural_numbers import natural_number
@@ -18,21 +18,33 @@ TARGETS = "earliest, latest, a number, or time:TIME such as time:2013-07-04."
 
 
 def places(reader: Consumer, topic: str, partitions: list[int], target: str) -> list[TopicPartition]:
-    """Return each partition's offset for ``target``. A number is clamped to the offsets that exist. Raises ``Invalid``."""
+    """Return each partition's offset for ``target``. A number is clamped to the offsets that exist.
+
+    Raises ``Invalid``, also for a number past the end of all partitions: it may be a date.
+    """
     if target.startswith("time:"):
-        moment_ms = parse_moment(target.removeprefix("time:"), now_ms=int(time.time() * 1000))
-        found = kafka.offsets_at(reader, topic, partitions, moment_ms)
+        found = kafka.offsets_at(reader, topic, partitions, moment_ms(target.removeprefix("time:")))
         return [_no_later_than_end(reader, place) for place in found]
     number = natural_number(target, OFFSET_MAX)
     if target not in ("earliest", "latest") and number is None:
-        raise Invalid(f"{target!r} is not an offset: give earliest, latest, a number or time:TIME")
+        raise Invalid(f"{target!r} is not an offset: give {_remedy(target)}")
+    ranges = {partition: bounds(reader, TopicPartition(topic, partition)) for partition in partitions}
+    end = max(high for _, high in ranges.values())
+    if number is not None and number > end:
+        raise Invalid(f"offset {number} is past the end of {topic}, {end}: give latest for the end, or time:TIME for a time")
     found = []
-    for partition in partitions:
-        low, high = bounds(reader, TopicPartition(topic, partition))
+    for partition, (low, high) in ranges.items():
         named = {"earliest": low, "latest": high}
         offset = min(max(number, low), high) if number is not None else named[target]
         found.append(TopicPartition(topic, partition, offset))
     return found
+
+
+def _remedy(target: str) -> str:
+    with suppress(Invalid):
+        moment_ms(target)
+        return f"time:{target}"
+    return "earliest, latest, a number or time:TIME"
 
 
 def _no_later_than_end(reader: Consumer, place: TopicPartition) -> TopicPartition:

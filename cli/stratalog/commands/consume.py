@@ -17,8 +17,8 @@ from click.core import ParameterSource
 from confluent_kafka import OFFSET_BEGINNING, OFFSET_END, Consumer, KafkaError, Message, TopicPartition
 
 from stratalog import kafka
-from stratalog.moments import format_moment, parse_moment
-from stratalog.parameters import partitions_option, valid_name
+from stratalog.moments import format_moment
+from stratalog.parameters import TIMES, moment_ms, partitions_option, valid_name
 from stratalog.places import OFFSET_MAX, bounds
 from stratalog.target import bootstrap_of, kafka_options
 from stratalog_core.errors import Invalid
@@ -45,9 +45,7 @@ class _Show:
 @click.command()
 @click.argument("topic", callback=valid_name)
 @click.option("--offset", default="earliest", show_default=True, help="earliest, latest, or a number (with one --partition).")
-@click.option(
-    "--time", "moment", help="Start at a time: 2013-07-04 (UTC), 2013-07-04T12:00+02:00, milliseconds since 1970, or 15m (ago)."
-)
+@click.option("--time", "moment", help=f"Start at a time: {TIMES}.")
 @partitions_option("Read this partition; repeatable (default: all).")
 @click.option("--count", type=click.IntRange(1), help="Stop after this many records.")
 @click.option("--follow", is_flag=True, help="Keep waiting for new records at the end (default: stop).")
@@ -82,7 +80,7 @@ def consume(
 ) -> None:
     """Print records of TOPIC, in order within each partition.
 
-    With --group, the positions behind the printed records are committed, also if Ctrl-C or SIGTERM ends the command.
+    With --group, the offsets after the printed records are committed, also if Ctrl-C or SIGTERM ends the command.
     """
     if moment and context.get_parameter_source("offset") is ParameterSource.COMMANDLINE:
         raise Invalid("--offset and --time cannot be combined: choose one")
@@ -185,7 +183,7 @@ def _begin(client: Consumer, printed: _Printed, group: str | None, start: Start,
         return pending
     wanted = kafka.selected(topic, known, start.partitions)
     if start.moment:
-        client.assign(kafka.offsets_at(client, topic, wanted, parse_moment(start.moment, now_ms=int(time.time() * 1000))))
+        client.assign(kafka.offsets_at(client, topic, wanted, moment_ms(start.moment)))
     else:
         client.assign([_existing(client, start.place(topic, partition)) for partition in wanted])
     return set(wanted)

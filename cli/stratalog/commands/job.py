@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import time
 from typing import TYPE_CHECKING, Any, Literal
 
 import click
@@ -25,7 +24,7 @@ from stratalog.commands.spark_jobs import (
     value_options,
 )
 from stratalog.exit_codes import ExitCode
-from stratalog.moments import parse_moment
+from stratalog.parameters import TIMES, moment_ms
 from stratalog.target import name_values, with_valid_ports
 from stratalog_core.errors import Invalid
 
@@ -195,7 +194,7 @@ def export(
 @click.option(
     "--to-config", "client", multiple=True, metavar="NAME=VALUE", help="librdkafka setting of the producers; repeatable."
 )
-@click.option("--since", help="Start at this time: 2013-07-04T12:00:00Z, milliseconds since 1970, or 7d (ago).")
+@click.option("--since", help=f"Start at this time: {TIMES}.")
 @click.option("--until", help="End before this time (default: the end of each partition at the start of the replay).")
 @click.option("--offsets", metavar="FIRST..END", help="Replay these offsets of every partition, END exclusive.")
 @click.option("--where", help="SQL condition on key, value, topic, partition, offset, timestamp and headers.")
@@ -306,9 +305,8 @@ def _range(since: str | None, until: str | None, offsets: str | None) -> dict[st
     """Return the source's bounds by time. Raises ``Invalid`` for malformed times, or times with offsets."""
     if offsets is not None and (since or until):
         raise Invalid("give --offsets, or --since and --until, not both")
-    now_ms = time.time_ns() // 1_000_000
     bounds = {"startingTimestamp": since, "endingTimestamp": until}
-    found = {name: str(parse_moment(text, now_ms=now_ms)) for name, text in bounds.items() if text}
+    found = {name: str(moment_ms(text)) for name, text in bounds.items() if text}
     # A partition whose last record is older than the time has nothing to replay.
     return {**found, "startingOffsetsByTimestampStrategy": "latest"}
 

@@ -12,8 +12,7 @@ from confluent_kafka import KafkaError, Message, Producer
 
 from stratalog import kafka
 from stratalog.output import json_option, print_done, progress_bar
-from stratalog.parameters import PARTITION, argument_bytes, is_text, valid_name, valid_partition
-from stratalog.places import OFFSET_MAX
+from stratalog.parameters import PARTITION, TIMES, argument_bytes, is_text, moment_ms, valid_name, valid_partition
 from stratalog.target import bootstrap_of, kafka_options
 from stratalog_core.errors import Invalid, Unavailable
 from stratalog_core.kafka_clients import as_ours, translated
@@ -21,8 +20,16 @@ from stratalog_core.kafka_clients import as_ours, translated
 _FLUSH_TIMEOUT_S = 120.0
 _FLUSH_S = 0.5
 _BY_HASH = -1
+_NOW = 0
+"""As a timestamp, to the client library."""
+_RECORD_BYTES_MAX = 100_000_000
+"""Of the client library, which by default refuses what is above 1 MB. The topic's max.message.bytes decides."""
 _Record = tuple[bytes | None, bytes | None]
 _Headers = list[tuple[str, str | bytes | None]]
+
+
+class _MalformedLine(Invalid):
+    """A line of standard input cannot be split into key and value."""
 
 
 @click.command()
@@ -30,16 +37,10 @@ _Headers = list[tuple[str, str | bytes | None]]
 @click.option("--value", help="Send this one record (default: one record per line of standard input).")
 @click.option("--null", "tombstone", is_flag=True, help="Send one record without a value (needs --key).")
 @click.option("--key", help="Key of every record.")
-@click.option("--key-separator", metavar="TEXT", help="Split each line at TEXT into key and value.")
+@click.option("--key-separator", metavar="TEXT", help="Split each line at TEXT into key and value; \\t is a tab.")
 @click.option("--header", "headers", multiple=True, metavar="NAME=VALUE", help="Header of every record; repeatable.")
 @click.option("--partition", type=PARTITION, callback=valid_partition, help="Partition (default: by the key's hash).")
-@click.option(
-    "--timestamp",
-    "timestamp_ms",
-    default=0,
-    type=click.IntRange(0, OFFSET_MAX),
-    help="Timestamp in milliseconds since 1970 (default: now).",
-)
+@click.option("--timestamp", help=f"Timestamp of every record: {TIMES} (default: now).")
 @click.option(
     "--compression",
     default="none",
@@ -64,7 +65,7 @@ def produce(
     key_separator: str | None,
     headers: tuple[str, ...],
     partition: int | None,
-    timestamp_ms: int,
+    timestamp: str | None,
     compression: str,
     acks: str,
     data: Path | None,
@@ -74,14 +75,41 @@ def produce(
     """Write records to TOPIC. Returns when all are acknowledged; fails with the first error."""
     if key_separator and (key is not None or value is not None):
         raise Invalid("--key-separator splits lines of standard input: leave out --key and --value, or --key-separator")
-    options: dict[str, str | int] = {"compression.type": compression, "acks": acks, "linger.ms": 5}
+    options: dict[str, str | int] = {
+        "compression.type": compression, "acks": acks, "linger.ms": 5, "message.max.bytes": _RECORD_BYTES_MAX,
+    }  # fmt: skip
     if acks != "all":
         options["enable.idempotence"] = "false"
     records = _records(value, tombstone, key, key_separator)
     place = _BY_HASH if partition is None else partition
-    sender = _Sender(kafka.producer(bootstrap_of(data, bootstrap), options), topic, place, _headers(headers), timestamp_ms)
-    count = sender.send_all(records)
-    print_done({"topic": topic, "records": count}, f"{count} records acknowledged", as_json=as_json)
+    timestamp_ms, found_headers = _timestamp_ms(timestamp), _headers(headers)
+    client = kafka.producer(bootstrap_of(data, bootstrap), options)
+    _check_topic(client, topic, partition)
+    count = _Sender(client, topic, place, found_headers, timestamp_ms).send_all(records)
+    print_done({"topic": topic, "records": count}, f"{_counted(count)} acknowledged", as_json=as_json)
+
+
+def _check_topic(client: Producer, topic: str, partition: int | None) -> None:
+    """Say that a topic is new, which may be a typing error. Raises ``NotFound`` for a partition that it does not have."""
+    found = kafka.listed(client.list_topics).topics.get(topic)
+    if found is None:
+        click.echo(f"topic {topic!r} does not exist: a broker creates it, unless its auto_create_topics is off", err=True)
+    elif partition is not None:
+        kafka.selected(topic, sorted(found.partitions), [partition])
+
+
+def _timestamp_ms(timestamp: str | None) -> int:
+    """Return a timestamp for the client library. Raises ``Invalid``."""
+    if timestamp is None:
+        return _NOW
+    time_ms = moment_ms(timestamp)
+    if time_ms <= 0:
+        raise Invalid(f"--timestamp is {timestamp}; minimum is 1970-01-01T00:00:00.001Z")
+    return time_ms
+
+
+def _counted(records: int) -> str:
+    return "1 record" if records == 1 else f"{records} records"
 
 
 class _Sender:
@@ -96,13 +124,20 @@ class _Sender:
 
     def send_all(self, records: Iterable[_Record]) -> int:
         """Send all records and return how many were acknowledged. Raises the first failure, and ``Unavailable``."""
-        kafka.check_reachable(self._client.list_topics)
-        with progress_bar() as progress:
-            task = progress.add_task("producing", total=None)
-            for count, (key, value) in enumerate(records, 1):
-                self._send(key, value)
-                if count % 1000 == 0:
-                    progress.update(task, completed=self._acknowledged)
+        try:
+            with progress_bar() as progress:
+                task = progress.add_task("producing", total=None)
+                for count, (key, value) in enumerate(records, 1):
+                    self._send(key, value)
+                    if count % 1000 == 0:
+                        progress.update(task, completed=self._acknowledged)
+        except _MalformedLine as wrong:
+            wrong.message += f"; acknowledged before it: {_counted(self._all_acknowledged())}"
+            raise
+        return self._all_acknowledged()
+
+    def _all_acknowledged(self) -> int:
+        """Wait for the acknowledgements of what was sent, and return their number. Raises as ``send_all``."""
         waiting = self._flush()
         self._raise_failure()
         if waiting:
@@ -142,8 +177,12 @@ class _Sender:
         self._failure = self._failure or failure
 
     def _raise_failure(self) -> None:
-        if self._failure is not None:
-            raise as_ours(self._failure)
+        if self._failure is None:
+            return
+        if self._failure.code() == KafkaError.MSG_SIZE_TOO_LARGE:
+            limit = f"`stratalog topic config {self._topic}` shows max.message.bytes"
+            raise Invalid(f"a batch of records is too large for topic {self._topic!r}: {limit}; --set raises it")
+        raise as_ours(self._failure)
 
 
 def _records(value: str | None, tombstone: bool, key: str | None, key_separator: str | None) -> Iterator[_Record]:
@@ -155,15 +194,17 @@ def _records(value: str | None, tombstone: bool, key: str | None, key_separator:
         return
     if sys.stdin.isatty():
         click.echo("one record per line; Ctrl-D ends", err=True)
-    for line in sys.stdin.buffer:
+    separator = argument_bytes(key_separator.replace("\\t", "\t")) if key_separator else None
+    for number, line in enumerate(sys.stdin.buffer, 1):
         content = line.rstrip(b"\r\n")
-        yield _split(content, argument_bytes(key_separator)) if key_separator else (key_bytes, content)
+        yield _split(number, content, separator) if separator else (key_bytes, content)
 
 
-def _split(line: bytes, separator: bytes) -> _Record:
+def _split(number: int, line: bytes, separator: bytes) -> _Record:
     key, found, value = line.partition(separator)
     if not found:
-        raise Invalid(f"line {line[:60]!r} has no separator {separator.decode()!r}: correct the line or --key-separator")
+        shown, wanted = (each.decode(errors="backslashreplace") for each in (line[:60], separator))
+        raise _MalformedLine(f"line {number}, {shown!r}, has no separator {wanted!r}: correct the line or --key-separator")
     return key, value
 
 

@@ -13,8 +13,9 @@ import click
 
 from stratalog.deletion import confirm, yes_option
 from stratalog.local.state import refuse_cluster
-from stratalog.moments import format_moment, parse_moment
+from stratalog.moments import format_moment
 from stratalog.output import human_bytes, json_option, print_json, print_rows, progress_bar
+from stratalog.parameters import TIMES, moment_ms
 from stratalog.restored_groups import GroupsReport, bucket_topics, ends_in_rows, planned_groups, restore_groups
 from stratalog.target import existing_store, metadata_of, name_values
 from stratalog.tier.session import metadata_session, reader_lease, store_session
@@ -75,7 +76,9 @@ Row = dict[str, Any]
     help="Restore this partition up to this offset, exclusive; repeatable (default: all of it). Needs exactly one --topic.",
 )
 @click.option(
-    "--to-time", metavar="TIME", help="Restore each partition up to its first record at this time or later, exclusive."
+    "--to-time",
+    metavar="TIME",
+    help=f"Restore each partition up to its first record at this time or later, exclusive: {TIMES}.",
 )
 @click.option("--dry-run", is_flag=True, help="Show what the bucket holds; change nothing.")
 @yes_option
@@ -222,7 +225,7 @@ def cut_points(to_offsets: Sequence[str], to_time: str | None, topics: Sequence[
     if to_time is not None:
         if to_offsets:
             raise Invalid("--to-offset and --to-time cannot be combined: choose one")
-        return CutPoint(timestamp_ms=parse_moment(to_time, now_ms=SystemClock().wall_ms()))
+        return CutPoint(timestamp_ms=moment_ms(to_time))
     if not to_offsets:
         return None
     if len(topics) != 1:

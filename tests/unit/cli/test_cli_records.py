@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 from confluent_kafka import Consumer
-from confluent_kafka.admin import AdminClient, NewTopic
+from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, NewTopic, ResourceType
 from unit.broker.mini_cluster import MiniCluster, in_thread, run_cluster, until_all_served
 from unit.broker.raw_client import produce
 from unit.pipeline.malformed_headers import with_malformed_header_name
@@ -45,19 +45,25 @@ async def test_what_cannot_be_done_is_refused(cluster: MiniCluster) -> None:
     def steps() -> None:
         admin = AdminClient({"bootstrap.servers": bootstrap})
         admin.create_topics([NewTopic("events", 2, 1)])["events"].result(60)
-        refused(Invalid, "too large", "produce", stdin="x" * 2_000_000)
-        refused(NotFound, "partition", "produce", "--value", "v", "--partition", "99")
-        misused("--timestamp", "produce", "--value", "v", "--timestamp", LARGE)
+        refused(Invalid, "max.message.bytes", "produce", stdin="x" * 2_000_000)
+        refused(NotFound, "no partition 99; it has 2", "produce", "--value", "v", "--partition", "99")
+        refused(Invalid, "is not a time", "produce", "--value", "v", "--timestamp", LARGE)
+        refused(Invalid, "minimum is 1970-01-01T00:00:00.001Z", "produce", "--value", "v", "--timestamp", "1970-01-01")
         refused(Invalid, "--key-separator", "produce", "--key", "k", "--key-separator", ":", stdin="a:b\n")
         refused(Invalid, "--key-separator", "produce", "--value", "a:b", "--key-separator", ":")
-        assert run("produce", "--value", "first", "--partition", "0", "--timestamp", "1000").exit_code == 0
+        assert run("produce", "--value", "first", "--partition", "0", "--timestamp", "1970-01-01T00:00:01Z").exit_code == 0
         refused(NotFound, "no partition 99", "consume", "--partition", "99")
         misused("--partition", "consume", "--partition=-3")
         refused(Invalid, "maximum", "consume", "--partition", "0", "--offset", LARGE)
         refused(Invalid, "is not a time", "consume", "--time", LARGE)
         refused(Invalid, "--time", "consume", "--offset", "latest", "--time", "1000")
         refused(Invalid, "--group", "consume", "--group", "g", "--offset", "5")
-        assert run("consume", "--time=-1").stdout == "first\n", "-1 and -2 are not Kafka's latest and earliest"
+        assert run("consume", "--time", "0").stdout == "first\n"
+        refused(Invalid, "'-1' is not a time", "consume", "--time=-1")
+        raised = ConfigEntry("max.message.bytes", "3000000", incremental_operation=AlterConfigOpType.SET)
+        resource = ConfigResource(ResourceType.TOPIC, "events", incremental_configs=[raised])
+        admin.incremental_alter_configs([resource])[resource].result(60)
+        assert run("produce", "--partition", "1", stdin="x" * 2_000_000).exit_code == 0, "the topic's limit decides"
 
     await in_thread(steps)
 
