@@ -9,6 +9,10 @@ A run that splits the rows among its tasks in another way than the run before it
 other run write nothing until, for each unit that is written already, its rows have been compared with those that its task has
 now. Two runs at the same time, as after the death of a driver whose tasks go on, may escape this; ``check_compared`` reports
 that when a run ends.
+
+Brokers expire offsets some time after they were committed. A task without a marker writes only if none can have expired: the
+batch's own record is older than all of its markers, and it is there and not too old, or it is the one of the batch before,
+which this batch would have replaced before its first row. Nothing shows whether batch 0 was begun before if its record is gone.
 """
 
 from __future__ import annotations
@@ -22,10 +26,12 @@ from typing import Final, TypeVar
 
 import msgspec
 from confluent_kafka import Consumer, KafkaException, TopicPartition
+from confluent_kafka.admin import AdminClient, ConfigResource
 
-from stratalog_core.errors import Conflict, Corrupt
-from stratalog_core.kafka_clients import retried
+from stratalog_core.errors import Conflict, Corrupt, StratalogError
+from stratalog_core.kafka_clients import retried, translated
 from stratalog_core.malformed import MALFORMED
+from stratalog_core.system import SystemClock
 from stratalog_pipeline.brokers import options_checked
 from stratalog_pipeline.kafka_sink import REQUEST_S_MAX, WriteOptions
 
@@ -41,6 +47,14 @@ PROBED_BITS: Final = 6
 TASK_BITS_MAX: Final = 31
 READS_AT_ONCE: Final = 16
 TASKS_LISTED: Final = 10
+RETENTION: Final = "offsets.retention.minutes"
+RETENTION_MINUTES: Final = 7 * 24 * 60
+"""The default of Kafka, for brokers that do not tell theirs."""
+MINUTE_MS: Final = 60_000
+HOUR_MS: Final = 60 * MINUTE_MS
+MARGIN_MS: Final = HOUR_MS
+"""How much later one marker may expire than another of the same age: coordinators look for expired offsets every ten minutes,
+and clocks differ."""
 REMEDY: Final = (
     "Run it again split as before: by the same files, number of cores and spark.sql.shuffle.partitions; .repartition(8, 'key') "
     "before a write makes its split repeatable. Only if the split is the same and rows have changed, set markers=trusted: it "
@@ -90,10 +104,11 @@ class _Metadata(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class _Begun(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Metadata: the first run of a batch, and a later one in which all units of earlier runs are compared."""
+    """Metadata: the first run of a batch and its wall time, and a later one in which all units of earlier runs are compared."""
 
     run: str
     compared: str = ""
+    begun_ms: int = 0
 
 
 def marker_offset(topic: str, marker: Marker) -> TopicPartition:
@@ -133,26 +148,72 @@ class Markers:
     def begin(self, unit: Unit) -> bool:
         """Record that the unit's run writes its batch. Return whether an earlier run has written some of it, uncompared.
 
-        Raises ``Conflict`` if a later batch has begun.
+        The unit has no marker of the batch. Raises ``Conflict`` if a later batch has begun or, unless the options trust
+        markers, one may have expired: that of this unit, or of another that an earlier run wrote.
         """
-        for group in _groups_of_longer(unit):
-            self._begin(group, unit)
         begun_group = _begun_group(unit.write, 0)
         begun = self._begin(begun_group, unit)
-        if begun.offset > unit.batch:
-            raise Conflict(f"batch {begun.offset} of write {unit.write} has begun already; batch {unit.batch} comes before it")
+        # After the batch's own record, which must be the oldest.
+        for group in _groups_of_longer(unit):
+            self._begin(group, unit)
         if begun.offset < unit.batch:
             return False
         stored = _decoded(begun, begun_group, _Begun)
         return unit.run not in (stored.run, stored.compared)
 
     def _begin(self, group: str, unit: Unit) -> TopicPartition:
-        """Return the offset of the group, after it has been set to the unit's batch if it was lower."""
+        """Return the offset of the group, after it has been set to the unit's batch if it was lower. Raises as `begin`."""
         with consumer_of(self._options, group) as consumer:
             found = _committed(consumer, self._topic)
+            if group == _begun_group(unit.write, 0):
+                self._check_order(unit, found, group)
             if found.offset < unit.batch:
-                self._commit(consumer, unit.batch, _Begun(run=unit.run))
+                self._commit(consumer, unit.batch, _Begun(run=unit.run, begun_ms=SystemClock().wall_ms()))
         return found
+
+    def _check_order(self, unit: Unit, begun: TopicPartition, group: str) -> None:
+        """Raise ``Conflict`` unless the batch may be written after what was ``begun``, the newest batch of the write."""
+        if begun.offset > unit.batch:
+            raise Conflict(f"batch {begun.offset} of write {unit.write} has begun already; batch {unit.batch} comes before it")
+        if self._options.trusts_markers:
+            return
+        if begun.offset == unit.batch:
+            self._check_age(unit, _decoded(begun, group, _Begun))
+        elif begun.offset != unit.batch - 1 and unit.batch:
+            raise Conflict(
+                f"there is no marker of batch {unit.batch - 1} of write {unit.write} with topic {self._topic}: it expired "
+                f"({RETENTION} of the brokers), the topic was recreated, or earlier batches were written elsewhere or with "
+                f"delivery=at-least-once. Batch {unit.batch} may be partly written. If it is not, or if duplicates are "
+                "acceptable, continue with the option markers=trusted"
+            )
+
+    def _check_age(self, unit: Unit, begun: _Begun) -> None:
+        """Raise ``Conflict`` if markers of the batch may have expired, although the older record of its begin has not."""
+        age_ms = SystemClock().wall_ms() - begun.begun_ms if begun.begun_ms else 0
+        if age_ms < MARGIN_MS:
+            return
+        retention_ms = self._retention_ms()
+        if age_ms >= retention_ms - MARGIN_MS:
+            raise Conflict(
+                f"batch {unit.batch} of write {unit.write} was begun {age_ms // HOUR_MS} hours ago, and the brokers keep "
+                f"markers for {retention_ms // HOUR_MS} hours ({RETENTION}): those of tasks that have written may be gone, and "
+                f"their rows would be written again. If topic {self._topic} has no rows of the batch, or if duplicates are "
+                "acceptable, continue with the option markers=trusted"
+            )
+
+    def _retention_ms(self) -> int:
+        """How long the brokers keep committed offsets; the default of Kafka if they do not tell it."""
+        with options_checked():
+            admin = AdminClient({"log_level": 0, **self._options.client})
+        try:
+            with translated():
+                broker_id = next(iter(admin.list_topics(timeout=REQUEST_S_MAX).brokers))
+                asked = ConfigResource(ConfigResource.Type.BROKER, str(broker_id))
+                [answered] = admin.describe_configs([asked], request_timeout=REQUEST_S_MAX).values()
+                found = answered.result().get(RETENTION)
+        except StratalogError:
+            found = None
+        return int(found.value if found is not None and found.value else RETENTION_MINUTES) * MINUTE_MS
 
     def wait_until_compared(self, unit: Unit) -> None:
         """Wait until the rows of each unit that earlier runs wrote are compared with those of its task in this run.
@@ -179,8 +240,8 @@ class Markers:
         with consumer_of(self._options, begun_group) as consumer:
             begun = _committed(consumer, self._topic)
             if begun.offset == unit.batch:
-                first = _decoded(begun, begun_group, _Begun).run
-                self._commit(consumer, unit.batch, _Begun(run=first, compared=unit.run))
+                first = _decoded(begun, begun_group, _Begun)
+                self._commit(consumer, unit.batch, msgspec.structs.replace(first, compared=unit.run))
 
     def check_compared(self, unit: Unit) -> None:
         """Raise ``Conflict`` if an earlier run wrote rows of the unit's batch that no task of this run has compared."""

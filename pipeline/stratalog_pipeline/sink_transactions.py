@@ -79,9 +79,9 @@ def _crc(field: bytes | str | None, before: int) -> int:
 def send_once(batches: Iterable[pa.RecordBatch], options: WriteOptions, unit: Unit) -> int:
     """Write the unit's rows unless they are written; return their number.
 
-    A unit without rows needs no marker, except task 0, by whose marker the next batch sees that none are lost. Raises
-    ``Fenced`` if another attempt took over, ``Conflict`` if the rows are not those that were written, markers of the batch
-    before are missing, an earlier run split the batch into other tasks, or a later batch is written; ``OutcomeUnknown``; and as
+    A unit without rows needs no marker, except task 0, which begins a batch of which no task has rows. Raises ``Fenced`` if
+    another attempt took over, ``Conflict`` if the rows are not those that were written, markers may have expired, an
+    earlier run split the batch into other tasks, or a later batch is written; ``OutcomeUnknown``; and as
     ``kafka_sink.send``. After any of them the unit may be run again.
     """
     total = RowsSum(options.topic)
@@ -93,7 +93,7 @@ def send_once(batches: Iterable[pa.RecordBatch], options: WriteOptions, unit: Un
         return 0
     all_rows = rows if first is None else chain([first], rows)
     producer = _begin(options, unit)
-    written = written_marker(markers, options, unit)
+    written = written_marker(markers, unit)
     if written is None:
         if unit.run and markers.begin(unit) and not options.trusts_markers:
             markers.wait_until_compared(unit)
@@ -161,32 +161,12 @@ def _producer(options: WriteOptions, unit: Unit) -> Producer:
         return Producer({**CLIENT_DEFAULTS, **timeout, **options.client, "transactional.id": unit.name})
 
 
-def written_marker(markers: Markers, options: WriteOptions, unit: Unit) -> Marker | None:
+def written_marker(markers: Markers, unit: Unit) -> Marker | None:
     """Return the marker of the unit's batch; None if its rows are not written. Raises ``Conflict`` as :func:`send_once`."""
     found = markers.read(unit)
     if found is not None and found.batch > unit.batch:
         raise Conflict(f"batch {found.batch} of write {unit.write} is written already; batch {unit.batch} comes before it")
-    if found is not None and found.batch == unit.batch:
-        return found
-    if not options.trusts_markers:
-        _check_batch_before(markers, options, unit, found)
-    return None
-
-
-def _check_batch_before(markers: Markers, options: WriteOptions, unit: Unit, own: Marker | None) -> None:
-    """Raise ``Conflict`` if markers were lost: then it is unknown which tasks of this batch were written by an earlier run."""
-    wanted = (unit.batch - 1, unit.batch)
-    if unit.batch == 0 or (own is not None and own.batch in wanted):
-        return
-    # A task that had no rows has no marker. Task 0 always has one.
-    first = markers.read(Unit(write=unit.write, batch=unit.batch, task=0)) if unit.task else own
-    if first is None or first.batch not in wanted:
-        raise Conflict(
-            f"there is no marker of batch {unit.batch - 1} of write {unit.write} with topic {options.topic}: it expired "
-            "(offsets.retention.minutes of the brokers), the topic was recreated, or earlier batches were written elsewhere "
-            f"or with delivery=at-least-once. Batch {unit.batch} may be partly written. If it is not, or if duplicates "
-            "are acceptable, continue with the option markers=trusted"
-        )
+    return found if found is not None and found.batch == unit.batch else None
 
 
 def _write(
@@ -257,7 +237,7 @@ def _resolve(markers: Markers, options: WriteOptions, unit: Unit) -> None:
     """Determine the outcome of a commit. Raises ``Unavailable`` if nothing is written, ``OutcomeUnknown`` if it is unknown."""
     try:
         _begin(options, unit)
-        found = written_marker(markers, options, unit)
+        found = written_marker(markers, unit)
     except Unavailable as unavailable:
         raise OutcomeUnknown(f"the transaction of {unit.name} may be committed: {unavailable.message}") from unavailable
     if found is None:

@@ -25,6 +25,7 @@ from integration.committed_reads import committed_values
 from integration.process_cluster import ProcessCluster
 
 from stratalog_core.errors import Conflict, Fenced, Unavailable
+from stratalog_core.system import SystemClock
 from stratalog_pipeline import sink_markers, sink_transactions
 from stratalog_pipeline.kafka_sink import WriteOptions, parse_write_options
 from stratalog_pipeline.sink_markers import Markers, Unit
@@ -240,17 +241,27 @@ def test_a_task_writes_when_what_earlier_runs_wrote_is_compared(cluster: Process
         send_once([rows_of(2)], strict, replace(second, task=2))
 
 
-def test_batches_follow_each_other_or_markers_were_lost(cluster: ProcessCluster) -> None:
+def test_batches_follow_each_other_or_markers_were_lost(cluster: ProcessCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     topic = cluster.new_topic()
     strict = options_of(cluster.bootstrap, topic)
-    unit = Unit(write=topic, batch=3, task=0)
+    unit = Unit(write=topic, batch=3, task=0, run="first")
     with pytest.raises(Conflict, match=r"no marker of batch 2 .* markers=trusted"):
         send_once([rows_of(3)], strict, unit)
     assert send_once([rows_of(3)], options_of(cluster.bootstrap, topic, markers="trusted"), unit) == ROWS
     assert send_once([rows_of(4, range(0))], strict, replace(unit, batch=4)) == 0
-    assert send_once([rows_of(5)], strict, replace(unit, batch=5, task=7)) == ROWS, "task 0 tells that batch 4 was begun"
+    assert send_once([rows_of(5)], strict, replace(unit, batch=5, task=7)) == ROWS, "task 0 has begun batch 4"
     with pytest.raises(Conflict, match=r"batch 4 of write .* is written already; batch 3 comes before it"):
         send_once([rows_of(3)], strict, unit)
+
+    class Later(SystemClock):
+        def wall_ms(self) -> int:
+            return super().wall_ms() + 167 * sink_markers.HOUR_MS
+
+    monkeypatch.setattr(sink_markers, "SystemClock", Later)
+    with pytest.raises(
+        Conflict, match=r"batch 5 of write .* was begun 167 hours ago, and the brokers keep markers for 168 hours"
+    ):
+        send_once([rows_of(5)], strict, replace(unit, batch=5, task=8, run="second"))
     assert len(committed_values(cluster.bootstrap, topic)) == 2 * ROWS
 
 
