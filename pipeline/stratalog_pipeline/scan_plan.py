@@ -80,13 +80,13 @@ def plan_scan(bucket: Bucket, options: ReadOptions, pruning: Pruning = EVERYTHIN
     return _planned(bucket, options, pruning, histories, bounds)
 
 
-def plan_repeatable_scan(bucket: Bucket, options: ReadOptions) -> ScanPlan:
+def plan_repeatable_scan(bucket: Bucket, options: ReadOptions, stored: Sequence[TopicDescriptor] | None = None) -> ScanPlan:
     """Plan a read between two offsets whose tasks have the same records whenever it is planned.
 
-    Offload and merging may continue. Without ``failOnDataLoss``, partitions that were deleted meanwhile are left out. Raises as
-    :func:`plan_scan`.
+    Offload and merging may continue. Without ``failOnDataLoss``, partitions that were deleted meanwhile are left out.
+    ``stored`` are the bucket's topics if they were just read. Raises as :func:`plan_scan`.
     """
-    _, histories, bounds = _survey(bucket, options, EVERYTHING, is_repeatable=True)
+    _, histories, bounds = _survey(bucket, options, EVERYTHING, stored, is_repeatable=True)
     ordered = sorted(histories, key=lambda history: (history.name.topic, history.name.partition))
     requested = [BrokerSplit(name=history.name, offsets=bounds.requested(history)) for history in ordered]
     wanted = [(history, bounds.wanted(history)) for history in ordered]
@@ -111,22 +111,29 @@ def plan_repeatable_scan(bucket: Bucket, options: ReadOptions) -> ScanPlan:
     return ScanPlan(splits=splits, tasks=tasks, cold_ends=[])
 
 
-def partition_limits(bucket: Bucket, options: ReadOptions) -> dict[PartitionName, tuple[OffsetRange, OffsetRange]]:
+def partition_limits(
+    bucket: Bucket, options: ReadOptions, stored: Sequence[TopicDescriptor] | None = None
+) -> dict[PartitionName, tuple[OffsetRange, OffsetRange]]:
     """Return two ranges per selected partition: what the brokers, or else the bucket, have, and what the options select.
 
-    Raises as :func:`plan_scan`.
+    ``stored`` are the bucket's topics if they were just read. Raises as :func:`plan_scan`.
     """
-    _, histories, bounds = _survey(bucket, options, EVERYTHING)
+    _, histories, bounds = _survey(bucket, options, EVERYTHING, stored)
     return {history.name: (bounds.available(history), bounds.wanted(history)) for history in histories}
 
 
 def _survey(
-    bucket: Bucket, options: ReadOptions, pruning: Pruning, *, is_repeatable: bool = False
+    bucket: Bucket,
+    options: ReadOptions,
+    pruning: Pruning,
+    stored: Sequence[TopicDescriptor] | None = None,
+    *,
+    is_repeatable: bool = False,
 ) -> tuple[dict[str, TopicDescriptor], list[History], _Bounds]:
     """Return the topics, the pinned histories of the selected partitions, and the bounds of the read."""
     brokers = Brokers(options) if options.client else None
     live = brokers.topics(options.wanted) if brokers is not None else []
-    topics = _topics(bucket, options, live)
+    topics = _topics(bucket.topics() if stored is None else stored, options, live)
     if is_repeatable:
         assert isinstance(options.wanted, Assigned), "a batch of a stream names its partitions"
         wanted = still_existing(options.wanted, _counts(topics), fail_on_data_loss=options.fail_on_data_loss)
@@ -141,7 +148,7 @@ def _survey(
 def wanted_partitions(bucket: Bucket, options: ReadOptions) -> list[PartitionName]:
     """Return the partitions that the options select. Raises ``Invalid``, ``NotFound``, ``Unavailable``."""
     live = Brokers(options).topics(options.wanted) if options.client else []
-    topics = _topics(bucket, options, live)
+    topics = _topics(bucket.topics(), options, live)
     return _names(topics, resolve_topics(options.wanted, _counts(topics)))
 
 
@@ -151,8 +158,10 @@ def wanted_topics(options: ReadOptions) -> list[str]:
         return list(dict.fromkeys(name.topic for name in wanted_partitions(bucket, options)))
 
 
-def _topics(bucket: Bucket, options: ReadOptions, live: Sequence[TopicDescriptor]) -> dict[str, TopicDescriptor]:
-    return chosen_topics(with_live_topics(bucket.topics(), live, options.topic_ids), options.wanted, options.topic_ids)
+def _topics(
+    stored: Sequence[TopicDescriptor], options: ReadOptions, live: Sequence[TopicDescriptor]
+) -> dict[str, TopicDescriptor]:
+    return chosen_topics(with_live_topics(stored, live, options.topic_ids), options.wanted, options.topic_ids)
 
 
 def _counts(topics: Mapping[str, TopicDescriptor]) -> dict[str, int]:

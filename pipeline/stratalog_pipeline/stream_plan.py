@@ -18,6 +18,7 @@ from stratalog_pipeline.bucket import Bucket
 from stratalog_pipeline.options import EARLIEST, AllAt, Assigned, AtOffsets, PerPartition, ReadOptions
 from stratalog_pipeline.planning import LOSS_REMEDY, OffsetRange, PartitionName
 from stratalog_pipeline.scan_plan import ScanPlan, partition_limits, plan_repeatable_scan
+from stratalog_tiering.format.descriptor import TopicDescriptor
 
 Offsets: TypeAlias = dict[str, dict[str, int]]
 Available: TypeAlias = Mapping[tuple[str, str], OffsetRange]
@@ -54,6 +55,23 @@ class KnownTopics:
         return again
 
 
+class StoredTopics:
+    """The topics of the bucket as the current trigger has read them: for its offsets, and once more for its batch."""
+
+    def __init__(self) -> None:
+        self._read: list[TopicDescriptor] | None = None
+
+    def read(self, bucket: Bucket) -> list[TopicDescriptor]:
+        """Read the topics, and keep them for the batch of this trigger. Raises ``Corrupt``, ``Unavailable``."""
+        self._read = bucket.topics()
+        return self._read
+
+    def take(self, bucket: Bucket) -> list[TopicDescriptor]:
+        """Return the topics that are kept, once; read them if there are none, as for a batch that is planned again."""
+        kept, self._read = self._read, None
+        return bucket.topics() if kept is None else kept
+
+
 def first_offsets(options: ReadOptions) -> Offsets:
     """Return the offsets at which a new stream begins. Raises ``Invalid``, ``NotFound``, ``Corrupt``, ``Unavailable``."""
     with Bucket(options.store, options.second_store) as bucket:
@@ -70,14 +88,15 @@ def wanted_ranges(options: ReadOptions, topics: KnownTopics | None = None) -> Av
     return {(name.topic, str(name.partition)): wanted for name, (_, wanted) in limits.items()}
 
 
-def available(options: ReadOptions, topics: KnownTopics | None = None) -> Available:
+def available(options: ReadOptions, topics: KnownTopics | None = None, stored: StoredTopics | None = None) -> Available:
     """Return what can be read now. Raises as :func:`first_offsets`.
 
     If ``topics`` are given: raises as ``KnownTopics.check``; without ``failOnDataLoss`` a topic that was created again has
-    nothing this time, which sets a stream back to its first record.
+    nothing this time, which sets a stream back to its first record. ``stored`` keeps the topics for the batch.
     """
     with Bucket(options.store, options.second_store) as bucket:
-        limits = partition_limits(bucket, replace(options, start=AllAt(position=EARLIEST)))
+        read = None if stored is None else stored.read(bucket)
+        limits = partition_limits(bucket, replace(options, start=AllAt(position=EARLIEST)), read)
     again: set[str] = set()
     if topics is not None and options.fail_on_data_loss:
         topics.check(limits)
@@ -144,7 +163,13 @@ def cut_at(found: Available, target: Offsets, start: Offsets) -> Available:
     }
 
 
-def plan_batch(options: ReadOptions, start: Offsets, end: Offsets, topics: KnownTopics | None = None) -> ScanPlan:
+def plan_batch(
+    options: ReadOptions,
+    start: Offsets,
+    end: Offsets,
+    topics: KnownTopics | None = None,
+    stored: StoredTopics | None = None,
+) -> ScanPlan:
     """Plan the batch from ``start`` to ``end``, whose tasks are the same whenever it is planned: a sink may rely on that.
 
     Reads only partitions with new offsets. Raises ``Invalid`` if some are lost, and as ``KnownTopics.check``.
@@ -160,7 +185,7 @@ def plan_batch(options: ReadOptions, start: Offsets, end: Offsets, topics: Known
         missing_tail="ignore",
     )
     with Bucket(options.store, options.second_store) as bucket:
-        plan = plan_repeatable_scan(bucket, batch)
+        plan = plan_repeatable_scan(bucket, batch, None if stored is None else stored.take(bucket))
     if topics is not None:
         topics.check(split.name for split in chain.from_iterable(plan.tasks))
     return plan

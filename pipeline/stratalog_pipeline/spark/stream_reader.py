@@ -32,6 +32,7 @@ from stratalog_pipeline.spark.reader import TaskPartition, read_task
 from stratalog_pipeline.stream_plan import (
     KnownTopics,
     Offsets,
+    StoredTopics,
     available,
     check_no_loss,
     cut_at,
@@ -59,6 +60,7 @@ class StratalogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         self._target: Offsets | None = None
         self._latest: Offsets | None = None
         self._topics = KnownTopics()
+        self._stored = StoredTopics()
         self._last_trigger_s = -math.inf
 
     def initialOffset(self) -> Offsets:  # noqa: N802 - Spark's name
@@ -81,7 +83,7 @@ class StratalogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
 
     def latestOffset(self, start: Offsets, limit: ReadLimit) -> Offsets:  # noqa: N802 - Spark's name
         """Return the end of the next batch; ``start`` for no batch yet. Raises ``Invalid`` if records were lost."""
-        found = available(self._options, self._topics)
+        found = available(self._options, self._topics, self._stored)
         self._latest = next_end({}, found, None)
         if self._options.fail_on_data_loss:
             check_no_loss(start, found)
@@ -111,7 +113,7 @@ class StratalogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
     def partitions(self, start: Offsets, end: Offsets) -> Sequence[InputPartition]:
         topics = self._topics if self._options.fail_on_data_loss else None
         now_ms = SystemClock().wall_ms()
-        plan = plan_batch(self._options, start, end, topics)
+        plan = plan_batch(self._options, start, end, topics, self._stored)
         lease = self._lease(plan, now_ms) if len(plan.tasks) >= LEASED_TASKS_MIN else None
         return [TaskPartition(splits, now_ms, lease) for splits in plan.tasks]
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from pyspark.sql.streaming.datasource import ReadMaxRows
@@ -17,6 +19,7 @@ from stratalog_pipeline.spark.reader import StratalogReader, TaskPartition
 from stratalog_pipeline.spark.stream_reader import StratalogStreamReader
 from stratalog_tiering.format.descriptor import DeletionMarker, encode_descriptor
 from stratalog_tiering.format.object_keys import deletion_marker_key
+from stratalog_tiering.store.filesystem import FilesystemStore
 
 
 def segment(first: int, count: int) -> list[bytes]:
@@ -37,6 +40,32 @@ def test_the_latest_offset_is_that_of_the_last_planned_batch(cold_bucket: ColdBu
     assert reader.reportLatestOffset() == {"t": {"0": 10, "1": 4}}
     reader.latestOffset(end, ReadMaxRows(7))
     assert reader.reportLatestOffset() == {"t": {"0": 15, "1": 4}}
+
+
+def test_a_trigger_reads_the_topics_of_the_bucket_once(cold_bucket: ColdBucket, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A bucket may have thousands of them, of which the stream reads one."""
+    for name in ("t", *(f"other-{number}" for number in range(5))):
+        cold_bucket.add_topic(name, [[segment(0, 10)]])
+    reader = StratalogStreamReader(parse_options({"path": cold_bucket.url, "subscribe": "t"}, "stream"), COLUMNS)
+    requests = Counter[str]()
+
+    def counted(name: str, original: Any) -> Any:
+        def call(self: object, key: str, *rest: Any, **named: Any) -> Any:
+            requests[f"{name} {key.partition('/')[0]}"] += 1
+            return original(self, key, *rest, **named)
+
+        return call
+
+    for name in ("get", "list"):
+        monkeypatch.setattr(FilesystemStore, name, counted(name, getattr(FilesystemStore, name)))
+    position = {"t": {"0": 0}}
+    for trigger in range(1, 4):
+        end = reader.latestOffset(position, ReadMaxRows(2))
+        assert len(reader.partitions(position, end)) == 1
+        assert (requests["list topics"], requests["get topics"]) == (trigger, 6 * trigger)
+        position = end
+    reader.partitions({"t": {"0": 0}}, end)
+    assert requests["list topics"] == 4, "a batch that is planned again reads them anew"
 
 
 @pytest.mark.parametrize("moment", ["before the next batch", "before its plan"])
