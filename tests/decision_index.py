@@ -18,8 +18,8 @@ _HEAD: Final = re.compile(r"# (\d+)\. (.+)\n\nStatus: (accepted|superseded)\. Da
 
 _DECISIONS_HEAD: Final = """# Decisions
 
-One page for each decision that had alternatives: status, date, context, decision, rejected options. A page is not rewritten
-when the code moves on; a later page supersedes it. File names in it are those of its date. `make reference` writes this index.
+One page for each decision that had alternatives: status, date, context, decision, rejected options. A page is corrected when
+names or numbers change; a later page supersedes a decision. `make reference` writes this index.
 """
 
 _NOTES_HEAD: Final = """# Notes on tests and benchmarks
