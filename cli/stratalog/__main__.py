@@ -14,6 +14,7 @@ import click
 
 from stratalog.app import stratalog
 from stratalog.exit_codes import ExitCode, exit_code_of
+from stratalog.usage_hints import no_such_option
 from stratalog_core.errors import StratalogError
 
 _CHECK_PATH: Final = "check the path that was given"
@@ -44,6 +45,9 @@ def main(command: click.Command = stratalog) -> None:
     except SystemExit as closed:
         # Click ends a command so whose output is closed early, as by `head`.
         code = closed.code
+    except click.NoSuchOption as wrong:
+        no_such_option(wrong).show()
+        code = wrong.exit_code
     except click.ClickException as wrong:
         wrong.show()
         code = wrong.exit_code

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from difflib import get_close_matches
 from importlib import import_module
 from typing import Final
 
 import click
 from click.shell_completion import CompletionItem
+
+from stratalog.usage_hints import no_such_command
 
 _LOADGEN: Final = "stratalog_loadgen"
 _COMMANDS: Final = {
@@ -35,6 +36,14 @@ _COMMANDS: Final = {
     "up": ("stratalog.commands.up", "Run everything in one process."),
 }
 
+_SECTIONS: Final = {
+    "Run": ("up", "cluster", "doctor"),
+    "Topics and records": ("topic", "produce", "consume", "group", "txn"),
+    "History in object storage": ("tier", "job", "restore", "serve-archive", "store", "key", "cost"),
+    "Operate": ("broker", "bookie", "metadata", "tiering", "ledger", "ready", "bench"),
+}
+"""The commands in the order in which a new user needs them."""
+
 
 class _LazyGroup(click.Group):
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -58,9 +67,7 @@ class _LazyGroup(click.Group):
     def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
         name = args[0]
         if name not in _COMMANDS and not name.startswith("-") and not ctx.resilient_parsing:
-            # Click looks for similar names among the commands that are loaded: here there are none.
-            similar = " or ".join(map(repr, get_close_matches(name, _COMMANDS)))
-            raise click.UsageError(f"No such command {name!r}." + (f" Did you mean {similar}?" if similar else ""), ctx)
+            raise no_such_command(name, _COMMANDS, ctx)
         return super().resolve_command(ctx, args)
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
@@ -70,8 +77,10 @@ class _LazyGroup(click.Group):
         return items + click.Command.shell_complete(self, ctx, incomplete)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, line) for name, (_, line) in sorted(_COMMANDS.items())])
+        width = max(map(len, _COMMANDS))
+        for section, names in _SECTIONS.items():
+            with formatter.section(section):
+                formatter.write_dl([(name.ljust(width), _COMMANDS[name][1]) for name in names])
 
 
 @click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})

@@ -15,11 +15,25 @@ from stratalog.moments import parse_moment
 from stratalog_core.errors import Invalid
 
 Command = TypeVar("Command", bound=Callable[..., Any])
-PARTITION: Final = click.IntRange(min=0)
 _PARTITION_MAX: Final = 2**31 - 1
 TIMES: Final = "2013-07-04 (UTC), 2013-07-04T12:00+02:00, 15m (ago), or milliseconds since 1970"
 _MILLISECOND_DIGITS: Final = 13
 """Of the milliseconds since 1970 from 2001 until 2286. Dates and seconds are shorter, microseconds longer."""
+
+
+class Integer(click.IntRange):
+    """An integer, of a range if limits are given. Click calls it "integer range" in help and errors."""
+
+    name = "integer"
+
+
+class Number(click.FloatRange):
+    """A number, of a range if limits are given. Click calls it "float range"."""
+
+    name = "number"
+
+
+PARTITION: Final = Integer(min=0)
 
 
 def valid_partition(context: click.Context, parameter: click.Parameter, given: Any) -> Any:

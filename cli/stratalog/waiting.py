@@ -7,6 +7,8 @@ from typing import Any, TypeVar
 
 import click
 
+from stratalog.parameters import Number
+
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
@@ -18,5 +20,5 @@ def wait_option(until: str, *, default: bool) -> Callable[[Command], Command]:
 
 def timeout_option(default_s: float, text: str = "Seconds to wait.") -> Callable[[Command], Command]:
     """Return a decorator that adds ``--timeout``, a number of seconds."""
-    limit = click.FloatRange(min=0)
+    limit = Number(min=0)
     return click.option("--timeout", "timeout_s", type=limit, default=default_s, show_default=True, help=text)

@@ -17,6 +17,7 @@ import psutil
 
 from stratalog.command_group import CommandGroup
 from stratalog.output import json_option, progress_bar
+from stratalog.parameters import Integer, Number
 from stratalog.target import bootstrap_of, kafka_options, name_values
 from stratalog_core.errors import NotFound
 from stratalog_loadgen.processes.loads import Payload
@@ -28,10 +29,8 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 _TOPIC = (
     click.option("--topic", help="Use this existing topic (default: a new one, deleted afterwards)."),
-    click.option("--topics", default=1, show_default=True, type=click.IntRange(1, 1000), help="Number of new topics."),
-    click.option(
-        "--partitions", default=6, show_default=True, type=click.IntRange(1, 10_000), help="Partitions of each new topic."
-    ),
+    click.option("--topics", default=1, show_default=True, type=Integer(1, 1000), help="Number of new topics."),
+    click.option("--partitions", default=6, show_default=True, type=Integer(1, 10_000), help="Partitions of each new topic."),
     click.option("--replication-factor", default=-1, help="Replication factor of new topics (default: the cluster's)."),
     click.option(
         "--topic-config", "configs", multiple=True, metavar="NAME=VALUE", help="Topic config of new topics; repeatable."
@@ -40,35 +39,29 @@ _TOPIC = (
 )
 _TRAFFIC = (
     click.option(
-        "--record-bytes", default=1000, show_default=True, type=click.IntRange(8, 10_000_000), help="Size of a record's value."
+        "--record-bytes", default=1000, show_default=True, type=Integer(8, 10_000_000), help="Size of a record's value."
     ),
     click.option(
         "--random-ratio",
         default=0.5,
         show_default=True,
-        type=click.FloatRange(0, 1),
+        type=Number(0, 1),
         help="Share of random bytes in a value; the rest is zeros, which compress.",
     ),
-    click.option(
-        "--batch-bytes", default=131_072, show_default=True, type=click.IntRange(1, 100_000_000), help="Maximum batch size."
-    ),
+    click.option("--batch-bytes", default=131_072, show_default=True, type=Integer(1, 100_000_000), help="Maximum batch size."),
     click.option(
         "--batch-records",
         default=0,
-        type=click.IntRange(0, 1_000_000),
+        type=Integer(0, 1_000_000),
         help="Maximum records per batch; 1: no batching (default: limited by --batch-bytes only).",
     ),
-    click.option(
-        "--linger-ms", default=5.0, show_default=True, type=click.FloatRange(0, 900_000), help="Producers' linger.ms."
-    ),
+    click.option("--linger-ms", default=5.0, show_default=True, type=Number(0, 900_000), help="Producers' linger.ms."),
     click.option(
         "--compression", default="none", show_default=True, type=click.Choice(["none", "gzip", "snappy", "lz4", "zstd"])
     ),
     click.option("--acks", default="all", show_default=True, type=click.Choice(["0", "1", "all"])),
-    click.option("--producers", default=1, show_default=True, type=click.IntRange(1, 10_000), help="Number of producers."),
-    click.option(
-        "--processes", default=1, show_default=True, type=click.IntRange(1, 256), help="Processes that run the producers."
-    ),
+    click.option("--producers", default=1, show_default=True, type=Integer(1, 10_000), help="Number of producers."),
+    click.option("--processes", default=1, show_default=True, type=Integer(1, 256), help="Processes that run the producers."),
     click.option(
         "--keys", default="none", show_default=True, type=click.Choice(["none", "round-robin", "random"]), help="Record keys."
     ),
@@ -76,11 +69,9 @@ _TRAFFIC = (
 )
 _WINDOW = (
     click.option(
-        "--warmup", "warmup_s", default=5.0, show_default=True, type=click.FloatRange(0), help="Seconds before counting starts."
+        "--warmup", "warmup_s", default=5.0, show_default=True, type=Number(0), help="Seconds before counting starts."
     ),
-    click.option(
-        "--duration", "duration_s", default=30.0, show_default=True, type=click.FloatRange(0.1), help="Seconds to measure."
-    ),
+    click.option("--duration", "duration_s", default=30.0, show_default=True, type=Number(0.1), help="Seconds to measure."),
 )
 
 
@@ -102,7 +93,7 @@ def _options(*groups: tuple[Callable[[Any], Any], ...]) -> Callable[[Command], C
 @click.option(
     "--records",
     default=0,
-    type=click.IntRange(0),
+    type=Integer(0),
     help="Send this many records, without a warm-up (default: send for --duration).",
 )
 @click.option("--client-limit", is_flag=True, help="Measure only the client, against librdkafka's mock brokers.")
@@ -131,7 +122,7 @@ def produce(
 
 @bench.command()
 @_options(_TOPIC, _TRAFFIC, _WINDOW)
-@click.option("--rate", "records_per_s", required=True, type=click.FloatRange(0.1), help="Records per second of all producers.")
+@click.option("--rate", "records_per_s", required=True, type=Number(0.1), help="Records per second of all producers.")
 @click.option("--end-to-end/--acknowledged-only", default=True, help="Also measure until a consumer has the record (default).")
 @kafka_options
 @json_option
@@ -160,14 +151,12 @@ def latency(
     "--mode", default="tail", show_default=True, type=click.Choice(["tail", "catch-up"]),
     help="tail: read records as they are written; catch-up: read records written before.",
 )  # fmt: skip
-@click.option(
-    "--groups", default=1, show_default=True, type=click.IntRange(1, 1000), help="Consumer groups; each reads everything."
-)
-@click.option("--consumers", default=1, show_default=True, type=click.IntRange(1, 10_000), help="Members of each group.")
+@click.option("--groups", default=1, show_default=True, type=Integer(1, 1000), help="Consumer groups; each reads everything.")
+@click.option("--consumers", default=1, show_default=True, type=Integer(1, 10_000), help="Members of each group.")
 @click.option(
     "--consumer-processes",
     default=0,
-    type=click.IntRange(0, 256),
+    type=Integer(0, 256),
     help="Processes that run the consumers (default: one per group).",
 )
 @click.option("--light", is_flag=True, help="Use consumers without librdkafka's threads, for groups with hundreds of members.")
@@ -182,14 +171,14 @@ def latency(
     "--rate",
     "records_per_s",
     default=0.0,
-    type=click.FloatRange(0),
+    type=Number(0),
     help="Records per second of all producers (default: tail: full speed; catch-up: none).",
 )
 @click.option(
     "--history-bytes",
     default=1_000_000_000,
     show_default=True,
-    type=click.IntRange(1),
+    type=Integer(1),
     help="Catch-up without --topic: bytes to write before reading.",
 )
 @click.option(
@@ -197,7 +186,7 @@ def latency(
     is_flag=False,
     flag_value=1,
     default=0,
-    type=click.IntRange(0),
+    type=Integer(0),
     help="Tail: number of consumers of one group that leave halfway, to measure the rebalance (without a number: 1).",
 )
 @click.option("--set-consumer", multiple=True, metavar="NAME=VALUE", help="librdkafka setting of consumers; repeatable.")
@@ -236,14 +225,10 @@ def consume(data: Path | None, bootstrap: str | None, as_json: bool, mode: str, 
 
 @bench.command()
 @click.option(
-    "--count", "connections", default=1000, show_default=True, type=click.IntRange(1, 100_000), help="Number of connections."
+    "--count", "connections", default=1000, show_default=True, type=Integer(1, 100_000), help="Number of connections."
 )
-@click.option(
-    "--duration", "duration_s", default=30.0, show_default=True, type=click.FloatRange(0.1), help="Seconds to keep them open."
-)
-@click.option(
-    "--processes", default=1, show_default=True, type=click.IntRange(1, 64), help="Processes that open the connections."
-)
+@click.option("--duration", "duration_s", default=30.0, show_default=True, type=Number(0.1), help="Seconds to keep them open.")
+@click.option("--processes", default=1, show_default=True, type=Integer(1, 64), help="Processes that open the connections.")
 @kafka_options
 @json_option
 def connections(
@@ -266,13 +251,9 @@ def connections(
 @bench.command()
 @_options(_TOPIC, _TRAFFIC)
 @click.option("--kill-pid", type=int, help="Process id of the broker to kill with SIGKILL (default: you kill one).")
-@click.option(
-    "--before", "before_s", default=10.0, show_default=True, type=click.FloatRange(1), help="Seconds before the kill."
-)
-@click.option("--after", "after_s", default=30.0, show_default=True, type=click.FloatRange(1), help="Seconds after the kill.")
-@click.option(
-    "--rate", "rate", default=2.0, show_default=True, type=click.FloatRange(0.1), help="Records per second to each partition."
-)
+@click.option("--before", "before_s", default=10.0, show_default=True, type=Number(1), help="Seconds before the kill.")
+@click.option("--after", "after_s", default=30.0, show_default=True, type=Number(1), help="Seconds after the kill.")
+@click.option("--rate", "rate", default=2.0, show_default=True, type=Number(0.1), help="Records per second to each partition.")
 @kafka_options
 @json_option
 def failover(

@@ -7,9 +7,11 @@ from pathlib import Path
 
 import click
 
+from stratalog.config_values import config_values
 from stratalog.deletion import confirm, yes_option
 from stratalog.output import human_bytes, json_option, print_done, print_json, print_rows
-from stratalog.target import metadata_of, metadata_options, name_values, store_of
+from stratalog.parameters import Integer
+from stratalog.target import metadata_of, metadata_options, store_of
 from stratalog.waiting import timeout_option
 
 _COLUMNS = ("topic", "partition", "start_offset", "end_offset", "records", "bytes")
@@ -23,7 +25,7 @@ _COLUMNS = ("topic", "partition", "start_offset", "end_offset", "records", "byte
 @click.option(
     "--replication-factor",
     "factor",
-    type=click.IntRange(min=1),
+    type=Integer(min=1),
     help="Replication factor of new records (default: 3, or the number of bookies if that is less).",
 )
 @click.option("--dry-run", is_flag=True, help="Show what the source holds; write nothing.")
@@ -54,7 +56,7 @@ def attach(
     """
     from stratalog.tier.attaching import AttachOptions, attach_source, source_rows
 
-    options = AttachOptions(source_topic=topic, name=name, configs=name_values(configs), replication_factor=factor)
+    options = AttachOptions(source_topic=topic, name=name, configs=config_values(configs), replication_factor=factor)
     if dry_run:
         rows = asyncio.run(source_rows(sources, options))
     else:

@@ -15,9 +15,11 @@ from stratalog.brokers.draining import undrain as undrain_broker
 from stratalog.brokers.report import Row, broker_rows
 from stratalog.command_group import CommandGroup
 from stratalog.commands.role import run_role
+from stratalog.config_values import config_values
 from stratalog.deletion import yes_option
 from stratalog.output import json_option, print_done, print_json, print_listing, progress_bar
-from stratalog.target import metadata_of, metadata_options, name_values, quorum_options, store_of
+from stratalog.parameters import Integer
+from stratalog.target import metadata_of, metadata_options, quorum_options, store_of
 from stratalog.tier.session import metadata_session
 from stratalog.topic_retention import Expiring, RetentionChange, changes_by_defaults, confirm_shortening
 from stratalog.waiting import timeout_option, wait_option
@@ -51,7 +53,7 @@ async def _rows(addresses: list[str]) -> list[Row]:
 
 
 @broker.command()
-@click.argument("broker_id", metavar="ID", type=click.IntRange(min=0))
+@click.argument("broker_id", metavar="ID", type=Integer(min=0))
 @wait_option("it owns no partition", default=True)
 @timeout_option(300.0)
 @quorum_options
@@ -82,7 +84,7 @@ async def _drain(addresses: list[str], broker_id: int, timeout_s: float | None) 
 
 
 @broker.command()
-@click.argument("broker_id", metavar="ID", type=click.IntRange(min=0))
+@click.argument("broker_id", metavar="ID", type=Integer(min=0))
 @quorum_options
 @json_option
 def undrain(broker_id: int, data: Path | None, metadata: str | None, as_json: bool) -> None:
@@ -117,7 +119,7 @@ def defaults(
     Names are Kafka's for topics (`retention.ms`) or for brokers (`log.retention.ms`). Changes apply to running partitions
     at once. A shorter retention deletes records of all topics that do not set it: the command says how many, and asks.
     """
-    addresses, wanted = metadata_of(data, metadata), name_values(changes)
+    addresses, wanted = metadata_of(data, metadata), config_values(changes)
     expiring: list[Expiring] = []
     if changes or unset:
         shorter = asyncio.run(_shortened(addresses, wanted, unset))

@@ -16,7 +16,8 @@ from stratalog.local.launcher import LocalCluster
 from stratalog.local.plan import Sizes, plan_cluster
 from stratalog.local.quorum import add_metadata, remove_metadata
 from stratalog.output import json_option, print_json, print_rows
-from stratalog.target import found_data
+from stratalog.parameters import Integer
+from stratalog.target import DEFAULT_DATA, found_data
 from stratalog.waiting import timeout_option
 from stratalog_core.errors import Conflict, Invalid
 from stratalog_tiering.store import check_store_url, shown_url
@@ -26,7 +27,7 @@ def _existing(context: click.Context, option: click.Parameter, data: Path | None
     """Return the directory, ./data by default if it holds a cluster. Raises ``MissingParameter`` if there is none."""
     found = found_data(data)
     if found is None:
-        raise click.MissingParameter(ctx=context, param=option)
+        raise click.MissingParameter(f"./{DEFAULT_DATA} holds no cluster.", context, option)
     return found
 
 
@@ -72,13 +73,13 @@ def cluster() -> None:
     "--metadata",
     default=3,
     show_default=True,
-    type=click.IntRange(1, 7),
+    type=Integer(1, 7),
     callback=_odd,
     help="Number of metadata nodes (odd).",
 )
-@click.option("--bookies", default=3, show_default=True, type=click.IntRange(1, 64), help="Number of bookies.")
-@click.option("--brokers", default=2, show_default=True, type=click.IntRange(1, 64), help="Number of brokers.")
-@click.option("--tiering", default=1, show_default=True, type=click.IntRange(0, 16), help="Number of tiering workers.")
+@click.option("--bookies", default=3, show_default=True, type=Integer(1, 64), help="Number of bookies.")
+@click.option("--brokers", default=2, show_default=True, type=Integer(1, 64), help="Number of brokers.")
+@click.option("--tiering", default=1, show_default=True, type=Integer(0, 16), help="Number of tiering workers.")
 @click.option(
     "--store",
     help="Object store: a directory, s3://bucket/prefix?endpoint=URL, az://container/prefix?account=NAME or gs://bucket/prefix"

@@ -12,6 +12,7 @@ import click
 from stratalog.deletion import confirm, yes_option
 from stratalog.exit_codes import ExitCode
 from stratalog.output import json_option, print_json, print_rows
+from stratalog.parameters import Integer
 from stratalog.target import metadata_of, metadata_options, store_of
 from stratalog.tier.collection import collect, confirm_deletions, due_rows, refused_rows, waiting_rows
 from stratalog_tiering.config import TieringSettings
@@ -28,7 +29,7 @@ _WAITING_COLUMNS = ("topic", "partition", "reason", "objects", "bytes", "first_d
 @click.option("--dry-run", is_flag=True, help="List what would be deleted; delete nothing.")
 @click.option(
     "--grace-ms",
-    type=click.IntRange(min=_GRACE_MIN_MS),
+    type=Integer(min=_GRACE_MIN_MS),
     default=_GRACE_MS,
     show_default=True,
     help="Milliseconds for which an object is kept after it left the history; at least the workers' [tiering] grace_ms."

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from stratalog.output import human_bytes, json_option, print_done, progress_bar
+from stratalog.parameters import Integer
 from stratalog.target import metadata_of, metadata_options
 from stratalog.tier.offload import Waiting, request_compaction, wait_for_offload
 from stratalog.tier.report import PartitionTier, tier_report, topics_named
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("topic")
-@click.option("--partition", type=click.IntRange(min=0), help="Only this partition.")
+@click.option("--partition", type=Integer(min=0), help="Only this partition.")
 @wait_option("it is compacted", default=True)
 @timeout_option(600.0)
 @metadata_options

@@ -17,8 +17,9 @@ from click.core import ParameterSource
 from confluent_kafka import OFFSET_BEGINNING, OFFSET_END, Consumer, KafkaError, Message, TopicPartition
 
 from stratalog import kafka
+from stratalog.command_group import examples
 from stratalog.moments import format_moment
-from stratalog.parameters import TIMES, moment_ms, partitions_option, valid_name
+from stratalog.parameters import TIMES, Integer, moment_ms, partitions_option, valid_name
 from stratalog.places import OFFSET_MAX, bounds
 from stratalog.target import bootstrap_of, kafka_options
 from stratalog_core.errors import Invalid
@@ -42,12 +43,19 @@ class _Show:
     as_json: bool
 
 
-@click.command()
+@click.command(
+    epilog=examples(
+        "stratalog consume events --count 10 --keys --timestamps",
+        "stratalog consume events --time 15m --follow",
+        "stratalog consume events --json | jq .value",
+        "stratalog consume events --group readers --follow",
+    )
+)
 @click.argument("topic", callback=valid_name)
 @click.option("--offset", default="earliest", show_default=True, help="earliest, latest, or a number (with one --partition).")
 @click.option("--time", "moment", help=f"Start at a time: {TIMES}.")
 @partitions_option("Read this partition; repeatable (default: all).")
-@click.option("--count", type=click.IntRange(1), help="Stop after this many records.")
+@click.option("--count", type=Integer(1), help="Stop after this many records.")
 @click.option("--follow", is_flag=True, help="Keep waiting for new records at the end (default: stop).")
 @click.option(
     "--group", callback=valid_name, help="Read as a member of this consumer group, from its committed offsets, and commit."
@@ -101,6 +109,8 @@ def consume(
         for message in _records(client, pending, check, count=count, follow=follow):
             _print(message, show)
             printed.add(message)
+        if not printed.count and sys.stderr.isatty():
+            click.echo("no records; --follow waits for new ones", err=True)
         if group:
             printed.commit(client)
     finally:
@@ -112,9 +122,11 @@ class _Printed:
 
     def __init__(self, topic: str) -> None:
         self.topic = topic
+        self.count = 0
         self._positions: dict[int, int] = {}
 
     def add(self, message: Message) -> None:
+        self.count += 1
         self._positions[message.partition() or 0] = (message.offset() or 0) + 1
 
     def forget(self) -> None:

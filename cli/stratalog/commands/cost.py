@@ -16,6 +16,7 @@ from stratalog.cost.prices import Prices, load_prices, parse_prices, shipped_nam
 from stratalog.cost.reading import read_usage
 from stratalog.cost.usage import TopicUsage, total_bytes
 from stratalog.output import json_option, print_json, print_rows
+from stratalog.parameters import Number
 from stratalog.target import addresses_or_store, metadata_options, store_of
 from stratalog_core.errors import Invalid
 from stratalog_core.system import SystemClock
@@ -41,11 +42,11 @@ _SHORT_S: Final = 0.9 * DAY_S
     "--retention", "retentions", multiple=True, metavar="TIME", help="Also price this retention (30d, 12h, 2y); repeatable."
 )
 @click.option(
-    "--replays-per-month", type=click.FloatRange(min=0), default=0.0, show_default=True,
+    "--replays-per-month", type=Number(min=0), default=0.0, show_default=True,
     help="How many times a month the whole history is read from the store.",
 )  # fmt: skip
 @click.option(
-    "--egress-share", type=click.FloatRange(min=0, max=1), default=1.0, show_default=True,
+    "--egress-share", type=Number(min=0, max=1), default=1.0, show_default=True,
     help="Share of the replayed bytes that leave the store's network; 0: readers are in its region.",
 )  # fmt: skip
 @click.option(

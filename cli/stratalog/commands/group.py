@@ -14,7 +14,7 @@ from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, TopicPartiti
 from confluent_kafka.admin import AdminClient, ConsumerGroupListing
 
 from stratalog import kafka
-from stratalog.command_group import CommandGroup
+from stratalog.command_group import CommandGroup, examples
 from stratalog.deletion import confirm, yes_option
 from stratalog.offset_deletion import delete_offsets as delete_committed
 from stratalog.output import json_option, print_done, print_json, print_listing, print_rows
@@ -47,7 +47,10 @@ def list_groups(data: Path | None, bootstrap: str | None, as_json: bool) -> None
 @kafka_options
 @json_option
 def describe(name: str, data: Path | None, bootstrap: str | None, as_json: bool) -> None:
-    """Show a group's members, committed offsets and lag. The lag is unknown for a topic that was deleted."""
+    """Show a group's members, committed offsets and lag.
+
+    The lag is unknown for a topic that was deleted, and for a partition for which a member has committed nothing yet.
+    """
     address = bootstrap_of(data, bootstrap)
     found = kafka.of_group(address, lambda client: client.describe_consumer_groups([name], request_timeout=kafka.TIMEOUT_S))
     members = [
@@ -59,19 +62,28 @@ def describe(name: str, data: Path | None, bootstrap: str | None, as_json: bool)
         }
         for member in found.members
     ]
-    offsets = _lag_rows(address, _committed(address, name))
+    assigned = {(place.topic, place.partition) for member in found.members for place in member.assignment.topic_partitions}
+    offsets = _lag_rows(address, _committed(address, name), assigned)
+    lags = [row["lag"] for row in offsets if row["lag"] is not None]
+    total = sum(lags) if lags else None
     state = found.state.name.lower()
     if not members and not offsets and state in ("dead", "unknown"):
         raise NotFound(f"no group {name!r}: see `stratalog group list`")
     if as_json:
-        print_json({"group": name, "state": state, "members": members, "offsets": offsets})
+        print_json({"group": name, "state": state, "lag": total, "members": members, "offsets": offsets})
         return
-    click.echo(f"{name}: {state}")
-    print_rows(members, ("member", "client", "host", "partitions"))
+    click.echo(f"{name}: {state}" + (f", lag {total}" if total is not None else ""))
+    if members:
+        print_rows(members, ("member", "client", "host", "partitions"))
     print_rows(offsets, ("topic", "partition", "committed_offset", "latest_offset", "lag"))
 
 
-@group.command()
+@group.command(
+    epilog=examples(
+        "stratalog group reset readers events --to earliest --dry-run",
+        "stratalog group reset readers events --to time:2013-07-04",
+    )
+)
 @click.argument("name", callback=valid_name)
 @click.argument("topic", callback=valid_name)
 @click.option("--to", "target", required=True, help=f"New offset: {TARGETS}")
@@ -183,12 +195,15 @@ def _committed(address: str, name: str) -> list[TopicPartition]:
     return [place for place in answer.topic_partitions if place.offset >= 0]
 
 
-def _lag_rows(address: str, committed: list[TopicPartition]) -> list[dict[str, Any]]:
-    if not committed:
+def _lag_rows(address: str, committed: list[TopicPartition], assigned: set[tuple[str, int]]) -> list[dict[str, Any]]:
+    """Return a row per partition that has a committed offset or is ``assigned`` to a member."""
+    without = assigned - {(place.topic, place.partition) for place in committed}
+    wanted = [*committed, *(TopicPartition(topic, partition) for topic, partition in without)]
+    if not wanted:
         return []
     reader = kafka.consumer(address, {"group.id": "stratalog-cli"})
     try:
-        return [_lag_row(place, _end(reader, place)) for place in sorted(committed)]
+        return [_lag_row(place, _end(reader, place)) for place in sorted(wanted)]
     finally:
         reader.close()
 
@@ -202,10 +217,11 @@ def _end(reader: Consumer, place: TopicPartition) -> int | None:
 
 
 def _lag_row(place: TopicPartition, latest: int | None) -> dict[str, Any]:
+    committed = place.offset if place.offset >= 0 else None
     return {
         "topic": place.topic,
         "partition": place.partition,
-        "committed_offset": place.offset,
+        "committed_offset": committed,
         "latest_offset": latest,
-        "lag": max(0, latest - place.offset) if latest is not None else None,
+        "lag": max(0, latest - committed) if latest is not None and committed is not None else None,
     }

@@ -24,7 +24,7 @@ from stratalog.commands.spark_jobs import (
     value_options,
 )
 from stratalog.exit_codes import ExitCode
-from stratalog.parameters import TIMES, moment_ms
+from stratalog.parameters import TIMES, Integer, Number, moment_ms
 from stratalog.target import name_values, with_valid_ports
 from stratalog_core.errors import Invalid
 
@@ -84,7 +84,7 @@ def audit(bootstrap: str | None, **given: Any) -> None:
 @click.option(
     "--top",
     "heaviest",
-    type=click.IntRange(1, 10_000),
+    type=Integer(1, 10_000),
     default=20,
     show_default=True,
     help="Number of producers and keys to list.",
@@ -116,9 +116,7 @@ def usage(depth: Literal["blocks", "batches", "records"], heaviest: int, **given
     show_default=True,
     help="read_committed skips the records of aborted transactions.",
 )
-@click.option(
-    "--file-mib", type=click.IntRange(1, 4096), default=128, show_default=True, help="MiB of stored history per file."
-)
+@click.option("--file-mib", type=Integer(1, 4096), default=128, show_default=True, help="MiB of stored history per file.")
 @click.option("--verify", is_flag=True, help="Read each file back and compare it with the bucket, record by record.")
 @click.option("--allow-gaps", is_flag=True, help="Continue if retention removed records before they were exported.")
 @click.option(
@@ -202,13 +200,11 @@ def export(
     "--timestamps", type=click.Choice(["original", "now"]), default="original", show_default=True,
     help="Keep the original timestamps, or use the time of sending.",
 )  # fmt: skip
-@click.option("--shift", "shift_s", type=float, default=0.0, help="Seconds to add to original timestamps.")
-@click.option(
-    "--rate", type=click.FloatRange(min=0), default=0.0, help="Maximum records per second over all partitions (0: no limit)."
-)
+@click.option("--shift", "shift_s", type=Number(), default=0.0, help="Seconds to add to original timestamps.")
+@click.option("--rate", type=Number(min=0), default=0.0, help="Maximum records per second over all partitions (0: no limit).")
 @click.option(
     "--window",
-    type=click.IntRange(min=1),
+    type=Integer(min=1),
     default=1_000_000,
     show_default=True,
     help="Offsets per window; the checkpoint is updated after each.",

@@ -7,7 +7,9 @@ from pathlib import Path
 import click
 
 from stratalog.commands.spark_jobs import modules, shown_progress, spark_master
+from stratalog.config_values import config_values
 from stratalog.output import json_option, print_done
+from stratalog.parameters import Integer
 from stratalog.target import metadata_of, metadata_options, name_values, store_of, with_valid_ports
 from stratalog_core.errors import Invalid
 
@@ -41,7 +43,7 @@ _FORMATS = ("parquet", "orc", "json", "csv", "avro")
 @click.option("--topic", required=True, help="Name of the new topic.")
 @click.option(
     "--partitions",
-    type=click.IntRange(min=1),
+    type=Integer(min=1),
     help="Partitions of the new topic. Required for files; a copy has as many as the original.",
 )
 @click.option("--key", help="SQL expression for the key (default: column key, if it exists).")
@@ -99,7 +101,7 @@ def backfill_job(
         found = kafka_range(source)
     target = BulkTarget(
         topic=topic, partitions=partitions or (len(found.splits) if found else 0), store=store_of(data, store),
-        metadata=",".join(metadata_of(data, metadata)), compression=compression, configs=name_values(configs),
+        metadata=",".join(metadata_of(data, metadata)), compression=compression, configs=config_values(configs),
     )  # fmt: skip
     schema = _text(avro_schema) if avro_schema is not None else None
     with (

@@ -22,7 +22,7 @@ from stratalog.commands.spark_jobs import (
 from stratalog.deletion import confirm, yes_option
 from stratalog.exit_codes import ExitCode
 from stratalog.output import progress_bar
-from stratalog.parameters import argument_bytes
+from stratalog.parameters import Integer, argument_bytes
 from stratalog.target import metadata_of, metadata_option
 from stratalog_core.errors import Invalid
 from stratalog_tiering.config import TieringSettings
@@ -53,7 +53,7 @@ GRACE_MS = next(field.default for field in dataclasses.fields(TieringSettings) i
     " without a lease may fail.",
 )
 @click.option(
-    "--grace-ms", type=click.IntRange(min=0), default=GRACE_MS, show_default=True,
+    "--grace-ms", type=Integer(min=0), default=GRACE_MS, show_default=True,
     help="The workers' [tiering] grace_ms, to report when the replaced objects are deleted.",
 )  # fmt: skip
 @yes_option

@@ -14,6 +14,7 @@ from stratalog.hot.report import Row, ledger_document, ledger_named, ledger_rows
 from stratalog.hot.session import ledger_session
 from stratalog.moments import format_moment
 from stratalog.output import json_option, print_json, print_listing, print_rows
+from stratalog.parameters import Integer
 from stratalog.target import metadata_of, quorum_options
 from stratalog.tier.session import metadata_session
 
@@ -46,7 +47,7 @@ async def _list(addresses: list[str], topic: str | None) -> list[Row]:
 
 
 @ledger.command()
-@click.argument("ledger_id", type=click.IntRange(min=0))
+@click.argument("ledger_id", type=Integer(min=0))
 @quorum_options
 @json_option
 def show(ledger_id: int, data: Path | None, metadata: str | None, as_json: bool) -> None:
@@ -70,9 +71,9 @@ async def _show(addresses: list[str], ledger_id: int) -> Row:
 
 
 @ledger.command()
-@click.argument("ledger_id", type=click.IntRange(min=0))
-@click.option("--first", default=0, show_default=True, type=click.IntRange(min=0), help="First entry.")
-@click.option("--last", type=click.IntRange(min=0), help="Last entry (default: the last confirmed one).")
+@click.argument("ledger_id", type=Integer(min=0))
+@click.option("--first", default=0, show_default=True, type=Integer(min=0), help="First entry.")
+@click.option("--last", type=Integer(min=0), help="Last entry (default: the last confirmed one).")
 @click.option("--follow", is_flag=True, help="Print entries as they are confirmed, as JSON lines, until the ledger is closed.")
 @quorum_options
 @json_option

@@ -12,6 +12,7 @@ from stratalog.commands.role import run_role
 from stratalog.deletion import confirm, yes_option
 from stratalog.hot.quorum import administration_session, member_rows, split_node
 from stratalog.output import json_option, print_done, print_json, print_rows
+from stratalog.parameters import Integer
 from stratalog.target import metadata_of, quorum_options
 from stratalog.waiting import timeout_option, wait_option
 from stratalog_metadata.protocol.messages import StatusAnswer
@@ -81,7 +82,7 @@ async def _add(addresses: list[str], node_id: int, address: str, timeout_s: floa
 
 
 @metadata.command()
-@click.argument("node_id", type=click.IntRange(min=1), metavar="ID")
+@click.argument("node_id", type=Integer(min=1), metavar="ID")
 @_timeout_option
 @yes_option
 @quorum_options

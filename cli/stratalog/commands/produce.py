@@ -11,6 +11,7 @@ import click
 from confluent_kafka import KafkaError, Message, Producer
 
 from stratalog import kafka
+from stratalog.command_group import examples
 from stratalog.output import json_option, print_done, progress_bar
 from stratalog.parameters import PARTITION, TIMES, argument_bytes, is_text, moment_ms, valid_name, valid_partition
 from stratalog.target import bootstrap_of, kafka_options
@@ -32,7 +33,14 @@ class _MalformedLine(Invalid):
     """A line of standard input cannot be split into key and value."""
 
 
-@click.command()
+@click.command(
+    epilog=examples(
+        "seq 1 1000 | stratalog produce events",
+        r"stratalog produce events --key-separator '\t' < pairs.tsv",
+        "stratalog produce events --key user-1 --value hello --header source=shell",
+        "stratalog produce events --key user-1 --null",
+    )
+)
 @click.argument("topic", callback=valid_name)
 @click.option("--value", help="Send this one record (default: one record per line of standard input).")
 @click.option("--null", "tombstone", is_flag=True, help="Send one record without a value (needs --key).")

@@ -15,7 +15,7 @@ from stratalog.deletion import confirm, yes_option
 from stratalog.local.state import refuse_cluster
 from stratalog.moments import format_moment
 from stratalog.output import human_bytes, json_option, print_json, print_rows, progress_bar
-from stratalog.parameters import TIMES, moment_ms
+from stratalog.parameters import TIMES, Integer, moment_ms
 from stratalog.restored_groups import GroupsReport, bucket_topics, ends_in_rows, planned_groups, restore_groups
 from stratalog.target import existing_store, metadata_of, name_values
 from stratalog.tier.session import metadata_session, reader_lease, store_session
@@ -65,7 +65,7 @@ Row = dict[str, Any]
 @click.option(
     "--replication-factor",
     "factor",
-    type=click.IntRange(min=1),
+    type=Integer(min=1),
     help="Replication factor of new records (default: that of each topic; 1 with --data, because `up` has one bookie).",
 )
 @click.option(

@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from stratalog.commands.role import serve
+from stratalog.parameters import Number
 from stratalog.roles import archive
 from stratalog.roles.runtime import Configuration, Node
 from stratalog.target import DEFAULT_BOOTSTRAP, existing_store
@@ -32,7 +33,7 @@ from stratalog.target import DEFAULT_BOOTSTRAP, existing_store
     "follow_s",
     default=0.0,
     show_default=True,
-    type=click.FloatRange(min=0),
+    type=Number(min=0),
     metavar="SECONDS",
     help="Look for new history at this interval; 0: serve only what exists at the start.",
 )

@@ -12,6 +12,7 @@ from stratalog.buckets import Credentials, create_bucket, keep_versions, make_mi
 from stratalog.command_group import CommandGroup
 from stratalog.exit_codes import ExitCode
 from stratalog.output import json_option, print_json, print_rows
+from stratalog.parameters import Integer
 from stratalog.target import existing_store
 from stratalog.tier.session import store_session
 from stratalog.waiting import timeout_option
@@ -34,7 +35,7 @@ def store() -> None:
     "--keep-versions-days",
     default=7,
     show_default=True,
-    type=click.IntRange(min=1),
+    type=Integer(min=1),
     help="Days until a replaced or deleted version expires.",
 )
 @click.option(

@@ -19,6 +19,7 @@ from stratalog.deletion import confirm, yes_option
 from stratalog.exit_codes import ExitCode
 from stratalog.moments import format_moment
 from stratalog.output import human_bytes, json_option, print_done, print_json, print_rows, progress_bar
+from stratalog.parameters import Integer
 from stratalog.target import addresses_or_store, existing_store, metadata_of, metadata_options, second_store_of, store_of
 from stratalog.tier.copies import copied_partitions
 from stratalog.tier.forks import (
@@ -226,7 +227,7 @@ async def _print_forks(addresses: list[str], store: ObjectStore, topics: tuple[s
 
 @tier.command("resolve-fork")
 @click.argument("topic")
-@click.argument("partition", type=click.IntRange(min=0))
+@click.argument("partition", type=Integer(min=0))
 @click.option(
     "--keep",
     type=click.Choice([KEEP_METADATA, KEEP_STORE]),
@@ -333,14 +334,14 @@ async def _verify(addresses: list[str], url: str, topics: tuple[str, ...]) -> li
 
 @tier.command()
 @click.option("--topic", "topics", multiple=True, metavar="NAME", help="Only this topic, by name or id; repeatable.")
-@click.option("--partition", type=click.IntRange(min=0), help="Only this partition of the one --topic.")
+@click.option("--partition", type=Integer(min=0), help="Only this partition of the one --topic.")
 @click.option(
-    "--rate", "bytes_per_s", type=click.IntRange(min=1), metavar="BYTES_PER_S", help="Maximum rate of reads (default: none)."
+    "--rate", "bytes_per_s", type=Integer(min=1), metavar="BYTES_PER_S", help="Maximum rate of reads (default: none)."
 )
 @click.option(
     "--min-age",
     "min_age_s",
-    type=click.IntRange(min=0),
+    type=Integer(min=0),
     default=MIN_AGE_S,
     show_default=True,
     help="Report unreferenced objects of at least this age in seconds; younger ones may be part of a commit or deletion.",

@@ -3,27 +3,30 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import click
-from confluent_kafka import TopicPartition
+from confluent_kafka import TopicCollection, TopicPartition
 from confluent_kafka.admin import DeletedRecords, NewPartitions, NewTopic, OffsetSpec
 
 from stratalog import kafka
-from stratalog.command_group import CommandGroup
+from stratalog.command_group import CommandGroup, examples
 from stratalog.commands.topic_config import config, source_of, topic_configs
+from stratalog.config_values import config_values
 from stratalog.deletion import confirm, yes_option
 from stratalog.output import json_option, print_done, print_json, print_listing, print_rows
-from stratalog.parameters import partitions_option, valid_name
+from stratalog.parameters import Integer, partitions_option, valid_name
 from stratalog.places import TARGETS, places
 from stratalog.refusals import explained
 from stratalog.several import with_each
-from stratalog.target import bootstrap_of, cluster_options, kafka_options, metadata_of, name_values, quorum_options
+from stratalog.target import bootstrap_of, cluster_options, kafka_options, metadata_of, quorum_options
 from stratalog.tier.session import metadata_session
 from stratalog.topic_deletion import (
     BUCKET_TIMEOUT_S,
@@ -36,7 +39,7 @@ from stratalog.topic_deletion import (
 )
 from stratalog.waiting import timeout_option, wait_option
 from stratalog_broker.admin.replication_factor import change_replication_factor
-from stratalog_core.errors import NotFound, StratalogError
+from stratalog_core.errors import Invalid, NotFound, StratalogError
 from stratalog_metadata.records import Topic
 
 _CLUSTERS_DEFAULT = -1
@@ -52,10 +55,15 @@ def topic() -> None:
 topic.add_command(config)
 
 
-@topic.command()
+@topic.command(
+    epilog=examples(
+        "stratalog topic create events",
+        "stratalog topic create events --partitions 3 --config retention.ms=604800000",
+    )
+)
 @click.argument("name", callback=valid_name)
-@click.option("--partitions", type=click.IntRange(1, 10_000), help="Number of partitions (default: the cluster's).")
-@click.option("--replication-factor", type=click.IntRange(1, 10_000), help="Copies of each record (default: the cluster's).")
+@click.option("--partitions", type=Integer(1, 10_000), help="Number of partitions (default: the cluster's).")
+@click.option("--replication-factor", type=Integer(1, 10_000), help="Copies of each record (default: the cluster's).")
 @click.option("--config", "configs", multiple=True, metavar="NAME=VALUE", help="Topic config, by Kafka's name; repeatable.")
 @kafka_options
 @json_option
@@ -74,7 +82,7 @@ def create(
         name,
         num_partitions=partitions or _CLUSTERS_DEFAULT,
         replication_factor=replication_factor or _CLUSTERS_DEFAULT,
-        config=name_values(configs),
+        config=config_values(configs),
     )
     kafka.only(client.create_topics([new], request_timeout=kafka.TIMEOUT_S))
     count = partitions or _partition_count(client, name)
@@ -96,8 +104,8 @@ def _partition_count(client: Any, name: str) -> int:
 
 @topic.command()
 @click.argument("name", callback=valid_name)
-@click.option("--partitions", type=click.IntRange(1, 10_000), help="New number of partitions; it can only grow.")
-@click.option("--replication-factor", "factor", type=click.IntRange(1, 15), help="Copies of each new record.")
+@click.option("--partitions", type=Integer(1, 10_000), help="New number of partitions; it can only grow.")
+@click.option("--replication-factor", "factor", type=Integer(1, 15), help="Copies of each new record.")
 @cluster_options
 @json_option
 def alter(
@@ -138,7 +146,13 @@ async def _change_factor(addresses: list[str], name: str, factor: int) -> Topic:
         return await change_replication_factor(client, name, factor)
 
 
-@topic.command("delete-records")
+@topic.command(
+    "delete-records",
+    epilog=examples(
+        "stratalog topic delete-records events --before time:30d",
+        "stratalog topic delete-records events --before 1000 --partition 0",
+    ),
+)
 @click.argument("name", callback=valid_name)
 @click.option("--before", "target", required=True, help=f"First offset to keep: {TARGETS}")
 @partitions_option("Only this partition; repeatable.")
@@ -182,25 +196,45 @@ def _shown(found: list[TopicPartition]) -> str:
 
 
 @topic.command("list")
+@click.option("--pattern", help="Only topics whose whole name matches this regular expression.")
 @click.option("--internal", is_flag=True, help="Show internal topics, too.")
 @click.option("--deleted", is_flag=True, help="Show deleted topics that can be restored instead, and for how long.")
 @cluster_options
 @json_option
 def list_topics(
-    internal: bool, deleted: bool, data: Path | None, bootstrap: str | None, metadata: str | None, as_json: bool
+    pattern: str | None,
+    internal: bool,
+    deleted: bool,
+    data: Path | None,
+    bootstrap: str | None,
+    metadata: str | None,
+    as_json: bool,
 ) -> None:
     """List topics with their numbers of partitions."""
+    matches = _matching(pattern)
     if deleted:
-        rows = asyncio.run(deleted_rows(metadata_of(data, metadata)))
+        rows = [row for row in asyncio.run(deleted_rows(metadata_of(data, metadata))) if matches(row["name"])]
         print_listing("deleted_topics", rows, DELETED_COLUMNS, as_json=as_json)
         return
     topics = kafka.listed(kafka.admin(bootstrap_of(data, bootstrap)).list_topics).topics
     rows = [
         {"name": name, "partitions": len(found.partitions)}
         for name, found in sorted(topics.items())
-        if internal or not name.startswith("__")
+        if matches(name) and (internal or not name.startswith("__"))
     ]
     print_listing("topics", rows, ("name", "partitions"), as_json=as_json)
+
+
+def _matching(pattern: str | None) -> Callable[[str], object]:
+    """Return a function that says whether a name matches. Raises ``Invalid``."""
+    if pattern is None:
+        return lambda name: True
+    try:
+        return re.compile(pattern).fullmatch
+    except re.error as wrong:
+        raise Invalid(
+            f"--pattern {pattern!r} is not a regular expression: {wrong}; 'a.*' matches what begins with a"
+        ) from wrong
 
 
 @topic.command()
@@ -208,19 +242,32 @@ def list_topics(
 @kafka_options
 @json_option
 def describe(name: str, data: Path | None, bootstrap: str | None, as_json: bool) -> None:
-    """Show a topic's partitions, offsets and changed configs."""
+    """Show a topic's id, partitions, offsets and changed configs."""
     servers = bootstrap_of(data, bootstrap)
     client = kafka.admin(servers)
     rows = _partition_rows(client, servers, name)
     entries = topic_configs(client, name)
+    topic_id, factor = _topic_id(client, name), len(rows[0]["replicas"])
     changed = {entry.name: entry.value for entry in entries.values() if source_of(entry) == "topic"}
     if as_json:
         everything = {entry.name: entry.value for entry in entries.values()}
-        print_json({"name": name, "partitions": rows, "configs": everything, "changed_configs": changed})
+        document = {"name": name, "topic_id": topic_id, "replication_factor": factor, "partitions": rows}
+        print_json(document | {"configs": everything, "changed_configs": changed})
         return
-    print_rows(rows, ("partition", "leader", "replicas", "in_sync", "earliest_offset", "latest_offset", "records"), title=name)
+    print_rows(
+        rows,
+        ("partition", "leader", "replicas", "in_sync", "earliest_offset", "latest_offset", "records"),
+        title=f"{name}: replication factor {factor}, topic id {topic_id}",
+    )
     for setting, value in sorted(changed.items()):
         click.echo(f"{setting} = {value}")
+
+
+def _topic_id(client: Any, name: str) -> str:
+    """Return a topic's id, as options of other commands take it."""
+    found = kafka.only(client.describe_topics(TopicCollection([name]), request_timeout=kafka.TIMEOUT_S)).topic_id
+    high, low = (bits % 2**64 for bits in (found.get_most_significant_bits(), found.get_least_significant_bits()))
+    return str(UUID(int=high << 64 | low))
 
 
 def _partition_rows(client: Any, servers: str, name: str) -> list[dict[str, Any]]:

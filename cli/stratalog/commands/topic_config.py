@@ -11,10 +11,12 @@ import click
 from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource, ConfigSource, ResourceType
 
 from stratalog import kafka
+from stratalog.command_group import examples
+from stratalog.config_values import config_values
 from stratalog.deletion import yes_option
 from stratalog.output import json_option, print_json, print_listing
 from stratalog.parameters import valid_name
-from stratalog.target import bootstrap_of, cluster_options, metadata_of, name_values, store_of, store_option
+from stratalog.target import bootstrap_of, cluster_options, metadata_of, store_of, store_option
 from stratalog.topic_retention import Expiring, change_of, confirm_compaction, confirm_shortening
 from stratalog_broker.admin.retention_changes import RETENTION
 from stratalog_metadata.topic_rules.cleanup_policy import CLEANUP_POLICY
@@ -25,7 +27,12 @@ _DELETING = frozenset({*RETENTION, CLEANUP_POLICY})
 _SOURCES = {ConfigSource.DYNAMIC_TOPIC_CONFIG: "topic", ConfigSource.DYNAMIC_DEFAULT_BROKER_CONFIG: "cluster"}
 
 
-@click.command()
+@click.command(
+    epilog=examples(
+        "stratalog topic config events",
+        "stratalog topic config events --set retention.ms=604800000 --unset retention.bytes",
+    )
+)
 @click.argument("name", callback=valid_name)
 @click.option("--set", "changes", multiple=True, metavar="NAME=VALUE", help="Set a config; repeatable.")
 @click.option("--unset", multiple=True, callback=valid_name, metavar="NAME", help="Reset a config to its default; repeatable.")
@@ -52,7 +59,7 @@ def config(
     client = kafka.admin(bootstrap_of(data, bootstrap))
     expiring: list[Expiring] = []
     if changes or unset:
-        wanted = name_values(changes)
+        wanted = config_values(changes)
         before, after = _edited(client, name, wanted, unset)
         shorter = change_of(name, before, after)
         expiring = confirm_shortening(shorter, lambda: (metadata_of(data, metadata), store_of(data, store)), yes=yes)

@@ -14,7 +14,7 @@ from stratalog.deletion import confirm, yes_option
 from stratalog.hanging_transactions import OpenTransaction, abort_hanging, find_hanging
 from stratalog.moments import format_moment
 from stratalog.output import json_option, print_done, print_json, print_listing, print_rows
-from stratalog.parameters import valid_name
+from stratalog.parameters import Integer, valid_name
 from stratalog.target import bootstrap_of, kafka_options
 from stratalog.transactions import describe_transaction, list_transactions
 from stratalog_core.errors import Conflict
@@ -77,7 +77,7 @@ def abort(transactional_id: str, yes: bool, data: Path | None, bootstrap: str | 
 @click.option(
     "--max-transaction-timeout",
     "timeout_minutes",
-    type=click.IntRange(0),
+    type=Integer(0),
     default=15,
     show_default=True,
     help="Skip producers that wrote something within this many minutes.",

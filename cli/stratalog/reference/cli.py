@@ -58,7 +58,12 @@ def _section(context: click.Context) -> str:
     rows = [row for parameter in command.params if (row := parameter.get_help_record(context)) and row[1]]
     options = "".join(f"| `{_cell(names)}` | {_cell(text)} |\n" for names, text in rows)
     table = f"\n| option | what |\n| --- | --- |\n{options}" if options else ""
-    return f"\n## {context.command_path}\n\n`{usage}`\n\n{_help(command)}\n{table}"
+    return f"\n## {context.command_path}\n\n`{usage}`\n\n{_help(command)}\n{_examples(command)}{table}"
+
+
+def _examples(command: click.Command) -> str:
+    lines = [line.strip() for line in (command.epilog or "").splitlines() if line.startswith("  ")]
+    return "\n```sh\n" + "".join(f"{line}\n" for line in lines) + "```\n" if lines else ""
 
 
 def _help(command: click.Command) -> str:

@@ -9,6 +9,7 @@ import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import pytest
 from click.testing import CliRunner
@@ -98,6 +99,12 @@ async def test_the_offsets_of_a_group_with_members_are_not_reset(cluster: MiniCl
             member.subscribe(["events"])
             while not member.assignment():
                 member.poll(0.1)
+            commands.topic("new", "1\n")
+            member.subscribe(["new"])
+            while [place.topic for place in member.assignment()] != ["new"]:
+                member.poll(0.1)
+            rows = {row["topic"]: (row["committed_offset"], row["lag"]) for row in commands.described("g")["offsets"]}
+            assert rows == {"events": (3, 0), "new": (None, None)}, "an assigned partition is shown before its first commit"
             with pytest.raises(Conflict):
                 commands.run("group", "reset", "g", "events", "--to", "earliest", "--yes")
         finally:
@@ -184,7 +191,9 @@ async def test_a_topic_is_described_from_one_answer(cluster: MiniCluster, monkey
     def steps() -> None:
         commands.topic("events", "1\n")
         monkeypatch.setattr(kafka, "AdminClient", OneAnswer)
-        (row,) = json.loads(commands.run("topic", "describe", "events", "--json"))["partitions"]
+        described = json.loads(commands.run("topic", "describe", "events", "--json"))
+        assert (UUID(described["topic_id"]).version, described["replication_factor"]) == (4, 1)
+        (row,) = described["partitions"]
         assert (row["partition"], row["latest_offset"]) == (0, 1)
 
     await in_thread(steps)
