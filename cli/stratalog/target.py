@@ -33,6 +33,10 @@ _NAMED: Final = "stratalog.target.named"
 """Key in the context's ``meta``: whether addresses name the cluster, so that ./data is no default."""
 
 
+class NoMetadata(Unavailable):
+    """The metadata quorum did not answer a command."""
+
+
 def data_option(command: Command, naming: Sequence[str] = ("metadata",)) -> Command:
     """Add ``--data``, which every command has that uses a cluster. ``naming``: the command's options that name one, too."""
 
@@ -76,7 +80,8 @@ def kafka_options(command: Command) -> Command:
         try:
             return command(*args, **given)
         except Unavailable as failure:
-            _raise_unreachable(bootstrap_of(given["data"], given["bootstrap"]), failure)
+            addresses = bootstrap_of(given["data"], given["bootstrap"]).split(",")
+            _raise_unreachable("broker", addresses, _remedy(given["data"], given["bootstrap"]), failure)
             raise
 
     option = click.option(
@@ -107,10 +112,10 @@ def host_and_port(address: str) -> tuple[str, str]:
     return host, port
 
 
-def _raise_unreachable(bootstrap: str, failure: Unavailable) -> None:
-    """Raise ``Unavailable`` with the reasons if no broker accepts a connection: librdkafka says neither where nor why."""
+def _raise_unreachable(what: str, addresses: Sequence[str], remedy: str, failure: Unavailable) -> None:
+    """Raise ``Unavailable`` with the reasons and ``remedy`` if no address accepts a connection: clients give neither."""
     reasons = []
-    for address in bootstrap.split(",")[:_ADDRESSES_MAX]:
+    for address in addresses[:_ADDRESSES_MAX]:
         host, port = host_and_port(address)
         try:
             socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_S).close()
@@ -118,14 +123,36 @@ def _raise_unreachable(bootstrap: str, failure: Unavailable) -> None:
             reasons.append(f"{address.strip()}: {getattr(refused, 'strerror', None) or refused}")
         else:
             return
+    raise Unavailable(f"no {what} can be reached ({'; '.join(reasons)}); {remedy}") from failure
+
+
+def _remedy(data: Path | None, addresses: str | None) -> str:
+    """Return what to do if no server of the cluster can be reached that ``data`` or ``addresses`` names, or neither."""
+    known = None if addresses else found_data(data)
+    if known is None and not addresses:
+        return f"./{DEFAULT_DATA} holds no cluster: start one with `stratalog up`, or name one with --data or --bootstrap"
+    from stratalog.local.processes import start_of_stopped
     from stratalog_core.kafka_clients import CHECK_CLUSTER
 
-    raise Unavailable(f"no broker can be reached ({'; '.join(reasons)}); {CHECK_CLUSTER}") from failure
+    if known is not None and (start := start_of_stopped(known)):
+        return f"the cluster is stopped: start it with {start}"
+
+    return CHECK_CLUSTER
 
 
 def quorum_options(command: Command) -> Command:
-    """Add ``--data`` and ``--metadata``, for :func:`metadata_of`."""
-    return data_option(metadata_option(command))
+    """Add ``--data`` and ``--metadata``, for :func:`metadata_of`. A failure says so if no metadata node can be connected to."""
+
+    @wraps(command)
+    def explained(*args: Any, **given: Any) -> Any:
+        try:
+            return command(*args, **given)
+        except NoMetadata as failure:
+            data, metadata = given["data"], given["metadata"]
+            _raise_unreachable("metadata node", metadata_of(data, metadata), _remedy(data, metadata), failure)
+            raise
+
+    return data_option(metadata_option(cast(Command, explained)))
 
 
 def cluster_options(command: Command) -> Command:

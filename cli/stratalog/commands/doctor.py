@@ -12,12 +12,12 @@ import click
 
 from stratalog.exit_codes import ExitCode
 from stratalog.health.cluster import check_metadata, check_processes, check_store
-from stratalog.health.finding import Finding, Verdict
+from stratalog.health.finding import Finding, Verdict, warn
 from stratalog.health.machine import check_machine
 from stratalog.health.metadata_files import check_metadata_files
 from stratalog.local.state import load_state, state_path
 from stratalog.output import json_option, print_json, print_rows
-from stratalog.target import found_data, metadata_of, metadata_options, store_of
+from stratalog.target import DEFAULT_DATA, found_data, metadata_of, metadata_options, store_of
 from stratalog_core.errors import NotFound
 
 
@@ -46,6 +46,9 @@ def doctor(
     findings = list(check_machine(data or Path()))
     if data:
         findings += check_metadata_files(data, load_state(data) if state_path(data).exists() else None)
+    if not (data or metadata or store):
+        detail = f"./{DEFAULT_DATA} holds none: only this machine is checked"
+        findings.append(warn("cluster", detail, "name one with --data, --metadata or --store"))
     findings += asyncio.run(_check_cluster(data if data and state_path(data).exists() else None, metadata, store))
     _report(context, findings, as_json=as_json)
 
@@ -63,7 +66,7 @@ def _report(context: click.Context, findings: Sequence[Finding], *, as_json: boo
 
 
 async def _check_cluster(data: Path | None, metadata: str | None, store: str | None) -> list[Finding]:
-    findings = [check_processes(load_state(data))] if data else []
+    findings = [check_processes(data, load_state(data))] if data else []
     if data or metadata:
         findings += await check_metadata(metadata_of(data, metadata))
     if data or store:

@@ -13,6 +13,7 @@ from stratalog.local.state import EMBEDDED_ROLE, ClusterState, ProcessState, ref
 from stratalog.roles import embedded
 from stratalog.roles.runtime import Configuration, Node
 from stratalog.target import DEFAULT_BOOTSTRAP
+from stratalog_core.rpc.addresses import split_address
 
 
 @click.command()
@@ -37,6 +38,7 @@ def up(data: Path, kafka: str, store: str | None, second_store: str | None, conf
     """Run everything in one process until Ctrl-C. The data is kept and served again at the next start."""
     data = data.absolute()
     refuse_cluster(data, f"use `stratalog cluster start --data {data}`, or another --data")
+    split_address(kafka)  # Raises now: the broker is the last to start.
     overrides = embedded.embedded_overrides(data, kafka=kafka, store=store, second_store=second_store)
 
     async def start(node: Node) -> str:

@@ -7,7 +7,8 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
-from stratalog_core.errors import Invalid
+from stratalog.target import NoMetadata
+from stratalog_core.errors import Invalid, Unavailable
 from stratalog_core.natural_numbers import natural_number
 from stratalog_core.rpc.addresses import split_address
 from stratalog_core.rpc.tcp import TcpTransport
@@ -18,9 +19,12 @@ from stratalog_metadata.protocol.messages import MemberStatus, StatusAnswer
 
 @asynccontextmanager
 async def administration_session(addresses: Sequence[str]) -> AsyncIterator[QuorumAdministration]:
+    """A client for one command. Raises ``NoMetadata`` if the quorum does not answer it."""
     transport = TcpTransport()
     try:
         yield QuorumAdministration(addresses, transport, SystemClock(), random.Random())
+    except Unavailable as failure:
+        raise NoMetadata(failure.message) from failure
     finally:
         await transport.close()
 

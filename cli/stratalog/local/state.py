@@ -72,7 +72,8 @@ def load_state(data: Path) -> ClusterState:
     try:
         return msgspec.json.decode(state_path(data).read_bytes(), type=ClusterState)
     except FileNotFoundError as missing:
-        raise NotFound(f"no cluster in {data}: start one with `stratalog cluster start --data {data}`") from missing
+        starts = f"`stratalog up --data {data}` or `stratalog cluster start --data {data}`"
+        raise NotFound(f"no cluster in {data}: start one with {starts}") from missing
     except MALFORMED as malformed:
         raise Invalid(f"{state_path(data)} cannot be read: {malformed}") from malformed
 

@@ -7,6 +7,8 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from uuid import UUID
 
+from stratalog.target import NoMetadata
+from stratalog_core.errors import Unavailable
 from stratalog_core.rpc.tcp import TcpTransport
 from stratalog_core.system import SystemClock, ThreadBackground
 from stratalog_metadata.client.quorum_client import QuorumClient
@@ -16,11 +18,14 @@ from stratalog_tiering.store import STORE_THREADS, ObjectStore, open_store
 
 @asynccontextmanager
 async def metadata_session(addresses: Sequence[str]) -> AsyncIterator[QuorumClient]:
-    """A client with its view loaded. Raises ``Unavailable`` if no node answers."""
+    """A client with its view loaded. Raises ``NoMetadata`` if no node answers."""
     transport = TcpTransport()
     client = QuorumClient(addresses, transport, SystemClock(), random.Random())
     try:
-        await client.start()
+        try:
+            await client.start()
+        except Unavailable as failure:
+            raise NoMetadata(failure.message) from failure
         yield client
     finally:
         await client.close()

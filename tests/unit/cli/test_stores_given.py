@@ -60,6 +60,11 @@ def test_the_doctor_fails_a_store_that_does_not_exist(tmp_path: Path) -> None:
     assert not (tmp_path / "stroe").exists()
 
 
+def test_the_doctor_says_that_it_checked_no_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert "./data holds none: only this machine is checked" in _run("doctor").stdout
+
+
 def test_the_doctor_refuses_a_cluster_directory_that_does_not_exist(tmp_path: Path) -> None:
     with pytest.raises(NotFound, match="daat is not a directory"):
         raise _run("doctor", "--data", str(tmp_path / "daat")).exception or AssertionError

@@ -15,15 +15,17 @@ from confluent_kafka.admin import DeletedRecords
 
 from stratalog.commands.consume import _Printed
 from stratalog.commands.topic import low_watermarks
-from stratalog.local.state import ClusterState, save_state
+from stratalog.local.state import ClusterState, ProcessState, save_state
 from stratalog.target import (
     DEFAULT_BOOTSTRAP,
+    NoMetadata,
     addresses_or_store,
     bootstrap_of,
     cluster_options,
     kafka_options,
     metadata_of,
     metadata_options,
+    quorum_options,
     second_store_of,
     store_of,
     store_option,
@@ -153,6 +155,10 @@ def _unavailable(**_: Any) -> None:
     raise Unavailable("Broker transport failure")
 
 
+def _without_metadata(**_: Any) -> None:
+    raise NoMetadata("no metadata leader answered in time")
+
+
 def test_a_failure_names_the_brokers_only_if_none_accepts_a_connection() -> None:
     command = kafka_options(_unavailable)
     with socket.create_server(("127.0.0.1", 0)) as server, socket.socket() as silent:
@@ -165,6 +171,30 @@ def test_a_failure_names_the_brokers_only_if_none_accepts_a_connection() -> None
             command(data=None, bootstrap=f"PLAINTEXT://{up}")
         with pytest.raises(Unavailable, match=rf"be reached \({down}: Connection refused; 127.0.0.1:99999: .+\); is the"):
             command(data=None, bootstrap=f"{down},127.0.0.1:99999")
+
+
+@pytest.mark.parametrize(
+    ("role", "remedy"), [("all", "`stratalog up --data data`"), ("broker", "`stratalog cluster start --data data`")]
+)
+def test_a_failure_names_the_command_that_starts_a_stopped_cluster(
+    role: str, remedy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("stratalog.target.DEFAULT_BOOTSTRAP", "127.0.0.1:9")
+    kafka_command, quorum_command = kafka_options(_unavailable), quorum_options(_without_metadata)
+    with pytest.raises(Unavailable, match=r"; \./data holds no cluster: start one with `stratalog up`, or name one"):
+        kafka_command(data=None, bootstrap=None)
+    (tmp_path / "data").mkdir()
+    process = ProcessState(name="one", role=role, address="127.0.0.1:9")
+    save_state(tmp_path / "data", ClusterState(bootstrap="127.0.0.1:9", metadata="127.0.0.1:9", store="", processes=(process,)))
+    with pytest.raises(Unavailable, match=rf"^no broker can be reached \(.+\); the cluster is stopped: .+ {remedy}$"):
+        kafka_command(data=None, bootstrap=None)
+    with pytest.raises(Unavailable, match=rf"^no metadata node can be reached \(.+\); the cluster is stopped: .+ {remedy}$"):
+        quorum_command(data=None, metadata=None)
+    with pytest.raises(Unavailable, match=r"metadata node can be reached .* is the cluster up\?"):
+        quorum_command(data=None, metadata="127.0.0.1:9")
+    with pytest.raises(Unavailable, match=r"^Broker transport failure$"):
+        metadata_options(_unavailable)(data=None, metadata=None, store="s")
 
 
 @pytest.mark.parametrize("wrong", ["127.0.0.1:99999", "127.0.0.1:0", "localhost:http", "localhost:", "good:9092, [::1]:x"])
