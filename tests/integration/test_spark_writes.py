@@ -208,3 +208,30 @@ def test_a_replay_is_in_order_filtered_marked_and_resumed(cluster: ProcessCluste
         replay(spark, source, ReplayTarget(bootstrap=cluster.bootstrap))
     with pytest.raises(Invalid, match="`nothing`"):
         replay(spark, source, replace(to, where="nothing = 1"))
+
+
+def test_a_replay_goes_on_without_what_was_deleted_ahead_of_it(cluster: ProcessCluster, spark: SparkSession) -> None:
+    topic, target = cluster.new_topic(1), cluster.new_topic(1)
+    producer = Producer({"bootstrap.servers": cluster.bootstrap, "enable.idempotence": True, "log_level": 0})
+    for number in range(300):
+        producer.produce(topic, str(number))
+    assert producer.flush(60) == 0
+    source = {"kafka.bootstrap.servers": cluster.bootstrap, "store": str(cluster.data / "store"), "subscribe": topic}
+    to = ReplayTarget(bootstrap=cluster.bootstrap, topic=target)
+    planned = 0
+
+    def deletion(done: int, total: int) -> None:
+        nonlocal planned
+        if not done:
+            planned += 1
+            (deleted,) = cluster.admin.delete_records([TopicPartition(topic, 0, 50 + 100 * planned)]).values()
+            deleted.result(60)
+
+    with pytest.raises(Invalid, match=rf"{topic}-0: offsets 0\.\.100 are requested; the topic holds 150\.\.300.*--allow-gaps"):
+        replay(spark, source, to, window_offsets=100, on_progress=deletion)
+    assert committed_values(cluster.bootstrap, target) == []
+    source["startingOffsets"] = json.dumps({topic: {"0": 150}})
+    done = replay(spark, source, to, window_offsets=50, allow_gaps=True, on_progress=deletion)
+    assert (done.records, done.windows) == (50, 3), "nothing is left of two windows"
+    assert [(gap.start_offset, gap.end_offset) for gap in done.gaps] == [(150, 250)]
+    assert committed_values(cluster.bootstrap, target) == [str(number) for number in range(250, 300)]

@@ -226,6 +226,7 @@ def export(
     show_default=True,
     help="After an interruption, at-least-once may send the records of the current window twice; exactly-once never does.",
 )
+@click.option("--allow-gaps", is_flag=True, help="Continue if retention removes records before they are sent.")
 @click.option(
     "--trust-markers",
     is_flag=True,
@@ -248,6 +249,7 @@ def replay(
     keep_partitions: bool,
     mark: bool,
     delivery: str,
+    allow_gaps: bool,
     trust_markers: bool,
     **given: Any,
 ) -> None:
@@ -255,7 +257,8 @@ def replay(
 
     The range is fixed when the replay starts. Each partition's records are sent in order, in transactions: read_committed
     consumers see each record once, even if the replay is interrupted and continues from its checkpoint. Consumer groups of
-    the source topic are not changed.
+    the source topic are not changed. If retention removes a part of the range before it is sent, the replay fails and names
+    it, or leaves it out and reports it (--allow-gaps).
     """
     shared = given_options(**given)
     for name, number in (("--shift", shift_s), ("--rate", rate)):
@@ -292,7 +295,7 @@ def replay(
     with job_session("replay", master_of(shared)) as spark, shown_progress("offsets sent") as on_progress:
         result = run_replay(
             spark, source, target, checkpoint=checkpoint, window_offsets=window,
-            bounds=_bounds_as_given(since, until, offsets), on_progress=on_progress,
+            bounds=_bounds_as_given(since, until, offsets), allow_gaps=allow_gaps, on_progress=on_progress,
         )  # fmt: skip
     print_report(shared, replay_report(result, f"{to_topic} at {to}"))
 

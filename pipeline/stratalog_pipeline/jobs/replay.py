@@ -12,29 +12,30 @@ import json
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Any, Final
-from uuid import UUID
+from dataclasses import dataclass, field, replace
+from typing import Final, TypeAlias
 
 import msgspec
 from pyspark.sql import Column, DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - Spark's convention
 
-from stratalog_core.errors import Conflict, Corrupt, Invalid
-from stratalog_core.malformed import MALFORMED
+from stratalog_core.errors import Invalid
 from stratalog_pipeline.brokers import with_store
 from stratalog_pipeline.bucket import Bucket
 from stratalog_pipeline.jobs.lease import reader_lease
+from stratalog_pipeline.jobs.replay_checkpoint import Checkpoint, Plan
+from stratalog_pipeline.jobs.replay_gaps import Gap, joined, readable
 from stratalog_pipeline.jobs.session import make_directory, translated_errors
 from stratalog_pipeline.kafka_sink import WriteOptions, check_topic
 from stratalog_pipeline.option_values import integer
-from stratalog_pipeline.options import ReadOptions, Subscribed, Wanted, parse_options
+from stratalog_pipeline.options import LATEST, AllAt, Assigned, PerPartition, ReadOptions, parse_options
 from stratalog_pipeline.planning import READ_THE_REST, OffsetRange
 from stratalog_pipeline.sink_transactions import TRANSACTION_TIMEOUT_MS
 from stratalog_pipeline.stream_plan import (
     Available,
     KnownTopics,
     Offsets,
+    available,
     batch_bounds,
     new_offsets,
     next_end,
@@ -45,7 +46,10 @@ WINDOW_OFFSETS: Final = 1_000_000
 RATED_SHARE: Final = 0.6
 """A window with a limited rate is sized so that one task can send all of it within this share of the transaction timeout."""
 SOURCE_HEADER: Final = "stratalog.source"
-_DIGITS: Final = 10
+ATTEMPTS_MAX: Final = 5
+"""Plans of one window while retention goes on."""
+SendWindow: TypeAlias = Callable[[int, Offsets, Offsets], tuple[int, list[Gap]]]
+"""Sends a window with this number, between these positions; returns the number of its records, and what was left out."""
 _CHOICE: Final = ("subscribe", "assign")
 _BOUNDS: Final = ("starting", "ending")
 """How the names of the options begin by which the source chooses partitions, and by which it bounds their offsets."""
@@ -78,33 +82,12 @@ class ReplayTarget:
         return {**self.client, "bootstrap.servers": self.bootstrap}
 
 
-class _Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """The first object of a checkpoint: what is replayed, in windows of how many offsets, by how many tasks.
-
-    ``bounds``: how the range was given. Checkpoints of earlier releases lack it (None) and ``topic_ids``.
-    """
-
-    write_id: str
-    start: Offsets
-    end: Offsets
-    target: str
-    window_offsets: int
-    tasks: int
-    bounds: str | None = None
-    topic_ids: dict[str, UUID] = {}
-
-    @property
-    def ranges(self) -> Available:
-        return {
-            (topic, number): OffsetRange(first=self.start[topic][number], end=end)
-            for topic, numbers in self.end.items()
-            for number, end in numbers.items()
-        }
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayResult:
-    """``records`` were sent by this run in ``windows`` windows, for ``offsets`` of the range from ``start`` to ``end``."""
+    """``records`` were sent by this run in ``windows`` windows, for ``offsets`` of the range from ``start`` to ``end``.
+
+    ``gaps`` are parts of the range that retention had removed, also those that earlier runs left out.
+    """
 
     start: Offsets
     end: Offsets
@@ -112,6 +95,7 @@ class ReplayResult:
     offsets: int
     windows: int
     was_resumed: bool
+    gaps: tuple[Gap, ...] = ()
 
 
 def replay(
@@ -122,18 +106,20 @@ def replay(
     checkpoint: str | None = None,
     window_offsets: int = WINDOW_OFFSETS,
     bounds: str | None = None,
+    allow_gaps: bool = False,
     on_progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> ReplayResult:
     """Replay what ``source``, options of the data source, selects. ``on_progress`` gets offsets done and offsets in all.
 
     ``bounds`` are those of ``source`` as a user gave them, if it has what they come to now, such as the time seven days ago.
-    Raises ``Invalid`` for a checkpoint of another replay, or if a topic was created again since the replay began, ``Conflict``
-    if one with the same checkpoint runs, and the errors of the source and the sink.
+    ``allow_gaps`` leaves out what retention removed before the replay came to it. Raises ``Invalid`` otherwise, for a
+    checkpoint of another replay, or if a topic was created again since the replay began, ``Conflict`` if one with the same
+    checkpoint runs, and the errors of the source and the sink.
     """
     options = with_store(parse_options(source))
     given = _given_bounds(source) if bounds is None else bounds
     with Bucket(options.store, options.second_store) as bucket, reader_lease(bucket, options, "replay"):
-        return _replay(spark, source, options, target, checkpoint, window_offsets, given, on_progress)
+        return _replay(spark, source, options, target, checkpoint, window_offsets, given, on_progress, allow_gaps=allow_gaps)
 
 
 def _replay(
@@ -145,29 +131,35 @@ def _replay(
     window_offsets: int,
     bounds: str,
     on_progress: Callable[[int, int], None],
+    *,
+    allow_gaps: bool,
 ) -> ReplayResult:
-    def planned() -> _Plan:
+    def planned() -> Plan:
         topics = KnownTopics()
         plan = _planned(wanted_ranges(options, topics), target, window_offsets, spark.sparkContext.defaultParallelism)
         return msgspec.structs.replace(plan, bounds=bounds, topic_ids=dict(topics.ids))
 
+    def send_of(plan: Plan) -> SendWindow:
+        return _send_left(spark, source, options, target, plan) if allow_gaps else _send_all(spark, source, target, plan)
+
     if checkpoint is None:
-        return _run(spark, source, target, planned(), None, on_progress, was_resumed=False)
+        plan = planned()
+        return _run(send_of(plan), target, plan, None, on_progress, was_resumed=False)
     make_directory(checkpoint)
     with Bucket(checkpoint) as opened:
-        log = _Checkpoint(opened)
-        begun = log.begun(target, options.wanted, bounds)
+        log = Checkpoint(opened)
+        begun = log.begun(_described(target), options.wanted, bounds)
         plan = begun or log.begin(planned())
-        return _run(spark, source, target, plan, log, on_progress, was_resumed=begun is not None)
+        return _run(send_of(plan), target, plan, log, on_progress, was_resumed=begun is not None)
 
 
-def _planned(ranges: Available, target: ReplayTarget, window_offsets: int, parallelism: int) -> _Plan:
+def _planned(ranges: Available, target: ReplayTarget, window_offsets: int, parallelism: int) -> Plan:
     tasks = max(1, min(len(ranges), parallelism))
     if target.is_exactly_once and target.rows_per_s:
         # A window must be sent before its transactions time out. One task may have all records of it, at its part of the rate.
         timeout_ms = integer(target.client, "transaction.timeout.ms", TRANSACTION_TIMEOUT_MS, 1)
         window_offsets = max(1, min(window_offsets, int(target.rows_per_s / tasks * timeout_ms / 1000 * RATED_SHARE)))
-    return _Plan(
+    return Plan(
         write_id=str(uuid.uuid4()),
         start=_edges(ranges, lambda held: held.first),
         end=_edges(ranges, lambda held: held.end),
@@ -178,11 +170,10 @@ def _planned(ranges: Available, target: ReplayTarget, window_offsets: int, paral
 
 
 def _run(
-    spark: SparkSession,
-    source: Mapping[str, str],
+    send: SendWindow,
     target: ReplayTarget,
-    plan: _Plan,
-    log: _Checkpoint | None,
+    plan: Plan,
+    log: Checkpoint | None,
     on_progress: Callable[[int, int], None],
     *,
     was_resumed: bool,
@@ -194,14 +185,17 @@ def _run(
     before = total - new_offsets(position, ranges)
     records = windows = 0
     done = log.windows if log is not None else 0
+    gaps = log.gaps if log is not None else []
     on_progress(before, total)
     while left := new_offsets(position, ranges):
         end = next_end(position, ranges, plan.window_offsets)
-        records += _send_window(spark, source, target, plan, done + windows, position, end)
+        with _remedy_of_replays():
+            sent, found = send(done + windows, position, end)
+        records += sent
         windows += 1
-        position = end
+        position, gaps = end, joined([*gaps, *found])
         if log is not None:
-            log.record(position)
+            log.record(position, gaps)
         on_progress(total - new_offsets(position, ranges), total)
         assert new_offsets(position, ranges) < left, "a window has at least one offset"
     return ReplayResult(
@@ -211,6 +205,7 @@ def _run(
         offsets=total - before,
         windows=windows,
         was_resumed=was_resumed,
+        gaps=tuple(gaps),
     )
 
 
@@ -243,19 +238,51 @@ def _topic_of(target: ReplayTarget, topic: str) -> str:
     return target.topic.replace("{topic}", topic)
 
 
+def _send_all(spark: SparkSession, source: Mapping[str, str], target: ReplayTarget, plan: Plan) -> SendWindow:
+    """Return what sends a window whole."""
+
+    def send(window: int, start: Offsets, end: Offsets) -> tuple[int, list[Gap]]:
+        return _send_window(spark, source, target, plan, window, *batch_bounds(start, end)), []
+
+    return send
+
+
+def _send_left(
+    spark: SparkSession, source: Mapping[str, str], options: ReadOptions, target: ReplayTarget, plan: Plan
+) -> SendWindow:
+    """Return what sends that part of a window which retention has not removed."""
+    partitions = {topic: tuple(sorted(map(int, numbers))) for topic, numbers in plan.end.items()}
+    everything = replace(options, wanted=Assigned(partitions=partitions), end=AllAt(position=LATEST))
+    if plan.topic_ids:
+        everything = replace(everything, topic_ids=frozenset(plan.topic_ids.values()))
+
+    def send(window: int, start: Offsets, end: Offsets) -> tuple[int, list[Gap]]:
+        for attempt in range(1, ATTEMPTS_MAX + 1):
+            firsts, ends, gaps = readable(available(everything), start, end)
+            try:
+                return _send_window(spark, source, target, plan, window, firsts, ends), gaps
+            except Invalid as refused:
+                # Retention went on before the window was planned; nothing of it is sent yet.
+                if READ_THE_REST not in refused.message or attempt == ATTEMPTS_MAX:
+                    raise
+        raise AssertionError("unreachable: the last attempt returns or raises")
+
+    return send
+
+
 def _send_window(
     spark: SparkSession,
     source: Mapping[str, str],
     target: ReplayTarget,
-    plan: _Plan,
+    plan: Plan,
     window: int,
-    start: Offsets,
-    end: Offsets,
+    firsts: PerPartition,
+    ends: PerPartition,
 ) -> int:
-    """Write window number ``window``, and return the number of its records."""
-    reader = spark.read.format("stratalog").options(**_window_options(source, plan, start, end))
+    """Write window number ``window``, with the records between these offsets, and return their number."""
+    reader = spark.read.format("stratalog").options(**_window_options(source, plan, firsts, ends))
     sent = Observation()
-    with _remedy_of_replays(), translated_errors():
+    with translated_errors():
         rows = reader.load()
         wanted = rows if target.where is None else rows.where(target.where)
         # One task for all records of a partition, in their order.
@@ -268,19 +295,21 @@ def _send_window(
 
 @contextmanager
 def _remedy_of_replays() -> Iterator[None]:
-    """Exchange the remedy for missing offsets: a replay cannot leave out a part of its range."""
+    """Exchange the remedy for missing offsets by that of a replay."""
     try:
         yield
     except Invalid as refused:
         if READ_THE_REST not in refused.message:
             raise
-        remedy = "Begin another replay, with a checkpoint of its own, at a later offset or time"
+        remedy = (
+            "Continue without what retention removed by --allow-gaps, or begin another replay, with a checkpoint of its own, at"
+            " a later offset or time"
+        )
         raise Invalid(refused.message.replace(READ_THE_REST, remedy)) from refused
 
 
-def _window_options(source: Mapping[str, str], plan: _Plan, start: Offsets, end: Offsets) -> dict[str, str]:
-    """Return the options by which the source reads a window."""
-    firsts, ends = batch_bounds(start, end)
+def _window_options(source: Mapping[str, str], plan: Plan, firsts: PerPartition, ends: PerPartition) -> dict[str, str]:
+    """Return the options by which the source reads a window between these offsets."""
     chosen = {name: text for name, text in source.items() if not name.lower().startswith((*_CHOICE, *_BOUNDS))}
     if plan.topic_ids:
         # Offsets mean nothing in a topic that was created again, so not by name.
@@ -302,7 +331,7 @@ def _given_bounds(source: Mapping[str, str]) -> str:
     return ", ".join(f"{name} {text}" for name, text in given)
 
 
-def _sink_options(target: ReplayTarget, plan: _Plan, window: int) -> dict[str, str]:
+def _sink_options(target: ReplayTarget, plan: Plan, window: int) -> dict[str, str]:
     options = {f"kafka.{name}": text for name, text in target.to_client.items()}
     options["rowsPerSecond"] = str(target.rows_per_s / plan.tasks)
     if not target.is_exactly_once:
@@ -333,65 +362,6 @@ def _shaped(rows: DataFrame, target: ReplayTarget) -> DataFrame:
         # A record without a timestamp has none after a shift, either.
         columns.append(F.when(F.unix_micros("timestamp") < 0, F.col("timestamp")).otherwise(shifted).alias("timestamp"))
     return rows.select(*columns)
-
-
-class _Checkpoint:
-    """Numbered objects: the first is the plan, each later one the position after a window. Created only if absent."""
-
-    def __init__(self, opened: Bucket) -> None:
-        self._opened = opened
-        self._keys = sorted(opened.run(_keys(opened)))
-        self.position: Offsets | None = self._read(self._keys[-1], dict[str, dict[str, int]]) if len(self._keys) > 1 else None
-
-    @property
-    def windows(self) -> int:
-        """The number of windows that are written."""
-        return len(self._keys) - 1
-
-    def begun(self, target: ReplayTarget, wanted: Wanted, bounds: str) -> _Plan | None:
-        """Return the recorded plan, or None. Raises ``Invalid`` if it is the plan of another replay."""
-        if not self._keys:
-            return None
-        begun: _Plan = self._read(self._keys[0], _Plan)
-        if begun.target != _described(target):
-            raise Invalid(
-                f"the checkpoint belongs to a replay to {begun.target}; use another checkpoint for {_described(target)}"
-            )
-        # A pattern may match other topics now.
-        if isinstance(wanted, Subscribed) and set(wanted.topics) != begun.start.keys():
-            topics, others = ", ".join(sorted(begun.start)), ", ".join(sorted(wanted.topics))
-            raise Invalid(f"the checkpoint belongs to a replay of {topics}; use another checkpoint for {others}")
-        if begun.bounds not in (None, bounds):
-            raise Invalid(
-                f"the checkpoint belongs to a replay of {begun.bounds or 'everything'}; use another checkpoint for "
-                f"{bounds or 'everything'}"
-            )
-        return begun
-
-    def begin(self, plan: _Plan) -> _Plan:
-        self._put(plan)
-        return plan
-
-    def record(self, position: Offsets) -> None:
-        self._put(position)
-
-    def _put(self, content: object) -> None:
-        key = f"{len(self._keys):0{_DIGITS}}.json"
-        try:
-            self._opened.run(self._opened.store.put(key, [msgspec.json.encode(content)]))
-        except Conflict:
-            raise Conflict("another replay with the same checkpoint is running") from None
-        self._keys.append(key)
-
-    def _read(self, key: str, kind: Any) -> Any:
-        try:
-            return msgspec.json.decode(self._opened.run(self._opened.store.get(key)), type=kind)
-        except MALFORMED as malformed:
-            raise Corrupt(f"{key} is not an object of a replay's checkpoint: {malformed}", key=key) from malformed
-
-
-async def _keys(opened: Bucket) -> list[str]:
-    return [info.key async for info in opened.store.list("")]
 
 
 def _described(target: ReplayTarget) -> str:

@@ -7,6 +7,8 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
+import msgspec
+
 from stratalog_pipeline.jobs.audit import PartitionAudit
 from stratalog_pipeline.jobs.export import ExportResult
 from stratalog_pipeline.jobs.replay import ReplayResult
@@ -155,18 +157,26 @@ def _differences(published: Published | None) -> list[str]:
 
 
 def replay_report(result: ReplayResult, target: str) -> Report:
-    """Report a replay: what was sent, and the range of each partition."""
+    """Report a replay: what was sent, the range of each partition, and what was left out of it."""
     rows = [
         {"topic": topic, "partition": int(number), "start_offset": first, "end_offset": result.end[topic][number]}
         for topic, partitions in result.start.items()
         for number, first in partitions.items()
     ]
-    totals = {"records": result.records, "offsets": result.offsets, "windows": result.windows}
+    totals = {
+        "records": result.records, "offsets": result.offsets, "windows": result.windows,
+        "offsets_left_out": sum(gap.end_offset - gap.start_offset for gap in result.gaps),
+    }  # fmt: skip
+    gaps = [msgspec.structs.asdict(gap) for gap in result.gaps]
+    columns = ("topic", "partition", "start_offset", "end_offset")
     return Report(
         title="Replay",
-        document={"target": target, "was_resumed": result.was_resumed, **totals, "partitions": rows},
+        document={"target": target, "was_resumed": result.was_resumed, **totals, "partitions": rows, "gaps": gaps},
         facts={"target": target, "resumed": "yes" if result.was_resumed else "no", **totals},
-        tables=[Table(title="Partitions", columns=("topic", "partition", "start_offset", "end_offset"), rows=rows)],
+        tables=[
+            Table(title="Partitions", columns=columns, rows=rows),
+            Table(title="Left out: removed by retention", columns=columns, rows=gaps),
+        ],
     )
 
 
