@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import re
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
+from stratalog.client_config import client_config, warn_of_secrets
 from stratalog.command_group import CommandGroup
 from stratalog.commands.job_backfill import backfill_job
 from stratalog.commands.job_compact import compact
@@ -158,6 +160,8 @@ def export(
         from stratalog_pipeline.jobs.export import export as run_export
         from stratalog_pipeline.jobs.report import export_report
         from stratalog_pipeline.jobs.session import job_session
+    catalog_properties = name_values(properties)
+    warn_of_secrets("--catalog-property", catalog_properties, "give it in pyiceberg's configuration, and --catalog")
     if iceberg is not None:
         with modules(_INSTALL_ICEBERG):
             from stratalog_pipeline.jobs.iceberg import IcebergTarget, check_iceberg_url, publish
@@ -171,7 +175,7 @@ def export(
         click.echo("nothing to export: the target has all that was offloaded", err=True)
     published = None
     if iceberg is not None:
-        table = IcebergTarget(table=iceberg, catalog=catalog, properties=name_values(properties))
+        table = IcebergTarget(table=iceberg, catalog=catalog, properties=catalog_properties)
         published = publish(target, table, verify=verify)
     print_report(where, export_report(result, target, published), tables=1)
 
@@ -190,8 +194,13 @@ def export(
     help="Topic to send to, which must exist; {topic} stands for the name of the source topic.",
 )
 @click.option(
-    "--to-config", "client", multiple=True, metavar="NAME=VALUE", help="librdkafka setting of the producers; repeatable."
-)
+    "--to-config", "client", multiple=True, metavar="NAME=VALUE",
+    help="librdkafka setting of the producers; repeatable. Others can see it: give secrets in --to-config-file.",
+)  # fmt: skip
+@click.option(
+    "--to-config-file", "client_file", type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="File with librdkafka settings of the producers, as Java properties.",
+)  # fmt: skip
 @click.option("--since", help=f"Start at this time: {TIMES}.")
 @click.option("--until", help="End before this time (default: the end of each partition at the start of the replay).")
 @click.option("--offsets", metavar="FIRST..END", help="Replay these offsets of every partition, END exclusive.")
@@ -237,6 +246,7 @@ def replay(
     to: str,
     to_topic: str,
     client: tuple[str, ...],
+    client_file: Path | None,
     since: str | None,
     until: str | None,
     offsets: str | None,
@@ -277,7 +287,7 @@ def replay(
     target = ReplayTarget(
         bootstrap=to,
         topic=to_topic,
-        client=name_values(client),
+        client=client_config("--to-config", client, client_file),
         shift_ms=round(shift_s * 1000) if timestamps == "original" else None,
         rows_per_s=rate,
         where=where,

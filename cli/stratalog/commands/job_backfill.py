@@ -6,11 +6,12 @@ from pathlib import Path
 
 import click
 
+from stratalog.client_config import client_config
 from stratalog.commands.spark_jobs import modules, shown_progress, spark_master
 from stratalog.config_values import config_values
 from stratalog.output import json_option, print_done
 from stratalog.parameters import Integer
-from stratalog.target import metadata_of, metadata_options, name_values, store_of, with_valid_ports
+from stratalog.target import metadata_of, metadata_options, store_of, with_valid_ports
 from stratalog_core.errors import Invalid
 
 _FORMATS = ("parquet", "orc", "json", "csv", "avro")
@@ -37,7 +38,11 @@ _FORMATS = ("parquet", "orc", "json", "csv", "avro")
 @click.option("--from-topic", help="Name of the topic to copy (default: that of the new one).")
 @click.option(
     "--from-config", "client", multiple=True, metavar="NAME=VALUE",
-    help="librdkafka setting of the consumers; repeatable.",
+    help="librdkafka setting of the consumers; repeatable. Others can see it: give secrets in --from-config-file.",
+)  # fmt: skip
+@click.option(
+    "--from-config-file", "client_file", type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="File with librdkafka settings of the consumers, as Java properties.",
 )  # fmt: skip
 @click.option("--keep-offsets", is_flag=True, help="Keep the offsets of the copied records, instead of numbering them from 0.")
 @click.option("--topic", required=True, help="Name of the new topic.")
@@ -66,6 +71,7 @@ def backfill_job(
     from_kafka: str | None,
     from_topic: str | None,
     client: tuple[str, ...],
+    client_file: Path | None,
     keep_offsets: bool,
     topic: str,
     partitions: int | None,
@@ -90,14 +96,15 @@ def backfill_job(
     if from_kafka is not None and of_files:
         raise Invalid(f"--from-kafka copies a topic as it is: leave out {', '.join(of_files)}")
     if from_kafka is None:
-        _check_files(paths, partitions, any((from_topic, client, keep_offsets)))
+        _check_files(paths, partitions, any((from_topic, client, client_file, keep_offsets)))
     with modules():
         from stratalog_pipeline.jobs.backfill import BulkTarget, backfill_files, backfill_kafka
         from stratalog_pipeline.jobs.backfill_sources import KafkaSource, kafka_range
         from stratalog_pipeline.jobs.session import job_session
     found = None
     if from_kafka is not None:
-        source = KafkaSource(bootstrap=from_kafka, topic=from_topic or topic, client=name_values(client))
+        settings = client_config("--from-config", client, client_file)
+        source = KafkaSource(bootstrap=from_kafka, topic=from_topic or topic, client=settings)
         found = kafka_range(source)
     target = BulkTarget(
         topic=topic, partitions=partitions or (len(found.splits) if found else 0), store=store_of(data, store),
@@ -128,7 +135,7 @@ def _text(path: Path) -> str:
 
 def _check_files(paths: tuple[str, ...], partitions: int | None, has_options_of_copies: bool) -> None:
     if has_options_of_copies:
-        raise Invalid("--from-topic, --from-config and --keep-offsets need --from-kafka")
+        raise Invalid("--from-topic, --from-config, --from-config-file and --keep-offsets need --from-kafka")
     if not paths:
         raise Invalid("no source: name the files to read, or the brokers of a topic to copy with --from-kafka")
     if partitions is None:
