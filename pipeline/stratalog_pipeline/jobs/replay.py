@@ -26,10 +26,11 @@ from stratalog_pipeline.jobs.lease import reader_lease
 from stratalog_pipeline.jobs.replay_checkpoint import Checkpoint, Plan
 from stratalog_pipeline.jobs.replay_gaps import Gap, joined, readable
 from stratalog_pipeline.jobs.session import make_directory, translated_errors
-from stratalog_pipeline.kafka_sink import WriteOptions, check_topic
+from stratalog_pipeline.kafka_sink import WriteOptions, check_topic, parse_write_options
 from stratalog_pipeline.option_values import integer
 from stratalog_pipeline.options import LATEST, AllAt, Assigned, PerPartition, ReadOptions, parse_options
 from stratalog_pipeline.planning import READ_THE_REST, OffsetRange
+from stratalog_pipeline.sink_markers import Markers, Unit
 from stratalog_pipeline.sink_transactions import TRANSACTION_TIMEOUT_MS
 from stratalog_pipeline.stream_plan import (
     Available,
@@ -144,12 +145,16 @@ def _replay(
 
     if checkpoint is None:
         plan = planned()
+        _check_plan(target, plan)
         return _run(send_of(plan), target, plan, None, on_progress, was_resumed=False)
     make_directory(checkpoint)
     with Bucket(checkpoint) as opened:
         log = Checkpoint(opened)
         begun = log.begun(_described(target), options.wanted, bounds)
-        plan = begun or log.begin(planned())
+        plan = begun or planned()
+        _check_plan(target, plan)
+        if begun is None:
+            plan = log.begin(_begun_write(target, plan))
         return _run(send_of(plan), target, plan, log, on_progress, was_resumed=begun is not None)
 
 
@@ -179,7 +184,6 @@ def _run(
     was_resumed: bool,
 ) -> ReplayResult:
     first, ranges = plan.start, plan.ranges
-    check_targets(target, {topic: 1 + max(map(int, numbers)) for topic, numbers in first.items()})
     position = log.position or first if log is not None else first
     total = new_offsets(first, ranges)
     before = total - new_offsets(position, ranges)
@@ -207,6 +211,22 @@ def _run(
         was_resumed=was_resumed,
         gaps=tuple(gaps),
     )
+
+
+def _check_plan(target: ReplayTarget, plan: Plan) -> None:
+    check_targets(target, {topic: 1 + max(map(int, numbers)) for topic, numbers in plan.start.items()})
+
+
+def _begun_write(target: ReplayTarget, plan: Plan) -> Plan:
+    """Record with the sink's markers that the write of a plan has begun, before its first window, and return the plan.
+
+    Nothing else would show that the markers of the first window have expired when it is sent again. Raises as `Markers.begin`.
+    """
+    if not target.is_exactly_once or not plan.start:
+        return plan
+    options = parse_write_options(_sink_options(target, plan, 0))
+    Markers(options).begin(Unit(write=plan.write_id, batch=0, task=0, run=plan.write_id))
+    return msgspec.structs.replace(plan, first_batch=1)
 
 
 def check_targets(target: ReplayTarget, topics: Mapping[str, int]) -> None:
@@ -339,7 +359,13 @@ def _sink_options(target: ReplayTarget, plan: Plan, window: int) -> dict[str, st
     markers = "trusted" if target.trusts_markers else "strict"
     # Rows name their topics. The markers of all tasks are kept with the first one.
     topic = _topic_of(target, min(plan.start))
-    return {**options, "topic": topic, "writeId": plan.write_id, "writeBatch": str(window), "markers": markers}
+    return {
+        **options,
+        "topic": topic,
+        "writeId": plan.write_id,
+        "writeBatch": str(plan.first_batch + window),
+        "markers": markers,
+    }
 
 
 def _shaped(rows: DataFrame, target: ReplayTarget) -> DataFrame:

@@ -23,7 +23,8 @@ _Stored = TypeVar("_Stored")
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """The first object of a checkpoint: what is replayed, in windows of how many offsets, by how many tasks.
 
-    ``bounds``: how the range was given. Checkpoints of earlier releases lack it (None) and ``topic_ids``.
+    ``bounds``: how the range was given. ``first_batch``: the number of the first window's batch to the sink; the batch before
+    it was begun when the replay was planned. Checkpoints of earlier releases lack these (None and 0) and ``topic_ids``.
     """
 
     write_id: str
@@ -34,6 +35,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     tasks: int
     bounds: str | None = None
     topic_ids: dict[str, UUID] = {}
+    first_batch: int = 0
 
     @property
     def ranges(self) -> Available:

@@ -14,7 +14,9 @@ from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from stratalog_core.errors import Conflict
 from stratalog_pipeline import sink_markers, sink_transactions
+from stratalog_pipeline.jobs.replay import ReplayTarget, _begun_write, _planned, _sink_options
 from stratalog_pipeline.kafka_sink import parse_write_options
+from stratalog_pipeline.planning import OffsetRange
 from stratalog_pipeline.sink_markers import Unit
 from stratalog_pipeline.sink_transactions import send_once
 
@@ -33,7 +35,7 @@ class Brokers:
     now_ms: int = 1_000 * DAY_MS
     retention_minutes: int | None = 7 * 24 * 60
     offsets: dict[str, tuple[TopicPartition, int]] = field(default_factory=dict)
-    rows: list[bytes] = field(default_factory=list)
+    rows: list[Any] = field(default_factory=list)
     described: int = 0
 
     def commit(self, group: str, place: TopicPartition) -> None:
@@ -217,3 +219,21 @@ def test_comparing_an_old_batch_does_not_make_it_young(brokers: Brokers) -> None
     brokers.now_ms += 7 * DAY_MS - 30 * MINUTE_MS
     with pytest.raises(Conflict, match="was begun"):
         write(replace(unit, task=5, run="third"))
+
+
+def test_the_first_window_of_a_replay_is_not_sent_again_when_its_markers_have_expired(brokers: Brokers) -> None:
+    """The first batch of another write has no batch before it that could tell."""
+    ranges = {("t", "0"): OffsetRange(first=0, end=9)}
+    target = ReplayTarget(bootstrap="127.0.0.1:1", topic="t")
+    plan = _begun_write(target, _planned(ranges, target, 5, 1))
+    options = parse_write_options(_sink_options(target, plan, 0))
+    unit = Unit(write=plan.write_id, batch=options.write_batch, task=0, run="first")
+    assert write(unit, options) == 1
+    assert write(replace(unit, run="second"), options) == 1, "it is written"
+    brokers.now_ms += 8 * DAY_MS
+    brokers.expire(older_than_ms=7 * DAY_MS)
+    with pytest.raises(Conflict, match="there is no marker of batch 0"):
+        write(replace(unit, run="third"), options)
+    assert brokers.rows == ["1-0"]
+    assert _begun_write(replace(target, is_exactly_once=False), plan) == plan
+    assert parse_write_options(_sink_options(target, plan, 7)).write_batch == 8

@@ -138,6 +138,7 @@ def test_a_replay_that_was_interrupted_in_its_first_window_was_resumed(
 
     monkeypatch.setattr(replay_module, "_send_window", send)
     monkeypatch.setattr(replay_module, "check_targets", lambda *_: None)
+    monkeypatch.setattr(replay_module, "_begun_write", lambda _, plan: plan)
     with pytest.raises(Unavailable):
         replay(spark, source, TARGET, checkpoint=str(tmp_path / "checkpoint"))
     done = replay(spark, source, TARGET, checkpoint=str(tmp_path / "checkpoint"))
@@ -196,6 +197,7 @@ class Sent:
         self.before: Callable[[int], None] = lambda window: None
         monkeypatch.setattr(replay_module, "_send_window", self._send)
         monkeypatch.setattr(replay_module, "check_targets", lambda *_: None)
+        monkeypatch.setattr(replay_module, "_begun_write", lambda _, plan: plan)
 
     def _send(self, spark: Any, source: Any, target: Any, plan: Plan, window: int, firsts: Any, ends: Any) -> int:
         self.before(window)
