@@ -40,7 +40,8 @@ def main(command: click.Command = stratalog) -> None:
     termination = _Termination()
     try:
         code = command(standalone_mode=False)
-    except click.exceptions.Abort:
+    except (click.exceptions.Abort, KeyboardInterrupt):
+        # Click raises the second, too, if Ctrl-C is pressed again while it handles the first.
         code = ExitCode.TERMINATED if termination.is_requested else ExitCode.INTERRUPTED
     except SystemExit as closed:
         # Click ends a command so whose output is closed early, as by `head`.
@@ -69,13 +70,18 @@ def main(command: click.Command = stratalog) -> None:
 
 
 class _Termination:
-    """Treats SIGTERM like Ctrl-C, so that a command commits offsets, releases leases and stops processes that it started."""
+    """Treats SIGTERM like Ctrl-C, so that a command commits offsets, releases leases and stops processes that it started.
+
+    A second SIGTERM has no effect: `timeout` sends two at once, and the second would end the cleaning up.
+    """
 
     def __init__(self) -> None:
         self.is_requested = False
         signal.signal(signal.SIGTERM, self._interrupt)
 
     def _interrupt(self, *_: object) -> None:
+        if self.is_requested:
+            return
         self.is_requested = True
         if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
             # The shell started the command in the background.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import socket
+import sys
 from collections.abc import Callable, Sequence
 from functools import wraps
 from pathlib import Path
@@ -27,6 +28,7 @@ DEFAULT_DATA = Path("data")
 """The directory of ``make run``. Commands in the same working directory need no ``--data``."""
 _ADDRESSES_MAX: Final = 3
 _CONNECT_S: Final = 2.0
+_CONNECT_NOW_S: Final = 0.5
 _PORT_MAX: Final = 65535
 _DEFAULT_PORT: Final = "9092"
 _NAMED: Final = "stratalog.target.named"
@@ -77,10 +79,11 @@ def kafka_options(command: Command) -> Command:
 
     @wraps(command)
     def explained(*args: Any, **given: Any) -> Any:
+        addresses = bootstrap_of(given["data"], given["bootstrap"]).split(",")
+        note_unreachable("broker", addresses)
         try:
             return command(*args, **given)
         except Unavailable as failure:
-            addresses = bootstrap_of(given["data"], given["bootstrap"]).split(",")
             _raise_unreachable("broker", addresses, _remedy(given["data"], given["bootstrap"]), failure)
             raise
 
@@ -114,16 +117,29 @@ def host_and_port(address: str) -> tuple[str, str]:
 
 def _raise_unreachable(what: str, addresses: Sequence[str], remedy: str, failure: Unavailable) -> None:
     """Raise ``Unavailable`` with the reasons and ``remedy`` if no address accepts a connection: clients give neither."""
+    reasons = _refusals(addresses, _CONNECT_S)
+    if reasons:
+        raise Unavailable(f"no {what} can be reached ({'; '.join(reasons)}); {remedy}") from failure
+
+
+def note_unreachable(what: str, addresses: Sequence[str]) -> None:
+    """Say on a terminal that no address accepts a connection: clients try for up to half a minute, in silence."""
+    if sys.stderr.isatty() and (reasons := _refusals(addresses, _CONNECT_NOW_S)):
+        click.echo(f"no {what} can be reached ({'; '.join(reasons)}); still trying", err=True)
+
+
+def _refusals(addresses: Sequence[str], timeout_s: float) -> list[str]:
+    """Return why the first addresses accept no connection; none if one does."""
     reasons = []
     for address in addresses[:_ADDRESSES_MAX]:
         host, port = host_and_port(address)
         try:
-            socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_S).close()
+            socket.create_connection((host.strip("[]"), int(port)), timeout=timeout_s).close()
         except (OSError, OverflowError, UnicodeError) as refused:
             reasons.append(f"{address.strip()}: {getattr(refused, 'strerror', None) or refused}")
         else:
-            return
-    raise Unavailable(f"no {what} can be reached ({'; '.join(reasons)}); {remedy}") from failure
+            return []
+    return reasons
 
 
 def _remedy(data: Path | None, addresses: str | None) -> str:

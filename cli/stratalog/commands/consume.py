@@ -46,13 +46,19 @@ class _Show:
 @click.command(
     epilog=examples(
         "stratalog consume events --count 10 --keys --timestamps",
+        "stratalog consume events --offset -5 --offsets",
         "stratalog consume events --time 15m --follow",
         "stratalog consume events --json | jq .value",
         "stratalog consume events --group readers --follow",
     )
 )
 @click.argument("topic", callback=valid_name)
-@click.option("--offset", default="earliest", show_default=True, help="earliest, latest, or a number (with one --partition).")
+@click.option(
+    "--offset",
+    default="earliest",
+    show_default=True,
+    help="earliest, latest, a number (with one --partition), or -N: the last N offsets of each partition.",
+)
 @click.option("--time", "moment", help=f"Start at a time: {TIMES}.")
 @partitions_option("Read this partition; repeatable (default: all).")
 @click.option("--count", type=Integer(1), help="Stop after this many records.")
@@ -151,6 +157,11 @@ class Start:
     moment: str | None
     partitions: tuple[int, ...]
 
+    @property
+    def last(self) -> int | None:
+        """How many offsets before the end of each partition to begin; None: elsewhere."""
+        return natural_number(self.offset[1:]) if self.offset.startswith("-") else None
+
     def place(self, topic: str, partition: int) -> TopicPartition:
         """Return the offset. Raises ``Invalid``."""
         names = {"earliest": OFFSET_BEGINNING, "latest": OFFSET_END}
@@ -158,7 +169,7 @@ class Start:
             return TopicPartition(topic, partition, names[self.offset])
         number = natural_number(self.offset)
         if number is None:
-            raise Invalid(f"--offset is {self.offset!r}: give earliest, latest or a number; maximum is {OFFSET_MAX}")
+            raise Invalid(f"--offset is {self.offset!r}: give earliest, latest, a number or -N; maximum is {OFFSET_MAX}")
         if len(self.partitions) != 1:
             raise Invalid(f"--offset {self.offset} needs exactly one --partition; given: {len(self.partitions)}")
         return TopicPartition(topic, partition, number)
@@ -196,9 +207,17 @@ def _begin(client: Consumer, printed: _Printed, group: str | None, start: Start,
     wanted = kafka.selected(topic, known, start.partitions)
     if start.moment:
         client.assign(kafka.offsets_at(client, topic, wanted, moment_ms(start.moment)))
+    elif start.last is not None:
+        client.assign([_before_end(client, topic, partition, start.last) for partition in wanted])
     else:
         client.assign([_existing(client, start.place(topic, partition)) for partition in wanted])
     return set(wanted)
+
+
+def _before_end(client: Consumer, topic: str, partition: int, count: int) -> TopicPartition:
+    """Return the place that many offsets before the end of the partition, or its first offset."""
+    low, high = bounds(client, TopicPartition(topic, partition))
+    return TopicPartition(topic, partition, max(low, high - count))
 
 
 def _existing(client: Consumer, place: TopicPartition) -> TopicPartition:

@@ -20,6 +20,8 @@ from stratalog_core.kafka_clients import as_ours, translated
 
 _FLUSH_TIMEOUT_S = 120.0
 _FLUSH_S = 0.5
+_SILENT_S = 10.0
+_FIND_CAUSE = "`stratalog doctor` names the cause, such as a full disk"
 _BY_HASH = -1
 _NOW = 0
 """As a timestamp, to the client library."""
@@ -128,6 +130,8 @@ class _Sender:
         self._headers = headers
         self._timestamp_ms = timestamp_ms
         self._acknowledged = 0
+        self._acknowledged_at: float | None = time.monotonic()
+        """None: the user knows that nothing is acknowledged."""
         self._failure: KafkaError | None = None
 
     def send_all(self, records: Iterable[_Record]) -> int:
@@ -149,9 +153,8 @@ class _Sender:
         waiting = self._flush()
         self._raise_failure()
         if waiting:
-            raise Unavailable(
-                f"{waiting} records were not acknowledged within {_FLUSH_TIMEOUT_S:.0f} s; check whether they were written"
-            )
+            late = f"{waiting} records were not acknowledged within {_FLUSH_TIMEOUT_S:.0f} s"
+            raise Unavailable(f"{late}, and may be written or not: {_FIND_CAUSE}")
         return self._acknowledged
 
     def _flush(self) -> int:
@@ -159,7 +162,14 @@ class _Sender:
         deadline = time.monotonic() + _FLUSH_TIMEOUT_S
         while (waiting := self._client.flush(_FLUSH_S)) and time.monotonic() < deadline:
             self._raise_failure()
+            self._note_silence()
         return waiting
+
+    def _note_silence(self) -> None:
+        """Say once that nothing has been acknowledged for a time: the client library retries in silence."""
+        if self._acknowledged_at is not None and time.monotonic() - self._acknowledged_at > _SILENT_S:
+            self._acknowledged_at = None
+            click.echo(f"no record acknowledged for {_SILENT_S:.0f} s, still trying: {_FIND_CAUSE}", err=True)
 
     def _send(self, key: bytes | None, value: bytes | None) -> None:
         while True:
@@ -179,9 +189,12 @@ class _Sender:
                 return
             except BufferError:
                 self._client.poll(0.5)
+                self._note_silence()
 
     def _delivered(self, failure: KafkaError | None, message: Message) -> None:
         self._acknowledged += failure is None
+        if self._acknowledged_at is not None:
+            self._acknowledged_at = time.monotonic()
         self._failure = self._failure or failure
 
     def _raise_failure(self) -> None:

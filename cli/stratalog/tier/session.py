@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from uuid import UUID
 
-from stratalog.target import NoMetadata
+from stratalog.target import NoMetadata, note_unreachable
 from stratalog_core.errors import Unavailable
 from stratalog_core.rpc.tcp import TcpTransport
 from stratalog_core.system import SystemClock, ThreadBackground
@@ -19,6 +19,7 @@ from stratalog_tiering.store import STORE_THREADS, ObjectStore, open_store
 @asynccontextmanager
 async def metadata_session(addresses: Sequence[str]) -> AsyncIterator[QuorumClient]:
     """A client with its view loaded. Raises ``NoMetadata`` if no node answers."""
+    note_unreachable("metadata node", addresses)
     transport = TcpTransport()
     client = QuorumClient(addresses, transport, SystemClock(), random.Random())
     try:

@@ -64,6 +64,16 @@ def test_a_record_that_is_too_large_names_the_config(monkeypatch: pytest.MonkeyP
         _sent(monkeypatch, _Client(KafkaError(KafkaError.MSG_SIZE_TOO_LARGE)), "a:b\n", ":")
 
 
+def test_records_that_are_not_acknowledged_are_noted_once(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(produce, "_SILENT_S", 0.0)
+    client, left = _Client(), iter([1, 1, 1, 0])
+    monkeypatch.setattr(client, "flush", lambda timeout: next(left))
+    _sent(monkeypatch, client, "a:b\n", ":")
+    assert capsys.readouterr().err.count("still trying: `stratalog doctor` names the cause") == 1
+
+
 def test_a_new_topic_is_named_and_an_unknown_partition_refused(capsys: pytest.CaptureFixture[str]) -> None:
     client = cast(Producer, _Client())
     produce._check_topic(client, "evnts", None)

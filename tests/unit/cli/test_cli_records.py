@@ -60,6 +60,10 @@ async def test_what_cannot_be_done_is_refused(cluster: MiniCluster) -> None:
         refused(Invalid, "--group", "consume", "--group", "g", "--offset", "5")
         assert run("consume", "--time", "0").stdout == "first\n"
         refused(Invalid, "'-1' is not a time", "consume", "--time=-1")
+        for number in range(4):
+            assert run("produce", "--value", f"{number}", "--partition", "0").exit_code == 0
+        assert run("consume", "--partition", "0", "--offset", "-2").stdout == "2\n3\n"
+        assert run("consume", "--partition", "0", "--offset", "-99").stdout == "first\n0\n1\n2\n3\n"
         raised = ConfigEntry("max.message.bytes", "3000000", incremental_operation=AlterConfigOpType.SET)
         resource = ConfigResource(ResourceType.TOPIC, "events", incremental_configs=[raised])
         admin.incremental_alter_configs([resource])[resource].result(60)

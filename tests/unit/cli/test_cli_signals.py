@@ -24,6 +24,9 @@ def wait(how):
         print("waits", flush=True)
         threading.Event().wait()
     finally:
+        if "again" in how:
+            print("waits", flush=True)
+            threading.Event().wait(0.5)
         print("cleaned up", flush=True)
 
 async def forever():
@@ -48,14 +51,24 @@ def test_sigterm_ends_a_command_in_the_background_of_a_script(how: str) -> None:
     assert _ended_by(signal.SIGTERM, f"{how} background") == (ExitCode.TERMINATED, "cleaned up\n", "\n")
 
 
+def test_a_second_sigterm_does_not_end_the_cleaning_up() -> None:
+    """`timeout` sends the signal to the command and to its own process group."""
+    assert _ended_by(signal.SIGTERM, "threads again") == (ExitCode.TERMINATED, "cleaned up\n", "\n")
+
+
+def test_a_second_ctrl_c_ends_the_cleaning_up_without_a_traceback() -> None:
+    assert _ended_by(signal.SIGINT, "threads again") == (ExitCode.INTERRUPTED, "", "\n")
+
+
 def _ended_by(number: signal.Signals, how: str) -> tuple[int, str, str]:
-    """Return the exit code, and what the command printed after the signal."""
+    """Return the exit code, and what the command printed after the signal, or "again" during its cleaning up after two."""
     command = [sys.executable, "-c", _COMMAND, how]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         try:
-            assert process.stdout.readline() == "waits\n"
-            process.send_signal(number)
+            for _ in range(2 if "again" in how else 1):
+                assert process.stdout.readline() == "waits\n"
+                process.send_signal(number)
             output, errors = process.communicate(timeout=60)
         finally:
             process.kill()
