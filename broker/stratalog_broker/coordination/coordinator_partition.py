@@ -7,16 +7,19 @@ gives the application a writer of records.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from typing import Final, Generic, Protocol, TypeVar
 
 from stratalog_broker.coordination.record_writer import Append, RecordWriter
 from stratalog_broker.coordination.replay import CoordinatorState, Replay
 from stratalog_core.ports import Buffer, Clock
 
 _log = logging.getLogger(__name__)
+REPLAYED_AT_ONCE_BYTES: Final = 64 * 1024
+"""Bytes of batches replayed in one turn of the event loop: about 600 records, 3 ms."""
 
 
 class CoordinatorApplication(Protocol):
@@ -67,11 +70,16 @@ class CoordinatorPartition(Generic[StateType, ApplicationType]):
 
     # -- InternalTopicApplication
 
-    def load(self, state: bytes | None, batches: Iterable[Buffer], leader_epoch: int) -> None:
+    async def load(self, state: bytes | None, batches: Iterable[Buffer], leader_epoch: int) -> None:
         self._state = self._kind.load(state)
         self._replay = Replay(self._state)
+        replayed_bytes = 0
         for batch in batches:
+            if replayed_bytes >= REPLAYED_AT_ONCE_BYTES:
+                replayed_bytes = 0
+                await asyncio.sleep(0)
             self._replay.apply(batch)
+            replayed_bytes += len(batch)
         if self._replay.unreadable:
             skipped, first = self._replay.unreadable, self._replay.first_unreadable
             _log.error("replay of %s skipped %d records that it cannot read; %s", self._name, skipped, first)

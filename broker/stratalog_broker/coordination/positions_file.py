@@ -63,11 +63,11 @@ class PositionsFile:
         assert self._application is None, "one kind of coordinator keeps its state in a positions file"
         self._application = factory(0)
 
-    def load(self) -> None:
+    async def load(self) -> None:
         """Load the state; a missing file is an empty one. Raises ``Corrupt``, ``Invalid`` or ``OSError``."""
         assert self._application is not None, "the coordinator is registered"
         found = self._files.read(self._name) if self._files.exists(self._name) else None
-        self._application.load(None if found is None else decode_positions(found, self._name), (), 0)
+        await self._application.load(None if found is None else decode_positions(found, self._name), (), 0)
         self._is_serving = True
 
     def is_serving(self, topic_partition: TopicPartition) -> bool:

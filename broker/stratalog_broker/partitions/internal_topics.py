@@ -9,11 +9,13 @@ is durable (``ledger_trimming.py``). A group therefore fails over together with 
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from typing import Final, Protocol
 
+from stratalog_core.errors import Fenced
 from stratalog_core.ports import Buffer
-from stratalog_metadata.records import TopicPartition
+from stratalog_metadata.records import Partition, TopicPartition
 
 CONSUMER_OFFSETS: Final = "__consumer_offsets"
 TRANSACTION_STATE: Final = "__transaction_state"
@@ -29,10 +31,12 @@ COPIES_SETTINGS: Final = {
 class InternalTopicApplication(Protocol):
     """The state machine of one partition while this broker owns it. All calls come from the event loop and do not block."""
 
-    def load(self, state: bytes | None, batches: Iterable[Buffer], leader_epoch: int) -> None:
+    async def load(self, state: bytes | None, batches: Iterable[Buffer], leader_epoch: int) -> None:
         """Load the last snapshot (None if there is none) and the batches after it. Called once, before any other method.
 
-        ``leader_epoch`` is that of this ownership of the partition.
+        ``leader_epoch`` is that of this ownership of the partition. Must let the event loop run between batches: a log may take
+        seconds to replay, and a broker whose event loop is blocked that long loses its session. ``resigned`` may follow at
+        any of these points. ``batches`` raises ``Fenced`` once the partition is lost.
         """
         ...
 
@@ -51,6 +55,58 @@ class InternalTopicApplication(Protocol):
 
 ApplicationFactory = Callable[[int], InternalTopicApplication]
 """Creates the application of the partition with the given index."""
+
+
+class Applications:
+    """The applications of the internal topics. Loads one partition at a time, so that a turn of the event loop stays short."""
+
+    def __init__(self) -> None:
+        self._factories: dict[str, ApplicationFactory] = {}
+        self._loading = asyncio.Lock()
+
+    def register(self, topic: str, factory: ApplicationFactory) -> None:
+        self._factories[topic] = factory
+
+    def __contains__(self, topic: str) -> bool:
+        return topic in self._factories
+
+    async def load(
+        self,
+        topic: str,
+        partition: Partition,
+        state: bytes | None,
+        batches: Iterable[Buffer],
+        is_due: Callable[[], bool],
+    ) -> InternalTopicApplication | None:
+        """Return the loaded application of a partition; None if its topic has none.
+
+        ``is_due`` returns whether this broker still has to take over the partition: it may be lost while the event loop runs.
+        Raises ``Fenced`` if so. An application that is not returned has resigned.
+        """
+        factory = self._factories.get(topic)
+        if factory is None:
+            return None
+        async with self._loading:
+            _require_due(is_due)
+            application = factory(partition.index)
+            try:
+                await application.load(state, _while_due(batches, is_due), partition.leader_epoch)
+                _require_due(is_due)
+            except BaseException:
+                application.resigned()
+                raise
+        return application
+
+
+def _while_due(batches: Iterable[Buffer], is_due: Callable[[], bool]) -> Iterator[Buffer]:
+    for batch in batches:
+        _require_due(is_due)
+        yield batch
+
+
+def _require_due(is_due: Callable[[], bool]) -> None:
+    if not is_due():
+        raise Fenced("the partition was lost before its application was loaded")
 
 
 class InternalPartitions(Protocol):

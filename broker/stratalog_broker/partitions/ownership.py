@@ -22,7 +22,7 @@ from stratalog_broker.partitions.deleted_partitions import seal_last
 from stratalog_broker.partitions.directory import PartitionDirectory
 from stratalog_broker.partitions.handover import OutgoingHandovers
 from stratalog_broker.partitions.internal_appends import append_now
-from stratalog_broker.partitions.internal_topics import ApplicationFactory, InternalTopicApplication
+from stratalog_broker.partitions.internal_topics import ApplicationFactory, Applications, InternalTopicApplication
 from stratalog_broker.partitions.log import PartitionLog
 from stratalog_broker.partitions.memory import PartitionMemory, follow_log, follow_pointer
 from stratalog_broker.partitions.producer_expiry import ProducerExpiry
@@ -84,7 +84,7 @@ class Partitions:
         self._clock, self._random = clock, random
         self.is_stopping = False
         """The broker is stopping: a request must not begin to wait for records."""
-        self._applications: dict[str, ApplicationFactory] = {}
+        self._applications = Applications()
         self._logs: dict[TopicPartition, PartitionLog] = {}
         self._by_name: dict[tuple[bytes, int], PartitionLog] = {}
         self._by_id: dict[tuple[bytes, int], PartitionLog] = {}
@@ -106,7 +106,7 @@ class Partitions:
 
     def register_application(self, topic: str, factory: ApplicationFactory) -> None:
         """Set the state machine of an internal topic's partitions. Call before the broker starts."""
-        self._applications[topic] = factory
+        self._applications.register(topic, factory)
 
     # -- lookup ------------------------------------------------------------------------------------------------------
 
@@ -312,9 +312,13 @@ class Partitions:
             if not self._is_due(partition):
                 return
             taken = await self._takeover.rebuild(partition, recovered, wants_batches=topic.name in self._applications)
+            application = await self._applications.load(
+                topic.name, partition, taken.application_state, taken.batches, lambda: self._is_due(partition)
+            )
+        # Nothing is awaited after the application has started: it may write at once.
         if self._is_due(partition):
             # Its configs may have changed during the takeover.
-            self._serve(self.topic_by_id(partition.topic_id.bytes) or topic, taken)
+            self._serve(self.topic_by_id(partition.topic_id.bytes) or topic, taken, application)
             seconds = self._clock.monotonic() - self._unwant(identity_of(partition))
             self._taken += 1
             self.takeover_metrics.takeovers += 1
@@ -322,7 +326,7 @@ class Partitions:
             if not self._wanted:
                 _log.info("took over %d partitions in %.3f s", self._taken, self._clock.monotonic() - self._wanting_since_s)
 
-    def _serve(self, topic: Topic, taken: TakenOver) -> None:
+    def _serve(self, topic: Topic, taken: TakenOver, application: InternalTopicApplication | None) -> None:
         identity = identity_of(taken.partition)
         log = PartitionLog(
             settings=self._settings,
@@ -341,7 +345,7 @@ class Partitions:
             ),
             tails=self.memory.tails,
             indexes=self.memory.indexes,
-            application=self._load_application(topic, taken),
+            application=application,
             on_lost=self._on_lost,
             rolls=self._rolls,
         )
@@ -357,14 +361,6 @@ class Partitions:
         self._follow_next_owner(log, newest)
         if taken.more_is_coming and not log.is_leaving:
             log.open_ahead()
-
-    def _load_application(self, topic: Topic, taken: TakenOver) -> InternalTopicApplication | None:
-        factory = self._applications.get(topic.name)
-        if factory is None:
-            return None
-        application = factory(taken.partition.index)
-        application.load(taken.application_state, taken.batches, taken.partition.leader_epoch)
-        return application
 
     def _on_lost(self, log: PartitionLog, error: Exception) -> None:
         """Take over a partition again after its writer failed, if this broker still owns it."""

@@ -83,7 +83,7 @@ async def start(node: Node, *, positions: Path, follow_s: float, with_deleted: b
     node.closing(positions_file.close)
     node.closing(server.close)
     await server.bind()
-    positions_file.load()
+    await positions_file.load()
     await _put_own_records(metadata, store)
     topics = ArchivedTopics(
         Archive(store), metadata, BROKER_ID, hidden=INTERNAL_TOPICS, with_deleted=with_deleted

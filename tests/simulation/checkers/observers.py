@@ -214,11 +214,11 @@ def _counts_calls(inner: Callable[..., Any], coverage: Coverage, state: str) -> 
 
 
 def _counts_moved_starts(inner: Callable[..., Any], coverage: Coverage) -> Callable[..., Any]:
-    def serve(self: Partitions, topic: Topic, taken: TakenOver) -> None:
+    def serve(self: Partitions, topic: Topic, taken: TakenOver, *others: Any) -> None:
         record = self._view.find(Log, log_key(taken.partition.topic_id, taken.partition.index))
         if record is not None and record.log_start_offset > taken.log_start_offset:
             coverage.meet(states.START_AT_TAKEOVER)
-        inner(self, topic, taken)
+        inner(self, topic, taken, *others)
 
     return serve
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import gc
 import weakref
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +15,17 @@ from kio.schema.errors import ErrorCode
 from unit.broker.mini_cluster import WAIT_S, MiniCluster, run_cluster
 from unit.broker.raw_client import request
 
-from stratalog_broker.coordination.coordinator_partition import CoordinatorKind, CoordinatorPartition
+from stratalog_broker.coordination.coordinator_partition import (
+    REPLAYED_AT_ONCE_BYTES,
+    CoordinatorKind,
+    CoordinatorPartition,
+)
 from stratalog_broker.coordination.locator import Coordinators
 from stratalog_broker.coordination.record_writer import RecordWriter
 from stratalog_broker.coordination.replay import ApplyRecord, CoordinatorRecord
 from stratalog_broker.network.server import BrokerServer
 from stratalog_broker.protocol.errors import KafkaError
-from stratalog_core.batches.records import Header
+from stratalog_core.batches.records import Header, Record, build_batch
 from stratalog_core.errors import Corrupt
 from stratalog_core.system import SystemClock
 
@@ -169,9 +174,39 @@ async def test_a_partition_that_is_lost_keeps_no_state() -> None:
         raise AssertionError("nothing is written")
 
     partition = CoordinatorPartition(COUNTERS, append, SystemClock(), f"{TOPIC}-0")
-    partition.load(b"a=1", (), 0)
+    await partition.load(b"a=1", (), 0)
     assert partition.application is not None
     state = weakref.ref(partition.application.state)
     partition.resigned()
     gc.collect()
     assert state() is None, "the locator keeps the partition, so that its memory would be used until the partition returns"
+
+
+async def test_a_long_log_is_replayed_in_short_turns_of_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A session may end after three seconds; a log may take many to replay."""
+    record = Record(offset=0, timestamp_ms=0, key=b"a", value=b"1" * 1000)
+    log = [bytes(build_batch([record])) for _ in range(1000)]
+    turns, replayed_bytes = 0, Counter[int]()
+    loop = asyncio.get_running_loop()
+
+    def turn() -> None:
+        nonlocal turns
+        turns += 1
+        next_turn[0] = loop.call_soon(turn)
+
+    def batches() -> Iterator[bytes]:
+        for batch in log:
+            replayed_bytes[turns] += len(batch)
+            yield batch
+
+    async def append(batch: bytearray) -> int:
+        raise AssertionError("nothing is written")
+
+    next_turn = [loop.call_soon(turn)]
+    partition = CoordinatorPartition(COUNTERS, append, SystemClock(), f"{TOPIC}-0")
+    await partition.load(None, batches(), 0)
+    next_turn[0].cancel()
+    assert partition.application is not None
+    assert partition.application.state.values == {"a": int("1" * 1000)}
+    assert sum(replayed_bytes.values()) == sum(map(len, log))
+    assert max(replayed_bytes.values()) <= REPLAYED_AT_ONCE_BYTES + 2 * len(log[0])

@@ -28,7 +28,7 @@ class Appended:
         self.state = b""
         self.is_resigned = False
 
-    def load(self, state: bytes | None, batches: Iterable[Buffer], leader_epoch: int) -> None:
+    async def load(self, state: bytes | None, batches: Iterable[Buffer], leader_epoch: int) -> None:
         self.state = state or b""
 
     def apply(self, batch: Buffer) -> None:
@@ -60,51 +60,51 @@ class SlowDisk:
         """Nothing to close."""
 
 
-def opened(directory: Path, disk: SlowDisk | None = None) -> tuple[PositionsFile, Appended]:
+async def opened(directory: Path, disk: SlowDisk | None = None) -> tuple[PositionsFile, Appended]:
     file, application = PositionsFile(SystemFiles(directory), NAME, disk or SlowDisk()), Appended()
     file.register_application("topic", lambda _: application)
     assert not file.is_serving(PARTITION)
-    file.load()
+    await file.load()
     assert file.is_serving(PARTITION)
     return file, application
 
 
 async def test_acknowledged_batches_are_there_after_a_restart(tmp_path: Path) -> None:
-    file, _ = opened(tmp_path)
+    file, _ = await opened(tmp_path)
     for content in (b"one", b"two"):
         await file.append_internal(PARTITION, bytearray(content))
-    _, again = opened(tmp_path)
+    _, again = await opened(tmp_path)
     assert again.state == b"onetwo"
 
 
 async def test_batches_that_arrive_during_a_write_share_the_next(tmp_path: Path) -> None:
     disk = SlowDisk()
-    file, application = opened(tmp_path, disk)
+    file, application = await opened(tmp_path, disk)
     await asyncio.gather(*(file.append_internal(PARTITION, bytearray(b"x")) for _ in range(50)))
     assert disk.calls <= 2
-    assert opened(tmp_path)[1].state == application.state == b"x" * 50
+    assert (await opened(tmp_path))[1].state == application.state == b"x" * 50
 
 
 async def test_a_failed_write_is_reported_and_made_up_for(tmp_path: Path) -> None:
-    file, _ = opened(tmp_path)
+    file, _ = await opened(tmp_path)
     (tmp_path / f"{NAME}.tmp").mkdir()
     with pytest.raises(Unavailable, match="cannot be written"):
         await file.append_internal(PARTITION, bytearray(b"one"))
     assert not (tmp_path / NAME).exists()
     (tmp_path / f"{NAME}.tmp").rmdir()
     await file.append_internal(PARTITION, bytearray(b"two"))
-    assert opened(tmp_path)[1].state == b"onetwo"
+    assert (await opened(tmp_path))[1].state == b"onetwo"
 
 
 async def test_closing_saves_what_is_applied_and_stops_the_application(tmp_path: Path) -> None:
-    file, application = opened(tmp_path)
+    file, application = await opened(tmp_path)
     appends = [asyncio.create_task(file.append_internal(PARTITION, bytearray(b"x"))) for _ in range(3)]
     await asyncio.sleep(0)
     for append in appends:
         append.cancel()
     await file.close()
     assert application.is_resigned
-    assert opened(tmp_path)[1].state == b"xxx"
+    assert (await opened(tmp_path))[1].state == b"xxx"
     assert not file.is_serving(PARTITION)
 
 

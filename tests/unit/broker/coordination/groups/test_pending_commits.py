@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from kio.schema.errors import ErrorCode
 from unit.broker.coordination.groups.known_topics import NO_TOPICS
-from unit.broker.coordination.groups.test_group_coordinator import LIMITS, partition_of_groups
+from unit.broker.coordination.groups.test_group_coordinator import LIMITS, load_nothing, partition_of_groups
 
 from stratalog_broker.coordination.groups.application import GroupApplication
 from stratalog_broker.coordination.groups.core.coordinator import GroupCoordinator
@@ -129,7 +129,7 @@ class SlowLog:
     def __init__(self) -> None:
         self.go_on = asyncio.Event()
         self.partition = partition_of_groups(self.append, AT_ONCE)
-        self.partition.load(None, [], 0)
+        load_nothing(self.partition)
 
     @property
     def application(self) -> GroupApplication:
