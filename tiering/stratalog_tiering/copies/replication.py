@@ -12,7 +12,7 @@ import logging
 from dataclasses import replace
 from uuid import UUID
 
-from stratalog_core.errors import Conflict, Corrupt, NoSuchObject, StratalogError
+from stratalog_core.errors import Conflict, Corrupt, Invalid, NoSuchObject, StratalogError
 from stratalog_metadata.records import ManifestPointer, Topic, manifest_pointer_key, topic_key
 from stratalog_tiering.cold.archive import read_marker
 from stratalog_tiering.copies.copying import copy_object, has_object
@@ -76,7 +76,11 @@ async def copy_committed(ports: WorkerPorts, second: SecondCopy, pointer: Manife
 async def _copy_version(
     ports: WorkerPorts, second: SecondCopy, pointer: ManifestPointer, manifest: Manifest, newest: CopiedVersion | None
 ) -> int:
-    present = await _keys_of(second, newest)
+    try:
+        present = await _keys_of(second, newest)
+    except (Corrupt, Invalid) as damaged:
+        _log.warning("%s: each object of the next version is compared with the committed one", damaged.message)
+        present = frozenset()
     failures: list[StratalogError] = []
     copied = 0
     async for entry in ports.source.segments(manifest):

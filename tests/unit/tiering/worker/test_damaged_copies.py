@@ -1,0 +1,32 @@
+"""Copying goes on although objects of either bucket that it does not need are damaged or lost."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from support.directory_store import object_contents
+from unit.tiering.worker.test_copying import findings, is_copied, segments_of, until
+from unit.tiering.worker.test_worker import Batches, Cluster
+
+from stratalog_tiering.store import ObjectStore
+
+
+@pytest.mark.parametrize("is_segment_lost", [False, True])
+async def test_the_next_version_is_copied_although_the_newest_one_in_the_copy_is_damaged(
+    cluster: Cluster, make_batches: Batches, second: ObjectStore, second_directory: Path, is_segment_lost: bool
+) -> None:
+    await cluster.add_ledger(make_batches(0, [3]), 0)
+    worker = await cluster.start_worker(second=second)
+    await until(lambda: is_copied(cluster, second_directory))
+    await worker.close()
+    (second_directory / cluster.pointer().object_key).write_bytes(b"damaged")
+    if is_segment_lost:
+        segments_of(second_directory)[0].unlink()
+    again = await cluster.start_worker("worker-2", second=second, copy_grace_ms=0)
+    await cluster.add_ledger(make_batches(3, [3]), 3)
+    await cluster.until(lambda: cluster.pointer().end_offset == 6)
+    await until(lambda: is_copied(cluster, second_directory))
+    await until(lambda: len([key for key in object_contents(second_directory) if key.startswith("manifests/")]) == 1)
+    await again.close()
+    assert await findings(second, cluster.background) == []
