@@ -7,6 +7,7 @@ described the topic meanwhile. Versions are never overwritten.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Awaitable, Callable
 from typing import Final
 from uuid import UUID
@@ -14,15 +15,16 @@ from uuid import UUID
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from stratalog_core.errors import Conflict
+from stratalog_core.errors import Conflict, Corrupt
 from stratalog_metadata.records import Topic
-from stratalog_tiering.cold.archive import newest_descriptor_key, read_topic
+from stratalog_tiering.cold.archive import read_topic
 from stratalog_tiering.cold.block_cache import LruCache
 from stratalog_tiering.format.descriptor import Detachment, TopicDescriptor, encode_descriptor
-from stratalog_tiering.format.object_keys import parse_topic_key, topic_key
+from stratalog_tiering.format.object_keys import parse_topic_key, topic_key, topic_prefix
 from stratalog_tiering.store import ObjectStore
 
 _KNOWN_MAX: Final = 10_000
+_log = logging.getLogger(__name__)
 
 
 class TopicDescriptors:
@@ -53,15 +55,23 @@ async def describe_topic(store: ObjectStore, topic: Topic, detached: Detachment 
     Partitions are only added, so ``topic`` is outdated then: its writer has looked at metadata before another one has.
     ``detached`` is written before the topic is detached. Without it the descriptor repeats that of the one before: a worker may
     describe the topic while it is being detached, and the marker of an earlier deletion may come after the topic was restored
-    by the bucket's next owner. Raises the store's errors.
+    by the bucket's next owner. If the newest one is damaged, the one before it is compared, and the next one is written even
+    if that says the same. Raises the store's errors, ``Invalid`` if a later release may have written the newest one.
     """
-    wanted, found, version = descriptor_of(topic), None, 0
-    key = await newest_descriptor_key(store, topic.topic_id)
-    if key is not None and (parsed := parse_topic_key(key)) is not None:
-        found, version = await read_topic(store, key), parsed.version
+    wanted, found, version, is_damaged = descriptor_of(topic), None, 0, False
+    async for info in store.list(topic_prefix(topic.topic_id)):
+        if (parsed := parse_topic_key(info.key)) is None:
+            continue
+        version = max(version, parsed.version)
+        try:
+            found = await read_topic(store, info.key)
+            break
+        except Corrupt as damaged:
+            is_damaged = True
+            _log.warning("%s: topic %s is described again", damaged.message, topic.name)
     while True:
         wanted = msgspec.structs.replace(wanted, detached=detached or (found.detached if found is not None else UNSET))
-        if found is not None and (found == wanted or found.partition_count > wanted.partition_count):
+        if found is not None and ((found == wanted and not is_damaged) or found.partition_count > wanted.partition_count):
             return
         version += 1
         key = topic_key(topic.topic_id, version)
@@ -69,7 +79,7 @@ async def describe_topic(store: ObjectStore, topic: Topic, detached: Detachment 
             await store.put(key, [encode_descriptor(wanted)])
         except Conflict:
             # Another worker has written this version since the listing.
-            found = await read_topic(store, key)
+            found, is_damaged = await read_topic(store, key), False
         else:
             return
 

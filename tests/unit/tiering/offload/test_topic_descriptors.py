@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 from typing import Any
 
 import msgspec
+import pytest
 
 from stratalog_metadata.records import Topic
 from stratalog_tiering.cold.archive import Archive
+from stratalog_tiering.format.descriptor import Detachment
 from stratalog_tiering.format.object_keys import topic_key, topic_prefix
 from stratalog_tiering.offload.ports import trusted
 from stratalog_tiering.offload.topic_descriptors import TopicDescriptors, describe_topic
@@ -89,3 +92,31 @@ async def test_an_offload_costs_no_request_for_the_topic(cluster: Cluster, make_
     descriptors = topic_prefix(cluster.topic.topic_id)
     requests = [(name, key) for name, key in cluster.store.calls if key.startswith(descriptors)]
     assert [name for name, _ in requests] == ["list", "put"]
+
+
+@pytest.mark.parametrize("damaged", [(1,), (2,), (1, 2)])
+async def test_a_topic_whose_descriptors_are_damaged_is_described_again(
+    store: Store, topic: Topic, store_directory: Path, damaged: tuple[int, ...]
+) -> None:
+    detachment = Detachment(cluster_id="before", topic_version=7)
+    await describe_topic(store, msgspec.structs.replace(topic, partition_count=1), detachment)
+    await describe_topic(store, topic)
+    for version in damaged:
+        (store_directory / topic_key(topic.topic_id, version)).write_bytes(b"{")
+    store.calls.clear()
+    await describe_topic(store, topic)
+    assert writes(store) == ([topic_key(topic.topic_id, 3)] if 2 in damaged else [])
+    (found,) = await Archive(store).topics()
+    assert found.partition_count == topic.partition_count
+    assert bool(found.detached) == (damaged != (1, 2)), "only descriptors say that it was detached"
+
+
+async def test_a_damaged_descriptor_stops_no_offload(cluster: Cluster, make_batches: Batches, store_directory: Path) -> None:
+    await cluster.add_ledger(make_batches(0, [1]), 0)
+    worker = await cluster.start_worker()
+    await cluster.until(lambda: (made := cluster.pointer()) is not None and made.end_offset == 1)
+    await worker.close()
+    (store_directory / topic_key(cluster.topic.topic_id, 1)).write_bytes(b"{")
+    await cluster.start_worker("worker-2")
+    await cluster.add_ledger(make_batches(1, [1]), 1)
+    await cluster.until(lambda: cluster.pointer().end_offset == 2)
