@@ -33,7 +33,7 @@ from stratalog_tiering.cold.segment_check import require_sound
 from stratalog_tiering.cold.verifier import READS_AT_ONCE, PartitionReport
 from stratalog_tiering.copies.copying import CopyLimits, copy_object, has_object
 from stratalog_tiering.copies.data_keys import data_key_in_copy
-from stratalog_tiering.copies.descriptors import content_or_nothing, put_checked
+from stratalog_tiering.copies.descriptors import content_or_nothing, put_checked, put_unstored
 from stratalog_tiering.core.damage import Damage, Finding, judge_marker, judge_topic, newest_marker
 from stratalog_tiering.core.references import Reference, segment_object, side_objects
 from stratalog_tiering.format.descriptor import (
@@ -204,6 +204,8 @@ class Repairer:
             await self._copy(await self._older_version(marked_manifest(newest), manifest_key))
             return RepairedFrom.COPY
         sha256, source = await self._committed_digest(topic_id, index, manifest_key)
+        if source is RepairedFrom.METADATA:
+            await put_unstored(self._store, self._sources.pointers[topic_id, index], self._limits.clock.wall_ms())
         wanted = await self._manifest_reference(manifest_key, sha256)
         if not await has_object(self._store, wanted, self._limits):
             await self._copy(wanted)

@@ -1,4 +1,4 @@
-"""An altered header of a version object, which looks like that of a later release, is told from one by another copy."""
+"""Damaged version objects are repaired. An altered header, as of a later release, is told from one by another copy."""
 
 from __future__ import annotations
 
@@ -8,20 +8,24 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from unit.tiering.conftest import FaultyStore
 
 from stratalog_core.errors import Refused
 from stratalog_core.system import SystemClock
 from stratalog_metadata.records import ManifestPointer
-from stratalog_tiering.cold.bucket_scrub import BucketScrub
+from stratalog_tiering.cold.bucket_scrub import BucketScrub, FoundTopic
 from stratalog_tiering.copies.copying import CopyLimits
 from stratalog_tiering.copies.repair import Repair, RepairedFrom, Repairer, RepairSources
-from stratalog_tiering.format.object_keys import is_version_object
+from stratalog_tiering.core.damage import Damage, Finding
+from stratalog_tiering.format.manifest import decode_manifest, encode_manifest
+from stratalog_tiering.format.object_keys import is_version_object, version_key
 from stratalog_tiering.store import ObjectStore, open_store
 
 Cluster = Any  # the TestCluster of conftest.py, which cannot be imported
 Batches = Callable[..., list[bytes]]
+DAY_MS = 86_400_000
 VERSION, FLAGS = 9, 11
 """Positions in the header of a manifest."""
 
@@ -30,11 +34,16 @@ async def unlimited(_: int) -> None:
     pass
 
 
-async def repaired(cluster: Cluster, sources: RepairSources) -> list[Repair]:
+async def repairer_of(cluster: Cluster, sources: RepairSources) -> tuple[Repairer, FoundTopic]:
     scrub = BucketScrub(cluster.store, cluster.background, before_ms=0)
     limits = CopyLimits(background=cluster.background, clock=SystemClock(), take=unlimited)
     (topic,) = (await scrub.inventory()).topics
-    _, repairs = await Repairer(scrub, cluster.store, sources, limits).partition(topic, 0)
+    return Repairer(scrub, cluster.store, sources, limits), topic
+
+
+async def repaired(cluster: Cluster, sources: RepairSources) -> list[Repair]:
+    repairer, topic = await repairer_of(cluster, sources)
+    _, repairs = await repairer.partition(topic, 0)
     return [*repairs.values()]
 
 
@@ -103,3 +112,40 @@ async def test_a_second_copy_that_refuses_to_answer_is_not_taken_for_one_without
     copy.before = lambda name, key: None
     assert await repaired(cluster, sources) == [Repair(source=RepairedFrom.COPY)]
     assert stored.read_bytes() == committed
+
+
+async def test_a_version_that_was_damaged_before_it_was_read_back_is_written_again_from_metadata(
+    cluster: Cluster, pointer: ManifestPointer, make_batches: Batches, store_directory: Path
+) -> None:
+    """Without the repair no worker can go on: its put is refused because the key exists."""
+    key = version_key(pointer.topic_id, 0, pointer.manifest_version + 1)
+
+    def damage(name: str, of: str) -> None:
+        if (name, of) == ("get", key):
+            cluster.store.before = lambda name, key: None
+            (store_directory / key).write_bytes(b"damaged")
+
+    cluster.store.before = damage
+    await cluster.add_ledger(make_batches(3, [3]), 3)
+    await cluster.start_worker("worker-2", sweep_interval_ms=DAY_MS)
+    await cluster.until(lambda: f"{key} is not what was written" in cluster.last_error())
+    unstored: ManifestPointer = cluster.pointer()
+    sources = RepairSources(pointers={(pointer.topic_id, 0): unstored}, has_metadata=True)
+    assert await repaired(cluster, sources) == [Repair(source=RepairedFrom.METADATA)]
+    assert (store_directory / key).read_bytes() == unstored.content
+    await cluster.until(lambda: not cluster.pointer().content and not cluster.log().ledgers)
+
+
+async def test_a_version_of_another_history_is_not_replaced_by_that_in_metadata(
+    cluster: Cluster, pointer: ManifestPointer, store_directory: Path
+) -> None:
+    stored = store_directory / pointer.object_key
+    other = encode_manifest(msgspec.structs.replace(decode_manifest(stored.read_bytes()), writer="other"))
+    unstored = msgspec.structs.replace(pointer, content=stored.read_bytes())
+    stored.write_bytes(other)
+    sources = RepairSources(pointers={(pointer.topic_id, 0): unstored}, has_metadata=True)
+    repairer, topic = await repairer_of(cluster, sources)
+    damage = Finding(kind=Damage.MANIFEST_ALTERED, key=pointer.object_key, problem="damaged when it was read")
+    (made,) = (await repairer.repair(topic, 0, [damage])).values()
+    assert made.source is None
+    assert stored.read_bytes() == other
