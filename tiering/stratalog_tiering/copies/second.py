@@ -11,13 +11,13 @@ from collections.abc import Sequence
 from typing import Final
 from uuid import UUID
 
-from stratalog_core.errors import Conflict, Invalid
+from stratalog_core.errors import Conflict, Corrupt, Invalid, NoSuchObject
 from stratalog_tiering.cold.archive import read_owner
 from stratalog_tiering.cold.block_cache import LruCache
 from stratalog_tiering.cold.manifest_source import ManifestSource
 from stratalog_tiering.copies.copying import CopyLimits
 from stratalog_tiering.format.descriptor import OwnerDescriptor, decode_descriptor
-from stratalog_tiering.format.object_keys import OWNERS_PREFIX, owner_key
+from stratalog_tiering.format.object_keys import owner_key
 from stratalog_tiering.metrics import SecondCopyMetrics
 from stratalog_tiering.offload.locks import KnownLocks
 from stratalog_tiering.offload.ownership import BucketOwnership
@@ -58,7 +58,7 @@ class SecondCopy:
         """
         await ports.bucket.confirm()
         if not self._has_owners:
-            await self._copy_owners(ports.store)
+            await self._copy_owners(ports)
             self._has_owners = True
         await self._bucket.confirm()
 
@@ -79,17 +79,28 @@ class SecondCopy:
         self.counters.objects_deleted += len(keys) - kept
         return kept
 
-    async def _copy_owners(self, first: ObjectStore) -> None:
-        contents = [await first.get(info.key) async for info in first.list(OWNERS_PREFIX)]
-        owners = [decode_descriptor(content, OwnerDescriptor, owner_key(n)) for n, content in enumerate(contents)]
+    async def _copy_owners(self, ports: WorkerPorts) -> None:
+        first, newest = ports.store, ports.bucket.owner
+        owners: dict[int, OwnerDescriptor] = {}
+        contents: dict[int, bytes] = {}
+        for number in range(newest.number + 1):
+            key = owner_key(number)
+            try:
+                contents[number] = await first.get(key)
+                owners[number] = decode_descriptor(contents[number], OwnerDescriptor, key)
+            except (Corrupt, NoSuchObject) as lost:
+                if number == newest.number:
+                    raise
+                _log.warning("an earlier owner is not copied: %s", lost.message)
         present = await read_owner(self.store)
-        if present is not None and present not in owners:
+        if present is not None and present not in owners.values():
             raise Invalid(
                 f"{self.store.url} belongs to cluster {present.cluster_id}, and not to the history in {first.url}: give the"
                 " second copy a bucket or prefix of its own"
             )
-        for number in range(present.number + 1 if present is not None else 0, len(contents)):
-            await put_if_absent(self.store, owner_key(number), contents[number])
+        for number in owners:
+            if present is None or number > present.number:
+                await put_if_absent(self.store, owner_key(number), contents[number])
 
 
 async def put_if_absent(store: ObjectStore, key: str, content: bytes) -> None:

@@ -9,6 +9,9 @@ from support.directory_store import object_contents
 from unit.tiering.worker.test_copying import findings, is_copied, segments_of, until
 from unit.tiering.worker.test_worker import Batches, Cluster
 
+from stratalog_tiering.format.descriptor import OwnerDescriptor, encode_descriptor
+from stratalog_tiering.format.object_keys import owner_key
+from stratalog_tiering.offload.ownership import cluster_id_in, take_over
 from stratalog_tiering.store import ObjectStore
 
 
@@ -30,3 +33,27 @@ async def test_the_next_version_is_copied_although_the_newest_one_in_the_copy_is
     await until(lambda: len([key for key in object_contents(second_directory) if key.startswith("manifests/")]) == 1)
     await again.close()
     assert await findings(second, cluster.background) == []
+
+
+@pytest.mark.parametrize("is_copied_first", [False, True])
+@pytest.mark.parametrize("content", [None, b"{"])
+async def test_the_owners_are_copied_although_an_earlier_one_is_lost_or_damaged(
+    cluster: Cluster,
+    make_batches: Batches,
+    second: ObjectStore,
+    second_directory: Path,
+    content: bytes | None,
+    is_copied_first: bool,
+) -> None:
+    """The cluster owns the bucket after two others. The copy has the second of them if they copied it."""
+    if content is not None:
+        await cluster.store.put(owner_key(0), [content])
+    other = encode_descriptor(OwnerDescriptor(cluster_id="other", number=1, taken_at_ms=1))
+    for store in [cluster.store, second] if is_copied_first else [cluster.store]:
+        await store.put(owner_key(1), [other])
+    await take_over(cluster.store, cluster_id_in(cluster.metadata), 2)
+    await cluster.add_ledger(make_batches(0, [1]), 0)
+    await cluster.start_worker(second=second)
+    await until(lambda: is_copied(cluster, second_directory))
+    copied = {key: content for key, content in object_contents(second_directory).items() if key.startswith("owners/")}
+    assert copied == {key: await cluster.store.get(key) for key in (owner_key(1), owner_key(2))}
