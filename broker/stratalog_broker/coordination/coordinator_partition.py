@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from typing import Final, Generic, Protocol, TypeVar
 
 from stratalog_broker.coordination.record_writer import Append, RecordWriter
 from stratalog_broker.coordination.replay import CoordinatorState, Replay
+from stratalog_core.errors import NotLeader
 from stratalog_core.ports import Buffer, Clock
 
 _log = logging.getLogger(__name__)
@@ -57,7 +58,8 @@ class CoordinatorPartition(Generic[StateType, ApplicationType]):
     def __init__(self, kind: CoordinatorKind[StateType, ApplicationType], append: Append, clock: Clock, name: str) -> None:
         self._kind = kind
         self._name = name
-        self._writer = RecordWriter(append, clock)
+        self._append = append
+        self._writer = RecordWriter(self._append_owned, clock)
         self._state = kind.load(None)
         self._replay = Replay(self._state)
         self.application: ApplicationType | None = None
@@ -67,6 +69,12 @@ class CoordinatorPartition(Generic[StateType, ApplicationType]):
     def unreadable_records(self) -> int:
         """Number of records of the partition that were skipped, in replay or after it."""
         return self._replay.unreadable
+
+    def _append_owned(self, batch: bytearray) -> Awaitable[int]:
+        """Append a batch, unless this coordinator was lost after the batch was queued: a new one may own the log already."""
+        if self.application is None:
+            raise NotLeader(f"{self._name} was lost before the batch was appended")
+        return self._append(batch)
 
     # -- InternalTopicApplication
 

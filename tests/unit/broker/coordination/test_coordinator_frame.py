@@ -6,9 +6,10 @@ import asyncio
 import gc
 import weakref
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import pytest
 from kio.schema.errors import ErrorCode
@@ -21,13 +22,17 @@ from stratalog_broker.coordination.coordinator_partition import (
     CoordinatorPartition,
 )
 from stratalog_broker.coordination.locator import Coordinators
-from stratalog_broker.coordination.record_writer import RecordWriter
+from stratalog_broker.coordination.record_writer import BATCH_BYTES_MAX, RecordWriter
 from stratalog_broker.coordination.replay import ApplyRecord, CoordinatorRecord
 from stratalog_broker.network.server import BrokerServer
+from stratalog_broker.partitions.internal_topics import ApplicationFactory, InternalTopicApplication
 from stratalog_broker.protocol.errors import KafkaError
 from stratalog_core.batches.records import Header, Record, build_batch
-from stratalog_core.errors import Corrupt
+from stratalog_core.errors import Corrupt, NotLeader
 from stratalog_core.system import SystemClock
+from stratalog_metadata.client.memory_metadata import MemoryMetadata
+from stratalog_metadata.records import Topic, TopicPartition
+from stratalog_metadata.state.commands import Command, Put
 
 KEY_TYPE = 2
 TOPIC = "__share_group_state"
@@ -180,6 +185,54 @@ async def test_a_partition_that_is_lost_keeps_no_state() -> None:
     partition.resigned()
     gc.collect()
     assert state() is None, "the locator keeps the partition, so that its memory would be used until the partition returns"
+
+
+class LostLog:
+    """The log of a partition that is lost once and taken over again by the same broker, in one turn of the event loop."""
+
+    def __init__(self) -> None:
+        self.factory: ApplicationFactory | None = None
+        self.owner: InternalTopicApplication | None = None
+        self.batches: list[bytes] = []
+
+    def register_application(self, topic: str, factory: ApplicationFactory) -> None:
+        self.factory = factory
+
+    def is_serving(self, topic_partition: TopicPartition) -> bool:
+        return True
+
+    async def take_over(self) -> None:
+        assert self.factory is not None
+        self.owner = self.factory(0)
+        await self.owner.load(None, self.batches, 1)
+
+    def append_internal(self, topic_partition: TopicPartition, batch: bytearray) -> Awaitable[int]:
+        if self.owner is None:
+            raise NotLeader
+        self.batches.append(bytes(batch))
+        self.owner.apply(batch)
+        done: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        done.set_result(len(self.batches))
+        return done
+
+
+async def test_records_that_a_lost_coordinator_queued_are_not_written_for_the_next() -> None:
+    """Each batch is appended in a turn of its own, and the broker may have taken the partition over again by then."""
+    log, metadata = LostLog(), MemoryMetadata()
+    topic = Topic(name=TOPIC, topic_id=UUID(int=1), partition_count=1, replication_factor=1)
+    await metadata.propose(Command(updates=(Put(record=topic),)))
+    coordinators = Coordinators(COUNTERS, 1, metadata.view, SystemClock(), log)
+    await log.take_over()
+    (lost,) = coordinators.loaded()
+    writes = [asyncio.create_task(lost.write(str(number).zfill(BATCH_BYTES_MAX), b"1")) for number in range(3)]
+    await asyncio.sleep(0)
+    owner, log.owner = log.owner, None
+    assert owner is not None
+    owner.resigned()
+    await asyncio.sleep(0)
+    await log.take_over()
+    assert await asyncio.gather(*writes) == [ErrorCode.not_coordinator] * 3
+    assert not log.batches
 
 
 async def test_a_long_log_is_replayed_in_short_turns_of_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
