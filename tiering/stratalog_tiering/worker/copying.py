@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from stratalog_core.errors import Conflict, StratalogError
-from stratalog_metadata.records import DeletedTopic, ManifestPointer, RestoredTopic, TieringWorker, Topic
+from stratalog_metadata.records import DeletedTopic, Lease, ManifestPointer, RestoredTopic, TieringWorker, Topic
 from stratalog_metadata.state.changes import Change
 from stratalog_tiering.copies.deletions import apply_deletions
 from stratalog_tiering.copies.detached import copy_detached_topics
@@ -112,7 +112,7 @@ class CopyWork:
                 self._schedule.set_due(name, now)
             elif isinstance(record, Topic) and not record.internal:
                 self._schedule.set_all_due([self._named(record, index) for index in range(record.partition_count)], now)
-            elif isinstance(record, DeletedTopic | RestoredTopic):
+            elif isinstance(record, DeletedTopic | RestoredTopic) or self._is_misplaced(record):
                 self._schedule.set_due(DELETIONS_LEASE, now)
             elif record is None and change.before is not None:
                 before = change.before.record
@@ -123,6 +123,9 @@ class CopyWork:
                     self._schedule.set_all_due([self._named(before, index) for index in range(before.partition_count)], now)
                     self._schedule.set_due(DETACHED, now)
         self._wake.set()
+
+    def _is_misplaced(self, record: object) -> bool:
+        return isinstance(record, Lease) and record.name == DELETIONS_LEASE and self._leases.is_misplaced(record)
 
     async def _run_one(self, name: str) -> None:
         settings = self._ports.settings
@@ -142,6 +145,8 @@ class CopyWork:
                 again_s = settings.sweep_interval_ms / 1000
             else:
                 self._behind_since.pop(name, None)
+                if name == DELETIONS_LEASE:  # Acquired late, or its release failed.
+                    await self._leases.release(name)
                 again_s = None
             self._failures.pop(name, None)
         except Conflict as changed:

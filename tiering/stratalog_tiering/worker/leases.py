@@ -51,6 +51,10 @@ class WorkerLeases:
         workers = sorted(worker.worker_id for worker in self._metadata.view.all(TieringWorker))
         return preferred_worker(name, workers) == self._worker_id
 
+    def is_misplaced(self, lease: Lease) -> bool:
+        """Whether this session holds a lease that another worker should have: the command that acquired it took effect late."""
+        return lease.session_id == self._session_id and not self.is_ours(lease.name)
+
     def guards(self, name: str) -> tuple[Requirement, ...] | None:
         """The requirements of every command under the lease; None if this session does not hold it."""
         found = self._metadata.view.get(lease_key(name))

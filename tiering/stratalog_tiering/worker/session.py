@@ -42,7 +42,7 @@ from stratalog_tiering.maintenance.deletion import (
 from stratalog_tiering.maintenance.earlier_deletions import learn_earlier_deletions
 from stratalog_tiering.metrics import ScrubMetrics, TieringMetrics
 from stratalog_tiering.offload.ports import WorkerPorts
-from stratalog_tiering.worker.copying import CopyWork
+from stratalog_tiering.worker.copying import DELETIONS_LEASE, CopyWork
 from stratalog_tiering.worker.leases import BUCKET_LEASE, WorkerLeases, deletion_lease, partition_lease
 from stratalog_tiering.worker.partition_work import PartitionWork
 from stratalog_tiering.worker.scrubbing import ScrubWork
@@ -166,8 +166,10 @@ class WorkerSession:
             concerns_all = isinstance(record, TieringWorker) or change.key == TOPIC_DEFAULTS_KEY
             all_due = all_due or concerns_all or _runs_low(change)
             # A lease that this session released is not due again: it would be acquired and released in a loop.
-            if isinstance(record, Lease) and change.after is None and record.session_id != self._session_id:
-                self._schedule.set_due(record.name, now)
+            if isinstance(record, Lease) and record.name != DELETIONS_LEASE:
+                released = change.after is None and record.session_id != self._session_id
+                if released or (change.after is not None and self._leases.is_misplaced(record)):
+                    self._schedule.set_due(record.name, now)
             partition = partition_of(record)
             if partition is not None and partition[0] in self._topics and not _is_opening(change):
                 at = self._pacer.next_at(now) if change.after is not None and isinstance(record, Ledger) else now
