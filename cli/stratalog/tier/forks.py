@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from stratalog_broker.admin.view_waiting import wait_until
-from stratalog_core.errors import Invalid, NotFound, Unavailable
+from stratalog_core.errors import Conflict, Invalid, NotFound, OutcomeUnknown, Unavailable
 from stratalog_core.system import SystemClock
 from stratalog_metadata.client.api import MetadataClient, MetadataView
+from stratalog_metadata.client.guarded_updates import propose_guarded
 from stratalog_metadata.records import (
     KEEP_STORE,
     ForkDecision,
@@ -17,12 +18,15 @@ from stratalog_metadata.records import (
     Topic,
     manifest_pointer_key,
 )
-from stratalog_metadata.state.commands import Command, Put
+from stratalog_metadata.state.commands import ABSENT, Command, Put, VersionIs
+from stratalog_metadata.state.guarded_update import Superseded
 from stratalog_tiering.cold.lease import user_name
 from stratalog_tiering.format.manifest import Manifest
 from stratalog_tiering.format.object_keys import manifests_prefix
 from stratalog_tiering.maintenance.fork_resolution import Lines, read_lines
 from stratalog_tiering.store import ObjectStore
+
+_DECIDE_TIMEOUT_S: Final = 30.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +98,11 @@ def _line_text(version: int, manifest: Manifest | None) -> str:
 
 
 async def decide_fork(metadata: MetadataClient, forked: ForkedPartition, keep: str, *, discard_hot: bool) -> ForkDecision:
-    """Record the decision for exactly this fork. A tiering worker carries it out."""
+    """Record the decision for exactly this fork. A tiering worker carries it out.
+
+    A command that takes effect late replaces no later decision, nor one that was carried out. Raises ``Conflict`` if somebody
+    else decides at the same time, ``OutcomeUnknown``, ``Unavailable``.
+    """
     decision = ForkDecision(
         topic_id=forked.topic.topic_id,
         index=forked.partition,
@@ -105,7 +113,17 @@ async def decide_fork(metadata: MetadataClient, forked: ForkedPartition, keep: s
         decided_at_ms=SystemClock().wall_ms(),
         decided_by=user_name(),
     )
-    await metadata.propose(Command(updates=(Put(record=decision),)))
+    keys = decision.key(), manifest_pointer_key(decision.topic_id, decision.index)
+    versions = ((key, metadata.view.get(key)) for key in keys)
+    unchanged = tuple(VersionIs(key=key, version=found.version if found is not None else ABSENT) for key, found in versions)
+    what = f"the fork of {forked.topic.name}-{forked.partition}"
+    try:
+        command = Command(updates=(Put(record=decision),), requirements=unchanged)
+        await propose_guarded(metadata, command, decision.key(), _DECIDE_TIMEOUT_S)
+    except Superseded as changed:
+        if changed.is_certain:
+            raise Conflict(f"{what} was decided by somebody else at the same time") from changed
+        raise OutcomeUnknown(f"{what} was decided, by this command or by somebody else: look at it again") from changed
     return decision
 
 

@@ -18,12 +18,12 @@ from support.embedded_quorum import EmbeddedQuorum, embedded_quorum
 from stratalog.app import stratalog
 from stratalog.tier.forks import decide_fork, fork_text, forked_partitions, only_fork, wait_for_resolution
 from stratalog_core.batches.records import Record, build_batch
-from stratalog_core.errors import Invalid, NotFound, Unavailable
+from stratalog_core.errors import Conflict, Invalid, NotFound, Unavailable
 from stratalog_core.rpc.tcp import TcpTransport
 from stratalog_core.system import SystemClock, ThreadBackground
 from stratalog_metadata.client.quorum_client import QuorumClient
-from stratalog_metadata.records import KEEP_STORE, ForkDecision, ManifestPointer, Topic
-from stratalog_metadata.state.commands import Command, Delete, Put
+from stratalog_metadata.records import KEEP_METADATA, KEEP_STORE, ForkDecision, ManifestPointer, Topic
+from stratalog_metadata.state.commands import Applied, Command, Delete, Put
 from stratalog_tiering.store import ObjectStore, open_store
 
 TOPIC = Topic(name="flights", topic_id=UUID(int=7), partition_count=2, replication_factor=1)
@@ -109,6 +109,34 @@ async def test_a_decision_names_what_goes_and_needs_a_confirmation(
     await quorum.client.refresh(60)
     (decision,) = quorum.client.view.all(ForkDecision)
     assert decision.keep == options[1]
+
+
+async def test_a_decision_that_takes_effect_late_replaces_no_later_one(
+    metadata: QuorumClient, store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The operator has interrupted the command that got no answer, and decided again."""
+    pointers = await history(store, 3)
+    await metadata.propose(Command(updates=(Put(record=pointers[0]),)))
+    (forked,) = await forked_partitions(metadata.view, store, [TOPIC])
+    late: asyncio.Queue[Command] = asyncio.Queue()
+
+    async def deliver_late(command: Command, timeout_s: float = 10.0) -> Applied:
+        await late.put(command)
+        applied: Applied = await asyncio.get_running_loop().create_future()
+        return applied
+
+    with monkeypatch.context() as patch:
+        patch.setattr(metadata, "propose", deliver_late)
+        interrupted = asyncio.create_task(decide_fork(metadata, forked, KEEP_METADATA, discard_hot=False))
+        command = await late.get()
+        interrupted.cancel()
+    decision = await decide_fork(metadata, forked, KEEP_STORE, discard_hot=False)
+    with pytest.raises(Conflict):
+        await metadata.propose(command)
+    assert metadata.view.find(ForkDecision, decision.key()) == decision
+    await metadata.propose(Command(updates=(Put(record=pointers[2]), Delete(key=decision.key()))))
+    with pytest.raises(Conflict):  # A worker has carried out the later one.
+        await metadata.propose(command)
 
 
 @pytest.mark.parametrize("end", ["carried out", "refused", "never"])
