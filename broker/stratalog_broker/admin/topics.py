@@ -265,10 +265,15 @@ class TopicCommands:
         assigned: Sequence[tuple[int, ...]] = (),
         validate_only: bool,
     ) -> Topic:
-        """Compare and set a topic; calls ``plan`` again after a conflict."""
+        """Compare and set a topic; calls ``plan`` again after a conflict, but never for the next topic of the name."""
+        meant: Topic | None = None
 
         async def attempt() -> Topic:
+            nonlocal meant
             topic, version = await self._find(name, timeout_s)
+            if meant is not None and topic.topic_id != meant.topic_id:
+                raise _no_topic(name)
+            meant = topic
             changed = plan(topic)
             if validate_only:
                 return changed

@@ -16,7 +16,7 @@ from stratalog.tier.session import metadata_session, reader_lease, store_session
 from stratalog.topic_deletion import BUCKET_TIMEOUT_S, wait_for_owners
 from stratalog_broker.admin.deleted_topics import until_in_bucket
 from stratalog_broker.admin.errors import Protected
-from stratalog_core.errors import Invalid
+from stratalog_core.errors import Invalid, NotFound
 from stratalog_core.system import SystemClock, ThreadBackground
 from stratalog_metadata.client.guarded_updates import decide_again
 from stratalog_metadata.client.protection import is_protected
@@ -104,9 +104,14 @@ async def detach(addresses: Sequence[str], store_url: str, name: str, timeout_s:
     """
     async with metadata_session(addresses) as client, store_session(store_url) as store:
         await check_claim(store, cluster_id_in(client))
+        meant: Topic | None = None
 
         async def attempt() -> None:
+            nonlocal meant
             (topic,) = topics_named(client.view, [name])
+            if meant is not None and topic.topic_id != meant.topic_id:
+                raise NotFound(f"topic {name!r} was detached or deleted meanwhile, and created again: the new one stays")
+            meant = topic
             if topic.internal or is_protected(topic, client.view):
                 raise Protected(name)
             await request_offload(client, topic, delete_hot=True)

@@ -7,6 +7,7 @@ from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import confluent_kafka
 import pytest
@@ -118,6 +119,41 @@ async def test_a_lost_answer_to_a_creation_does_not_bring_back_a_deleted_topic(
     assert view.get(topic_key("flights")) is None
     monkeypatch.undo()
     await in_thread(lambda: only(admin.create_topics([NewTopic("flights", 3, 1)])))
+
+
+@pytest.mark.parametrize("change", ["configure", "grow"])
+async def test_a_lost_answer_to_a_change_does_not_change_the_next_topic_of_the_name(
+    mini_cluster: MiniCluster, monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
+    """Other clients have deleted and created it right after the change took effect."""
+    view, propose = mini_cluster.metadata.view, mini_cluster.broker.metadata.propose
+    admin = admin_of(mini_cluster)
+    await in_thread(lambda: only(admin.create_topics([NewTopic("flights", 1, 1)])))
+    again = Topic(name="flights", topic_id=UUID(int=1), partition_count=1, replication_factor=1)
+    records = (again, Partition(topic_id=again.topic_id, index=0), Log(topic_id=again.topic_id, index=0))
+
+    async def propose_and_replace(command: Command, timeout_s: float = 10.0) -> Applied:
+        applied = await propose(command, timeout_s)
+        if any(isinstance(update, Put) and isinstance(update.record, Topic) for update in command.updates):
+            monkeypatch.undo()
+            await mini_cluster.metadata.refresh()
+            stored = view.get(topic_key("flights"))
+            assert stored is not None
+            assert isinstance(stored.record, Topic)
+            await propose(delete_topic(view, stored.record, stored.version, 0, 60_000), timeout_s)
+            await propose(Command(updates=tuple(Put(record=record) for record in records)), timeout_s)
+            raise OutcomeUnknown("the answer was lost")
+        return applied
+
+    monkeypatch.setattr(mini_cluster.broker.metadata, "propose", propose_and_replace)
+    if change == "grow":
+        error = await in_thread(lambda: refused(admin.create_partitions([NewPartitions("flights", 5)])))
+    else:
+        entry = ConfigEntry("retention.ms", "1000", incremental_operation=AlterConfigOpType.SET)
+        resource = ConfigResource(ResourceType.TOPIC, "flights", incremental_configs=[entry])
+        error = await in_thread(lambda: refused(admin.incremental_alter_configs([resource])))
+    assert error.code() == confluent_kafka.KafkaError.UNKNOWN_TOPIC_OR_PART
+    assert view.find(Topic, topic_key("flights")) == again
 
 
 async def test_creations_that_are_refused(mini_cluster: MiniCluster) -> None:
