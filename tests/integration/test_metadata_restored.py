@@ -6,14 +6,18 @@ import asyncio
 import shutil
 import time
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 from confluent_kafka import Consumer, KafkaError, Message, Producer, TopicPartition
 from integration.process_cluster import ProcessCluster
+from kio.schema.errors import ErrorCode
+from unit.broker.raw_client import RawClient, request
 
 from stratalog_bookies.protocol import messages
 from stratalog_bookies.protocol.messages import LedgerPage, ListLedgers
+from stratalog_broker.cluster.producer_ids import BLOCK
 from stratalog_core.rpc.tcp import TcpTransport
 
 pytestmark = pytest.mark.integration
@@ -23,6 +27,9 @@ DELIVERY_MS = 20_000
 """Less than the retry delay of a failed takeover."""
 TIMEOUT_S = 120.0
 METADATA = "metadata-1"
+INIT_PRODUCER_ID = 22
+LEASE_MS = 60_000
+"""A broker keeps its session, and its ledgers open, while the metadata node is copied."""
 
 
 @pytest.fixture
@@ -33,6 +40,9 @@ def cluster(tmp_path: Path) -> Iterator[ProcessCluster]:
         for bookie in running.processes("bookie"):
             config = running.data / "config" / f"{bookie['name']}.toml"
             config.write_text(config.read_text().replace("[bookie]", "[bookie]\ncollect_interval_s = 0.5", 1))
+        for broker in running.processes("broker"):
+            config = running.data / "config" / f"{broker['name']}.toml"
+            config.write_text(config.read_text().replace("[broker]", f"[broker]\nlease_ms = {LEASE_MS}", 1))
         yield running
     finally:
         running.run("cluster", "stop")
@@ -119,3 +129,41 @@ def test_producers_go_on_and_nothing_acknowledged_is_deleted(cluster: ProcessClu
     until(lambda: all("have no record and are kept" in remark for remark in remarks(cluster)), "bookies say what they keep")
     assert ledgers <= held(cluster), "ledgers that metadata has forgotten are kept"
     assert len(held(cluster) - ledgers) >= PARTITIONS, "what was produced after the restore is in new ledgers"
+
+
+def use_up_producer_ids(cluster: ProcessCluster) -> None:
+    """Have the broker give away a whole block of producer ids, so that the next ones are from a block allocated from now on."""
+
+    async def ask() -> None:
+        client = await RawClient.connect(cluster.bootstrap)
+        values = {"transaction_timeout": timedelta(0), "producer_id": -1, "producer_epoch": -1}
+        asked = request(INIT_PRODUCER_ID, 4, "InitProducerIdRequest", transactional_id=None, **values)
+        for _ in range(BLOCK):
+            assert (await client.call(INIT_PRODUCER_ID, 4, asked)).error_code is ErrorCode.none
+        await client.close()
+
+    asyncio.run(ask())
+
+
+def test_new_producers_do_not_get_ids_of_producers_that_metadata_has_lost(cluster: ProcessCluster, tmp_path: Path) -> None:
+    """The partition's ledger is open at the copy, so its takeover finds the state of producers whose ids came later."""
+    cluster.run("cluster", "stop")
+    cluster.run("cluster", "start")
+    topic = cluster.new_topic()
+    before, lost, restored = ([f"{when}-{number}" for number in range(RECORDS)] for when in ("before", "lost", "restored"))
+    cluster.fill(topic, *before)
+    cluster.run("cluster", "stop", METADATA)
+    shutil.copytree(cluster.data / METADATA, tmp_path / "copy")
+    cluster.run("cluster", "restart", METADATA)
+    use_up_producer_ids(cluster)
+    for value in lost:
+        cluster.fill(topic, value)
+    cluster.run("cluster", "stop")
+    shutil.rmtree(cluster.data / METADATA)
+    shutil.copytree(tmp_path / "copy", cluster.data / METADATA)
+
+    cluster.run("cluster", "start")
+    for value in restored:
+        cluster.fill(topic, value)
+
+    assert consume(cluster, topic, 1, 3 * RECORDS) == sorted([*before, *lost, *restored])

@@ -124,7 +124,7 @@ class BrokerServer:
         self.groups = GroupService(settings, metadata, clock, self.locator)
         self.advertised_brokers = AdvertisedBrokers(metadata.view, clock)
         self.peers = Peers(metadata.view, clock)
-        self._producer_ids = ProducerIds(metadata)
+        self._producer_ids = ProducerIds(metadata, clock)
         self.transactions = (
             TransactionService(settings, metadata, clock, self.locator, self.peers, self._producer_ids)
             if internal is None
