@@ -91,7 +91,8 @@ def kafka_options(command: Command) -> Command:
         "--bootstrap",
         envvar="STRATALOG_BOOTSTRAP",
         callback=with_valid_ports,
-        help=f"Brokers as HOST:PORT,… (default: those of --data, else {DEFAULT_BOOTSTRAP}).",
+        metavar="HOST:PORT,…",
+        help=f"Brokers (default: those of --data, else {DEFAULT_BOOTSTRAP}).",
     )
     return data_option(option(cast(Command, explained)), ("bootstrap", "metadata"))
 
@@ -178,8 +179,8 @@ def cluster_options(command: Command) -> Command:
 
 def metadata_option(command: Command) -> Command:
     """Add ``--metadata``, for :func:`metadata_of`."""
-    text = "Metadata nodes as HOST:PORT,… (default: those of --data)."
-    return click.option("--metadata", envvar="STRATALOG_METADATA", help=text)(command)
+    text = "Metadata nodes (default: those of --data)."
+    return click.option("--metadata", envvar="STRATALOG_METADATA", metavar="HOST:PORT,…", help=text)(command)
 
 
 def metadata_options(command: Command) -> Command:
@@ -195,7 +196,7 @@ def store_options(command: Command) -> Command:
 def store_option(command: Command) -> Command:
     """Add ``--store``, for :func:`store_of`."""
     text = "Object store: a directory, s3://, az:// or gs:// URL (default: that of --data)."
-    return click.option("--store", envvar="STRATALOG_STORE", help=text)(command)
+    return click.option("--store", envvar="STRATALOG_STORE", metavar="URL", help=text)(command)
 
 
 def name_values(texts: Sequence[str]) -> dict[str, str]:

@@ -82,11 +82,14 @@ def cluster() -> None:
 @click.option("--tiering", default=1, show_default=True, type=Integer(0, 16), help="Number of tiering workers.")
 @click.option(
     "--store",
+    metavar="URL",
     help="Object store: a directory, s3://bucket/prefix?endpoint=URL, az://container/prefix?account=NAME or gs://bucket/prefix"
     " (default: DIR/store).",
 )
 @click.option("--minio", is_flag=True, help="Start a MinIO server as well and use it as the store.")
-@click.option("--second-store", help="Store of a second copy of the history, which tiering workers keep (default: none).")
+@click.option(
+    "--second-store", metavar="URL", help="Store of a second copy of the history, which tiering workers keep (default: none)."
+)
 @click.option("--object-lock", is_flag=True, help="With --minio: create its bucket with Object Lock.")
 @_timeout_option
 @json_option

@@ -55,11 +55,12 @@ class _Show:
 @click.argument("topic", callback=valid_name)
 @click.option(
     "--offset",
+    metavar="OFFSET",
     default="earliest",
     show_default=True,
     help="earliest, latest, a number (with one --partition), or -N: the last N offsets of each partition.",
 )
-@click.option("--time", "moment", help=f"Start at a time: {TIMES}.")
+@click.option("--time", "moment", metavar="TIME", help=f"Start at a time: {TIMES}.")
 @partitions_option("Read this partition; repeatable (default: all).")
 @click.option("--count", type=Integer(1), help="Stop after this many records.")
 @click.option("--follow", is_flag=True, help="Keep waiting for new records at the end (default: stop).")

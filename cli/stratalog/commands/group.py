@@ -86,7 +86,7 @@ def describe(name: str, data: Path | None, bootstrap: str | None, as_json: bool)
 )
 @click.argument("name", callback=valid_name)
 @click.argument("topic", callback=valid_name)
-@click.option("--to", "target", required=True, help=f"New offset: {TARGETS}")
+@click.option("--to", "target", required=True, metavar="OFFSET", help=f"New offset: {TARGETS}")
 @partitions_option("Only this partition; repeatable.")
 @click.option("--dry-run", is_flag=True, help="Show the new offsets without setting them.")
 @yes_option

@@ -201,8 +201,10 @@ def export(
     "--to-config-file", "client_file", type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="File with librdkafka settings of the producers, as Java properties.",
 )  # fmt: skip
-@click.option("--since", help=f"Start at this time: {TIMES}.")
-@click.option("--until", help="End before this time (default: the end of each partition at the start of the replay).")
+@click.option("--since", metavar="TIME", help=f"Start at this time: {TIMES}.")
+@click.option(
+    "--until", metavar="TIME", help="End before this time (default: the end of each partition at the start of the replay)."
+)
 @click.option("--offsets", metavar="FIRST..END", help="Replay these offsets of every partition, END exclusive.")
 @click.option("--where", help="SQL condition on key, value, topic, partition, offset, timestamp and headers.")
 @click.option(

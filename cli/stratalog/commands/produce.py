@@ -50,7 +50,7 @@ class _MalformedLine(Invalid):
 @click.option("--key-separator", metavar="TEXT", help="Split each line at TEXT into key and value; \\t is a tab.")
 @click.option("--header", "headers", multiple=True, metavar="NAME=VALUE", help="Header of every record; repeatable.")
 @click.option("--partition", type=PARTITION, callback=valid_partition, help="Partition (default: by the key's hash).")
-@click.option("--timestamp", help=f"Timestamp of every record: {TIMES} (default: now).")
+@click.option("--timestamp", metavar="TIME", help=f"Timestamp of every record: {TIMES} (default: now).")
 @click.option(
     "--compression",
     default="none",

@@ -14,12 +14,19 @@ from stratalog.target import DEFAULT_BOOTSTRAP, existing_store
 
 
 @click.command(name="serve-archive")
-@click.option("--store", required=True, envvar="STRATALOG_STORE", help="The history: a directory, s3://, az:// or gs:// URL.")
+@click.option(
+    "--store",
+    metavar="URL",
+    required=True,
+    envvar="STRATALOG_STORE",
+    help="The history: a directory, s3://, az:// or gs:// URL.",
+)
 @click.option(
     "--listen",
+    metavar="HOST:PORT",
     default=DEFAULT_BOOTSTRAP,
     show_default=True,
-    help="Address for Kafka clients as HOST:PORT; port 0 takes any free port.",
+    help="Address for Kafka clients; port 0 takes any free port.",
 )
 @click.option(
     "--positions",

@@ -61,7 +61,7 @@ def job_options(command: Command) -> Command:
             multiple=True,
             help="Select the topic with this id if several have the same name; repeatable.",
         ),
-        click.option("--pattern", help="Select the topics whose whole name matches this regular expression."),
+        click.option("--pattern", metavar="REGEX", help="Select the topics whose whole name matches this regular expression."),
         store_options,
         click.argument("topics", nargs=-1, metavar="[TOPIC]…"),
     ):

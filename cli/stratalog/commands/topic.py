@@ -154,7 +154,7 @@ async def _change_factor(addresses: list[str], name: str, factor: int) -> Topic:
     ),
 )
 @click.argument("name", callback=valid_name)
-@click.option("--before", "target", required=True, help=f"First offset to keep: {TARGETS}")
+@click.option("--before", "target", required=True, metavar="OFFSET", help=f"First offset to keep: {TARGETS}")
 @partitions_option("Only this partition; repeatable.")
 @yes_option
 @kafka_options
@@ -196,7 +196,7 @@ def _shown(found: list[TopicPartition]) -> str:
 
 
 @topic.command("list")
-@click.option("--pattern", help="Only topics whose whole name matches this regular expression.")
+@click.option("--pattern", metavar="REGEX", help="Only topics whose whole name matches this regular expression.")
 @click.option("--internal", is_flag=True, help="Show internal topics, too.")
 @click.option("--deleted", is_flag=True, help="Show deleted topics that can be restored instead, and for how long.")
 @cluster_options

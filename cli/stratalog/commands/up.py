@@ -27,12 +27,19 @@ from stratalog_core.rpc.addresses import split_address
 )
 @click.option(
     "--kafka",
+    metavar="HOST:PORT",
     default=DEFAULT_BOOTSTRAP,
     show_default=True,
-    help="Address for Kafka clients as HOST:PORT; port 0 takes any free port.",
+    help="Address for Kafka clients; port 0 takes any free port.",
 )
-@click.option("--store", help="Object store for history: a directory, s3://, az:// or gs:// URL (default: DIR/store).")
-@click.option("--second-store", help="Store of a second copy of the history, which the tiering worker keeps (default: none).")
+@click.option(
+    "--store", metavar="URL", help="Object store for history: a directory, s3://, az:// or gs:// URL (default: DIR/store)."
+)
+@click.option(
+    "--second-store",
+    metavar="URL",
+    help="Store of a second copy of the history, which the tiering worker keeps (default: none).",
+)
 @click.option("--config", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="TOML file with further settings.")
 def up(data: Path, kafka: str, store: str | None, second_store: str | None, config: Path | None) -> None:
     """Run everything in one process until Ctrl-C. The data is kept and served again at the next start."""
