@@ -26,6 +26,7 @@ from unit.metadata.watching import until
 
 from stratalog_core.errors import OutcomeUnknown
 from stratalog_metadata.client.api import MetadataView
+from stratalog_metadata.client.guarded_updates import decide_again
 from stratalog_metadata.client.topic_deletion import delete_topic
 from stratalog_metadata.records import NO_OWNER, DeletedTopic, Ledger, Log, Partition, Topic, broker_key, topic_key
 from stratalog_metadata.state.commands import Applied, Command, Put
@@ -132,16 +133,19 @@ async def test_a_lost_answer_to_a_change_does_not_change_the_next_topic_of_the_n
     again = Topic(name="flights", topic_id=UUID(int=1), partition_count=1, replication_factor=1)
     records = (again, Partition(topic_id=again.topic_id, index=0), Log(topic_id=again.topic_id, index=0))
 
+    async def delete() -> None:
+        await mini_cluster.metadata.refresh()
+        stored = view.get(topic_key("flights"))
+        assert stored is not None
+        assert isinstance(stored.record, Topic)
+        await propose(delete_topic(view, stored.record, stored.version, 0, 60_000))
+
     async def propose_and_replace(command: Command, timeout_s: float = 10.0) -> Applied:
         applied = await propose(command, timeout_s)
         if any(isinstance(update, Put) and isinstance(update.record, Topic) for update in command.updates):
             monkeypatch.undo()
-            await mini_cluster.metadata.refresh()
-            stored = view.get(topic_key("flights"))
-            assert stored is not None
-            assert isinstance(stored.record, Topic)
-            await propose(delete_topic(view, stored.record, stored.version, 0, 60_000), timeout_s)
-            await propose(Command(updates=tuple(Put(record=record) for record in records)), timeout_s)
+            await decide_again("flights", delete)  # Its partitions are getting their owners.
+            await propose(Command(updates=tuple(Put(record=record) for record in records)))
             raise OutcomeUnknown("the answer was lost")
         return applied
 
