@@ -9,7 +9,8 @@ without it (``maintenance/hot_expiry.py``).
 from __future__ import annotations
 
 import logging
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from typing import Final
 
 from stratalog_core.errors import Conflict, OutcomeUnknown, Refused, StorageFailed, StratalogError, Unavailable
@@ -115,7 +116,8 @@ class PartitionWork:
             state = partition_snapshot(self._ports.metadata.view, topic, self._index)
             if state is None or not (state.ledgers or state.pointer or state.request or state.pending_decision):
                 return await self._settled(None, None)
-            step = await self._plan(state)
+            with self._blocking_compaction():
+                step = await self._plan(state)
             task = self._times.due(self._retained(state), self._ports.clock.monotonic(), self._ports.clock.wall_ms())
             if isinstance(step, Idle) and task is None:
                 return await self._settled(self._until(step, state), state)
@@ -123,8 +125,9 @@ class PartitionWork:
             if guards is None:
                 return None
             await self._ports.bucket.ensure()
-            if state.pointer is not None and await self._stored(state.pointer):
-                continue
+            with self._blocking_compaction():
+                if state.pointer is not None and await self._stored(state.pointer):
+                    continue
             # Alternate, also after a failure: there may always be something to offload, and maintenance may fail each time.
             is_idle, is_first = isinstance(step, Idle), isinstance(step, ResolveFork)
             self._maintained = task is not None and (is_idle or not (self._maintained or is_first))
@@ -202,7 +205,8 @@ class PartitionWork:
         if isinstance(step, Offload):
             await self._offload(step, state, guards)
         elif isinstance(step, ResolveFork):
-            await resolve_fork(self._ports, state, guards)
+            with self._blocking_compaction():
+                await resolve_fork(self._ports, state, guards)
         elif isinstance(step, DropHot):
             await drop_hot(self._ports, state, step.ledgers, guards)
         elif isinstance(step, DropEmpty):
@@ -263,13 +267,22 @@ class PartitionWork:
                 await sweep_orphans(self._ports, state)
                 self._times.swept(self._ports.clock.monotonic())
             else:
-                await self._retain(state, self._policy(state), guards)
-        except StratalogError as failure:
+                is_asked = state.request is not None and state.request.compact
+                with nullcontext() if is_asked else self._blocking_compaction():
+                    await self._retain(state, self._policy(state), guards)
+        except StratalogError:
             self._times.failed(task, self._ports.clock.monotonic())
-            is_asked = state.request is not None and state.request.compact
-            if task is MaintenanceTask.RETENTION and not is_asked and not isinstance(failure, Conflict):
-                # Compaction waits for retention to succeed. Meanwhile the worker's other partitions could not use the map.
-                self._compaction.end(self._ports)
+            raise
+
+    @contextmanager
+    def _blocking_compaction(self) -> Iterator[None]:
+        """Give up a compaction that waits for a step that fails: the worker's other partitions could not use the map."""
+        try:
+            yield
+        except Conflict:
+            raise
+        except StratalogError:
+            self._compaction.end(self._ports)
             raise
 
     async def _retain(self, state: PartitionSnapshot, policy: TierPolicy, guards: Guards) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 from collections.abc import Awaitable, Sequence
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,6 @@ from stratalog_tiering.format.manifest_writers import OLDEST_WRITER
 from stratalog_tiering.format.object_keys import manifests_prefix
 from stratalog_tiering.maintenance.compaction import Compaction
 from stratalog_tiering.maintenance.fork_resolution import read_lines
-from stratalog_tiering.maintenance.retention import apply_retention
 from stratalog_tiering.offload.ports import MapSlot
 
 Cluster = Any
@@ -507,10 +507,11 @@ async def test_a_pass_ends_when_a_fork_is_resolved(cluster: Cluster) -> None:
     assert values(await read_all(cluster)) == {0: (b"a", b"1"), 1: (b"c", b"1"), 2: (b"d", b"1")}
 
 
+@pytest.mark.parametrize("failing", ["apply_retention", "ensure_in_store", "cold_since", "resolve_fork"])
 async def test_a_pass_that_cannot_go_on_gives_its_map_to_another_partition(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, failing: str
 ) -> None:
-    """Retention comes before the pass's next step, and it fails each time."""
+    """What comes before the pass's next step fails each time."""
     eager = msgspec.structs.replace(cluster.topic, configs={**LAZY, "min.cleanable.dirty.ratio": "0.1"})
     offloader = await cluster.start_worker("offloader", segment_bytes=1)
     for partition in range(2):
@@ -519,21 +520,29 @@ async def test_a_pass_that_cannot_go_on_gives_its_map_to_another_partition(
     await offloader.close()
     await cluster.metadata.propose(Command(updates=(Put(record=eager),)))
     begin, first = Compaction._begin, list[int]()
+    module = "stratalog_tiering.worker.partition_work"
+    succeeding = getattr(importlib.import_module(module), failing)
 
     async def beginning(self: Compaction, ports: Any, state: Any, *others: Any, **named: Any) -> bool:
         did = await begin(self, ports, state, *others, **named)
         if self.is_running and not first:
             first.append(state.log.index)
+            if failing == "resolve_fork":
+                decision = ForkDecision(
+                    topic_id=eager.topic_id, index=first[0], keep=KEEP_METADATA, metadata_key="m", store_key="s"
+                )
+                await cluster.metadata.propose(Command(updates=(Put(record=decision),)))
         return did
 
-    async def retain(ports: Any, state: Any, *others: Any, **named: Any) -> bool:
-        if first == [state.log.index]:
+    async def fail(ports: Any, concerned: Any, *others: Any, **named: Any) -> Any:
+        index = concerned.index if failing == "ensure_in_store" else concerned.log.index
+        if first == [index]:
             raise Corrupt("a page of this partition is damaged")
-        return await apply_retention(ports, state, *others, **named)
+        return await succeeding(ports, concerned, *others, **named)
 
     monkeypatch.setattr(Compaction, "_begin", beginning)
-    monkeypatch.setattr("stratalog_tiering.worker.partition_work.apply_retention", retain)
+    monkeypatch.setattr(f"{module}.{failing}", fail)
     await cluster.start_worker()
     await cluster.until(lambda: bool(first) and "damaged" in cluster.last_error(first[0]))
     other = 1 - first[0]
-    await cluster.until(lambda: (status := cluster.status(other)) is not None and status.compacted_at_ms > 0)
+    await cluster.until(lambda: (status := cluster.status(other)) is not None and status.compacted_at_ms > 0, 20)
