@@ -29,10 +29,7 @@ from stratalog_broker.partitions.ledger_index import LedgerIndex
 from stratalog_broker.partitions.pending_batch import ACKS_FIRST, ACKS_NONE, OnDone, PendingBatch
 from stratalog_core.batches.batch import TRANSACTIONAL_BIT, BatchHeader
 from stratalog_core.batches.checkpoint import Checkpoint
-from stratalog_core.errors import (
-    NotLeader,
-    Overloaded,
-)
+from stratalog_core.errors import NotLeader, Overloaded
 from stratalog_core.partition_state.producer_states import MarkerVerdict
 from stratalog_core.partition_state.replay_state import ReplayState
 from stratalog_core.partition_state.transactions import AbortedTransaction
@@ -107,6 +104,7 @@ class PartitionCore:
         self._find_unstable()
         state.forget_below(log_start_offset)
         state.begin_epoch(leader_epoch, state.next_offset)
+        self.validate_state()
 
     # -- appends -------------------------------------------------------------------------------------------------------
 
@@ -154,15 +152,15 @@ class PartitionCore:
         return self._instructions()
 
     def _enter(self, pending: PendingBatch, entry_id: int, now_ms: int) -> None:
+        pending.entry_id = entry_id
+        self.pending.append(pending)  # first: if an invariant is broken below, it is given up with the others
         ledger = self.open
         assert ledger is not None
         size = len(pending.batch)
-        pending.entry_id = entry_id
         index = ledger.index
         count = index.append(entry_id, pending.base_offset, pending.end_offset, pending.max_timestamp_ms, size)
         ledger.payload_bytes += size
         ledger.appended_at_ms = now_ms
-        self.pending.append(pending)
         if pending.acks == ACKS_FIRST:
             self._first_copies.append(pending)
         if ledger.payload_bytes >= self._limits.segment_bytes or count >= LEDGER_BATCHES_MAX:
@@ -170,13 +168,14 @@ class PartitionCore:
 
     def await_unconfirmed(self, end_offset: int, on_done: OnDone) -> bool:
         """For a retry: call ``on_done`` with the outcome of the unconfirmed batch that ends there. False if there is none."""
-        pending = next((batch for batch in self._unconfirmed() if batch.end_offset == end_offset), None)
+        pending = next((batch for batch in self.unconfirmed() if batch.end_offset == end_offset), None)
         if pending is None:
             return False
         pending.others = [*(pending.others or ()), on_done]
         return True
 
-    def _unconfirmed(self) -> Iterator[PendingBatch]:
+    def unconfirmed(self) -> Iterator[PendingBatch]:
+        """Yield the batches that are not confirmed, in order."""
         yield from self.pending
         yield from self.queue
 
@@ -227,9 +226,13 @@ class PartitionCore:
             self.high_watermark = done[-1].end_offset
         while self._first_copies and self._first_copies[0].entry_id <= entry_id:
             self._first_copies.popleft()
-        if self._undecided:
-            self._decide()
-        return done, NOTHING if self.state is _OPEN and not self.queue else self._instructions()
+        try:
+            if self._undecided:
+                self._decide()
+            return done, NOTHING if self.state is _OPEN and not self.queue else self._instructions()
+        except AssertionError:
+            pending.extendleft(reversed(done))  # They are given up when the partition resigns.
+            raise
 
     def _decide(self) -> None:
         """Replay the confirmed batches of transactions."""
@@ -292,7 +295,7 @@ class PartitionCore:
     def resign(self) -> list[PendingBatch]:
         """Stop permanently; return the batches that were never written or whose outcome this broker does not learn."""
         self.state = State.RESIGNED
-        abandoned = list(self._unconfirmed())
+        abandoned = list(self.unconfirmed())
         self.pending.clear()
         self.queue.clear()
         self._first_copies.clear()
@@ -340,7 +343,7 @@ class PartitionCore:
 
     def checkpoint(self) -> Checkpoint:
         """Return the state at the high watermark, without the unconfirmed batches."""
-        unconfirmed = reversed(list(self._unconfirmed()))
+        unconfirmed = reversed(list(self.unconfirmed()))
         displaced = ((batch.producer_id, batch.displaced) for batch in unconfirmed if batch.producer_id >= 0)
         return self._replayed.checkpoint(self.high_watermark, displaced)
 
@@ -407,7 +410,7 @@ class PartitionCore:
             return
         self.validate_state()
         expected = self.high_watermark
-        for batch in self._unconfirmed():
+        for batch in self.unconfirmed():
             assert batch.base_offset == expected, "unconfirmed batches are contiguous from the high watermark on"
             expected = batch.end_offset
         assert expected == self.next_offset

@@ -11,7 +11,6 @@ on another broker, creates a new one.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -30,8 +29,9 @@ from stratalog_broker.partitions.late_beginnings import LateBeginnings
 from stratalog_broker.partitions.ledger_index import LedgerIndex
 from stratalog_broker.partitions.ledger_opening import LedgerOpening
 from stratalog_broker.partitions.ledger_quorums import is_roll_due
+from stratalog_broker.partitions.ledger_sealing import LedgerSealing
 from stratalog_broker.partitions.ledger_trimming import LedgerTrimming
-from stratalog_broker.partitions.pending_batch import ACKS_FIRST, ACKS_NONE, OnDone
+from stratalog_broker.partitions.pending_batch import ACKS_FIRST, ACKS_NONE, OnDone, PendingBatch
 from stratalog_broker.partitions.quorum_admission import QuorumAdmission
 from stratalog_broker.partitions.release import Release
 from stratalog_broker.partitions.roll_schedule import RollSchedule
@@ -96,20 +96,16 @@ class PartitionLog:
         """Value last reported to the controller by the load meter; starts at zero with each owner, like the counters."""
         self.bytes_out_reported = 0
         self._settings, self._view, self._ledgers = settings, metadata.view, ledgers
-        self._clock, self._random = clock, random
-        self._indexes, self._on_lost, self._rolls = indexes, on_lost, rolls
+        self._clock, self._random, self._on_lost, self._rolls = clock, random, on_lost, rolls
         self._ledger_opening = LedgerOpening(self._view, ledgers, topic_partition, self.requirement)
         trimming = LedgerTrimming(metadata, ledgers, topic_partition, self.requirement)
         self._trimming = trimming if application is not None else None
         self._writer: LedgerWriter | None = None
-        self._being_sealed: dict[int, tuple[Ledger, LedgerIndex]] = {}
         self._opening: asyncio.Task[None] | None = None
-        self._sealing: asyncio.Task[None] | None = None
-        self._seal_waiters: list[asyncio.Future[int]] = []
+        self.sealing = LedgerSealing(indexes, self._released, self._lose)
         self._release: Callable[[], Release | None] | None = None
-        self._held_busy = False
+        self._held_busy = self._first_copies_wanted = False
         self._retry: asyncio.TimerHandle | None = None
-        self._first_copies_wanted = False
         self.update_topic(topic)
 
     def update_topic(self, topic: Topic) -> None:
@@ -126,9 +122,9 @@ class PartitionLog:
         if opened is None and self.application is not None and self.core.state is State.IDLE:
             opened = newest_ledger(self._view, self.topic_partition.topic_id, self.topic_partition.partition)
         if opened is not None and is_roll_due(self._ledgers, opened, self.topic, self.configs):
-            self._act(self.core.seal_now())
+            self._handle(self.core.seal_now)
             if self.application is not None:
-                self._act(self.core.open_ahead())
+                self._handle(self.core.open_ahead)
 
     @property
     def requirement(self) -> EpochIs:
@@ -146,7 +142,7 @@ class PartitionLog:
     @property
     def is_unsealed(self) -> bool:
         """Whether a ledger is open, being opened or being sealed."""
-        return self.core.state is not State.IDLE or bool(self._being_sealed)
+        return self.core.state is not State.IDLE or self.sealing.has_unsealed
 
     @property
     def is_busy(self) -> bool:
@@ -158,7 +154,7 @@ class PartitionLog:
         """Return the record and index of a ledger that is open or being sealed; None for any other."""
         if self._writer is not None and self.core.open is not None and self.core.open.ledger_id == ledger_id:
             return self._writer.ledger, self.core.open.index
-        return self._being_sealed.get(ledger_id)
+        return self.sealing.unsealed(ledger_id)
 
     # -- appends -------------------------------------------------------------------------------------------------------
 
@@ -174,7 +170,7 @@ class PartitionLog:
 
         ``on_done`` is called when the batch has the copies that ``acks`` asks for or is given up, ``on_confirmed`` when its
         bytes are no longer held for the write. Raises ``NotLeader``, ``Overloaded``, ``NotEnoughBookies`` or what the writer
-        raises; nothing has changed then.
+        raises; nothing has changed then, unless a broken invariant resigned the partition: the batch may be stored.
         """
         core = self.core
         base_offset, is_open = core.reserve(acks)
@@ -186,7 +182,14 @@ class PartitionLog:
             self._want_first_copies()
         entry_id = self._write(batch) if is_open else None
         now_ms = int(self._clock.monotonic() * 1000)
-        instructions = core.commit(batch, header, base_offset, acks, entry_id, now_ms, on_done, on_confirmed)
+        try:
+            instructions = core.commit(batch, header, base_offset, acks, entry_id, now_ms, on_done, on_confirmed)
+        except AssertionError as broken:
+            is_added = base_offset in [pending.base_offset for pending in core.unconfirmed()]
+            self._lose_inconsistent(broken)
+            if not is_added:  # then the loss has not answered it
+                raise NotLeader(f"{self.topic_partition} was lost before it took the batch") from broken
+            return base_offset
         self.tail.append(base_offset, core.next_offset, batch)
         self.bytes_in += len(batch)
         if instructions:
@@ -211,7 +214,7 @@ class PartitionLog:
 
     def _room_retry(self) -> None:
         self._retry = None
-        self._act(self.core.room())
+        self._handle(self.core.room)
         self._watch_age()
 
     # -- reports of the ledger writer (LedgerListener, through WriterReports) -------------------------------------------
@@ -228,18 +231,23 @@ class PartitionLog:
         try:
             done, instructions = self.core.confirmed(lac)
         except AssertionError as broken:
-            _log.exception("the state of %s is inconsistent", self.topic_partition)
-            self._lose(Corrupt(f"the state of {self.topic_partition} is inconsistent: {broken}"))
+            self._lose_inconsistent(broken)
             return
         if self.application is not None:
-            for pending in done:
-                self.application.apply(pending.batch)
-        if instructions:
+            self._apply(self.application, done)
+        if instructions and self.is_serving:
             self._act(instructions)
         for pending in done:
             pending.settle(pending.base_offset)
         if done and self.watchers:
             self.notify()
+
+    def _apply(self, application: InternalTopicApplication, confirmed: Sequence[PendingBatch]) -> None:
+        try:
+            for pending in confirmed:
+                application.apply(pending.batch)
+        except AssertionError as broken:
+            self._lose_inconsistent(broken)
 
     def writer_failed(self, writer_ledger_id: int, error: StratalogError) -> None:
         if self.core.open is not None and self.core.open.ledger_id == writer_ledger_id:
@@ -254,30 +262,39 @@ class PartitionLog:
 
     def tick(self) -> int | None:
         """Roll the open ledger if it is too old or idle; return when to check again (``roll_schedule.py``)."""
-        self._act(self.core.tick(self._now_ms()))
+        self._handle(self.core.tick, self._now_ms())
         return self.core.roll_due_ms
 
     def _watch_age(self) -> None:
-        due_ms = self.core.roll_due_ms
-        if due_ms is not None:
+        if (due_ms := self.core.roll_due_ms) is not None:
             self._rolls.look_at(self, due_ms)
+
+    def _handle(self, event: Callable[..., Sequence[Instruction]], *details: int | float) -> None:
+        """Report an event to the core and carry out its instructions. A broken invariant resigns the partition."""
+        try:
+            instructions = event(*details)
+        except AssertionError as broken:
+            self._lose_inconsistent(broken)
+        else:
+            self._act(instructions)
 
     def _act(self, instructions: Sequence[Instruction]) -> None:
         """Carry out the core's instructions, and those that result from them, before any other event."""
         todo = deque(instructions)
-        while todo:
-            instruction = todo.popleft()
-            if isinstance(instruction, Write):
-                todo.extend(self._write_queued(instruction))
-            elif isinstance(instruction, Seal):
-                writer, self._writer = self._writer, None
-                assert writer is not None
-                self._being_sealed[instruction.ledger_id] = writer.ledger, instruction.index
-                sealing = self._seal(writer, instruction, self._sealing)
-                self._sealing = asyncio.get_running_loop().create_task(sealing)
-            else:
-                opening = self._open(self.completed(instruction.checkpoint))
-                self._opening = asyncio.get_running_loop().create_task(opening)
+        try:
+            while todo:
+                instruction = todo.popleft()
+                if isinstance(instruction, Write):
+                    todo.extend(self._write_queued(instruction))
+                elif isinstance(instruction, Seal):
+                    writer, self._writer = self._writer, None
+                    assert writer is not None
+                    self.sealing.begin(writer, instruction)
+                else:
+                    opening = self._open(self.completed(instruction.checkpoint))
+                    self._opening = asyncio.get_running_loop().create_task(opening)
+        except AssertionError as broken:
+            self._lose_inconsistent(broken)
 
     def completed(self, checkpoint: Checkpoint) -> Checkpoint:
         """Return the core's checkpoint with the application's state added; both are the state after the same batches."""
@@ -298,8 +315,8 @@ class PartitionLog:
         parts = encode_checkpoint(checkpoint, self._settings.checkpoint_part_bytes)
         try:
             async with asyncio.timeout(self._settings.append_timeout_ms / 1000):
-                if self._sealing is not None:
-                    await asyncio.shield(self._sealing)
+                if self.sealing.last is not None:
+                    await asyncio.shield(self.sealing.last)
                 writer = await self._ledger_opening.open(self.topic, checkpoint.offset, reports, parts)
         except Exception as failure:
             self._lose(Unavailable("the next ledger did not open in time") if isinstance(failure, TimeoutError) else failure)
@@ -312,36 +329,19 @@ class PartitionLog:
         self._writer = writer
         if self._trimming is not None:
             self._trimming.opened(writer, len(parts))
-        jitter = self.configs.jitter(self._random)
-        self._act(self.core.opened(writer.ledger.ledger_id, self._now_ms(), jitter))
+        self._handle(self.core.opened, writer.ledger.ledger_id, self._now_ms(), self.configs.jitter(self._random))
         self._watch_age()
         self._follow_quorums()
 
-    async def _seal(self, writer: LedgerWriter, instruction: Seal, before: asyncio.Task[None] | None) -> None:
-        if before is not None:
-            await before
-        try:
-            release = self._release() if self._release is not None and self.is_serving else None
-            self.is_releasing |= release is not None
-            if release is not None and release.last_entry:
-                with contextlib.suppress(Overloaded):
-                    writer.append(release.last_entry)
-            updates = release[:2] if release is not None else ()
-            ledger = await writer.seal(instruction.end_offset, *updates, undecided_from=instruction.undecided_from)
-        except Exception as failure:
-            writer.abandon()
-            self._lose(failure)
-            return
-        self._indexes.put(ledger.ledger_id, instruction.index)
-        del self._being_sealed[ledger.ledger_id]
-        waiters, self._seal_waiters = self._seal_waiters, []
-        for waiter in waiters:
-            if not waiter.done():
-                waiter.set_result(instruction.end_offset)
+    def _released(self) -> Release | None:
+        """Return what the seal that begins now releases the partition with, if it is being handed over."""
+        release = self._release() if self._release is not None and self.is_serving else None
+        self.is_releasing |= release is not None
+        return release
 
     def roll(self) -> None:
         """Seal the open ledger; the next append opens another one."""
-        self._act(self.core.seal_now())
+        self._handle(self.core.seal_now)
 
     def handover_checkpoint(self) -> bytes:
         """Return the state at the high watermark, for the next owner; empty if it is larger than one entry."""
@@ -353,19 +353,16 @@ class PartitionLog:
         """Seal the open ledger and return the offset below which everything is sealed. Raises ``NotLeader``."""
         if self.core.state is State.OPENING and self._opening is not None:
             await asyncio.shield(self._opening)
+        self.roll()
         if not self.is_serving:
             raise NotLeader(f"{self.topic_partition} was lost before its ledger was sealed")
-        self.roll()
-        sealing = self._sealing is not None and not self._sealing.done()
-        if self.core.state is not State.DRAINING and not sealing:
+        if self.core.state is not State.DRAINING and not self.sealing.is_sealing:
             return self.core.high_watermark
-        waiter: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        self._seal_waiters.append(waiter)
-        return await waiter
+        return await self.sealing.next_end()
 
     def open_ahead(self) -> None:
         """Open the next ledger now, because a batch is expected soon."""
-        self._act(self.core.open_ahead())
+        self._handle(self.core.open_ahead)
 
     def hold(self, release: Callable[[], Release | None]) -> None:
         """Queue new batches from now on; seal the last ledger together with the release that ``release`` then returns."""
@@ -375,7 +372,7 @@ class PartitionLog:
     def go_on(self) -> None:
         """End the hold: write the queued batches here, if the partition is still served."""
         self._release = None
-        self._act(self.core.go_on())
+        self._handle(self.core.go_on)
 
     # -- the end -------------------------------------------------------------------------------------------------------
 
@@ -385,6 +382,11 @@ class PartitionLog:
                 _log.warning("lost %s: %s", self.topic_partition, error, exc_info=not isinstance(error, StratalogError))
             self.resign(error)
             self._on_lost(self, error)
+
+    def _lose_inconsistent(self, broken: AssertionError) -> None:
+        """Resign because of a defect: a takeover reads the durable state."""
+        _log.exception("the state of %s is inconsistent", self.topic_partition)
+        self._lose(Corrupt(f"the state of {self.topic_partition} is inconsistent: {broken}"))
 
     def resign(self, reason: Exception | None = None) -> None:
         """Stop serving, permanently. No batch is acknowledged any more; waiters get ``reason`` or ``NotLeader``."""
@@ -401,9 +403,7 @@ class PartitionLog:
             self._trimming.stop()
         for pending in self.core.resign():
             pending.give_up(reason)
-        for waiter in self._seal_waiters:
-            if not waiter.done():
-                waiter.set_exception(NotLeader(f"{self.topic_partition} was lost before its ledger was sealed"))
+        self.sealing.fail_waiters(NotLeader(f"{self.topic_partition} was lost before its ledger was sealed"))
         self.tail.clear()
         if self.application is not None:
             self.application.resigned()
@@ -411,7 +411,7 @@ class PartitionLog:
 
     async def close(self) -> None:
         """Cancel the tasks that open and seal ledgers and wait for them; call after ``resign``."""
-        tasks = [task for task in (self._opening, self._sealing) if task is not None and not task.done()]
+        tasks = [task for task in (self._opening, self.sealing.last) if task is not None and not task.done()]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

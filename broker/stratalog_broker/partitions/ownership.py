@@ -231,7 +231,7 @@ class Partitions:
             self._directory.forget(record)
 
     def _defaults_changed(self) -> None:
-        for log in self._logs.values():
+        for log in list(self._logs.values()):
             log.update_topic(log.topic)
 
     def _topic_changed(self, topic: Topic) -> None:

@@ -20,6 +20,7 @@ from unit.metadata.watching import until
 from stratalog_bookies.client.ledger_writer import LedgerWriter
 from stratalog_bookies.protocol import messages as bookie_messages
 from stratalog_broker.partitions import handover
+from stratalog_broker.partitions.ledger_sealing import LedgerSealing
 from stratalog_broker.partitions.log import PartitionLog
 from stratalog_broker.protocol.entities import encode_response as encode_entity
 from stratalog_metadata.records import NO_OWNER, Ledger, Partition
@@ -62,11 +63,11 @@ class Leaving:
 
 @asynccontextmanager
 async def leaving(path: Path, monkeypatch: pytest.MonkeyPatch, **producer: int) -> AsyncIterator[Leaving]:
-    seal, go_on = PartitionLog._seal, asyncio.Event()
+    seal, go_on = LedgerSealing._seal, asyncio.Event()
 
-    async def seal_later(log: PartitionLog, *arguments: Any) -> None:
+    async def seal_later(sealing: LedgerSealing, *arguments: Any) -> None:
         await go_on.wait()
-        await seal(log, *arguments)
+        await seal(sealing, *arguments)
 
     async with run_cluster(path, bookies=1, brokers=2) as cluster:
         await in_thread(lambda: create(cluster.brokers[1].server.kafka_address, 1))
@@ -77,7 +78,7 @@ async def leaving(path: Path, monkeypatch: pytest.MonkeyPatch, **producer: int) 
         assert log is not None
         client = await RawClient.connect(owner.kafka_address)
         assert (await produce(client, "flights", batch(b"first", **producer))).error_code == 0
-        monkeypatch.setattr(PartitionLog, "_seal", seal_later)
+        monkeypatch.setattr(LedgerSealing, "_seal", seal_later)
         found = Leaving(cluster=cluster, client=client, log=log, go_on=go_on)
         await found.put(3 - partition.owner)
         async with asyncio.timeout(WAIT_S):
@@ -151,7 +152,7 @@ async def test_an_owner_that_is_lost_while_it_hands_over_reports_no_inconsistenc
 
         await found.send(b"second")
         monkeypatch.setattr(LedgerWriter, "append", append_and_lose)
-        sealing = found.log._sealing
+        sealing = found.log.sealing.last
         assert sealing is not None
         found.go_on.set()
         await asyncio.wait_for(asyncio.wait([sealing]), WAIT_S)
