@@ -192,8 +192,9 @@ def _add_commits(activity: Activity, partition: PartitionObjects, since_ms: int)
     for info in (*offloaded, *merged):
         written.segment_puts += put_requests(info)
         written.segment_gets += _read_back_gets(info, partition.live.get(info.key))
-    # A hot copy is dropped after its cold copy's end was read once more.
+    # A hot copy is dropped after its cold copy's end, and its data key, were read once more.
     written.segment_gets += len(offloaded)
+    written.other_gets += len(offloaded) if is_encrypted else 0
     for info in merged:
         sources = _source_count(info, partition)
         written.segment_gets += _merge_gets(info, sources)

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any, Final
 
+from stratalog_tiering.cold.manifest_source import ManifestSource
 from stratalog_tiering.copies import hot_repair
 from stratalog_tiering.maintenance import erasure, orphans
 from stratalog_tiering.worker import collection
@@ -38,7 +39,17 @@ def commands_hold_no_lease() -> None:
     hot_repair.unswept = _unprotected  # type: ignore[attr-defined, assignment]
 
 
+async def _nothing(self: ManifestSource, footer: Any) -> None:
+    """Replaces ``check_data_key``."""
+
+
+def hot_copies_go_without_a_look_at_data_keys() -> None:
+    """An earlier behaviour: a hot copy is dropped although nobody can decrypt its cold copy."""
+    ManifestSource.check_data_key = _nothing  # type: ignore[method-assign]
+
+
 IN_COMMANDS: Final = (
+    hot_copies_go_without_a_look_at_data_keys,
     commands_hold_no_lease,
     sweeps_let_earlier_commits_succeed,
 )

@@ -7,7 +7,8 @@ for longer than their leases last and than the grace period, between any two of 
 
 Checked: a committed manifest refers only to objects that exist, and no object that it refers to is deleted. At the end the
 history has every record but those that an erasure was asked to erase, in batches with their offsets; a last erasure leaves none
-of its records; and nothing is left of segments, or of their data keys, that were written and never committed.
+of its records; and nothing is left of segments, or of their data keys, that were written and never committed. A hot copy stays
+while the data key of its cold copy is lost.
 
 A damaged segment whose hot copy is dropped before its repair is restored at the end, as from a second copy.
 """
@@ -37,7 +38,7 @@ from stratalog_core.batches.batch import read_header
 from stratalog_core.batches.records import Record, build_batch, iterate_records
 from stratalog_core.errors import Conflict, StratalogError, Unavailable
 from stratalog_metadata.client.quorum_client import QuorumClient
-from stratalog_metadata.records import Log, ManifestPointer, Topic, log_key, manifest_pointer_key
+from stratalog_metadata.records import Ledger, Log, ManifestPointer, Topic, ledger_key, log_key, manifest_pointer_key
 from stratalog_metadata.state.commands import Command, Put
 from stratalog_tiering.cold.block_source import ColdReaderSettings
 from stratalog_tiering.cold.bucket_scrub import BucketScrub, FoundTopic
@@ -52,7 +53,7 @@ from stratalog_tiering.copies.repair import RepairedFrom, Repairer, RepairSource
 from stratalog_tiering.core import leases
 from stratalog_tiering.core.erasure import Selection
 from stratalog_tiering.format.manifest import SegmentKind, decode_manifest
-from stratalog_tiering.format.object_keys import is_data_key, parse_segment_key, with_data_keys
+from stratalog_tiering.format.object_keys import data_key_key, is_data_key, parse_segment_key, with_data_keys
 from stratalog_tiering.maintenance.erasure import Erased, erase_range
 from stratalog_tiering.offload import beside_workers
 from stratalog_tiering.offload.locks import KnownLocks
@@ -96,6 +97,10 @@ ASKED_LAST: Final = 2
 """A commit of a machine's last erasures may be under way: of the present one, and of one that crashed before."""
 DAMAGE_SHARE: Final = 0.5
 """Share of scrubs before which a segment is damaged that has a hot copy."""
+KEY_LOST_S: Final = 4.0
+"""Longer than a hot copy of KEPT stays, and a worker's pause after a failure."""
+DUE_IN_MS_MIN: Final = 500
+"""A hot copy that is to be dropped so much later is not being dropped yet."""
 
 
 @contextlib.contextmanager
@@ -142,6 +147,22 @@ class CommandsAudit(HistoryAudit):
                 keys = frozenset[bytes]().union(*(each for asked in self._asked.values() for each in asked[-ASKED_LAST:]))
                 for offset in range(entry.base_offset, entry.end_offset):
                     self._erased.setdefault((after.key(), offset), set()).update(keys)
+
+    def _ledger_removed(self, ledger: Ledger) -> None:
+        """Require that a cold copy of the ledger can be decrypted."""
+        super()._ledger_removed(ledger)
+        pointer = self.records.get(manifest_pointer_key(ledger.topic_id, ledger.partition))
+        key = self.data_key_at(pointer, ledger.base_offset) if isinstance(pointer, ManifestPointer) else ""
+        is_kept = not key or key in self._stored.objects
+        self.require(is_kept, f"ledger {ledger.ledger_id} was removed, and {key}, by which its cold copy is read, is lost")
+
+    def data_key_at(self, pointer: ManifestPointer, offset: int) -> str:
+        """The data key of the segment that holds ``offset``; empty if there is none, or it is not encrypted."""
+        manifest, configs = self._manifest(pointer), self.topic(pointer.topic_id).configs
+        if manifest is None or "stratalog.tier.encryption.key" not in configs:
+            return ""
+        found = (each for each in manifest.segments if each.base_offset <= offset < each.end_offset)
+        return next((data_key_key(each.key) for each in found), "")
 
     def deleted(self, keys: Iterable[str]) -> None:
         """Require that no manifest refers to what is deleted, for however short a time that has been so.
@@ -194,6 +215,8 @@ class Scenario:
             machine.boot()
         await self._faults()
         await self._pass_time(CALM_S)
+        if self.world.decides("lost-data-key"):
+            await self._lose_a_data_key()
         self._is_over = True
         for machine in self.commands:
             await in_time(machine.ended.wait(), f"{machine.name} did not come to its end", FINISH_S)
@@ -384,6 +407,29 @@ class Scenario:
         found = await find_all(collector, TOPICS, int(GRACE_S * 1000), ports.clock.wall_ms())
         await delete_due(client, store, found)
         self.world.coverage.meet(COLLECTED, sum(len(each.due) for each in found))
+
+    async def _lose_a_data_key(self) -> None:
+        """Remove the data key of a segment shortly before the hot copy of its records is to be dropped; put it back later."""
+        await self._until(lambda: "" if self._data_key_of_hot() else f"no hot copy of {KEPT.name} stays after its offload")
+        key = self._data_key_of_hot()
+        content = self.bucket.objects.pop(key)
+        self.world.note(f"{key} is lost")
+        await self._pass_time(KEY_LOST_S)
+        self.bucket.objects.setdefault(key, content)
+
+    def _data_key_of_hot(self) -> str:
+        """The data key of a segment whose hot copy is not to be dropped yet; empty if there is none."""
+        pointer, log = self._pointer(KEPT, 0), self.audit.records[log_key(KEPT.topic_id, 0)]
+        assert isinstance(log, Log)
+        for ref in reversed(log.ledgers):
+            ledger = self.audit.records[ledger_key(ref.ledger_id)]
+            assert isinstance(ledger, Ledger)
+            due_ms = ledger.closed_at_ms + int(KEPT.configs["local.retention.ms"])
+            if due_ms - SimulatedClock(self.world.loop).wall_ms() > DUE_IN_MS_MIN:
+                key = self.audit.data_key_at(pointer, ref.base_offset)
+                if key in self.bucket.objects:
+                    return key
+        return ""
 
     # -- at the end
 

@@ -27,7 +27,7 @@ from stratalog_metadata.client.memory_metadata import MemoryMetadata
 from stratalog_metadata.records import Fragment, Ledger, LedgerState
 from stratalog_metadata.state.commands import Command, Put
 from stratalog_tiering.format.manifest import Reason, RemovedObject
-from stratalog_tiering.format.object_keys import segment_key, version_key
+from stratalog_tiering.format.object_keys import data_key_key, segment_key, version_key
 from stratalog_tiering.maintenance.merging import FAN_IN
 from stratalog_tiering.store import ObjectInfo
 
@@ -84,6 +84,15 @@ def test_a_merge_is_told_from_offloads_by_the_offset_at_which_it_begins() -> Non
     # The manifest, and a look for another owner.
     assert usage.activity.requests.other_gets == 1 + 1
     assert usage.sweep_listings == 5
+
+
+def test_the_data_key_of_an_encrypted_segment_is_read_with_its_copy() -> None:
+    written = segment(0, 1)
+    others = (info(data_key_key(written), 300, 100),)
+    usage = counted(PartitionObjects(segments=(info(written, 1000, 100),), others=others, live={}, removed=[]))
+    assert (usage.activity.requests.segment_puts, usage.activity.requests.other_puts) == (1, 1)
+    # When the new segment is verified, and before its hot copy is dropped.
+    assert (usage.activity.requests.segment_gets, usage.activity.requests.other_gets) == (2, 2)
 
 
 def test_what_was_written_before_the_window_is_no_activity() -> None:

@@ -242,6 +242,11 @@ class ManifestSource:
             cached if cached is not None else await self._cipher_loads.get(footer.data_key, lambda: self._load_cipher(footer))
         )
 
+    async def check_data_key(self, footer: SegmentFooter) -> None:
+        """Read the data key of a segment that is encrypted again from the store. Raises as :meth:`cipher`."""
+        if footer.is_encrypted:
+            await read_verified(self._store, lambda store: _data_key(store, footer))
+
     async def _load_cipher(self, footer: SegmentFooter) -> BlockCipher:
         cipher = BlockCipher(await read_verified(self._store, lambda store: _data_key(store, footer)))
         self._ciphers.put(footer.data_key, cipher)

@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 
 from stratalog_core.errors import Corrupt, StratalogError
 from stratalog_core.object_lock import ObjectLock
-from stratalog_metadata.records import ManifestPointer
 from stratalog_tiering.cold.segment_check import check_presence
 from stratalog_tiering.core.commands import Guards, commit_segment, drop_ledgers
 from stratalog_tiering.core.locks import new_lock
@@ -105,7 +104,7 @@ async def upload_job(
 
 
 async def drop_hot(ports: WorkerPorts, state: PartitionSnapshot, ledgers: Sequence[StoredLedger], guards: Guards) -> None:
-    """Drop the hot copies of ``ledgers``, after checking size and footer of their cold copies.
+    """Drop the hot copies of ``ledgers``, after checking size, footer and data key of their cold copies.
 
     A newer version is not looked for if this worker committed the newest one that metadata knows, and has held the partition
     since: the version's key was free, so whatever was committed meanwhile continues from it and refers to its cold copies.
@@ -116,19 +115,24 @@ async def drop_hot(ports: WorkerPorts, state: PartitionSnapshot, ledgers: Sequen
     assert pointer is not None, "only ledgers that a committed manifest covers are dropped"
     if not ports.commits.is_own_newest(pointer):
         await refuse_fork_before_deletion(ports, state)
+    manifest, checked_to = await ports.source.manifest(pointer), pointer.start_offset
     for stored in ledgers:
-        await _check_cold_copy(ports, pointer, max(stored.ledger.base_offset, pointer.start_offset), stored.ledger.end_offset)
+        # One segment may hold several of the ledgers.
+        base_offset = max(stored.ledger.base_offset, checked_to)
+        checked_to = await _check_cold_copy(ports, manifest, base_offset, stored.ledger.end_offset)
     await drop(ports, state, ledgers, guards)
 
 
-async def _check_cold_copy(ports: WorkerPorts, pointer: ManifestPointer, offset: int, end_offset: int) -> None:
-    manifest = await ports.source.manifest(pointer)
+async def _check_cold_copy(ports: WorkerPorts, manifest: Manifest, offset: int, end_offset: int) -> int:
+    """Check the segments from ``offset`` to ``end_offset`` or beyond; returns the end of the last one."""
     while offset < end_offset:
         entry = await ports.source.segment_at(manifest, offset)
         if entry is None:
-            raise Corrupt(f"manifest {pointer.object_key} does not cover offset {offset}: the hot copy stays")
-        await check_presence(ports.store, ports.source, entry)
+            raise Corrupt(f"version {manifest.version} of the manifest does not cover offset {offset}: the hot copy stays")
+        footer, _ = await check_presence(ports.store, ports.source, entry)
+        await ports.source.check_data_key(footer)
         offset = entry.end_offset
+    return offset
 
 
 async def drop(

@@ -266,6 +266,28 @@ async def test_data_keys_stay_as_long_as_their_segments(
     assert names(store_directory, ".key") == names(store_directory, ".segment")
 
 
+@pytest.mark.parametrize("is_lost", [True, False])
+async def test_a_lost_or_altered_data_key_keeps_the_hot_copy(
+    cluster: Cluster, make_batches: Batches, store_directory: Path, is_lost: bool
+) -> None:
+    await configure(cluster, **{"stratalog.tier.encryption.key": "k1"})
+    await cluster.add_ledger(make_batches(0, [3]), 0)
+    worker = await cluster.start_worker(deletion_lag_ms=3_600_000)
+    await cluster.until(lambda: cluster.pointer() is not None and not cluster.pointer().content)
+    await worker.close()
+    (path,) = (each for each in object_files(store_directory) if each.suffix == ".key")
+    content = path.read_bytes()
+    path.write_bytes(b"altered")
+    if is_lost:
+        path.unlink()
+    await cluster.start_worker("worker-2")
+    await cluster.until(lambda: cluster.last_error() != "" or not cluster.log().ledgers)
+    assert len(cluster.log().ledgers) == 1, "the only copy that can be read is dropped"
+    assert "data key" in cluster.last_error() or path.name in cluster.last_error()
+    path.write_bytes(content)
+    await cluster.until(lambda: not cluster.log().ledgers)
+
+
 async def test_a_copy_that_was_encrypted_with_another_data_key_is_not_sound(
     cluster: Cluster, make_batches: Batches, store_directory: Path, background: ThreadBackground
 ) -> None:
