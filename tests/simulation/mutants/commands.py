@@ -6,10 +6,12 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any, Final
 
+from stratalog_core.errors import StratalogError
 from stratalog_tiering.cold.manifest_source import ManifestSource
 from stratalog_tiering.copies import hot_repair
 from stratalog_tiering.maintenance import erasure, orphans
-from stratalog_tiering.worker import collection
+from stratalog_tiering.offload import commit
+from stratalog_tiering.worker import collection, partition_work
 
 
 class _NoLease:
@@ -48,7 +50,27 @@ def hot_copies_go_without_a_look_at_data_keys() -> None:
     ManifestSource.check_data_key = _nothing  # type: ignore[method-assign]
 
 
+def damaged_parts_stop_offloads() -> None:
+    """An earlier behaviour: nothing is committed while a page or list that would be merged is damaged."""
+
+    async def all_or_nothing(refs: Any, load: Any) -> dict[str, Any]:
+        return {ref.key: await load(ref) for ref in refs}
+
+    commit._readable = all_or_nothing
+
+
+class _Never(StratalogError):
+    """Raised by nothing."""
+
+
+def damaged_lists_stop_retention() -> None:
+    """An earlier behaviour: nothing expires while the list of what is to be deleted next is damaged."""
+    partition_work.Corrupt = _Never  # type: ignore[attr-defined, assignment]
+
+
 IN_COMMANDS: Final = (
+    damaged_parts_stop_offloads,
+    damaged_lists_stop_retention,
     hot_copies_go_without_a_look_at_data_keys,
     commands_hold_no_lease,
     sweeps_let_earlier_commits_succeed,

@@ -7,8 +7,8 @@ for longer than their leases last and than the grace period, between any two of 
 
 Checked: a committed manifest refers only to objects that exist, and no object that it refers to is deleted. At the end the
 history has every record but those that an erasure was asked to erase, in batches with their offsets; a last erasure leaves none
-of its records; and nothing is left of segments, or of their data keys, that were written and never committed. A hot copy stays
-while the data key of its cold copy is lost.
+of its records; and nothing is left of segments, or of their data keys, that were written and never committed. Then
+objects are lost and damaged (``damage_beside_workers.py``).
 
 A damaged segment whose hot copy is dropped before its repair is restored at the end, as from a second copy.
 """
@@ -28,6 +28,7 @@ from simulation.checkers.final_checks import EVENTUALLY_S, FinalChecks
 from simulation.clients.sealed_ledgers import LedgersOfProcess, append_sealed, end_of
 from simulation.faults.nemesis import Nemesis, NemesisPlan
 from simulation.scenarios.checker_machine import in_time, run_in_checker
+from simulation.scenarios.damage_beside_workers import DamageStep
 from simulation.scenarios.history import GRACE_S, Batch, HistoryAudit
 from simulation.world import roles
 from simulation.world.clock import SimulatedClock
@@ -38,7 +39,7 @@ from stratalog_core.batches.batch import read_header
 from stratalog_core.batches.records import Record, build_batch, iterate_records
 from stratalog_core.errors import Conflict, StratalogError, Unavailable
 from stratalog_metadata.client.quorum_client import QuorumClient
-from stratalog_metadata.records import Ledger, Log, ManifestPointer, Topic, ledger_key, log_key, manifest_pointer_key
+from stratalog_metadata.records import Ledger, Log, ManifestPointer, Topic, log_key, manifest_pointer_key
 from stratalog_metadata.state.commands import Command, Put
 from stratalog_tiering.cold.block_source import ColdReaderSettings
 from stratalog_tiering.cold.bucket_scrub import BucketScrub, FoundTopic
@@ -52,7 +53,9 @@ from stratalog_tiering.copies.hot_repair import HotLedgers
 from stratalog_tiering.copies.repair import RepairedFrom, Repairer, RepairSources
 from stratalog_tiering.core import leases
 from stratalog_tiering.core.erasure import Selection
+from stratalog_tiering.format import manifest_edit
 from stratalog_tiering.format.manifest import SegmentKind, decode_manifest
+from stratalog_tiering.format.manifest_limits import ManifestLimits
 from stratalog_tiering.format.object_keys import data_key_key, is_data_key, parse_segment_key, with_data_keys
 from stratalog_tiering.maintenance.erasure import Erased, erase_range
 from stratalog_tiering.offload import beside_workers
@@ -97,26 +100,25 @@ ASKED_LAST: Final = 2
 """A commit of a machine's last erasures may be under way: of the present one, and of one that crashed before."""
 DAMAGE_SHARE: Final = 0.5
 """Share of scrubs before which a segment is damaged that has a hot copy."""
-KEY_LOST_S: Final = 4.0
-"""Longer than a hot copy of KEPT stays, and a worker's pause after a failure."""
-DUE_IN_MS_MIN: Final = 500
-"""A hot copy that is to be dropped so much later is not being dropped yet."""
 
 
 @contextlib.contextmanager
 def _times_of_a_short_run() -> Iterator[None]:
-    """Let the leases of commands end on time while the context lasts: an hour is longer than a run."""
+    """Let the leases of commands end on time while the context lasts: an hour is longer than a run. Make parts small."""
     uncommitted_ms = collection.UNCOMMITTED_MS
     setattr(collection, "UNCOMMITTED_MS", 0)  # noqa: B010
     lease_ms, apart_ms = beside_workers.DURATION_MS, leases.CLOCKS_APART_MS  # type: ignore[attr-defined]
     setattr(beside_workers, "DURATION_MS", LEASE_MS)  # noqa: B010 - it is a constant to the type checker
     setattr(leases, "CLOCKS_APART_MS", 100)  # noqa: B010
+    small = partial(ManifestLimits, page_fan_in=2, inline_removed_max=8, inline_spans_max=2)
+    setattr(manifest_edit, "ManifestLimits", small)  # noqa: B010
     try:
         yield
     finally:
         setattr(beside_workers, "DURATION_MS", lease_ms)  # noqa: B010
         setattr(collection, "UNCOMMITTED_MS", uncommitted_ms)  # noqa: B010
         setattr(leases, "CLOCKS_APART_MS", apart_ms)  # noqa: B010
+        setattr(manifest_edit, "ManifestLimits", ManifestLimits)  # noqa: B010
 
 
 class CommandsAudit(HistoryAudit):
@@ -214,17 +216,16 @@ class Scenario:
         for machine in [*self.tiering, self.owner, *self.commands]:
             machine.boot()
         await self._faults()
-        await self._pass_time(CALM_S)
-        if self.world.decides("lost-data-key"):
-            await self._lose_a_data_key()
+        await self.pass_time(CALM_S)
+        await DamageStep(self, KEPT, (KEPT, EXPIRING)).run()
         self._is_over = True
         for machine in self.commands:
             await in_time(machine.ended.wait(), f"{machine.name} did not come to its end", FINISH_S)
         self._restore_damaged()
-        await self._until(self._all_is_cold)
+        await self.until(self._all_is_cold)
         await self._in_checker(self._erase_the_rest)
         await self._in_checker(FinalChecks(self.audit, self.bucket, [], len(PARTITIONS)).run)
-        await self._until(self._nothing_is_left, EVENTUALLY_S)
+        await self.until(self._nothing_is_left, EVENTUALLY_S)
         await self._in_checker(self._read_everything)
         self.world.coverage.meet(MERGED, self.audit.merges)
         self.world.note(f"{len(self.ledgers.batches)} ledgers, {self.audit.merges} merges, {len(self.bucket.objects)} objects")
@@ -253,7 +254,7 @@ class Scenario:
             self.bucket.faults = StoreFaults(
                 unavailable=0.02, answer_lost=0.02, truncated=0.02, happens_later=0.01, listing_lag_s=1.0
             )
-        await self._pass_time(FAULTS_S)
+        await self.pass_time(FAULTS_S)
         self.bucket.faults = StoreFaults()
         self._is_calm = True
         for nemesis, task in zip(nemeses, tasks, strict=True):
@@ -408,29 +409,6 @@ class Scenario:
         await delete_due(client, store, found)
         self.world.coverage.meet(COLLECTED, sum(len(each.due) for each in found))
 
-    async def _lose_a_data_key(self) -> None:
-        """Remove the data key of a segment shortly before the hot copy of its records is to be dropped; put it back later."""
-        await self._until(lambda: "" if self._data_key_of_hot() else f"no hot copy of {KEPT.name} stays after its offload")
-        key = self._data_key_of_hot()
-        content = self.bucket.objects.pop(key)
-        self.world.note(f"{key} is lost")
-        await self._pass_time(KEY_LOST_S)
-        self.bucket.objects.setdefault(key, content)
-
-    def _data_key_of_hot(self) -> str:
-        """The data key of a segment whose hot copy is not to be dropped yet; empty if there is none."""
-        pointer, log = self._pointer(KEPT, 0), self.audit.records[log_key(KEPT.topic_id, 0)]
-        assert isinstance(log, Log)
-        for ref in reversed(log.ledgers):
-            ledger = self.audit.records[ledger_key(ref.ledger_id)]
-            assert isinstance(ledger, Ledger)
-            due_ms = ledger.closed_at_ms + int(KEPT.configs["local.retention.ms"])
-            if due_ms - SimulatedClock(self.world.loop).wall_ms() > DUE_IN_MS_MIN:
-                key = self.audit.data_key_at(pointer, ref.base_offset)
-                if key in self.bucket.objects:
-                    return key
-        return ""
-
     # -- at the end
 
     def _restore_damaged(self) -> None:
@@ -512,13 +490,13 @@ class Scenario:
     async def _in_checker(self, work: roles.Main) -> None:
         await run_in_checker(self.world, work, FINISH_S)
 
-    async def _until(self, problem: Callable[[], str], seconds: float = FINISH_S) -> None:
+    async def until(self, problem: Callable[[], str], seconds: float = FINISH_S) -> None:
         until = self.world.loop.time() + seconds
         while found := problem():
             assert self.world.loop.time() < until, found
-            await self._pass_time(LOOK_S)
+            await self.pass_time(LOOK_S)
 
-    async def _pass_time(self, seconds: float) -> None:
+    async def pass_time(self, seconds: float) -> None:
         until = self.world.loop.time() + seconds
         while (left_s := until - self.world.loop.time()) > 0:
             await asyncio.sleep(min(LOOK_S, left_s))

@@ -125,9 +125,9 @@ class ManifestSource:
 
     async def tree_pages(self, refs: Sequence[TreePageRef]) -> dict[str, TreePage]:
         """Pages of the partition's Merkle tree, uncached: only proofs and rare edits read them. Raises ``Corrupt``."""
-        return {ref.key: await self._tree_page(ref) for ref in refs}
+        return {ref.key: await self.tree_page(ref) for ref in refs}
 
-    async def _tree_page(self, ref: TreePageRef) -> TreePage:
+    async def tree_page(self, ref: TreePageRef) -> TreePage:
         return await self._verified(ref.key, "tree page", lambda content: decode_tree_page(content, ref.sha256))
 
     async def removed(self, manifest: Manifest) -> AsyncIterator[RemovedObject]:

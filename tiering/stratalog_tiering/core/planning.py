@@ -87,8 +87,9 @@ def next_step(
 ) -> Step:
     """The next step for ``state``.
 
-    ``cold_since_ms`` is the wall time from which each cold ledger has been in the store, by ledger id. ``open_since`` is the
-    first offset of a transaction that an attempt to offload found open after the last sealed ledger.
+    ``cold_since_ms`` is the wall time from which each cold ledger has been in the store, by ledger id; the hot copy of one that
+    is missing from it stays. ``open_since`` is the first offset of a transaction that an attempt to offload found open after
+    the last sealed ledger.
     Raises ``Corrupt`` if the hot ledgers do not continue the manifest: no step is safe then.
     """
     empty = tuple(_droppable_empty(state))
@@ -211,7 +212,9 @@ def _kept_until_ms(
     asked = state.request is not None and state.request.delete_hot and ledger.base_offset < state.request.end_offset
     if asked or ledger.end_offset <= state.log.log_start_offset or _is_in_the_way(ledger, limits.bookies_low_on_space):
         return 0
-    since_ms = cold_since_ms[ledger.ledger_id]
+    since_ms = cold_since_ms.get(ledger.ledger_id)
+    if since_ms is None:
+        return None
     return policy.hot_copy_kept_until_ms(ledger.closed_at_ms, since_ms, limits.deletion_lag_ms, newer_hot_bytes)
 
 

@@ -9,7 +9,7 @@ appended segment stay in the partition's tree for good (``tree_edit.py``).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from itertools import takewhile
 from typing import Final
@@ -141,7 +141,7 @@ class ManifestEdit:
         return entry
 
     def pages_to_merge(self) -> tuple[PageRef, ...]:
-        """The stored pages that :meth:`move_to_pages` will merge; load them and pass them to it."""
+        """The stored pages that :meth:`move_to_pages` can merge; load them and pass them to it."""
         levels, untouched = [ref.level for ref in self._refs], len(self._refs)
         for _ in range(self._new_page_count()):
             levels.append(0)
@@ -161,7 +161,10 @@ class ManifestEdit:
         return tuple(ref for ref in refs if ref.key not in self._new_pages)
 
     def move_to_pages(self, pages: Pages = NO_PAGES) -> None:
-        """Move the oldest inline segments into pages while there are too many, and merge full levels of pages."""
+        """Move the oldest inline segments into pages while there are too many, and merge full levels of pages.
+
+        A level stays as it is if one of its pages is missing from ``pages``, because it is damaged.
+        """
         while len(self._inline) > self._limits.inline_segments_max:
             oldest = self._inline[: self._limits.page_segments]
             del self._inline[: len(oldest)]
@@ -172,6 +175,8 @@ class ManifestEdit:
         fan_in = self._limits.page_fan_in
         while self._mergeable([ref.level for ref in self._refs]):
             merging = self._refs[-fan_in:]
+            if any(ref.key not in pages for ref in self._stored(merging)):
+                return
             entries = [entry for ref in merging for entry in self._live(self._loaded(ref, pages))]
             del self._refs[-fan_in:]
             self._refs.append(self._new_page(entries, merging[0].level + 1))
@@ -246,13 +251,13 @@ class ManifestEdit:
         """Put objects back that :meth:`forget_due` gave and the store keeps: they are due again after another grace period."""
         self._removed.add(objects)
 
-    def lists_to_merge(self) -> tuple[RemovedListRef, ...]:
-        """The stored lists that :meth:`finish` merges; load them and pass them to it."""
-        return self._removed.lists_to_merge()
+    def lists_to_merge(self, without: Set[str] = frozenset()) -> tuple[RemovedListRef, ...]:
+        """The stored lists that :meth:`finish` can merge, ``without`` these keys; load them all and pass them to it."""
+        return self._removed.lists_to_merge(without)
 
-    def tree_pages_to_merge(self) -> tuple[TreePageRef, ...]:
-        """The stored tree pages that :meth:`finish` merges; load them and pass them to it."""
-        return self._tree.pages_to_merge()
+    def tree_pages_to_merge(self, without: Set[str] = frozenset()) -> tuple[TreePageRef, ...]:
+        """The stored tree pages that :meth:`finish` can merge, ``without`` these keys; load them all and pass them to it."""
+        return self._tree.pages_to_merge(without)
 
     def settle_fork(self, newest_version: int, others: Sequence[RemovedObject], now_ms: int) -> None:
         """Make the next version newer than both lines of a fork; ``others`` are all objects that it does not refer to."""

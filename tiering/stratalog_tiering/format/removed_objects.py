@@ -7,7 +7,7 @@ the logarithm of their number up to the longest list, and with a 16,384th of it 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from itertools import takewhile
 from typing import Final
 
@@ -83,21 +83,26 @@ class RemovedObjects:
         self.add(emptied)
         return tuple(keys)
 
-    def lists_to_merge(self) -> tuple[RemovedListRef, ...]:
-        """The first neighbouring lists that :meth:`finish` merges; empty if there are none."""
+    def lists_to_merge(self, without: Set[str] = frozenset()) -> tuple[RemovedListRef, ...]:
+        """The first neighbouring lists that :meth:`finish` can merge, ``without`` these keys; empty if there are none."""
         fan_in = self._limits.page_fan_in
         for first in range(len(self.refs) - fan_in + 1):
             run = self.refs[first : first + fan_in]
             same = len({self._size_class(ref.object_count) for ref in run}) == 1
-            if same and sum(ref.object_count for ref in run) <= self._limits.removed_list_objects_max:
+            is_short = sum(ref.object_count for ref in run) <= self._limits.removed_list_objects_max
+            if same and is_short and without.isdisjoint(ref.key for ref in run):
                 return tuple(run)
         return ()
 
     def finish(self, removed_at_ms: int, actor: str, lists: RemovedLists = NO_LISTS) -> None:
-        """Merge the lists of :meth:`lists_to_merge`, append what was added, and move inline objects into lists if too many."""
-        run = self.lists_to_merge()
+        """Merge ``lists``, append what was added, and move inline objects into lists if there are too many.
+
+        ``lists`` are those of :meth:`lists_to_merge`, or none.
+        """
+        run = [ref for ref in self.refs if ref.key in lists]
         if run:
             first = self.refs.index(run[0])
+            assert self.refs[first : first + len(run)] == run, "only neighbouring lists are merged"
             objects = [removed for ref in run for removed in lists[ref.key].objects[ref.deleted_count :]]
             self.refs[first : first + len(run)] = [self._new_list(objects)]
             self.add(_superseded(ref, actor) for ref in run)

@@ -6,7 +6,7 @@ of one level become a page of the next. Nothing ever leaves the tree. No I/O.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from uuid import UUID
 
 from stratalog_tiering.format.manifest_limits import ManifestLimits
@@ -50,23 +50,27 @@ class TreeEdit:
         self._spans.append(span)
         self.size += span.leaf_count
 
-    def pages_to_merge(self) -> tuple[TreePageRef, ...]:
-        """The first neighbouring pages of one level that :meth:`move_to_pages` merges; empty if there are none."""
+    def pages_to_merge(self, without: Set[str] = frozenset()) -> tuple[TreePageRef, ...]:
+        """The first neighbouring pages of one level that :meth:`move_to_pages` can merge, ``without`` these keys.
+
+        Empty if there are none.
+        """
         fan_in = self._limits.page_fan_in
         for first in range(len(self._refs) - fan_in + 1):
             run = self._refs[first : first + fan_in]
-            if len({ref.level for ref in run}) == 1:
+            if len({ref.level for ref in run}) == 1 and without.isdisjoint(ref.key for ref in run):
                 return tuple(run)
         return ()
 
     def move_to_pages(self, pages: TreePages) -> tuple[TreePageRef, ...]:
-        """Merge the pages of :meth:`pages_to_merge`, and move spans to a page if there are too many.
+        """Merge ``pages``, which are those of :meth:`pages_to_merge` or none, and move spans to a page if there are too many.
 
         Returns the references to the pages that were merged.
         """
-        run = self.pages_to_merge()
+        run = tuple(ref for ref in self._refs if ref.key in pages)
         if run:
             place = self._refs.index(run[0])
+            assert tuple(self._refs[place : place + len(run)]) == run, "only neighbouring pages are merged"
             spans = [span for ref in run for span in pages[ref.key].spans]
             self._refs[place : place + len(run)] = [self._new_page(self._first_leaf(place), spans, run[0].level + 1)]
         if len(self._spans) > self._limits.inline_spans_max:

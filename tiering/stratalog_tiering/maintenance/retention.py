@@ -39,8 +39,8 @@ async def apply_retention(
 
     Without ``deletes`` it only drops segments. The work of one call is bounded; call it again while it returns True. Objects
     that the store keeps under a lock that no worker asked for are tried again a grace period later. Raises ``Locked`` or
-    ``Refused``, having dropped nothing, if the store keeps all that are due, ``Forked``, having deleted nothing,
-    ``Unavailable``, ``OutcomeUnknown``, ``Fenced``.
+    ``Refused``, having dropped nothing, if the store keeps all that are due, ``Corrupt``, having dropped and deleted nothing,
+    if a list of them or a page is damaged, ``Forked``, having deleted nothing, ``Unavailable``, ``OutcomeUnknown``, ``Fenced``.
     """
     if state.pointer is None:
         return False
@@ -58,7 +58,7 @@ async def apply_retention(
         pages = await ports.source.pages(edit.pages_for_drop(below))
         edit.drop_below(below, lambda entry: removals[entry.key], pages)
     before_ms = await _deletable_before_ms(ports, state, previous.manifest)
-    lists = await ports.source.removed_lists(edit.lists_due(before_ms, DELETIONS_AT_ONCE_MAX))
+    lists = await ports.source.removed_lists(edit.lists_due(before_ms, DELETIONS_AT_ONCE_MAX)) if deletes else {}
     limit = await _unlocked(ports, previous.manifest, lists, before_ms, now_ms) if deletes else 0
     gone = [*edit.forget_due(before_ms, limit, lists)]
     if not edit.is_changed:

@@ -12,9 +12,9 @@ This module does not decide what a new version contains (``format/manifest_edit.
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence, Set
 from dataclasses import replace
-from typing import Final
+from typing import Final, Protocol, TypeVar
 
 from stratalog_core.errors import Conflict, Corrupt, NoSuchObject, OutcomeUnknown, StratalogError
 from stratalog_metadata.client.guarded_updates import propose_guarded
@@ -39,6 +39,17 @@ RENEWAL_SHARE: Final = 0.1
 """Share of the grace period after which a refused version is not proposed again: the objects that it removes are in use until
 its commit, and their grace period counts from its creation."""
 _log = logging.getLogger(__name__)
+
+
+class _PartRef(Protocol):
+    """A reference to a page, a list of removed objects or a tree page."""
+
+    @property
+    def key(self) -> str: ...
+
+
+_Ref = TypeVar("_Ref", bound=_PartRef)
+_Part = TypeVar("_Part")
 
 
 async def previous_version(ports: WorkerPorts, state: PartitionSnapshot) -> Previous:
@@ -130,9 +141,9 @@ async def commit_edit(
     if state.pointer is not None:
         # Whatever happens, the next step that asks does not rely on it; a commit notes its own version anew.
         ports.commits.forget(state.pointer)
-    edit.move_to_pages(await ports.source.pages(edit.pages_to_merge()))
-    lists = await ports.source.removed_lists(edit.lists_to_merge())
-    tree_pages = await ports.source.tree_pages(edit.tree_pages_to_merge())
+    edit.move_to_pages(await _readable(edit.pages_to_merge(), ports.source.page))
+    lists = await _mergeable(edit.lists_to_merge, ports.source.removed_list)
+    tree_pages = await _mergeable(edit.tree_pages_to_merge, ports.source.tree_page)
     new = edit.finish(created_at_ms=ports.clock.wall_ms(), lists=lists, tree_pages=tree_pages)
     pointer = await prepare_version(ports, new)
     written = [*own_keys, *(key for key, _ in new.parts)]
@@ -144,6 +155,30 @@ async def commit_edit(
         return command(current, pointer) if current is not None else None
 
     return await commit_manifest(ports, pointer, command(state, pointer), written, again)
+
+
+async def _mergeable(
+    choose: Callable[[Set[str]], Sequence[_Ref]], load: Callable[[_Ref], Awaitable[_Part]]
+) -> dict[str, _Part]:
+    """The first parts of a manifest that ``choose`` lets merge and that can all be read. The damaged ones stay as they are."""
+    damaged: set[str] = set()
+    while True:
+        refs = choose(damaged)
+        loaded = await _readable(refs, load)
+        if len(loaded) == len(refs):
+            return loaded
+        damaged.update(ref.key for ref in refs if ref.key not in loaded)
+
+
+async def _readable(refs: Sequence[_Ref], load: Callable[[_Ref], Awaitable[_Part]]) -> dict[str, _Part]:
+    """The parts of a manifest that are not damaged, by key."""
+    loaded: dict[str, _Part] = {}
+    for ref in refs:
+        try:
+            loaded[ref.key] = await load(ref)
+        except Corrupt as damaged:
+            _log.warning("a part of a manifest stays unmerged: %s", damaged.message)
+    return loaded
 
 
 async def _with_current_log(ports: WorkerPorts, state: PartitionSnapshot) -> PartitionSnapshot | None:

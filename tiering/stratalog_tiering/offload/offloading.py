@@ -152,13 +152,20 @@ async def drop(
 
 
 async def cold_since(ports: WorkerPorts, state: PartitionSnapshot) -> Mapping[int, int]:
-    """Wall time (ms) at which each cold ledger's segment was made, by ledger id; 0 if retention has removed the segment."""
+    """Wall time (ms) at which each cold ledger's segment was made, by ledger id; 0 if retention has removed the segment.
+
+    Ledgers from a damaged page on are left out.
+    """
     if state.pointer is None or not any(is_cold(state, stored.ledger) for stored in state.ledgers):
         return {}
     manifest = await committed_manifest(ports, state, state.pointer)
     since: dict[int, int] = {}
     for ledger in (stored.ledger for stored in state.ledgers if is_cold(state, stored.ledger)):
-        entry = await ports.source.segment_at(manifest, ledger.end_offset - 1)
+        try:
+            entry = await ports.source.segment_at(manifest, ledger.end_offset - 1)
+        except Corrupt as damaged:
+            _log.warning("hot copies from offset %d on stay: %s", ledger.base_offset, damaged.message)
+            break
         since[ledger.ledger_id] = _covered_since_ms(entry, manifest, ports.settings.grace_ms) if entry is not None else 0
     return since
 

@@ -13,7 +13,7 @@ from collections.abc import Hashable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from typing import Final
 
-from stratalog_core.errors import Conflict, OutcomeUnknown, Refused, StorageFailed, StratalogError, Unavailable
+from stratalog_core.errors import Conflict, Corrupt, OutcomeUnknown, Refused, StorageFailed, StratalogError, Unavailable
 from stratalog_metadata.client.topic_defaults import topic_defaults
 from stratalog_metadata.records import (
     ManifestPointer,
@@ -27,6 +27,7 @@ from stratalog_metadata.records import (
 )
 from stratalog_metadata.state.commands import ABSENT, Command, Put, VersionIs
 from stratalog_tiering.core.commands import Guards, fulfil_request
+from stratalog_tiering.core.forks import Forked
 from stratalog_tiering.core.maintenance_times import MaintenanceTask, MaintenanceTimes
 from stratalog_tiering.core.offload_job import Undecided
 from stratalog_tiering.core.partition import PartitionSnapshot, is_cold, is_sealed, low_on_space, partition_snapshot
@@ -191,7 +192,9 @@ class PartitionWork:
         cold = tuple(stored.ledger.ledger_id for stored in state.ledgers if is_cold(state, stored.ledger))
         depends_on = (state.pointer_version, cold)
         if depends_on != self._cold_since[0]:
-            self._cold_since = depends_on, await cold_since(self._ports, state)
+            since = await cold_since(self._ports, state)
+            # Ask again as long as a damaged page hides the rest.
+            self._cold_since = depends_on if len(since) == len(cold) else None, since
         sealed = tuple(stored.ledger.ledger_id for stored in state.ledgers if is_sealed(stored.ledger))
         if sealed != self._open_since[0]:
             self._open_since = sealed, None
@@ -287,11 +290,14 @@ class PartitionWork:
 
     async def _retain(self, state: PartitionSnapshot, policy: TierPolicy, guards: Guards) -> None:
         """Apply retention, else compact a step or merge one run of small segments, else compute when retention is due next."""
-        held: Locked | Refused | None = None
+        held: Corrupt | Locked | Refused | None = None
         try:
             changed = await apply_retention(self._ports, state, policy, guards)
-        except (Locked, Refused) as kept:
-            # The store keeps an object that no worker locked, or refuses deletions. It is reported when all else is done.
+        except Forked:
+            raise
+        except (Corrupt, Locked, Refused) as kept:
+            # A list of removed objects is damaged, or the store keeps an object that no worker locked, or refuses deletions.
+            # It is reported when all else is done.
             held, changed = kept, await apply_retention(self._ports, state, policy, guards, deletes=False)
         if not changed and not policy.is_copied:
             changed = await self._drop_expired_hot(state, policy, guards)
