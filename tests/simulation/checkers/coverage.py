@@ -70,6 +70,7 @@ READ_WITHOUT_WRITES: Final = "records acknowledged and read while the store carr
 DELETIONS_REFUSED: Final = "retention while the store refused deletions"
 EXPIRED_BY_SIZE: Final = "segments removed by retention.bytes"
 EXPIRED_HOT_BY_SIZE: Final = "hot ledgers removed by retention.bytes while copying was disabled"
+DELETED_HOT: Final = "hot ledgers of deleted records removed while copying was disabled"
 SEGMENT_SIZED: Final = "segment of several ledgers under its topic's size"
 RESUMED: Final = "topic copied again after a pause"
 FORKED: Final = "history of a partition forked"
@@ -143,7 +144,7 @@ STATES: Final = (
     RECORDS_DELETED, START_MOVED, START_AT_TAKEOVER, MERGED, COMPACTED, TOMBSTONE_DELETED, EXPIRED_DELETED,
     COMPACTED_AWAY, SUPERSEDED_REMOVED, READ_IN_A_GAP, MARKER_GONE, READ_OVERTAKEN, EXPIRED, EXPIRED_HOT,
     EXPIRED_HOT_WITHOUT_WRITES, READ_WITHOUT_WRITES, DELETIONS_REFUSED,
-    EXPIRED_BY_SIZE, EXPIRED_HOT_BY_SIZE, SEGMENT_SIZED, RESUMED, FORKED, COPIED, REPAIRED, LEASED, ATTACHED,
+    EXPIRED_BY_SIZE, EXPIRED_HOT_BY_SIZE, DELETED_HOT, SEGMENT_SIZED, RESUMED, FORKED, COPIED, REPAIRED, LEASED, ATTACHED,
     ERASED, REPAIRED_FROM_HOT, PART_DAMAGED, COLLECTED, COMMAND_EXPIRED,
     ATTACHMENT_DIED, DETACHED, DETACHED_BEFORE_MARKED, LOCKED_DELETED, LOCKED_MERGED, LOCKED_EXPIRED, DRAINED,
     CONTROLLED_SHUTDOWN, GROUP_UPGRADED,

@@ -115,6 +115,15 @@ def retention_by_size_removes_a_hot_ledger_too_many() -> None:
     hot_expiry.expired_ledgers = one_more  # type: ignore[attr-defined]
 
 
+def deleted_records_stay_on_bookies() -> None:
+    """An earlier behaviour: while copying is disabled, ledgers below the log's start stay."""
+
+    def without_start(state: PartitionSnapshot, *others: Any) -> tuple[StoredLedger, ...]:
+        return expired_ledgers(replace(state, log=msgspec.structs.replace(state.log, log_start_offset=0)), *others)
+
+    hot_expiry.expired_ledgers = without_start  # type: ignore[attr-defined, assignment]
+
+
 def records_with_a_hot_copy_are_counted_twice() -> None:
     """Hot copies of cold records count towards ``retention.bytes``, too."""
 
@@ -332,6 +341,7 @@ IN_HISTORY: Final = (
     nothing_expires,
     retention_by_size_removes_a_segment_too_many,
     retention_by_size_removes_a_hot_ledger_too_many,
+    deleted_records_stay_on_bookies,
     records_with_a_hot_copy_are_counted_twice,
     retention_by_size_removes_nothing,
     segments_ignore_the_size_that_their_topic_sets,

@@ -24,6 +24,7 @@ import msgspec
 
 from simulation.checkers.audit import Audit
 from simulation.checkers.coverage import (
+    DELETED_HOT,
     DELETIONS_REFUSED,
     EXPIRED,
     EXPIRED_BY_SIZE,
@@ -183,6 +184,8 @@ class HistoryAudit(Audit):
         self._paused: set[str] = set()
         """Pointer keys of partitions whose topic was not to be copied at some time since their last segment."""
         self.resumed = 0
+        self.deleted_below: dict[str, int] = {}
+        """By log key: the offset below which a client has deleted the records."""
 
     def _check(self, change: Change) -> None:
         before = change.before.record if change.before is not None else None
@@ -213,7 +216,7 @@ class HistoryAudit(Audit):
     def _log_changed(self, before: Log, after: Log) -> None:
         """Check the log's start and retention. Epochs are not checked: this scenario has a single owner."""
         self.require(after.log_start_offset >= before.log_start_offset, f"the start of {after.key()} went back")
-        if self._is_decided_now:
+        if self._is_decided_now or after.log_start_offset <= self.deleted_below.get(after.key(), 0):
             return
         pointer = self.records.get(manifest_pointer_key(after.topic_id, after.index))
         cold_end = pointer.end_offset if isinstance(pointer, ManifestPointer) else 0
@@ -724,6 +727,8 @@ class Scenario:
             await self.pass_time(SIZE_STEP_S - after_s)
             self.owner.stop = True
             await self._settle_sizes(kept_bytes, is_copied=segment_range is not None)
+            if segment_range is None:
+                await self._delete_records()
             self.world.coverage.meet(DELETIONS_REFUSED, kept is not None)
         self.bucket.faults = StoreFaults()
         self.audit.require(self.audit.sized > 0, f"{SEGMENT_BYTES} has no effect: no segment is made of several ledgers")
@@ -748,6 +753,30 @@ class Scenario:
             if not isinstance(pointer, ManifestPointer) or pointer.end_offset <= end_offset:
                 return f"{KEPT.name}-{index} is not copied up to offset {end_offset}"
         return excess(self.audit.kept_sizes(log), kept_bytes)
+
+    async def _delete_records(self) -> None:
+        """Delete records of KEPT as a client does, and require that their ledgers go although nothing is copied."""
+        key = log_key(KEPT.topic_id, 0)
+        log = self.audit.records[key]
+        assert isinstance(log, Log)
+        start = self.audit.deleted_below[key] = log.ledgers[len(log.ledgers) // 2].base_offset
+
+        async def delete(machine: Machine, ports: Ports) -> None:
+            client = await roles.connect_metadata(ports)
+            while True:
+                found = client.view.get(key)
+                if found is None or not isinstance(found.record, Log) or found.record.log_start_offset >= start:
+                    return
+                put = Put(record=msgspec.structs.replace(found.record, log_start_offset=start))
+                with contextlib.suppress(Conflict, OutcomeUnknown, Unavailable):
+                    await client.propose(Command(updates=(put,), requirements=(VersionIs(key=key, version=found.version),)))
+
+        await self.in_checker(delete)
+        until = self.world.loop.time() + FINISH_S
+        while isinstance(log := self.audit.records[key], Log) and (left := log.ledgers[0].base_offset) < start:
+            assert self.world.loop.time() < until, f"records of {key} are deleted up to {start}; its ledgers begin at {left}"
+            await self.pass_time(LOOK_S)
+        self.world.coverage.meet(DELETED_HOT)
 
     async def _grow(self, seconds: float) -> None:
         """Let the owner append for so long; return when all of it is cold and retention has nothing more to remove."""

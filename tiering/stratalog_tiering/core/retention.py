@@ -67,7 +67,8 @@ def expired_ledgers(
 ) -> tuple[StoredLedger, ...]:
     """The oldest hot ledgers that have expired and may be removed without being offloaded.
 
-    ``newest_ms`` is the timestamp of the newest record by ledger id; a ledger that is missing from it does not expire by time.
+    One below the log's start has expired: its records were deleted. ``newest_ms`` is the timestamp of the newest record by
+    ledger id; a ledger that is missing from it does not expire by time.
     The newest ledger never expires, because it determines the next offset. None does while older history is locked.
     """
     if state.pointer is not None and state.pointer.lock_until_ms > now_ms:
@@ -81,7 +82,8 @@ def expired_ledgers(
         bytes_after -= ledger.payload_bytes
         too_much = policy.retention_bytes != UNLIMITED and bytes_after >= policy.retention_bytes
         too_old = older_has_expired and newest_ms.get(ledger.ledger_id, now_ms) < cutoff_ms
-        if not is_sealed(ledger) or not (too_much or too_old):
+        is_deleted = ledger.end_offset <= state.log.log_start_offset
+        if not is_sealed(ledger) or not (too_much or too_old or is_deleted):
             break
         older_has_expired = True
         expired.append(stored)

@@ -1,9 +1,9 @@
 """Removes hot ledgers that have expired without being offloaded: the store cannot be reached, or copying is disabled.
 
 Then nothing becomes cold, and the bookies would fill up without bound. A sealed ledger is removed only if every record in it,
-and every older one, is past the topic's own retention (``core/retention.py``); nothing younger is removed. The log's start
-moves to the end of the removed ledgers in the same command. A later ledger must hold the partition's state, from which the next
-owner starts; until one does, the newest ledger with records stays. See ADR 90 and ADR 122.
+and every older one, is past the topic's own retention or was deleted (``core/retention.py``); nothing younger is removed. The
+log's start moves to the end of the removed ledgers in the same command. A later ledger must hold the partition's state, from
+which the next owner starts; until one does, the newest ledger with records stays. See ADR 90 and ADR 122.
 """
 
 from __future__ import annotations

@@ -259,7 +259,7 @@ class PartitionWork:
         expired = await self._hot_expiry.drop_expired(self._ports, state, policy, guards)
         if expired:
             what = f"{len(expired)} ledgers up to offset {expired[-1].ledger.end_offset}"
-            _log.warning("%s: removed %s that were not offloaded: they are past retention", self._lease, what)
+            _log.warning("%s: removed %s that were not offloaded: they are past retention or deleted", self._lease, what)
         return bool(expired)
 
     async def _maintain(self, task: MaintenanceTask, state: PartitionSnapshot, guards: Guards) -> None:

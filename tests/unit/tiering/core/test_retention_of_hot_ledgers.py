@@ -53,6 +53,7 @@ def numbers(expired: tuple[StoredLedger, ...]) -> list[int]:
     retention_bytes=st.sampled_from([-1, 0, 250, 800]),
     cold_age_ms=st.none() | st.integers(0, 2000),
     known=st.integers(0, 6),
+    log_start=st.integers(0, 80),
     last_is_open=st.booleans(),
 )
 def test_only_expired_ledgers_are_removed_and_the_newest_stays(
@@ -62,6 +63,7 @@ def test_only_expired_ledgers_are_removed_and_the_newest_stays(
     retention_bytes: int,
     cold_age_ms: int | None,
     known: int,
+    log_start: int,
     last_is_open: bool,
 ) -> None:
     count = len(ages_ms)
@@ -69,16 +71,19 @@ def test_only_expired_ledgers_are_removed_and_the_newest_stays(
     newest_ms = {n + 1: NOW_MS - age for n, age in enumerate(ages_ms) if n < known}
     policy = TierPolicy(retention_ms=retention_ms, retention_bytes=retention_bytes)
     found = state(ledgers, None if cold_age_ms is None else NOW_MS - cold_age_ms)
+    found = replace(found, log=msgspec.structs.replace(found.log, log_start_offset=log_start))
     expired = numbers(expired_ledgers(found, policy, newest_ms, NOW_MS))
     assert expired == list(range(1, len(expired) + 1)), "the oldest, without a gap"
     assert len(expired) < count
-    gone_by_bytes = False
+    older_is_past = cold_age_ms is None or cold_age_ms > retention_ms or log_start >= 10
     for number in expired:
         too_much = retention_bytes != -1 and sum(sizes[number:count]) >= retention_bytes
         too_old = retention_ms != -1 and number <= known and ages_ms[number - 1] > retention_ms
-        cold_is_past = cold_age_ms is None or cold_age_ms > retention_ms or gone_by_bytes
-        assert too_much or (too_old and cold_is_past)
-        gone_by_bytes = gone_by_bytes or too_much
+        is_deleted = log_start >= 10 * number + 10
+        assert too_much or is_deleted or (too_old and older_is_past)
+        older_is_past = True
+    if log_start >= 10:
+        assert len(expired) >= min(count - 1, log_start // 10 - 1), "deleted records go"
 
 
 def test_cold_history_of_unknown_age_keeps_all_that_follows() -> None:

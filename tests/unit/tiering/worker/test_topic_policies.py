@@ -11,7 +11,7 @@ import pytest
 
 from stratalog_core.system import SystemClock
 from stratalog_metadata.records import Bookie, DynamicConfig, Topic
-from stratalog_metadata.state.commands import Command, Put
+from stratalog_metadata.state.commands import Command, Put, VersionIs
 from stratalog_tiering.cold.manifest_source import ManifestSource
 from stratalog_tiering.cold.reader import ColdReader, ColdReaderSettings
 from stratalog_tiering.maintenance.merging import FAN_IN
@@ -151,6 +151,21 @@ async def test_retention_by_size_holds_while_nothing_is_copied(cluster: Cluster,
     await cluster.until(lambda: cluster.log().log_start_offset == 30)
     assert [ref.base_offset for ref in cluster.log().ledgers] == [30, 40]
     assert not [key for name, key in cluster.store.calls if name == "put" and key.startswith("segments/")]
+
+
+async def test_deleted_records_leave_the_bookies_while_nothing_is_copied(cluster: Cluster, make_batches: Batches) -> None:
+    """As those of a topic that a stream processor purges: it has no retention of its own."""
+    await set_configs(cluster, {"retention.ms": "-1", "remote.storage.enable": "false"})
+    await cluster.start_worker()
+    for base in range(0, 40, 10):
+        await cluster.add_ledger(make_batches(base, [10]), base)
+    stored = cluster.metadata.view.get(cluster.log().key())
+    start = Put(record=msgspec.structs.replace(cluster.log(), log_start_offset=25))
+    await cluster.metadata.propose(
+        Command(updates=(start,), requirements=(VersionIs(key=stored.record.key(), version=stored.version),))
+    )
+    await cluster.until(lambda: [ref.base_offset for ref in cluster.log().ledgers] == [20, 30], 5)
+    assert cluster.log().log_start_offset == 25
 
 
 async def test_a_bookie_that_runs_low_on_space_gets_rid_of_what_is_cold(cluster: Cluster, make_batches: Batches) -> None:
