@@ -18,7 +18,7 @@ from stratalog_broker.coordination.groups.core.restored_positions import Positio
 from stratalog_broker.partitions.internal_topics import CONSUMER_OFFSETS
 from stratalog_metadata.client.api import MetadataClient, MetadataView
 from stratalog_metadata.records import ManifestPointer, Topic, manifest_pointer_key
-from stratalog_tiering.cold.archive import stored_topics
+from stratalog_tiering.cold.archive import readable_topics
 from stratalog_tiering.core.restoring import TopicHistory
 from stratalog_tiering.maintenance.restoring_coordinators import InternalTopic, read_internal_topics, restore_internal_topic
 from stratalog_tiering.store import ObjectStore
@@ -129,11 +129,13 @@ async def restore_groups(
 async def bucket_topics(view: MetadataView, store: ObjectStore) -> BucketTopics:
     """The bucket's topics, and where those end that the cluster has. Records on its bookies only do not count.
 
-    Deleted topics count while they are in the bucket: they may be restored later. Raises ``Corrupt``, ``Unavailable``.
+    Deleted topics count while they are in the bucket, and so do those whose descriptor is damaged, without a name: they may be
+    restored later. Raises ``Unavailable``.
     """
     names = {topic.topic_id: topic.name for topic in view.all(Topic)}
-    restored, others = dict[UUID, RestoredEnds](), dict[UUID, str]()
-    for topic in [each.descriptor for each in await stored_topics(store)]:
+    readable, damaged = await readable_topics(store)
+    restored, others = dict[UUID, RestoredEnds](), dict.fromkeys(damaged, "")
+    for topic in [each.descriptor for each in readable]:
         if topic.topic_id not in names:
             others[topic.topic_id] = topic.name
             continue

@@ -19,11 +19,11 @@ from stratalog.parameters import TIMES, Integer, moment_ms
 from stratalog.restored_groups import GroupsReport, bucket_topics, ends_in_rows, planned_groups, restore_groups
 from stratalog.target import existing_store, metadata_of, name_values
 from stratalog.tier.session import metadata_session, reader_lease, store_session
-from stratalog_core.errors import Invalid, Unavailable
+from stratalog_core.errors import Corrupt, Invalid, Unavailable
 from stratalog_core.natural_numbers import natural_number
 from stratalog_core.system import SystemClock, ThreadBackground
 from stratalog_metadata.client.api import MetadataClient
-from stratalog_tiering.cold.archive import deleted_topics, read_owner
+from stratalog_tiering.cold.archive import deleted_topics, read_owner, readable_topics
 from stratalog_tiering.core.restoring import TopicHistory
 from stratalog_tiering.format.descriptor import TopicDescriptor
 from stratalog_tiering.format.object_keys import deletion_marker_key
@@ -102,7 +102,8 @@ def restore(
     the bucket. Committed offsets of groups and transactional ids are restored as brokers last stored them; an offset past the
     restored end of its partition is set to that end, and listed.
 
-    Without --topic, the report names the deleted topics that are left out.
+    Without --topic, the report names the deleted topics that are left out. So are topics whose descriptor is damaged: the
+    command restores the others, names the descriptors and exits with 6.
 
     The cluster takes over the bucket: tiering workers of its former cluster delete nothing more and stop committing within a
     second. Nothing is deleted from the bucket for one grace period. If the command fails, run it again: no topic is restored
@@ -121,7 +122,7 @@ def restore(
         refuse_cluster(data.absolute(), "start its metadata nodes and name them with --metadata")
         factor = factor or 1
     url = existing_store(url)
-    rows, groups, left_out = asyncio.run(
+    rows, groups, left_out, damaged = asyncio.run(
         _restore(
             url, data.absolute() if data is not None else None, metadata, topics, new_name, factor, points, dry_run=dry_run,
             yes=yes,
@@ -129,6 +130,7 @@ def restore(
     )  # fmt: skip
     if as_json:
         print_json({"partitions": rows, **groups.document(), "deleted_topics": left_out})
+        _refuse_damaged(damaged)
         return
     print_rows(rows, _COLUMNS if points is None else (*_COLUMNS[:-1], "left_out_records", "left_out_end_offset", "state"))
     records, size = sum(row["records"] for row in rows), human_bytes(sum(row["bytes"] for row in rows))
@@ -136,6 +138,7 @@ def restore(
     click.echo(f"{records} records ({size}) {outcome}; records at or above the end offset were not offloaded", err=True)
     groups.show()
     _show_left_out(left_out)
+    _refuse_damaged(damaged)
 
 
 async def _restore(
@@ -149,18 +152,19 @@ async def _restore(
     *,
     dry_run: bool,
     yes: bool,
-) -> tuple[list[Row], GroupsReport, list[Row]]:
+) -> tuple[list[Row], GroupsReport, list[Row], list[Corrupt]]:
     async with AsyncExitStack() as stack:
         store = await stack.enter_async_context(store_session(url))
         wanted = await wanted_topics(store, topics)
         left_out = [] if topics else await _left_out(store)
+        damaged = [] if topics else [*(await readable_topics(store))[1].values()]
         if not dry_run:
             # The former owner of the bucket may still delete from it.
             leased = [topic.topic_id for topic in wanted] if topics else []
             await stack.enter_async_context(reader_lease(store, "restore", leased))
         histories = await _histories(store, wanted, "reading manifests")
         if dry_run:
-            return *await _planned(store, histories, points, new_name), left_out
+            return *await _planned(store, histories, points, new_name), left_out, damaged
         if data is not None and not _has_quorum(data):
             # Ask before anything is written. The bucket's owner, if there is one, is another cluster.
             await _confirm_takeover(store, "", yes=yes)
@@ -182,7 +186,8 @@ async def _restore(
             await client.refresh(_FOUND_S)
             found = await bucket_topics(client.view, store)
             now_ms, number = SystemClock().wall_ms(), restored.owner.number
-            return rows, await restore_groups(client, store, found, factor, number, cluster_id, now_ms), left_out
+            groups = await restore_groups(client, store, found, factor, number, cluster_id, now_ms)
+            return rows, groups, left_out, damaged
 
 
 async def _left_out(store: ObjectStore) -> list[Row]:
@@ -205,6 +210,14 @@ def _show_left_out(rows: Sequence[Row]) -> None:
         click.echo(f"left out: {row['topic']} ({row['topic_id']}), deleted {when}", err=True)
     if len(rows) > _SHOWN_MAX:
         click.echo(f"left out: {len(rows) - _SHOWN_MAX} more deleted topics; --json lists them", err=True)
+
+
+def _refuse_damaged(damaged: Sequence[Corrupt]) -> None:
+    """Raise ``Corrupt`` if topics were left out because their descriptors are damaged."""
+    if damaged:
+        problems = "; ".join(error.message for error in damaged[:_SHOWN_MAX])
+        remedy = "put intact descriptors in their place, then run the command again before brokers start"
+        raise Corrupt(f"{len(damaged)} topics are left out, because their descriptors are damaged: {problems}; {remedy}")
 
 
 async def _histories(store: ObjectStore, wanted: Sequence[TopicDescriptor], title: str) -> list[TopicHistory]:

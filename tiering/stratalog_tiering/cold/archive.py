@@ -54,17 +54,33 @@ class StoredTopic(NamedTuple):
 
 
 async def stored_topics(store: ObjectStore) -> list[StoredTopic]:
-    """All topics of the bucket, sorted by name; objects of a deleted one may be gone."""
+    """All topics of the bucket, sorted by name; objects of a deleted one may be gone. Raises ``Corrupt``, ``Unavailable``."""
+    found, damaged = await readable_topics(store)
+    for error in damaged.values():
+        raise error
+    return found
+
+
+async def readable_topics(store: ObjectStore) -> tuple[list[StoredTopic], dict[UUID, Corrupt]]:
+    """The topics whose newest descriptor can be read, sorted by name, and by id the error of each other one.
+
+    An earlier descriptor does not stand in for a damaged one: it may lack partitions.
+    """
     keys = {info.key async for info in store.list(TOPICS_PREFIX)}
     parsed = {topic for key in keys if (topic := parse_topic_key(key)) is not None}
     newest = {topic.topic_id: topic.version for topic in sorted(parsed, key=lambda topic: topic.version)}
+    damaged: dict[UUID, Corrupt] = {}
 
-    async def read(topic_id: UUID) -> StoredTopic:
-        topic = await read_topic(store, topic_key(topic_id, newest[topic_id]))
-        return StoredTopic(topic, deletion_marker_key(topic_id) in keys and await _is_marked(store, topic))
+    async def read(topic_id: UUID) -> list[StoredTopic]:
+        try:
+            topic = await read_topic(store, topic_key(topic_id, newest[topic_id]))
+        except Corrupt as error:
+            damaged[topic_id] = error
+            return []
+        return [StoredTopic(topic, deletion_marker_key(topic_id) in keys and await _is_marked(store, topic))]
 
-    found = await bounded_map(read, newest, _READS_AT_ONCE)
-    return sorted(found, key=lambda topic: (topic.descriptor.name, topic.descriptor.topic_id))
+    found = [topic for topics in await bounded_map(read, newest, _READS_AT_ONCE) for topic in topics]
+    return sorted(found, key=lambda topic: (topic.descriptor.name, topic.descriptor.topic_id)), damaged
 
 
 async def live_topics(store: ObjectStore) -> list[TopicDescriptor]:
@@ -77,7 +93,10 @@ async def live_topics(store: ObjectStore) -> list[TopicDescriptor]:
 
 
 async def deleted_topics(store: ObjectStore) -> list[tuple[TopicDescriptor, DeletionMarker | None]]:
-    """The topics that are marked as deleted, sorted by name, each with its marker; None if that cannot be read."""
+    """The topics that are marked as deleted, sorted by name, each with its marker; None if that cannot be read.
+
+    Topics whose descriptor is damaged are left out (:func:`readable_topics`).
+    """
 
     async def read(topic: TopicDescriptor) -> tuple[TopicDescriptor, DeletionMarker | None]:
         key = deletion_marker_key(topic.topic_id)
@@ -86,7 +105,8 @@ async def deleted_topics(store: ObjectStore) -> list[tuple[TopicDescriptor, Dele
         except (Corrupt, Invalid, NoSuchObject):
             return topic, None
 
-    return await bounded_map(read, [each.descriptor for each in await stored_topics(store) if each.is_deleted], _READS_AT_ONCE)
+    found, _ = await readable_topics(store)
+    return await bounded_map(read, [each.descriptor for each in found if each.is_deleted], _READS_AT_ONCE)
 
 
 async def is_hidden(store: ObjectStore, topic_id: UUID) -> bool:
@@ -184,6 +204,17 @@ def ambiguous_name(name: str, topics: Sequence[TopicDescriptor]) -> str:
     )
 
 
+def named_topic(url: str, topics: Sequence[TopicDescriptor], name: str) -> TopicDescriptor:
+    """The one of the bucket's topics with this name or id. Raises as :meth:`Archive.topic`."""
+    found = [topic for topic in topics if name in (topic.name, str(topic.topic_id))]
+    if not found:
+        names = ", ".join(topic.name for topic in topics) or "none"
+        raise NotFound(f"{url} contains no topic {name!r}; it contains {names}")
+    if len(found) > 1:
+        raise Invalid(f"{ambiguous_name(name, found)}; give one of the ids instead of the name")
+    return found[0]
+
+
 class Archive:
     """The history in one bucket, prefix or directory."""
 
@@ -206,14 +237,7 @@ class Archive:
 
     async def topic(self, name: str) -> TopicDescriptor:
         """The topic with this name or id. Raises ``NotFound`` that lists the names, ``Invalid`` if two topics have the name."""
-        topics = await self.topics()
-        found = [topic for topic in topics if name in (topic.name, str(topic.topic_id))]
-        if not found:
-            names = ", ".join(topic.name for topic in topics) or "none"
-            raise NotFound(f"{self._store.url} contains no topic {name!r}; it contains {names}")
-        if len(found) > 1:
-            raise Invalid(f"{ambiguous_name(name, found)}; give one of the ids instead of the name")
-        return found[0]
+        return named_topic(self._store.url, await self.topics(), name)
 
     async def pointer(
         self, topic: TopicDescriptor, partition: int, known: ManifestPointer | None = None

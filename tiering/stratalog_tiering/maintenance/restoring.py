@@ -29,7 +29,7 @@ from stratalog_metadata.records import (
     manifest_pointer_key,
 )
 from stratalog_metadata.state.commands import ABSENT, Command, Put, VersionIs
-from stratalog_tiering.cold.archive import Archive, ambiguous_name
+from stratalog_tiering.cold.archive import Archive, ambiguous_name, named_topic, readable_topics
 from stratalog_tiering.core.policy import TierPolicy, tier_policy
 from stratalog_tiering.core.restoring import (
     PRODUCER_IDS_GAP,
@@ -110,11 +110,20 @@ async def _in_cluster(store: ObjectStore, view: MetadataView, history: TopicHist
 async def wanted_topics(store: ObjectStore, names: Sequence[str]) -> list[TopicDescriptor]:
     """The bucket's topics with these names or ids; all that are not deleted if there are none.
 
-    Raises ``NotFound`` that lists the names, and ``Invalid`` if two of the topics have one name.
+    Without names, topics whose descriptor is damaged are left out (``readable_topics``). Raises ``NotFound`` that lists the
+    names, ``Corrupt`` if a name may be that of such a topic, and ``Invalid`` if two of the topics have one name.
     """
-    archive = Archive(store)
-    found = [await archive.topic(name) for name in dict.fromkeys(names)] if names else await archive.topics()
+    readable, damaged = await readable_topics(store)
+    found = [topic.descriptor for topic in readable if not topic.is_deleted]
+    try:
+        found = [named_topic(store.url, found, name) for name in dict.fromkeys(names)] or found
+    except NotFound:
+        for error in damaged.values():
+            raise error from None
+        raise
     if not found:
+        for error in damaged.values():
+            raise error
         raise NotFound(f"{store.url} contains no topic")
     for topic in found:
         same = [each for each in found if each.name == topic.name]
