@@ -1,4 +1,4 @@
-"""Points in time as people type them: milliseconds since 1970, ISO 8601, or how long ago (``90s``, ``15m``, ``2h``, ``7d``)."""
+"""Points in time as people type them: milliseconds since 1970, ISO 8601, ``now``, or how long ago (``90s``, ``7d``)."""
 
 from __future__ import annotations
 
@@ -11,14 +11,16 @@ from stratalog_core.moments import utc_text
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MILLISECOND: Final = timedelta(milliseconds=1)
-_AGO_MS: Final = {"s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+_AGO_MS: Final = {"s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
 
 
 def parse_moment(text: str, *, now_ms: int) -> int:
     """Return milliseconds since 1970-01-01 UTC. A time without a zone is UTC. Raises ``Invalid``."""
     if re.fullmatch(r"-?\d{1,18}", text):
         return int(text)
-    ago = re.fullmatch(r"(\d{1,9})([smhd])", text)
+    if text == "now":
+        return now_ms
+    ago = re.fullmatch(r"(\d{1,9})([smhdw])", text)
     if ago:
         return now_ms - int(ago[1]) * _AGO_MS[ago[2]]
     try:

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 _PIPE_WIDTH = 100_000
+_FOLDED_MIN = 24
+"""Width to which a column may be folded; one that is narrower everywhere is not folded."""
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 _HEADINGS = {
     "damaged": "corrupt",
@@ -58,16 +60,22 @@ def print_rows(rows: Sequence[Mapping[str, Any]], columns: Sequence[str], *, tit
 
     table = Table(title=escape(_shown(title)) or None, title_justify="left", box=None, pad_edge=False, header_style="bold")
     shown = [column for column in columns if not rows or any(row.get(column) != "" for row in rows)]
+    width = 0
     for column in shown:
         numeric = all(isinstance(row.get(column), int | float) for row in rows) and bool(rows)
         heading = _HEADINGS.get(column, column.replace("_", " "))
-        table.add_column(heading, justify="right" if numeric else "left", overflow="fold")
+        longest = max([len(heading), *(len(_shown(_cell(column, row.get(column)))) for row in rows)])
+        width += min(longest, _FOLDED_MIN) + 2
+        is_folded = longest > _FOLDED_MIN
+        table.add_column(heading, justify="right" if numeric else "left", overflow="fold", no_wrap=not is_folded)
     for row in rows:
         table.add_row(*(Text(_shown(_cell(column, row.get(column)))) for column in shown))
     if sys.stdout.isatty():
-        Console(file=sys.stdout, highlight=False).print(table)
-        return
-    # Lines to a file or a pipe are neither wrapped at a terminal's width nor padded to the longest.
+        console = Console(file=sys.stdout, highlight=False)
+        if width - 2 <= console.width:
+            console.print(table)
+            return
+    # Lines to a file or a pipe, or that do not fit a terminal, are neither folded at its width nor padded to the longest.
     console = Console(highlight=False, width=_PIPE_WIDTH)
     with console.capture() as captured:
         console.print(table)

@@ -24,6 +24,8 @@ NOW_MS = 1_700_000_000_000
         ("15m", NOW_MS - 900_000),
         ("2h", NOW_MS - 7_200_000),
         ("7d", NOW_MS - 604_800_000),
+        ("1w", NOW_MS - 604_800_000),
+        ("now", NOW_MS),
     ],
 )
 def test_known_forms(text: str, expected_ms: int) -> None:

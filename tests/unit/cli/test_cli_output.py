@@ -6,6 +6,7 @@ import json
 from concurrent.futures import Future
 from typing import cast
 
+import click
 import pytest
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec
@@ -36,6 +37,35 @@ def test_a_listing_is_a_table_for_people_and_one_line_each_in_a_pipe(capsys: pyt
     assert heading.split() == ["name", "cold", "bytes", "last", "error"]
     assert first.split() == ["a", "1.5", "KiB", "-"]
     assert second.split() == ["b", "0", "B", "x" * 100]
+
+
+def _on_terminal(monkeypatch: pytest.MonkeyPatch, width: int) -> None:
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", str(width))
+    monkeypatch.setenv("TERM", "xterm")
+
+
+def test_only_long_text_is_folded_on_a_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    _on_terminal(monkeypatch, 50)
+    print_listing("rows", ROWS, COLUMNS, as_json=False)
+    heading, first, second, *rest = click.unstyle(capsys.readouterr().out).splitlines()
+    assert heading.split() == ["name", "cold", "bytes", "last", "error"]
+    assert (first.split(), second.split()[:3]) == (["a", "1.5", "KiB", "-"], ["b", "0", "B"])
+    assert "".join([second.split()[3], *(line.strip() for line in rest)]) == "x" * 100
+
+
+def test_a_table_that_is_wider_than_the_terminal_is_left_to_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _on_terminal(monkeypatch, 40)
+    columns = ("topic", "partition", "log_start_offset", "cold_end_offset")
+    print_listing(
+        "rows", [{"topic": "events", "partition": 0, "log_start_offset": 0, "cold_end_offset": 7}], columns, as_json=False
+    )
+    assert click.unstyle(capsys.readouterr().out).splitlines() == [
+        "topic   partition  log start offset  cold end offset",
+        "events          0                 0                7",
+    ]
 
 
 def test_a_line_in_a_pipe_is_not_padded_and_an_empty_column_is_left_out(capsys: pytest.CaptureFixture[str]) -> None:
