@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Final
 from uuid import UUID
 
-from stratalog_core.errors import StratalogError
+from stratalog_core.errors import Refused, StratalogError
 from stratalog_core.restarting import restarting
 from stratalog_metadata.records import (
     TOPIC_DEFAULTS_KEY,
@@ -234,7 +234,11 @@ class WorkerSession:
         await self._ports.bucket.ensure()
         guards = await self._leases.hold(BUCKET_LEASE)
         if guards is not None:
-            await abort_stale_uploads(self._ports)
+            try:
+                await abort_stale_uploads(self._ports)
+            except Refused as refused:
+                self._ports.counters.failures += 1
+                _log.warning("stale uploads are not aborted: %s", refused)
             await learn_earlier_deletions(self._ports, guards)
             await self._leases.release(BUCKET_LEASE)
         return BUCKET_INTERVAL_S

@@ -35,6 +35,7 @@ from stratalog_tiering.offload.locks import KnownLocks
 from stratalog_tiering.offload.ownership import cluster_id_in, take_over
 from stratalog_tiering.offload.ports import WorkerPorts, worker_ports
 from stratalog_tiering.offload.topic_descriptors import describe_topic
+from stratalog_tiering.store import Upload
 from stratalog_tiering.worker.collection import CollectorPorts, Found, find_all
 
 Cluster = Any  # the TestCluster of conftest.py, which cannot be imported
@@ -106,6 +107,20 @@ async def test_nothing_is_left_of_a_topic_that_an_earlier_owner_deleted(
             while not all(key.startswith(OWNERS_PREFIX) for key in await keys_in(cluster)):  # noqa: ASYNC110
                 await asyncio.sleep(0.02)
         await new.until(lambda: not [*new.metadata.view.all(DeletedTopic)])
+
+
+async def test_a_store_that_refuses_to_list_uploads_keeps_no_deleted_topic(
+    cluster: Cluster, make_batches: Batches, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def refuse() -> AsyncIterator[Upload]:
+        raise Refused("s3:ListBucketMultipartUploads is not allowed")
+        yield
+
+    await hide_topic_with_history(cluster, make_batches(0, [3]), HOUR_MS)
+    monkeypatch.setattr(cluster.store, "list_uploads", refuse)
+    async with next_owner(cluster, tmp_path / "new") as new:
+        await new.start_worker("new-worker")
+        await new.until(lambda: bool([*new.metadata.view.all(DeletedTopic)]), 5)
 
 
 async def test_it_is_listed_with_its_date_and_waits_for_all_its_periods(
