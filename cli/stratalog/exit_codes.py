@@ -37,7 +37,7 @@ class ExitCode(IntEnum):
     DAMAGED = 6
     """Stored data does not match its checksums."""
     FINDINGS = 7
-    """``tier scrub``, ``job audit``, ``job erase`` or ``job compact`` reports problems that it did not repair."""
+    """``tier scrub``, ``tier restore-coordinators`` or ``job audit|erase|compact`` reports problems that it did not repair."""
     INTERRUPTED = 130
     TERMINATED = 143
     """Ended by SIGTERM. A role that SIGTERM stops in an orderly way exits with 0."""

@@ -21,7 +21,8 @@ from stratalog_bookies.client.ledger_recovery import LedgerRecoveries, Recovered
 from stratalog_bookies.client.ledger_writer import LedgerWriter
 from stratalog_bookies.client.replication import EntryHolder, HeldBytes, Replication
 from stratalog_bookies.metrics import AddMetrics
-from stratalog_core.errors import LedgerFenced
+from stratalog_bookies.protocol.messages import LedgerTail
+from stratalog_core.errors import LedgerFenced, StratalogError
 from stratalog_core.ports import Clock, Random, Transport
 from stratalog_metadata.client.api import MetadataClient
 from stratalog_metadata.records import Fragment, Ledger
@@ -163,6 +164,19 @@ class LedgerClient:
         again before the next call. Raises ``Unavailable`` if no bookie of the last fragment answers.
         """
         return await self._reads.await_lac(ledger, above, max_wait_s)
+
+    async def tails(self, ledger: Ledger) -> dict[str, LedgerTail | StratalogError]:
+        """The ledger's tail on each bookie in its record, or the error of the request. Changes nothing, unlike recovery."""
+        names = sorted({name for fragment in ledger.fragments for name in fragment.bookies})
+        answers = await asyncio.gather(
+            *(self._requests.lac(name, ledger.ledger_id) for name in names), return_exceptions=True
+        )  # fmt: skip
+        found: dict[str, LedgerTail | StratalogError] = {}
+        for name, answer in zip(names, answers, strict=True):
+            if isinstance(answer, BaseException) and not isinstance(answer, StratalogError):
+                raise answer
+            found[name] = answer
+        return found
 
     async def delete(self, ledger_ids: Sequence[int]) -> None:
         """Notify all bookies that these ledgers, whose records are removed from metadata, may be deleted.

@@ -27,7 +27,7 @@ from stratalog_broker.partitions.log import PartitionLog
 from stratalog_broker.partitions.memory import PartitionMemory, follow_log, follow_pointer
 from stratalog_broker.partitions.producer_expiry import ProducerExpiry
 from stratalog_broker.partitions.roll_schedule import RollSchedule
-from stratalog_broker.partitions.takeover import TakenOver, Takeover, identity_of
+from stratalog_broker.partitions.takeover import TakenOver, Takeover, failure_text, identity_of
 from stratalog_broker.partitions.tier_requests import answer_tier_request
 from stratalog_broker.protocol.produce import Leader
 from stratalog_core.errors import Fenced, NotLeader, StratalogError
@@ -237,8 +237,7 @@ class Partitions:
     def _topic_changed(self, topic: Topic) -> None:
         self._directory.put(topic)
         for index in range(topic.partition_count):
-            log = self._by_id.get((topic.topic_id.bytes, index))
-            if log is not None:
+            if (log := self._by_id.get((topic.topic_id.bytes, index))) is not None:
                 log.update_topic(topic)
 
     def _drop(self, log: PartitionLog) -> None:
@@ -288,7 +287,8 @@ class Partitions:
             self.takeover_metrics.takeover_failures += 1
             defect = not isinstance(failure, StratalogError)
             level = logging.ERROR if defect else logging.DEBUG if isinstance(failure, Fenced) else logging.WARNING
-            _log.log(level, "taking over %s at epoch %d: %s", identity, partition.leader_epoch, failure, exc_info=defect)
+            text = failure_text(failure, self.topic_by_id(partition.topic_id.bytes))
+            _log.log(level, "taking over %s at epoch %d: %s", identity, partition.leader_epoch, text, exc_info=defect)
             await asyncio.sleep(UNEXPECTED_RETRY_S if defect else _RETRY_S)
         finally:
             self._taking.discard(identity)

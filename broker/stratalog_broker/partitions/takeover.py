@@ -43,6 +43,7 @@ from stratalog_metadata.records import (
     Log,
     ManifestPointer,
     Partition,
+    Topic,
     TopicPartition,
     ledger_key,
     log_key,
@@ -307,6 +308,13 @@ def _require_whole(partition: Partition, replay: _Replay, begin: int) -> None:
     if replay.state.next_offset != begin:
         known = f"a checkpoint of offset {replay.state.next_offset}" if replay.is_loaded else "no complete checkpoint"
         raise Corrupt(f"the log of {identity_of(partition)} begins at offset {begin} and has {known}: its state is lost")
+
+
+def failure_text(failure: Exception, topic: Topic | None) -> str:
+    """Return why a takeover failed; of an internal topic also what to do if that does not end."""
+    if topic is None or not topic.internal or not isinstance(failure, Unavailable | Corrupt | NotFound):
+        return str(failure)
+    return f"{failure}; if `stratalog doctor` finds ledgers of {topic.name} gone: `stratalog tier restore-coordinators`"
 
 
 def identity_of(partition: Partition) -> TopicPartition:

@@ -15,6 +15,7 @@ from stratalog.command_group import CommandGroup
 from stratalog.commands.attach import attach, detach
 from stratalog.commands.collection import gc
 from stratalog.commands.compact import compact
+from stratalog.commands.restore_coordinators import restore_coordinators
 from stratalog.deletion import confirm, yes_option
 from stratalog.exit_codes import ExitCode
 from stratalog.moments import format_moment
@@ -68,6 +69,7 @@ tier.add_command(attach)
 tier.add_command(detach)
 tier.add_command(compact)
 tier.add_command(gc)
+tier.add_command(restore_coordinators)
 
 
 def _copy_option(text: str) -> Callable[[Callable[..., None]], Callable[..., None]]:

@@ -9,6 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
+from stratalog.health.coordinators import check_coordinators
 from stratalog.health.disks import check_disks
 from stratalog.health.finding import Finding, fail, ok, warn
 from stratalog.local import processes
@@ -47,7 +48,7 @@ async def check_metadata(addresses: list[str]) -> list[Finding]:
     try:
         async with metadata_session(addresses) as client:
             answers = ok("metadata", f"answers, at log index {client.view.index}")
-            return [answers, *_check_view(client.view), *await check_disks(client.view)]
+            return [answers, *_check_view(client.view), *await check_disks(client.view), await check_coordinators(client)]
     except StratalogError as failure:
         return [fail("metadata", failure.message, "start a majority of the metadata nodes; see their logs")]
 

@@ -114,7 +114,7 @@ async def restore_internal_topic(
             state, cluster_id=cluster_id, owner_number=owner_number, taken_at_ms=now_ms, checkpoint=checkpoint,
             leader_epoch=restore_epoch(state.leader_epoch, owner_number),
         )  # fmt: skip
-        stored[state.partition] = await _store(store, changed)
+        stored[state.partition] = await store_at_next_epoch(store, changed)
     command = _command(newest, stored, replication_factor or newest.replication_factor, owner_number, unused)
     await propose_guarded(metadata, command, topic_key(newest.topic), _TIMEOUT_S)
     return True
@@ -142,8 +142,11 @@ def _unused(view: MetadataView, newest: CoordinatorState) -> list[VersionIs] | N
     return [VersionIs(key=key, version=each.version if each is not None else ABSENT) for key, each in found.items()]
 
 
-async def _store(store: ObjectStore, state: CoordinatorState) -> CoordinatorState:
-    """Store the state at the next free place; an earlier attempt, which may have restored less, has left its own."""
+async def store_at_next_epoch(store: ObjectStore, state: CoordinatorState) -> CoordinatorState:
+    """Store the state at the next free place; an earlier attempt, which may have restored less, has left its own.
+
+    Returns it with the leader epoch of that place. Raises ``OutcomeUnknown``, ``Unavailable``.
+    """
     for attempt in range(_ATTEMPTS_MAX):
         state = replace(state, leader_epoch=state.leader_epoch + bool(attempt))
         try:

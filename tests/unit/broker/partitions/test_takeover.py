@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
+from uuid import UUID
 
 import pytest
 from kio.schema.errors import ErrorCode
@@ -14,8 +15,10 @@ from unit.broker.raw_client import RawClient, batch, produce
 from unit.metadata.watching import until
 
 from stratalog_broker.network.server import BrokerServer
-from stratalog_broker.partitions.takeover import TakenOver, Takeover
+from stratalog_broker.partitions.internal_topics import CONSUMER_OFFSETS
+from stratalog_broker.partitions.takeover import TakenOver, Takeover, failure_text
 from stratalog_core.batches.checkpoint import Checkpoint, EpochStart, ProducerEntry, SequencedBatch, encode_checkpoint
+from stratalog_core.errors import Corrupt, StaleEpoch, StratalogError, Unavailable
 from stratalog_metadata.records import (
     Fragment,
     Ledger,
@@ -144,3 +147,21 @@ async def test_a_state_that_was_handed_over_outlives_the_records(tmp_path: Path)
         assert (taken.state.next_offset, taken.state.producers.epoch_of(7)) == (2, 3)
         earlier = await taken_over(1)
         assert (earlier.state.next_offset, earlier.state.producers.epoch_of(7)) == (2, -1)
+
+
+@pytest.mark.parametrize(
+    ("topic", "failure", "names_it"),
+    [
+        (CONSUMER_OFFSETS, Unavailable("no bookie answers"), True),
+        (CONSUMER_OFFSETS, Corrupt("no complete checkpoint"), True),
+        (CONSUMER_OFFSETS, StaleEpoch("another owner"), False),
+        ("flights", Unavailable("no bookie answers"), False),
+    ],
+)
+def test_a_failure_that_may_last_names_the_command_that_ends_it(topic: str, failure: StratalogError, names_it: bool) -> None:
+    record = Topic(
+        name=topic, topic_id=UUID(int=7), partition_count=1, replication_factor=1, internal=topic == CONSUMER_OFFSETS
+    )  # fmt: skip
+    text = failure_text(failure, record)
+    assert text.startswith(failure.message)
+    assert ("`stratalog tier restore-coordinators`" in text) is names_it
