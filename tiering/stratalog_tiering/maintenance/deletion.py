@@ -20,13 +20,23 @@ from stratalog_core.errors import Conflict, Corrupt, NoSuchObject
 from stratalog_core.moments import utc_text
 from stratalog_metadata.client.topic_defaults import topic_defaults
 from stratalog_metadata.client.topic_deletion import finish_deletion, is_finished
-from stratalog_metadata.records import DeletedTopic, PendingTopic, RestoredTopic, Topic, restored_topic_key
+from stratalog_metadata.records import (
+    DeletedTopic,
+    ManifestPointer,
+    PendingTopic,
+    RestoredTopic,
+    Topic,
+    manifest_pointer_key,
+    partition_key,
+    restored_topic_key,
+)
 from stratalog_metadata.state.commands import Command, Delete, Put, VersionIs
-from stratalog_tiering.cold.archive import newest_descriptor_key
+from stratalog_tiering.cold.archive import is_hidden, newest_descriptor_key
 from stratalog_tiering.cold.block_cache import LruCache
 from stratalog_tiering.copies.deletions import mark_deletion
 from stratalog_tiering.core.commands import Guards
 from stratalog_tiering.core.deletion_markers import deletion_marker
+from stratalog_tiering.core.forks import Fork, find_fork
 from stratalog_tiering.core.garbage import (
     Garbage,
     deleted_topic_garbage,
@@ -43,9 +53,10 @@ from stratalog_tiering.format.object_keys import (
     topic_prefix,
     topic_prefixes,
 )
+from stratalog_tiering.offload.commit import versions_from
 from stratalog_tiering.offload.descriptors import put_once
 from stratalog_tiering.offload.locks import may_have_locked
-from stratalog_tiering.offload.ports import WorkerPorts
+from stratalog_tiering.offload.ports import HistoryPorts, WorkerPorts
 from stratalog_tiering.offload.reader_leases import delete_expired_leases, leases_in_force
 from stratalog_tiering.offload.topic_descriptors import describe_topic
 from stratalog_tiering.store import Locked, ObjectInfo, ObjectStore
@@ -79,6 +90,9 @@ async def collect_deleted_topic(ports: WorkerPorts, deleted: DeletedTopic, versi
     if now_ms < due_ms:
         return due_ms
     if not deleted.is_final:
+        if reason := await _undone_deletion(ports, deleted):
+            _log.warning("deleted topic %s (%s) stays: %s", deleted.name, deleted.topic_id, reason)
+            return now_ms + HELD_PAUSE_MS
         await _remove_records(ports, deleted, version, guards)
         return now_ms
     leases = await leases_in_force(ports.store, now_ms)
@@ -95,6 +109,35 @@ async def collect_deleted_topic(ports: WorkerPorts, deleted: DeletedTopic, versi
     if now_ms < late_until_ms:
         return late_until_ms
     return await _forget(ports, deleted, version, guards)
+
+
+async def _undone_deletion(ports: HistoryPorts, deleted: DeletedTopic) -> str:
+    """Say why a deletion that is not final must not become final: its history went on; empty: it did not.
+
+    Metadata that is restored from an old copy may have a deletion that was undone after the copy was made. Raises
+    ``Unavailable``.
+    """
+
+    async def fork_of(index: int) -> Fork | None:
+        key = manifest_pointer_key(deleted.topic_id, index)
+        known = ports.metadata.view.find(ManifestPointer, key)
+        newest = await versions_from(ports.store, deleted.topic_id, index, known.manifest_version if known is not None else 0)
+        # After the listing, and not from the view, which may lack the last commit before the deletion.
+        (found,) = await ports.metadata.read([key])
+        if found is None or not isinstance(found.record, ManifestPointer):
+            return find_fork(newest, {0: ""})
+        return find_fork(newest, {found.record.manifest_version: found.record.object_key})
+
+    forks = await bounded_map(fork_of, range(deleted.partitions_kept), _QUESTIONS_AT_ONCE)
+    fork = next((each for each in forks if each is not None), None)
+    if fork is None:
+        return ""
+    return (
+        f"manifest version {fork.store_version} ({fork.store_key}) is committed in the store, metadata has version"
+        f" {fork.metadata_version}. Metadata was restored from an old copy, and the deletion may have been undone after the"
+        f" copy was made. To keep the topic, run `stratalog topic undelete {deleted.topic_id}` and decide the fork of its"
+        f" history; if it is not needed, run `stratalog topic delete --now {deleted.topic_id}`"
+    )
 
 
 async def _forget(ports: WorkerPorts, deleted: DeletedTopic, version: int, guards: Guards) -> int | None:
@@ -134,13 +177,35 @@ async def show_restored_topic(ports: WorkerPorts, restored: RestoredTopic, versi
 async def collect_pending_topic(ports: WorkerPorts, pending: PendingTopic, version: int, guards: Guards) -> int | None:
     """Give up an attachment whose time is over, so that what was written of it is deleted as that of a deleted topic is.
 
-    Returns the wall time (ms) at which to call it again, or None. Raises ``Unavailable``, ``OutcomeUnknown``, ``Conflict``.
+    If the attachment was completed, only the reservation is removed. Returns the wall time (ms) at which to call it again, or
+    None. Raises ``Unavailable``, ``OutcomeUnknown``, ``Conflict``.
     """
     now_ms = ports.clock.wall_ms()
     if now_ms < pending.expires_at_ms:
         return pending.expires_at_ms
+    if await _was_attached(ports, pending):
+        _log.warning(
+            "topic %s (%s) was attached, but metadata still had its reservation: metadata was restored from an old copy. The"
+            " reservation is removed, and no object of the topic. If the cluster lacks it, run `stratalog restore --topic %s`",
+            pending.name, pending.topic_id, pending.topic_id,
+        )  # fmt: skip
+        requirements = (*guards, VersionIs(key=pending.key(), version=version))
+        await ports.metadata.propose(Command(updates=(Delete(key=pending.key()),), requirements=requirements))
+        return None
     await ports.metadata.propose(expire_pending_topic(pending, version, now_ms, guards))
     return now_ms
+
+
+async def _was_attached(ports: HistoryPorts, pending: PendingTopic) -> bool:
+    """Whether the attachment was completed: the topic exists, or readers of the bucket see it, from whom it was hidden before.
+
+    Metadata that is restored from an old copy may have the reservation nevertheless. Raises ``Unavailable``.
+    """
+    if ports.metadata.view.get(partition_key(pending.topic_id, 0)) is not None:
+        return True
+    # In this order: the topic is hidden before its descriptor is written.
+    is_described = await newest_descriptor_key(ports.store, pending.topic_id) is not None
+    return is_described and not await is_hidden(ports.store, pending.topic_id)
 
 
 async def find_deleted_garbage(store: ObjectStore, deleted: DeletedTopic, grace_ms: int, now_ms: int) -> list[Garbage]:

@@ -15,6 +15,7 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence, Set
 from dataclasses import replace
 from typing import Final, Protocol, TypeVar
+from uuid import UUID
 
 from stratalog_core.errors import Conflict, Corrupt, NoSuchObject, OutcomeUnknown, StratalogError
 from stratalog_metadata.client.guarded_updates import propose_guarded
@@ -81,19 +82,24 @@ async def refuse_fork(ports: HistoryPorts, state: PartitionSnapshot) -> None:
     """
     pointer = state.pointer
     version, key = (pointer.manifest_version, pointer.object_key) if pointer is not None else (0, "")
-    newest: list[ObjectInfo] = []
-    async for info in ports.store.list(manifests_prefix(state.log.topic_id, state.log.index)):
-        parsed = parse_manifest_key(info.key)
-        if parsed is not None and parsed.version < version:
-            break
-        newest.append(info)
-    fork = find_fork(newest, {version: key})
+    fork = find_fork(await versions_from(ports.store, state.log.topic_id, state.log.index, version), {version: key})
     if fork is None:
         return
     (found,) = await ports.metadata.read([manifest_pointer_key(state.log.topic_id, state.log.index)])
     if (found.version if found is not None else ABSENT) != state.pointer_version:
         raise Conflict(f"the manifest of {state.topic.name}-{state.log.index} has changed since this step was planned")
     raise fork_error(fork, state.topic.name, state.log.index)
+
+
+async def versions_from(store: ObjectStore, topic_id: UUID, index: int, version: int) -> list[ObjectInfo]:
+    """The manifests and commit markers of ``version`` and of those after it, newest first, by one listing."""
+    newest: list[ObjectInfo] = []
+    async for info in store.list(manifests_prefix(topic_id, index)):
+        parsed = parse_manifest_key(info.key)
+        if parsed is not None and parsed.version < version:
+            break
+        newest.append(info)
+    return newest
 
 
 async def refuse_fork_before_commit(ports: WorkerPorts, state: PartitionSnapshot) -> None:
