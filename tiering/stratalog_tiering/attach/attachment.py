@@ -25,7 +25,8 @@ from stratalog_core.ports import Background, Buffer, Clock, Random
 from stratalog_metadata.client.api import MetadataClient, MetadataView
 from stratalog_metadata.client.guarded_updates import propose_guarded
 from stratalog_metadata.client.topic_defaults import topic_defaults
-from stratalog_metadata.records import Bookie, DeletedTopic, PendingTopic, Topic, configs_in_force
+from stratalog_metadata.client.topic_deletion import never_deleted
+from stratalog_metadata.records import Bookie, DeletedTopic, PendingTopic, Topic, configs_in_force, partition_key
 from stratalog_metadata.state.commands import ABSENT, Command, Put, VersionIs
 from stratalog_metadata.state.guarded_update import Superseded
 from stratalog_metadata.topic_rules.topic_configs import check_topic_configs
@@ -190,7 +191,10 @@ async def reserve(ports: AttachPorts, topic: Topic, expiry_ms: int) -> Reserved:
         raise Conflict(f"the cluster has a topic {topic.name!r}: choose another name")
     now_ms = ports.clock.wall_ms()
     pending = PendingTopic(topic_id=topic.topic_id, name=topic.name, expires_at_ms=now_ms + expiry_ms)
-    command = Command(updates=(Put(record=pending),), requirements=(VersionIs(key=pending.key(), version=ABSENT),))
+    # An attempt without an answer may take effect after the topic was attached: its reservation would expire, and the topic
+    # would be deleted.
+    absent = (VersionIs(key=key, version=ABSENT) for key in (pending.key(), partition_key(topic.topic_id, 0)))
+    command = Command(updates=(Put(record=pending),), requirements=(*absent, never_deleted(topic.topic_id)))
     version = await propose_guarded(ports.metadata, command, pending.key(), _TIMEOUT_S)
     configs = dict(configs_in_force(topic, topic_defaults(ports.metadata.view)))
     reserved = Reserved(
