@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 from typing import Final
 from uuid import UUID
 
+import msgspec
+
 from stratalog_broker.admin.deleted_topics import delete_for_good
 from stratalog_broker.admin.errors import (
     InvalidAssignment,
@@ -227,7 +229,7 @@ class TopicCommands:
                 text = f"topic {name!r} has {topic.partition_count} partitions: choose more, up to {PARTITIONS_MAX}"
                 raise InvalidPartitions(text)
             check_cluster(self._settings, self._view, 0, partition_count - topic.partition_count)
-            return _changed(topic, partition_count=partition_count)
+            return msgspec.structs.replace(topic, partition_count=partition_count)
 
         topic = await self._edit(name, plan, timeout_s, assigned=assigned or (), validate_only=validate_only)
         if not validate_only:
@@ -245,7 +247,7 @@ class TopicCommands:
         def plan(topic: Topic) -> Topic:
             nonlocal before
             before = configs_in_force(topic, defaults)
-            changed = _changed(topic, configs=dict(edit(dict(topic.configs))))
+            changed = msgspec.structs.replace(topic, configs=dict(edit(dict(topic.configs))))
             _check_configs(changed, self._view)
             if is_hot_only(changed.configs) and not is_hot_only(topic.configs):
                 _require_no_cold_records(topic, self._view)
@@ -271,9 +273,9 @@ class TopicCommands:
         async def attempt() -> Topic:
             nonlocal meant
             topic, version = await self._find(name, timeout_s)
-            if meant is not None and topic.topic_id != meant.topic_id:
+            meant = meant or topic
+            if topic.topic_id != meant.topic_id:
                 raise _no_topic(name)
-            meant = topic
             changed = plan(topic)
             if validate_only:
                 return changed
@@ -289,24 +291,32 @@ class TopicCommands:
 
     async def delete(self, name: str, timeout_s: float) -> Topic:
         """Delete a topic. It can be restored for ``undelete_window_ms``; if that is 0 the deletion is final at once."""
+        meant: Topic | None = None
 
         async def attempt() -> Topic:
+            nonlocal meant
             topic, version = await self._find(name, timeout_s)
+            meant = meant or topic
+            if topic.topic_id != meant.topic_id:
+                return self._deleted(meant)  # Perhaps by the attempt before; this is the next topic of the name.
             if topic.internal:
                 raise InvalidTopic(f"topic {name!r} is internal and cannot be deleted")
             if is_protected(topic, self._view):
                 raise Protected(name)
-            now_ms = self._clock.wall_ms()
-            unchanged = require_unlocked(topic, self._view, now_ms)
-            command = delete_topic(self._view, topic, version, now_ms, self._settings.undelete_window_ms, unchanged)
+            now_ms, window_ms = self._clock.wall_ms(), self._settings.undelete_window_ms
+            command = delete_topic(self._view, topic, version, now_ms, window_ms, require_unlocked(topic, self._view, now_ms))
             version = await propose_guarded(self._metadata, command, topic.key(), timeout_s)
-            if version == GONE and self._view.get(deleted_topic_key(topic.topic_id)) is None:
-                raise _no_topic(name)  # It was detached: its objects stay.
-            return topic
+            return self._deleted(topic) if version == GONE else topic
 
         topic = await decide_again(f"topic {name!r}", attempt)  # a partition that changes its owner causes a conflict
         if self._settings.undelete_window_ms == 0:
             await delete_for_good(self._metadata, topic.topic_id, timeout_s)
+        return topic
+
+    def _deleted(self, topic: Topic) -> Topic:
+        """Return ``topic``, which is gone. Raises ``NotFound`` if it was detached: its objects stay."""
+        if self._view.get(deleted_topic_key(topic.topic_id)) is None:
+            raise _no_topic(topic.name)
         return topic
 
     # -- waiting for the view
@@ -358,9 +368,8 @@ def _given_assignment(new: NewTopic) -> tuple[tuple[int, ...], ...]:
     rows = dict(new.assigned)
     factors = {len(brokers) for brokers in rows.values()}
     if sorted(rows) != list(range(len(new.assigned))) or len(factors) != 1:
-        raise InvalidAssignment(
-            "replica assignment: number the partitions from 0 without gaps, with equally many replicas each"
-        )
+        text = "replica assignment: number the partitions from 0 without gaps, with equally many replicas each"
+        raise InvalidAssignment(text)
     return tuple(rows[index] for index in range(len(rows)))
 
 
@@ -389,14 +398,6 @@ def _topic_of(name: str, record: object) -> Topic:
 
 def _no_topic(name: str) -> NotFound:
     return NotFound(f"topic {name[:NAME_CHARACTERS_MAX]!r} does not exist")
-
-
-def _changed(topic: Topic, *, partition_count: int | None = None, configs: dict[str, str] | None = None) -> Topic:
-    return Topic(
-        name=topic.name, topic_id=topic.topic_id, replication_factor=topic.replication_factor, internal=topic.internal,
-        partition_count=topic.partition_count if partition_count is None else partition_count,
-        configs=topic.configs if configs is None else configs,
-    )  # fmt: skip
 
 
 def _check_configs(topic: Topic, view: MetadataView) -> None:

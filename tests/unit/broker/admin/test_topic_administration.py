@@ -29,7 +29,7 @@ from stratalog_metadata.client.api import MetadataView
 from stratalog_metadata.client.guarded_updates import decide_again
 from stratalog_metadata.client.topic_deletion import delete_topic
 from stratalog_metadata.records import NO_OWNER, DeletedTopic, Ledger, Log, Partition, Topic, broker_key, topic_key
-from stratalog_metadata.state.commands import Applied, Command, Put
+from stratalog_metadata.state.commands import Applied, Command, Delete, Put
 
 
 def only(futures: dict[Any, Future[Any]]) -> Any:
@@ -158,6 +158,30 @@ async def test_a_lost_answer_to_a_change_does_not_change_the_next_topic_of_the_n
         error = await in_thread(lambda: refused(admin.incremental_alter_configs([resource])))
     assert error.code() == confluent_kafka.KafkaError.UNKNOWN_TOPIC_OR_PART
     assert view.find(Topic, topic_key("flights")) == again
+
+
+async def test_a_lost_answer_to_a_deletion_does_not_delete_the_next_topic_of_the_name(
+    mini_cluster: MiniCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another client has created it right after the deletion took effect."""
+    view, propose = mini_cluster.metadata.view, mini_cluster.broker.metadata.propose
+    admin = admin_of(mini_cluster)
+    await in_thread(lambda: only(admin.create_topics([NewTopic("flights", 1, 1)])))
+    again = Topic(name="flights", topic_id=UUID(int=1), partition_count=1, replication_factor=1)
+    records = (again, Partition(topic_id=again.topic_id, index=0), Log(topic_id=again.topic_id, index=0))
+
+    async def propose_and_create(command: Command, timeout_s: float = 10.0) -> Applied:
+        applied = await propose(command, timeout_s)
+        if Delete(key=topic_key("flights")) in command.updates:
+            monkeypatch.undo()
+            await mini_cluster.metadata.propose(Command(updates=tuple(Put(record=record) for record in records)))
+            raise OutcomeUnknown("the answer was lost")
+        return applied
+
+    monkeypatch.setattr(mini_cluster.broker.metadata, "propose", propose_and_create)
+    await in_thread(lambda: only(admin.delete_topics(["flights"])))
+    assert view.find(Topic, topic_key("flights")) == again
+    assert len([*view.all(DeletedTopic)]) == 1
 
 
 async def test_creations_that_are_refused(mini_cluster: MiniCluster) -> None:
