@@ -122,6 +122,7 @@ TAKEN_OVER_AGAIN: Final = "bucket taken over again by another restore"
 RESTORE_REPEATED: Final = "restore repeated after it was interrupted"
 RESTORED_TO_A_POINT: Final = "bucket restored up to a point in time"
 RESTORED_IN_STEPS: Final = "one topic restored before the others"
+RESTORED_BESIDE_DAMAGED: Final = "one topic restored while the descriptors of the others are damaged"
 CUT_BEFORE_TRANSACTION: Final = "history cut before a transaction that was open at the point"
 EARLIER_DELETION: Final = "topic that an earlier owner of the bucket deleted collected"
 UNDELETED_BEFORE: Final = "deleted topic restored before the bucket was taken over"
@@ -151,7 +152,7 @@ STATES: Final = (
     GROUP_DOWNGRADED, SESSION_LOST, SESSION_REFUSED, SESSION_REJOINED, ERROR_REPEATED, GROUP_DELETED, GROUP_SUCCEEDED,
     OFFSETS_DELETED, MEMBER_KEPT, COMPACTED_RECORDS_DELETED, COMPACTED_RECORDS_KEPT, BUCKET_TAKEN_OVER, TAKEN_OVER_AGAIN,
     RESTORE_REPEATED, RESTORED_TO_A_POINT, RESTORED_IN_STEPS, CUT_BEFORE_TRANSACTION, REFUSED_AFTER_TAKEOVER,
-    EARLIER_DELETION, UNDELETED_BEFORE,
+    EARLIER_DELETION, UNDELETED_BEFORE, RESTORED_BESIDE_DAMAGED,
 )  # fmt: skip
 PROGRESS: Final[Mapping[str, Mapping[str, int]]] = {
     "ledgers": {ENTRIES: 2, SEALED: 1},

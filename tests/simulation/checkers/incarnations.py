@@ -26,7 +26,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 from uuid import UUID
 
@@ -362,6 +362,8 @@ class WatchedStore(SimulatedStore):
         self._incarnations = incarnations
         self._looked_s = float("-inf")
         self._looks: dict[object, float] = {}
+        self.is_altered: Callable[[str], bool] = lambda key: False
+        """Objects that are read altered."""
 
     async def head(self, key: str) -> ObjectInfo:
         with self._looking(key):
@@ -369,7 +371,8 @@ class WatchedStore(SimulatedStore):
 
     async def get(self, key: str) -> bytes:
         with self._looking(key):
-            return await super().get(key)
+            content = await super().get(key)
+        return b"?" + content if self.is_altered(key) else content
 
     @contextlib.contextmanager
     def _looking(self, key: str) -> Iterator[None]:

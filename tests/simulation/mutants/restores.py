@@ -163,6 +163,19 @@ def garbage_is_collected_without_a_look() -> None:
     collection.check_claim = check_claim  # type: ignore[attr-defined]
 
 
+def a_damaged_descriptor_stops_the_restore_of_every_topic() -> None:
+    """The bucket's topics cannot be listed while the descriptor of one is damaged."""
+    find = restoring.readable_topics  # type: ignore[attr-defined]
+
+    async def all_or_none(store: Any) -> Any:
+        found, damaged = await find(store)
+        for error in damaged.values():
+            raise error
+        return found, damaged
+
+    restoring.readable_topics = all_or_none  # type: ignore[attr-defined]
+
+
 IN_RESTORES: Final = (
     garbage_is_collected_without_a_look,
     workers_look_for_another_owner_at_their_start_only,
@@ -179,5 +192,6 @@ IN_RESTORES: Final = (
     promises_of_earlier_owners_to_keep_a_topic_end_at_the_takeover,
     restored_topics_are_reported_before_the_bucket_shows_them,
     markers_of_restored_topics_go_last,
+    a_damaged_descriptor_stops_the_restore_of_every_topic,
 )
 """Planted faults by the part of the product that they change; :mod:`.hunt` runs them."""

@@ -3,7 +3,8 @@
 An installation is a metadata node, an owner that seals ledgers, and two tiering workers that offload, merge, expire and sweep
 over a store that fails; an operator collects garbage beside them. The workers and the node crash, stop and lose answers. Then
 one or two others restore the bucket by the restore of production, which crashes at any step and is repeated, and which may race
-the other one; in some runs up to a point in time, in some first one topic, and then all. One topic has transactions, which span
+the other one; in some runs up to a point in time, in some first one topic, while the
+descriptors of the others are damaged or not, and then all. One topic has transactions, which span
 segments in most runs, and a group has committed offsets in all topics. In some runs the first installation deletes a topic
 before, and in some of these it restores that topic, and reports it as restored. The old installations go on all the time.
 ``checkers/incarnations.py`` says and checks what they may still do and what a restore finds, ``checkers/restored_offsets.py``
@@ -33,6 +34,7 @@ from simulation.checkers.coverage import (
     MERGED,
     REFUSED_AFTER_TAKEOVER,
     RESTORE_REPEATED,
+    RESTORED_BESIDE_DAMAGED,
     RESTORED_IN_STEPS,
     RESTORED_TO_A_POINT,
     TAKEN_OVER_AGAIN,
@@ -55,7 +57,7 @@ from simulation.world.object_store import Bucket, SimulatedStore, StoreFaults
 from stratalog.restored_groups import bucket_topics, restore_groups
 from stratalog_broker.admin.deleted_topics import undelete, until_in_bucket
 from stratalog_core.batches.records import Record, build_batch
-from stratalog_core.errors import Conflict, Invalid, NotFound, StratalogError
+from stratalog_core.errors import Conflict, Corrupt, Invalid, NotFound, StratalogError
 from stratalog_metadata.client.quorum_client import QuorumClient
 from stratalog_metadata.client.topic_deletion import delete_topic
 from stratalog_metadata.node.server import MetadataServer
@@ -87,6 +89,7 @@ from stratalog_tiering.format.coordinator_state import encode_state
 from stratalog_tiering.format.object_keys import (
     deletion_marker_key,
     manifests_prefix,
+    parse_topic_key,
     state_key,
     topic_prefix,
     topic_prefixes,
@@ -186,6 +189,8 @@ class Installation:
         self.point: CutPoint | None = None
         self.is_restored_in_steps = False
         """Whether one topic is restored before all."""
+        self.are_others_damaged = False
+        """Whether that is done because the descriptors of the others are read altered."""
         self.segment_bytes = SEGMENT_BYTES
         self._changes = ChangeObserver(world.coverage)
         self.metadata = Machine(world, f"{name}-metadata-1", self._run_node)
@@ -389,7 +394,7 @@ class Installation:
                 random_id=lambda: ports.random.getrandbits(64), cluster_id=cluster_id_in(client),
             )  # fmt: skip
             if self.is_restored_in_steps:
-                await self._restore_one(client, cut)
+                await self._restore_one(client, cut, store)
                 await asyncio.sleep(ports.random.uniform(0.0, STEPS_APART_S))
             restored = await restore_topics(client, cut, (), points=self.point)
             await self._restore_groups(client, cut, restored)
@@ -403,20 +408,34 @@ class Installation:
         self.world.note(f"{self.name} is restored")
         self.is_restored = True
 
-    async def _restore_one(self, client: QuorumClient, cut: CutPorts) -> None:
+    async def _restore_one(self, client: QuorumClient, cut: CutPorts, store: WatchedStore) -> None:
         """Restore one topic, as an operator does who needs it first, if the bucket has it."""
+        is_in_bucket = any(parsed.topic_id == KEPT.topic_id for parsed in map(parse_topic_key, self.bucket.objects) if parsed)
+        store.is_altered = lambda key: self.are_others_damaged and is_descriptor_of_other(key)
         try:
             restored = await restore_topics(client, cut, (KEPT.name,), points=self.point)
+            await self._restore_groups(client, cut, restored)
         except NotFound as missing:
             self.world.note(f"{KEPT.name} is not restored alone: {missing}")
             return
-        await self._restore_groups(client, cut, restored)
+        except Corrupt as damaged:
+            self.audit.require(not is_in_bucket, f"{KEPT.name} is not restored: {damaged}")
+            return
+        finally:
+            store.is_altered = lambda key: False
         self.world.coverage.meet(RESTORED_IN_STEPS)
+        self.world.coverage.meet(RESTORED_BESIDE_DAMAGED, self.are_others_damaged)
 
     async def _restore_groups(self, client: QuorumClient, cut: CutPorts, restored: RestoredTopics) -> None:
         await client.refresh(FINISH_S)
         found, now_ms = await bucket_topics(client.view, cut.store), cut.clock.wall_ms()
         await restore_groups(client, cut.store, found, None, restored.owner.number, cut.cluster_id, now_ms)
+
+
+def is_descriptor_of_other(key: str) -> bool:
+    """Whether the object describes another topic than the one that is restored first."""
+    parsed = parse_topic_key(key)
+    return parsed is not None and parsed.topic_id != KEPT.topic_id
 
 
 async def _decided(client: QuorumClient, decision: ForkDecision) -> None:
@@ -442,6 +461,7 @@ class Scenario:
             self.new[0].point = CutPoint(timestamp_ms=0)
         for each in self.new:
             each.is_restored_in_steps = world.random(f"restores/steps/{each.name}").random() < 0.5
+            each.are_others_damaged = world.random(f"restores/damaged/{each.name}").random() < 0.5
         world.network.connections.on_broken = self._connection_broke
 
     @property
