@@ -3,7 +3,7 @@
 The second copy has the deletion markers of the first. They, the first bucket and metadata decide together: a topic that
 metadata has, in whatever state, is never deleted here, and neither is one without a marker, nor one that the first bucket
 still has: it is detached, or waits for the operator's decision. The topic stays hidden for one more grace period, after which
-what was written late is deleted, too.
+what was written late is deleted, too. Copies that were never completed are aborted.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from stratalog_tiering.format.object_keys import (
     TOPICS_PREFIX,
     deleted_topic_of,
     deletion_marker_key,
+    is_upload_key,
     topic_prefix,
     topic_prefixes,
 )
@@ -34,6 +35,8 @@ from stratalog_tiering.store import ObjectStore
 
 _BATCH: Final = 1000
 _TIMEOUT_S: Final = 30.0
+_COPY_MS_MAX: Final = 24 * 3_600_000
+"""The copy of an object takes less time, however low the limit of the rate is."""
 
 
 async def mark_deletion(second: ObjectStore, deleted: DeletedTopic, now_ms: int, cluster_id: str, version: int) -> None:
@@ -79,6 +82,19 @@ async def apply_deletions(ports: WorkerPorts, second: SecondCopy) -> None:
                 await second.delete(ports, [deletion_marker_key(topic_id)])
         elif (due_ms := await _due_ms(second, topic_id)) < now_ms:
             await _delete_topic(ports, second, topic_id, is_last=late_writes_until_ms(due_ms, second.grace_ms) < now_ms)
+
+
+async def abort_stale_copies(ports: WorkerPorts, second: SecondCopy) -> None:
+    """Abort uploads of segments and probes to the second store that began before its grace period, and at least a day ago.
+
+    Raises ``Unavailable``, ``OutcomeUnknown``, ``Invalid`` if a bucket is another cluster's.
+    """
+    before_ms = ports.clock.wall_ms() - max(second.grace_ms, _COPY_MS_MAX)
+    for upload in [upload async for upload in second.store.list_uploads()]:
+        if 0 < upload.initiated_ms < before_ms and is_upload_key(upload.key):
+            await ports.deleting.take(1)
+            await second.confirm(ports)
+            await second.store.abort_upload(upload)
 
 
 def known_topics(view: MetadataView) -> set[UUID]:

@@ -15,7 +15,7 @@ from typing import Final
 from stratalog_core.errors import Conflict, StratalogError
 from stratalog_metadata.records import DeletedTopic, Lease, ManifestPointer, RestoredTopic, TieringWorker, Topic
 from stratalog_metadata.state.changes import Change
-from stratalog_tiering.copies.deletions import apply_deletions
+from stratalog_tiering.copies.deletions import abort_stale_copies, apply_deletions
 from stratalog_tiering.copies.detached import copy_detached_topics
 from stratalog_tiering.copies.replication import copy_partition, sweep_partition
 from stratalog_tiering.copies.second import SecondCopy
@@ -197,5 +197,6 @@ class CopyWork:
             raise Conflict("another worker holds the lease")  # It may work by a view from before the last change.
         try:
             await apply_deletions(self._ports, self._second)
+            await abort_stale_copies(self._ports, self._second)
         finally:
             await self._leases.release(DELETIONS_LEASE)

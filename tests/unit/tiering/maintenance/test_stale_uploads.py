@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from stratalog_core.errors import Invalid
-from stratalog_core.system import SystemClock
+from stratalog_core.system import SystemClock, ThreadBackground
 from stratalog_tiering.config import TieringSettings
 from stratalog_tiering.format.object_keys import segment_key
 from stratalog_tiering.maintenance.deletion import abort_stale_uploads
 from stratalog_tiering.offload.ownership import take_over
 from stratalog_tiering.offload.ports import worker_ports
-from stratalog_tiering.store import Upload
+from stratalog_tiering.store import PART_BYTES_MIN, Upload, open_store
 
 Cluster = Any  # the TestCluster of conftest.py, which cannot be imported
 DAY_MS = 86_400_000
@@ -54,3 +56,31 @@ async def test_uploads_of_the_next_owner_are_not_aborted(
     with pytest.raises(Invalid, match="belongs to cluster another"):
         await abort_stale_uploads(ports)
     assert len(aborted) == before + overtaken_after
+
+
+class LaterClock(SystemClock):
+    """A clock that is two days ahead."""
+
+    def wall_ms(self) -> int:
+        return super().wall_ms() + 2 * DAY_MS
+
+
+@pytest.mark.parametrize(("copy_grace_ms", "is_aborted"), [(0, True), (DAY_MS, True), (3 * DAY_MS, False)])
+async def test_uploads_to_the_second_copy_are_aborted_after_its_grace_period(
+    cluster: Cluster, tmp_path: Path, background: ThreadBackground, copy_grace_ms: int, is_aborted: bool
+) -> None:
+    second = open_store(str(tmp_path / "second"), background=background, clock=SystemClock(), random=random.Random(7))
+    passes = list[int]()
+
+    async def uploads(listed: Callable[[], AsyncIterator[Upload]] = second.list_uploads) -> AsyncIterator[Upload]:
+        passes.append(1)
+        async for upload in listed():
+            yield upload
+
+    await second.create_upload(segment_key(cluster.topic.topic_id, 0, 0, 0, 1), PART_BYTES_MIN)
+    second.list_uploads = uploads  # type: ignore[method-assign]
+    await cluster.start_worker(second=second, clock=LaterClock(), copy_grace_ms=copy_grace_ms)
+    async with asyncio.timeout(60):
+        while len(passes) < 3:  # noqa: ASYNC110 - stores tell nobody
+            await asyncio.sleep(0.01)
+    assert bool([upload async for upload in second.list_uploads()]) != is_aborted
