@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
-from stratalog_core.errors import Corrupt, Invalid
-from stratalog_tiering.copies import copying, replication
+from stratalog_core.errors import Corrupt, Invalid, Unavailable
+from stratalog_tiering.copies import copying, repair, replication
 from stratalog_tiering.copies.repair import RepairedFrom, Repairer
 from stratalog_tiering.copies.replication import sweep_partition
+from stratalog_tiering.copies.second import SecondCopy, put_if_absent
 from stratalog_tiering.format import manifest, object_frame, partition_tree
-from stratalog_tiering.format.object_keys import DATA_PREFIXES
+from stratalog_tiering.format.object_keys import DATA_PREFIXES, OWNERS_PREFIX, owner_key
 from stratalog_tiering.maintenance import orphans, retention
+from stratalog_tiering.offload import topic_descriptors
 from stratalog_tiering.store import with_copy
 from stratalog_tiering.worker import copying as copy_work
 
@@ -117,7 +119,57 @@ def the_sweep_ignores_leases() -> None:
     orphans.leases_in_force = _no_leases  # type: ignore[attr-defined]
 
 
+def a_damaged_version_in_the_second_copy_stops_copying() -> None:
+    """Without the newest version in the second copy it is not known which objects are there, and nothing is copied."""
+    keys_of = replication._keys_of
+
+    async def required(second: Any, version: Any) -> frozenset[str]:
+        try:
+            return await keys_of(second, version)
+        except (Corrupt, Invalid) as damaged:
+            raise Unavailable(damaged.message) from damaged
+
+    replication._keys_of = required
+
+
+def a_damaged_descriptor_stops_the_offload() -> None:
+    """The next version of a topic's descriptor is not written after one that cannot be read."""
+    read = topic_descriptors.read_topic  # type: ignore[attr-defined]
+
+    async def required(store: Any, key: str) -> Any:
+        try:
+            return await read(store, key)
+        except Corrupt as damaged:
+            raise Unavailable(damaged.message) from damaged
+
+    topic_descriptors.read_topic = required  # type: ignore[attr-defined]
+
+
+async def _nothing(store: Any, pointer: Any, now_ms: int) -> None:
+    pass
+
+
+def versions_are_not_repaired_from_metadata() -> None:
+    """A version that was damaged before it was read back is repaired from the second copy only, which does not have it."""
+    repair.put_unstored = _nothing  # type: ignore[attr-defined]
+
+
+def owners_are_copied_by_their_position() -> None:
+    """The bucket's owners get consecutive numbers in the second copy, although the first store has lost one."""
+
+    async def copy_owners(copy: SecondCopy, ports: Any) -> None:
+        contents = [await ports.store.get(info.key) async for info in ports.store.list(OWNERS_PREFIX)]
+        for number, content in enumerate(contents):
+            await put_if_absent(copy.store, owner_key(number), content)
+
+    SecondCopy._copy_owners = copy_owners  # type: ignore[method-assign,assignment]
+
+
 IN_HISTORY: Final = (
+    a_damaged_version_in_the_second_copy_stops_copying,
+    a_damaged_descriptor_stops_the_offload,
+    versions_are_not_repaired_from_metadata,
+    owners_are_copied_by_their_position,
     retention_ignores_leases,
     the_sweep_ignores_leases,
     copies_are_not_verified,

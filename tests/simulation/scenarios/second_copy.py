@@ -2,6 +2,7 @@
 
 Workers that crash copy the history to a second store that fails; damage is planted in either store, and in both. Checked: the
 copy is whole, and nothing that the committed history needs is ever deleted from it, nor what it needed a grace period ago;
+offload and copying go on beside damage of what they do not need, and after a repair from metadata where they do need it;
 readers get every record while one store is damaged; damage is repaired by the bytes that were committed, and by nothing else;
 an object that is damaged in both stores stays as it is.
 
@@ -10,12 +11,17 @@ Randomness is drawn from a stream of its own, so that nothing before this step d
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from typing import Any, Final, Protocol
 from uuid import UUID
 
+import msgspec
+
 from simulation.checkers.audit import Audit
 from simulation.checkers.coverage import COPIED, LEASED, REPAIRED
+from simulation.world import roles
 from simulation.world.machine import Machine, Ports, World
 from simulation.world.object_store import Bucket, SimulatedStore, StoreFaults
 from stratalog_metadata.records import ManifestPointer, Topic, manifest_pointer_key
@@ -24,9 +30,19 @@ from stratalog_tiering.cold.lease import HeldLease
 from stratalog_tiering.cold.manifest_source import ManifestSource
 from stratalog_tiering.cold.segment_check import unlimited
 from stratalog_tiering.copies.copying import CopyLimits
-from stratalog_tiering.copies.repair import Repair, Repairer, RepairSources
+from stratalog_tiering.copies.repair import Repair, RepairedFrom, Repairer, RepairSources
 from stratalog_tiering.core.references import Reference, segment_object, side_objects
-from stratalog_tiering.format.object_keys import data_key_key, is_data_key, marker_key, parse_segment_key
+from stratalog_tiering.format.descriptor import OwnerDescriptor, decode_descriptor, encode_descriptor
+from stratalog_tiering.format.object_keys import (
+    OWNERS_PREFIX,
+    data_key_key,
+    is_data_key,
+    is_version_object,
+    marker_key,
+    owner_key,
+    parse_segment_key,
+    topic_prefix,
+)
 from stratalog_tiering.store import ObjectStore, StoreWithCopy
 
 COPY_GRACE_S: Final = 2.0
@@ -73,6 +89,8 @@ class SecondCopyStep:
         self._wanted: dict[str, bytes] = {}
         self._referenced: frozenset[str] = frozenset()
         self._left_at: dict[str, float] = {}
+        self._unstored: list[str] = []
+        """Key of the version that was damaged before a worker read it back."""
 
     async def run(self) -> None:
         self._history.second = self._second
@@ -82,6 +100,7 @@ class SecondCopyStep:
                 unavailable=0.05, answer_lost=0.05, damaged=0.2, truncated=0.03, happens_later=0.02, listing_lag_s=1.0
             )
         self._history.on_look = self._note_what_left
+        self._lose_the_first_owner()
         self._restart()
         await self._under_a_lease()
         if self._history.world.decides("second-copy-crash"):
@@ -90,6 +109,7 @@ class SecondCopyStep:
         self._second.faults = StoreFaults()
         await self._until_copied()
         self._history.world.coverage.meet(COPIED, len(self._second.objects))
+        await self._grow_beside_damage()
         first, second, both = await self._plant()
         await self._history.in_checker(self._readers_see_no_damage)
         await self._history.pass_time(DAMAGED_S)
@@ -162,6 +182,58 @@ class SecondCopyStep:
             self._left_at[key] = self._history.world.loop.time()
         self._referenced = referenced
 
+    # -- damage while the history grows
+
+    def _lose_the_first_owner(self) -> None:
+        """Leave the bucket as after a takeover, with the object of the owner before it lost."""
+        first, taken, bucket = owner_key(0), owner_key(1), self._history.bucket
+        content, written, when = bucket.objects[first]
+        owner = msgspec.structs.replace(decode_descriptor(content, OwnerDescriptor, first), number=1)
+        bucket.objects[taken] = (encode_descriptor(owner), written, when)
+        listed = replace(bucket.listed[first], key=taken, size_bytes=len(bucket.objects[taken][0]))
+        bucket.changed(taken, listed, self._history.world.loop.time(), self._chance)
+        self._remove(bucket, first)
+
+    async def _grow_beside_damage(self) -> None:
+        """Damage a newest version in the copy, a topic's newest descriptor, and a version as it is written to the first store.
+
+        The last one stops its partition until it is repaired.
+        """
+        bucket = self._history.bucket
+        self._alter(self._second, self._chance.choice(self._pointers()).object_key)
+        topic, _ = self._partitions[-1]
+        self._cut(min(key for key in bucket.objects if key.startswith(topic_prefix(topic.topic_id))))
+        self._restart()
+        check = bucket.on_written
+        bucket.on_written = self._cut_version
+        growth = asyncio.gather(self._write(WRITING_S / 2), self._history.in_checker(self._repair_unstored))
+        while not growth.done():
+            await self._history.pass_time(LOOK_S)
+        await growth
+        bucket.on_written = check
+        await self._until_copied()
+
+    def _cut(self, key: str) -> None:
+        content, written, when = self._history.bucket.objects[key]
+        self._history.bucket.objects[key] = (content[: len(content) // 2], written, when)
+
+    def _cut_version(self, key: str, content: bytes) -> None:
+        """Cut the first version that is written, as if the store had lost half of it before it was read back."""
+        if not self._unstored and is_version_object(key):
+            self._unstored.append(key)
+            self._cut(key)
+
+    async def _repair_unstored(self, machine: Machine, ports: Ports) -> None:
+        while not self._unstored:  # noqa: ASYNC110 - no event tells
+            await asyncio.sleep(LOOK_S)
+        client = await roles.connect_metadata(ports)
+        pointers = {(each.topic_id, each.index): each for each in client.view.all(ManifestPointer)}
+        sources = RepairSources(pointers=pointers, has_metadata=True)
+        made = await self._repaired(self._store(self._history.bucket, ports), sources, ports)
+        key = self._unstored[0]
+        is_repaired = key in made and made[key].source is RepairedFrom.METADATA
+        assert is_repaired, f"{key}, which metadata has, was not written again: {made.get(key)}"
+
     # -- damage
 
     async def _plant(self) -> tuple[list[str], list[str], str]:
@@ -182,6 +254,7 @@ class SecondCopyStep:
         self._wanted = {key: self._history.bucket.objects[key][0] for key in (*keys, *manifests, *data_keys)}
         torn = [key for key, content in self._wanted.items() if self._second.objects.get(key, (b"",))[0] != content]
         assert not torn, f"{torn[0]} is not in the second copy as it was committed, and its version is marked there"
+        self._require_owners()
         segments = [key for key in keys if key.startswith("segments/")]
         both = self._chance.choice(segments)
         keys.remove(both)
@@ -205,6 +278,11 @@ class SecondCopyStep:
             f"damaged {len(first)} objects of the first store, {len(second)} of the second, {both} in both"
         )
         return first, second, both
+
+    def _require_owners(self) -> None:
+        owners = {key: each[0] for key, each in self._history.bucket.objects.items() if key.startswith(OWNERS_PREFIX)}
+        lost = [key for key, content in owners.items() if self._second.objects.get(key, (b"",))[0] != content]
+        assert not lost, f"{lost[0]} is not in the second copy as in the first"
 
     def _damage(self, bucket: Bucket, key: str) -> None:
         if self._chance.random() < 0.5:
@@ -248,8 +326,9 @@ class SecondCopyStep:
 
         async def repair(machine: Machine, ports: Ports) -> None:
             here, there = self._store(self._history.bucket, ports), self._store(self._second, ports)
-            results.update(await self._repaired(here, there, ports))
-            results.update({f"second:{key}": made for key, made in (await self._repaired(there, here, ports)).items()})
+            results.update(await self._repaired(here, RepairSources(copy=there), ports))
+            of_second = await self._repaired(there, RepairSources(copy=here), ports)
+            results.update({f"second:{key}": made for key, made in of_second.items()})
 
         await self._history.in_checker(repair)
         left = [key for key in first if self._history.bucket.objects.get(key, (b"",))[0] != self._wanted[key]]
@@ -272,10 +351,10 @@ class SecondCopyStep:
             bucket.objects.get(key, (content,))[0] != content for bucket in (self._history.bucket, self._second)
         )  # fmt: skip
 
-    async def _repaired(self, store: ObjectStore, copy: ObjectStore, ports: Ports) -> dict[str, Repair]:
+    async def _repaired(self, store: ObjectStore, sources: RepairSources, ports: Ports) -> dict[str, Repair]:
         limits = CopyLimits(background=ports.background, clock=ports.clock, take=unlimited)
         scrub = BucketScrub(store, ports.background, before_ms=0)
-        repairer = Repairer(scrub, store, RepairSources(copy=copy), limits)
+        repairer = Repairer(scrub, store, sources, limits)
         results: dict[str, Repair] = {}
         for topic_id, name, count in self._topics():
             topic = FoundTopic(topic_id=topic_id, name=name, partition_count=count)
