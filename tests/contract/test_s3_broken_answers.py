@@ -17,7 +17,7 @@ import pytest_asyncio
 from stratalog_core.errors import Corrupt, Invalid, NoSuchObject, OutcomeUnknown, Refused, StratalogError, Unavailable
 from stratalog_core.object_lock import LockMode, ObjectLock
 from stratalog_core.system import SystemClock, ThreadBackground
-from stratalog_tiering.store import READ_ENGINES, ObjectStore, open_store, s3_attempts
+from stratalog_tiering.store import PART_BYTES_MIN, READ_ENGINES, ObjectStore, open_store, s3_attempts
 from stratalog_tiering.store.obstore_reads import ReadLimits
 from stratalog_tiering.store.s3 import S3Store
 from stratalog_tiering.store.store_url import S3Location
@@ -119,8 +119,7 @@ async def stored(answer: asyncio.StreamWriter) -> None:
 
 
 def _body_bytes(head: bytes) -> int:
-    found = re.search(rb"\r\ncontent-length: *(\d+)", head)
-    return int(found[1]) if found else 0
+    return int(found[1]) if (found := re.search(rb"\r\ncontent-length: *(\d+)", head)) else 0
 
 
 class ScriptedServer:
@@ -313,11 +312,14 @@ async def test_expired_credentials_do_not_mean_that_no_versions_are_kept(
     assert [key async for key in quick_store.list_keys("")] == ["hidden"]
 
 
-async def test_a_page_of_a_gateway_is_no_empty_listing(quick_store: ObjectStore, server: ScriptedServer) -> None:
+async def test_a_page_of_a_gateway_is_no_listing_no_deletion_and_no_upload(
+    quick_store: ObjectStore, server: ScriptedServer
+) -> None:
     server.script = deque([page("200 OK")])
-    for listing in (quick_store.list(""), quick_store.list_uploads()):
-        with pytest.raises(Unavailable, match="no listing"):
-            await anext(listing)
+    asked = [anext(quick_store.list("")), anext(quick_store.list_uploads()), quick_store.delete(["object"])]
+    for request in (*asked, quick_store.create_upload("object", PART_BYTES_MIN)):
+        with pytest.raises(Unavailable, match="proxy"):
+            await request
 
 
 @pytest.mark.parametrize("status", ["200 OK", "503 Service Unavailable"])

@@ -42,7 +42,14 @@ class AzureCatalogue:
     async def headers(self, key: str) -> Mapping[str, str]:
         """The headers of a HEAD, names in lower case."""
         self._location.name(key)
-        return (await self._requests.repeated(lambda: self._requests.send("HEAD", key))).headers
+
+        def ask() -> Mapping[str, str]:
+            found = self._requests.send("HEAD", key).headers
+            if not (found.get("etag") and "last-modified" in found):
+                raise Unavailable(f"{self._location.url} described no blob at {key}: is a proxy in between?")
+            return found
+
+        return await self._requests.repeated(ask)
 
     async def head(self, key: str) -> ObjectInfo:
         found = await self.headers(key)

@@ -37,6 +37,8 @@ _UPLOAD_GONE: Final = frozenset({"InvalidBlockList"})
 _LOCKED: Final = frozenset({"BlobImmutableDueToPolicy", "BlobImmutableDueToLegalHold"})
 _NOT_DONE: Final = frozenset({"ServerBusy", "Md5Mismatch", "TooManyRequests", "AccountBeingCreated"})
 """The request had no effect and may be repeated: the service is busy, or the body was damaged in transit."""
+_DONE: Final = {"PUT": 201, "DELETE": 202}
+"""The service's confirmation of a write. A proxy in between may answer 200 for reasons of its own."""
 
 
 class AzureRequests(HttpRequests):
@@ -62,7 +64,7 @@ class AzureRequests(HttpRequests):
             given |= {"Content-Length": str(len(body)), "Content-MD5": _digest(body)}
         about = key or "the container"
         answer = self._authorized(method, url, given, body, about)
-        if 200 <= answer.status < 300:
+        if 200 <= answer.status < 300 and answer.status == _DONE.get(method, answer.status):
             return answer
         code = answer.headers.get("x-ms-error-code") or _code_of(answer.body)
         raise refusal(answer.status, code, about, self._location.url)

@@ -99,10 +99,11 @@ class GcsStore:
         described = json.dumps({"crc32c": crc_text([content]), **metadata})
         head = f"--{boundary}\r\nContent-Type: application/json\r\n\r\n{described}\r\n"
         body = f"{head}--{boundary}\r\nContent-Type: application/octet-stream\r\n\r\n".encode()
-        self._requests.upload(
+        answer = self._requests.upload(
             key, {"uploadType": "multipart", **condition}, f"multipart/related; boundary={boundary}",
             b"".join((body, content, f"\r\n--{boundary}--\r\n".encode())),
         )  # fmt: skip
+        decoded(answer)  # what was written: an answer without it confirms nothing
 
     def _metadata(self, storage_class: str, lock: ObjectLock | None) -> dict[str, Any]:
         """The metadata of a new object. Raises ``Invalid`` for what this store does not offer."""

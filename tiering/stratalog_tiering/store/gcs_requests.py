@@ -97,6 +97,8 @@ class GcsRequests(HttpRequests):
         url = self._location.endpoint + path + (f"?{urlencode(query, quote_via=quote)}" if query else "")
         answer = self._authorized(method, url, headers, body, about)
         if 200 <= answer.status < 300 or (is_session and answer.status == INCOMPLETE):
+            if answer.body.lstrip().startswith(b"<"):
+                raise OutcomeUnknown(f"{self._location.url} sent a page about {about}: is a proxy in between?")
             self._has_bucket = True
             return answer
         reason, message = _reason(answer.body)

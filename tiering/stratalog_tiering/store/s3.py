@@ -162,6 +162,8 @@ class S3Store:
             answer = self._client.create_multipart_upload(
                 Bucket=self._location.bucket, Key=name, ChecksumAlgorithm="CRC32C", **options
             )  # fmt: skip
+            if not answer.get("UploadId"):
+                raise OutcomeUnknown(f"{self.url} began no upload of {key}: is a proxy in between?")
             return answer["UploadId"]
 
         return Upload(key=key, upload_id=await self._repeated(create, key), part_bytes=part_bytes, if_absent=if_absent)

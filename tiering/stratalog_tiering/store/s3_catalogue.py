@@ -31,10 +31,13 @@ class S3Catalogue:
 
         async def attempt() -> Any:
             try:
-                return await self._client.request("head_object", key, Key=name, ChecksumMode="ENABLED", **version)
+                answer = await self._client.request("head_object", key, Key=name, ChecksumMode="ENABLED", **version)
             except UnexplainedAbsence as unexplained:
                 await self._explain_absence(key, name, version)
                 raise Unavailable(f"{self._location.url} told two things about {key}: {unexplained.message}") from unexplained
+            if not (answer.get("ETag") and "LastModified" in answer):
+                raise Unavailable(f"{self._location.url} described no object at {key}: is a proxy in between?")
+            return answer
 
         return await repeated(attempt)
 

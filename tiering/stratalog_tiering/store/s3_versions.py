@@ -87,7 +87,15 @@ class S3Versions:
 
     async def _request_deletion(self, objects: Sequence[Mapping[str, str]]) -> Any:
         """Delete objects or versions. Raises ``Unavailable``, ``Refused``, or ``Locked``: all others were deleted."""
-        answer = await self._repeated("delete_objects", objects[0]["Key"], Delete={"Objects": objects})
+
+        async def attempt() -> Any:
+            answer = await self._client.request("delete_objects", objects[0]["Key"], Delete={"Objects": objects})
+            # The server names each object. A page of a gateway would be a deletion without an error.
+            if not (answer.get("Deleted") or answer.get("Errors")):
+                raise Unavailable(f"{self._location.url} confirmed no deletion: is a proxy in between?")
+            return answer
+
+        answer = await repeated(attempt)
         failed = [each for each in answer.get("Errors", ()) if each.get("Code") not in ("NoSuchKey", "NoSuchVersion")]
         if not failed:
             return answer

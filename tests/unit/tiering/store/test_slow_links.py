@@ -48,10 +48,12 @@ class SlowReader(BaseHTTPRequestHandler):
                 return
             left -= len(piece)
         kind.taken_bytes = int(self.headers["Content-Length"])
-        self.send_response(200)
+        is_azure, answer = "x-ms-version" in self.headers, b"{}" if self.command == "POST" else b""
+        self.send_response(201 if is_azure else 200)
         self.send_header("ETag", '"0"')
-        self.send_header("Content-Length", "0")
+        self.send_header("Content-Length", str(len(answer)))
         self.end_headers()
+        self.wfile.write(answer)
 
     do_PUT = do_POST = _answer  # noqa: N815
 
