@@ -140,9 +140,9 @@ class ColdReader:
     async def fetch(self, pointer: ManifestPointer, offset: int, max_bytes: int, timeout_s: float) -> BatchRun:
         """Whole batches in order, the first one holding ``offset``; at least one whatever ``max_bytes``.
 
-        Returns fewer bytes if the history ends or if no more was ready in time, and nothing at or beyond the end. Raises
-        ``Unavailable`` if nothing is ready within ``timeout_s`` (the load continues), ``NotFound`` below the start, ``Corrupt``
-        that names segment, block and offsets.
+        Returns fewer bytes if the history ends, if no more was ready in time, or if what follows cannot be read, and nothing at
+        or beyond the end. Raises ``Unavailable`` if nothing is ready within ``timeout_s`` (the load continues), ``NotFound``
+        below the start, ``Corrupt`` that names segment, block and offsets.
         """
         _require_from_start(pointer, offset)
         work = _Fetch(pointer=pointer, deadline=self._clock.monotonic() + timeout_s, stream=self._stream_at(pointer, offset))
@@ -161,9 +161,9 @@ class ColdReader:
         while offset < work.pointer.end_offset and (room > 0 or not work.batches):
             try:
                 found = await self._from_block(work, offset, room, first=not work.batches)
-            except Unavailable:
+            except StratalogError:
                 if work.batches:
-                    break
+                    break  # What was read is sound. The next fetch begins where the failure is.
                 raise
             if not found.batches:
                 break

@@ -30,7 +30,7 @@ class StoreWithCopy:
     """``first``, and ``second`` for reads that it cannot answer. An error is the first store's."""
 
     def __init__(self, first: ObjectStore, second: ObjectStore, clock: Clock) -> None:
-        self._first = first
+        self.first = first
         self.second = second
         self._clock = clock
         self._away_until = float("-inf")
@@ -40,11 +40,11 @@ class StoreWithCopy:
 
     @property
     def url(self) -> str:
-        return self._first.url
+        return self.first.url
 
     @property
     def keys(self) -> KeyRing:
-        return self._first.keys
+        return self.first.keys
 
     def answered(self, why: StratalogError) -> None:
         """Count an answer of the second copy, and say why it was asked."""
@@ -60,11 +60,11 @@ class StoreWithCopy:
             try:
                 found = await read(self.second)
             except _FAILURES:
-                return await read(self._first)
-            self.answered(Unavailable(f"{self._first.url} did not answer lately"))
+                return await read(self.first)
+            self.answered(Unavailable(f"{self.first.url} did not answer lately"))
             return found
         try:
-            return await read(self._first)
+            return await read(self.first)
         except _FAILURES as failure:
             if isinstance(failure, Unavailable):
                 self._away_until = self._clock.monotonic() + AWAY_S
@@ -120,10 +120,10 @@ class StoreWithCopy:
         storage_class: str = "",
         lock: ObjectLock | None = None,
     ) -> None:
-        await self._first.put(key, parts, if_absent=if_absent, storage_class=storage_class, lock=lock)
+        await self.first.put(key, parts, if_absent=if_absent, storage_class=storage_class, lock=lock)
 
     async def delete(self, keys: Sequence[str]) -> None:
-        await self._first.delete(keys)
+        await self.first.delete(keys)
 
     async def create_upload(
         self,
@@ -134,25 +134,25 @@ class StoreWithCopy:
         *,
         if_absent: bool = True,
     ) -> Upload:
-        return await self._first.create_upload(key, part_bytes, storage_class, lock, if_absent=if_absent)
+        return await self.first.create_upload(key, part_bytes, storage_class, lock, if_absent=if_absent)
 
     async def put_part(self, upload: Upload, number: int, parts: Sequence[Buffer]) -> UploadedPart:
-        return await self._first.put_part(upload, number, parts)
+        return await self.first.put_part(upload, number, parts)
 
     async def complete_upload(self, upload: Upload, parts: Sequence[UploadedPart]) -> str:
-        return await self._first.complete_upload(upload, parts)
+        return await self.first.complete_upload(upload, parts)
 
     async def abort_upload(self, upload: Upload) -> None:
-        await self._first.abort_upload(upload)
+        await self.first.abort_upload(upload)
 
     def list_uploads(self) -> AsyncIterator[Upload]:
-        return self._first.list_uploads()
+        return self.first.list_uploads()
 
     async def features(self, key: str) -> StoreFeatures:
-        return await self._first.features(key)
+        return await self.first.features(key)
 
     async def close(self) -> None:
-        await self._first.close()
+        await self.first.close()
         await self.second.close()
 
 
@@ -169,6 +169,10 @@ async def read_verified(store: ObjectStore, read: Callable[[ObjectStore], Awaita
         try:
             found = await read(store.second)
         except StratalogError:
-            raise damaged from None
+            # While the first store was away, what is damaged may be the second copy's.
+            try:
+                return await read(store.first)
+            except StratalogError:
+                raise damaged from None
         store.answered(damaged)
         return found

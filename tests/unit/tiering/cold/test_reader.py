@@ -317,6 +317,7 @@ async def test_a_flipped_byte_is_reported_with_its_place_and_never_returned(
     with pytest.raises(Corrupt, match=f"{entry.key}, block 1 .offsets {block.base_offset}..{block.last_offset}"):
         await fetched(reader, pointer, block.base_offset, 1)
     assert headers(await fetched(reader, pointer, 0, 1))[0][0] == 0
+    assert headers(await fetched(reader, pointer, 0, MIB))[-1][1] == block.base_offset, "it hides nothing before it"
 
 
 async def test_a_missing_segment_is_corruption_not_the_end(

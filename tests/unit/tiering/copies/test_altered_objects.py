@@ -144,10 +144,14 @@ async def read_all(store: Any) -> bytes:
     pointer = await archive.pointer(await archive.topic("flights"), 0)
     assert pointer is not None
     reader = ColdReader(store, ColdReaderSettings(), SystemClock())
+    content, offset = b"", pointer.start_offset
     try:
-        return b"".join((await reader.fetch(pointer, 0, 2**30, 10)).batches)
+        while offset < pointer.end_offset:
+            run = await reader.fetch(pointer, offset, 2**30, 10)
+            content, offset = content + b"".join(run.batches), run.end_offset
     finally:
         await reader.close()
+    return content
 
 
 async def repair(store: MemoryStore, copy: MemoryStore, background: ThreadBackground) -> list[Any]:

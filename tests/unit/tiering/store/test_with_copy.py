@@ -60,7 +60,10 @@ async def read_all(store: ObjectStore) -> tuple[bytes, int]:
     assert pointer is not None
     reader = ColdReader(store, ColdReaderSettings(), SystemClock())
     try:
-        content = b"".join((await reader.fetch(pointer, 0, 2**30, 10)).batches)
+        content, offset = b"", pointer.start_offset
+        while offset < pointer.end_offset:
+            run = await reader.fetch(pointer, offset, 2**30, 10)
+            content, offset = content + b"".join(run.batches), run.end_offset
         (metrics,) = (group for group in reader.metrics() if isinstance(group, ColdReadMetrics))
         return content, metrics.second_copy_reads
     finally:
@@ -130,6 +133,16 @@ async def test_a_store_that_is_away_is_asked_again_after_a_while(
     after = both.second_reads
     await read_all(both)
     assert both.second_reads == after
+
+
+async def test_damage_of_the_second_copy_is_not_returned_while_the_first_store_was_away(
+    history: History, second: History, store: Store, second_store: ObjectStore
+) -> None:
+    second.flip(second.segment(3), 100)
+    both = StoreWithCopy(store, second_store, SteppedClock())
+    failures = iter([Unavailable("away")])
+    store.before = lambda name, key: next(failures, None)
+    assert (await read_all(both))[0] == EXPECTED
 
 
 async def test_the_whole_first_bucket_may_be_lost(
