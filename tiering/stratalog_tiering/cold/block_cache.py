@@ -123,6 +123,8 @@ class DiskCache:
         self._background = background
         self._known: LruCache[BlockKey, int] = LruCache(bytes_max, lambda size: size, self._evicted)
         self._leaving: list[str] = []
+        """Files of forgotten blocks, which the next write removes."""
+        self._writing: set[BlockKey] = set()
         files.make_directory(_DIRECTORY)
         for name in files.list(_DIRECTORY):
             files.remove(f"{_DIRECTORY}/{name}")
@@ -132,27 +134,33 @@ class DiskCache:
 
     async def read(self, key: BlockKey) -> bytes | None:
         """The block's bytes, which the caller must verify; None on a miss."""
-        size = self._known.get(key)
-        if size is None:
+        if self._known.get(key) is None or key in self._writing:
             return None
         try:
             return await self._background.run(lambda: self._read(_path(key)))
         except OSError:
-            self._known.pop(key)
+            self.discard(key)
             return None
 
     async def write(self, key: BlockKey, content: memoryview) -> None:
-        if key in self._known:
+        if key in self._known or key in self._writing:
             return
         self._known.put(key, len(content))
+        self._writing.add(key)
         leaving, self._leaving = self._leaving, []
         try:
             await self._background.run(lambda: self._write(_path(key), content, leaving))
         except OSError:
             self._known.pop(key)
+            self._leaving += leaving
+        else:
+            if key not in self._known:  # It was evicted meanwhile, perhaps before its file was there.
+                self._leaving.append(_path(key))
+        finally:
+            self._writing.discard(key)
 
     def discard(self, key: BlockKey) -> None:
-        """Forget a block whose bytes were wrong."""
+        """Forget a block whose bytes were wrong, or could not be read."""
         if self._known.pop(key) is not None:
             self._leaving.append(_path(key))
 
@@ -173,6 +181,9 @@ class DiskCache:
         file = self._files.open(path, create=True)
         try:
             file.pwritev([content], 0)
+        except OSError:
+            self._files.remove(path)
+            raise
         finally:
             file.close()
 
