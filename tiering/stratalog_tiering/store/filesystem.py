@@ -40,6 +40,8 @@ _LARGE_BYTES_MIN: Final = 256 * 1024
 _LEFTOVER_AGE_MS: Final = 24 * 3_600_000
 _LIST_CHUNK: Final = 500
 _MISSING: Final = (FileNotFoundError, NotADirectoryError)
+_UNREADABLE: Final = frozenset((errno.EIO, errno.EBADMSG))
+"""The disk cannot return these bytes: the object is damaged, and another copy may be sound."""
 _Result = TypeVar("_Result")
 
 
@@ -98,7 +100,7 @@ class FilesystemStore:
             await self._run(write, key)
 
     async def get(self, key: str) -> bytes:
-        return await self._run(self._path(key).read_bytes, key)
+        return await self._read(self._path(key).read_bytes, key)
 
     async def get_range(
         self, key: str, start: int, length: int, *, uncached: bool = False, or_less: bool = False
@@ -108,9 +110,9 @@ class FilesystemStore:
         if uncached and length >= _LARGE_BYTES_MIN:
             memory = self._memory.take(memory_bytes(start, length))
             async with self._disk_turn:
-                content = await self._run(lambda: read_uncached(path, start, length, memory), key)
+                content = await self._read(lambda: read_uncached(path, start, length, memory), key)
         else:
-            content = memoryview(await self._run(lambda: _read_range(path, start, length), key))
+            content = memoryview(await self._read(lambda: _read_range(path, start, length), key))
         if len(content) != length and not or_less:
             raise Corrupt(f"object {key} ends at byte {start + len(content)}, not {start + length}", key=key)
         return content
@@ -220,12 +222,16 @@ class FilesystemStore:
         """Does nothing: no file is held open, and ``background`` belongs to the caller."""
 
     def _remove_leftovers(self) -> None:
-        """Delete files that a killed process left in ``.aside``; files that may still be written are younger."""
+        """Delete what a killed process left in ``.aside``, and uploads without a key; what may still be written is younger.
+
+        The end of an upload removes its files one by one. Without a key, no sweep sees what is left of it.
+        """
         before_ms = self._clock.wall_ms() - _LEFTOVER_AGE_MS
-        for path in (self._root / _ASIDE).iterdir():
+        uploads = [path for path in (self._root / _UPLOADS).iterdir() if not (path / _KEY_FILE).exists()]
+        for path in (*(self._root / _ASIDE).iterdir(), *uploads):
             try:
                 if path.stat().st_mtime_ns // 1_000_000 < before_ms:
-                    path.unlink()
+                    shutil.rmtree(path, ignore_errors=True) if path in uploads else path.unlink()
             except _MISSING:
                 continue
 
@@ -237,6 +243,14 @@ class FilesystemStore:
             except _MISSING:
                 continue
             yield Upload(key=key, upload_id=directory.name, initiated_ms=initiated_ms)
+
+    async def _read(self, call: Callable[[], _Result], key: str) -> _Result:
+        try:
+            return await self._run(call, key)
+        except StorageFailed as failure:
+            if isinstance(failure.__cause__, OSError) and failure.__cause__.errno in _UNREADABLE:
+                raise Corrupt(f"object {key} cannot be read back: {failure.message}", key=key) from failure
+            raise
 
     async def _run(self, call: Callable[[], _Result], key: str) -> _Result:
         try:

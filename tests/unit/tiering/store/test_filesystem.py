@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
 import random
 import threading
@@ -13,7 +14,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from stratalog_core.errors import Invalid, NoSuchObject
+from stratalog_core.errors import Corrupt, Invalid, NoSuchObject, StorageFailed
 from stratalog_core.files.open_files import DirectFile, open_file
 from stratalog_core.system import SystemClock, ThreadBackground
 from stratalog_tiering.store import ObjectStore, UploadedPart, open_store
@@ -166,3 +167,38 @@ async def test_objects_of_any_size_are_what_was_put(directory: ObjectStore, tmp_
     await directory.put("a", [content[: size // 3], memoryview(content)[size // 3 :]])
     assert await directory.get("a") == content
     assert list((tmp_path / "bucket" / ".aside").iterdir()) == []
+
+
+async def test_what_an_interrupted_end_of_an_upload_left_is_removed(open_directory: Open, tmp_path: Path) -> None:
+    """Without the file that names its key, an upload is not listed, so no sweep aborts it."""
+    first = open_directory()
+    for age_s in (0, 2 * 24 * 3600):
+        upload = await first.create_upload("a/b", PART)
+        await first.put_part(upload, 1, [b"content"])
+        directory = tmp_path / "bucket" / ".uploads" / upload.upload_id
+        (directory / "key").unlink()
+        then = directory.stat().st_mtime - age_s
+        os.utime(directory, (then, then))
+    kept = await first.create_upload("a/b", PART)
+    os.utime(tmp_path / "bucket" / ".uploads" / kept.upload_id, (0, 0))
+    open_directory()
+    assert len(list((tmp_path / "bucket" / ".uploads").iterdir())) == 2
+    assert [upload.upload_id async for upload in first.list_uploads()] == [kept.upload_id]
+
+
+@pytest.mark.parametrize(("number", "error"), [(errno.EIO, Corrupt), (errno.EBADMSG, Corrupt), (errno.EACCES, StorageFailed)])
+async def test_bytes_that_the_disk_cannot_return_are_damage_of_the_object(
+    directory: ObjectStore, monkeypatch: pytest.MonkeyPatch, number: int, error: type[Exception]
+) -> None:
+    """Else a scrub would end at a bad sector each time, and neither repair it nor look at what follows."""
+    await directory.put("a/b", [bytes(PART)])
+
+    def fail(*_: object) -> int:
+        raise OSError(number, os.strerror(number))
+
+    for name in ("pread", "preadv"):
+        monkeypatch.setattr(os, name, fail)
+    for uncached in (False, True):
+        with pytest.raises(error) as raised:
+            await directory.get_range("a/b", 0, PART, uncached=uncached)
+        assert type(raised.value) is error
