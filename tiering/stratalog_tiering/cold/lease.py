@@ -63,6 +63,7 @@ class HeldLease:
             holder=holder, topic_ids=tuple(topic_ids), began_at_ms=clock.wall_ms(), duration_ms=duration_ms
         )
         self._renewed_at = float("-inf")
+        self._renewed_wall_ms = 0
 
     @property
     def renew_after_s(self) -> float:
@@ -79,13 +80,17 @@ class HeldLease:
         await self._write(if_absent=False)
 
     async def _write(self, *, if_absent: bool) -> None:
-        began = self._clock.monotonic()
+        began, began_wall_ms = self._clock.monotonic(), self._clock.wall_ms()
         await self._store.put(self._key, [encode_descriptor(self._lease)], if_absent=if_absent)
-        self._renewed_at = began
+        self._renewed_at, self._renewed_wall_ms = began, began_wall_ms
 
     def check(self) -> None:
-        """Raise ``LeaseExpired`` unless the lease is in force."""
-        since_s = self._clock.monotonic() - self._renewed_at
+        """Raise ``LeaseExpired`` unless the lease is in force.
+
+        Both clocks must say so: the monotonic one stands still while a machine sleeps, and the wall clock may be set back.
+        """
+        since_wall_s = (self._clock.wall_ms() - self._renewed_wall_ms) / 1000
+        since_s = max(self._clock.monotonic() - self._renewed_at, since_wall_s)
         if since_s * 1000 >= self._lease.duration_ms:
             raise LeaseExpired(
                 f"the lease of {self._lease.holder} on {self._store.url} was renewed {since_s:.0f} s ago and is valid for"
