@@ -20,6 +20,7 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from stratalog_core.errors import Conflict, Corrupt, Invalid, StorageFailed
+from stratalog_core.system import sync_directory
 from stratalog_tiering.store.base import DATA_KEY_BYTES
 
 KEY_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -115,6 +116,8 @@ def create_key(directory: Path, name: str) -> Path:
         file.write(base64.b64encode(secrets.token_bytes(_KEY_BYTES)) + b"\n")
         file.flush()
         os.fsync(file.fileno())
+    sync_directory(directory)  # A key whose name is lost takes with it all that it protects.
+    sync_directory(directory.parent)
     return path
 
 
