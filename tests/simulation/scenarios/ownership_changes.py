@@ -2,10 +2,11 @@
 
 The cluster of ``log`` with ledgers that are full after less than half a second, and with faults of owners and workers:
 commands to the quorum that arrive seconds late, when their sender is dead and another owner's epoch has begun, or whose
-answer never reaches the sender; a broker that dies during a recovery; owners of internal topics that die between opening a
-ledger and making its checkpoint durable; partitions that are ordered to another owner, or reassigned, at any moment; a broker
-that is cut off from the quorum and the producers for about as long as its lease, with its wall clock set back; answers that
-do not reach producers, retries that arrive when owner and ledger have changed. Disks, store and bookies have no faults.
+answer never reaches the sender; owners that find their state inconsistent; a broker that dies during a recovery; owners of
+internal topics that die between opening a ledger and making its checkpoint durable; partitions that are ordered to another
+owner, or reassigned, at any moment; a broker that is cut off from the quorum and the producers for about as long as its
+lease, with its wall clock set back; answers that do not reach producers, retries that arrive when owner and ledger have
+changed. Disks, store and bookies have no faults.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -28,6 +29,7 @@ from simulation.world.network import BROKEN, Message
 from stratalog_bookies.client import LedgerClient, LedgerSpec
 from stratalog_bookies.protocol import messages as bookie_messages
 from stratalog_broker.admin.ownership_orders import NamedPartition, OwnershipOrders
+from stratalog_broker.partitions.core import PartitionCore
 from stratalog_core.errors import StratalogError, Unavailable
 from stratalog_metadata.protocol import messages
 from stratalog_metadata.records import (
@@ -78,6 +80,8 @@ SLOW_CHANCE: Final = 0.5
 """The chance that a partition is handed over while its owner's entries are late."""
 SLOW_S: Final = 0.3
 LATE_ADD_S: Final = (0.1, 0.3)
+BROKEN_INVARIANT_CHANCE: Final = 0.004
+"""The chance that a partition's core finds its state inconsistent when it checks it."""
 
 
 class _NobodyListens:
@@ -91,6 +95,10 @@ class _NobodyListens:
 
     def on_failed(self, error: StratalogError) -> None:
         pass
+
+
+class BrokenInvariant(AssertionError, StratalogError):
+    """A defect that the scenario plants, not the product's own: a log message with it does not fail the run."""
 
 
 class Scenario(log.Scenario):
@@ -107,9 +115,30 @@ class Scenario(log.Scenario):
         self._random = world.random("owners")
         self._slow_until: dict[str, float] = {}
         self._deaths = self._random.choice(DEATHS)
+        self._breaks_invariants = False
         hesitant = self._random.choice([0.1, 0.6])
         for producer in self._producers:
             producer.hesitant, producer.repeating = hesitant, 0.5
+
+    def simulate(self) -> None:
+        with self._broken_invariants():
+            super().simulate()
+
+    @contextlib.contextmanager
+    def _broken_invariants(self) -> Iterator[None]:
+        """Let the cores of partitions find their state inconsistent now and then, while faults happen."""
+        intact, chance = PartitionCore.validate_state, self.world.random("broken invariants")
+
+        def validate_state(core: PartitionCore) -> None:
+            intact(core)
+            if self._breaks_invariants and chance.random() < BROKEN_INVARIANT_CHANCE:
+                raise BrokenInvariant
+
+        setattr(PartitionCore, "validate_state", validate_state)  # noqa: B010 - it is a method to the type checker
+        try:
+            yield
+        finally:
+            setattr(PartitionCore, "validate_state", intact)  # noqa: B010
 
     def _make_readers(self, world: World) -> list[Reader]:
         return [Reader(world, self.truth) for _ in range(READERS)]
@@ -124,6 +153,7 @@ class Scenario(log.Scenario):
             self._kill_after_openings()
         if self.world.decides("slow adds at handovers"):
             self._slow_adds()
+        self._breaks_invariants = self.world.decides("broken invariants")
         plan = NemesisPlan(
             crash=0.5 * self._deaths,
             partition=0.1,
@@ -153,6 +183,7 @@ class Scenario(log.Scenario):
             lambda: setattr(self.world.network, "hold_up", hold_up),
             lambda: setattr(self.audit, "on_opening", lambda topic, broker_id, unfinished: None),
             self.world.network.cut.clear,
+            lambda: setattr(self, "_breaks_invariants", False),
         ]
 
     async def _straggle(self, machine: Machine, ports: Ports) -> None:
