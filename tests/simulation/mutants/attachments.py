@@ -38,6 +38,15 @@ def late_objects_of_deleted_topics_stay() -> None:
     deletion.late_writes_until_ms = lambda due_ms, grace_ms: 0  # type: ignore[attr-defined]
 
 
+def attachments_that_ended_are_given_up() -> None:
+    """A reservation that comes back with an old copy of metadata expires, although the topic was attached."""
+
+    async def never(ports: Any, pending: Any) -> bool:
+        return False
+
+    deletion._was_attached = never
+
+
 def attached_partitions_may_be_left_out() -> None:
     """The command that creates an attached topic has only its first partition's history."""
     make = attachment.attach_from_bucket  # type: ignore[attr-defined]
@@ -139,6 +148,7 @@ IN_HISTORY: Final = (
     merged_segments_are_not_locked,
     attached_history_is_not_locked,
     attachments_are_not_hidden,
+    attachments_that_ended_are_given_up,
     attached_partitions_may_be_left_out,
     hot_records_are_detached,
     offloaded_segments_are_not_locked,

@@ -5,7 +5,8 @@ its process and the workers crash at any step, and the store fails. Some topics 
 topic is whole and has its source's offsets, at the moment at which it exists; what is being attached is hidden; objects are
 locked as their topics want, merged ones no longer than their sources, and nobody even tries to delete what is locked; nothing
 of a detached or reserved topic is deleted; an attachment that died leaves nothing. At the end readers of the bucket find the
-topics, detached ones included, and every record. The deletion marker of one of these comes late (:mod:`.late_markers`). A
+topics, detached ones included, and every record. Then metadata goes back to when one of them was being attached: nothing of it
+may be deleted. The deletion marker of one of these comes late (:mod:`.late_markers`). A
 second copy gets all of what was detached.
 
 Randomness is drawn from a stream of its own, so that nothing before this step depends on it.
@@ -54,6 +55,7 @@ from stratalog_metadata.records import (
 )
 from stratalog_metadata.records import Record as MetadataRecord
 from stratalog_metadata.state.changes import Change
+from stratalog_metadata.state.commands import Command, Put
 from stratalog_tiering.attach.attachment import AttachPorts, attach
 from stratalog_tiering.attach.bucket import stored_topic
 from stratalog_tiering.attach.detachment import detach
@@ -120,6 +122,8 @@ class AttachmentStep:
         """The topics that the bucket keeps by itself, with all objects that they need."""
         self._last_topics: dict[UUID, Topic] = {}
         """The last record of each topic: the pointers of a deleted topic may change until its final deletion removes them."""
+        self._reserved_again: UUID | None = None
+        """The detached topic whose reservation has come back with an old copy of metadata."""
         self._manifests: dict[str, Manifest] = {}
         """By pointer key: the newest committed manifest."""
 
@@ -145,6 +149,9 @@ class AttachmentStep:
             await self._until_ended()
             if self._world.decides("marked after it was detached"):
                 await self._history.in_checker(LateMarker(self._world, self._bucket, self._audit.records).run)
+        if self._detached and self._world.decides("reserved again"):
+            await self._history.in_checker(self._reserve_again)
+            await self._until_ended()
         await self._until_copied()
         # Listings show the last writes, too.
         await self._history.pass_time(LISTING_LAG_S)
@@ -183,6 +190,14 @@ class AttachmentStep:
         while waiting := [each for each in self._audit.records.values() if isinstance(each, kinds)]:
             assert self._world.loop.time() < until, f"{waiting[0]} is still there"
             await self._history.pass_time(LOOK_S)
+
+    async def _reserve_again(self, machine: Machine, ports: Ports) -> None:
+        """Restore what metadata had of a detached topic while it was being attached: a reservation, which has expired since."""
+        topic, _, _ = self._world.random("attachments/reserved again").choice(list(self._detached.values()))
+        self._reserved_again = topic.topic_id
+        client = await roles.connect_metadata(ports)
+        reserved = PendingTopic(topic_id=topic.topic_id, name=topic.name, expires_at_ms=1)
+        await client.propose(Command(updates=(Put(record=reserved),)), TIMEOUT_S)
 
     async def _until_copied(self) -> None:
         """Wait until the second copy has all of what was detached."""
@@ -425,7 +440,8 @@ class AttachmentStep:
         for pending in [each for each in self._audit.records.values() if isinstance(each, PendingTopic)]:
             is_described = any(key.startswith(topic_prefix(pending.topic_id)) for key in self._bucket.objects)
             is_hidden = deletion_marker_key(pending.topic_id) in self._bucket.objects
-            self._audit.require(is_hidden or not is_described, f"{pending.name} is being attached, and readers see it")
+            may_be_shown = not is_described or pending.topic_id == self._reserved_again
+            self._audit.require(is_hidden or may_be_shown, f"{pending.name} is being attached, and readers see it")
 
     # -- at the end
 
