@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import shutil
 import time
 from collections.abc import Callable, Iterator
@@ -10,7 +11,7 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from confluent_kafka import Consumer, KafkaError, Message, Producer, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
 from integration.process_cluster import ProcessCluster
 from kio.schema.errors import ErrorCode
 from unit.broker.raw_client import RawClient, request
@@ -18,7 +19,11 @@ from unit.broker.raw_client import RawClient, request
 from stratalog_bookies.protocol import messages
 from stratalog_bookies.protocol.messages import LedgerPage, ListLedgers
 from stratalog_broker.cluster.producer_ids import BLOCK
+from stratalog_broker.coordination.groups.core.store import GroupStore
+from stratalog_broker.partitions.internal_topics import CONSUMER_OFFSETS
 from stratalog_core.rpc.tcp import TcpTransport
+from stratalog_tiering.format.coordinator_state import decode_state
+from stratalog_tiering.format.object_keys import parse_state_key, states_prefix
 
 pytestmark = pytest.mark.integration
 RECORDS = 20
@@ -33,16 +38,30 @@ LEASE_MS = 60_000
 
 
 @pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[ProcessCluster]:
+def cluster(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[ProcessCluster]:
+    """``param``: the number of tiering workers."""
     running = ProcessCluster(tmp_path / "data")
-    running.run("cluster", "start", "--metadata", "1", "--bookies", "3", "--brokers", "1", "--tiering", "0")
+    running.run(
+        "cluster",
+        "start",
+        "--metadata",
+        "1",
+        "--bookies",
+        "3",
+        "--brokers",
+        "1",
+        "--tiering",
+        str(getattr(request, "param", 0)),
+    )
     try:
         for bookie in running.processes("bookie"):
             config = running.data / "config" / f"{bookie['name']}.toml"
             config.write_text(config.read_text().replace("[bookie]", "[bookie]\ncollect_interval_s = 0.5", 1))
         for broker in running.processes("broker"):
             config = running.data / "config" / f"{broker['name']}.toml"
-            config.write_text(config.read_text().replace("[broker]", f"[broker]\nlease_ms = {LEASE_MS}", 1))
+            config.write_text(
+                config.read_text().replace("[broker]", f"[broker]\nlease_ms = {LEASE_MS}\nstate_upload_interval_ms = 500", 1)
+            )
         yield running
     finally:
         running.run("cluster", "stop")
@@ -167,3 +186,69 @@ def test_new_producers_do_not_get_ids_of_producers_that_metadata_has_lost(cluste
         cluster.fill(topic, value)
 
     assert consume(cluster, topic, 1, 3 * RECORDS) == sorted([*before, *lost, *restored])
+
+
+def commit(cluster: ProcessCluster, group: str, topic: str, offset: int) -> None:
+    """Commit an offset for the first partition. Retries while the coordinator is being loaded."""
+    consumer = Consumer({"bootstrap.servers": cluster.bootstrap, "group.id": group, "log_level": 0})
+
+    def is_committed() -> bool:
+        try:
+            consumer.commit(offsets=[TopicPartition(topic, 0, offset)], asynchronous=False)
+        except KafkaException:
+            return False
+        return committed(consumer, topic) == offset
+
+    until(is_committed, f"the coordinator takes a commit of {group}")
+    consumer.close()
+
+
+def committed(consumer: Consumer, topic: str) -> int:
+    (found,) = consumer.committed([TopicPartition(topic, 0)], TIMEOUT_S)
+    return int(found.offset)
+
+
+def group_states_in(bucket: Path) -> Iterator[bytes]:
+    """Yield what the bucket has of the states of groups."""
+    for file in (bucket / states_prefix(CONSUMER_OFFSETS, 0)).parent.rglob("*"):
+        place = parse_state_key(str(file.relative_to(bucket)))
+        if place is not None and file.exists():
+            yield decode_state(file.read_bytes(), place).checkpoint.application_state or b""
+
+
+@pytest.mark.parametrize("cluster", [1], indirect=True)
+def test_groups_continue_from_the_bucket_when_the_copy_knows_only_ledgers_that_are_deleted(
+    cluster: ProcessCluster, tmp_path: Path
+) -> None:
+    topic, group = cluster.new_topic(PARTITIONS), cluster.new_group()
+    produce(cluster, topic, PARTITIONS, "before the copy")
+    commit(cluster, group, topic, 1)
+    cluster.run("cluster", "stop")
+    shutil.copytree(cluster.data / METADATA, tmp_path / "copy")
+    cluster.run("cluster", "start")
+    known = {row["ledger"] for row in cluster.json("ledger", "list", CONSUMER_OFFSETS)["ledgers"]}
+    assert known
+    commit(cluster, group, topic, 3)
+
+    def is_in_the_bucket() -> bool:
+        stored = [GroupStore.from_snapshot(state) for state in group_states_in(cluster.data / "store")]
+        return any(each.offset == 3 for store in stored for each in store.offsets_of(group).values())
+
+    until(lambda: not known & held(cluster), "the ledgers that the copy knows are deleted")
+    until(is_in_the_bucket, "the broker stores the group's state")
+    cluster.run("cluster", "stop")
+    shutil.rmtree(cluster.data / METADATA)
+    shutil.copytree(tmp_path / "copy", cluster.data / METADATA)
+    cluster.run("cluster", "start")
+
+    doctor = json.loads(cluster.run("doctor", "--json", expect=1))
+    (finding,) = [each for each in doctor["findings"] if each["check"] == "coordinators"]
+    assert "stratalog tier restore-coordinators" in finding["remedy"]
+    restored = cluster.json("tier", "restore-coordinators", "--yes")
+
+    assert [row["state"] for row in restored["partitions"]] == ["restored"]
+    assert restored["groups"]["groups"] == [group]
+    consumer = Consumer({"bootstrap.servers": cluster.bootstrap, "group.id": group, "log_level": 0})
+    assert committed(consumer, topic) == 3
+    consumer.close()
+    commit(cluster, group, topic, 4)
