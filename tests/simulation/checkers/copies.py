@@ -136,14 +136,17 @@ class Copies:
         self._check(ledger, 0, ledger.last_entry, "closed")
 
     def moved(self, before: Ledger, after: Ledger) -> None:
-        """Check that each bookie newly named in a closed ledger's record has every entry that it is named for."""
+        """Check that each bookie newly named in a closed ledger's record has, or had lately, every entry it is named for.
+
+        Its disk may be lost between its reply to the auditor and the change of the record.
+        """
+        held = self._held_lately()
         same = [each.first_entry for each in before.fragments] == [each.first_entry for each in after.fragments]
         self._require(same, f"closed ledger {after.ledger_id} was cut into other fragments")
         for index, (old, new) in enumerate(zip(before.fragments, after.fragments, strict=same)):
             for bookie in set(new.bookies) - set(old.bookies):
-                missing = [
-                    entry_id for entry_id in self._share(after, index, bookie) if not _has(self._held, bookie, after, entry_id)
-                ]
+                named_for = self._share(after, index, bookie)
+                missing = [entry_id for entry_id in named_for if not _has(held, bookie, after, entry_id)]
                 what = f"ledger {after.ledger_id} names {bookie}, which lacks entries {missing[:3]}"
                 self._require(not missing, what)
 
@@ -158,13 +161,16 @@ class Copies:
     def _check(self, ledger: Ledger, first: int, last: int, what: str) -> None:
         firsts = [fragment.first_entry for fragment in ledger.fragments]
         self._require(firsts == sorted({0, *firsts}), f"the fragments of ledger {ledger.ledger_id} begin at {firsts}")
-        answered: Held = self._held
-        if self._lost:
-            since = asyncio.get_running_loop().time() - _ON_THE_WAY_S
-            answered = answered | {key: entries for key, (at, entries) in self._lost.items() if at > since}
-        for entry_id, copies in self._count(ledger, first, last, answered):
+        for entry_id, copies in self._count(ledger, first, last, self._held_lately()):
             if copies < ledger.ack_quorum:
                 self._require(False, f"entry {entry_id} of ledger {ledger.ledger_id} is {what} with {copies} named copies")
+
+    def _held_lately(self) -> Held:
+        """The copies, and those of disks lost so lately that replies from before may be on their way."""
+        if not self._lost:
+            return self._held
+        since = asyncio.get_running_loop().time() - _ON_THE_WAY_S
+        return self._held | {key: entries for key, (at, entries) in self._lost.items() if at > since}
 
     def _count(self, ledger: Ledger, first: int, last: int, held: Held) -> Iterator[tuple[int, int]]:
         """Yield each entry with the number of bookies in its write set that have it."""
