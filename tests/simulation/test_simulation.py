@@ -18,7 +18,7 @@ pytestmark = pytest.mark.timeout(3000)
 """Other tests may take most of the processors' time meanwhile."""
 SAMPLE_S = 45
 TESTS = Path(__file__).parents[1]
-FIRST_SEED = 222
+FIRST_SEED = 335
 """The scenarios take the seeds in turns: seven runs for each of seventeen. From this seed on they usually meet every state."""
 SEEDS = 119
 MORE_SEEDS = 119
