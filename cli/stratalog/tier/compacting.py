@@ -4,24 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 
 from stratalog.tier.editing import editing_session
-from stratalog_core.errors import Corrupt, NoSuchObject, NotFound, Unavailable
+from stratalog_core.errors import NoSuchObject, NotFound, Unavailable
 from stratalog_metadata.records import Topic
 from stratalog_pipeline.planning import PartitionName
-from stratalog_tiering.core.compaction import records_of
 from stratalog_tiering.core.superseded import OffsetSet
-from stratalog_tiering.format.block_cipher import BlockCipher
-from stratalog_tiering.format.footer import BlockEntry
-from stratalog_tiering.format.manifest import SegmentEntry
 from stratalog_tiering.format.object_keys import is_version_object, marker_key
-from stratalog_tiering.format.segment import audit_block, iterate_block_batches
-from stratalog_tiering.maintenance.rewriting import stored_blocks
 from stratalog_tiering.maintenance.segment_replacements import SegmentKept
 from stratalog_tiering.maintenance.superseded import Compacted, HistoryRead, history_to_read, remove_superseded
 from stratalog_tiering.offload.beside_workers import current_partition
-from stratalog_tiering.offload.commit import previous_version
 from stratalog_tiering.offload.ports import WorkerPorts
 
 WRITER = "job-compact"
@@ -88,71 +80,10 @@ async def remove_found(
     done = Removal()
     async with editing_session(addresses, store, WRITER) as ports:
         for name, history in read.items():
-            accounted = list[tuple[int, int]]()
             async for each in remove_superseded(ports, name.topic_id, name.partition, history, superseded[name]):
                 if isinstance(each, Compacted):
                     done.compacted.append((name, each))
                 else:
                     done.refused.append((name, each))
-                accounted.append((each.entry.base_offset, each.entry.end_offset))
                 on_segment()
-            done.refused += [
-                (name, each) for each in await unreadable_segments(ports, name, history, superseded[name], accounted)
-            ]
     return done
-
-
-async def unreadable_segments(
-    ports: WorkerPorts, name: PartitionName, read: HistoryRead, superseded: OffsetSet, accounted: Sequence[tuple[int, int]]
-) -> list[SegmentKept]:
-    """The segments beyond the ``accounted`` offsets that have superseded records in batches that cannot be read.
-
-    A removal yields nothing for a segment in which it finds nothing to remove: a worker has removed the records since, or they
-    are in such batches. ``accounted`` are in order, end exclusive. Raises ``Corrupt``, ``Unavailable``.
-    """
-    manifest = (await previous_version(ports, (await current_partition(ports, name.topic_id, name.partition)).state)).manifest
-    if (manifest.settled_version, manifest.erased_version) != (read.settled_version, read.erased_version):
-        return []  # The removal has ended there, and says so.
-    found = list[SegmentKept]()
-    position = max(read.start_offset, manifest.start_offset)
-    for first, end in (*accounted, (read.end_offset, read.end_offset)):
-        while (offset := superseded.first_from(position, first)) is not None:
-            entry = await ports.source.segment_at(manifest, offset)
-            if entry is None:
-                return found
-            found += await _unreadable(ports, entry, superseded, (offset, min(first, entry.end_offset)))
-            position = entry.end_offset
-        position = max(position, end)
-    return found
-
-
-async def _unreadable(
-    ports: WorkerPorts, entry: SegmentEntry, superseded: OffsetSet, offsets: tuple[int, int]
-) -> list[SegmentKept]:
-    """The segment, if batches of ``offsets`` that have superseded records cannot be read."""
-    reasons = list[str]()
-    async for content, block, cipher in stored_blocks(ports, entry):
-        count = partial(_unreadable_in, content, block, cipher, entry, superseded, offsets)
-        reasons += await ports.background.run(count)
-    if not reasons:
-        return []
-    reason = f"{len(reasons)} batches with superseded records cannot be read, and stay; {reasons[0]}"
-    return [SegmentKept(entry=entry, reason=reason)]
-
-
-def _unreadable_in(
-    stored: memoryview,
-    block: BlockEntry,
-    cipher: BlockCipher | None,
-    entry: SegmentEntry,
-    superseded: OffsetSet,
-    offsets: tuple[int, int],
-) -> list[str]:
-    """Why each such batch of a block cannot be read."""
-    plain, found = audit_block(stored, block, cipher=cipher, is_compacted=entry.is_compacted), list[str]()
-    for batch, header in iterate_block_batches(plain):
-        if superseded.count(max(header.base_offset, offsets[0]), min(header.next_offset, offsets[1])):
-            records = records_of(batch, header)
-            if isinstance(records, Corrupt):
-                found.append(f"the batch at offset {header.base_offset}: {records.message}")
-    return found

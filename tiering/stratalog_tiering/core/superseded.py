@@ -96,6 +96,7 @@ class SupersededFilter:
         self._altered: set[int] = set()
         self.records_removed = 0
         self.batches_unreadable = 0
+        self.first_unreadable = ""
 
     def begin_segment(self, aborted: Iterable[AbortedTransaction]) -> None:
         """The new segment lists the same aborted transactions, whose records stay."""
@@ -110,7 +111,9 @@ class SupersededFilter:
             return self._whole(batch)
         spans = records_of(batch, header)
         if isinstance(spans, Corrupt):
-            self.batches_unreadable += bool(self._superseded.count(header.base_offset, header.next_offset))
+            if self._superseded.count(header.base_offset, header.next_offset):
+                self.batches_unreadable += 1
+                self.first_unreadable = self.first_unreadable or f"the batch at offset {header.base_offset}: {spans.message}"
             return self._whole(batch)
         gone = spans.have_keys & self._superseded.has(header.base_offset + spans.offset_deltas)
         if not gone.any():

@@ -102,8 +102,10 @@ async def remove_superseded(
 
 async def compact_segment(
     ports: WorkerPorts, now: CurrentPartition, source: SegmentEntry, superseded: OffsetSet, lease: HeldLease
-) -> Compacted | None:
-    """Replace ``source``, a segment of the committed manifest, by one without superseded records; None if it has none.
+) -> Compacted | SegmentKept | None:
+    """Replace ``source``, a segment of the committed manifest, by one without superseded records.
+
+    Returns ``SegmentKept`` if none of these can be read, and None if it has none: a worker has removed them since.
 
     Raises ``Conflict`` if the partition has changed meanwhile, ``Corrupt`` if the segment is damaged or the new one is not what
     it must be, ``LeaseExpired``, ``Unavailable``, ``Forked``; the segment stays in the history then. After ``OutcomeUnknown``
@@ -119,9 +121,12 @@ async def compact_segment(
     rules = SupersededFilter(superseded, producers, secret)
     entry = await write_compacted(ports, state, [source], rules, _clean_end(source), now.policy)
     if not rules.records_removed:
-        # Removed by a worker since, or unreadable.
         await ports.delete_objects([entry.key])
-        return None
+        if not rules.batches_unreadable:
+            return None
+        count, first = rules.batches_unreadable, rules.first_unreadable
+        reason = f"{count} batches with superseded records cannot be read, and stay; {first}"
+        return SegmentKept(entry=source, reason=reason)
     await commit_replacement(ports, now, edit, entry, Reason.COMPACTED, lease)
     return Compacted(
         source=source, entry=entry, records=rules.records_removed, unreadable_batches=rules.batches_unreadable
