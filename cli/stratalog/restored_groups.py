@@ -133,9 +133,9 @@ async def bucket_topics(view: MetadataView, store: ObjectStore) -> BucketTopics:
     restored later. Raises ``Unavailable``.
     """
     names = {topic.topic_id: topic.name for topic in view.all(Topic)}
-    readable, damaged = await readable_topics(store)
-    restored, others = dict[UUID, RestoredEnds](), dict.fromkeys(damaged, "")
-    for topic in [each.descriptor for each in readable]:
+    topics = await readable_topics(store)
+    restored, others = dict[UUID, RestoredEnds](), dict.fromkeys(topics.damaged, "")
+    for topic in [each.descriptor for each in topics.readable]:
         if topic.topic_id not in names:
             others[topic.topic_id] = topic.name
             continue

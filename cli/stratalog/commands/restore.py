@@ -23,7 +23,7 @@ from stratalog_core.errors import Corrupt, Invalid, Unavailable
 from stratalog_core.natural_numbers import natural_number
 from stratalog_core.system import SystemClock, ThreadBackground
 from stratalog_metadata.client.api import MetadataClient
-from stratalog_tiering.cold.archive import deleted_topics, read_owner, readable_topics
+from stratalog_tiering.cold.archive import ReadTopics, deleted_topics, read_owner, readable_topics
 from stratalog_tiering.core.restoring import TopicHistory
 from stratalog_tiering.format.descriptor import TopicDescriptor
 from stratalog_tiering.format.object_keys import deletion_marker_key
@@ -35,7 +35,7 @@ from stratalog_tiering.maintenance.restoring import (
     planned_cuts,
     read_history,
     restore_topics,
-    wanted_topics,
+    topics_to_restore,
 )
 from stratalog_tiering.offload.ownership import cluster_id_in
 from stratalog_tiering.store import ObjectStore
@@ -155,9 +155,10 @@ async def _restore(
 ) -> tuple[list[Row], GroupsReport, list[Row], list[Corrupt]]:
     async with AsyncExitStack() as stack:
         store = await stack.enter_async_context(store_session(url))
-        wanted = await wanted_topics(store, topics)
-        left_out = [] if topics else await _left_out(store)
-        damaged = [] if topics else [*(await readable_topics(store))[1].values()]
+        found = await readable_topics(store)
+        wanted = topics_to_restore(store.url, found, topics)
+        left_out = [] if topics else await _left_out(store, found)
+        damaged = [] if topics else [*found.damaged.values()]
         if not dry_run:
             # The former owner of the bucket may still delete from it.
             leased = [topic.topic_id for topic in wanted] if topics else []
@@ -184,13 +185,13 @@ async def _restore(
                 for row in _rows(history, new_name, "restored" if done else "known already")
             ]
             await client.refresh(_FOUND_S)
-            found = await bucket_topics(client.view, store)
             now_ms, number = SystemClock().wall_ms(), restored.owner.number
-            groups = await restore_groups(client, store, found, factor, number, cluster_id, now_ms)
+            ends = await bucket_topics(client.view, store)
+            groups = await restore_groups(client, store, ends, factor, number, cluster_id, now_ms)
             return rows, groups, left_out, damaged
 
 
-async def _left_out(store: ObjectStore) -> list[Row]:
+async def _left_out(store: ObjectStore, topics: ReadTopics) -> list[Row]:
     """A row for each topic that the bucket says is deleted; without times if its marker cannot be read."""
     return [
         {
@@ -200,7 +201,7 @@ async def _left_out(store: ObjectStore) -> list[Row]:
             "deleted_at": format_moment(marker.deleted_at_ms) if marker is not None else None,
             "restorable_until": format_moment(marker.deleted_at_ms + marker.restorable_ms) if marker is not None else None,
         }
-        for topic, marker in await deleted_topics(store)
+        for topic, marker in await deleted_topics(store, topics)
     ]
 
 

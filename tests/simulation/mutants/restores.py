@@ -168,10 +168,9 @@ def a_damaged_descriptor_stops_the_restore_of_every_topic() -> None:
     find = restoring.readable_topics  # type: ignore[attr-defined]
 
     async def all_or_none(store: Any) -> Any:
-        found, damaged = await find(store)
-        for error in damaged.values():
-            raise error
-        return found, damaged
+        found = await find(store)
+        found.require_all()
+        return found
 
     restoring.readable_topics = all_or_none  # type: ignore[attr-defined]
 

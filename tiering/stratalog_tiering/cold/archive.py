@@ -53,16 +53,27 @@ class StoredTopic(NamedTuple):
     is_deleted: bool
 
 
+class ReadTopics(NamedTuple):
+    """The topics whose newest descriptor can be read, sorted by name, and by id the error of each other one."""
+
+    readable: list[StoredTopic]
+    damaged: dict[UUID, Corrupt]
+
+    def require_all(self) -> None:
+        """Raise ``Corrupt`` if the descriptor of a topic is damaged."""
+        for error in self.damaged.values():
+            raise error
+
+
 async def stored_topics(store: ObjectStore) -> list[StoredTopic]:
     """All topics of the bucket, sorted by name; objects of a deleted one may be gone. Raises ``Corrupt``, ``Unavailable``."""
-    found, damaged = await readable_topics(store)
-    for error in damaged.values():
-        raise error
-    return found
+    found = await readable_topics(store)
+    found.require_all()
+    return found.readable
 
 
-async def readable_topics(store: ObjectStore) -> tuple[list[StoredTopic], dict[UUID, Corrupt]]:
-    """The topics whose newest descriptor can be read, sorted by name, and by id the error of each other one.
+async def readable_topics(store: ObjectStore) -> ReadTopics:
+    """Read all topics of the bucket, the deleted ones included. Raises ``Unavailable``.
 
     An earlier descriptor does not stand in for a damaged one: it may lack partitions.
     """
@@ -80,7 +91,8 @@ async def readable_topics(store: ObjectStore) -> tuple[list[StoredTopic], dict[U
         return [StoredTopic(topic, deletion_marker_key(topic_id) in keys and await _is_marked(store, topic))]
 
     found = [topic for topics in await bounded_map(read, newest, _READS_AT_ONCE) for topic in topics]
-    return sorted(found, key=lambda topic: (topic.descriptor.name, topic.descriptor.topic_id)), damaged
+    readable = sorted(found, key=lambda topic: (topic.descriptor.name, topic.descriptor.topic_id))
+    return ReadTopics(readable, damaged)
 
 
 async def live_topics(store: ObjectStore) -> list[TopicDescriptor]:
@@ -92,11 +104,8 @@ async def live_topics(store: ObjectStore) -> list[TopicDescriptor]:
     return [topic.descriptor for topic in await stored_topics(store) if not topic.is_deleted]
 
 
-async def deleted_topics(store: ObjectStore) -> list[tuple[TopicDescriptor, DeletionMarker | None]]:
-    """The topics that are marked as deleted, sorted by name, each with its marker; None if that cannot be read.
-
-    Topics whose descriptor is damaged are left out (:func:`readable_topics`).
-    """
+async def deleted_topics(store: ObjectStore, topics: ReadTopics) -> list[tuple[TopicDescriptor, DeletionMarker | None]]:
+    """Those of the readable topics that are marked as deleted, each with its marker; None if that cannot be read."""
 
     async def read(topic: TopicDescriptor) -> tuple[TopicDescriptor, DeletionMarker | None]:
         key = deletion_marker_key(topic.topic_id)
@@ -105,8 +114,7 @@ async def deleted_topics(store: ObjectStore) -> list[tuple[TopicDescriptor, Dele
         except (Corrupt, Invalid, NoSuchObject):
             return topic, None
 
-    found, _ = await readable_topics(store)
-    return await bounded_map(read, [each.descriptor for each in found if each.is_deleted], _READS_AT_ONCE)
+    return await bounded_map(read, [each.descriptor for each in topics.readable if each.is_deleted], _READS_AT_ONCE)
 
 
 async def is_hidden(store: ObjectStore, topic_id: UUID) -> bool:

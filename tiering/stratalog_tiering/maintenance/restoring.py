@@ -29,7 +29,7 @@ from stratalog_metadata.records import (
     manifest_pointer_key,
 )
 from stratalog_metadata.state.commands import ABSENT, Command, Put, VersionIs
-from stratalog_tiering.cold.archive import Archive, ambiguous_name, named_topic, readable_topics
+from stratalog_tiering.cold.archive import Archive, ReadTopics, ambiguous_name, named_topic, readable_topics
 from stratalog_tiering.core.policy import TierPolicy, tier_policy
 from stratalog_tiering.core.restoring import (
     PRODUCER_IDS_GAP,
@@ -108,23 +108,25 @@ async def _in_cluster(store: ObjectStore, view: MetadataView, history: TopicHist
 
 
 async def wanted_topics(store: ObjectStore, names: Sequence[str]) -> list[TopicDescriptor]:
-    """The bucket's topics with these names or ids; all that are not deleted if there are none.
+    """The bucket's topics with these names or ids. Raises as :func:`topics_to_restore`, and ``Unavailable``."""
+    return topics_to_restore(store.url, await readable_topics(store), names)
 
-    Without names, topics whose descriptor is damaged are left out (``readable_topics``). Raises ``NotFound`` that lists the
-    names, ``Corrupt`` if a name may be that of such a topic, and ``Invalid`` if two of the topics have one name.
+
+def topics_to_restore(url: str, topics: ReadTopics, names: Sequence[str]) -> list[TopicDescriptor]:
+    """The topics of the bucket ``url`` with these names or ids; all that are not deleted if there are none.
+
+    Without names, topics whose descriptor is damaged are left out. Raises ``NotFound`` that lists the names, ``Corrupt`` if a
+    name may be that of such a topic, and ``Invalid`` if two of the topics have one name.
     """
-    readable, damaged = await readable_topics(store)
-    found = [topic.descriptor for topic in readable if not topic.is_deleted]
+    found = [topic.descriptor for topic in topics.readable if not topic.is_deleted]
     try:
-        found = [named_topic(store.url, found, name) for name in dict.fromkeys(names)] or found
+        found = [named_topic(url, found, name) for name in dict.fromkeys(names)] or found
     except NotFound:
-        for error in damaged.values():
-            raise error from None
+        topics.require_all()
         raise
     if not found:
-        for error in damaged.values():
-            raise error
-        raise NotFound(f"{store.url} contains no topic")
+        topics.require_all()
+        raise NotFound(f"{url} contains no topic")
     for topic in found:
         same = [each for each in found if each.name == topic.name]
         if len(same) > 1:

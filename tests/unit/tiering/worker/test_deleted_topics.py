@@ -27,7 +27,7 @@ from stratalog_metadata.records import (
     topic_key,
 )
 from stratalog_metadata.state.commands import Command, Delete, Put
-from stratalog_tiering.cold.archive import deleted_topics, live_topics
+from stratalog_tiering.cold.archive import deleted_topics, live_topics, readable_topics
 from stratalog_tiering.config import TieringSettings
 from stratalog_tiering.copies.deletions import mark_deletion
 from stratalog_tiering.format import object_keys
@@ -199,12 +199,12 @@ async def test_the_bucket_lists_its_deleted_topics_also_if_a_marker_cannot_be_re
 ) -> None:
     worker = await hide_cold_topic(cluster, make_batches(0, [3]), store_directory)
     await worker.close()
-    ((topic, marker),) = await deleted_topics(cluster.store)
+    ((topic, marker),) = await deleted_topics(cluster.store, await readable_topics(cluster.store))
     assert (topic.name, topic.topic_id) == (cluster.topic.name, cluster.topic.topic_id)
     assert marker is not None
     assert marker.restorable_ms == DAY_MS
     await cluster.store.put(deletion_marker_key(topic.topic_id), [b"damaged"], if_absent=False)
-    assert await deleted_topics(cluster.store) == [(topic, None)]
+    assert await deleted_topics(cluster.store, await readable_topics(cluster.store)) == [(topic, None)]
 
 
 async def test_a_topic_that_another_worker_has_shown_is_not_hidden_again(
