@@ -6,10 +6,11 @@ import re
 from collections.abc import Sequence
 from typing import Final
 
+from stratalog.moments import UNIT_MS
 from stratalog.target import name_values
 from stratalog_core.errors import Invalid
 
-_MS: Final = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
+_MS: Final = {"ms": 1, **UNIT_MS}
 _POWERS: Final = {"k": 1, "m": 2, "g": 3, "t": 4}
 
 

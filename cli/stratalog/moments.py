@@ -11,7 +11,7 @@ from stratalog_core.moments import utc_text
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MILLISECOND: Final = timedelta(milliseconds=1)
-_AGO_MS: Final = {"s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
+UNIT_MS: Final = {"s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
 
 
 def parse_moment(text: str, *, now_ms: int) -> int:
@@ -22,7 +22,7 @@ def parse_moment(text: str, *, now_ms: int) -> int:
         return now_ms
     ago = re.fullmatch(r"(\d{1,9})([smhdw])", text)
     if ago:
-        return now_ms - int(ago[1]) * _AGO_MS[ago[2]]
+        return now_ms - int(ago[1]) * UNIT_MS[ago[2]]
     try:
         moment = datetime.fromisoformat(text)
     except ValueError as wrong:

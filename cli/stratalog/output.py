@@ -60,16 +60,17 @@ def print_rows(rows: Sequence[Mapping[str, Any]], columns: Sequence[str], *, tit
 
     table = Table(title=escape(_shown(title)) or None, title_justify="left", box=None, pad_edge=False, header_style="bold")
     shown = [column for column in columns if not rows or any(row.get(column) != "" for row in rows)]
+    lines = [[_shown(_cell(column, row.get(column))) for column in shown] for row in rows]
     width = 0
-    for column in shown:
+    for number, column in enumerate(shown):
         numeric = all(isinstance(row.get(column), int | float) for row in rows) and bool(rows)
         heading = _HEADINGS.get(column, column.replace("_", " "))
-        longest = max([len(heading), *(len(_shown(_cell(column, row.get(column)))) for row in rows)])
+        longest = max([len(heading), *(len(cells[number]) for cells in lines)])
         width += min(longest, _FOLDED_MIN) + 2
         is_folded = longest > _FOLDED_MIN
         table.add_column(heading, justify="right" if numeric else "left", overflow="fold", no_wrap=not is_folded)
-    for row in rows:
-        table.add_row(*(Text(_shown(_cell(column, row.get(column)))) for column in shown))
+    for cells in lines:
+        table.add_row(*map(Text, cells))
     if sys.stdout.isatty():
         console = Console(file=sys.stdout, highlight=False)
         if width - 2 <= console.width:

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, TypeVar
+from uuid import UUID
 
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec
@@ -72,6 +73,12 @@ def translated() -> Iterator[None]:
         yield
     except KafkaException as failure:
         raise as_ours(failure.args[0]) from failure
+
+
+def uuid_of(topic_id: Any) -> UUID:
+    """Return a topic id of the client library, which has signed halves, as one of Python."""
+    high, low = topic_id.get_most_significant_bits() % 2**64, topic_id.get_least_significant_bits() % 2**64
+    return UUID(int=high << 64 | low)
 
 
 def retried(call: Callable[[], Result], timeout_s: float) -> Result:

@@ -11,13 +11,12 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Final
-from uuid import UUID
 
 from confluent_kafka import Consumer, IsolationLevel, KafkaError, KafkaException, Message, TopicCollection, TopicPartition
 from confluent_kafka.admin import AdminClient, ConfigResource, OffsetSpec
 
 from stratalog_core.errors import Corrupt, Invalid, NotFound, Unavailable
-from stratalog_core.kafka_clients import CHECK_CLUSTER, as_ours, list_offsets, translated
+from stratalog_core.kafka_clients import CHECK_CLUSTER, as_ours, list_offsets, translated, uuid_of
 from stratalog_pipeline.options import ReadOptions, Subscribed, Wanted
 from stratalog_pipeline.planning import BrokerSplit, OffsetRange, PartitionName, is_wanted
 from stratalog_tiering.format.descriptor import TopicDescriptor
@@ -58,7 +57,7 @@ class Brokers:
             described = [_unless_deleted(future, self._request_s) for future in futures.values()]
         return [
             TopicDescriptor(
-                topic_id=_uuid(topic.topic_id),
+                topic_id=uuid_of(topic.topic_id),
                 name=topic.name,
                 partition_count=len(topic.partitions),
                 replication_factor=len(topic.partitions[0].replicas),
@@ -203,11 +202,3 @@ def _unless_deleted(described: Future[Any], timeout_s: float) -> Any:
 
 def _size(message: Message) -> int:
     return 1 + len(message.key() or b"") + len(message.value() or b"")
-
-
-def _uuid(topic_id: Any) -> UUID:
-    high, low = topic_id.get_most_significant_bits(), topic_id.get_least_significant_bits()
-    return UUID(int=(high & _MASK) << 64 | low & _MASK)
-
-
-_MASK: Final = 2**64 - 1

@@ -10,7 +10,6 @@ from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
 from typing import Any
-from uuid import UUID
 
 import click
 from confluent_kafka import TopicCollection, TopicPartition
@@ -40,6 +39,7 @@ from stratalog.topic_deletion import (
 from stratalog.waiting import timeout_option, wait_option
 from stratalog_broker.admin.replication_factor import change_replication_factor
 from stratalog_core.errors import Invalid, NotFound, StratalogError
+from stratalog_core.kafka_clients import uuid_of
 from stratalog_metadata.records import Topic
 
 _CLUSTERS_DEFAULT = -1
@@ -265,9 +265,8 @@ def describe(name: str, data: Path | None, bootstrap: str | None, as_json: bool)
 
 def _topic_id(client: Any, name: str) -> str:
     """Return a topic's id, as options of other commands take it."""
-    found = kafka.only(client.describe_topics(TopicCollection([name]), request_timeout=kafka.TIMEOUT_S)).topic_id
-    high, low = (bits % 2**64 for bits in (found.get_most_significant_bits(), found.get_least_significant_bits()))
-    return str(UUID(int=high << 64 | low))
+    found = kafka.only(client.describe_topics(TopicCollection([name]), request_timeout=kafka.TIMEOUT_S))
+    return str(uuid_of(found.topic_id))
 
 
 def _partition_rows(client: Any, servers: str, name: str) -> list[dict[str, Any]]:

@@ -13,7 +13,7 @@ from stratalog.health.coordinators import check_coordinators
 from stratalog.health.disks import check_disks
 from stratalog.health.finding import Finding, fail, ok, warn
 from stratalog.local import processes
-from stratalog.local.state import EMBEDDED_ROLE, ClusterState
+from stratalog.local.state import ClusterState
 from stratalog.target import existing_store
 from stratalog.tier.session import metadata_session, store_session
 from stratalog.tier.unrepaired import unrepaired_damage
@@ -32,12 +32,12 @@ _STORE_S_MAX: Final = 30.0
 
 def check_processes(data: Path, state: ClusterState) -> Finding:
     """Check for processes of the cluster in ``data`` that exited by themselves or are stopped."""
-    is_embedded = bool(state.of_role(EMBEDDED_ROLE))
-    restart = f"`stratalog up --data {data}`" if is_embedded else "`stratalog cluster restart NAME`"
+    restart = f"`stratalog up --data {data}`" if state.is_embedded else "`stratalog cluster restart NAME`"
     ended = [process.name for process in state.processes if process.pid is not None and processes.running(process) is None]
     stopped = [process.name for process in state.processes if process.pid is None]
     if ended:
-        return fail("processes", f"{', '.join(ended)} exited", restart if is_embedded else f"see their logs, then {restart}")
+        remedy = restart if state.is_embedded else f"see their logs, then {restart}"
+        return fail("processes", f"{', '.join(ended)} exited", remedy)
     if stopped:
         return warn("processes", f"{', '.join(stopped)} stopped", restart)
     return ok("processes", f"{len(state.processes)} running")

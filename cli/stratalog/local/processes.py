@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 import psutil
 
-from stratalog.local.state import EMBEDDED_ROLE, ProcessState, load_state
+from stratalog.local.state import ProcessState, load_state
 from stratalog_core.errors import Refused
 
 _START_TIME_TOLERANCE_S = 2.0
@@ -61,8 +61,7 @@ def start_of_stopped(data: Path) -> str | None:
     state = load_state(data)
     if any(map(running, state.processes)):
         return None
-    is_embedded = any(process.role == EMBEDDED_ROLE for process in state.processes)
-    return f"`stratalog {'up' if is_embedded else 'cluster start'} --data {data}`"
+    return f"`stratalog {'up' if state.is_embedded else 'cluster start'} --data {data}`"
 
 
 def stop(processes: Sequence[ProcessState], *, grace_s: float) -> list[str]:

@@ -54,6 +54,11 @@ class ClusterState(msgspec.Struct, frozen=True, kw_only=True):
                 return process
         raise NotFound(f"no process {name!r}; there are {', '.join(process.name for process in self.processes)}")
 
+    @property
+    def is_embedded(self) -> bool:
+        """Whether `stratalog up` runs everything in one process."""
+        return bool(self.of_role(EMBEDDED_ROLE))
+
     def of_role(self, role: str) -> list[ProcessState]:
         return [process for process in self.processes if process.role == role]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from uuid import UUID
 
 from stratalog.tier.editing import editing_session
 from stratalog_core.errors import Conflict, Invalid, NotFound
@@ -135,7 +136,7 @@ async def not_searched(ports: WorkerPorts, wanted: Wanted, searched: Searched) -
             try:
                 first = await _not_searched(ports, name, searched.get(name, NOTHING))
             except NotFound:
-                if any(each.topic_id == topic.topic_id for each in ports.metadata.view.all(Topic)):
+                if _is_present(ports.metadata.view, topic.topic_id):
                     raise
                 break  # The topic was deleted meanwhile.
             if first is not None:
@@ -152,6 +153,10 @@ async def _not_searched(ports: WorkerPorts, name: PartitionName, searched: Searc
     return min(firsts, default=None)
 
 
+def _is_present(view: MetadataView, topic_id: UUID) -> bool:
+    return any(topic.topic_id == topic_id for topic in view.all(Topic))
+
+
 async def changed_histories(ports: WorkerPorts, searched: Searched) -> dict[PartitionName, str]:
     """Why the history of a partition is not the one that was searched, of each of which it is not."""
     found: dict[PartitionName, str] = {}
@@ -159,7 +164,7 @@ async def changed_histories(ports: WorkerPorts, searched: Searched) -> dict[Part
         try:
             reason = await changed_since(ports, name, history)
         except NotFound:
-            if any(topic.topic_id == name.topic_id for topic in ports.metadata.view.all(Topic)):
+            if _is_present(ports.metadata.view, name.topic_id):
                 raise
             continue  # The topic was deleted meanwhile.
         if reason is not None:

@@ -71,7 +71,7 @@ class LostPartitions:
 
 
 async def find_lost(view: MetadataView, ledgers: LedgerClient, lost_bookies: Collection[str] = ()) -> LostPartitions:
-    """The partitions of internal topics of which no bookie has an entry. ``lost_bookies`` are not asked: they have none.
+    """The partitions of internal topics of which no bookie has an entry; those of ``lost_bookies`` count as lost.
 
     A partition in which the present owner has opened a ledger is served. One with a restored state needs no ledger.
     """

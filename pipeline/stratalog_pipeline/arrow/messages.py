@@ -11,7 +11,7 @@ from typing import Any, Final, Protocol
 import pyarrow as pa
 
 from stratalog_core.errors import Corrupt
-from stratalog_core.message_headers import headers_of
+from stratalog_core.message_headers import MessageWithHeaders, headers_of
 from stratalog_pipeline.arrow.decode import BOUNDS
 from stratalog_pipeline.arrow.kernels import BAD_TIMESTAMP, MESSAGES, TIMESTAMP_MS_MAX, Room
 from stratalog_pipeline.arrow.schema import arrow_schema
@@ -19,7 +19,7 @@ from stratalog_pipeline.arrow.schema import arrow_schema
 _WITHOUT_HEADERS: Final = "leave out includeHeaders, or read the record once it is offloaded"
 
 
-class KafkaMessage(Protocol):
+class KafkaMessage(MessageWithHeaders, Protocol):
     """The part of confluent-kafka's ``Message`` that is read here."""
 
     def key(self) -> bytes | None: ...
@@ -27,7 +27,6 @@ class KafkaMessage(Protocol):
     def topic(self) -> str: ...
     def partition(self) -> int: ...
     def offset(self) -> int: ...
-    def headers(self) -> list[tuple[str, bytes | None]] | None: ...
     def timestamp(self) -> tuple[int, int]: ...
 
 

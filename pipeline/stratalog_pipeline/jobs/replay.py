@@ -277,15 +277,16 @@ def _send_left(
         everything = replace(everything, topic_ids=frozenset(plan.topic_ids.values()))
 
     def send(window: int, start: Offsets, end: Offsets) -> tuple[int, list[Gap]]:
-        for attempt in range(1, ATTEMPTS_MAX + 1):
+        attempts = 0
+        while True:
             firsts, ends, gaps = readable(available(everything), start, end)
             try:
                 return _send_window(spark, source, target, plan, window, firsts, ends), gaps
             except Invalid as refused:
                 # Retention went on before the window was planned; nothing of it is sent yet.
-                if READ_THE_REST not in refused.message or attempt == ATTEMPTS_MAX:
+                attempts += 1
+                if READ_THE_REST not in refused.message or attempts == ATTEMPTS_MAX:
                     raise
-        raise AssertionError("unreachable: the last attempt returns or raises")
 
     return send
 

@@ -25,12 +25,12 @@ from stratalog_tiering.format.object_keys import (
     TOPICS_PREFIX,
     deleted_topic_of,
     deletion_marker_key,
-    is_upload_key,
     topic_prefix,
     topic_prefixes,
 )
 from stratalog_tiering.offload.locks import may_have_locked, unlocked
 from stratalog_tiering.offload.ports import WorkerPorts
+from stratalog_tiering.offload.stale_uploads import abort_uploads, stale_uploads
 from stratalog_tiering.store import ObjectStore
 
 _BATCH: Final = 1000
@@ -90,11 +90,8 @@ async def abort_stale_copies(ports: WorkerPorts, second: SecondCopy) -> None:
     Raises ``Unavailable``, ``OutcomeUnknown``, ``Invalid`` if a bucket is another cluster's.
     """
     before_ms = ports.clock.wall_ms() - max(second.grace_ms, _COPY_MS_MAX)
-    for upload in [upload async for upload in second.store.list_uploads()]:
-        if 0 < upload.initiated_ms < before_ms and is_upload_key(upload.key):
-            await ports.deleting.take(1)
-            await second.confirm(ports)
-            await second.store.abort_upload(upload)
+    stale = await stale_uploads(second.store, before_ms)
+    await abort_uploads(ports, second.store, stale, lambda: second.confirm(ports))
 
 
 def known_topics(view: MetadataView) -> set[UUID]:

@@ -49,7 +49,6 @@ from stratalog_tiering.core.restoring import expire_pending_topic
 from stratalog_tiering.format.descriptor import LEASE_MS_MAX, DeletionMarker, decode_descriptor, encode_descriptor
 from stratalog_tiering.format.object_keys import (
     deletion_marker_key,
-    is_upload_key,
     topic_prefix,
     topic_prefixes,
 )
@@ -58,6 +57,7 @@ from stratalog_tiering.offload.descriptors import put_once
 from stratalog_tiering.offload.locks import may_have_locked
 from stratalog_tiering.offload.ports import HistoryPorts, WorkerPorts
 from stratalog_tiering.offload.reader_leases import delete_expired_leases, leases_in_force
+from stratalog_tiering.offload.stale_uploads import abort_uploads, stale_uploads
 from stratalog_tiering.offload.topic_descriptors import describe_topic
 from stratalog_tiering.store import Locked, ObjectInfo, ObjectStore
 
@@ -367,12 +367,8 @@ async def abort_stale_uploads(ports: WorkerPorts) -> int:
     taken the bucket over: its uploads may have begun as long ago.
     """
     before_ms = min(ports.deletable_before_ms(), ports.clock.wall_ms() - UPLOAD_AGE_MIN_MS)
-    uploads = [upload async for upload in ports.store.list_uploads()]
-    stale = [upload for upload in uploads if 0 < upload.initiated_ms < before_ms and is_upload_key(upload.key)]
+    stale = await stale_uploads(ports.store, before_ms)
     await ports.bucket.confirm()
     await delete_expired_leases(ports.store, ports.clock.wall_ms(), LEASE_MS_MAX)
-    for upload in stale:
-        await ports.deleting.take(1)
-        await ports.bucket.confirm()
-        await ports.store.abort_upload(upload)
+    await abort_uploads(ports, ports.store, stale, ports.bucket.confirm)
     return len(stale)

@@ -17,6 +17,7 @@ from stratalog_metadata.records import (
     DeletedTopic,
     PendingTopic,
     RestoredTopic,
+    Topic,
     deleted_topic_key,
     log_key,
     manifest_pointer_key,
@@ -62,38 +63,39 @@ async def test_a_deletion_that_was_undone_since_metadata_was_copied_deletes_noth
     assert history <= set(files_in(store_directory))
 
 
-async def test_a_topic_that_was_attached_since_metadata_was_copied_is_not_given_up(
+@pytest.fixture
+async def attached(
     cluster: Cluster, ports: MakePorts, log_directory: Path, make_batches: Batches, background: ThreadBackground
-) -> None:
-    """Metadata is restored from a copy that was made while the topic was being attached."""
+) -> Topic:
+    """A topic that was just attached."""
     write_logs(log_directory, "flights-0", {0: make_batches(0, [2])})
     await claim(cluster)
     source = kafka_topic([log_directory], None, background)
-    topic, view = new_topic(source), cluster.metadata.view
+    topic = new_topic(source)
     await attach(ports(), topic, source)
+    return topic
+
+
+async def test_a_topic_that_was_attached_since_metadata_was_copied_is_not_given_up(cluster: Cluster, attached: Topic) -> None:
+    """Metadata is restored from a copy that was made while the topic was being attached."""
+    view = cluster.metadata.view
     worker = await cluster.start_worker()
     await cluster.until(lambda: not [*view.all(RestoredTopic)])
     await worker.close()
-    keys = [topic_key(topic.name), *(make(topic.topic_id, 0) for make in (log_key, manifest_pointer_key, partition_key))]
-    reserved = PendingTopic(topic_id=topic.topic_id, name=topic.name, expires_at_ms=1)
+    keys = [topic_key(attached.name), *(make(attached.topic_id, 0) for make in (log_key, manifest_pointer_key, partition_key))]
+    reserved = PendingTopic(topic_id=attached.topic_id, name=attached.name, expires_at_ms=1)
     await cluster.metadata.propose(Command(updates=(*(Delete(key=key) for key in keys), Put(record=reserved))))
     await cluster.start_worker("worker-2", grace_ms=0)
     await cluster.until(lambda: pending(cluster) == [])
     assert [*view.all(DeletedTopic)] == []
-    assert [key async for key in cluster.store.list_keys(f"segments/{topic.topic_id.hex}/")]
+    assert [key async for key in cluster.store.list_keys(f"segments/{attached.topic_id.hex}/")]
 
 
-async def test_a_topic_that_exists_is_not_given_up(
-    cluster: Cluster, ports: MakePorts, log_directory: Path, make_batches: Batches, background: ThreadBackground
-) -> None:
+async def test_a_topic_that_exists_is_not_given_up(cluster: Cluster, attached: Topic) -> None:
     """Its reservation was written late, by a build that did not refuse that, before a worker showed the topic."""
-    write_logs(log_directory, "flights-0", {0: make_batches(0, [2])})
-    await claim(cluster)
-    source = kafka_topic([log_directory], None, background)
-    topic, view = new_topic(source), cluster.metadata.view
-    await attach(ports(), topic, source)
-    reserved = PendingTopic(topic_id=topic.topic_id, name=topic.name, expires_at_ms=1)
-    await cluster.metadata.propose(Command(updates=(Delete(key=restored_topic_key(topic.topic_id)), Put(record=reserved))))
+    view = cluster.metadata.view
+    reserved = PendingTopic(topic_id=attached.topic_id, name=attached.name, expires_at_ms=1)
+    await cluster.metadata.propose(Command(updates=(Delete(key=restored_topic_key(attached.topic_id)), Put(record=reserved))))
     await cluster.start_worker(grace_ms=0)
     await cluster.until(lambda: pending(cluster) == [])
     assert [*view.all(DeletedTopic)] == []
