@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import AsyncIterable, Awaitable, Callable
 from dataclasses import dataclass
 from typing import Final, Generic, Protocol, TypeVar
 
@@ -78,11 +78,11 @@ class CoordinatorPartition(Generic[StateType, ApplicationType]):
 
     # -- InternalTopicApplication
 
-    async def load(self, state: bytes | None, batches: Iterable[Buffer], leader_epoch: int) -> None:
+    async def load(self, state: bytes | None, batches: AsyncIterable[Buffer], leader_epoch: int) -> None:
         self._state = self._kind.load(state)
         self._replay = Replay(self._state)
         replayed_bytes = 0
-        for batch in batches:
+        async for batch in batches:
             if replayed_bytes >= REPLAYED_AT_ONCE_BYTES:
                 replayed_bytes = 0
                 await asyncio.sleep(0)

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from crc32c import crc32c
 
-from stratalog_broker.partitions.internal_topics import ApplicationFactory, InternalTopicApplication
+from stratalog_broker.partitions.internal_topics import ApplicationFactory, InternalTopicApplication, no_batches
 from stratalog_core.errors import Corrupt, Invalid, Unavailable
 from stratalog_core.ports import Background, Files
 from stratalog_metadata.records import TopicPartition
@@ -67,7 +67,7 @@ class PositionsFile:
         """Load the state; a missing file is an empty one. Raises ``Corrupt``, ``Invalid`` or ``OSError``."""
         assert self._application is not None, "the coordinator is registered"
         found = self._files.read(self._name) if self._files.exists(self._name) else None
-        await self._application.load(None if found is None else decode_positions(found, self._name), (), 0)
+        await self._application.load(None if found is None else decode_positions(found, self._name), no_batches(), 0)
         self._is_serving = True
 
     def is_serving(self, topic_partition: TopicPartition) -> bool:

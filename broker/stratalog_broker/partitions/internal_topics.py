@@ -10,7 +10,8 @@ is durable (``ledger_trimming.py``). A group therefore fails over together with 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Awaitable, Callable
+from contextlib import aclosing
 from typing import Final, Protocol
 
 from stratalog_core.errors import Fenced
@@ -31,12 +32,12 @@ COPIES_SETTINGS: Final = {
 class InternalTopicApplication(Protocol):
     """The state machine of one partition while this broker owns it. All calls come from the event loop and do not block."""
 
-    async def load(self, state: bytes | None, batches: Iterable[Buffer], leader_epoch: int) -> None:
+    async def load(self, state: bytes | None, batches: AsyncIterable[Buffer], leader_epoch: int) -> None:
         """Load the last snapshot (None if there is none) and the batches after it. Called once, before any other method.
 
         ``leader_epoch`` is that of this ownership of the partition. Must let the event loop run between batches: a log may take
         seconds to replay, and a broker whose event loop is blocked that long loses its session. ``resigned`` may follow at
-        any of these points. ``batches`` raises ``Fenced`` once the partition is lost.
+        any of these points. ``batches`` raises ``Fenced`` once the partition is lost, and what reading raises.
         """
         ...
 
@@ -75,13 +76,13 @@ class Applications:
         topic: str,
         partition: Partition,
         state: bytes | None,
-        batches: Iterable[Buffer],
+        batches: AsyncIterable[Buffer],
         is_due: Callable[[], bool],
     ) -> InternalTopicApplication | None:
         """Return the loaded application of a partition; None if its topic has none.
 
         ``is_due`` returns whether this broker still has to take over the partition: it may be lost while the event loop runs.
-        Raises ``Fenced`` if so. An application that is not returned has resigned.
+        Raises ``Fenced`` if so, and what reading the batches raises. An application that is not returned has resigned.
         """
         factory = self._factories.get(topic)
         if factory is None:
@@ -90,7 +91,8 @@ class Applications:
             _require_due(is_due)
             application = factory(partition.index)
             try:
-                await application.load(state, _while_due(batches, is_due), partition.leader_epoch)
+                async with aclosing(_while_due(batches, is_due)) as due:
+                    await application.load(state, due, partition.leader_epoch)
                 _require_due(is_due)
             except BaseException:
                 application.resigned()
@@ -98,8 +100,14 @@ class Applications:
         return application
 
 
-def _while_due(batches: Iterable[Buffer], is_due: Callable[[], bool]) -> Iterator[Buffer]:
-    for batch in batches:
+async def no_batches() -> AsyncIterator[Buffer]:
+    """Yield nothing: what an application replays whose snapshot is its whole state."""
+    for batch in ():
+        yield batch
+
+
+async def _while_due(batches: AsyncIterable[Buffer], is_due: Callable[[], bool]) -> AsyncGenerator[Buffer, None]:
+    async for batch in batches:
         _require_due(is_due)
         yield batch
 

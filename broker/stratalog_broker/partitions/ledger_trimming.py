@@ -1,4 +1,4 @@
-"""Drops ledgers of an internal topic that are superseded by a newer ledger's checkpoint.
+"""Keeps the log of an internal topic short: drops ledgers that are superseded by a newer ledger's checkpoint.
 
 A checkpoint holds the whole state of the partition's application, so a takeover reads nothing before the newest checkpoint
 that is complete and durable, and not the state that a restore has left in the object store. Every ledger back to that one is
@@ -8,6 +8,9 @@ and never earlier.
 
 The command requires the owner's epoch and the record's version as read. It can be repeated after an unknown outcome: if the
 first one took effect, the record has another version and there is nothing left to drop.
+
+A ledger is sealed at 8 MiB, or at the size of its checkpoint if that is larger. An owner replays it, at some 20 MB/s, before it
+serves; and checkpoints at most double what is written.
 """
 
 from __future__ import annotations
@@ -15,6 +18,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Final
 
 import msgspec
@@ -24,9 +29,11 @@ from stratalog_core.errors import Conflict, Fenced, NotLeader, OutcomeUnknown, R
 from stratalog_metadata.client.api import MetadataClient
 from stratalog_metadata.records import LedgerRef, Log, TopicPartition, ledger_key, log_key
 from stratalog_metadata.state.commands import Command, Delete, EpochIs, Put, Update, VersionIs
+from stratalog_metadata.topic_rules.topic_configs import RollLimits
 
 _log = logging.getLogger(__name__)
 _RETRY_S: Final = 0.5
+LEDGER_BYTES: Final = 8 * 1024 * 1024
 
 
 class LedgerTrimming:
@@ -40,12 +47,18 @@ class LedgerTrimming:
         self._identity = topic_partition
         self._requirement = requirement
         self._awaited: tuple[int, int] | None = None
+        self._checkpoint_bytes = 0
         self._trimming: asyncio.Task[None] | None = None
 
-    def opened(self, writer: LedgerWriter, checkpoint_parts: int) -> None:
-        """Watch a newly opened ledger, whose first ``checkpoint_parts`` entries are its checkpoint."""
-        self._awaited = writer.ledger.ledger_id, checkpoint_parts - 1
+    def opened(self, writer: LedgerWriter, checkpoint: Sequence[bytes]) -> None:
+        """Watch a newly opened ledger, whose first entries are its checkpoint."""
+        self._awaited = writer.ledger.ledger_id, len(checkpoint) - 1
+        self._checkpoint_bytes = sum(map(len, checkpoint))
         self.confirmed(writer.lac)
+
+    def limit(self, limits: RollLimits) -> RollLimits:
+        """Return the limits of the topic, lowered to what keeps the replay of the open ledger short."""
+        return replace(limits, segment_bytes=min(limits.segment_bytes, max(LEDGER_BYTES, self._checkpoint_bytes)))
 
     def confirmed(self, lac: int) -> None:
         """Note that every entry of the open ledger up to ``lac`` has its quorum; trim if that includes the checkpoint."""

@@ -109,10 +109,11 @@ class PartitionLog:
         self.update_topic(topic)
 
     def update_topic(self, topic: Topic) -> None:
-        """Apply changed configs of the topic or changed cluster-wide defaults."""
+        """Apply the configs in force: the topic or the cluster-wide defaults have changed, or a ledger was opened."""
         self.topic = topic
         self.configs = TopicConfigs.in_force(topic, self._view)
-        self.core.set_limits(self.configs.roll_limits(self._settings.ledger_idle_ms))
+        limits = self.configs.roll_limits(self._settings.ledger_idle_ms)
+        self.core.set_limits(limits if self._trimming is None else self._trimming.limit(limits))
         self._watch_age()
         self._follow_quorums()
 
@@ -328,10 +329,9 @@ class PartitionLog:
         writer.tell_first_copies(self._first_copies_wanted)
         self._writer = writer
         if self._trimming is not None:
-            self._trimming.opened(writer, len(parts))
+            self._trimming.opened(writer, parts)
         self._handle(self.core.opened, writer.ledger.ledger_id, self._now_ms(), self.configs.jitter(self._random))
-        self._watch_age()
-        self._follow_quorums()
+        self.update_topic(self.topic)
 
     def _released(self) -> Release | None:
         """Return what the seal that begins now releases the partition with, if it is being handed over."""

@@ -97,7 +97,9 @@ class Partitions:
         self.takeover_metrics = TakeoverMetrics()
         self._wanted_since_s: dict[TopicPartition, float] = {}
         self._rolls, self._expiry = RollSchedule(), ProducerExpiry(settings.producer_id_expiration_ms)
-        self._takeover = Takeover(self._view, ledgers, cold, self.memory.indexes, settings.producers_max)
+        self._takeover = Takeover(
+            self._view, ledgers, cold, self.memory.indexes, settings.producers_max, settings.checkpoint_part_bytes
+        )
         self._slots, self._internal_slots = BatchedSemaphore(TAKEOVERS_AT_ONCE), BatchedSemaphore(INTERNAL_TAKEOVERS_AT_ONCE)
         self.is_suspended = True
         self._unsubscribe = self._view.subscribe(self._on_changes)

@@ -3,9 +3,10 @@
 For each partition, every ledger that is not CLOSED is fenced, recovered and sealed (an owner leaves at most two: the one it
 was sealing and the next); requests of all partitions are sent together. Then the newest ledger with a complete checkpoint is
 found. Its checkpoint and the headers of all later batches give the partition's state and the index. Transaction markers, and
-all batches of internal topics, are read whole. A partition without hot ledgers gets its state from its cold history; one of an
-internal topic that was restored gets it from the object that the restore has stored. If the records go on beyond the end of
-that state, as in a log whose newest records have expired before a later ledger held their state, producers are forgotten.
+all batches of internal topics, are read whole, the latter as they are replayed. A partition without hot ledgers gets its state
+from its cold history; one of an internal topic that was restored gets it from the object that the restore has stored. If the
+records go on beyond the end of that state, as in a log whose newest records have expired before a later ledger held their
+state, producers are forgotten.
 
 After a handover, the previous owner's state is in the partition's record or, if it is large, in the entry after the last
 batch. Then no headers are read, and the index is built when a reader needs it.
@@ -24,7 +25,8 @@ from typing import Final, NamedTuple
 
 from stratalog_bookies.client import EntryHead, LedgerClient, Recovered
 from stratalog_broker.partitions.index_cache import IndexCache, check_end, index_batch
-from stratalog_broker.partitions.ledger_index import LedgerIndex
+from stratalog_broker.partitions.ledger_index import EntryRun, LedgerIndex
+from stratalog_broker.partitions.replayed_batches import ReplayedBatches
 from stratalog_core.batches.checkpoint import (
     Checkpoint,
     EpochStart,
@@ -52,7 +54,6 @@ from stratalog_metadata.records import (
 from stratalog_metadata.state.commands import EpochIs
 from stratalog_tiering.cold.reader import ColdReader
 
-_READ_BYTES: Final = 4 * 1024 * 1024
 FIRST_HEADS: Final = 64
 """Headers of a ledger that are read to find its checkpoint; a thousand takeovers hold as many at once."""
 _log = logging.getLogger(__name__)
@@ -60,13 +61,13 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TakenOver:
-    """State of a partition at its end after recovery. ``batches`` are filled in for internal topics only."""
+    """State of a partition at its end after recovery. ``batches`` has those after the checkpoint, for internal topics only."""
 
     partition: Partition
     log_start_offset: int
     state: ReplayState
     application_state: bytes | None
-    batches: Sequence[memoryview]
+    batches: ReplayedBatches
     more_is_coming: bool
     """Producers were active at the handover."""
 
@@ -80,16 +81,26 @@ class _ReadLedger(NamedTuple):
 
 
 class Takeover:
-    """The two steps of taking over one partition, ``recover`` and ``rebuild``. One object serves all partitions."""
+    """The two steps of taking over one partition, ``recover`` and ``rebuild``. One object serves all partitions.
+
+    ``replayed_bytes``: how much of an internal topic's log is read at once.
+    """
 
     def __init__(
-        self, view: MetadataView, ledgers: LedgerClient, cold: ColdReader, indexes: IndexCache, producers_max: int
+        self,
+        view: MetadataView,
+        ledgers: LedgerClient,
+        cold: ColdReader,
+        indexes: IndexCache,
+        producers_max: int,
+        replayed_bytes: int,
     ) -> None:
         self._view = view
         self._ledgers = ledgers
         self._cold = cold
         self._indexes = indexes
         self._producers_max = producers_max
+        self._replayed_bytes = replayed_bytes
 
     async def recover(self, partition: Partition) -> Mapping[int, Recovered]:
         """Fence and seal every ledger that is not closed; return what was read of them, by ledger id.
@@ -122,7 +133,7 @@ class Takeover:
         log = self._view.find(Log, log_key(partition.topic_id, partition.index))
         replay = _Replay(self._producers_max)
         await self._load_cold(partition, replay)
-        return _taken_over(partition, log, replay)
+        return self._taken_over(partition, log, replay)
 
     def _is_all_cold(self, partition: Partition) -> bool:
         """Whether all ledgers are sealed and the committed manifest reaches to the end of the last one."""
@@ -150,15 +161,17 @@ class Takeover:
                 await self._load_cold(partition, replay)
             if wants_batches:
                 _require_whole(partition, replay, ledgers[-1].ref.base_offset if ledgers else log_start_offset)
-        batches: list[memoryview] = []
+        runs: list[tuple[Ledger, EntryRun]] = []
         for ledger, ref, heads in reversed(ledgers):
             replay.continue_at(partition, ref.base_offset)
             index = await self._replay(replay, ledger, ref, heads)
             self._indexes.put(ledger.ledger_id, index)
-            if wants_batches:
-                batches += await self._read_batches(ledger, index)
+            if wants_batches and len(index):
+                runs.append((ledger, EntryRun(index.first_entry, index.last_entry())))
         more_is_coming = ending is not None and ending.more_is_coming
-        return _taken_over(partition, log, replay, batches, more_is_coming=more_is_coming)
+        taken = self._taken_over(partition, log, replay, runs, more_is_coming=more_is_coming)
+        await taken.batches.read_first()
+        return taken
 
     async def _back_to_checkpoint(
         self, refs: Sequence[LedgerRef], recovered: Mapping[int, Recovered], replay: _Replay
@@ -247,29 +260,25 @@ class Takeover:
             )
         )
 
-    async def _read_batches(self, ledger: Ledger, index: LedgerIndex) -> list[memoryview]:
-        batches: list[memoryview] = []
-        entry_id, last = index.first_entry, index.last_entry()
-        while len(index) and entry_id <= last:
-            entries = await self._ledgers.read(ledger, entry_id, last, _READ_BYTES)
-            batches += [entry.payload for entry in entries]
-            entry_id = entries[-1].entry_id + 1
-        return batches
-
-
-def _taken_over(
-    partition: Partition, log: Log | None, replay: _Replay, batches: Sequence[memoryview] = (), *, more_is_coming: bool = False
-) -> TakenOver:
-    log_start_offset = log.log_start_offset if log is not None else 0
-    replay.continue_at(partition, log_start_offset)
-    return TakenOver(
-        partition=partition,
-        log_start_offset=log_start_offset,
-        state=replay.state,
-        application_state=replay.application_state,
-        batches=batches,
-        more_is_coming=more_is_coming,
-    )
+    def _taken_over(
+        self,
+        partition: Partition,
+        log: Log | None,
+        replay: _Replay,
+        runs: Sequence[tuple[Ledger, EntryRun]] = (),
+        *,
+        more_is_coming: bool = False,
+    ) -> TakenOver:
+        log_start_offset = log.log_start_offset if log is not None else 0
+        replay.continue_at(partition, log_start_offset)
+        return TakenOver(
+            partition=partition,
+            log_start_offset=log_start_offset,
+            state=replay.state,
+            application_state=replay.application_state,
+            batches=ReplayedBatches(self._ledgers, runs, self._replayed_bytes),
+            more_is_coming=more_is_coming,
+        )
 
 
 class _Replay:

@@ -21,6 +21,7 @@ from stratalog_broker.partitions import takeover
 from stratalog_broker.partitions.internal_topics import CONSUMER_OFFSETS
 from stratalog_broker.partitions.ledger_trimming import LedgerTrimming
 from stratalog_broker.partitions.log import PartitionLog
+from stratalog_broker.partitions.replayed_batches import ReplayedBatches
 from stratalog_broker.partitions.takeover import Takeover
 from stratalog_core.batches.checkpoint import Checkpoint
 from stratalog_core.partition_state.producer_states import ProducerStates
@@ -50,7 +51,7 @@ def internal_ledgers_go_at_the_opening() -> None:
 def internal_ledgers_go_after_the_first_part() -> None:
     """A checkpoint counts as complete after its first entry."""
     opened: Callable[..., None] = LedgerTrimming.opened
-    _swap(LedgerTrimming, "opened", lambda self, writer, checkpoint_parts: opened(self, writer, 1))
+    _swap(LedgerTrimming, "opened", lambda self, writer, checkpoint: opened(self, writer, checkpoint[:1]))
 
 
 def internal_ledgers_stay() -> None:
@@ -74,11 +75,21 @@ def takeover_trusts_the_newest_ledger() -> None:
 
 def batches_after_the_checkpoint_are_not_replayed() -> None:
     """A takeover of an internal topic loads its checkpoint and no batches after it."""
+    init: Callable[..., None] = ReplayedBatches.__init__
+    _swap(ReplayedBatches, "__init__", lambda self, ledgers, runs, piece_bytes: init(self, ledgers, (), piece_bytes))
 
-    async def nothing(self: Takeover, ledger: Any, index: Any) -> list[memoryview]:
-        return []
 
-    _swap(Takeover, "_read_batches", nothing)
+def replay_ends_after_the_first_piece() -> None:
+    """A takeover of an internal topic replays only as much of a ledger as one read returns."""
+    read_next: Callable[..., Any] = ReplayedBatches._read_next
+
+    async def once(self: ReplayedBatches, bytes_max: int) -> None:
+        runs = len(self._runs)
+        await read_next(self, bytes_max)
+        if len(self._runs) == runs:
+            self._runs.popleft()
+
+    _swap(ReplayedBatches, "_read_next", once)
 
 
 def group_state_is_not_handed_over() -> None:
@@ -222,6 +233,7 @@ IN_OWNERSHIP_CHANGES: Final = (
     internal_ledgers_stay,
     takeover_trusts_the_newest_ledger,
     batches_after_the_checkpoint_are_not_replayed,
+    replay_ends_after_the_first_piece,
     group_state_is_not_handed_over,
     checkpoints_without_offsets,
     checkpoints_without_groups,

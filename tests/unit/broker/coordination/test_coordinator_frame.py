@@ -13,6 +13,7 @@ from uuid import UUID
 
 import pytest
 from kio.schema.errors import ErrorCode
+from support.replayed import replayed
 from unit.broker.mini_cluster import WAIT_S, MiniCluster, run_cluster
 from unit.broker.raw_client import request
 
@@ -179,7 +180,7 @@ async def test_a_partition_that_is_lost_keeps_no_state() -> None:
         raise AssertionError("nothing is written")
 
     partition = CoordinatorPartition(COUNTERS, append, SystemClock(), f"{TOPIC}-0")
-    await partition.load(b"a=1", (), 0)
+    await partition.load(b"a=1", replayed(), 0)
     assert partition.application is not None
     state = weakref.ref(partition.application.state)
     partition.resigned()
@@ -204,7 +205,7 @@ class LostLog:
     async def take_over(self) -> None:
         assert self.factory is not None
         self.owner = self.factory(0)
-        await self.owner.load(None, self.batches, 1)
+        await self.owner.load(None, replayed(self.batches), 1)
 
     def append_internal(self, topic_partition: TopicPartition, batch: bytearray) -> Awaitable[int]:
         if self.owner is None:
@@ -257,7 +258,7 @@ async def test_a_long_log_is_replayed_in_short_turns_of_the_event_loop(monkeypat
 
     next_turn = [loop.call_soon(turn)]
     partition = CoordinatorPartition(COUNTERS, append, SystemClock(), f"{TOPIC}-0")
-    await partition.load(None, batches(), 0)
+    await partition.load(None, replayed(batches()), 0)
     next_turn[0].cancel()
     assert partition.application is not None
     assert partition.application.state.values == {"a": int("1" * 1000)}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import AsyncIterable, Awaitable, Callable
 from pathlib import Path
 from typing import TypeVar
 from uuid import UUID
@@ -28,7 +28,7 @@ class Appended:
         self.state = b""
         self.is_resigned = False
 
-    async def load(self, state: bytes | None, batches: Iterable[Buffer], leader_epoch: int) -> None:
+    async def load(self, state: bytes | None, batches: AsyncIterable[Buffer], leader_epoch: int) -> None:
         self.state = state or b""
 
     def apply(self, batch: Buffer) -> None:

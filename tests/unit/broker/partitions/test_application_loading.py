@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import AsyncIterable, Iterable
 from pathlib import Path
 from typing import Any
 from uuid import UUID
 
 import pytest
 from kio.schema.errors import ErrorCode
+from support.replayed import replayed
 from unit.broker.mini_cluster import WAIT_S
 from unit.broker.partitions.test_internal_topics import GROUP, offsets_of_one_broker, restart
 
@@ -32,9 +33,9 @@ class Loaded:
         self.leader_epoch = -1
         self.has_resigned = False
 
-    async def load(self, state: bytes | None, batches: Iterable[Buffer], leader_epoch: int) -> None:
+    async def load(self, state: bytes | None, batches: AsyncIterable[Buffer], leader_epoch: int) -> None:
         self.leader_epoch = leader_epoch
-        for batch in batches:
+        async for batch in batches:
             await self.go_on.wait()
             if batch == b"damaged":
                 raise Corrupt
@@ -66,7 +67,7 @@ class Loading:
 
     def start(self, index: int, batches: Iterable[Buffer] = BATCHES) -> asyncio.Task[InternalTopicApplication | None]:
         partition = Partition(topic_id=UUID(int=1), index=index, owner=1, leader_epoch=7)
-        load = self.applications.load(CONSUMER_OFFSETS, partition, None, batches, lambda: index not in self.lost)
+        load = self.applications.load(CONSUMER_OFFSETS, partition, None, replayed(batches), lambda: index not in self.lost)
         return asyncio.get_running_loop().create_task(load)
 
 
@@ -93,7 +94,7 @@ async def test_a_topic_without_application_is_not_queued() -> None:
     loading.start(0)
     await settled()
     partition = Partition(topic_id=UUID(int=2), index=0, owner=1, leader_epoch=7)
-    assert await loading.applications.load("flights", partition, None, (), lambda: True) is None
+    assert await loading.applications.load("flights", partition, None, replayed(), lambda: True) is None
 
 
 @pytest.mark.parametrize("batches", [BATCHES, BATCHES[:1]])

@@ -197,7 +197,9 @@ async def test_a_log_that_begins_above_0_without_a_checkpoint_is_corrupt(tmp_pat
         await cluster.metadata.propose(Command(updates=(Put(record=gone), Delete(key=ledger.key()))))
         running = await cluster.start_broker(2)
         broker, indexes = running.server, running.server.partitions.memory.indexes
-        takeover = Takeover(running.metadata.view, running.ledgers, broker.partitions.cold, indexes, producers_max=10)
+        takeover = Takeover(
+            running.metadata.view, running.ledgers, broker.partitions.cold, indexes, producers_max=10, replayed_bytes=100
+        )
         with pytest.raises(Corrupt, match="begins at offset 1 and has no complete checkpoint"):
             await takeover.rebuild(offsets.partition, {}, wants_batches=True)
         assert not broker.partitions.is_serving(offsets.identity)

@@ -135,7 +135,9 @@ async def test_a_state_that_was_handed_over_outlives_the_records(tmp_path: Path)
         expired = (replace(pointer, start_offset=2), replace(log, log_start_offset=2))
         await running.metadata.propose(Command(updates=tuple(Put(record=each) for each in expired)))
         indexes = running.server.partitions.memory.indexes
-        takeover = Takeover(view, running.ledgers, running.server.partitions.cold, indexes, producers_max=10)
+        takeover = Takeover(
+            view, running.ledgers, running.server.partitions.cold, indexes, producers_max=10, replayed_bytes=100
+        )
 
         async def taken_over(offset: int) -> TakenOver:
             producer = ProducerEntry(7, 3, (SequencedBatch(0, 0, 1, 0),))

@@ -9,6 +9,7 @@ from uuid import UUID
 
 import pytest
 from kio.schema.errors import ErrorCode
+from support.replayed import replayed
 from unit.broker.coordination.groups.known_topics import NO_TOPICS
 
 from stratalog_broker.coordination.coordinator_partition import CoordinatorPartition
@@ -308,7 +309,7 @@ def partition_of_groups(append: Append, limits: CoordinatorLimits) -> Coordinato
 def load_nothing(partition: CoordinatorPartition[GroupStore, GroupApplication]) -> None:
     """Load the empty state, for which the event loop need not run."""
     with pytest.raises(StopIteration):
-        partition.load(None, [], 0).send(None)
+        partition.load(None, replayed(), 0).send(None)
 
 
 class Shell:
@@ -343,9 +344,9 @@ async def test_requests_of_one_turn_are_written_together() -> None:
     assert await asyncio.gather(*commits) == [[ErrorCode.none]] * 5
     assert len(shell.batches) == 1
     successor = Shell()
-    await successor.partition.load(shell.partition.snapshot(), [], 0)
+    await successor.partition.load(shell.partition.snapshot(), replayed(), 0)
     assert successor.application.coordinator.table.store.offsets_of("g4")[("t", 0)].offset == 4
-    await successor.partition.load(None, shell.batches, 0)
+    await successor.partition.load(None, replayed(shell.batches), 0)
     assert successor.application.coordinator.table.group_ids() == [f"g{number}" for number in range(5)]
 
 
@@ -385,7 +386,7 @@ async def test_whoever_waits_is_told_when_the_partition_goes() -> None:
 async def test_members_expire_by_the_clock() -> None:
     limits = replace(LIMITS, group=replace(LIMITS.group, session_timeout_ms_min=1))
     partition = partition_of_groups(Shell().append, limits)
-    await partition.load(None, [], 0)
+    await partition.load(None, replayed(), 0)
     application = partition.application
     assert application is not None
     silent = replace(join_request(), session_timeout_ms=20)
