@@ -10,8 +10,8 @@ nothing else:
 - new segments and their parts, which are orphans, and are deleted by the owner after the grace period; it overwrites nothing.
 
 The owner of a bucket deletes what it has not written itself only when the grace period after its takeover is over, and never an
-object that one of its committed manifests refers to. Nothing of a topic that an earlier owner deleted goes before the grace
-period after the time for which that owner could have restored it.
+object to which one of its committed manifests refers, or the newest one in the bucket. Nothing of a topic that an earlier owner
+deleted goes before the grace period after the time for which that owner could have restored it.
 
 The history that a restore finds ends no earlier than the newest manifest that was in the bucket at the takeover, or at the
 last offset before the point up to which it restores at which no transaction is open, or at that of the owner before, if that
@@ -32,6 +32,7 @@ from uuid import UUID
 
 from simulation.checkers.audit import Audit
 from simulation.checkers.coverage import CUT_BEFORE_TRANSACTION
+from simulation.checkers.newest_manifest import needed_for_a_restore, newest_manifest
 from simulation.clients.ledgers_with_transactions import last_end
 from simulation.scenarios.history import Batch, Ledgers
 from simulation.world.clock import EPOCH_MS
@@ -51,7 +52,6 @@ from stratalog_metadata.records import (
     partition_key,
 )
 from stratalog_metadata.state.changes import Change
-from stratalog_tiering.format.commit_marker import decode_marker
 from stratalog_tiering.format.descriptor import DeletionMarker, OwnerDescriptor, decode_descriptor
 from stratalog_tiering.format.manifest import decode_manifest
 from stratalog_tiering.format.object_keys import (
@@ -63,7 +63,6 @@ from stratalog_tiering.format.object_keys import (
     is_marker,
     manifests_prefix,
     object_owner,
-    parse_manifest_key,
 )
 from stratalog_tiering.offload.ownership import COMMITS_SHARE_S
 from stratalog_tiering.store import ObjectInfo
@@ -158,20 +157,8 @@ class Incarnations:
         return {pointer.key(): pointer.sha256 for pointer in pointers}
 
     def _newest_end(self, topic_id: UUID, index: int) -> int:
-        """The end of the history that the bucket's newest marker names.
-
-        0 if there is none, or one of each of two lines, or the topic is deleted.
-        """
-        if deletion_marker_key(topic_id) in self._bucket.objects:
-            return 0
-        keys = [key for key in self._bucket.objects if key.startswith(manifests_prefix(topic_id, index)) and is_marker(key)]
-        versions = {key: parsed.version for key in keys if (parsed := parse_manifest_key(key)) is not None}
-        newest = [key for key in versions if versions[key] == max(versions.values())]
-        if len(newest) != 1:
-            return 0
-        marker = decode_marker(self._bucket.objects[newest[0]][0], newest[0])
-        end_offset: int = decode_manifest(self._bucket.objects[marker.manifest_key][0]).end_offset
-        return end_offset
+        newest = newest_manifest(self._bucket, topic_id, index)
+        return newest.end_offset if newest is not None else 0
 
     def report_undeleted(self, topic_id: UUID) -> None:
         """Note that a restore is reported: the bucket must not say that the topic is deleted."""
@@ -272,6 +259,9 @@ class Incarnations:
         made_by.audit.require(
             now == looked_s, f"{machine} deletes {keys[0]} without a look whether the bucket is still its own"
         )
+        if made_by.is_owner:
+            needed = needed_for_a_restore(self._bucket, keys)
+            made_by.audit.require(not needed, f"{machine} deletes {needed}, to which the newest manifest in the bucket refers")
         foreign = [key for key in keys if key not in made_by.written]
         if made_by.number > 0 and foreign:
             since_s = (EPOCH_MS + now * 1000 - made_by.taken_at_ms) / 1000

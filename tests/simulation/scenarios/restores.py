@@ -383,9 +383,7 @@ class Installation:
 
     async def _restore(self, client: QuorumClient, store: WatchedStore, ports: Ports) -> None:
         """Do what ``stratalog restore`` does, and what its operator does if another cluster has been faster."""
-        owner = await read_owner(store)
-        if owner is not None and owner.cluster_id != self.incarnation.cluster_id and self.incarnation.was_owner:
-            raise Conflict(f"{owner.cluster_id} has taken the bucket over since")
+        await self._give_up_if_overtaken(store)
         await wanted_topics(store, ())
         lease = HeldLease(store, ports.clock, ports.random.getrandbits(64), "restore", (), LEASE_MS)
         async with held(lease):
@@ -396,6 +394,7 @@ class Installation:
             if self.is_restored_in_steps:
                 await self._restore_one(client, cut, store)
                 await asyncio.sleep(ports.random.uniform(0.0, STEPS_APART_S))
+                await self._give_up_if_overtaken(store)
             restored = await restore_topics(client, cut, (), points=self.point)
             await self._restore_groups(client, cut, restored)
         for history, is_done in restored.topics:
@@ -407,6 +406,12 @@ class Installation:
         self.audit.require(not wrong, wrong)
         self.world.note(f"{self.name} is restored")
         self.is_restored = True
+
+    async def _give_up_if_overtaken(self, store: WatchedStore) -> None:
+        """Take no bucket back from a later owner: the history of a topic that was restored here would fork."""
+        owner = await read_owner(store)
+        if owner is not None and owner.cluster_id != self.incarnation.cluster_id and self.incarnation.was_owner:
+            raise Conflict(f"{owner.cluster_id} has taken the bucket over since")
 
     async def _restore_one(self, client: QuorumClient, cut: CutPorts, store: WatchedStore) -> None:
         """Restore one topic, as an operator does who needs it first, if the bucket has it."""

@@ -95,8 +95,9 @@ async def find_garbage(ports: HistoryPorts, state: PartitionSnapshot, grace_ms: 
     The store is listed first and the pointer is read after it, linearizably, so that an object that a commit refers to is never
     taken for an orphan. An object that is being written is younger than the grace period.
     Raises ``Forked`` if the store holds committed history that metadata does not know, ``Invalid`` if the manifest requires a
-    newer writer, which may refer to objects that this release does not know, and ``Conflict`` if the topic was deleted, or if
-    another version was committed meanwhile.
+    newer writer, which may refer to objects that this release does not know, and ``Conflict`` if the topic was deleted, if
+    another version was committed meanwhile, or if the committed version is not in the store yet: a restore would read the one
+    before it, which refers to objects that the committed one has removed.
     """
     topic_id, index = state.log.topic_id, state.log.index
     data: list[ObjectInfo] = []
@@ -109,6 +110,7 @@ async def find_garbage(ports: HistoryPorts, state: PartitionSnapshot, grace_ms: 
     pointer = judged.record if judged is not None and isinstance(judged.record, ManifestPointer) else None
     current = await _manifest_of(ports, state, pointer)
     check_writer(current)
+    _require_stored(pointer, state.topic.name)
     key = pointer.object_key if pointer is not None else ""
     fork = find_fork(manifests, {current.version: key}, current.settled_version)
     if fork is not None:
@@ -156,6 +158,14 @@ async def _current_pointer(ports: HistoryPorts, state: PartitionSnapshot) -> Ver
     if not isinstance(topic, Topic) or topic.topic_id != state.topic.topic_id:
         raise Conflict(f"topic {state.topic.name!r} was deleted while its objects were listed")
     return pointer
+
+
+def _require_stored(pointer: ManifestPointer | None, name: str) -> None:
+    if pointer is not None and pointer.content:
+        raise Conflict(
+            f"version {pointer.manifest_version} of the manifest of {name}-{pointer.index} is committed and not in the store"
+            " yet: a tiering worker stores it"
+        )
 
 
 async def _manifest_of(ports: HistoryPorts, state: PartitionSnapshot, pointer: ManifestPointer | None) -> Manifest:

@@ -132,6 +132,24 @@ async def test_nothing_more_is_deleted_once_another_cluster_has_taken_the_bucket
 
 
 @only_in_a_directory
+async def test_nothing_is_judged_by_a_manifest_that_is_not_in_the_store_yet(cluster: Cluster, make_batches: Batches) -> None:
+    """A restore from the bucket alone continues from the version before it, and reads what this version has removed."""
+    await history(cluster, make_batches)
+    pointer = cluster.pointer()
+    content = await cluster.store.get(pointer.object_key)
+    await cluster.store.delete([pointer.object_key])
+    await cluster.metadata.propose(Command(updates=(Put(record=msgspec.structs.replace(pointer, content=content)),)))
+    (later,) = await found(cluster, UNCOMMITTED_MS + HOUR_MS)
+    assert not later.due
+    assert not later.waiting
+    assert "is committed and not in the store yet" in later.refused
+    await cluster.start_worker("worker-2")
+    await cluster.until(lambda: not cluster.pointer().content)
+    (later,) = await found(cluster, UNCOMMITTED_MS + HOUR_MS)
+    assert {"orphan", "old-manifest", "retention.bytes"} <= {each.reason for each in later.due}
+
+
+@only_in_a_directory
 async def test_what_may_be_written_for_a_commit_is_no_orphan_yet(cluster: Cluster, make_batches: Batches) -> None:
     """A segment whose upload takes hours, and the data key that was written before it: nothing refers to them."""
     orphan = await history(cluster, make_batches)
