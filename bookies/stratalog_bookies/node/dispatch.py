@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from typing import TypeVar
@@ -32,6 +34,15 @@ _log = logging.getLogger(__name__)
 
 Answer = list[Buffer]
 Item = TypeVar("Item")
+
+
+@dataclass(slots=True, eq=False)
+class _Share:
+    """The body of an ADD while ``parts`` parts of it wait for the disk at ``position``."""
+
+    position: int
+    body_bytes: int
+    parts: int
 
 
 class Dispatch:
@@ -133,31 +144,45 @@ class Dispatch:
         if len(self._disks) == 1:
             add_bytes = len(body) - messages.COUNT_BYTES
             payload_at = messages.payloads_start(len(headers))
-            self._add_to(self._disks[0], headers, body, messages.COUNT_BYTES, payload_at, add_bytes, reply)
+            share = self._share(self._disks[0], len(body), 1)
+            self._add_to(self._disks[0], share, headers, body, messages.COUNT_BYTES, payload_at, add_bytes, reply)
             return
         parts = self._by_disk(headers)
         gather = StatusGather(bytearray(len(headers)), len(parts), reply)
+        counts = Counter(disk.position for disk, *_ in parts)
+        shares = {position: self._share(self._disks[position], len(body), count) for position, count in counts.items()}
         for disk, first, end, payload_at, payload_bytes in parts:
             header_at = messages.COUNT_BYTES + first * ENTRY_HEADER_BYTES
             add_bytes = payload_bytes + (end - first) * ENTRY_HEADER_BYTES
-            self._add_to(disk, headers[first:end], body, header_at, payload_at, add_bytes, gather.part(first))
+            share, done = shares[disk.position], gather.part(first)
+            self._add_to(disk, share, headers[first:end], body, header_at, payload_at, add_bytes, done)
+
+    def _share(self, disk: Disk, body_bytes: int, parts: int) -> _Share | None:
+        """Count a request's body, once, for a disk that stores ``parts`` parts of it. None: too much waits for the disk, and a
+        disk that hangs must not use up the others' shares.
+        """
+        waiting = self._in_flight_bytes[disk.position]
+        if waiting and waiting + body_bytes > self._share_bytes and disk.core.refusal is None:
+            self._counters.adds_overloaded += 1
+            return None
+        # All of it: the body stays in memory until its last part is written.
+        self._in_flight_bytes[disk.position] = waiting + body_bytes
+        return _Share(disk.position, body_bytes, parts)
 
     def _add_to(
-        self, disk: Disk, headers: Sequence[Header], body: memoryview, header_at: int, payload_at: int, add_bytes: int,
-        done: OnStatuses,
+        self, disk: Disk, share: _Share | None, headers: Sequence[Header], body: memoryview, header_at: int, payload_at: int,
+        add_bytes: int, done: OnStatuses,
     ) -> None:  # fmt: skip
-        """Add to one disk, unless too much waits for it: a disk that hangs must not use up the others' shares."""
-        waiting = self._in_flight_bytes[disk.position]
-        if waiting and waiting + len(body) > self._share_bytes and disk.core.refusal is None:
-            self._counters.adds_overloaded += 1
+        """Add one part of a request to its disk."""
+        if share is None:
             done(bytearray((Status.OVERLOADED,)) * len(headers))
-            return
-        # All of it: the body stays in memory until its last part is written.
-        self._in_flight_bytes[disk.position] = waiting + len(body)
-        disk.add(headers, body, header_at, payload_at, add_bytes, partial(self._added, disk.position, len(body), done))
+        else:
+            disk.add(headers, body, header_at, payload_at, add_bytes, partial(self._added, share, done))
 
-    def _added(self, position: int, body_bytes: int, done: OnStatuses, statuses: bytearray) -> None:
-        self._in_flight_bytes[position] -= body_bytes
+    def _added(self, share: _Share, done: OnStatuses, statuses: bytearray) -> None:
+        share.parts -= 1
+        if not share.parts:
+            self._in_flight_bytes[share.position] -= share.body_bytes
         done(statuses)
 
     def _by_disk(self, headers: Sequence[Header]) -> list[tuple[Disk, int, int, int, int]]:

@@ -411,6 +411,14 @@ async def test_several_disks_share_the_ledgers(place: Place, tmp_path: Path) -> 
         assert await bookie.entries(7) == {entry: payload for ledger, entry, payload in entries if ledger == 7}
 
 
+async def test_an_add_counts_once_for_each_disk_however_its_entries_alternate(place: Place, tmp_path: Path) -> None:
+    data_dirs = tuple(str(tmp_path / f"disk{number}") for number in range(2))
+    entries = [(1 + number % 2, number // 2, bytes(4000)) for number in range(100)]
+    async with place.bookie(data_dirs=data_dirs, log_file_bytes=1 << 20, in_flight_bytes_max=1 << 20) as bookie:
+        assert set(await bookie.add(*entries)) == {OK}
+        assert await bookie.counter("adds_overloaded") == 0
+
+
 async def test_wrong_requests_are_answered_and_harm_nothing(place: Place) -> None:
     async with place.bookie() as bookie:
         for method, body in (
