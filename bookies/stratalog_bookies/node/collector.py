@@ -85,8 +85,9 @@ class Collector:
         if not any(held):
             return 0
         try:
-            first = await self._first_deletable()
             records = [found.record for found in await self._metadata.scan(_LEDGERS)]
+            # Read last: if metadata was restored from an old copy during the scan, the counter says so.
+            first = await self._first_deletable()
             known = {record.ledger_id for record in records if isinstance(record, Ledger)}
             unknown = [ids - known for ids in held]
             self._explain(sum(ledger_id < first for ids in unknown for ledger_id in ids), first)
@@ -120,13 +121,13 @@ class Collector:
 
     async def _first_deletable(self) -> int:
         """Ledgers of this id and above are deleted if they have no record. ``NOTHING`` if metadata cannot be trusted."""
+        greatest = self.greatest_ledger_id()  # Before the read: a later id may have been allocated after it.
         found = await self._metadata.read([CLUSTER_KEY, counter_key(LEDGER_IDS)])
         cluster, counter = (each.record if each is not None else None for each in found)
         if not isinstance(cluster, Cluster) or cluster.cluster_id != self._cluster_id:
             self._refuse(f"the metadata quorum belongs to another cluster than {self._cluster_id}")
             return NOTHING
         ids = counter if isinstance(counter, Counter) else Counter(name=LEDGER_IDS)
-        greatest = self.greatest_ledger_id()
         if greatest >= ids.next_value:
             self._on_ids_lost()
             self._refuse(
