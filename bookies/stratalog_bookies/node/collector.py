@@ -75,8 +75,8 @@ class Collector:
 
     async def _collect_now(self, ledger_ids: Sequence[int]) -> None:
         try:
-            await self.delete(ledger_ids, self._disk_of)
-        except (Retriable, OutcomeUnknown, StorageFailed) as failure:
+            await self.delete(ledger_ids)
+        except (Retriable, OutcomeUnknown) as failure:
             _log.info("deletion of ledgers is postponed to the next pass: %s", failure)
 
     async def collect(self) -> int:
@@ -88,32 +88,47 @@ class Collector:
             records = [found.record for found in await self._metadata.scan(_LEDGERS)]
             # Read last: if metadata was restored from an old copy during the scan, the counter says so.
             first = await self._first_deletable()
-            known = {record.ledger_id for record in records if isinstance(record, Ledger)}
-            unknown = [ids - known for ids in held]
-            self._explain(sum(ledger_id < first for ids in unknown for ledger_id in ids), first)
-            doomed = [{ledger_id for ledger_id in ids if ledger_id >= first} for ids in unknown]
-            return sum([await self._delete(disk, ids) for disk, ids in zip(self._disks, doomed, strict=True)])
-        except (Retriable, OutcomeUnknown, StorageFailed) as failure:
+        except (Retriable, OutcomeUnknown) as failure:
             _log.info("the collection of deleted ledgers is postponed: %s", failure)
             return 0
+        known = {record.ledger_id for record in records if isinstance(record, Ledger)}
+        unknown = [ids - known for ids in held]
+        self._explain(sum(ledger_id < first for ids in unknown for ledger_id in ids), first)
+        doomed = [{ledger_id for ledger_id in ids if ledger_id >= first} for ids in unknown]
+        return len(await self._delete_all(doomed))
 
-    async def delete(self, ledger_ids: Sequence[int], disk_of: Callable[[int], Disk]) -> bytearray:
-        """Delete ledgers that a client reports as deleted. CONFLICT for those that exist. Raises errors of
-        metadata and disks.
+    async def delete(self, ledger_ids: Sequence[int]) -> bytearray:
+        """Delete ledgers that a client reports as deleted. CONFLICT for those that exist, STORAGE_FAILED for those on a disk
+        that cannot record it. Raises errors of metadata.
         """
         found = await self._metadata.read([ledger_key(ledger_id) for ledger_id in ledger_ids])
         gone = [ledger_id for ledger_id, record in zip(ledger_ids, found, strict=True) if record is None]
         first = await self._first_deletable() if gone else 0
-        gone = [ledger_id for ledger_id in gone if ledger_id >= first]
-        for disk in self._disks:
-            await self._delete(disk, {ledger_id for ledger_id in gone if disk_of(ledger_id) is disk})
-        deleted = set(gone)
-        return bytearray(Status.OK if ledger_id in deleted else Status.CONFLICT for ledger_id in ledger_ids)
+        doomed = {ledger_id for ledger_id in gone if ledger_id >= first}
+        deleted = await self._delete_all(
+            [{ledger_id for ledger_id in doomed if self._disk_of(ledger_id) is disk} for disk in self._disks]
+        )
+        return bytearray(
+            Status.OK if each in deleted else Status.STORAGE_FAILED if each in doomed else Status.CONFLICT
+            for each in ledger_ids
+        )
 
-    async def _delete(self, disk: Disk, ledger_ids: set[int]) -> int:
-        if ledger_ids and not disk.core.failure:
-            await disk.delete(sorted(ledger_ids))
-        return len(ledger_ids)
+    async def _delete_all(self, of_disks: Sequence[set[int]]) -> set[int]:
+        """Delete ledgers from all disks at once: one that hangs or is full does not keep the others' space. Returns the ids
+        deleted.
+        """
+        deleting = [self._delete(disk, ids) for disk, ids in zip(self._disks, of_disks, strict=True)]
+        return set().union(*await asyncio.gather(*deleting))
+
+    async def _delete(self, disk: Disk, ledger_ids: set[int]) -> set[int]:
+        """Delete ledgers from one disk. Returns ``ledger_ids``, or nothing if the disk cannot record it."""
+        try:
+            if ledger_ids:
+                await disk.delete(sorted(ledger_ids))
+        except StorageFailed as failure:
+            _log.info("disk %d cannot delete %d ledgers now: %s", disk.position, len(ledger_ids), failure)
+            return set()
+        return ledger_ids
 
     def greatest_ledger_id(self) -> int:
         """Greatest id of a ledger that the disks have held or deleted; -1 if there was none."""

@@ -277,7 +277,7 @@ class Dispatch:
 
     async def _delete(self, body: memoryview) -> Answer:
         ledger_ids = _bounded(messages.decode(messages.LedgerIds, body).ledger_ids)
-        return [messages.encode_statuses(await self._collector.delete(ledger_ids, self._disk))]
+        return [messages.encode_statuses(await self._collector.delete(ledger_ids))]
 
     # -- listing
 

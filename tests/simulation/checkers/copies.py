@@ -87,7 +87,7 @@ class Copies:
         collector = server._dispatch._collector
         delete = collector._delete
 
-        async def deleting(disk: Disk, ledger_ids: set[int]) -> int:
+        async def deleting(disk: Disk, ledger_ids: set[int]) -> set[int]:
             for ledger_id in sorted(ledger_ids):
                 self._require(self._find(ledger_id) is None, f"{bookie} deletes ledger {ledger_id}, which metadata has")
             return await delete(disk, ledger_ids)

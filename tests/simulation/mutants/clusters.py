@@ -323,7 +323,7 @@ def collector_lists_after_the_scan() -> None:
     async def collect(self: Collector) -> int:
         known = {found.record.ledger_id for found in await self._metadata.scan("ledger/") if isinstance(found.record, Ledger)}
         held = [set(disk.core.contents.ledgers) for disk in self._disks]
-        return sum([await self._delete(disk, ids - known) for disk, ids in zip(self._disks, held, strict=True)])
+        return sum([len(await self._delete(disk, ids - known)) for disk, ids in zip(self._disks, held, strict=True)])
 
     _swap(Collector, "collect", collect)
 

@@ -15,6 +15,7 @@ from stratalog_bookies.metrics import Counters
 from stratalog_bookies.node import boot
 from stratalog_bookies.node.collector import Collector
 from stratalog_bookies.node.registration import Registration
+from stratalog_bookies.protocol.messages import Status
 from stratalog_core.system import SystemFiles, ThreadBackground
 from stratalog_metadata.client.api import MetadataClient
 from stratalog_metadata.records import LEDGER_IDS, Counter, Versioned, counter_key, ledger_key
@@ -94,3 +95,18 @@ async def test_a_ledger_made_after_the_counter_was_read_is_no_sign_of_a_loss(pla
         collector = Collector(metadata, [disk], await cluster_id(place), lambda: lost.append("ids"))  # type: ignore[arg-type]
         assert await collector.collect() == 1
         assert (collector.refusal, lost) == ("", [])
+
+
+async def test_a_disk_that_hangs_keeps_no_garbage_on_the_others(place: Place) -> None:
+    async with opened_disks(place, 2) as (hanging, sound):
+        await hanging.fence([2, 100, 102])
+        await sound.fence([1, 101, 103])
+        hanging.core.stall = "the disk hangs"
+        collector = Collector(place.quorum.client, [hanging, sound], await cluster_id(place))
+        statuses = await collector.delete([102, 103, 1])
+        assert list(statuses) == [Status.STORAGE_FAILED, Status.OK, Status.CONFLICT]
+        assert await collector.collect() == 1
+        assert set(sound.core.contents.ledgers) == {1}
+        hanging.core.stall = ""
+        assert await collector.collect() == 2
+        assert set(hanging.core.contents.ledgers) == {2}

@@ -555,7 +555,7 @@ async def test_nothing_is_collected_on_a_guess(place: Place) -> None:
     metadata.failure = None
     metadata.cluster_id = "another"
     assert await collector.collect() == 0
-    assert list(await collector.delete([1, 100], lambda _: disk)) == [Status.CONFLICT, Status.CONFLICT]
+    assert list(await collector.delete([1, 100])) == [Status.CONFLICT, Status.CONFLICT]
     assert set(core.contents.ledgers) == {1, 100}
     metadata.cluster_id = ""
     await disk.fence([IDS_GIVEN])
@@ -563,7 +563,7 @@ async def test_nothing_is_collected_on_a_guess(place: Place) -> None:
     assert collector.refusal == (
         "this bookie has held ledger 1000, but metadata has allocated only ids below 1000: it was restored from an old copy"
     )
-    assert list(await collector.delete([100], lambda _: disk)) == [Status.CONFLICT]
+    assert list(await collector.delete([100])) == [Status.CONFLICT]
     assert set(core.contents.ledgers) == {1, 100, IDS_GIVEN}
     await place.quorum.client.propose(Command(updates=(Allocate(counter=LEDGER_IDS, count=1),)))
     assert await collector.collect() == 2
@@ -593,7 +593,7 @@ async def test_ledgers_that_restored_metadata_may_have_forgotten_are_kept(place:
     assert "metadata has allocated only ids below 1000" in collector.refusal
     await until(lambda: _lost_below(client) == IDS_GIVEN + 11)
     assert await collector.collect() == 0
-    assert list(await collector.delete([107], lambda _: disk)) == [Status.CONFLICT]
+    assert list(await collector.delete([107])) == [Status.CONFLICT]
     assert "2 ledgers with ids below 1011 have no record and are kept" in collector.refusal
     ids = LedgerIds(client, 1)
     later = await ids.take()
