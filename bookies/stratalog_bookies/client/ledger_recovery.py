@@ -82,7 +82,10 @@ class _Rewriter(EntryReplicator):
         pass
 
     def end(self) -> None:
+        """Stop. Unconfirmed entries are let go, which nothing else would do: the next recovery reads them again."""
         self._end()
+        if self._core.unconfirmed or self._core.is_changing:
+            self._core.fail_outcome_unknown("its recovery was stopped")
 
 
 class _OpenRecovery:
