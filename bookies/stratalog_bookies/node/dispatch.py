@@ -10,6 +10,7 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
@@ -202,23 +203,26 @@ class Dispatch:
 
     async def _read(self, body: memoryview) -> Answer:
         ranges, max_bytes, flags = messages.decode_read(body)
+        unfenced: set[int] = set()
         if flags & messages.FENCE_FIRST:
             tails = await self._fence_all(list(dict.fromkeys(each.ledger_id for each in ranges)))
-            if any(tail.status == Status.STORAGE_FAILED for tail in tails):
-                raise StorageFailed("the disk failed: ledgers cannot be fenced, so recovery reads are refused", read_only=False)
+            unfenced = {tail.ledger_id for tail in tails if tail.status == Status.STORAGE_FAILED}
         budget = Budget(min(max_bytes, self._settings.read_bytes_max), ENTRIES_MAX)
-        return await self._read_ranges(ranges, budget, None)
+        return await self._read_ranges(ranges, budget, None, unfenced)
 
     async def _read_headers(self, body: memoryview) -> Answer:
         ranges, head_bytes, entries_max = messages.decode_read_headers(body)
         return await self._read_ranges(ranges, Budget(self._settings.read_bytes_max, entries_max, head_bytes), head_bytes)
 
-    async def _read_ranges(self, ranges: Sequence[Range], budget: Budget, head_bytes: int | None) -> Answer:
+    async def _read_ranges(
+        self, ranges: Sequence[Range], budget: Budget, head_bytes: int | None, unfenced: AbstractSet[int] = frozenset()
+    ) -> Answer:
+        """Nothing is decided about ``unfenced`` ledgers, whose disk could not fence them. Those of other disks are read."""
         self._counters.read_requests += 1
         answers: list[RangeRead] = []
         for first, end in _neighbours([each.ledger_id % len(self._disks) for each in ranges]):
             disk = self._disk(ranges[first].ledger_id)
-            if disk.is_missing:
+            if disk.is_missing or ranges[first].ledger_id in unfenced:
                 answers += [_nothing_decided(each, Status.STORAGE_FAILED) for each in ranges[first:end]]
                 continue
             try:

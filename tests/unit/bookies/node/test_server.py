@@ -470,8 +470,8 @@ async def test_a_failed_sync_retires_the_disk(place: Place, fault: str) -> None:
         assert await bookie.entries(1) == {0: b"durable"}
         assert {tail.status for tail in await bookie.tails(messages.FENCE, 1)} == {Status.STORAGE_FAILED}
         assert {tail.status for tail in await bookie.tails(messages.LAC, 1)} == {Status.STORAGE_FAILED}
-        with pytest.raises(StorageFailed):
-            await bookie.read(Range(1, 0, 1), flags=FENCE_FIRST)
+        (refused,) = await bookie.read(Range(1, 0, 1), flags=FENCE_FIRST)
+        assert (refused.status, refused.decided_to, refused.entries) == (Status.STORAGE_FAILED, -1, [])
         await until(lambda: place.record().read_only)
         info = await bookie.info()
         assert (info.read_only, info.disks[0].state) == (True, "failed")
