@@ -27,6 +27,7 @@ from stratalog_bookies.protocol import messages
 from stratalog_bookies.protocol.messages import HEAD_BYTES_MAX, EntryState, Range
 from stratalog_core.errors import Corrupt
 from stratalog_core.ports import Background, Buffer, File
+from stratalog_core.single_flight import SingleFlight
 from stratalog_core.transient_errors import is_transient, lacks_resources
 
 _log = logging.getLogger(__name__)
@@ -70,6 +71,7 @@ class DiskReads:
         self._on_lost_index = on_lost_index
         self._slots = asyncio.Semaphore(jobs)
         self._direct = DirectReads(store, calls)
+        self._rebuilds: SingleFlight[int, None] = SingleFlight()
 
     async def read(self, ranges: Sequence[Range], budget: Budget, head_bytes: int | None) -> list[RangeRead]:
         """Whole entries, or the first ``head_bytes`` of each. Raises ``Corrupt`` or ``OSError`` if the index is lost,
@@ -143,7 +145,12 @@ class DiskReads:
         return await self._calls.run(partial(self._store.load_rows, run)) if self._core.contents.holds(run) else b""
 
     async def rebuild_index(self, generation: int, reason: str) -> None:
-        """Rebuild the index of a closed file. Raises ``Corrupt`` or ``OSError`` if the file is corrupt as well."""
+        """Rebuild the index of a closed file, once for all that need it now. Raises ``Corrupt`` or ``OSError`` if the file is
+        corrupt as well.
+        """
+        await self._rebuilds.get(generation, partial(self._rebuild_index, generation, reason), keep=True)
+
+    async def _rebuild_index(self, generation: int, reason: str) -> None:
         contents = self._core.contents
         file = contents.files.get(generation)
         if file is None or not file.closed:
