@@ -135,12 +135,14 @@ class LogFileLifecycle:
         return f"{self.free_bytes} bytes are free; minimum is {self._settings.free_bytes_min} (free_bytes_min)"
 
     def _may_lend(self) -> bool:
-        """Whether compaction may use one file of the reserved space: it frees more than it takes.
+        """Whether one file of the reserved space may be used: by compaction, which frees more than it takes, or by deletions
+        and fences when what adds leave free for them is not whole any more.
 
-        Without this, a full disk whose files are mostly dead would stay full.
+        Without this, a full disk whose files are mostly dead, or could be deleted, would stay full.
         """
-        to_gain = self._core.contents.sparse_files(self._settings.compaction_live_ratio)
-        return bool(to_gain) and self.free_bytes >= self._store.file_bytes
+        if self.free_bytes < self._store.file_bytes:
+            return False
+        return not self._core.takes(0) or bool(self._core.contents.sparse_files(self._settings.compaction_live_ratio))
 
     def _may_grow(self) -> bool:
         return self.free_bytes - self._store.file_bytes >= self._settings.free_bytes_min
