@@ -27,7 +27,7 @@ from stratalog_bookies.node.lac_waiters import LacWaiters
 from stratalog_bookies.protocol import messages
 from stratalog_bookies.protocol.messages import ENTRIES_MAX, ENTRY_HEADER_BYTES, LEDGERS_MAX, LedgerTail, Range, Status
 from stratalog_bookies.repair.scrub import Scrub
-from stratalog_core.errors import Corrupt, Invalid, Overloaded, StorageFailed, StratalogError
+from stratalog_core.errors import Corrupt, Invalid, Overloaded, StorageFailed, StratalogError, Unavailable
 from stratalog_core.ports import Buffer, Request
 from stratalog_core.transient_errors import lacks_resources
 
@@ -62,6 +62,7 @@ class Dispatch:
         self._in_flight_bytes = [0] * len(disks)
         self._share_bytes = settings.in_flight_bytes_max // len(disks)
         self._tasks: set[asyncio.Task[None]] = set()
+        self._is_closing = False
         self._handlers: dict[int, Callable[[memoryview], Awaitable[Answer]]] = {
             messages.READ: self._read,
             messages.READ_HEADERS: self._read_headers,
@@ -76,7 +77,9 @@ class Dispatch:
 
     def handle(self, request: Request) -> None:
         """Answer a request, now or later. Never raises, never blocks."""
-        if request.method == messages.ADD:
+        if self._is_closing:
+            request.fail(Unavailable("the bookie is stopping"))
+        elif request.method == messages.ADD:
             try:
                 self._add(request)
             except Invalid as wrong:
@@ -108,7 +111,8 @@ class Dispatch:
         self._scrubs = scrubs
 
     async def close(self) -> None:
-        """Finish accepted requests."""
+        """Refuse new requests, which would keep the disks from coming to rest, and finish accepted ones."""
+        self._is_closing = True
         self._waiters.close()
         while self._tasks:
             await asyncio.wait(list(self._tasks))
