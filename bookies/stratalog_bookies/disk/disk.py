@@ -122,10 +122,24 @@ class Disk:
         ``done`` gets the statuses when all entries are decided and those that are OK are durable.
         """
         needed = add_room(len(headers), add_bytes)
-        if (self._held or not self.core.takes(needed)) and self.core.refusal is None:
+        if needed > self.add_bytes_max and len(headers) > 1:
+            self._add_in_halves(headers, body, header_at, payload_at, add_bytes, done)
+        elif (self._held or not self.core.takes(needed)) and self.core.refusal is None:
             self._held.append((needed, True, partial(self._add_now, headers, body, header_at, payload_at, done)))
         else:
             self._add_now(headers, body, header_at, payload_at, done)
+
+    def _add_in_halves(
+        self, headers: Sequence[Header], body: memoryview, header_at: int, payload_at: int, add_bytes: int, done: OnStatuses
+    ) -> None:
+        """Add what may take more than one log file, if each entry gets a frame of its own."""
+        middle = len(headers) // 2
+        header_bytes, payload_bytes = middle * ENTRY_HEADER_BYTES, sum([header[3] for header in headers[:middle]])
+        first_bytes = header_bytes + payload_bytes
+        gather = StatusGather(bytearray(len(headers)), 2, done)
+        self.add(headers[:middle], body, header_at, payload_at, first_bytes, gather.part(0))
+        header_at, payload_at = header_at + header_bytes, payload_at + payload_bytes
+        self.add(headers[middle:], body, header_at, payload_at, add_bytes - first_bytes, gather.part(middle))
 
     def _add_now(self, headers: Sequence[Header], body: memoryview, header_at: int, payload_at: int, done: OnStatuses) -> None:
         added = self.core.add(headers, body, header_at, payload_at)
