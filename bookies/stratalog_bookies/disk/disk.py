@@ -10,12 +10,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from typing import TypeVar
 
 from stratalog_bookies.config import LOOKS_MAX, MAINTENANCE_CALLS, BookieSettings
 from stratalog_bookies.disk.core.corruption import KnownCorruption
-from stratalog_bookies.disk.core.disk_core import Added, DiskCore, Header, add_room, control_room
+from stratalog_bookies.disk.core.disk_core import CONTROL_ITEMS_MAX, Added, DiskCore, Header, add_room, control_room
 from stratalog_bookies.disk.core.index import Row
 from stratalog_bookies.disk.core.log_format import PAGE_BYTES
 from stratalog_bookies.disk.core.stall import StallWatch
@@ -34,6 +35,7 @@ _log = logging.getLogger(__name__)
 _FAILED = bytes([Status.STORAGE_FAILED if status == Status.OK else status for status in range(256)])
 
 OnStatuses = Callable[[bytearray], None]
+Item = TypeVar("Item")
 
 
 class StatusGather:
@@ -183,8 +185,11 @@ class Disk:
 
     async def fence(self, ledger_ids: Sequence[int]) -> list[LedgerTail]:
         """Fence ledgers durably; returns their tails. Raises ``StorageFailed``."""
-        await self.room(control_room(len(ledger_ids)), reserve=False)
-        await self.commit.durable(self.core.fence(ledger_ids))
+        sequence = 0
+        for some in _frames_of(ledger_ids):
+            await self.room(control_room(len(some)), reserve=False)
+            sequence = self.core.fence(some)
+        await self.commit.durable(sequence)
         self.counters.fences += len(ledger_ids)
         return self.core.tails(ledger_ids)
 
@@ -195,15 +200,21 @@ class Disk:
 
     async def write_lacs(self, lacs: Sequence[tuple[int, int]]) -> bytearray:
         """Record explicit LACs durably. Raises ``StorageFailed``."""
-        await self.room(control_room(len(lacs)), reserve=False)
-        statuses, sequence = self.core.write_lacs(lacs)
+        statuses, sequence = bytearray(), 0
+        for some in _frames_of(lacs):
+            await self.room(control_room(len(some)), reserve=False)
+            written, sequence = self.core.write_lacs(some)
+            statuses += written
         await self.commit.durable(sequence)
         return statuses
 
     async def delete(self, ledger_ids: Sequence[int]) -> None:
         """Delete ledgers durably. Raises ``StorageFailed``."""
-        await self.room(control_room(len(ledger_ids)), reserve=False)
-        await self.commit.durable(self.core.delete(ledger_ids))
+        sequence = 0
+        for some in _frames_of(ledger_ids):
+            await self.room(control_room(len(some)), reserve=False)
+            sequence = self.core.delete(some)
+        await self.commit.durable(sequence)
         self.counters.ledgers_deleted += len(ledger_ids)
         self.files.wake()
 
@@ -345,6 +356,12 @@ class Disk:
             sparse_files=len(self.core.contents.sparse_files(self._settings.compaction_live_ratio)),
             unmovable_files=sum([file.unmovable for file in files]),
         )
+
+
+def _frames_of(items: Sequence[Item]) -> Iterator[Sequence[Item]]:
+    """Control items, a frame's at a time: all of them may take more than one log file."""
+    for first in range(0, len(items), CONTROL_ITEMS_MAX):
+        yield items[first : first + CONTROL_ITEMS_MAX]
 
 
 def _resolve(room: asyncio.Future[None]) -> None:

@@ -43,6 +43,8 @@ Header = tuple[int, int, int, int, int, int]
 
 CONTROL_RESERVE_BYTES: Final = 1024 * 1024
 """Space in the last file of a full disk that adds leave free for fences and deletions."""
+CONTROL_ITEMS_MAX: Final = 1024
+"""Control items of one frame."""
 _ITEM_FRAME_BYTES_MAX: Final = 64
 
 
@@ -261,8 +263,8 @@ class DiskCore:
 
     def _record(self, items: Sequence[ControlItem]) -> int:
         """Place control items in frames of bounded size. Returns the sequence of the last group placed so far."""
-        for first in range(0, len(items), _CONTROL_ITEMS_MAX):
-            some = tuple(items[first : first + _CONTROL_ITEMS_MAX])
+        for first in range(0, len(items), CONTROL_ITEMS_MAX):
+            some = tuple(items[first : first + CONTROL_ITEMS_MAX])
             if control_room(len(some)) > self.log.room:
                 self.roll()
             self.log.append_control(some)
@@ -310,12 +312,9 @@ class DiskCore:
         assert self.log.generation in self.contents.files, "the open file exists"
 
 
-_CONTROL_ITEMS_MAX = 1024
-
-
 def control_room(items: int) -> int:
     """Maximum space that this many control items take."""
-    frames = -(-items // _CONTROL_ITEMS_MAX)
+    frames = -(-items // CONTROL_ITEMS_MAX)
     return items * log_format.ITEM_BYTES + frames * _ITEM_FRAME_BYTES_MAX
 
 
