@@ -174,7 +174,7 @@ class LedgerWriter(EntryReplicator):
 
     def on_tick(self) -> bool:
         busy = super().on_tick()
-        return busy or self._reported_lac > self._sent_lac
+        return busy or (not self._ended and self._reported_lac > self._sent_lac)
 
     def lac_to_send(self) -> int | None:
         """A LAC that no entry carries, if the ledger was idle for a tick: it is sent to the bookies explicitly."""

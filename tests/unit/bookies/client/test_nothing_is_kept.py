@@ -1,4 +1,4 @@
-"""What a recovery that ends without success leaves in its client."""
+"""What writers and recoveries that have ended leave in their client: nothing."""
 
 from __future__ import annotations
 
@@ -61,3 +61,22 @@ async def test_a_recovery_that_cannot_copy_its_entries_holds_none_of_them_afterw
     await eventually(lambda: not client._busy)
     (closed,) = await cluster.client().recover([ledger.ledger_id])
     assert closed.last_entry == 1
+
+
+@pytest.mark.parametrize("end", ["seal", "abandon", "fence"])
+async def test_a_writer_that_has_ended_is_ticked_no_more(cluster: Cluster, end: str) -> None:
+    """Although no entry has carried its last LAC to the bookies."""
+    client = cluster.client()
+    writer, recorder = await open_writer(client)
+    writer.append(batch(100))
+    await recorder.confirmed(0)
+    if end == "seal":
+        await writer.seal(101)
+    elif end == "abandon":
+        writer.abandon()
+    else:
+        await cluster.client().recover([writer.ledger.ledger_id])
+        writer.append(batch(101))
+        await recorder.failed()
+    async with asyncio.timeout(10):
+        await eventually(lambda: not client._busy)
