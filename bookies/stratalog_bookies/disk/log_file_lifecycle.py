@@ -63,8 +63,12 @@ class LogFileLifecycle:
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
+        """Prepare the next file, and begin the work in the background. An error fails the disk."""
         await self.check_space()
-        await self._prepare_next()
+        try:
+            await self._prepare_next()
+        except OSError as failure:
+            self._failed(failure)
         self._wanted.set()
         self._task = asyncio.get_running_loop().create_task(self._run())
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import shutil
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from unit.bookies.bookie_cluster import PAYLOADS, Cluster, eventually, run_cluster
 from unit.bookies.hanging_disk import HangingFiles
 
+from stratalog_bookies.disk.log_files import log_path
 from stratalog_bookies.protocol import messages
 from stratalog_bookies.protocol.messages import Range, Status
 from stratalog_core.errors import Invalid
@@ -111,6 +114,30 @@ async def test_a_disk_that_hangs_at_the_start_leaves_the_others(cluster: Cluster
     assert record(cluster, "b0").failed_disks == ()
     for ledger in ledgers:
         assert await cluster.read_back(ledger.ledger_id) == PAYLOADS
+
+
+class BrokenFiles:
+    """A disk that fails when the log file after the first is made, as soon as it is recovered."""
+
+    def __init__(self, files: SystemFiles) -> None:
+        self._files = files
+
+    def rename(self, source: str, target: str) -> None:
+        if target == log_path(3):
+            raise OSError(errno.EIO, "the disk is broken")
+        self._files.rename(source, target)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._files, name)
+
+
+async def test_a_disk_that_fails_right_after_its_recovery_leaves_the_others(cluster: Cluster) -> None:
+    directories = tuple(str(cluster.path / "b0" / name) for name in ("0", "1"))
+    sound, broken = SystemFiles(Path(directories[0])), BrokenFiles(SystemFiles(Path(directories[1])))
+    disks: list[Any] = [sound, broken]
+    await cluster.start_bookie("b0", audit_delay_s=0.0, disks=disks, data_dirs=directories)
+    await eventually(lambda: (record(cluster, "b0").disks, record(cluster, "b0").failed_disks) == (2, (1,)))
+    assert not record(cluster, "b0").read_only
 
 
 async def test_a_bookie_whose_only_disk_hangs_waits_for_it(cluster: Cluster, caplog: pytest.LogCaptureFixture) -> None:
