@@ -189,21 +189,22 @@ class BookieServer:
         self._every(settings.collect_interval_s, partial(self._collect, collector))
         self._every(settings.disk_stall_ms / 1000 / LOOKS_MAX, self._look)
         disks = [disk for disk in self._disks if not disk.is_missing]
-        compactions = [Compaction(disk, settings) for disk in disks]
         client = open_read_client(
             self._metadata, self._transport, self._clock, self._random, last_resort=frozenset({settings.bookie_id})
         )  # fmt: skip
-        repair = EntryRepair(self._metadata, client.reads, self._clock, disks, compactions)
-        scrubs = []
-        for disk, compaction in zip(disks, compactions, strict=True):
+        scrubs, repairs = [], []
+        for disk in disks:
+            compaction = Compaction(disk, settings)
+            repair = EntryRepair(self._metadata, client.reads, self._clock, disk, compaction)
             disk.on_corruption = repair.wake
             self._every(_SPACE_INTERVAL_S, partial(_maintain, disk))
             self._every(settings.collect_interval_s, compaction.compact)
             content = boot.cookie_content(settings, cluster_id, cookie, disk.position)
             scrubs.append(Scrub(disk, settings, content, repair.wake))
+            repairs.append(repair)
         assert self._dispatch is not None, "the dispatch exists"
         self._dispatch.scrub_by(scrubs)
-        for work in (collector.run, repair.run, *(scrub.run for scrub in scrubs)):
+        for work in (collector.run, *(repair.run for repair in repairs), *(scrub.run for scrub in scrubs)):
             self._background_tasks.append(asyncio.get_running_loop().create_task(restarting(work, work.__qualname__)))
 
     def _start_auditor(self) -> None:

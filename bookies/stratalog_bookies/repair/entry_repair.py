@@ -1,4 +1,4 @@
-"""Repairs corrupt entries on a bookie's disks with the copies of other replicas.
+"""Repairs corrupt entries on a bookie's disk with the copies of other replicas.
 
 A corrupt entry is read from another bookie, its CRC checked, compared with this bookie's index, and written again to the log.
 The new copy replaces the corrupt one as soon as it is durable. It is the entry that this bookie acknowledged, so neither fences
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
 from typing import Final
 
 from stratalog_bookies.client.ledger_reads import LedgerReads
@@ -31,21 +30,14 @@ _RETRY_S: Final = 1.0
 
 
 class EntryRepair:
-    """Repairs all disks of one bookie, one entry at a time."""
+    """Repairs one disk, one entry at a time. Each disk has its own, so that one that hangs does not delay the others."""
 
-    def __init__(
-        self,
-        metadata: MetadataClient,
-        reads: LedgerReads,
-        clock: Clock,
-        disks: Sequence[Disk],
-        compactions: Sequence[Compaction],
-    ) -> None:
+    def __init__(self, metadata: MetadataClient, reads: LedgerReads, clock: Clock, disk: Disk, compaction: Compaction) -> None:
         self._metadata = metadata
         self._reads = reads
         self._clock = clock
-        self._disks = disks
-        self._compactions = compactions
+        self._disk = disk
+        self._compaction = compaction
         self._wanted = asyncio.Event()
 
     def wake(self) -> None:
@@ -56,16 +48,15 @@ class EntryRepair:
         """Repair, and retry what could not be repaired, until cancelled."""
         while True:
             await self._wait()
-            for disk, compaction in zip(self._disks, self._compactions, strict=True):
-                try:
-                    await self._repair_disk(disk, compaction)
-                except (StratalogError, OSError) as failure:
-                    _log.warning("the repair of disk %d is postponed: %s", disk.position, failure)
-                except Exception:
-                    _log.exception("the repair of disk %d failed unexpectedly and is retried", disk.position)
+            try:
+                await self._repair_disk()
+            except (StratalogError, OSError) as failure:
+                _log.warning("the repair of disk %d is postponed: %s", self._disk.position, failure)
+            except Exception:
+                _log.exception("the repair of disk %d failed unexpectedly and is retried", self._disk.position)
 
     async def _wait(self) -> None:
-        pending = any(len(disk.corruption) or disk.corruption.files for disk in self._disks)
+        pending = len(self._disk.corruption) or self._disk.corruption.files
         try:
             async with asyncio.timeout(_RETRY_S if pending else None):
                 await self._wanted.wait()
@@ -73,12 +64,13 @@ class EntryRepair:
             return
         self._wanted.clear()
 
-    async def _repair_disk(self, disk: Disk, compaction: Compaction) -> None:
+    async def _repair_disk(self) -> None:
+        disk = self._disk
         for corrupt in disk.corruption.due(self._clock.monotonic()):
             if disk.core.failure:
                 return
             await self._repair_safely(disk, corrupt)
-        await compaction.empty_corrupt_files()
+        await self._compaction.empty_corrupt_files()
 
     async def _repair_safely(self, disk: Disk, corrupt: CorruptEntry) -> None:
         try:
