@@ -7,12 +7,15 @@ readable is decided by the shell. It does no I/O.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from stratalog_bookies.disk.core.disk_core import DiskCore
 from stratalog_bookies.disk.core.index import Ledger, Row, Run, clusters, merged
 from stratalog_bookies.protocol.messages import Range, Status
 
+RUNS_AT_ONCE: Final = 256
+ROWS_AT_ONCE: Final = 65_536
+"""Runs, and rows of 2 MiB, after which no runs of further ranges are added to those to load: they may be beyond the budget."""
 _ENTRY_ID_MAX = 2**63 - 1
 
 
@@ -76,13 +79,31 @@ def locate(core: DiskCore, ranges: Sequence[Range], budget: Budget) -> list[Foun
     """
     mark = budget.mark()
     answer = []
-    for each in ranges:
+    for index, each in enumerate(ranges):
         found = _locate_range(core, each, budget)
         if isinstance(found, RunsNeeded):
             budget.reset(mark)
-            return found
+            return RunsNeeded(_with_following(core, found.runs, ranges[index + 1 :]))
         answer.append(found)
     return answer
+
+
+def _with_following(core: DiskCore, needed: Sequence[Run], ranges: Sequence[Range]) -> list[Run]:
+    """The runs needed now, and the first ones that each of the following ranges lacks.
+
+    After a restart a thousand ranges may lack runs. With a load for each range, all before it would be located again each time.
+    """
+    runs = dict.fromkeys(needed)
+    rows = sum([run.count for run in needed])
+    for each in ranges:
+        if len(runs) >= RUNS_AT_ONCE or rows >= ROWS_AT_ONCE:
+            break
+        ledger = core.contents.ledgers.get(each.ledger_id)
+        between = clusters(ledger.runs_between(each.first, each.last)) if ledger is not None else ()
+        missing = next((lacking for cluster in between if (lacking := [run for run in cluster if run.rows is None])), [])
+        runs.update(dict.fromkeys(missing))
+        rows += sum([run.count for run in missing])
+    return list(runs)
 
 
 def _locate_range(core: DiskCore, wanted: Range, budget: Budget) -> Found | RunsNeeded:
