@@ -57,6 +57,8 @@ class Compaction:
                 await self._disk.leave_file(generation)
                 await self._disk.commit.durable(self._disk.core.log.sequence)
                 self._disk.files.advance()
+            elif file.unmovable and self._disk.corruption.holds(generation):
+                continue  # Walking through it again and again would find only what waits for its repair.
             elif await self._empty(file):
                 _log.warning("log file %016x had corrupt frames; its entries were copied to a newer file", generation)
                 self._disk.counters.repaired_files += 1

@@ -60,6 +60,10 @@ class KnownCorruption:
         self.found += 1
         return True
 
+    def holds(self, generation: int) -> bool:
+        """Whether an entry in log file ``generation`` waits for a good copy."""
+        return any(each.generation == generation for each in self._entries.values())
+
     def due(self, now: float) -> list[CorruptEntry]:
         return [each for each in self._entries.values() if each.due_s <= now]
 
