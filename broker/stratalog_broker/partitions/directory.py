@@ -17,13 +17,21 @@ class PartitionDirectory:
 
     def topic_by_id(self, topic_id: bytes) -> Topic | None:
         """Return the topic with this id (sixteen bytes), whichever brokers serve it."""
-        topic = self._topics.get(topic_id)
+        topic = self._known(topic_id)
         view = self._view
         if topic is None and self._topics_index != view.index:
             self._topics_index = view.index
             self._topics = {record.topic_id.bytes: record for record in view.all(Topic)}
-            topic = self._topics.get(topic_id)
+            topic = self._known(topic_id)
         return topic
+
+    def _known(self, topic_id: bytes) -> Topic | None:
+        """Return the indexed topic, unless its name is another topic's by now: ``forget`` is not called if the view learns of
+        a deletion and the next creation in one change.
+        """
+        known = self._topics.get(topic_id)
+        current = self._view.find(Topic, topic_key(known.name)) if known is not None else None
+        return current if current is not None and current.topic_id.bytes == topic_id else None
 
     def topic_by_name(self, name: bytes) -> Topic | None:
         """Return the topic with this name (UTF-8), whichever brokers serve it."""
