@@ -51,30 +51,38 @@ class OutgoingHandovers:
         self._view = metadata.view
         self._places, self._quiet_places = BatchedSemaphore(HELD_AT_ONCE), BatchedSemaphore(QUIET_AT_ONCE)
         self._updates = SharedGuardedUpdates(metadata)
+        self._latest: dict[PartitionLog, object] = {}
+        """The last handover that has held each partition, until that has ended."""
 
     async def hand_over(self, log: PartitionLog) -> None:
         """Wait for a slot, then hand ``log``'s partition over to the next owner named in its record."""
-        log.is_leaving = True
+        log.is_leaving, this = True, object()
         try:
             async with self._places if log.is_busy else self._quiet_places:
-                await self._hand_over(log)
+                await self._hand_over(log, this)
         except StratalogError as failure:
             if log.is_serving:
                 _log.info("handing over %s: %s", log.topic_partition, failure)
         finally:
             log.is_leaving = False
             log.go_on()
-        await self._serve_readers_again(log)
+        await self._serve_readers_again(log, this)
+        if self._latest.get(log) is this:
+            del self._latest[log]
 
-    async def _serve_readers_again(self, log: PartitionLog) -> None:
-        """Wait until the view shows the outcome of the handover; if the partition is still owned here, answer its readers."""
-        while log.is_serving and log.is_releasing:
+    async def _serve_readers_again(self, log: PartitionLog, this: object) -> None:
+        """Wait until the view shows the outcome of the handover; if the partition is still owned here, answer its readers.
+
+        If the next handover has begun meanwhile, its command may be under way: that handover answers the readers.
+        """
+        while log.is_serving and log.is_releasing and self._latest.get(log) is this:
             try:
                 await self._metadata.refresh()
             except StratalogError as failure:
                 _log.debug("the owner of %s is not known: %s", log.topic_partition, failure)
                 await asyncio.sleep(RETRY_S)
-            else:
+                continue
+            if self._latest.get(log) is this:
                 log.is_releasing = False
                 log.notify()
 
@@ -82,10 +90,11 @@ class OutgoingHandovers:
         """Stop proposing shared commands and cancel pending proposals."""
         await self._updates.close()
 
-    async def _hand_over(self, log: PartitionLog) -> None:
+    async def _hand_over(self, log: PartitionLog, this: object) -> None:
         """Seal and release. Raises what sealing raises, and ``Conflict`` or ``Fenced`` if the record has changed meanwhile."""
         if self._order_of(log) is None:
             return
+        self._latest[log] = this
         log.hold(partial(self._release_of, log))
         while log.is_serving and log.is_unsealed:
             await log.seal_all()

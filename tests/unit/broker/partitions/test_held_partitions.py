@@ -200,6 +200,46 @@ async def test_readers_wait_until_the_owner_is_certain(
             assert line.error_code is ErrorCode.not_leader_or_follower
 
 
+async def test_an_earlier_handover_does_not_answer_the_readers_of_a_later_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first order is taken back, and the second one's command is sent, before the first handover has refreshed the view."""
+    async with leaving(tmp_path, monkeypatch) as found:
+        metadata = found.cluster.brokers[found.log.requirement.owner].server.metadata
+        propose, refresh = metadata.propose, metadata.refresh
+        sent, arrives = [asyncio.Event(), asyncio.Event()], [asyncio.Event(), asyncio.Event()]
+        is_refreshing, may_refresh, is_refreshed = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+        async def propose_later(command: Command, timeout_s: float = 10.0) -> Applied:
+            if any(isinstance(each, Put) and isinstance(each.record, Partition) for each in command.updates):
+                number = int(sent[0].is_set())
+                sent[number].set()
+                await arrives[number].wait()
+            return await propose(command, timeout_s)
+
+        async def refresh_later(timeout_s: float = 10.0) -> int:
+            is_refreshing.set()
+            await may_refresh.wait()
+            index = await refresh(timeout_s)
+            is_refreshed.set()
+            return index
+
+        monkeypatch.setattr(metadata, "propose", propose_later)
+        monkeypatch.setattr(metadata, "refresh", refresh_later)
+        found.go_on.set()
+        async with asyncio.timeout(WAIT_S):
+            await sent[0].wait()
+            await found.put(NO_OWNER)
+            arrives[0].set()
+            await is_refreshing.wait()
+            await found.put(3 - found.log.requirement.owner)
+            await sent[1].wait()
+            may_refresh.set()
+            await is_refreshed.wait()
+        assert (await list_offset(found.client, "flights", -1)).error_code is ErrorCode.not_leader_or_follower
+        arrives[1].set()
+
+
 @pytest.mark.parametrize("in_flight", [1, 5])
 async def test_a_producer_whose_whole_pipeline_was_held_goes_on_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_flight: int
