@@ -174,13 +174,12 @@ class FetchCall:
             older = one.leader_epoch < core.leader_epoch
             code = ErrorCode.fenced_leader_epoch if older else ErrorCode.unknown_leader_epoch
             return PartitionFetched(one.index, int(code), leader=self._leader(log.topic_partition) if older else None)
-        high_watermark = core.high_watermark
         if one.last_epoch >= 0 or not core.log_start_offset <= one.offset <= core.next_offset:
             refused = refused_position(one, core)
             if refused is not None:
                 return refused
         unstable = core.first_unstable_offset
-        end_offset = unstable if unstable is not None and self._is_committed else high_watermark
+        end_offset = unstable if unstable is not None and self._is_committed else core.high_watermark
         room = min(one.bytes_max, self._bytes_max - self._bytes) if one.offset < end_offset else 0
         if room <= 0:
             return self._fetched(one, log, NOTHING)
@@ -342,7 +341,8 @@ class FetchCall:
             log = self._find(one.key, one.index)
             if log is None and self._replicas is not None and self._replicas.serves(line):
                 continue
-            if log is None or log is not self._logs[line] or log.core.high_watermark != self._results[line].high_watermark:
+            told = self._results[line].high_watermark  # -1 while the partition is being released
+            if log is None or log is not self._logs[line] or told != (-1 if log.is_releasing else log.core.high_watermark):
                 moved.append(line)
         return moved
 

@@ -188,3 +188,36 @@ async def test_only_partitions_with_new_records_are_checked_again(cluster: MiniC
     await connection.over()
     assert looked_at == [0, 1, 2, 1]
     assert b"second" in connection.answer
+
+
+async def test_a_read_that_fails_is_not_repeated_at_once_beside_a_partition_that_is_handed_over(
+    cluster: MiniCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The partition whose next owner is not certain yet seemed to have moved after each read: the fetch occupied a core."""
+    client, connection = await cluster.connect(), Connection()
+    for partition in range(2):
+        assert (await produce(client, "topic", batch(b"first"), partition=partition)).error_code == 0
+    logs = {log.topic_partition.partition: log for log in cluster.broker.partitions.all() if log.core.next_offset}
+    logs[0].is_releasing = True
+    logs[1].tail.clear()
+    reads: list[int] = []
+
+    async def fail(*arguments: Any) -> BatchRun:
+        reads.append(arguments[1])
+        raise Unavailable("later")
+
+    monkeypatch.setattr(cluster.broker.reader, "read", fail)
+    request = fetch_request("topic", 0, max_wait_ms=_WAIT_MS)
+    (topic,) = request.topics
+    (wanted,) = topic.partitions
+    partitions = tuple(replace(wanted, partition=index) for index in range(2))
+    body = memoryview(encode_entity(replace(request, topics=(replace(topic, partitions=partitions),))))
+    assert fetch(cluster, connection, body) is not None
+    async with asyncio.timeout(60):
+        while not watchers_of(cluster) and len(reads) < 10:  # noqa: ASYNC110 - no event tells
+            await asyncio.sleep(0)
+    assert (reads, watchers_of(cluster)) == ([0], 2)
+    logs[0].is_releasing = False
+    logs[0].notify()
+    await connection.over()
+    assert b"first" in connection.answer
