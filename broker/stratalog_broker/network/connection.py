@@ -17,6 +17,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Sequence
+from functools import partial
 from typing import Final, cast
 
 from stratalog_broker.configs.memory import DECODED_BYTES_MAX, DECODED_FACTOR, REQUEST_BYTES
@@ -210,10 +211,12 @@ class ClientConnection(asyncio.BufferedProtocol):
             else:
                 self._ends_with_client = info.ends_with_client
                 self._running = self._loop.create_task(run_handler(info, context, body))
-                self._running.add_done_callback(self._finished)
+                self._running.add_done_callback(partial(self._finished, context))
 
-    def _finished(self, task: asyncio.Task[None]) -> None:
+    def _finished(self, context: RequestContext, task: asyncio.Task[None]) -> None:
         self._running = None
+        if task.cancelled() or task.exception() is not None:
+            context.release()
         if not task.cancelled() and task.exception() is not None:
             _log.error("handling a request failed", exc_info=task.exception())
             self.close("a request could not be handled")

@@ -24,7 +24,10 @@ def dispatch_raw(info: HandlerInfo, context: RequestContext, body: memoryview) -
 
 
 async def run_handler(info: HandlerInfo, context: RequestContext, body: memoryview) -> None:
-    """Decode a request, await its handler, and send the response. A malformed request closes the connection."""
+    """Decode a request, await its handler, and send the response. A malformed request closes the connection.
+
+    The caller releases the request if this fails or is cancelled, which may be before its first step.
+    """
     assert info.handle is not None
     try:
         response = await info.handle(context, decode_request(info.key, context.api_version, body))
@@ -33,6 +36,3 @@ async def run_handler(info: HandlerInfo, context: RequestContext, body: memoryvi
     except Corrupt as malformed:
         context.close_connection(malformed.message)
         context.release()
-    except BaseException:
-        context.release()
-        raise

@@ -162,3 +162,21 @@ async def test_a_pipelined_fetch_waits_until_the_response_before_it_is_charged(
     assert len(written) == 30
     assert max(written) < 2 * size
     await client.close()
+
+
+async def test_a_request_whose_client_is_gone_before_it_begins_frees_its_memory(cluster: MiniCluster) -> None:
+    """Its task is cancelled before its first step, as when a pipelined request is begun and the write before it fails."""
+    connections = cluster.broker.connections
+    async with a_client_that_reads_nothing(cluster) as (_, held):
+        wanted = request(2, 1, "ListOffsetsPartition", partition_index=0, timestamp=5)
+        topic = request(2, 1, "ListOffsetsTopic", name="topic", partitions=(wanted,))
+        body = encode_entity(request(2, 1, "ListOffsetsRequest", replica_id=-1, topics=(topic,)))
+        frame = struct.pack(">ihhih", 10 + len(body), 2, 1, 7, -1) + body
+        held.get_buffer(-1)[: len(frame)] = frame
+        held.buffer_updated(len(frame))
+        running = held._running
+        assert running is not None
+        held.connection_lost(None)
+        await asyncio.wait([running])
+        assert running.cancelled()
+        assert connections.bytes_held == 0
