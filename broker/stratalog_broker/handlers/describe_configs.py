@@ -54,9 +54,9 @@ def _describe(
             rows = config_commands.describe(named)
     except StratalogError as failure:
         error, message = admin_error_code_of(failure), failure.message
-    wanted = resource.configuration_keys
+    wanted = resource.configuration_keys  # as in Kafka, an empty list asks for all configs, too
     configs = tuple(
-        _config(context, row, synonyms=synonyms, documented=documented) for row in rows if wanted is None or row.name in wanted
+        _config(context, row, synonyms=synonyms, documented=documented) for row in rows if not wanted or row.name in wanted
     )
     return _result(context, resource, error, message, configs)
 

@@ -239,6 +239,23 @@ async def test_configs_in_every_version(mini_cluster: MiniCluster) -> None:
             assert (await described(client, version, 4, "1"))["broker.id"].value == "1"
 
 
+async def test_an_empty_list_of_configs_asks_for_all_of_them(mini_cluster: MiniCluster) -> None:
+    """As in Kafka: it is what clients send whose messages have no null by default. They were told of no config at all."""
+    async with connect(mini_cluster.bootstrap) as client:
+        await create(client, "flights")
+        counts = []
+        for keys in (None, (), ("segment.bytes",)):
+            for version in versions(32):
+                row = part(
+                    32, version, "DescribeConfigsResource", resource_type=2, resource_name="flights", configuration_keys=keys
+                )
+                answer = await client.send(32, version, resources=(row,), include_synonyms=False, include_documentation=False)
+                counts.append(len(answer.results[0].configs))
+        every, empty, one = (set(counts[at : at + len(counts) // 3]) for at in range(0, len(counts), len(counts) // 3))
+        assert (empty, one) == (every, {1})
+        assert len(every) == 1
+
+
 async def alter_defaults(client: WireClient, version: int, *changes: tuple[str, int, str | None]) -> Any:
     """Set (0) or delete (1) cluster-wide defaults, and return the row of the response."""
     rows = tuple(
