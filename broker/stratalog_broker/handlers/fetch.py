@@ -180,7 +180,7 @@ class FetchCall:
                 return refused
         unstable = core.first_unstable_offset
         end_offset = unstable if unstable is not None and self._is_committed else core.high_watermark
-        room = min(one.bytes_max, self._bytes_max - self._bytes) if one.offset < end_offset else 0
+        room = min(max(one.bytes_max, 1), self._bytes_max - self._bytes) if one.offset < end_offset else 0
         if room <= 0:
             return self._fetched(one, log, NOTHING)
         found: Batches | None = log.tail.read(one.offset, end_offset, room)
@@ -239,7 +239,7 @@ class FetchCall:
 
     def _look_at_history(self, line: int, one: FetchWanted, history: ColdHistory) -> PartitionFetched:
         """Serve cold history of a partition that another broker owns."""
-        room = min(one.bytes_max, self._bytes_max - self._bytes)
+        room = min(max(one.bytes_max, 1), self._bytes_max - self._bytes)
         if room <= 0 or (self._replicas is not None and self._replicas.stale):
             return self._fetched(one, history, NOTHING)
         return self._explained(line, one, history, history.core.end_offset, None)

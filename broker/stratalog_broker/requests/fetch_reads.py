@@ -78,7 +78,7 @@ class FetchReads:
         for line, one, log, end_offset in self._unread:
             if room <= 0:
                 break
-            share = min(one.bytes_max, room)
+            share = min(max(one.bytes_max, 1), room)
             try:
                 task = self._pending_reads.start(log, one.offset, end_offset, share)
             except StratalogError:

@@ -7,6 +7,7 @@ import datetime
 import itertools
 import struct
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -246,6 +247,24 @@ async def test_unknown_partitions_get_an_error(mini_cluster: MiniCluster, client
     assert (await fetch(client, flights, 99)).error_code is ErrorCode.offset_out_of_range
     assert (await fetch(client, flights, 0, leader_epoch=99)).error_code is ErrorCode.unknown_leader_epoch
     assert (await fetch(client, flights, 0, leader_epoch=0)).error_code is ErrorCode.fenced_leader_epoch
+
+
+@pytest.mark.parametrize("is_in_tail", [True, False])
+async def test_a_fetch_of_no_bytes_returns_one_batch(
+    mini_cluster: MiniCluster, client: RawClient, flights: str, is_in_tail: bool
+) -> None:
+    """As in Kafka: a consumer with ``max.partition.fetch.bytes=0`` got nothing, permanently."""
+    await create(mini_cluster, flights)
+    for value in (b"first", b"second"):
+        await produce(client, flights, batch(value))
+    if not is_in_tail:
+        log = mini_cluster.broker.partitions.find_by_name(flights.encode(), 0)
+        assert log is not None
+        log.tail.clear()
+    sent = fetch_request(flights, 0, max_wait_ms=10_000, max_bytes=0)
+    answer = await client.call(1, 11, replace(sent, max_bytes=MIB))
+    records = answer.responses[0].partitions[0].records
+    assert (read_header(records).next_offset, read_header(records).size_bytes) == (1, len(records))
 
 
 async def test_a_long_poll_ends_when_a_record_arrives(mini_cluster: MiniCluster, client: RawClient, flights: str) -> None:
