@@ -54,6 +54,9 @@ async def _delete(
     timeout_s: float,
 ) -> dict[str, Any]:
     """Delete one topic; return the fields of its row that its outcome decides."""
+    if name is not None and topic_id is not None:
+        text = f"both the name {name!r} and the id {topic_id} are given: choose one"
+        return {"name": name, "error_code": ErrorCode.invalid_request, "error_message": text}
     is_named = name is not None
     try:
         if name is None:

@@ -26,6 +26,9 @@ PAGE_PARTITIONS_MAX: Final = 2_000
 
 
 async def handle(context: RequestContext, request: Any, *, view: MetadataView, permissions: Permissions) -> Any:
+    if request.cursor is not None and request.cursor.partition_index < 0:
+        refused = tuple(_refused(context, str(topic.name), ErrorCode.invalid_request) for topic in request.topics)
+        return context.new("DescribeTopicPartitionsResponse", topics=refused, next_cursor=None)
     replicas = Replicas(view)
     room = min(max(request.response_partition_limit, 1), PAGE_PARTITIONS_MAX)
     rows: list[Any] = []

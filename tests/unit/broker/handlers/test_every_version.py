@@ -342,6 +342,30 @@ async def test_cluster_and_partitions(mini_cluster: MiniCluster) -> None:
         assert pages == [[("a", [0, 1]), ("b", [0])], [("b", [1]), ("c", [0, 1])], [("unknown", [])]]
 
 
+async def test_a_cursor_before_the_first_partition_is_refused(mini_cluster: MiniCluster) -> None:
+    """As in Kafka. Partitions of negative numbers were described."""
+    async with connect(mini_cluster.bootstrap) as client:
+        await create(client, "a", "b")
+        wanted = tuple(part(75, 0, "TopicRequest", name=name) for name in ("a", "b"))
+        cursor = part(75, 0, "Cursor", topic_name="a", partition_index=-3)
+        answer = await client.send(75, 0, topics=wanted, response_partition_limit=10, cursor=cursor)
+        refused = ErrorCode.invalid_request
+        assert [(row.name, row.error_code, row.partitions) for row in answer.topics] == [("a", refused, ()), ("b", refused, ())]
+        assert answer.next_cursor is None
+
+
+async def test_a_topic_is_deleted_by_its_name_or_by_its_id_but_not_by_both(mini_cluster: MiniCluster) -> None:
+    """As in Kafka. The topic of the name was deleted, whichever had the id."""
+    async with connect(mini_cluster.bootstrap) as client:
+        await create(client, "flights", "trains")
+        trains = mini_cluster.broker.metadata.view.find(Topic, topic_key("trains"))
+        assert trains is not None
+        topic = part(20, 6, "DeleteTopicState", name="flights", topic_id=trains.topic_id)
+        answer = await client.send(20, 6, topics=(topic,), timeout=SECONDS)
+        assert answer.responses[0].error_code is ErrorCode.invalid_request
+        assert {each.name for each in mini_cluster.broker.metadata.view.all(Topic)} == {"flights", "trains"}
+
+
 @pytest.mark.parametrize(("offset", "expected"), [(-1, NONE), (0, NONE), (3, ErrorCode.offset_out_of_range)])
 async def test_deleting_records(mini_cluster: MiniCluster, offset: int, expected: ErrorCode) -> None:
     async with connect(mini_cluster.bootstrap) as client:
