@@ -1,6 +1,7 @@
 """The latest values that client instances pushed, as metrics of the broker. Sans-IO.
 
-The number of series is bounded: for each client, and for all together. Series beyond a bound are dropped and counted.
+The number of series is bounded: for each client, and for all together. Series beyond a bound are dropped and counted. Clients
+without values take no memory here, so their number is bounded, too.
 """
 
 from __future__ import annotations
@@ -25,6 +26,10 @@ class PushedMetrics:
         self.dropped = 0
         """Values that were not taken because ``SERIES_MAX`` was reached."""
 
+    def __len__(self) -> int:
+        """Return the number of clients that have values."""
+        return len(self._clients)
+
     def put(self, instance_id: UUID, client_id: str, samples: Iterable[Sample]) -> None:
         """Replace or add to the values of a client, which pushes all of its metrics at once."""
         _, before = self._clients.get(instance_id, ("", {}))
@@ -36,8 +41,9 @@ class PushedMetrics:
                 self.dropped += 1
                 continue
             values[key] = sample.value + (before.get(key, 0.0) if sample.is_delta else 0.0)
-        self._clients[instance_id] = client_id, values
-        self._count += len(values)
+        if values:
+            self._clients[instance_id] = client_id, values
+            self._count += len(values)
 
     def forget(self, instance_id: UUID) -> None:
         """Remove the values of a client; no error if it has none."""

@@ -179,6 +179,17 @@ def test_values_are_replaced_added_bounded_and_forgotten(monkeypatch: pytest.Mon
     assert [(one.client_instance_id, one.last_value) for one in store.metrics()] == [(str(SECOND), 1.0)]
 
 
+def test_clients_without_values_leave_nothing_between_two_scrapes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each client that pushed nothing, or too late for the bound, left an entry until the next scrape, if there was one."""
+    monkeypatch.setattr(pushed_metrics, "SERIES_MAX", 2)
+    store = PushedMetrics()
+    for number in range(100):
+        store.put(UUID(int=number), "c", [Sample("m", "", 1.0, False)] if number % 2 else [])
+    assert len(store) == 2
+    store.put(UUID(int=1), "c", [])
+    assert (len(store), [one.client_instance_id for one in store.metrics()]) == (1, [str(UUID(int=3))])
+
+
 # -- over the wire
 
 
