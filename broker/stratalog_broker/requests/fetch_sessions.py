@@ -87,10 +87,11 @@ class FetchSessions:
 
     def begin(self, wanted: list[FetchWanted], now_s: float) -> FetchSession | None:
         """Return a new session, or None if there is no room for one."""
-        if len(self._sessions) >= self._sessions_max and not self._evict(now_s):
+        if not 0 < len(wanted) <= self._partitions_max:
             return None
-        if not wanted or self._partitions + len(wanted) > self._partitions_max:
-            return None
+        while len(self._sessions) >= self._sessions_max or self._partitions + len(wanted) > self._partitions_max:
+            if not self._evict(now_s):
+                return None
         session_id = self._random.randrange(2**31 - 1) + 1
         while session_id in self._sessions:
             session_id = self._random.randrange(2**31 - 1) + 1
@@ -113,6 +114,8 @@ class FetchSessions:
         before = len(session.partitions)
         session.update(wanted, forgotten)
         self._partitions += len(session.partitions) - before
+        while self._partitions > self._partitions_max and self._evict(now_s):
+            pass
         if self._partitions > self._partitions_max:
             self.end(session_id)
             raise SessionRefused(ErrorCode.fetch_session_id_not_found)

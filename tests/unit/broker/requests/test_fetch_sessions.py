@@ -52,6 +52,25 @@ def test_sessions_are_bounded_and_only_idle_ones_give_way() -> None:
     sessions.resume(first.session_id, 2, [], [], EVICTABLE_AFTER_S + 2)
 
 
+def test_sessions_of_clients_that_are_gone_give_way_when_partitions_are_short() -> None:
+    """Sessions that nobody closed kept their partitions until the broker restarted, and no other consumer got a session."""
+    sessions = FetchSessions(10, 6, Random(1))
+    gone = [sessions.begin(wanted(0, 1), 0.0) for _ in range(2)]
+    used = sessions.begin(wanted(0, 1), 1.0)
+    assert used is not None
+    assert sessions.begin(wanted(0), 1.0) is None
+    now_s = EVICTABLE_AFTER_S + 0.5
+    assert sessions.begin(wanted(*range(7)), now_s) is None
+    assert len(sessions) == 3, "it could not have a session in place of all others"
+    sessions.resume(used.session_id, 1, wanted(2, 3), [], now_s)
+    assert len(sessions) == 2
+    assert sessions.begin(wanted(0, 1), now_s) is not None
+    assert len(sessions) == 2
+    with pytest.raises(SessionRefused):
+        sessions.resume(used.session_id, 2, wanted(4), [], now_s)
+    assert all(session is not None for session in gone)
+
+
 def test_epochs_wrap_to_one() -> None:
     sessions = FetchSessions(2, 1_000, Random(1))
     session = sessions.begin(wanted(0), 0.0)
