@@ -4,8 +4,9 @@ Each batch is checked by its header; for some topics its records are examined, t
 appended again, but gets the outcome of its first attempt. The first batch of a transaction waits for the transaction's
 coordinator; batches that wait for one answer are appended in their order.
 
-Difference from Apache Kafka: the delete horizon of a batch (KIP-534) is removed. Compaction would believe it, and delete
-tombstones before ``delete.retention.ms`` is over, as Kafka's does.
+As in Kafka, a batch does not keep the attribute that its timestamps are the broker's. Differences from Apache Kafka: it is not
+refused for it in a topic where they are. Nor does a batch keep a delete horizon (KIP-534): compaction would believe it, and
+delete tombstones before ``delete.retention.ms`` is over, as Kafka's does.
 """
 
 from __future__ import annotations
@@ -28,11 +29,11 @@ from stratalog_broker.requests.pending_produce import ADDING_VERSION, PendingPro
 from stratalog_broker.requests.produce_checks import Refused, check_produced
 from stratalog_broker.requests.produced_records import Examined, Produced
 from stratalog_core.batches.batch import (
-    DELETE_HORIZON_BIT,
+    BROKER_BITS,
     TRANSACTIONAL_BIT,
     BatchHeader,
     assign_log_append_time,
-    clear_delete_horizon,
+    clear_broker_bits,
 )
 from stratalog_core.batches.checkpoint import SequencedBatch
 from stratalog_core.errors import NotLeader, StratalogError
@@ -77,8 +78,8 @@ class BatchAppend:
             raise Refused(ErrorCode.invalid_record, "no record batch was sent for the partition")
         log = self._log
         header = check_produced(batch, log.configs, now_ms)
-        if header.attributes & DELETE_HORIZON_BIT:
-            header = clear_delete_horizon(batch)
+        if header.attributes & BROKER_BITS:
+            header = clear_broker_bits(batch)
         if log.configs.examines_records:
             produced = Produced(batch, header, log.configs, now_ms, self._context.charge)
             if not self._produce.records.check_at_once(log.topic_partition, produced):

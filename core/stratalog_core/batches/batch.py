@@ -35,6 +35,8 @@ TRANSACTIONAL_BIT: Final = 0x10
 CONTROL_BIT: Final = 0x20
 DELETE_HORIZON_BIT: Final = 0x40
 """Set by compaction (KIP-534): the base timestamp is the time from which the batch's tombstones may be deleted."""
+BROKER_BITS: Final = TIMESTAMP_TYPE_BIT | DELETE_HORIZON_BIT
+"""Attributes that are not the producer's to set."""
 
 LOCATED_RECORDS_MAX: Final = 1_000_000
 """Records of a batch that compaction and erasure take apart at most: a row has 64 bytes, few KB can expand to 20 million."""
@@ -183,10 +185,10 @@ def assign_offset(batch: bytearray | memoryview, base_offset: int, leader_epoch:
     _LEADER_EPOCH.pack_into(batch, 12, leader_epoch)
 
 
-def clear_delete_horizon(batch: bytearray | memoryview) -> BatchHeader:
-    """Remove the delete horizon of one batch, recompute its CRC, and return its header. Records keep their timestamps."""
+def clear_broker_bits(batch: bytearray | memoryview) -> BatchHeader:
+    """Remove ``BROKER_BITS`` of one batch, recompute its CRC, and return its header. Records have their own timestamps then."""
     (attributes,) = _ATTRIBUTES.unpack_from(batch, 21)
-    _ATTRIBUTES.pack_into(batch, 21, attributes & ~DELETE_HORIZON_BIT)
+    _ATTRIBUTES.pack_into(batch, 21, attributes & ~BROKER_BITS)
     _CRC.pack_into(batch, 17, crc32c(memoryview(batch)[CRC_START:]))
     return read_header(batch)
 

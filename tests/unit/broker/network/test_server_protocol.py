@@ -31,8 +31,8 @@ from stratalog_broker.configs.memory import MemoryShares
 from stratalog_broker.handlers import metadata
 from stratalog_broker.partitions import quorum_admission as admission
 from stratalog_broker.protocol.entities import encode_response as encode_entity
-from stratalog_core.batches.batch import read_header
-from stratalog_core.batches.records import iterate_records
+from stratalog_core.batches.batch import TIMESTAMP_TYPE_BIT, check_batch, read_header
+from stratalog_core.batches.records import Record, build_batch, iterate_records
 
 MIB = 1024 * 1024
 HOUR_S = 3600.0
@@ -200,6 +200,18 @@ async def test_log_append_time_stamps_the_batch(mini_cluster: MiniCluster, clien
     assert header.max_timestamp_ms >= before
     assert answer.log_append_time.timestamp() * 1000 == pytest.approx(header.max_timestamp_ms)
     assert {record.timestamp_ms for record in iterate_records(found.records)} == {header.max_timestamp_ms}
+
+
+async def test_a_producer_cannot_say_that_its_times_are_the_brokers(mini_cluster: MiniCluster, client: RawClient) -> None:
+    """As in Kafka. A batch that was fetched from a topic with LogAppendTime and is produced as it is made one time of all."""
+    for name, configs in (("created", {}), ("appended", {"message.timestamp.type": "LogAppendTime"})):
+        await create(mini_cluster, name, **configs)
+        records = [Record(offset=at, timestamp_ms=1_000 + at, key=None, value=b"x") for at in range(2)]
+        assert (await produce(client, name, bytes(build_batch(records, attributes=TIMESTAMP_TYPE_BIT)))).error_code == 0
+    found = (await fetch(client, "created", 0)).records
+    assert [record.timestamp_ms for record in iterate_records(found)] == [1_000, 1_001]
+    assert not check_batch(found).is_log_append_time
+    assert check_batch((await fetch(client, "appended", 0)).records).is_log_append_time
 
 
 async def test_a_batch_that_overtook_a_refused_one_gets_a_retriable_error(

@@ -15,7 +15,7 @@ from stratalog_core.batches.batch import (
     assign_log_append_time,
     assign_offset,
     check_batch,
-    clear_delete_horizon,
+    clear_broker_bits,
     crc_matches,
     iterate_headers,
     read_header,
@@ -105,10 +105,10 @@ def test_offset_and_epoch_are_assigned_without_touching_the_checksum(base_offset
     assert batch[16:] == before[16:]
 
 
-def test_a_delete_horizon_is_removed_without_changing_times() -> None:
-    batch = batch_of(compression=1, attributes=TRANSACTIONAL_BIT | DELETE_HORIZON_BIT)
+def test_what_only_brokers_set_is_removed_without_changing_times() -> None:
+    batch = batch_of(compression=1, attributes=TRANSACTIONAL_BIT | DELETE_HORIZON_BIT | TIMESTAMP_TYPE_BIT)
     before = read_header(batch)
-    header = clear_delete_horizon(memoryview(batch))
+    header = clear_broker_bits(memoryview(batch))
     assert header == check_batch(batch)
     assert header.delete_horizon_ms is None
     assert header._replace(crc=0) == before._replace(crc=0, attributes=TRANSACTIONAL_BIT | 1)
