@@ -211,6 +211,6 @@ class LogReader:
         return 0 if pointer is None else pointer.manifest_version
 
     def hot_start_offset(self, log: PartitionLog) -> int:
-        """Return the first offset on bookies (ListOffsets -4); the log's end if there is none."""
+        """Return the first offset on bookies (ListOffsets -4); the end of what is confirmed if there is none."""
         refs = self.hot_ledgers(log)
-        return max(refs[0].base_offset, log.core.log_start_offset) if refs else log.core.next_offset
+        return max(refs[0].base_offset, log.core.log_start_offset) if refs else log.core.high_watermark

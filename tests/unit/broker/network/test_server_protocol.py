@@ -26,10 +26,12 @@ from unit.broker.raw_client import (
     request,
 )
 
+from stratalog_bookies.client import LedgerWriter
 from stratalog_broker.admin.topics import NewTopic
 from stratalog_broker.configs.memory import MemoryShares
 from stratalog_broker.handlers import metadata
 from stratalog_broker.partitions import quorum_admission as admission
+from stratalog_broker.partitions.ledger_opening import LedgerOpening
 from stratalog_broker.protocol.entities import encode_response as encode_entity
 from stratalog_core.batches.batch import TIMESTAMP_TYPE_BIT, check_batch, read_header
 from stratalog_core.batches.records import Record, build_batch, iterate_records
@@ -355,6 +357,31 @@ async def test_offsets_by_name_and_by_time(mini_cluster: MiniCluster, client: Ra
     assert found == expected
     for timestamp, version in ((-6, 10), (-7, 11)):
         assert (await list_offset(client, flights, timestamp, version=version)).error_code is ErrorCode.unsupported_version
+
+
+async def test_the_earliest_local_offset_is_not_beyond_records_that_wait_for_the_first_ledger(
+    mini_cluster: MiniCluster, client: RawClient, flights: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A consumer that began there skipped them."""
+    await create(mini_cluster, flights)
+    may_open, open_ledger = asyncio.Event(), LedgerOpening.open
+
+    async def open_later(opening: LedgerOpening, *arguments: Any) -> LedgerWriter:
+        await may_open.wait()
+        return await open_ledger(opening, *arguments)
+
+    monkeypatch.setattr(LedgerOpening, "open", open_later)
+    other = await mini_cluster.connect()
+    sending = asyncio.ensure_future(produce(other, flights, batch(b"first")))
+    log = mini_cluster.broker.partitions.find_by_name(flights.encode(), 0)
+    assert log is not None
+    async with asyncio.timeout(WAIT_S):
+        while not log.core.queue:  # noqa: ASYNC110 - no event tells
+            await asyncio.sleep(0.005)
+    assert (await list_offset(client, flights, -4)).offset == 0
+    may_open.set()
+    assert (await sending).base_offset == 0
+    await other.close()
 
 
 async def test_the_maximum_timestamp_is_that_of_a_readable_record(
