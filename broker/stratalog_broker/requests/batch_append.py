@@ -131,18 +131,29 @@ class BatchAppend:
                 )
             if self._is_retry(header):
                 return
-        self._append(batch, header, now_ms)
-        if self._produce.acks != ACKS_NONE:
-            self._produce.wait()
+        if self._produce.acks == ACKS_NONE:
+            self._append(batch, header, now_ms)
+            return
+        self._produce.wait()
+        try:
+            self._append(batch, header, now_ms)
+        except BaseException:
+            self._produce.done()  # Others are still expected, at least the end of the loop over all partitions.
+            raise
 
     def _append(self, batch: memoryview, header: BatchHeader, now_ms: int) -> None:
+        """Give the batch to the log. If the log finds itself inconsistent, it reports the batch as lost within this call."""
         log, acks = self._log, self._produce.acks
         if log.configs.is_log_append_time:
             self._append_time_ms = now_ms
             assign_log_append_time(batch, now_ms)
             header = header._replace(max_timestamp_ms=now_ms)
-        log.append(batch, header, acks, None if acks == ACKS_NONE else self._settle, self._context.release)
         self._context.hold()
+        try:
+            log.append(batch, header, acks, None if acks == ACKS_NONE else self._settle, self._context.release)
+        except BaseException:
+            self._context.release()
+            raise
 
     # -- the first batch of a transaction ------------------------------------------------------------------------------
 

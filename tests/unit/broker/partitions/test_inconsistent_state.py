@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from kio.schema.errors import ErrorCode
 from unit.broker.mini_cluster import WAIT_S, MiniCluster, run_cluster
 from unit.broker.partitions.test_ack_quorums import create, send, until
+from unit.broker.raw_client import batch, produce_request
 
 from stratalog_broker.partitions.core import PartitionCore
 from stratalog_broker.partitions.ledger_index import LedgerIndex
@@ -64,6 +66,25 @@ async def test_a_broken_invariant_resigns_the_partition_and_answers_its_batches(
     fail(monkeypatch, log, event, before=before)
     answer = await asyncio.wait_for(send(await cluster.connect(), "flights"), WAIT_S)
     assert answer.error_code is ErrorCode.not_leader_or_follower
+    await require_served_again(cluster, log)
+
+
+async def test_the_other_partitions_of_the_request_are_answered_as_they_are(
+    cluster: MiniCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The batch that was lost while it was added ended the request: the others were answered as late, and its bytes were
+    released twice.
+    """
+    log = await create(cluster, "flights")
+    await create(cluster, "airports")
+    client = await cluster.connect()
+    fail(monkeypatch, log, "commit")
+    first, second = (produce_request(topic, 0, batch(b"x")) for topic in ("flights", "airports"))
+    both = replace(first, topic_data=(*first.topic_data, *second.topic_data))
+    answer = await asyncio.wait_for(client.call(0, 9, both), WAIT_S)
+    codes = [topic.partition_responses[0].error_code for topic in answer.responses]
+    assert codes == [ErrorCode.not_leader_or_follower, ErrorCode.none]
+    await until(lambda: not cluster.broker.connections.bytes_held)
     await require_served_again(cluster, log)
 
 
