@@ -352,6 +352,8 @@ class Partitions:
             rolls=self._rolls,
         )
         write_deferred_markers(self._metadata, log, self._clock, self._spawn)
+        if not log.is_serving:
+            raise NotLeader(f"{identity} was lost before it was served")
         self._logs[identity] = log
         self._by_name[(topic.name.encode(), identity.partition)] = log
         self._by_id[(identity.topic_id.bytes, identity.partition)] = log

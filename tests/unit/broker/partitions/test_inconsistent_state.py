@@ -14,7 +14,9 @@ from unit.broker.mini_cluster import WAIT_S, MiniCluster, run_cluster
 from unit.broker.partitions.test_ack_quorums import create, send, until
 from unit.broker.raw_client import batch, produce_request
 
+from stratalog_broker.partitions import ownership
 from stratalog_broker.partitions.core import PartitionCore
+from stratalog_broker.partitions.deferred_markers import write_deferred_markers
 from stratalog_broker.partitions.ledger_index import LedgerIndex
 from stratalog_broker.partitions.log import PartitionLog
 from stratalog_core.errors import NotLeader
@@ -169,3 +171,22 @@ async def test_changed_defaults_reach_all_partitions_although_one_is_lost(
         cluster.broker.partitions._defaults_changed()
     assert {log, other} <= set(updated)
     await require_served_again(cluster, log)
+
+
+async def test_a_partition_that_is_lost_before_it_is_served_is_taken_over_again(
+    cluster: MiniCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As by a defect that its first marker meets. The lost owner was served, and answered no batch any more."""
+    lost, write = list[PartitionLog](), write_deferred_markers
+
+    def lose_the_first(metadata: Any, log: PartitionLog, *others: Any) -> None:
+        if log.topic.name == "flights" and not lost:
+            lost.append(log)
+            log._lose_inconsistent(AssertionError("a defect"))
+        else:
+            write(metadata, log, *others)
+
+    monkeypatch.setattr(ownership, "write_deferred_markers", lose_the_first)
+    log = await create(cluster, "flights")
+    assert log not in lost
+    assert (await send(await cluster.connect(), "flights")).error_code is ErrorCode.none
