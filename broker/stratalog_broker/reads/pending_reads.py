@@ -83,6 +83,10 @@ class PendingReads:
             self._read_ahead(log, served.run_end, end_offset)
         return served.batches, served.size
 
+    def is_kept_for_the_next(self, log: ReadableLog, offset: int) -> bool:
+        """Whether a fetch that does not wait for a read finds its result later: here, or in the blocks of the object store."""
+        return self._is_kept(log) or self._reader.is_cold(log, offset)
+
     def _read_ahead(self, log: ReadableLog, offset: int, end_offset: int) -> None:
         if (log, offset) in self._reads or self.runs.holds(_runs_of(log), offset) or self._reader.is_in_tail(log, offset):
             return

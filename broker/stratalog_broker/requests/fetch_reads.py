@@ -2,7 +2,8 @@
 
 All partitions are read side by side until the request's deadline. Once there are enough bytes to respond, slower partitions get
 only ``GRACE_S``, so that a replay does not delay a tail read. A read that is not finished leaves its partition empty, without
-an error, and continues for the next fetch.
+an error, and continues for the next fetch. Where its result is not kept until then, a fetch waits for it for a while whatever
+the client allows: a client that does not wait would never get records. Kafka's brokers do not count their reads as a wait.
 
 A compaction that removes an aborted transaction leaves its name for one more version of the history, for readers that have
 batches of the version before. Batches of an older one are dropped, and read again by the next fetch.
@@ -26,6 +27,8 @@ from stratalog_core.errors import StratalogError, Unavailable
 from stratalog_core.ports import Clock
 
 GRACE_S: Final = 0.02
+UNKEPT_S: Final = 0.5
+"""Kafka's default of ``fetch.max.wait.ms``."""
 _VERSIONS_MAX: Final = 1
 """By how many versions of the history batches may be older than the search for the transactions aborted in them."""
 _log = logging.getLogger(__name__)
@@ -74,6 +77,8 @@ class FetchReads:
 
     async def run(self, room: int, bytes_min: int, deadline: float) -> None:
         """Read up to ``room`` bytes until ``deadline``."""
+        if not all(self._pending_reads.is_kept_for_the_next(log, one.offset) for _, one, log, _ in self._unread):
+            deadline = max(deadline, self._clock.monotonic() + UNKEPT_S)
         reads: dict[asyncio.Task[BatchRun], tuple[int, FetchWanted, ReadableLog, int]] = {}
         for line, one, log, end_offset in self._unread:
             if room <= 0:

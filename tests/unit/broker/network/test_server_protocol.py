@@ -281,6 +281,27 @@ async def test_a_fetch_of_no_bytes_returns_one_batch(
     assert (read_header(records).next_offset, read_header(records).size_bytes) == (1, len(records))
 
 
+@pytest.mark.parametrize("policy", ["delete", "compact"])
+async def test_a_consumer_that_does_not_wait_gets_records_that_are_not_in_memory(
+    mini_cluster: MiniCluster, client: RawClient, flights: str, policy: str
+) -> None:
+    """What is read of a compacted topic is not kept for the next fetch: each fetch began the read again, and was over first."""
+    await create(mini_cluster, flights, **{"cleanup.policy": policy})
+    record = Record(offset=0, timestamp_ms=1_000, key=b"key", value=b"value")
+    assert (await produce(client, flights, bytes(build_batch([record])))).error_code == 0
+    log = mini_cluster.broker.partitions.find_by_name(flights.encode(), 0)
+    assert log is not None
+    log.tail.clear()
+    reads = mini_cluster.broker.pending_reads
+    for _ in range(5):
+        found = (await fetch(client, flights, 0, max_wait_ms=0)).records
+        while any(reads.reads_in_progress):  # noqa: ASYNC110 - no event tells
+            await asyncio.sleep(0.001)
+        if found:
+            break
+    assert found
+
+
 async def test_a_long_poll_ends_when_a_record_arrives(mini_cluster: MiniCluster, client: RawClient, flights: str) -> None:
     await create(mini_cluster, flights)
     # Longer than the client waits for a response: only the record can end the poll in time.

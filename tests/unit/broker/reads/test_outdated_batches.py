@@ -65,6 +65,7 @@ async def test_batches_older_than_the_version_before_are_read_again(commits: int
 
     reading.start = lambda *_: asyncio.ensure_future(read())
     reading.taken = lambda *_: ([BATCH], len(BATCH))
+    reading.is_kept_for_the_next = lambda *_: False
     reading.version_of = lambda task: 3
     clock: Any = SimpleNamespace(monotonic=lambda: 0.0)
     reads = FetchReads(reading, aborted, clock, sink, is_committed=True)  # type: ignore[arg-type]
