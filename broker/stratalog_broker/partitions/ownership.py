@@ -240,14 +240,22 @@ class Partitions:
         self._directory.put(topic)
         for index in range(topic.partition_count):
             if (log := self._by_id.get((topic.topic_id.bytes, index))) is not None:
+                self._unname(log)
+                self._by_name[(topic.name.encode(), index)] = log
                 log.update_topic(topic)
 
     def _drop(self, log: PartitionLog) -> None:
         identity = log.topic_partition
         self._logs.pop(identity, None)
-        self._by_name.pop((log.topic.name.encode(), identity.partition), None)
+        self._unname(log)
         self._by_id.pop((identity.topic_id.bytes, identity.partition), None)
         log.resign()
+
+    def _unname(self, log: PartitionLog) -> None:
+        """Find the partition by its topic's name no more. In an archive, another topic may have that name by now."""
+        name = log.topic.name.encode(), log.topic_partition.partition
+        if self._by_name.get(name) is log:
+            del self._by_name[name]
 
     # -- taking over -------------------------------------------------------------------------------------------------
 
@@ -330,27 +338,18 @@ class Partitions:
 
     def _serve(self, topic: Topic, taken: TakenOver, application: InternalTopicApplication | None) -> None:
         identity = identity_of(taken.partition)
-        log = PartitionLog(
-            settings=self._settings,
-            metadata=self._metadata,
-            ledgers=self._ledgers,
-            clock=self._clock,
-            random=self._random,
-            topic=topic,
-            topic_partition=identity,
-            core=PartitionCore(
-                state=taken.state,
-                leader_epoch=taken.partition.leader_epoch,
-                log_start_offset=taken.log_start_offset,
-                limits=TopicConfigs.in_force(topic, self._view).roll_limits(self._settings.ledger_idle_ms),
-                queue_bytes_max=self._settings.partition_queue_bytes,
-            ),
-            tails=self.memory.tails,
-            indexes=self.memory.indexes,
-            application=application,
-            on_lost=self._on_lost,
-            rolls=self._rolls,
+        core = PartitionCore(
+            state=taken.state,
+            leader_epoch=taken.partition.leader_epoch,
+            log_start_offset=taken.log_start_offset,
+            limits=TopicConfigs.in_force(topic, self._view).roll_limits(self._settings.ledger_idle_ms),
+            queue_bytes_max=self._settings.partition_queue_bytes,
         )
+        log = PartitionLog(
+            settings=self._settings, metadata=self._metadata, ledgers=self._ledgers, clock=self._clock, random=self._random,
+            topic=topic, topic_partition=identity, core=core, tails=self.memory.tails, indexes=self.memory.indexes,
+            application=application, on_lost=self._on_lost, rolls=self._rolls,
+        )  # fmt: skip
         write_deferred_markers(self._metadata, log, self._clock, self._spawn)
         if not log.is_serving:
             raise NotLeader(f"{identity} was lost before it was served")
