@@ -97,6 +97,7 @@ class ClientConnection(asyncio.BufferedProtocol):
                 self._frame_filled += nbytes
                 if self._frame_filled == len(self._frame):
                     frame, self._frame = self._frame, None
+                    self._registry.arrived(len(frame) + REQUEST_BYTES)
                     self._received(frame)
             else:
                 end = len(self._rest) + nbytes
@@ -123,6 +124,7 @@ class ClientConnection(asyncio.BufferedProtocol):
                 self._frame_filled = end - position
                 frame[: self._frame_filled] = buffer[position:end]
                 self._frame = frame
+                self._registry.arriving(size + REQUEST_BYTES)
                 return
             self._received(memoryview(bytearray(buffer[position : position + size])))
             position += size
@@ -344,6 +346,7 @@ class ClientConnection(asyncio.BufferedProtocol):
             self._muted.cancel()
         if self._frame is not None:
             self._registry.discharge(len(self._frame) + REQUEST_BYTES)
+            self._registry.arrived(len(self._frame) + REQUEST_BYTES)
             self._frame = None
         # Cancel requests that wait or only read. Let others finish, for they may change something, and discard their responses.
         if self._running is not None and self._ends_with_client:

@@ -64,6 +64,10 @@ class ConnectionRegistry:
         """In the order in which they were opened, so that a simulated broker closes them in the same order in every run."""
         self._silent = SilentClients(self._connections, settings.connection_idle_ms / 1000)
         self._bytes_held = 0
+        self._arriving_bytes = 0
+        """Those of ``_bytes_held`` for requests that are still being received, for as long as their clients take."""
+        self._has_arrived = False
+        """They have become fewer since the stalled connections were last resumed."""
         self._stalled: dict[ManagedConnection, None] = {}
         self._making_room = False
         self._answered = asyncio.Event()
@@ -102,12 +106,28 @@ class ConnectionRegistry:
         self._answered.set()
 
     def charge(self, request_bytes: int) -> bool:
-        """Charge a request; return False if it does not fit now. A request is always admitted when no other is held."""
+        """Charge a request; return False if it does not fit now. A request is always admitted when no other is held.
+
+        Then no connection starts reading another request, unless the room is taken by requests that are still arriving: the
+        others are no reason why it does not fit, and their clients need not wait for a slow one.
+        """
         if self._bytes_held and self._bytes_held + request_bytes > self._request_bytes_max:
-            self._set_full(True)
+            if not self._arriving_bytes or self._arriving_bytes + request_bytes <= self._request_bytes_max:
+                self._set_full(True)
             return False
         self._bytes_held += request_bytes
         return True
+
+    def arriving(self, request_bytes: int) -> None:
+        """Note that a charged request is still being received."""
+        self._arriving_bytes += request_bytes
+
+    def arrived(self, request_bytes: int) -> None:
+        """Note that such a request is complete, or will never be."""
+        self._arriving_bytes -= request_bytes
+        self._has_arrived = True
+        if self._stalled:
+            self._make_room_soon()
 
     def charge_more(self, request_bytes: int) -> None:
         """Charge more bytes for a request that is already held; never refused."""
@@ -121,7 +141,11 @@ class ConnectionRegistry:
 
     def discharge(self, request_bytes: int) -> None:
         self._bytes_held -= request_bytes
-        if self.is_full and not self._making_room:
+        if self.is_full or (self._has_arrived and self._stalled):
+            self._make_room_soon()
+
+    def _make_room_soon(self) -> None:
+        if not self._making_room:
             self._making_room = True
             asyncio.get_running_loop().call_soon(self._make_room)
 
@@ -132,8 +156,10 @@ class ConnectionRegistry:
     def _make_room(self) -> None:
         self._making_room = False
         # Resume only below three quarters: each resumption calls every connection, so it must not follow each discharge.
-        if self._bytes_held > self._request_bytes_max // 4 * 3:
+        arriving = self._arriving_bytes
+        if self._bytes_held - arriving > max(self._request_bytes_max - arriving, 0) // 4 * 3:
             return
+        self._has_arrived = False
         self._set_full(False)
         stalled, self._stalled = self._stalled, {}
         for connection in stalled:

@@ -80,6 +80,29 @@ async def test_an_incomplete_frame_times_out_and_frees_its_memory(cluster: MiniC
     assert connections.bytes_held == 0
 
 
+@pytest.mark.parametrize("is_completed", [True, False])
+async def test_a_large_request_that_arrives_slowly_stops_no_small_ones(tmp_path: Path, is_completed: bool) -> None:
+    """It holds most of the memory for requests. When another one did not fit beside it, no client was read any more."""
+    async with run_cluster(tmp_path, memory_bytes=64 * MIB) as cluster:
+        connections, other = cluster.broker.connections, await cluster.connect()
+        slow = await half_sent(cluster, struct.pack(">i", 13 * MIB) + API_VERSIONS[4:])
+        waiting = await cluster.connect()
+        waiting.send_bytes(struct.pack(">i", 3 * MIB) + API_VERSIONS[4:])
+        await until(lambda: connections._stalled)
+        async with asyncio.timeout(60):
+            for _ in range(3):
+                await other.call(18, 0, request(18, 0, "ApiVersionsRequest"))
+        if is_completed:
+            slow.send_bytes(bytes(13 * MIB - len(API_VERSIONS) + 4))
+            assert await slow.receive_bytes()
+        await slow.close()
+        waiting.send_bytes(bytes(3 * MIB - len(API_VERSIONS) + 4))
+        assert await waiting.receive_bytes()
+        await waiting.close()
+        await until(lambda: not connections.bytes_held)
+        assert (connections._arriving_bytes, connections.is_full) == (0, False)
+
+
 async def test_an_idle_client_is_closed_and_a_waiting_one_is_not(cluster: MiniCluster) -> None:
     silent, lively = await cluster.connect(), await cluster.connect()
     for _ in range(round(60 / LOOK_S) + 1):
