@@ -7,7 +7,8 @@ COORDINATOR_LOAD_IN_PROGRESS while this broker takes it over.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Any, Final, Generic
 
 from kio.schema.errors import ErrorCode
@@ -27,6 +28,8 @@ from stratalog_metadata.client.api import MetadataView
 from stratalog_metadata.records import Broker, Partition, Topic, TopicPartition, broker_key, partition_key, topic_key
 
 CREATE_TIMEOUT_S: Final = 10.0
+FOUND_AT_ONCE: Final = 1_000
+"""Keys of a request that are looked up in one turn of the event loop."""
 EnsureInternalTopic = Callable[[str, int, int, float], Awaitable[Topic]]
 """``(name, partitions, copies, timeout_s)``: returns the internal topic, after creating it if it does not exist."""
 
@@ -127,17 +130,32 @@ class CoordinatorLocator:
         self._kinds[kind.key_type] = kind
         return Coordinators(kind, self._broker_id, self._view, self._clock, self._partitions)
 
-    async def find(self, key_type: int, key: str) -> Broker:
-        """Return the broker that coordinates a key. Creates the topic if it does not exist.
+    async def find(self, key_type: int, keys: Sequence[str]) -> list[Broker | KafkaError]:
+        """Return for each key the broker that coordinates it. Creates the topic if it does not exist.
 
-        Raises ``KafkaError`` INVALID_REQUEST for a key type that is not served, as Kafka does for one that it does not know,
-        and COORDINATOR_NOT_AVAILABLE while the topic cannot be created or the partition has no live owner.
+        Errors are INVALID_REQUEST for a key type that is not served, as Kafka answers one that it does not know, and
+        COORDINATOR_NOT_AVAILABLE while the topic cannot be created or the partition has no live owner.
         """
+        try:
+            topic = await self._created(self._served(key_type))
+        except KafkaError as refused:
+            return [refused] * len(keys)
+        found = list[Broker | KafkaError]()
+        for number, key in enumerate(keys, start=1):
+            if number % FOUND_AT_ONCE == 0:
+                await asyncio.sleep(0)
+            try:
+                found.append(self._owner_of(topic, key))
+            except KafkaError as refused:
+                found.append(refused)
+        return found
+
+    def _served(self, key_type: int) -> CoordinatorKind[Any, Any]:
         kind = self._kinds.get(key_type)
         if kind is None:
             served = ", ".join(map(str, sorted(self._kinds)))
             raise KafkaError(ErrorCode.invalid_request, f"coordinators of key type {key_type} are not served; served: {served}")
-        return self._owner_of(await self._created(kind), key)
+        return kind
 
     async def _created(self, kind: CoordinatorKind[Any, Any]) -> Topic:
         """Return the topic of a kind, created if it does not exist. Raises ``KafkaError`` COORDINATOR_NOT_AVAILABLE."""

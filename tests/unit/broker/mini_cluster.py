@@ -225,7 +225,7 @@ async def until_all_served(cluster: MiniCluster) -> None:
 
 async def until_coordinated(cluster: MiniCluster, group_id: str) -> None:
     """Wait until the group's coordinator is loaded: librdkafka's commit fails until then."""
-    await cluster.broker.locator.find(KEY_TYPE, group_id)
+    await cluster.broker.locator.created_partition(KEY_TYPE, group_id)
     await until_all_served(cluster)
 
 

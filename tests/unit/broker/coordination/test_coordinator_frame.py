@@ -175,6 +175,13 @@ async def test_a_key_type_without_a_coordinator_is_refused(tmp_path: Path, key_t
         assert (old.error_code, old.node_id) == (ErrorCode.invalid_request, -1)
 
 
+async def test_every_key_of_a_request_is_answered(tmp_path: Path) -> None:
+    keys = [f"group-{number}" for number in range(1_500)]
+    async with run_cluster(tmp_path) as cluster:
+        found = await find(cluster, 0, *keys)
+        assert [row.key for row in found] == keys
+
+
 async def test_a_partition_that_is_lost_keeps_no_state() -> None:
     async def append(batch: bytearray) -> int:
         raise AssertionError("nothing is written")

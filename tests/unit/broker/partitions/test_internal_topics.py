@@ -79,7 +79,7 @@ class Offsets:
             while True:
                 for broker in self._cluster.brokers.values():
                     try:
-                        await broker.server.locator.find(KEY_TYPE, GROUP)
+                        await broker.server.locator.created_partition(KEY_TYPE, GROUP)
                         return broker.server.groups.coordinator_of(GROUP)
                     except (KafkaError, StratalogError):
                         await asyncio.sleep(0.01)
