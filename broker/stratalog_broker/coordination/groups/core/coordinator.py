@@ -164,7 +164,8 @@ class GroupCoordinator:
     def _check_join(self, group_id: str, request: JoinRequest) -> ErrorCode:
         if not self.table.is_name(group_id):
             return ErrorCode.invalid_group_id
-        names = (request.protocol_type, request.client_id, request.group_instance_id or "", *(n for n, _ in request.protocols))
+        own_names = (request.protocol_type, request.client_id, request.member_id, request.group_instance_id or "")
+        names = (*own_names, *(name for name, _ in request.protocols))
         if not all(len(name.encode()) <= self.table.limits.name_bytes_max for name in names):
             return ErrorCode.invalid_request
         if not self.table.consumers.is_empty(group_id):

@@ -236,6 +236,7 @@ def join(group: MixedGroup, member: ClassicMember, **changed: object) -> ErrorCo
         ({"session_timeout_ms": 1}, ErrorCode.invalid_session_timeout),
         ({"member_id": ""}, ErrorCode.member_id_required),
         ({"group_instance_id": "unknown"}, ErrorCode.unknown_member_id),
+        ({"member_id": "m" * 40_000}, ErrorCode.invalid_request),
         ({}, ErrorCode.none),
     ],
 )
