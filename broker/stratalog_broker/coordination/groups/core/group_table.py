@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import msgspec
+
 from stratalog_broker.coordination.groups.core.consumer.group import ConsumerGroupPhase
 from stratalog_broker.coordination.groups.core.consumer.groups import ConsumerGroups
 from stratalog_broker.coordination.groups.core.consumer.model import Topics
 from stratalog_broker.coordination.groups.core.consumer.settings import ConsumerLimits
 from stratalog_broker.coordination.groups.core.group import Group
-from stratalog_broker.coordination.groups.core.messages import GroupLimits
+from stratalog_broker.coordination.groups.core.messages import GroupImage, GroupLimits
 from stratalog_broker.coordination.groups.core.rebalance import GroupState
 from stratalog_broker.coordination.groups.core.store import GroupStore
 from stratalog_broker.coordination.wake_times import Instant
@@ -97,9 +99,14 @@ class GroupTable:
     def find_or_create(self, group_id: str, now: Instant) -> Group:
         group = self.find(group_id)
         if group is None:
-            image = self.store.images.get(group_id)
-            fresh = Group(group_id, self.limits.group, now.wall_ms)
-            group = self.live[group_id] = fresh if image is None else Group.from_image(image, self.limits.group, now)
+            stored = self.store.images.get(group_id)
+            if stored is None:
+                group = Group(group_id, self.limits.group, now.wall_ms)
+            else:
+                # It was deleted, which is not in the log yet. Nor need it be there that its members had left before.
+                without_members: GroupImage = msgspec.structs.replace(stored, members=(), leader=None)
+                group = Group.from_image(without_members, self.limits.group, now)
+            self.live[group_id] = group
         return group
 
     def forget_if_unused(self, group_id: str) -> None:

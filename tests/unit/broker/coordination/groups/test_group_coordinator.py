@@ -197,6 +197,18 @@ def test_a_join_after_an_unwritten_deletion_goes_on_from_what_is_stored() -> Non
     assert answer.generation == 3
 
 
+def test_a_join_after_an_unwritten_deletion_does_not_wait_for_members_that_have_left() -> None:
+    log = Log()
+    log.stable("g")
+    _, left = log.core.leave("g", [LeavingMember(member_id="m1")], NOW)
+    assert left, "its record is on its way to the log, where the member still is"
+    assert log.core.removals.plan_delete("g", NOW)[0] is ErrorCode.none
+    log.do(log.core.join("g", join_request(ticket=3), NOW))
+    answer = log.answers.pop()
+    assert isinstance(answer, JoinAnswer)
+    assert [member.member_id for member in answer.members] == ["m3"]
+
+
 def test_a_deletion_removes_a_group_that_is_on_its_way_to_the_log() -> None:
     log = Log()
     log.core.join("g", join_request(), NOW)
