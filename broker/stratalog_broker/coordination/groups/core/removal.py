@@ -17,7 +17,12 @@ from uuid import UUID
 
 from kio.schema.errors import ErrorCode
 
-from stratalog_broker.coordination.groups.core.expiry import CONSUMER_PROTOCOL, expired_offsets, topics_wanted_by
+from stratalog_broker.coordination.groups.core.expiry import (
+    CONSUMER_PROTOCOL,
+    expired_in_consumer_group,
+    expired_offsets,
+    topics_wanted_by,
+)
 from stratalog_broker.coordination.groups.core.group_table import GroupTable
 from stratalog_broker.coordination.groups.core.offset_commits import OffsetCommits
 from stratalog_broker.coordination.groups.core.rebalance import GroupState
@@ -107,10 +112,11 @@ class Removals:
         planned = list[tuple[str, list[CoordinatorRecord]]]()
         for group_id in self._table.all_ids():
             stored, pending = self._table.store.offsets_of(group_id), self._commits.pending_of(group_id)
-            expired = expired_offsets(self._table.find(group_id), stored, horizon_ms)
             consumers = self._table.consumers.find(group_id)
-            if consumers is not None:
-                expired = [name for name in expired if not consumers.is_subscribed_to(name[0])]
+            if consumers is None:
+                expired = expired_offsets(self._table.find(group_id), stored, horizon_ms)
+            else:
+                expired = expired_in_consumer_group(consumers, stored, horizon_ms)
             expired = [name for name in expired if name not in pending]
             goes = len(expired) == len(stored) and not pending and self._table.is_empty(group_id)
             records = chain(_offset_tombstones(group_id, expired), self._group_tombstones(group_id) if goes else ())

@@ -131,7 +131,7 @@ class Log:
         """The oldest write succeeds; ``arrived``: uncertain ones before it had succeeded, too."""
         write = self.writing.pop(0)
         earlier = self.uncertain if arrived else []
-        self._append(record for each in (*earlier, write) for record in each.records)
+        self.append(record for each in (*earlier, write) for record in each.records)
         self.uncertain.clear()
         self.do(self.core.on_written(write.group_id, write.token, ErrorCode.none, self.now))
 
@@ -149,7 +149,12 @@ class Log:
         self.now = Instant(self.now.monotonic_ms + delay_ms, self.now.wall_ms + delay_ms)
         self.do(self.core.tick(self.now))
 
-    def _append(self, records: Iterable[CoordinatorRecord]) -> None:
+    def expire(self) -> None:
+        """Offsets expire, and the group if nothing is left of it."""
+        for _, records in self.core.removals.plan_expiry(self.now):
+            self.append(records)
+
+    def append(self, records: Iterable[CoordinatorRecord]) -> None:
         apply = self.store.begin_batch()
         for record in records:
             self.records.append(record)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 from kio.schema.errors import ErrorCode
-from unit.broker.coordination.groups.consumer_members import GROUP, REBALANCE_MS, Log, Member, replayed
+from unit.broker.coordination.groups.consumer_members import DAY_MS, GROUP, REBALANCE_MS, Log, Member, replayed
 from unit.broker.coordination.groups.known_topics import KnownTopics
 
 from stratalog_broker.coordination.groups.core.consumer.group import ConsumerGroupPhase
@@ -283,6 +283,22 @@ def test_commits_in_transactions_are_checked_by_member_epoch(log: Log) -> None:
     assert commit(log, "a", 0, index=9, transactional=True) is ErrorCode.illegal_generation
     assert commit(log, "nobody", -1, transactional=True) is ErrorCode.unknown_member_id
     assert commit(log, "", -1, transactional=True) is ErrorCode.none, "TxnOffsetCommit need not name a member, as in Kafka"
+
+
+def test_offsets_of_an_empty_group_expire_when_it_has_been_empty_for_long(log: Log) -> None:
+    member = Member("a")
+    log.beat(member)
+    _, records = log.core.commits.plan(GROUP, "a", None, member.epoch, [Commit("t", 0, 5)], log.now)
+    log.append(records)
+    log.wait(8 * DAY_MS)
+    log.confirm_all()
+    assert log.group.phase is ConsumerGroupPhase.EMPTY
+    log.fail_over()
+    log.expire()
+    assert log.store.offsets_of(GROUP), "somebody subscribed to the topic a moment ago"
+    log.wait(7 * DAY_MS)
+    log.expire()
+    assert log.core.table.group_ids() == []
 
 
 def test_offsets_are_fetched_by_member_epoch(log: Log) -> None:
