@@ -5,6 +5,8 @@ already written is written again, which changes nothing: its coordinator never g
 coordinator or an older producer epoch is refused, with Kafka's rules for each transaction version. Internal partitions take
 markers, too: those of __consumer_offsets end the offsets that a transaction has committed.
 
+The answer does not wait for a marker longer than its coordinator waits for the answer: that has the outcome of all others.
+
 ALTER or CLUSTER_ACTION on the cluster is needed, as in Kafka: an operator ends a hanging transaction with a marker, too.
 
 Version 2 carries the transaction version (KIP-1228); markers of version 1 belong to transactions of the versions 0 and 1.
@@ -18,6 +20,7 @@ from typing import Any, Final, NamedTuple
 from kio.schema.errors import ErrorCode
 
 from stratalog_broker.configs.settings import BrokerSettings
+from stratalog_broker.coordination.transactions.marker_sender import TIMEOUT_S
 from stratalog_broker.partitions.internal_appends import append_now
 from stratalog_broker.partitions.ownership import Partitions
 from stratalog_broker.protocol.errors import produce_error_code_of
@@ -33,6 +36,7 @@ from stratalog_core.ports import Clock
 
 _ACCESS: Final = Access(Operation.CLUSTER_ACTION, Resource.CLUSTER)
 _EPOCH_RAISING_VERSION: Final = 2
+ANSWER_WITHIN_S: Final = TIMEOUT_S / 2
 _REFUSALS: Final = {
     MarkerVerdict.PRODUCER_FENCED: ErrorCode.invalid_producer_epoch,
     MarkerVerdict.COORDINATOR_FENCED: ErrorCode.transaction_coordinator_fenced,
@@ -72,7 +76,7 @@ async def handle(
     tasks = [task for *_, task in rows]
     try:
         if tasks:
-            await asyncio.wait(tasks, timeout=settings.append_timeout_ms / 1000)
+            await asyncio.wait(tasks, timeout=min(settings.append_timeout_ms / 1000, ANSWER_WITHIN_S))
     finally:
         for task in tasks:
             task.cancel()

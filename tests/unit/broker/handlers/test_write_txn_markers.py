@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
 from kio.schema.errors import ErrorCode
-from unit.broker.mini_cluster import WAIT_S, MiniCluster
+from unit.broker.mini_cluster import WAIT_S, MiniCluster, in_thread, until_served
+from unit.broker.partitions.test_failover import create_topic
 from unit.broker.raw_client import RawClient, fetch, fetch_request, list_offset, request
 from unit.broker.transactional import COMMITTED, append, mark, marker_request, partition_of, read_committed, transactional
 
+from stratalog_broker.coordination.transactions import marker_sender
+from stratalog_broker.handlers import write_txn_markers
 from stratalog_core.partition_state.transactions import ABORT, COMMIT
 
 TOPIC = "flights"
@@ -94,3 +98,21 @@ async def test_partitions_that_are_not_here_are_refused_one_by_one(flights: Mini
     assert [(row.partition_index, row.error_code) for row in rows] == [(0, 0), (99, ErrorCode.unknown_topic_or_partition)]
     assert await mark(client, "unknown", 1, COMMIT) is ErrorCode.unknown_topic_or_partition
     assert (await client.call(27, 1, request(27, 1, "WriteTxnMarkersRequest", markers=()))).markers == ()
+
+
+async def test_a_marker_that_cannot_be_written_does_not_hide_the_outcome_of_others(
+    flights: MiniCluster, client: RawClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its coordinator would send all of them again, and give up waiting again, for as long as that partition is stuck."""
+    monkeypatch.setattr(write_txn_markers, "ANSWER_WITHIN_S", 0.5)
+    await in_thread(lambda: create_topic(flights, "stuck", 1))
+    identity = partition_of(flights, "stuck")
+    await until_served(flights.broker, identity.topic_id)
+    stuck = flights.broker.partitions.find(identity)
+    assert stuck is not None
+    stuck.core.hold()
+    markers = [marker_request(topic, 1, COMMIT).markers[0] for topic in ("stuck", TOPIC)]
+    async with asyncio.timeout(marker_sender.TIMEOUT_S):
+        answer = await client.call(27, 1, request(27, 1, "WriteTxnMarkersRequest", markers=tuple(markers)))
+    codes = [marker.topics[0].partitions[0].error_code for marker in answer.markers]
+    assert codes == [ErrorCode.request_timed_out, ErrorCode.none]
