@@ -1,9 +1,12 @@
 """Asks the coordinators of transactions whether partitions of this broker belong to them (KIP-890).
 
 A partition's owner asks before it appends the first batch of a transaction. Producers of transaction version 1 have added the
-partition before, so the question is whether they have (``verify_only``); for version 2 the question itself adds it. One request
-per producer and epoch is under way at a time; partitions that are asked for meanwhile share the next one, and batches of one
+partition before, so the question is whether they have (``verify_only``); for version 2 the question itself adds it. A producer
+epoch has one question under way at a time; partitions that are asked for meanwhile share the next one, and batches of one
 partition share one answer. A question without an answer gets a code that the producer retries.
+
+The questions of all producers go to each partition of ``__transaction_state`` in one request at a time, over a connection of
+their own: what is added together is one write there, and a partition that confirms no writes delays the producers of no other.
 
 The transaction before is often about to end when the next one begins. While it has markers to write, the answer is
 CONCURRENT_TRANSACTIONS, and a marker removes the guard that stood when the question was sent. Then the question is asked again
@@ -14,7 +17,7 @@ producer whose batch overtakes another one takes the refusal of the second for a
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from kio.schema.errors import ErrorCode
@@ -23,7 +26,7 @@ from stratalog_broker.coordination.locator import CoordinatorLocator
 from stratalog_broker.partitions.appended_transactions import VerificationGuard
 from stratalog_broker.partitions.log import PartitionLog
 from stratalog_broker.peers.peers import Peers
-from stratalog_broker.protocol.entities import request_factory
+from stratalog_broker.protocol.entities import Structs, request_factory
 from stratalog_broker.protocol.errors import KafkaError
 from stratalog_core.batches.batch import BatchHeader
 from stratalog_core.errors import StratalogError
@@ -36,6 +39,8 @@ CONCURRENT_RETRY_S: Final = 0.005
 """About the time that markers take. Kafka's ``add.partitions.to.txn.retry.backoff.ms`` is 20: long for a short transaction."""
 CONCURRENT_PATIENCE_S: Final = 0.1
 """For how long to ask again: Kafka's ``add.partitions.to.txn.retry.backoff.max.ms``."""
+REQUEST_PLACES_MAX: Final = 1_000
+"""No further question is added to a request that asks about so many partitions."""
 _API_KEY: Final = 24
 _API_VERSION: Final = 5
 
@@ -94,6 +99,41 @@ class _Questions:
         self.next: dict[PartitionLog, _Question] = {}
 
 
+class _Asked(NamedTuple):
+    """The questions of one transaction as they are sent: ``codes`` gets the answers."""
+
+    transaction: Transaction
+    questions: Sequence[_Question]
+    codes: asyncio.Future[Mapping[_Place, ErrorCode]]
+
+    @property
+    def places(self) -> Sequence[_Place]:
+        return [question.place for question in self.questions]
+
+
+class _Lane:
+    """The questions to one partition of transactional ids."""
+
+    def __init__(self) -> None:
+        self.asked: list[_Asked] = []
+        """Those of the request under way."""
+        self.waiting: list[_Asked] = []
+        self.is_busy = False
+
+    def take(self) -> Sequence[_Asked]:
+        """Move the questions of the next request to ``asked`` and return them; a response names each transactional id once."""
+        taken, count = dict[str, _Asked](), 0
+        for each in self.waiting:
+            if count < REQUEST_PLACES_MAX and each.transaction.transactional_id not in taken:
+                taken[each.transaction.transactional_id] = each
+                count += len(each.questions)
+                for question in each.questions:
+                    question.renew()
+        self.asked = list(taken.values())
+        self.waiting = [each for each in self.waiting if taken.get(each.transaction.transactional_id) is not each]
+        return self.asked
+
+
 class TransactionVerifier:
     """One instance per broker. The number of questions is bounded by the memory of the requests that wait for them."""
 
@@ -102,6 +142,8 @@ class TransactionVerifier:
         self._peers = peers
         self._clock = clock
         self._questions: dict[Transaction, _Questions] = {}
+        self._lanes: dict[int, _Lane] = {}
+        """By partition of transactional ids."""
         self._tasks: set[asyncio.Task[None]] = set()
 
     def ask(self, transaction: Transaction, log: PartitionLog, header: BatchHeader) -> asyncio.Future[Verified]:
@@ -109,7 +151,7 @@ class TransactionVerifier:
         questions = self._questions.get(transaction)
         if questions is None:
             questions = self._questions[transaction] = _Questions()
-            self._spawn(transaction, questions)
+            self._spawn(self._run(transaction, questions))
         question = questions.asked.get(log) or questions.next.get(log)
         if question is None:
             question = questions.next[log] = _Question(log)
@@ -118,8 +160,8 @@ class TransactionVerifier:
         log.core.appended_transactions.guard(header)
         return question.answer
 
-    def _spawn(self, transaction: Transaction, questions: _Questions) -> None:
-        task = asyncio.get_running_loop().create_task(self._run(transaction, questions))
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -140,13 +182,13 @@ class TransactionVerifier:
             for question in (*questions.asked.values(), *questions.next.values()):
                 question.answer.cancel()
 
-    async def _answers(self, transaction: Transaction, questions: Sequence[_Question]) -> dict[_Place, ErrorCode]:
+    async def _answers(self, transaction: Transaction, questions: Sequence[_Question]) -> Mapping[_Place, ErrorCode]:
         """Ask until no answer is outdated, for a short time."""
         deadline = self._clock.monotonic() + CONCURRENT_PATIENCE_S
         while True:
             for question in questions:
                 question.renew()
-            codes = await self._ask_once(transaction, [question.place for question in questions])
+            codes = await self._ask_once(transaction, questions)
             found = [(question, codes.get(question.place, ErrorCode.network_exception)) for question in questions]
             is_outdated = any(question.is_outdated(code, adds=transaction.adds) for question, code in found)
             if not is_outdated or self._clock.monotonic() >= deadline:
@@ -154,23 +196,48 @@ class TransactionVerifier:
             if ErrorCode.concurrent_transactions in codes.values():
                 await asyncio.sleep(CONCURRENT_RETRY_S)
 
-    async def _ask_once(self, transaction: Transaction, places: Sequence[_Place]) -> dict[_Place, ErrorCode]:
+    async def _ask_once(self, transaction: Transaction, questions: Sequence[_Question]) -> Mapping[_Place, ErrorCode]:
         try:
-            coordinator = self._locator.owner(TRANSACTION_KEY_TYPE, transaction.transactional_id)
-            request = _request(transaction, places)
-            response = await self._peers.call(coordinator.broker_id, _API_KEY, _API_VERSION, request, ANSWER_TIMEOUT_S)
+            _, index = self._locator.partition(TRANSACTION_KEY_TYPE, transaction.transactional_id)
         except KafkaError as refused:
-            return dict.fromkeys(places, refused.code)
+            return {question.place: refused.code for question in questions}
+        lane = self._lanes.setdefault(index, _Lane())
+        asked = _Asked(transaction, questions, asyncio.get_running_loop().create_future())
+        lane.waiting.append(asked)
+        if not lane.is_busy:
+            lane.is_busy = True
+            self._spawn(self._send_all(index, lane))
+        return await asked.codes
+
+    async def _send_all(self, index: int, lane: _Lane) -> None:
+        """Send what waits in a lane, one request after the other."""
+        try:
+            while lane.waiting:
+                answers = await self._send(index, lane.take())
+                for asked, codes in zip(lane.asked, answers, strict=True):
+                    if not asked.codes.done():
+                        asked.codes.set_result(codes)
+        finally:
+            lane.is_busy = False
+            for asked in (*lane.asked, *lane.waiting):
+                asked.codes.cancel()
+
+    async def _send(self, index: int, batch: Sequence[_Asked]) -> Sequence[Mapping[_Place, ErrorCode]]:
+        """Send one request; return the answer to each of its questions."""
+        try:
+            coordinator = self._locator.owner(TRANSACTION_KEY_TYPE, batch[0].transaction.transactional_id)
+            request = _request(batch)
+            response = await self._peers.call(
+                coordinator.broker_id, _API_KEY, _API_VERSION, request, ANSWER_TIMEOUT_S, lane=index
+            )
+        except KafkaError as refused:
+            return _same(batch, refused.code)
         except StratalogError:
-            return dict.fromkeys(places, ErrorCode.network_exception)
+            return _same(batch, ErrorCode.network_exception)
         if response.error_code is not ErrorCode.none:
-            return dict.fromkeys(places, response.error_code)
-        return {
-            (topic.name, row.partition_index): row.partition_error_code
-            for result in response.results_by_transaction
-            for topic in result.topic_results
-            for row in topic.results_by_partition
-        }
+            return _same(batch, response.error_code)
+        results = {result.transactional_id: result.topic_results for result in response.results_by_transaction}
+        return [_codes(results.get(each.transaction.transactional_id, ())) for each in batch]
 
     async def close(self) -> None:
         """Cancel all questions; the batches that wait for them get no answer."""
@@ -179,19 +246,33 @@ class TransactionVerifier:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
 
-def _request(transaction: Transaction, places: Sequence[_Place]) -> Any:
+def _same(batch: Sequence[_Asked], code: ErrorCode) -> Sequence[Mapping[_Place, ErrorCode]]:
+    return [dict.fromkeys(each.places, code) for each in batch]
+
+
+def _codes(topic_results: Any) -> Mapping[_Place, ErrorCode]:
+    return {
+        (topic.name, row.partition_index): row.partition_error_code
+        for topic in topic_results
+        for row in topic.results_by_partition
+    }
+
+
+def _request(batch: Sequence[_Asked]) -> Any:
     new = request_factory(_API_KEY, _API_VERSION)
+    return new("AddPartitionsToTxnRequest", transactions=tuple(_asked_row(new, each) for each in batch))
+
+
+def _asked_row(new: Structs, asked: _Asked) -> Any:
     by_topic: dict[str, list[int]] = {}
-    for topic, partition in places:
+    for topic, partition in asked.places:
         by_topic.setdefault(topic, []).append(partition)
-    asked = new(
+    topics = (new("AddPartitionsToTxnTopic", name=topic, partitions=tuple(indexes)) for topic, indexes in by_topic.items())
+    return new(
         "AddPartitionsToTxnTransaction",
-        transactional_id=transaction.transactional_id,
-        producer_id=transaction.producer_id,
-        producer_epoch=transaction.producer_epoch,
-        verify_only=not transaction.adds,
-        topics=tuple(
-            new("AddPartitionsToTxnTopic", name=topic, partitions=tuple(partitions)) for topic, partitions in by_topic.items()
-        ),
+        transactional_id=asked.transaction.transactional_id,
+        producer_id=asked.transaction.producer_id,
+        producer_epoch=asked.transaction.producer_epoch,
+        verify_only=not asked.transaction.adds,
+        topics=tuple(topics),
     )
-    return new("AddPartitionsToTxnRequest", transactions=(asked,))

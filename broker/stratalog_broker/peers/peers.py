@@ -1,7 +1,8 @@
 """Requests to other brokers by broker id, as transaction coordinators and partition owners send them to each other.
 
 Each API has its own connection to a peer, because a broker handles the requests of a connection one after the other: a marker
-that waits for its quorum must not delay others' requests. A broker may send requests to itself. When a broker's session ends,
+that waits for its quorum must not delay others' requests. For the same reason a caller may divide its requests among *lanes*,
+each with a connection of its own. A broker may send requests to itself. When a broker's session ends,
 its requests fail at once, so that they can be sent to the partitions' next owners.
 """
 
@@ -34,30 +35,33 @@ class Peers:
     def __init__(self, view: MetadataView, clock: Clock) -> None:
         self._view = view
         self._clock = clock
-        self._channels: dict[tuple[int, int], PeerChannel] = {}
+        self._channels: dict[tuple[int, int, int], PeerChannel] = {}
+        """By broker id, API key and lane."""
         self._correlation_ids = itertools.cycle(range(1 << 31))
         self._unsubscribe = view.subscribe(self._on_changes)
 
-    async def call(self, broker_id: int, api_key: int, api_version: int, request: Any, timeout_s: float) -> Any:
+    async def call(
+        self, broker_id: int, api_key: int, api_version: int, request: Any, timeout_s: float, *, lane: int = 0
+    ) -> Any:
         """Send a kio request entity to a broker; return the response entity.
 
         Raises ``Unavailable`` or ``Overloaded`` if the request was not sent, ``OutcomeUnknown`` if no response to it arrived.
         """
-        channel = self._channel(broker_id, api_key)
+        channel = self._channel(broker_id, api_key, lane)
         correlation_id = next(self._correlation_ids)
         frame = _request_frame(api_key, api_version, correlation_id, request)
         return _response(api_key, api_version, correlation_id, await channel.exchange(frame, timeout_s))
 
-    def _channel(self, broker_id: int, api_key: int) -> PeerChannel:
+    def _channel(self, broker_id: int, api_key: int, lane: int) -> PeerChannel:
         broker = self._view.find(Broker, broker_key(broker_id))
         if broker is None:
             raise Unavailable(f"broker {broker_id} has no session: retry later")
         address = (broker.host, broker.port)
-        channel = self._channels.get((broker_id, api_key))
+        channel = self._channels.get((broker_id, api_key, lane))
         if channel is None or channel.address != address:
             if channel is not None:
                 channel.close(f"broker {broker_id} has another address now")
-            channel = self._channels[broker_id, api_key] = PeerChannel(f"broker {broker_id}", address, self._clock)
+            channel = self._channels[broker_id, api_key, lane] = PeerChannel(f"broker {broker_id}", address, self._clock)
         return channel
 
     def _on_changes(self, changes: Sequence[Change]) -> None:

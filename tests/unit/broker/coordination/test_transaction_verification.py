@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import pytest
 from kio.schema.errors import ErrorCode
 from unit.broker.coordination.transactions.test_transaction_requests import END, ID, TOPIC, Producer, create_topic
-from unit.broker.mini_cluster import WAIT_S, MiniCluster, until_served
+from unit.broker.mini_cluster import WAIT_S, MiniCluster, run_cluster, until_all_served, until_served
 from unit.broker.raw_client import RawClient, produce_request
 from unit.broker.transactional import partition_of, read_committed, transactional
 
 from stratalog_broker.coordination import transaction_verification
+from stratalog_broker.coordination.routing import partition_of as partition_of_id
 from stratalog_broker.coordination.transaction_verification import CONCURRENT_RETRY_S
+from stratalog_broker.coordination.transactions.application import KEY_TYPE
+from stratalog_broker.coordination.transactions.core.coordinator import ProducerEpoch
 from stratalog_broker.coordination.transactions.marker_sender import MarkerSender
 from stratalog_broker.peers import channel
 from stratalog_broker.protocol.entities import encode_response as encode_entity
@@ -131,3 +135,88 @@ async def test_the_first_batch_waits_for_the_markers_of_the_transaction_before(
         ended = await producer.send(END, 5, committed=True)
         producer.producer_id, producer.epoch = ended.producer_id, ended.producer_epoch
     await until_committed(client, producer, [b"0"] * 5 + [b"1"] * 5 + [b"2"] * 5)
+
+
+# -- coordinators that confirm no writes
+
+
+class StuckCoordinator:
+    """A cluster whose coordinator of one transactional id confirms no writes until ``go_on``."""
+
+    def __init__(self, cluster: MiniCluster) -> None:
+        self.cluster = cluster
+        self.broker = cluster.broker
+
+    async def begin(self, stuck_id: str) -> None:
+        await create_topic(self.cluster)
+        name, index = await self.broker.locator.created_partition(KEY_TYPE, stuck_id)
+        await until_all_served(self.cluster)
+        log = self.broker.partitions.find(partition_of(self.cluster, name, index))
+        assert log is not None
+        self.log = log
+
+    async def producer(self, transactional_id: str) -> Producer:
+        producer = Producer(self.cluster)
+        assert self.broker.transactions is not None
+        begun = await self.broker.transactions.init_producer_id(transactional_id, 60_000, None)
+        assert isinstance(begun, ProducerEpoch)
+        producer.producer_id, producer.epoch = begun
+        return producer
+
+    async def stop(self) -> None:
+        """Write nothing more to the log of the id's coordinator."""
+        self.log.core.hold()
+        self.log.roll()
+        await self.log.seal_all()
+
+    async def produce(self, producer: Producer, transactional_id: str) -> ErrorCode:
+        """Send the first batch of a transaction over a connection of its own."""
+        client = await self.cluster.connect()
+        batch = transactional(producer.producer_id, 0, b"x", epoch=producer.epoch)
+        asked = produce_request(TOPIC, 0, bytes(batch), version=12, transactional_id=transactional_id)
+        code: ErrorCode = (await client.call(0, 12, asked)).responses[0].partition_responses[0].error_code
+        return code
+
+    async def until_asked(self) -> None:
+        async with asyncio.timeout(WAIT_S):
+            while not self.log.core.queue:  # noqa: ASYNC110 - no event tells
+                await asyncio.sleep(0.005)
+
+    @property
+    def requests(self) -> int:
+        """Number of AddPartitionsToTxn requests that were answered."""
+        return sum(self.broker.connections.requests.seconds[24].counts)
+
+
+async def test_a_coordinator_that_confirms_no_writes_delays_no_transactions_of_others(tmp_path: Path) -> None:
+    ids = [name for name in map("id-{}".format, range(20)) if partition_of_id(name, 2) == 0][:1]
+    ids += [name for name in map("id-{}".format, range(20)) if partition_of_id(name, 2) == 1][:1]
+    async with run_cluster(tmp_path, bookies=1, brokers=1, transaction_state_log_num_partitions=2) as cluster:
+        stuck = StuckCoordinator(cluster)
+        await stuck.begin(ids[0])
+        producers = [await stuck.producer(each) for each in ids]
+        await stuck.stop()
+        waiting = asyncio.ensure_future(stuck.produce(producers[0], ids[0]))
+        await stuck.until_asked()
+        async with asyncio.timeout(WAIT_S / 2):
+            assert await stuck.produce(producers[1], ids[1]) is ErrorCode.none
+        assert not waiting.done()
+        stuck.log.go_on()
+        assert await waiting is ErrorCode.none
+
+
+async def test_transactions_that_begin_together_share_a_request(tmp_path: Path) -> None:
+    async with run_cluster(tmp_path, bookies=1, brokers=1, transaction_state_log_num_partitions=1) as cluster:
+        stuck = StuckCoordinator(cluster)
+        await stuck.begin("first")
+        first, others = await stuck.producer("first"), {each: await stuck.producer(each) for each in "abcdefgh"}
+        await stuck.stop()
+        waiting = [asyncio.ensure_future(stuck.produce(first, "first"))]
+        await stuck.until_asked()
+        waiting += [asyncio.ensure_future(stuck.produce(producer, each)) for each, producer in others.items()]
+        async with asyncio.timeout(WAIT_S):
+            while len(stuck.broker.verifier._questions) <= len(others):  # noqa: ASYNC110 - no event tells
+                await asyncio.sleep(0.005)
+        stuck.log.go_on()
+        assert set(await asyncio.gather(*waiting)) == {ErrorCode.none}
+        assert stuck.requests <= 3, "one, and then one for all that have come meanwhile; those that had to ask again share it"
