@@ -2,6 +2,9 @@
 
 Brokers either add partitions for clients that do not do so themselves, or ask whether a transaction has the partitions
 (``verify_only``), before they append a batch to it.
+
+Difference from Apache Kafka: of the partitions that a broker adds, those that exist are added, whether or not others are known
+here. A topic may be new and this broker's view behind, and producers do not retry OPERATION_NOT_ATTEMPTED.
 """
 
 from __future__ import annotations
@@ -28,6 +31,7 @@ _ACCESS: Final = Access(Operation.WRITE, Resource.TRANSACTIONAL_ID)
 _FENCED_SINCE: Final = 2
 _BROKERS_SINCE: Final = 4
 _ABORTABLE_SINCE: Final = 5
+_ABSENT: Final = ErrorCode.unknown_topic_or_partition
 _BROKER_FIELDS: Final = ("transactional_id", "producer_id", "producer_epoch", "topics")
 
 Codes = Mapping[PartitionName, ErrorCode]
@@ -75,7 +79,7 @@ async def _add_for_client(
         return dict.fromkeys(names, ErrorCode.transactional_id_authorization_failed)
     denied = permissions.denied(context, WRITE_TOPIC, (name for name, _ in names))
     refused = {
-        name: ErrorCode.topic_authorization_failed if name[0] in denied else ErrorCode.unknown_topic_or_partition
+        name: ErrorCode.topic_authorization_failed if name[0] in denied else _ABSENT
         for name in names
         if name[0] in denied or not _is_client_topic(view, name)
     }
@@ -91,11 +95,9 @@ async def _of_broker(context: RequestContext, view: MetadataView, transactions: 
     if row.verify_only:
         missing = ErrorCode.transaction_abortable if context.api_version >= _ABORTABLE_SINCE else ErrorCode.invalid_txn_state
         return _verified(transactions, transactional_id, producer, names, missing)
-    unknown = {name for name in names if _topic(view, name) is None}
-    if unknown:
-        absent, others = ErrorCode.unknown_topic_or_partition, ErrorCode.operation_not_attempted
-        return {name: absent if name in unknown else others for name in names}
-    return dict.fromkeys(names, await _add(transactions, transactional_id, producer, names, client_version=EPOCH_BUMP_VERSION))
+    known = [name for name in names if _topic(view, name) is not None]
+    error = await _add(transactions, transactional_id, producer, known, client_version=EPOCH_BUMP_VERSION) if known else _ABSENT
+    return {**dict.fromkeys(names, _ABSENT), **dict.fromkeys(known, error)}
 
 
 def _verified(

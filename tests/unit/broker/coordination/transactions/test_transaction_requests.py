@@ -118,7 +118,7 @@ async def test_every_version_begins_epochs_and_adds_partitions(mini_cluster: Min
     assert await producer.add(0, topic="__transaction_state") == [E.unknown_topic_or_partition]
     for version, missing in ((4, E.invalid_txn_state), (5, E.transaction_abortable)):
         assert await producer.of_broker((0, 2), verify_only=True, version=version) == [E.none, missing]
-    assert await producer.of_broker((2,), verify_only=False) == [E.none]
+    assert await producer.of_broker((2, 7), verify_only=False) == [E.none, E.unknown_topic_or_partition]
     assert await producer.of_broker((0, 1, 2), verify_only=True) == [E.none] * 3
     described = await producer.describe()
     assert (described.error_code, described.transaction_state, described.producer_epoch) == (E.none, "Ongoing", producer.epoch)
