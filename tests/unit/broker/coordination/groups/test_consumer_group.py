@@ -119,6 +119,22 @@ def test_heartbeats_that_wait_for_the_log_share_the_next_turn(log: Log) -> None:
     assert log.answers.keys() == {request.ticket for request in requests}
 
 
+def test_members_are_not_silent_while_their_heartbeats_wait_for_the_log(topics: KnownTopics) -> None:
+    log = Log(topics, assignment_ms=0, turn_requests_max=1)
+    members = [Member(name) for name in "abc"]
+    log.beat(*members, *members, *members)
+    requests = [replace(member.request(log.ticket()), topic_names=("t", "later")) for member in members]
+    for request in requests:
+        log.send(request)
+    log.wait(SESSION_MS)
+    log.confirm_all()
+    assert [log.answers[request.ticket].error for request in requests] == [ErrorCode.none] * 3
+    assert log.group.state.members.keys() == set("abc")
+    log.wait(SESSION_MS)
+    log.confirm_all()
+    assert not log.group.state.members
+
+
 def test_topics_that_change_are_assigned_with_the_next_heartbeat(log: Log, topics: KnownTopics) -> None:
     a = Member("a", topics=(), pattern="t.*")
     log.beat(a)

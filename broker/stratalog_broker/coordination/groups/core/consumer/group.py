@@ -13,7 +13,7 @@ the background.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from uuid import UUID
@@ -141,10 +141,10 @@ class ConsumerGroup:
 
     # -- turns
 
-    def turn(self, requests: Sequence[GroupRequest], now: Instant) -> Turn:
-        """Handle requests and deadlines that have passed."""
+    def turn(self, requests: Sequence[GroupRequest], now: Instant, waiting: Iterable[GroupRequest] = ()) -> Turn:
+        """Handle requests and deadlines that have passed. ``waiting`` are requests that a later turn handles."""
         self._has_lost_members = False
-        self._end_sessions(requests, now)
+        self._end_sessions((*requests, *waiting), now)
         answers, staying, postponed = list[Answer](), list[GroupRequest](), list[GroupRequest]()
         for request in requests:
             if isinstance(request, LeaveRequest):
@@ -313,8 +313,13 @@ class ConsumerGroup:
         timeout_ms = self._limits.timeouts_of(self.group_id).session_ms if classic is None else classic.session_timeout_ms
         self._deadlines.extend_session(member_id, now.monotonic_ms + timeout_ms)
 
+    def answered(self, member_ids: Iterable[str], now: Instant) -> None:
+        """Begin the sessions of members anew, which could send no heartbeats while they waited for the log."""
+        for member_id in self.state.members.keys() & set(member_ids):
+            self._extend_session(member_id, now)
+
     def _end_sessions(self, requests: Sequence[GroupRequest], now: Instant) -> None:
-        """Remove members that were silent or owe something for too long, except those that are heard in this turn."""
+        """Remove members that were silent or owe something for too long, except those that have sent these requests."""
         heard = {request.member_id for request in requests if not isinstance(request, LeaveRequest)}
         for member_id in self._deadlines.overdue(now, heard):
             self._remove(member_id)

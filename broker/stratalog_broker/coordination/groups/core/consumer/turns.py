@@ -11,7 +11,7 @@ there are no more turns, and the requests that wait are handed to the group's ne
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -20,8 +20,9 @@ from kio.schema.errors import ErrorCode
 from stratalog_broker.coordination.groups.core.consumer.group import ConsumerGroup, Turn
 from stratalog_broker.coordination.groups.core.consumer.group_requests import GroupRequest, refusal
 from stratalog_broker.coordination.groups.core.consumer.records import ConsumerKey, ConsumerRecord, encode_key
+from stratalog_broker.coordination.groups.core.consumer.requests import HeartbeatRequest
 from stratalog_broker.coordination.groups.core.consumer.settings import ConsumerLimits
-from stratalog_broker.coordination.groups.core.messages import Answer
+from stratalog_broker.coordination.groups.core.messages import Answer, JoinAnswer, LeaveRequest
 from stratalog_broker.coordination.replay import CoordinatorRecord
 from stratalog_broker.coordination.wake_times import NEVER_MS, Instant
 
@@ -115,6 +116,7 @@ class GroupTurns:
             if rebuilt is None:
                 return self._end(turn)
             self.group = rebuilt
+        self.group.answered(_staying(turn.answers, requests), now)
         following = self._go_on(now) if self._waiting or self.group.wake_at_ms <= now.monotonic_ms else Step()
         return Step(
             answers=(*turn.answers, *following.answers), records=following.records, is_downgrade=following.is_downgrade,
@@ -134,7 +136,7 @@ class GroupTurns:
         done = list[Answer]()
         while True:
             requests = self._next_requests()
-            turn = self.group.turn(requests, now)
+            turn = self.group.turn(requests, now, self._waiting)
             if turn.records:
                 self._write(turn, requests)
                 return Step(answers=done, records=turn.records, is_downgrade=turn.is_downgrade)
@@ -154,6 +156,19 @@ class GroupTurns:
         self._is_writing = True
         self._turn, self._requests = turn, requests
         return Step(records=turn.records)
+
+
+def _staying(answers: Iterable[Answer], requests: Iterable[GroupRequest]) -> Iterator[str]:
+    """Yield the ids of the members whose requests have succeeded and that did not ask to leave."""
+    of_members = {each.ticket: each for each in requests if not isinstance(each, LeaveRequest)}
+    for answer in answers:
+        request = of_members.get(answer.ticket)
+        if request is None or answer.value.error is not ErrorCode.none:
+            continue
+        if isinstance(answer.value, JoinAnswer):
+            yield answer.value.member_id
+        elif not (isinstance(request, HeartbeatRequest) and request.is_leaving):
+            yield request.member_id
 
 
 def barrier(group_id: str) -> CoordinatorRecord:
