@@ -1,8 +1,9 @@
 """Finds coordinators: key type → internal topic → partition → owner, and this broker's own coordinators by key.
 
 The errors of coordinators are decided here: INVALID_REQUEST for a key type without a coordinator, COORDINATOR_NOT_AVAILABLE
-while the topic or a live owner is missing, NOT_COORDINATOR if another broker owns the partition, and
-COORDINATOR_LOAD_IN_PROGRESS while this broker takes it over.
+while the topic or a live owner is missing, NOT_COORDINATOR if another broker owns the partition or may own it by now, because
+this one has no session, and COORDINATOR_LOAD_IN_PROGRESS while this broker takes it over. Clients wait for a coordinator that
+is loading, and look for another one otherwise.
 """
 
 from __future__ import annotations
@@ -74,14 +75,18 @@ class Coordinators(Generic[StateType, ApplicationType]):
 
     def _at(self, topic: Topic, index: int) -> ApplicationType | ErrorCode:
         """Return the partition's application, or the code with which its requests are refused."""
-        partition = self._view.find(Partition, partition_key(topic.topic_id, index))
-        if partition is None or partition.owner != self._broker_id:
+        if self._partitions.is_suspended or not self._is_mine(topic, index):
             return ErrorCode.not_coordinator
         owned = self._owned.get(index)
         is_serving = self._partitions.is_serving(TopicPartition(topic.topic_id, index))
         if owned is None or owned.application is None or not is_serving:
             return ErrorCode.coordinator_load_in_progress
         return owned.application
+
+    def _is_mine(self, topic: Topic, index: int) -> bool:
+        """Whether this broker owns the partition in its view."""
+        partition = self._view.find(Partition, partition_key(topic.topic_id, index))
+        return partition is not None and partition.owner == self._broker_id
 
     def _topic(self) -> Topic:
         topic = self._view.find(Topic, topic_key(self.kind.topic))
@@ -104,7 +109,8 @@ class Coordinators(Generic[StateType, ApplicationType]):
         topic = self._view.find(Topic, topic_key(self.kind.topic))
         if topic is None:
             return False
-        return any(self._at(topic, index) is ErrorCode.coordinator_load_in_progress for index in range(topic.partition_count))
+        mine = (index for index in range(topic.partition_count) if self._is_mine(topic, index))
+        return any(isinstance(self._at(topic, index), ErrorCode) for index in mine)
 
 
 class CoordinatorLocator:
@@ -193,6 +199,6 @@ class CoordinatorLocator:
         index = partition_of(key, topic.partition_count)
         partition = self._view.find(Partition, partition_key(topic.topic_id, index))
         owner = self._view.find(Broker, broker_key(partition.owner)) if partition is not None else None
-        if owner is None:
+        if owner is None or (owner.broker_id == self._broker_id and self._partitions.is_suspended):
             raise KafkaError(ErrorCode.coordinator_not_available, f"partition {index} of {topic.name} has no live owner")
         return owner

@@ -49,6 +49,9 @@ def decode_positions(content: bytes, name: str) -> bytes:
 class PositionsFile:
     """``InternalPartitions`` of one coordinator. The caller holds the file's lock."""
 
+    is_suspended: Final = False
+    """This server needs no session."""
+
     def __init__(self, files: Files, name: str, background: Background) -> None:
         self._files = files
         self._name = name

@@ -124,6 +124,11 @@ class InternalPartitions(Protocol):
         """Set the state machine of an internal topic's partitions. Call before the broker starts."""
         ...
 
+    @property
+    def is_suspended(self) -> bool:
+        """Whether this broker has no session: others may own its partitions, whatever its view says."""
+        ...
+
     def is_serving(self, topic_partition: TopicPartition) -> bool:
         """Whether the partition's state machine is loaded and its log accepts batches."""
         ...

@@ -161,6 +161,19 @@ async def test_another_brokers_partition_is_not_coordinated_here(tmp_path: Path)
                 await asyncio.sleep(0.01)
 
 
+async def test_a_broker_without_a_session_sends_clients_to_other_brokers(tmp_path: Path) -> None:
+    """It may not reach the metadata quorum, so that its view names it as the owner for as long as that lasts."""
+    brokers = CountingBrokers()
+    async with run_cluster(tmp_path, prepare=brokers.prepare) as cluster:
+        await owner_of(cluster, "a")
+        await brokers.write("a", b"1")
+        cluster.broker.partitions.suspend()
+        assert brokers.refusal_of(0, "a") is ErrorCode.not_coordinator
+        (found,) = await find(cluster, KEY_TYPE, "a")
+        assert found.error_code is ErrorCode.coordinator_not_available
+        assert brokers.coordinators[0].is_loading, "a list of its groups would lack some"
+
+
 @pytest.mark.parametrize("key_type", [2, 3, -1])
 async def test_a_key_type_without_a_coordinator_is_refused(tmp_path: Path, key_type: int) -> None:
     async with run_cluster(tmp_path) as cluster:
@@ -197,6 +210,8 @@ async def test_a_partition_that_is_lost_keeps_no_state() -> None:
 
 class LostLog:
     """The log of a partition that is lost once and taken over again by the same broker, in one turn of the event loop."""
+
+    is_suspended = False
 
     def __init__(self) -> None:
         self.factory: ApplicationFactory | None = None
