@@ -105,7 +105,11 @@ class TransactionCoordinator:
     def init_producer_id(
         self, transactional_id: str, timeout_ms: int, expected: ProducerEpoch | None, unused_id: int | None, now: Instant
     ) -> Planned:
-        """InitProducerId: begin a new epoch. If a transaction is ongoing, plan its abort; the client has to ask again."""
+        """InitProducerId: begin a new epoch. If a transaction is ongoing, plan its abort; the client has to ask again.
+
+        Difference from Apache Kafka: a producer that raises its epoch aborts only its own transaction. There, one that is
+        fenced, or a late copy of a request, aborts the transaction of the present producer.
+        """
         error = self._check_init(transactional_id, timeout_ms, expected)
         if error is not ErrorCode.none:
             return error
@@ -120,6 +124,8 @@ class TransactionCoordinator:
                 )
             )  # fmt: skip
         if known.state is TransactionState.ONGOING:
+            if expected not in (None, ProducerEpoch(known.producer_id, known.producer_epoch)):
+                return ErrorCode.producer_fenced
             abort = self._server_abort(known, unused_id, now)
             return ErrorCode.concurrent_transactions if abort is None else self._plan(abort)
         return self._next_epoch(known, timeout_ms, expected, unused_id, now)

@@ -194,6 +194,18 @@ def test_a_producer_raises_its_own_epoch_and_may_retry_that() -> None:
     assert shell.init(expected=ProducerEpoch(55, 2)) is E.producer_fenced
 
 
+@pytest.mark.parametrize("version", [0, 2])
+def test_a_fenced_producer_and_a_late_copy_of_a_request_abort_no_transaction(version: int) -> None:
+    shell = begun(version=version)
+    fenced = shell.producer
+    assert shell.init(fenced) == ProducerEpoch(101, 1)
+    assert shell.add(A, version=version) is E.none
+    assert shell.init(fenced) is E.producer_fenced
+    assert shell.add(B, version=version) is E.none, "the transaction goes on"
+    assert shell.init(shell.producer) is E.concurrent_transactions, "the producer itself may give its transaction up"
+    assert shell.known.state is S.PREPARE_ABORT
+
+
 def test_a_new_producer_ends_the_retries_of_the_one_before_it() -> None:
     shell = begun()
     first = shell.producer
