@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import random
+from functools import partial
 from pathlib import Path
 
 import click
@@ -15,7 +17,12 @@ from stratalog.output import json_option, print_done, print_json, print_rows
 from stratalog.parameters import Integer
 from stratalog.target import metadata_of, quorum_options
 from stratalog.waiting import timeout_option, wait_option
+from stratalog_core.errors import NotFound
+from stratalog_core.system import SystemFiles
 from stratalog_metadata.protocol.messages import StatusAnswer
+from stratalog_metadata.storage.identity import IDENTITY_FILE, Identity
+from stratalog_metadata.storage.restored_copy import become_only_member
+from stratalog_metadata.storage.state_store import SQLITE_FILE, SqliteStore
 
 _COLUMNS = ("node", "role", "address", "match_index", "lag", "contact_ms", "identity")
 _timeout_option = timeout_option(60.0)
@@ -101,3 +108,30 @@ def remove(node_id: int, timeout_s: float, yes: bool, data: Path | None, metadat
 async def _remove(addresses: list[str], node_id: int, timeout_s: float) -> None:
     async with administration_session(addresses) as administration:
         await administration.remove(node_id, timeout_s)
+
+
+@metadata.command()
+@click.argument("directory", metavar="DATA_DIR", type=click.Path(file_okay=False, path_type=Path))
+@yes_option
+@json_option
+def restore(directory: Path, yes: bool, as_json: bool) -> None:
+    """Make the stopped node of DATA_DIR, a copy of its data_dir, the only member of its quorum.
+
+    Only for a quorum that has lost a majority of its disks. It does not know what was committed after the copy was made.
+    No other node of the old quorum may run: empty their directories, and add them once this node runs.
+    """
+    if not (directory / IDENTITY_FILE).exists():
+        raise NotFound(f"{directory} is no data_dir of a metadata node: it has no {IDENTITY_FILE}")
+    confirm(f"Make the node of {directory} the only member of its quorum? The other nodes' directories are void then.", yes=yes)
+    restored = _restored(directory)
+    sentence = f"node {restored.node_id} is the only member: start it, then add nodes that run on empty directories"
+    print_done({"node": restored.node_id, "state": "restored"}, sentence, as_json=as_json)
+
+
+def _restored(directory: Path) -> Identity:
+    files = SystemFiles(directory)
+    unlock = files.lock()
+    try:
+        return become_only_member(files, partial(SqliteStore, directory / SQLITE_FILE), random.SystemRandom())
+    finally:
+        unlock()

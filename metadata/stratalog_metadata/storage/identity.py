@@ -42,7 +42,7 @@ def claim(files: Files, node_id: int, cluster_id: str, random: Random) -> Identi
     An empty ``cluster_id`` accepts any cluster. Raises ``Invalid`` if the directory is another node's or cluster's,
     ``Corrupt`` if it has data and no identity.
     """
-    found = _read(files)
+    found = read(files)
     if found.node_id and found.node_id != node_id:
         raise Invalid(f"this data directory is of metadata node {found.node_id}, not {node_id}: check node_id and data_dir")
     if cluster_id and found.cluster_id and found.cluster_id != cluster_id:
@@ -75,7 +75,8 @@ def removed(identity: Identity, applied: tuple[int, Quorum] | None) -> Fenced | 
     )
 
 
-def _read(files: Files) -> Identity:
+def read(files: Files) -> Identity:
+    """The directory's identity; node id 0 if it has none. Raises ``Corrupt`` if it has data and no identity, or ``Invalid``."""
     if not files.exists(IDENTITY_FILE):
         if any(files.exists(path) for path in _DATA):
             raise Corrupt(f"{IDENTITY_FILE} is missing although there is data: restore it, or replace this node: {REPLACE}")

@@ -213,7 +213,7 @@ def test_the_help_of_a_group_cuts_no_description(name: str) -> None:
     assert [line for line in lines if line.endswith("...")] == []
 
 
-_NOT_UNDONE = {"group reset", "metadata remove", "txn abort", "txn find-hanging"}
+_NOT_UNDONE = {"group reset", "metadata remove", "metadata restore", "txn abort", "txn find-hanging"}
 """Commands beside ``delete`` whose effect cannot be undone."""
 
 
