@@ -1,5 +1,8 @@
 """Answers reads, scans and snapshots from the replica's records. Long answers are sent in pieces.
 
+Clients that begin at about the same time, as after a restart of all brokers, get the same snapshot. If each got its own, the
+older ones would be dropped before their clients had all pieces, and each would cost the event loop the encoding of all records.
+
 Always: every answer is bounded in size and names the index that it is of. The caller decides whether a read is linearizable.
 """
 
@@ -7,6 +10,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from stratalog_metadata.node.recent_changes import RecentChanges
 from stratalog_metadata.protocol import messages
 from stratalog_metadata.protocol.messages import (
     ReadAnswer,
@@ -25,8 +29,9 @@ SNAPSHOTS_KEPT: Final = 2
 
 
 class Answers:
-    def __init__(self, replica: Replica) -> None:
+    def __init__(self, replica: Replica, recent: RecentChanges) -> None:
         self._replica = replica
+        self._recent = recent
         self._snapshots: dict[int, bytes] = {}
 
     def read(self, wanted: ReadRequest) -> bytes:
@@ -42,12 +47,17 @@ class Answers:
         return messages.encode(ScanAnswer(index=self._replica.index, records=page, last_key=last_key))
 
     def snapshot(self, wanted: SnapshotRequest) -> bytes:
-        index = wanted.index or self._make_snapshot()
+        index = wanted.index or self._begin_snapshot()
         content = self._snapshots.get(index)
         if content is None:
             return messages.encode(SnapshotAnswer(index=0))
         piece = content[wanted.position : wanted.position + SNAPSHOT_PIECE_BYTES]
         return messages.encode(SnapshotAnswer(index=index, total_bytes=len(content), content=piece))
+
+    def _begin_snapshot(self) -> int:
+        """Index of the snapshot for a client that begins: the newest one, if the client can follow the changes after it."""
+        newest = max(self._snapshots, default=0)
+        return newest if newest and self._recent.is_recent(newest) else self._make_snapshot()
 
     def _make_snapshot(self) -> int:
         image = self._replica.image()

@@ -47,6 +47,13 @@ class RecentChanges:
         self._entries.clear()
         self._bytes = 0
 
+    def is_recent(self, index: int) -> bool:
+        """Whether the changes after ``index`` take less than half of the bounds, so that a client has time to follow."""
+        if index < self.floor:
+            return False
+        sizes = [len(encoded) for _, encoded in self._after(index)]
+        return 2 * len(sizes) < self._entries_max and 2 * sum(sizes) < self._bytes_max
+
     def since(self, index: int) -> WatchAnswerParts:
         """Changes after ``index``, limited in size."""
         if index < self.floor:

@@ -76,7 +76,7 @@ class ServingNode:
         self._recent = RecentChanges(replica.index, settings.watch_entries, settings.watch_bytes)
         self._watchers = Watchers(self._recent)
         self._reads = LinearizableReads(core)
-        self._answers = Answers(replica)
+        self._answers = Answers(replica, self._recent)
         self._forwarder = Forwarder(core, peers, transport)
         self.comparer = DigestComparer(core.node_id, replica.digest, transport, self._other_voters, on_failed)
         self._proposals = PendingProposals()

@@ -122,7 +122,7 @@ class WatchAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SnapshotRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """A piece of the snapshot that the node made at ``index`` (0: a new one), from ``position`` on."""
+    """A piece of the snapshot that the node made at ``index`` (0: a new or a recent one), from ``position`` on."""
 
     index: int = 0
     position: int = 0
