@@ -133,7 +133,7 @@ class RaftNode:
 
     async def close(self, *, save: bool) -> None:
         """Stop. With ``save`` the store is brought up to date, so that the next start is quick."""
-        self._stop()
+        self.stop()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         if save and not self._is_broken:
             await self._save_unsaved()
@@ -141,7 +141,8 @@ class RaftNode:
             await self._background.run(self._storage.log.mark)
         await self._background.run(self._storage.close)
 
-    def _stop(self) -> None:
+    def stop(self) -> None:
+        """Carry out nothing more. A write in progress ends; ``close`` waits for it."""
         # Do not cancel: a write in a thread would outlive its task.
         self._stopped = True
         self._queue_filled.set()
@@ -337,6 +338,6 @@ class RaftNode:
     def _fail(self, failure: BaseException) -> None:
         if not self._is_broken:
             self._is_broken = True
-            self._stop()
+            self.stop()
             _log.critical("the metadata node is stopping: %s", failure, exc_info=failure)
             self._events.failed(failure)

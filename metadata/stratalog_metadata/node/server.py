@@ -232,7 +232,9 @@ class MetadataServer:
         await asyncio.gather(*self._remembering)
 
     async def _hand_over(self) -> None:
-        if self._core is None or self._serving is None or self._node is None or not self._core.transfer_leadership():
+        if self._failure is not None or self._core is None or self._serving is None or self._node is None:
+            return
+        if not self._core.transfer_leadership():
             return
         self._node.wake()
         with suppress(TimeoutError):

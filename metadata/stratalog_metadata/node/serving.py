@@ -146,7 +146,9 @@ class ServingNode:
         self._wake()
 
     def stop(self, reason: StratalogError) -> None:
-        """Fail all waiting requests and stop serving."""
+        """Fail all waiting requests and stop serving. The Raft node stops, too: it would lead on from what may be wrong."""
+        if self._node is not None:
+            self._node.stop()
         self._end_leadership()
         for timer in (self._giving_up, self._leaving):
             if timer is not None:
