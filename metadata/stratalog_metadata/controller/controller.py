@@ -1,8 +1,8 @@
 """The controller: ends the sessions of dead processes and gives every partition a live owner. Runs on the quorum's leader.
 
 No I/O: changes, renewals and ticks in, at most one command in flight. One command ends all expired sessions and reassigns the
-partitions of their brokers. It requires every partition to be unchanged and every new owner's session to be alive, so after a
-race it fails as a whole and is planned again.
+partitions of their brokers, up to a bound; the next one continues. It requires every partition to be unchanged and every new
+owner's session to be alive, so after a race it fails as a whole and is planned again.
 
 Live owners are asked to hand partitions over (``handovers.py``) when a broker leaves or load is uneven.
 
@@ -25,6 +25,10 @@ from stratalog_metadata.state.commands import Command, ExpireSession, Put, Requi
 from stratalog_metadata.state.record_map import RecordMap
 
 TICK_S: Final = 0.1
+MOVED_AT_ONCE_MAX: Final = 50_000
+"""Maximum of partitions that one command gives other owners: about 12 MB. An entry beyond the size of a frame could never be
+sent to the followers, and nothing after it would be committed.
+"""
 NO_RULES: Final = BalanceRules(interval_s=0)
 
 
@@ -113,6 +117,8 @@ class Controller:
             leaving=self._handovers.leaving(),
             preferred=self._handovers.preferred_owners(),
         )
+        self._partitions_changed = len(moved) > MOVED_AT_ONCE_MAX
+        del moved[MOVED_AT_ONCE_MAX:]
         updates.extend(Put(record=partition) for partition in moved)
         requirements: list[Requirement] = [
             VersionIs(key=key, version=partitions[key].version) for key in (partition.key() for partition in moved)

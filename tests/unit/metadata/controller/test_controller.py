@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from uuid import UUID
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from stratalog_core.errors import StratalogError
+from stratalog_metadata.controller import controller as controlling
 from stratalog_metadata.controller.assignment import assign
 from stratalog_metadata.controller.controller import Controller
 from stratalog_metadata.controller.leases import LeaseTable
@@ -194,6 +196,21 @@ def test_ten_thousand_partitions_are_one_command() -> None:
 
 
 # --- leases ----------------------------------------------------------------------------------------------------------
+
+
+def test_more_partitions_than_fit_into_one_command_take_several(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An entry that is larger than a frame would reach no follower, and nothing after it would be committed."""
+    monkeypatch.setattr(controlling, "MOVED_AT_ONCE_MAX", 30)
+    quorum = Quorum()
+    dying = quorum.broker(1)
+    quorum.partitions(100)
+    living = [quorum.broker(2), quorum.broker(3)]
+    quorum.commands.clear()
+    quorum.pass_time(4, *living)
+    assert [sum(isinstance(update, Put) for update in command.updates) for command in quorum.commands] == [30, 30, 30, 10]
+    assert quorum.counts == {2: 50, 3: 50}
+    assert {partition.leader_epoch for partition in quorum.owned} == {2}
+    assert quorum.records.get(f"session/{dying}") is None
 
 
 def test_renewals_keep_a_session_alive() -> None:
