@@ -293,8 +293,10 @@ class RaftNode:
             self._saving = False
             await self._save_unsaved()
             if self._log_is_long():
-                await self._background.run(self._storage.store.checkpoint)
-                self._compact()
+                if await self._background.run(self._storage.store.checkpoint):
+                    self._compact()
+                else:
+                    _log.warning("another process reads the database: the raft log is truncated when it has ended")
 
     async def _save_unsaved(self) -> None:
         replica = self.replica

@@ -27,6 +27,8 @@ from stratalog_metadata.storage.identity import REPLACE
 FORMAT_VERSION: Final = 2
 STATE_FILE: Final = "state.snapshot"
 SQLITE_FILE: Final = "state.sqlite"
+BUSY_S_MAX: Final = 5.0
+"""Longest wait for another process that reads the database."""
 EMPTY: Final = StateImage(index=0, term=0, records=())
 
 _encode = msgspec.msgpack.Encoder()
@@ -60,8 +62,8 @@ class StateStore(Protocol):
         """Replace everything, durably."""
         ...
 
-    def checkpoint(self) -> None:
-        """Make everything that was saved durable."""
+    def checkpoint(self) -> bool:
+        """Make everything that was saved durable. Returns False if a reader of the database prevents it now."""
         ...
 
     def close(self) -> None: ...
@@ -77,7 +79,7 @@ class SqliteStore:
     def __init__(self, path: Path | str) -> None:
         self._path = str(path)
         try:
-            self._connection = sqlite3.connect(self._path, isolation_level=None, check_same_thread=False)
+            self._connection = sqlite3.connect(self._path, timeout=BUSY_S_MAX, isolation_level=None, check_same_thread=False)
             with ExitStack() as unless_open:
                 unless_open.callback(self._connection.close)
                 self._connection.execute("PRAGMA auto_vacuum=INCREMENTAL")
@@ -135,7 +137,8 @@ class SqliteStore:
     def replace(self, image: StateImage) -> None:
         applied = (image.index, image.term, digest_records(image.records))
         self._write(applied, [], {v.record.key(): v for v in image.records}, replace=True)
-        self.checkpoint()
+        if not self.checkpoint():
+            raise StorageFailed(f"{self._path}: another process reads the database, so that a snapshot cannot be made durable")
 
     def _write(
         self, applied: tuple[int, int, bytes], gone: list[tuple[str]], kept: Mapping[str, Versioned], *, replace: bool
@@ -157,7 +160,7 @@ class SqliteStore:
         except sqlite3.DatabaseError as failure:
             raise self._failed(failure) from failure
 
-    def checkpoint(self) -> None:
+    def checkpoint(self) -> bool:
         try:
             # This yields one row without columns per page; only executescript runs it to the end.
             self._connection.executescript("PRAGMA incremental_vacuum(1000)")
@@ -165,8 +168,7 @@ class SqliteStore:
                 busy = cursor.fetchone()[0]
         except sqlite3.DatabaseError as failure:
             raise self._failed(failure) from failure
-        if busy:
-            raise StorageFailed(f"{self._path}: another process blocks the checkpoint of the database")
+        return not busy
 
     def close(self) -> None:
         self._connection.close()
@@ -216,9 +218,10 @@ class SnapshotFileStore:
         self._hold(image)
         self.checkpoint()
 
-    def checkpoint(self) -> None:
+    def checkpoint(self) -> bool:
         image = StateImage(index=self._index, term=self._term, records=list(self._records.values()))
         self._files.write_atomic(STATE_FILE, snapshot.encode(image))
+        return True
 
     def close(self) -> None:
         pass
