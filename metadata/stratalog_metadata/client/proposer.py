@@ -1,4 +1,4 @@
-"""Sends the client's proposals; those of one turn of the event loop travel in one request.
+"""Sends the client's proposals; those of one turn of the event loop travel in one request if they wait equally long.
 
 A command is sent again only if it certainly had no effect: it was never sent, or the quorum said so. Any other failure after
 it was sent is ``OutcomeUnknown``, so no command takes effect twice.
@@ -33,6 +33,8 @@ from stratalog_metadata.state.commands import Applied, Command
 
 BATCH_BYTES_MAX: Final = 8 * 1024 * 1024
 WAITING_MAX: Final = 100_000
+LATER_S_MAX: Final = 0.25
+"""Longest time for which a proposal waits beyond its deadline for others in its request."""
 _encode = msgspec.msgpack.Encoder().encode
 
 
@@ -209,13 +211,13 @@ def _settle(proposal: _Proposal, error: StratalogError) -> None:
 
 
 def _cut(proposals: Sequence[_Proposal]) -> list[list[_Proposal]]:
-    """Split proposals into batches within the bounds of one request."""
+    """Split proposals into batches with about the same deadline, within the bounds of one request."""
     batches: list[list[_Proposal]] = []
     size = 0
-    for proposal in proposals:
+    for proposal in sorted(proposals, key=lambda each: each.deadline):
         size += len(proposal.encoded)
         full = not batches or len(batches[-1]) >= messages.PROPOSE_COMMANDS_MAX or size > BATCH_BYTES_MAX
-        if full:
+        if full or proposal.deadline > batches[-1][0].deadline + LATER_S_MAX:
             batches.append([])
             size = len(proposal.encoded)
         batches[-1].append(proposal)

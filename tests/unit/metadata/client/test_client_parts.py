@@ -12,7 +12,7 @@ import pytest
 
 from stratalog_core.config import load
 from stratalog_core.errors import Corrupt, Invalid, NotLeader, OutcomeUnknown, Unavailable
-from stratalog_core.ports import Transport
+from stratalog_core.ports import OnReply, Transport
 from stratalog_core.system import SystemClock, SystemFiles
 from stratalog_metadata.client.proposer import Proposer
 from stratalog_metadata.client.routing import BACKOFF_S_MAX, Router
@@ -172,6 +172,29 @@ async def test_requests_leave_a_silent_leader_when_another_leads() -> None:
     with pytest.raises(OutcomeUnknown, match="a:1 did not answer, and b:1 leads now"):
         await proposing
     await proposer.close()
+
+
+class _PunctualTransport:
+    """Silent nodes, and channels that report a request that was not answered in its time."""
+
+    def channel(self, address: str) -> Any:
+        return self
+
+    def send(self, method: int, parts: object, on_reply: OnReply, timeout_s: float) -> None:
+        asyncio.get_running_loop().call_later(timeout_s, on_reply, OutcomeUnknown("no answer in time"))
+
+
+@pytest.mark.parametrize("timeouts_s", [(0.05, 600.0), (600.0, 0.05)])
+async def test_a_proposal_does_not_wait_for_the_others_of_its_turn(timeouts_s: tuple[float, float]) -> None:
+    proposer = Proposer(["a:1"], cast(Transport, _PunctualTransport()), SystemClock(), random.Random(1), LocalView())
+    begun = {timeout_s: asyncio.create_task(proposer.propose(Command(updates=()), timeout_s)) for timeout_s in timeouts_s}
+    async with asyncio.timeout(30):
+        with pytest.raises(OutcomeUnknown, match="in time"):
+            await begun[0.05]
+    assert not begun[600.0].done()
+    await proposer.close()
+    with pytest.raises(OutcomeUnknown, match="was closed"):
+        await begun[600.0]
 
 
 # --- settings --------------------------------------------------------------------------------------------------------
