@@ -98,11 +98,15 @@ class Elections:
         assert self.role is not Role.LEADER, "two leaders in one term"
         self._become(Role.FOLLOWER, leader)
         self._heard_at = self._now
+        # Also in a later term, which another node's reply may bring: the leader does not know of that.
+        self._silent_until = self._now + self._settings.election_timeout_s
         self._restart_timer()
 
     def ignores(self, request: VoteRequest) -> bool:
-        """Whether a request of a later term is ignored."""
-        return (self.in_touch or self._now < self._silent_until) and not request.transfer
+        """Whether the candidate gets no vote, because the leader's lease relies on that. A request of a later term changes
+        nothing then.
+        """
+        return (self.role is Role.LEADER or self._now < self._silent_until) and not request.transfer
 
     def campaign(self, last: tuple[int, int], out: list[Message], *, pre: bool, transfer: bool = False) -> None:
         """Request votes in a new term, or (``pre``) ask whether the election could be won."""
@@ -122,7 +126,7 @@ class Elections:
         """
         free = self.voted_for == request.sender or (self.voted_for == 0 and self.leader == 0)
         free = free or (request.pre and request.term > self.term)
-        granted = free and (request.last_term, request.last_index) >= last
+        granted = free and (request.last_term, request.last_index) >= last and not self.ignores(request)
         if granted and not request.pre:
             self.voted_for = request.sender
             self._restart_timer()
