@@ -166,23 +166,22 @@ class Raft:
         return self._append_own([(EntryKind.COMMAND, payload) for payload in payloads])
 
     def read(self, context: int) -> None:
-        """Begin a linearizable read (dissertation, section 6.4). ``Ready`` returns ``context`` later. Raises ``NotLeader``
-        or ``Overloaded``.
-        """
+        """Begin a linearizable read (6.4). ``Ready`` returns ``context`` later. Raises ``NotLeader`` or ``Overloaded``."""
         if self._leading is None:
             raise NotLeader(f"node {self.node_id} is not the leader", leader=self.leader)
         self._leading.read(context)
 
     def transfer_leadership(self) -> bool:
-        """Transfer leadership (dissertation, section 3.10) to a follower that has the whole log. Returns whether there is
-        one. Takes no proposals meanwhile.
+        """Transfer leadership to the first follower that has the whole log (dissertation, section 3.10), and take no proposals
+        meanwhile. Returns whether one receives it.
         """
-        if self._leading is None:
-            return False
-        transferee = self._leading.begin_transfer(self._now)
-        if transferee:
+        begun = self._leading is not None and self._leading.begin_transfer(self._now)
+        self._send_transfer()
+        return begun
+
+    def _send_transfer(self) -> None:
+        if self._leading is not None and (transferee := self._leading.take_transferee()):
             self._out.messages.append(TimeoutNow(sender=self.node_id, receiver=transferee, term=self.term))
-        return transferee != 0
 
     def unreachable(self, node_id: int) -> None:
         """Record that messages to ``node_id`` were lost: stop pipelining until it answers."""
@@ -324,6 +323,7 @@ class Raft:
             case AppendReply() | HeartbeatReply() | SnapshotReply() if self._leading is not None:
                 if self._leading.on_reply(message, self._out.messages):
                     self._advance_commit()
+                self._send_transfer()
 
     # --- leading -----------------------------------------------------------------------------------------------------
 

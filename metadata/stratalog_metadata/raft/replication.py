@@ -74,6 +74,7 @@ class Replication:
         self.reconfigure(membership)
         self._begun_at: dict[int, float] = {}
         self._gave_up_lease = False
+        self._is_transferring = False
         self._heartbeat_at = now
         self._quorum_at = now + settings.election_timeout_s
         self._outgoing: OutgoingSnapshot | None = None
@@ -335,18 +336,26 @@ class Replication:
 
     # --- transfer ----------------------------------------------------------------------------------------------------
 
-    def begin_transfer(self, now: float) -> int:
-        """Node id of a voter that has the whole log and is reachable; 0 if there is none."""
+    def begin_transfer(self, now: float) -> bool:
+        """Take no proposals for an election timeout, so that a voter catches up. Returns whether there is one to wait for."""
+        self._is_transferring = any(self._is_replicating(node_id) for node_id in self.followers)
+        if self._is_transferring:
+            self.transfer_until = now + self._settings.election_timeout_s
+            self._gave_up_lease = True
+        return self._is_transferring
+
+    def take_transferee(self) -> int:
+        """Node id of a voter that has the whole log and is to take over, once in a transfer; else 0."""
+        if not self._is_transferring or self._now >= self.transfer_until:
+            return 0
         for node_id, follower in self.followers.items():
-            if (
-                node_id in self._membership.voters
-                and follower.match == self._log.last_index
-                and follower.flow is Flow.REPLICATE
-            ):
-                self.transfer_until = now + self._settings.election_timeout_s
-                self._gave_up_lease = True
+            if self._is_replicating(node_id) and follower.match == self._log.last_index:
+                self._is_transferring = False
                 return node_id
         return 0
+
+    def _is_replicating(self, node_id: int) -> bool:
+        return node_id in self._membership.voters and self.followers[node_id].flow is Flow.REPLICATE
 
     # --- assertions --------------------------------------------------------------------------------------------------
 
