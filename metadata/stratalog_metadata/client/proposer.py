@@ -123,6 +123,9 @@ class Proposer:
 
     async def close(self) -> None:
         self._closed = True
+        gathered, self._gathered = self._gathered, []
+        for proposal in gathered:
+            _settle(proposal, Unavailable("the metadata client was closed before the command was sent"))
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

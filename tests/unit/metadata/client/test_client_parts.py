@@ -174,6 +174,18 @@ async def test_requests_leave_a_silent_leader_when_another_leads() -> None:
     await proposer.close()
 
 
+async def test_a_proposal_of_the_turn_in_which_the_client_is_closed_is_not_sent() -> None:
+    transport = _SilentTransport()
+    proposer = Proposer(["a:1"], cast(Transport, transport), SystemClock(), random.Random(1), LocalView())
+    proposing = asyncio.create_task(proposer.propose(Command(updates=()), timeout_s=600))
+    closing = asyncio.create_task(proposer.close())
+    await closing
+    async with asyncio.timeout(30):
+        with pytest.raises(Unavailable, match="closed"):
+            await proposing
+    assert not transport.asked.is_set()
+
+
 class _PunctualTransport:
     """Silent nodes, and channels that report a request that was not answered in its time."""
 
