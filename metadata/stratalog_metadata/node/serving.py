@@ -166,6 +166,8 @@ class ServingNode:
 
     def handle(self, request: Request) -> None:
         """Dispatch a request. Raises the error to answer with."""
+        # First: after a stall of this process, a request may arrive before the timer that ends the lease or the contact.
+        self._core.tick(self._clock.monotonic())
         self._counters.requests += 1
         handler = self._handlers.get(request.method)
         if handler is None:
@@ -207,7 +209,6 @@ class ServingNode:
     def _on_change_members(self, request: Request) -> None:
         if self._leadership is None:
             raise self._not_leader()
-        self._core.tick(self._clock.monotonic())
         self._members.change(request)
 
     def _not_leader(self) -> NotLeader:
@@ -252,14 +253,12 @@ class ServingNode:
         request.reply(self._answers.snapshot(messages.decode(request.body, messages.SnapshotRequest)))
 
     def _require_touch(self) -> None:
-        self._core.tick(self._clock.monotonic())
         if not self._core.in_touch:
             raise Unavailable(f"metadata node {self._core.node_id} has no contact with a leader")
         if self._node is not None and self._node.disk_stall.is_stalled:
             raise Unavailable(f"the disk of metadata node {self._core.node_id} completes no write, so its records are old")
 
     def _on_renew(self, request: Request) -> None:
-        self._core.tick(self._clock.monotonic())
         if self._leadership is None or not self._core.has_lease:
             # A deposed leader that does not know it must not extend leases.
             raise self._not_leader()
@@ -274,7 +273,6 @@ class ServingNode:
         wanted = messages.decode(request.body, messages.ForwardRequest)
         if wanted.method not in FORWARDED:
             raise Invalid(f"method {wanted.method:#06x} is not forwarded to the leader")
-        self._core.tick(self._clock.monotonic())
         if self._core.is_leader:
             self.handle(ForwardedRequest(request, wanted))
         else:

@@ -6,32 +6,15 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import cast
 
 import pytest
+from support.asked_request import AskedRequest
 from support.embedded_quorum import embedded_quorum
 
-from stratalog_core.errors import Corrupt, StratalogError, Unavailable
-from stratalog_core.ports import Buffer, Connection
+from stratalog_core.errors import Corrupt, Unavailable
 from stratalog_core.rpc.tcp import TcpTransport
 from stratalog_metadata.protocol import messages
 from stratalog_metadata.protocol.messages import ReadRequest
-
-
-class Asked:
-    """A request whose answer is kept."""
-
-    def __init__(self, method: int, body: bytes) -> None:
-        self.method = method
-        self.body = memoryview(body)
-        self.connection = cast(Connection, None)
-        self.failure: StratalogError | None = None
-
-    def reply(self, *parts: Buffer) -> None:
-        raise AssertionError("this node has stopped")
-
-    def fail(self, error: StratalogError) -> None:
-        self.failure = error
 
 
 @pytest.fixture
@@ -60,9 +43,9 @@ async def test_a_read_that_waits_when_its_node_fails_is_answered_once(
     tmp_path: Path, transport: TcpTransport, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with embedded_quorum(tmp_path, transport) as quorum:
-        request = Asked(messages.READ, messages.encode(ReadRequest(keys=[])))
+        request = AskedRequest(messages.READ, ReadRequest(keys=[]))
         quorum.server._handle(request)
         quorum.server._failed(Corrupt("its state differs from a majority's"))
         await asyncio.sleep(0)
-        assert isinstance(request.failure, Unavailable)
+        assert isinstance(request.answer, Unavailable)
     assert [record.message for record in caplog.records if record.levelno >= logging.ERROR] == []
