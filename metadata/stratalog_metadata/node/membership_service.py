@@ -72,13 +72,15 @@ class MembershipService:
         member = core.membership.find(asked.node_id)
         if member is not None and member.identity == asked.identity:
             self._peers.heard(asked.node_id, asked.identity, asked.address)
+        # A newcomer begins with these. If a new leader did not know them, it could be added only with an empty directory again.
+        index, committed = core.configurations.found_at(core.commit)
         answer = HelloAnswer(
             node_id=core.node_id,
             identity=core.settings.identity,
             cluster_id=self._peers.cluster_id,
             peers=sorted(member.node_id for member in core.membership.members),
-            members=core.membership.members,
-            members_index=max(core.membership_index, self._own.members_index),
+            members=committed.members,
+            members_index=index or self._own.members_index,
             leads=core.has_lease,
         )
         request.reply(messages.encode(answer))

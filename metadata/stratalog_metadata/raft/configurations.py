@@ -35,7 +35,11 @@ class Configurations:
 
     def at(self, index: int) -> Membership:
         """The configuration in force at ``index``, which is at least the log's base."""
-        return next(membership for since, membership in reversed(self._history) if since <= index)
+        return self.found_at(index)[1]
+
+    def found_at(self, index: int) -> tuple[int, Membership]:
+        """Index from which on the configuration that is in force at ``index`` is in force, and the configuration."""
+        return next(known for known in reversed(self._history) if known[0] <= index)
 
     def let_campaign(self, node_id: int, identity: str, commit: int) -> bool:
         """Whether this node votes in the last committed configuration, or in a later one that may still be committed.

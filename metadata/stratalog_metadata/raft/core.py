@@ -74,13 +74,13 @@ class Raft:
         self.handed = applied
         self._now = now
         unapplied = log.between(applied + 1, log.last_index)
-        self._configurations = Configurations(membership_index, membership, unapplied)
+        self.configurations = Configurations(membership_index, membership, unapplied)
         self._elections = Elections(settings, self.membership, hard_state, random, now)
         self._durability = Durability(hard_state, log.last_index)
         self._following = Following(
-            settings.node_id, log, self._configurations, self._durability, settings.snapshot_bytes_max
+            settings.node_id, log, self.configurations, self._durability, settings.snapshot_bytes_max
         )  # fmt: skip
-        self._checks = MessageChecks(settings, log, self._configurations)
+        self._checks = MessageChecks(settings, log, self.configurations)
         self._leading: Replication | None = None
         self._next_number = 1
         self._out = Outbox()
@@ -94,12 +94,12 @@ class Raft:
     @property
     def membership(self) -> Membership:
         """The configuration in force: the last one in the log, committed or not."""
-        return self._configurations.current
+        return self.configurations.current
 
     @property
     def membership_index(self) -> int:
         """Index of the entry that holds this configuration; it is committed once ``commit`` reaches it."""
-        return self._configurations.current_index
+        return self.configurations.current_index
 
     @property
     def role(self) -> Role:
@@ -191,13 +191,13 @@ class Raft:
     def offer_snapshot(self, snapshot: Snapshot) -> None:
         """Answer ``Ready.snapshot_wanted`` with the state machine's content at or after the log's base."""
         if self._leading is not None and snapshot.index >= self.log.base_index:
-            self._leading.offer_snapshot(snapshot, self._configurations.at(snapshot.index), self._out.messages)
+            self._leading.offer_snapshot(snapshot, self.configurations.at(snapshot.index), self._out.messages)
 
     def compact(self, index: int) -> None:
         """Drop entries up to ``index``. All are applied and durable in the state store."""
         assert index <= min(self.handed, self.stable)
         self.log.compact(index)
-        self._configurations.compacted(index)
+        self.configurations.compacted(index)
 
     def change_members(self, membership: Membership) -> int:
         """Append a configuration, which is in force immediately. Returns its index.
@@ -281,7 +281,7 @@ class Raft:
     # --- terms and roles ---------------------------------------------------------------------------------------------
 
     def _may_campaign(self) -> bool:
-        return self._configurations.let_campaign(self.node_id, self.settings.identity, self.commit)
+        return self.configurations.let_campaign(self.node_id, self.settings.identity, self.commit)
 
     def _follow(self, term: int, leader: int) -> None:
         self._elections.follow(term, leader)
@@ -336,7 +336,7 @@ class Raft:
         first = self.log.last_index + 1
         entries = [Entry(first + i, self.term, kind, payload) for i, (kind, payload) in enumerate(proposals)]
         self.log.extend(entries)
-        if self._configurations.appended(entries):
+        if self.configurations.appended(entries):
             self._adopt_members()
         return first
 
@@ -412,7 +412,7 @@ class Raft:
         assert self.log.last_term <= self.term
         assert self.is_leader == (self.role is Role.LEADER)
         assert self._elections.membership is self.membership
-        self._configurations.validate_state(self.log.last_index)
+        self.configurations.validate_state(self.log.last_index)
         self._elections.validate_state()
         self._durability.validate_state(self.log.last_index)
         if self._leading is not None:
