@@ -73,7 +73,8 @@ class SqliteStore:
     """Records in one SQLite file in WAL mode.
 
     With ``synchronous=NORMAL`` a machine crash may lose the last transactions, which are in the log, and never tears one. Each
-    row has a checksum, and the digest of all records shows missing or old rows: SQLite checks neither.
+    row has a checksum, and the digest of all records shows missing or old rows: SQLite checks neither. The digest is of the
+    records as this version encodes them.
     """
 
     def __init__(self, path: Path | str) -> None:
@@ -113,7 +114,15 @@ class SqliteStore:
                 f"{self._path} does not hold what it held at entry {applied[1]}: rows are missing or old. Restore the directory"
                 f" as it was last, or replace the node: {REPLACE}"
             )
+        self._adopt(applied[1:], rows, records)
         return StateImage(index=applied[1], term=applied[2], records=records)
+
+    def _adopt(self, applied: tuple[int, int], rows: list[tuple[str, int, bytes, int]], records: list[Versioned]) -> None:
+        """Store the rows that another version has written as this one writes them, so that the digests of later saves fit."""
+        pairs = zip(rows, records, strict=True)
+        foreign = {row[0]: stored for row, stored in pairs if _encode.encode(stored.record) != row[2]}
+        if foreign:
+            self._write((*applied, digest_records(records)), [], foreign, replace=False)
 
     def _record(self, key: object, version: object, record: object, checksum: object) -> Versioned:
         """Decode a row. SQLite allows any type in any column."""
