@@ -41,7 +41,7 @@ from stratalog_metadata.client.api import MetadataClient, MetadataView
 from stratalog_metadata.client.guarded_updates import decide_again, propose_guarded
 from stratalog_metadata.client.protection import is_protected
 from stratalog_metadata.client.topic_defaults import topic_defaults
-from stratalog_metadata.client.topic_deletion import delete_topic, never_deleted
+from stratalog_metadata.client.topic_deletion import delete_topic, never_existed
 from stratalog_metadata.records import (
     Bookie,
     Broker,
@@ -104,7 +104,7 @@ class TopicCommands:
         if validate_only:
             return topic
         updates = (Put(record=topic), *_partition_updates(topic, 0, assigned))
-        requirements = (VersionIs(key=topic.key(), version=ABSENT), never_deleted(topic.topic_id))
+        requirements = (VersionIs(key=topic.key(), version=ABSENT), *never_existed(topic.topic_id))
         try:
             command = Command(updates=updates, requirements=requirements)
             await propose_guarded(self._metadata, command, topic.key(), timeout_s)

@@ -82,9 +82,15 @@ def never_deleted(topic_id: UUID) -> Requirement:
     """Require that no topic of this id was deleted. Every command that creates a topic needs it.
 
     That the topic's name is free does not guard a command that is proposed again after a lost answer: the topic may have been
-    created and deleted meanwhile, and would come back with an empty log. The record of the deletion outlives all attempts.
+    created and deleted meanwhile, and would come back with an empty log. The record of the deletion outlives all attempts,
+    unless the topic is restored: its partitions are there again then, perhaps under another name (:func:`never_existed`).
     """
     return VersionIs(key=deleted_topic_key(topic_id), version=ABSENT)
+
+
+def never_existed(topic_id: UUID) -> tuple[Requirement, ...]:
+    """Require that there neither is nor was a topic of this id, whatever its name."""
+    return never_deleted(topic_id), VersionIs(key=partition_key(topic_id, 0), version=ABSENT)
 
 
 def restore_topic(deleted: DeletedTopic, version: int, name: str) -> Command:
