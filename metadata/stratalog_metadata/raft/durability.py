@@ -9,10 +9,14 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Final
 
 from stratalog_metadata.raft.messages import Entry
 from stratalog_metadata.raft.ready import HardState, Ready
 from stratalog_metadata.raft.tail import LogTail
+
+WRITES_MAX: Final = 256
+"""Writes in progress up to which heartbeats are answered at once. An answer may let the leader send one more append."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +28,7 @@ class _Write:
     last_index: int
     last_term: int
     vote_term: int
+    has_hard_state: bool
 
 
 class Durability:
@@ -48,8 +53,12 @@ class Durability:
         return log.between(self.unsaved_from, log.last_index) if self.unsaved_from <= log.last_index else ()
 
     def promises(self, term: int) -> bool:
-        """Whether the term is durable, so that an answer that promises nothing else may leave at once."""
-        return self._saved.term == term and not self._writes
+        """Whether the term is durable, so that an answer that promises nothing else may leave at once.
+
+        It need not wait for entries: if all disks hang for a while, the leader stays, and its sessions with it.
+        """
+        is_written = not any(write.has_hard_state for write in self._writes)
+        return self._saved.term == term and is_written and len(self._writes) <= WRITES_MAX
 
     def replaced_from(self, index: int) -> None:
         """Record that the log's entries from ``index`` on were replaced."""
@@ -65,9 +74,9 @@ class Durability:
         """Record that ``ready`` is being written; it contains the node's vote for itself in ``vote_term`` (0: no vote)."""
         last = ready.entries[-1] if ready.entries else None
         snapshot_index = ready.snapshot.index if ready.snapshot is not None else 0
-        self._writes.append(
-            _Write(ready.number, snapshot_index, last.index if last else 0, last.term if last else 0, vote_term)
-        )
+        last_index_written, last_term = (last.index, last.term) if last else (0, 0)
+        has_hard_state = ready.hard_state is not None
+        self._writes.append(_Write(ready.number, snapshot_index, last_index_written, last_term, vote_term, has_hard_state))
         self._saved = ready.hard_state or self._saved
         self.unsaved_from = last_index + 1
 
