@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import TypeAlias
 
 from pyspark.sql import SparkSession
 
@@ -29,12 +31,8 @@ from stratalog_tiering.format.segment import iterate_block_batches
 PARTITIONS_AT_ONCE = 8
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SearchTask:
-    """Segments that one task reads."""
-
-    selection: Selection
-    segments: tuple[tuple[PartitionName, SegmentEntry], ...]
+SearchTask: TypeAlias = tuple[tuple[PartitionName, SegmentEntry], ...]
+"""The segments that one task reads. Without the selection, which may be large and is the same for all tasks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,8 +83,8 @@ def search(
     """Search the whole cold history of the selected topics. Raises ``Corrupt``, ``NotFound``, ``Unavailable``."""
     with Bucket(options.store) as bucket, reader_lease(bucket, options, "erase"):
         histories, segments = plan_search(bucket, options)
-        tasks = search_tasks(segments, selection, options.split_bytes)
-        results = run_tasks(spark, options.store, tasks, search_segments, on_progress)
+        tasks = search_tasks(segments, options.split_bytes)
+        results = run_tasks(spark, options.store, tasks, partial(search_segments, selection), on_progress)
     noted = [each for of_task in results for each in of_task]
     return Search(
         histories=histories,
@@ -118,17 +116,14 @@ def plan_search(
     return histories, [(name, entry) for name, (_, entries) in plans.items() for entry in entries]
 
 
-def search_tasks(
-    segments: Iterable[tuple[PartitionName, SegmentEntry]], selection: Selection, task_bytes: int
-) -> list[SearchTask]:
+def search_tasks(segments: Iterable[tuple[PartitionName, SegmentEntry]], task_bytes: int) -> list[SearchTask]:
     """Return tasks of about ``task_bytes`` stored bytes, or of one larger segment."""
-    costs = (((name, entry), OPEN_BYTES + entry.stored_bytes, 1) for name, entry in segments)
-    return [SearchTask(selection=selection, segments=group) for group in grouped(costs, task_bytes)]
+    return grouped((((name, entry), OPEN_BYTES + entry.stored_bytes, 1) for name, entry in segments), task_bytes)
 
 
-def search_segments(bucket: Bucket, task: SearchTask) -> list[FoundRecords]:
+def search_segments(selection: Selection, bucket: Bucket, task: SearchTask) -> list[FoundRecords]:
     """Return the segments of a task with selected records or unreadable batches. Raises ``Corrupt``, ``Unavailable``."""
-    searched = [_search_segment(bucket, name, entry, task.selection) for name, entry in task.segments]
+    searched = [_search_segment(bucket, name, entry, selection) for name, entry in task]
     return [each for each in searched if each.records or each.unreadable_batches]
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+import pickle
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 import msgspec
@@ -13,6 +15,7 @@ from support.hostile_batches import hostile_batch
 from stratalog_core.batches.records import Record, build_batch
 from stratalog_core.errors import Corrupt
 from stratalog_pipeline.bucket import Bucket
+from stratalog_pipeline.jobs import erase as erase_module
 from stratalog_pipeline.jobs.erase import (
     FoundRecords,
     Search,
@@ -46,9 +49,9 @@ def batches(first: int, *keys: str) -> list[bytes]:
 def found_in(cold_bucket: ColdBucket, selection: Selection, task_bytes: int = 1) -> list[FoundRecords]:
     with Bucket(cold_bucket.url) as bucket:
         _, segments = plan_search(bucket, parse_options({"path": cold_bucket.url, "subscribePattern": ".*"}))
-        tasks = search_tasks(segments, selection, task_bytes)
+        tasks = search_tasks(segments, task_bytes)
         assert len(tasks) == (len(segments) if task_bytes == 1 else 1)
-        return [each for task in tasks for each in search_segments(bucket, task)]
+        return [each for task in tasks for each in search_segments(selection, bucket, task)]
 
 
 @pytest.mark.parametrize("others", [0, NEEDLES_MAX])
@@ -62,6 +65,27 @@ def test_segments_with_selected_records_are_found(cold_bucket: ColdBucket, other
         assert [(str(each.name), each.base_offset, each.end_offset, each.records) for each in found] == [
             ("a-0", 0, 2, 1), ("a-0", 3, 5, 2),
         ]  # fmt: skip
+
+
+def test_tasks_do_not_each_have_all_keys(cold_bucket: ColdBucket, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The driver holds all tasks at once: a history of 16,000 of them, and a file of keys."""
+    cold_bucket.add_topic("a", [[batches(0, "alice"), batches(1, "bob")]])
+    sizes: list[int] = []
+
+    def here(
+        spark: None, store: str, tasks: Sequence[Any], work: Callable[[Bucket, Any], Any], on_progress: Callable[..., None]
+    ) -> list[Any]:
+        sizes.append(sum(len(pickle.dumps(task)) for task in tasks))
+        with Bucket(store) as bucket:
+            return [work(bucket, task) for task in tasks]
+
+    monkeypatch.setattr(erase_module, "run_tasks", here)
+    spark: Any = None
+    options = parse_options({"path": cold_bucket.url, "subscribe": "a", "splitBytes": "1", "lease": "false"})
+    for keys in (ALICE.keys, ALICE.keys | {b"nobody-%d" % number for number in range(1000)}):
+        found = erase_module.search(spark, options, Selection(keys=keys))
+        assert [(each.base_offset, each.records) for each in found.found] == [(0, 1)]
+    assert sizes[0] == sizes[1]
 
 
 def test_damage_ends_the_search(cold_bucket: ColdBucket) -> None:
