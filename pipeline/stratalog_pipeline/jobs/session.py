@@ -45,8 +45,8 @@ def job_session(name: str, master: str | None) -> Iterator[SparkSession]:
     Only a session that is made here is stopped. Spark's log shows errors only: the job prints its own progress. Raises
     ``Unavailable`` if Spark does not start.
     """
-    for name in _QUERY_LOGGERS:
-        PySparkLogger.getLogger(name).disabled = True
+    for logger in _QUERY_LOGGERS:
+        PySparkLogger.getLogger(logger).disabled = True
     active = SparkSession.getActiveSession()
     if active is not None:
         yield active
