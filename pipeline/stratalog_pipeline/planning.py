@@ -181,6 +181,15 @@ def still_existing(
     return {topic: numbers for topic, numbers in kept.items() if numbers}
 
 
+def existing(wanted: Wanted, partition_counts: Mapping[str, int]) -> Wanted:
+    """Return ``wanted`` without what it names and the bucket lacks."""
+    if isinstance(wanted, Subscribed):
+        return Subscribed(topics=tuple(topic for topic in wanted.topics if topic in partition_counts))
+    if isinstance(wanted, Assigned):
+        return Assigned(partitions=still_existing(wanted, partition_counts, fail_on_data_loss=False))
+    return wanted
+
+
 def check_all_named(option: str, values: PerPartition, wanted: Mapping[str, Sequence[int]]) -> None:
     """Raise ``Invalid`` unless ``values`` names exactly the wanted partitions, as Spark's Kafka source requires."""
     named = {(topic, number) for topic, numbers in values.items() for number in numbers}

@@ -40,6 +40,7 @@ from stratalog_pipeline.planning import (
     check_all_named,
     chosen_topics,
     cut_ranges,
+    existing,
     nearest,
     outside,
     plan_repeatable_tasks,
@@ -112,13 +113,14 @@ def plan_repeatable_scan(bucket: Bucket, options: ReadOptions, stored: Sequence[
 
 
 def partition_limits(
-    bucket: Bucket, options: ReadOptions, stored: Sequence[TopicDescriptor] | None = None
+    bucket: Bucket, options: ReadOptions, stored: Sequence[TopicDescriptor] | None = None, *, must_exist: bool = True
 ) -> dict[PartitionName, tuple[OffsetRange, OffsetRange]]:
     """Return two ranges per selected partition: what the brokers, or else the bucket, have, and what the options select.
 
-    ``stored`` are the bucket's topics if they were just read. Raises as :func:`plan_scan`.
+    ``stored`` are the bucket's topics if they were just read. Unless they ``must_exist``, topics and partitions that are named
+    and missing are left out. Raises as :func:`plan_scan`.
     """
-    _, histories, bounds = _survey(bucket, options, EVERYTHING, stored)
+    _, histories, bounds = _survey(bucket, options, EVERYTHING, stored, must_exist=must_exist)
     return {history.name: (bounds.available(history), bounds.wanted(history)) for history in histories}
 
 
@@ -129,6 +131,7 @@ def _survey(
     stored: Sequence[TopicDescriptor] | None = None,
     *,
     is_repeatable: bool = False,
+    must_exist: bool = True,
 ) -> tuple[dict[str, TopicDescriptor], list[History], _Bounds]:
     """Return the topics, the pinned histories of the selected partitions, and the bounds of the read."""
     brokers = Brokers(options) if options.client else None
@@ -138,7 +141,8 @@ def _survey(
         assert isinstance(options.wanted, Assigned), "a batch of a stream names its partitions"
         wanted = still_existing(options.wanted, _counts(topics), fail_on_data_loss=options.fail_on_data_loss)
     else:
-        wanted = resolve_topics(options.wanted, _counts(topics))
+        counts = _counts(topics)
+        wanted = resolve_topics(options.wanted if must_exist else existing(options.wanted, counts), counts)
         _check_bounds(options, wanted)
     names = [name for name in _names(topics, wanted) if pruning.allows(name.topic, name.partition)]
     histories = bucket.run(bounded_map(partial(load_wanted, bucket, options), names, REQUESTS_MAX))

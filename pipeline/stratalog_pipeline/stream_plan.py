@@ -91,12 +91,14 @@ def wanted_ranges(options: ReadOptions, topics: KnownTopics | None = None) -> Av
 def available(options: ReadOptions, topics: KnownTopics | None = None, stored: StoredTopics | None = None) -> Available:
     """Return what can be read now. Raises as :func:`first_offsets`.
 
-    If ``topics`` are given: raises as ``KnownTopics.check``; without ``failOnDataLoss`` a topic that was created again has
-    nothing this time, which sets a stream back to its first record. ``stored`` keeps the topics for the batch.
+    Without ``failOnDataLoss``, topics and partitions that are named and missing are left out. If ``topics`` are given: raises
+    as ``KnownTopics.check``; without ``failOnDataLoss`` a topic that was created again has nothing this time, which sets a
+    stream back to its first record. ``stored`` keeps the topics for the batch.
     """
+    everything = replace(options, start=AllAt(position=EARLIEST))
     with Bucket(options.store, options.second_store) as bucket:
         read = None if stored is None else stored.read(bucket)
-        limits = partition_limits(bucket, replace(options, start=AllAt(position=EARLIEST)), read)
+        limits = partition_limits(bucket, everything, read, must_exist=options.fail_on_data_loss)
     again: set[str] = set()
     if topics is not None and options.fail_on_data_loss:
         topics.check(limits)

@@ -272,7 +272,7 @@ def _send_left(
 ) -> SendWindow:
     """Return what sends that part of a window which retention has not removed."""
     partitions = {topic: tuple(sorted(map(int, numbers))) for topic, numbers in plan.end.items()}
-    everything = replace(options, wanted=Assigned(partitions=partitions), end=AllAt(position=LATEST))
+    everything = replace(options, wanted=Assigned(partitions=partitions), end=AllAt(position=LATEST), fail_on_data_loss=True)
     if plan.topic_ids:
         everything = replace(everything, topic_ids=frozenset(plan.topic_ids.values()))
 

@@ -11,7 +11,7 @@ from pyspark.sql.streaming.datasource import ReadMaxRows
 from unit.pipeline.conftest import ColdBucket
 
 from stratalog_core.batches.records import Record, build_batch
-from stratalog_core.errors import Invalid
+from stratalog_core.errors import Invalid, NotFound
 from stratalog_core.system import SystemClock
 from stratalog_pipeline.arrow.schema import COLUMNS
 from stratalog_pipeline.options import parse_options
@@ -127,6 +127,37 @@ def test_without_fail_on_data_loss_a_stream_goes_on_without_a_deleted_topic(cold
     end = reader.latestOffset(start, ReadMaxRows(40))
     assert end == {"a2": {"0": 10}}
     assert len(reader.partitions(start, end)) == 1
+
+
+@pytest.mark.parametrize("chosen", [{"subscribe": "t,u"}, {"assign": '{"t": [0], "u": [0]}'}])
+def test_without_fail_on_data_loss_a_stream_waits_for_a_named_topic_that_is_created_again(
+    cold_bucket: ColdBucket, chosen: dict[str, str]
+) -> None:
+    first_id = cold_bucket.add_topic("t", [[segment(0, 10)]])
+    cold_bucket.add_topic("u", [[segment(0, 10)]])
+    given = {"path": cold_bucket.url, **chosen}
+    reader = StratalogStreamReader(parse_options({**given, "failOnDataLoss": "false"}, "stream"), COLUMNS)
+    start = reader.latestOffset({"t": {"0": 0}, "u": {"0": 0}}, ReadMaxRows(40))
+    assert start == {"t": {"0": 10}, "u": {"0": 10}}
+    cold_bucket.put(deletion_marker_key(first_id), encode_descriptor(DeletionMarker(topic_id=first_id, deleted_at_ms=1)))
+    assert reader.latestOffset(start, ReadMaxRows(40)) == start
+    cold_bucket.extend("u", 0, segment(10, 5))
+    end = reader.latestOffset(start, ReadMaxRows(40))
+    assert end == {"u": {"0": 15}}
+    assert len(reader.partitions(start, end)) == 1
+    with pytest.raises(NotFound, match="topic 't' is not in this bucket"):
+        StratalogStreamReader(parse_options(given, "stream"), COLUMNS).latestOffset(start, ReadMaxRows(40))
+    cold_bucket.add_topic("t", [[segment(0, 30)]])
+    back = reader.latestOffset(end, ReadMaxRows(40))
+    assert reader.latestOffset(back, ReadMaxRows(40)) == {"t": {"0": 30}, "u": {"0": 15}}
+
+
+@pytest.mark.parametrize("fails", ["true", "false"])
+def test_a_new_stream_of_a_topic_that_does_not_exist_is_refused(cold_bucket: ColdBucket, fails: str) -> None:
+    cold_bucket.add_topic("t", [[segment(0, 10)]])
+    given = {"path": cold_bucket.url, "subscribe": "mistyped", "failOnDataLoss": fails}
+    with pytest.raises(NotFound, match="topic 'mistyped' is not in this bucket"):
+        StratalogStreamReader(parse_options(given, "stream"), COLUMNS).initialOffset()
 
 
 def test_a_batch_is_planned_again_without_what_was_deleted_since(cold_bucket: ColdBucket) -> None:
