@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
@@ -23,7 +23,9 @@ from stratalog_pipeline.scan import REPORTED_MAX, scan_split
 from stratalog_pipeline.scan_plan import plan_scan
 from stratalog_tiering.format.footer import AbortedTransaction
 from stratalog_tiering.format.manifest_limits import ManifestLimits
-from stratalog_tiering.format.object_keys import version_key
+from stratalog_tiering.format.object_keys import topic_key, version_key
+from stratalog_tiering.store import ObjectInfo
+from stratalog_tiering.store.filesystem import FilesystemStore
 
 if TYPE_CHECKING:
     from unit.pipeline.conftest import ColdBucket
@@ -282,6 +284,26 @@ def test_deleted_topics_are_gone_and_namesakes_are_told_apart(cold_bucket: ColdB
     cold_bucket.add_topic("again", [[batches(0, 5)]], deleted_at_ms=99)
     cold_bucket.add_topic("again", [[batches(0, 7)]])
     assert len(read(cold_bucket, subscribe="again")) == 7
+
+
+def test_a_topic_that_a_worker_deletes_while_topics_are_read_is_left_out(
+    cold_bucket: ColdBucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stream reads all topics at each trigger, so it meets each deletion in the bucket."""
+    cold_bucket.add_topic("t", [[batches(0, 10)]])
+    gone = cold_bucket.add_topic("gone", [[batches(0, 10)]], deleted_at_ms=1)
+    descriptor = cold_bucket.root / topic_key(gone, 1)
+    listed = FilesystemStore.list
+
+    async def list_before_deletion(store: FilesystemStore, prefix: str) -> AsyncIterator[ObjectInfo]:
+        async for info in listed(store, prefix):
+            yield info
+        descriptor.unlink(missing_ok=True)
+
+    monkeypatch.setattr(FilesystemStore, "list", list_before_deletion)
+    with Bucket(cold_bucket.url) as bucket:
+        assert [topic.name for topic in bucket.topics()] == ["t"]
+    assert not descriptor.exists()
 
 
 def test_an_ambiguous_name_fails_only_reads_of_that_name(cold_bucket: ColdBucket) -> None:

@@ -83,12 +83,17 @@ async def readable_topics(store: ObjectStore) -> ReadTopics:
     damaged: dict[UUID, Corrupt] = {}
 
     async def read(topic_id: UUID) -> list[StoredTopic]:
+        has_marker = deletion_marker_key(topic_id) in keys
         try:
             topic = await read_topic(store, topic_key(topic_id, newest[topic_id]))
+        except NoSuchObject:
+            if has_marker:
+                return []  # A worker has deleted the last of the topic since the listing.
+            raise
         except Corrupt as error:
             damaged[topic_id] = error
             return []
-        return [StoredTopic(topic, deletion_marker_key(topic_id) in keys and await _is_marked(store, topic))]
+        return [StoredTopic(topic, has_marker and await _is_marked(store, topic))]
 
     found = [topic for topics in await bounded_map(read, newest, _READS_AT_ONCE) for topic in topics]
     readable = sorted(found, key=lambda topic: (topic.descriptor.name, topic.descriptor.topic_id))
