@@ -59,6 +59,8 @@ from stratalog_tiering.format.manifest import SegmentEntry
 
 REQUESTS_MAX: Final = 64
 """Requests to the store at a time while planning."""
+SURVEYS_MAX: Final = 3
+"""Attempts to plan a read while topics are deleted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,18 +137,26 @@ def _survey(
 ) -> tuple[dict[str, TopicDescriptor], list[History], _Bounds]:
     """Return the topics, the pinned histories of the selected partitions, and the bounds of the read."""
     brokers = Brokers(options) if options.client else None
-    live = brokers.topics(options.wanted) if brokers is not None else []
-    topics = _topics(bucket.topics() if stored is None else stored, options, live)
-    if is_repeatable:
-        assert isinstance(options.wanted, Assigned), "a batch of a stream names its partitions"
-        wanted = still_existing(options.wanted, _counts(topics), fail_on_data_loss=options.fail_on_data_loss)
-    else:
-        counts = _counts(topics)
-        wanted = resolve_topics(options.wanted if must_exist else existing(options.wanted, counts), counts)
-        _check_bounds(options, wanted)
-    names = [name for name in _names(topics, wanted) if pruning.allows(name.topic, name.partition)]
-    histories = bucket.run(bounded_map(partial(load_wanted, bucket, options), names, REQUESTS_MAX))
-    return topics, histories, _bounds(bucket, options, brokers, live, histories)
+    attempts_left = SURVEYS_MAX
+    while True:
+        live = brokers.topics(options.wanted) if brokers is not None else []
+        topics = _topics(bucket.topics() if stored is None else stored, options, live)
+        if is_repeatable:
+            assert isinstance(options.wanted, Assigned), "a batch of a stream names its partitions"
+            wanted = still_existing(options.wanted, _counts(topics), fail_on_data_loss=options.fail_on_data_loss)
+        else:
+            counts = _counts(topics)
+            wanted = resolve_topics(options.wanted if must_exist else existing(options.wanted, counts), counts)
+            _check_bounds(options, wanted)
+        names = [name for name in _names(topics, wanted) if pruning.allows(name.topic, name.partition)]
+        histories = bucket.run(bounded_map(partial(load_wanted, bucket, options), names, REQUESTS_MAX))
+        try:
+            return topics, histories, _bounds(bucket, options, brokers, live, histories)
+        except NotFound:
+            # The brokers were asked for offsets of a topic that was deleted since they listed it. A pattern goes on without it.
+            attempts_left -= 1
+            if brokers is None or not attempts_left:
+                raise
 
 
 def wanted_partitions(bucket: Bucket, options: ReadOptions) -> list[PartitionName]:

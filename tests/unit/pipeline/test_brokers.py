@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Coroutine
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -12,14 +13,15 @@ from unit.broker.mini_cluster import in_thread, run_cluster, until_all_served
 from unit.broker.raw_client import batch, produce
 from unit.pipeline.malformed_headers import with_malformed_header_name
 
-from stratalog_core.errors import Corrupt
-from stratalog_pipeline import brokers
+from stratalog_core.errors import Corrupt, NotFound
+from stratalog_pipeline import brokers, scan_plan
 from stratalog_pipeline.arrow.messages import to_arrow
 from stratalog_pipeline.brokers import Brokers
 from stratalog_pipeline.bucket import Bucket
-from stratalog_pipeline.options import parse_options
+from stratalog_pipeline.catalog import History, load_wanted
+from stratalog_pipeline.options import ReadOptions, parse_options
 from stratalog_pipeline.planning import BrokerSplit, OffsetRange, PartitionName
-from stratalog_pipeline.scan_plan import plan_scan
+from stratalog_pipeline.scan_plan import partition_limits, plan_scan
 
 
 class Late(AdminClient):
@@ -51,6 +53,35 @@ def create_topic(bootstrap: str) -> None:
     """Create ``t`` with one partition. Blocks."""
     admin = AdminClient({"bootstrap.servers": bootstrap, "log_level": 0})
     admin.create_topics([NewTopic("t", 1, 1)])["t"].result(30)
+
+
+@pytest.mark.parametrize("start", [{}, {"startingTimestamp": "0", "startingOffsetsByTimestampStrategy": "latest"}])
+async def test_a_topic_that_is_deleted_while_a_read_is_planned_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, start: dict[str, str]
+) -> None:
+    """The bucket's manifests are read in between, which may take seconds."""
+    (tmp_path / "store").mkdir()
+    async with run_cluster(tmp_path / "cluster") as cluster:
+
+        def steps() -> None:
+            admin = AdminClient({"bootstrap.servers": cluster.bootstrap, "log_level": 0})
+            for future in admin.create_topics([NewTopic("t", 1, 1), NewTopic("gone", 1, 1)]).values():
+                future.result(30)
+
+            def load(bucket: Bucket, options: ReadOptions, name: PartitionName) -> Coroutine[Any, Any, History]:
+                if name.topic == "gone":
+                    admin.delete_topics(["gone"])["gone"].result(30)
+                return load_wanted(bucket, options, name)
+
+            monkeypatch.setattr(scan_plan, "load_wanted", load)
+            given = {"path": str(tmp_path / "store"), "kafka.bootstrap.servers": cluster.bootstrap, **start}
+            pattern = parse_options({**given, "subscribePattern": ".*"})
+            with Bucket(pattern.store) as bucket:
+                assert [str(name) for name in partition_limits(bucket, pattern)] == ["t-0"]
+                with pytest.raises(NotFound, match="topic 'gone' is not in this bucket"):
+                    partition_limits(bucket, parse_options({**given, "subscribe": "gone"}))
+
+        await in_thread(steps)
 
 
 @pytest.mark.parametrize(("options", "tasks"), [({}, 1), ({"minPartitions": "7"}, 7), ({"maxRecordsPerPartition": "90"}, 12)])
