@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 from uuid import UUID
 
-from confluent_kafka import KafkaError, KafkaException, TopicPartition
+from confluent_kafka import OFFSET_INVALID, KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec
 
 from stratalog_core.errors import Conflict, Fenced, Invalid, NotFound, StratalogError, Unavailable
@@ -104,15 +104,20 @@ def list_offsets(
     """Return offsets by topic and partition number. ``options`` are those of ``AdminClient.list_offsets``.
 
     Retries with a new client if a partition's leader moved, because a client keeps asking the leader that it asked first.
-    Raises ``NotFound``, ``Invalid``, and ``Unavailable`` after ``timeout_s``.
+    So it does if the connection to a leader was lost: librdkafka (2.16) answers with the offset ``OFFSET_INVALID`` then, and
+    without an error. Raises ``NotFound``, ``Invalid``, and ``Unavailable`` after ``timeout_s``.
     """
 
     def once() -> dict[tuple[str, int], int]:
         client = connect()
         futures = client.list_offsets(dict(wanted), request_timeout=timeout_s, **options)
         try:
-            return {(place.topic, place.partition): future.result(timeout_s).offset for place, future in futures.items()}
+            found = {(place.topic, place.partition): future.result(timeout_s).offset for place, future in futures.items()}
         except TimeoutError as late:
             raise Unavailable(f"no answer within {timeout_s:.0f} s; {CHECK_CLUSTER}") from late
+        for (topic, partition), offset in found.items():
+            if offset == OFFSET_INVALID:
+                raise Unavailable(f"{topic}-{partition}: the connection to its leader was lost; {CHECK_CLUSTER}")
+        return found
 
     return retried(once, timeout_s)

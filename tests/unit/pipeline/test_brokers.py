@@ -11,6 +11,7 @@ import pytest
 from confluent_kafka.admin import AdminClient, NewTopic, TopicMetadata
 from unit.broker.mini_cluster import in_thread, run_cluster, until_all_served
 from unit.broker.raw_client import batch, produce
+from unit.pipeline.cutting_proxy import LIST_OFFSETS, Matches, run_behind_proxy
 from unit.pipeline.malformed_headers import with_malformed_header_name
 
 from stratalog_core.errors import Corrupt, NotFound
@@ -19,7 +20,7 @@ from stratalog_pipeline.arrow.messages import to_arrow
 from stratalog_pipeline.brokers import Brokers
 from stratalog_pipeline.bucket import Bucket
 from stratalog_pipeline.catalog import History, load_wanted
-from stratalog_pipeline.options import ReadOptions, parse_options
+from stratalog_pipeline.options import ReadOptions, Subscribed, parse_options
 from stratalog_pipeline.planning import BrokerSplit, OffsetRange, PartitionName
 from stratalog_pipeline.scan_plan import partition_limits, plan_scan
 
@@ -53,6 +54,33 @@ def create_topic(bootstrap: str) -> None:
     """Create ``t`` with one partition. Blocks."""
     admin = AdminClient({"bootstrap.servers": bootstrap, "log_level": 0})
     admin.create_topics([NewTopic("t", 1, 1)])["t"].result(30)
+
+
+@pytest.mark.parametrize(
+    "matches",
+    [
+        lambda key, request: key == LIST_OFFSETS,
+    ],
+    ids=["offsets"],
+)
+@pytest.mark.parametrize("times", [1, 2])
+async def test_a_broker_that_is_lost_while_it_is_asked_is_asked_again(tmp_path: Path, matches: Matches, times: int) -> None:
+    """For an offset whose leader is lost, the client reports no error, but an offset that means nothing."""
+    async with run_behind_proxy(tmp_path / "cluster") as (cluster, proxy):
+
+        def steps() -> None:
+            asked = Brokers(parse_options({"subscribe": "t", "kafka.bootstrap.servers": proxy.address}))
+            proxy.matches, proxy.times = matches, times
+            (topic,) = asked.topics(Subscribed(topics=("t",)))
+            name = PartitionName(topic="t", topic_id=topic.topic_id, partition=0)
+            assert asked.limits([name]) == {name: OffsetRange(first=0, end=3)}
+            assert asked.offsets_at({name: 0}) == {name: 0}
+            assert proxy.times == 0
+
+        await in_thread(lambda: create_topic(proxy.address))
+        await until_all_served(cluster)
+        await produce(await cluster.connect(), "t", batch(*[b"v"] * 3))
+        await in_thread(steps)
 
 
 @pytest.mark.parametrize("start", [{}, {"startingTimestamp": "0", "startingOffsetsByTimestampStrategy": "latest"}])
