@@ -16,7 +16,7 @@ from confluent_kafka import Consumer, IsolationLevel, KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient, ConfigResource, OffsetSpec
 
 from stratalog_core.errors import Corrupt, Invalid, NotFound, Unavailable
-from stratalog_core.kafka_clients import CHECK_CLUSTER, as_ours, list_offsets, translated, uuid_of
+from stratalog_core.kafka_clients import CHECK_CLUSTER, as_ours, list_offsets, retried, translated, uuid_of
 from stratalog_pipeline.options import ReadOptions, Subscribed, Wanted
 from stratalog_pipeline.planning import BrokerSplit, OffsetRange, PartitionName, is_wanted
 from stratalog_tiering.format.descriptor import TopicDescriptor
@@ -47,14 +47,7 @@ class Brokers:
 
     def topics(self, wanted: Wanted) -> list[TopicDescriptor]:
         """Return the wanted topics that the brokers serve. Raises ``Unavailable``, or ``Invalid`` for an unusable option."""
-        client = self._admin()
-        with translated():
-            # Lists all topics, because asking for one by name would create it.
-            names = [name for name in client.list_topics(timeout=self._request_s).topics if is_wanted(wanted, name)]
-            if not names:
-                return []
-            futures = client.describe_topics(TopicCollection(names), request_timeout=self._request_s)
-            described = [_unless_deleted(future, self._request_s) for future in futures.values()]
+        described = retried(lambda: self._described(wanted), self._request_s)
         return [
             TopicDescriptor(
                 topic_id=uuid_of(topic.topic_id),
@@ -66,14 +59,26 @@ class Brokers:
             if topic is not None
         ]
 
+    def _described(self, wanted: Wanted) -> list[Any]:
+        client = self._admin()
+        # Lists all topics, because asking for one by name would create it.
+        names = [name for name in client.list_topics(timeout=self._request_s).topics if is_wanted(wanted, name)]
+        if not names:
+            return []
+        futures = client.describe_topics(TopicCollection(names), request_timeout=self._request_s)
+        return [_unless_deleted(future, self._request_s) for future in futures.values()]
+
     def store_url(self) -> str:
         """Return the URL of the object store that these brokers read. Raises ``Invalid`` if they do not tell one."""
-        client = self._admin()
-        with translated():
+
+        def ask() -> tuple[int, Any]:
+            client = self._admin()
             broker = next(iter(client.list_topics(timeout=self._request_s).brokers))
             resource = ConfigResource(ConfigResource.Type.BROKER, str(broker))
-            described = client.describe_configs([resource], request_timeout=self._request_s)[resource].result(self._request_s)
-        found = described.get(STORE_URL_CONFIG)
+            future = client.describe_configs([resource], request_timeout=self._request_s)[resource]
+            return broker, _answer(future, self._request_s).get(STORE_URL_CONFIG)
+
+        broker, found = retried(ask, self._request_s)
         if found is None or not found.value:
             raise Invalid(
                 f"broker {broker} has no config {STORE_URL_CONFIG}, so it is not Stratalog's, or older: give option 'store',"
@@ -193,11 +198,18 @@ def _offset(message: Message) -> int:
 def _unless_deleted(described: Future[Any], timeout_s: float) -> Any:
     """Return the description; None if the topic was deleted since it was listed."""
     try:
-        return described.result(timeout_s)
+        return _answer(described, timeout_s)
     except KafkaException as failure:
         if failure.args[0].code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
             raise
         return None
+
+
+def _answer(future: Future[Any], timeout_s: float) -> Any:
+    try:
+        return future.result(timeout_s)
+    except TimeoutError as late:
+        raise Unavailable(f"no answer within {timeout_s:.0f} s; {CHECK_CLUSTER}") from late
 
 
 def _size(message: Message) -> int:

@@ -19,7 +19,7 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer
 from confluent_kafka.admin import AdminClient
 
 from stratalog_core.errors import Invalid, NotFound, StratalogError
-from stratalog_core.kafka_clients import as_ours, translated
+from stratalog_core.kafka_clients import as_ours, retried, translated
 from stratalog_pipeline.brokers import options_checked
 from stratalog_pipeline.option_values import choice
 from stratalog_pipeline.options import BOOTSTRAP, CLIENT, check_known, client_options
@@ -161,12 +161,11 @@ def check_topic(options: WriteOptions) -> int:
         return 0
     with options_checked():
         admin = AdminClient({"log_level": 0, **options.client})
-    with translated():
-        # Lists all topics, because asking for one by name would create it.
-        found = admin.list_topics(timeout=REQUEST_S_MAX).topics.get(options.topic)
-        if found is None:
-            problem = f"topic {options.topic!r} does not exist; create it first (`stratalog topic create`)"
-            raise NotFound(problem, topic=options.topic)
+    # Lists all topics, because asking for one by name would create it.
+    found = retried(lambda: admin.list_topics(timeout=REQUEST_S_MAX), REQUEST_S_MAX).topics.get(options.topic)
+    if found is None:
+        problem = f"topic {options.topic!r} does not exist; create it first (`stratalog topic create`)"
+        raise NotFound(problem, topic=options.topic)
     return len(found.partitions)
 
 

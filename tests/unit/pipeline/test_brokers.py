@@ -11,15 +11,16 @@ import pytest
 from confluent_kafka.admin import AdminClient, NewTopic, TopicMetadata
 from unit.broker.mini_cluster import in_thread, run_cluster, until_all_served
 from unit.broker.raw_client import batch, produce
-from unit.pipeline.cutting_proxy import LIST_OFFSETS, Matches, run_behind_proxy
+from unit.pipeline.cutting_proxy import LIST_OFFSETS, METADATA, Matches, run_behind_proxy
 from unit.pipeline.malformed_headers import with_malformed_header_name
 
-from stratalog_core.errors import Corrupt, NotFound
+from stratalog_core.errors import Corrupt, Invalid, NotFound
 from stratalog_pipeline import brokers, scan_plan
 from stratalog_pipeline.arrow.messages import to_arrow
 from stratalog_pipeline.brokers import Brokers
 from stratalog_pipeline.bucket import Bucket
 from stratalog_pipeline.catalog import History, load_wanted
+from stratalog_pipeline.kafka_sink import check_topic, parse_write_options
 from stratalog_pipeline.options import ReadOptions, Subscribed, parse_options
 from stratalog_pipeline.planning import BrokerSplit, OffsetRange, PartitionName
 from stratalog_pipeline.scan_plan import partition_limits, plan_scan
@@ -59,9 +60,11 @@ def create_topic(bootstrap: str) -> None:
 @pytest.mark.parametrize(
     "matches",
     [
+        lambda key, request: key == METADATA,
+        lambda key, request: key == METADATA and b"\x02t" in request,  # the description of the topic
         lambda key, request: key == LIST_OFFSETS,
     ],
-    ids=["offsets"],
+    ids=["list of topics", "description", "offsets"],
 )
 @pytest.mark.parametrize("times", [1, 2])
 async def test_a_broker_that_is_lost_while_it_is_asked_is_asked_again(tmp_path: Path, matches: Matches, times: int) -> None:
@@ -76,6 +79,10 @@ async def test_a_broker_that_is_lost_while_it_is_asked_is_asked_again(tmp_path: 
             assert asked.limits([name]) == {name: OffsetRange(first=0, end=3)}
             assert asked.offsets_at({name: 0}) == {name: 0}
             assert proxy.times == 0
+            proxy.times = times
+            assert check_topic(parse_write_options({"topic": "t", "kafka.bootstrap.servers": proxy.address})) == 1
+            with pytest.raises(Invalid, match=r"has no config stratalog\.store\.url"):
+                asked.store_url()
 
         await in_thread(lambda: create_topic(proxy.address))
         await until_all_served(cluster)
