@@ -22,14 +22,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import msgspec
 from confluent_kafka import Consumer, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient, ConfigResource
 
-from stratalog_core.errors import Conflict, Corrupt, StratalogError
-from stratalog_core.kafka_clients import retried, translated
+from stratalog_core.errors import Conflict, Corrupt, StratalogError, Unavailable
+from stratalog_core.kafka_clients import retried
 from stratalog_core.malformed import MALFORMED
 from stratalog_core.system import SystemClock
 from stratalog_pipeline.brokers import options_checked
@@ -205,12 +205,18 @@ class Markers:
         """How long the brokers keep committed offsets; the default of Kafka if they do not tell it."""
         with options_checked():
             admin = AdminClient({"log_level": 0, **self._options.client})
+
+        def ask() -> Any:
+            broker_id = next(iter(admin.list_topics(timeout=REQUEST_S_MAX).brokers))
+            asked = ConfigResource(ConfigResource.Type.BROKER, str(broker_id))
+            [answered] = admin.describe_configs([asked], request_timeout=REQUEST_S_MAX).values()
+            return answered.result().get(RETENTION)
+
         try:
-            with translated():
-                broker_id = next(iter(admin.list_topics(timeout=REQUEST_S_MAX).brokers))
-                asked = ConfigResource(ConfigResource.Type.BROKER, str(broker_id))
-                [answered] = admin.describe_configs([asked], request_timeout=REQUEST_S_MAX).values()
-                found = answered.result().get(RETENTION)
+            found = retried(ask, DECIDE_S)
+        except Unavailable:
+            # Not the default then: theirs may be shorter, and rows would be written again.
+            raise
         except StratalogError:
             found = None
         return int(found.value if found is not None and found.value else RETENTION_MINUTES) * MINUTE_MS

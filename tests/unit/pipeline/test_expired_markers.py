@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
-from stratalog_core.errors import Conflict
+from stratalog_core.errors import Conflict, Unavailable
 from stratalog_pipeline import sink_markers, sink_transactions
 from stratalog_pipeline.jobs.replay import ReplayTarget, _begun_write, _planned, _sink_options
 from stratalog_pipeline.kafka_sink import parse_write_options
@@ -30,13 +30,17 @@ FIRST = Unit(write="w", batch=0, task=0, run="first")
 
 @dataclass
 class Brokers:
-    """Committed offsets by group, each with its time, and the committed rows. ``retention_minutes`` None: it is not told."""
+    """Committed offsets by group, each with its time, and the committed rows. ``retention_minutes`` None: it is not told.
+
+    ``lost``: so many times the connection is lost while they are asked for it.
+    """
 
     now_ms: int = 1_000 * DAY_MS
     retention_minutes: int | None = 7 * 24 * 60
     offsets: dict[str, tuple[TopicPartition, int]] = field(default_factory=dict)
     rows: list[Any] = field(default_factory=list)
     described: int = 0
+    lost: int = 0
 
     def commit(self, group: str, place: TopicPartition) -> None:
         self.offsets[group] = place, self.now_ms
@@ -109,6 +113,9 @@ class FakeAdmin:
         return {resources[0]: self}
 
     def result(self) -> Mapping[str, Any]:
+        if self._brokers.lost:
+            self._brokers.lost -= 1
+            raise KafkaException(KafkaError(KafkaError._TRANSPORT))
         minutes = self._brokers.retention_minutes
         if minutes is None:
             raise KafkaException(KafkaError(KafkaError.CLUSTER_AUTHORIZATION_FAILED))
@@ -200,6 +207,25 @@ def test_markers_count_while_the_brokers_keep_them(
             write(again)
     else:
         assert write(again) == 1
+
+
+def test_a_lost_connection_is_not_taken_for_brokers_that_do_not_tell(brokers: Brokers, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kafka's default may be longer than what they keep, and the rows would be written twice."""
+    brokers.retention_minutes = 24 * 60
+    write(FIRST)
+    write(replace(FIRST, task=1))
+    brokers.now_ms += 30 * 60 * MINUTE_MS
+    brokers.expire(older_than_ms=DAY_MS, but=["stratalog-sink-w:begun"])
+    again = replace(FIRST, run="second", task=1)
+    before = [*brokers.rows]
+    brokers.lost = 1
+    with pytest.raises(Conflict, match="was begun 30 hours ago, and the brokers keep markers for 24 hours"):
+        write(again)
+    monkeypatch.setattr(sink_markers, "DECIDE_S", 0.0)
+    brokers.lost = 1
+    with pytest.raises(Unavailable):
+        write(again)
+    assert brokers.rows == before
 
 
 def test_brokers_are_asked_only_after_a_long_interruption(brokers: Brokers) -> None:
