@@ -2,6 +2,10 @@
 
 Offsets are those of Spark's Kafka source, ``{"topic": {"0": next offset}}``, so that a checkpoint looks the same. Partitions
 that appear later are read from their first record.
+
+The end of a query's first batch also has the offsets at which that batch begins, those of each topic under ``start:topic``.
+Spark does not record them: whenever it plans the first batch, it asks again where the query begins, and "latest" is
+elsewhere by then.
 """
 
 from __future__ import annotations
@@ -10,7 +14,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from itertools import chain
-from typing import TypeAlias
+from typing import Final, TypeAlias
 from uuid import UUID
 
 from stratalog_core.errors import Invalid
@@ -21,6 +25,8 @@ from stratalog_pipeline.scan_plan import ScanPlan, partition_limits, plan_repeat
 from stratalog_tiering.format.descriptor import TopicDescriptor
 
 Offsets: TypeAlias = dict[str, dict[str, int]]
+_START: Final = "start:"
+"""No topic's name has a colon. Alone it says that offsets have a start, perhaps of no topic."""
 Available: TypeAlias = Mapping[tuple[str, str], OffsetRange]
 """The available offsets by topic and partition; partitions are text, as in the checkpoint."""
 
@@ -70,6 +76,21 @@ class StoredTopics:
         """Return the topics that are kept, once; read them if there are none, as for a batch that is planned again."""
         kept, self._read = self._read, None
         return bucket.topics() if kept is None else kept
+
+
+def with_start(end: Offsets, start: Offsets) -> Offsets:
+    """Return the end of a batch with the offsets at which it begins."""
+    return {**end, _START: {}, **{_START + topic: numbers for topic, numbers in start.items()}}
+
+
+def without_start(end: Offsets) -> tuple[Offsets, Offsets | None]:
+    """Return the end of a batch, and the offsets at which it begins, if it has them. The inverse of :func:`with_start`."""
+    own = {topic: numbers for topic, numbers in end.items() if not topic.startswith(_START)}
+    if _START not in end:
+        return own, None
+    starts = {topic.removeprefix(_START): numbers for topic, numbers in end.items() if topic.startswith(_START)}
+    del starts[""]
+    return own, starts
 
 
 def first_offsets(options: ReadOptions) -> Offsets:

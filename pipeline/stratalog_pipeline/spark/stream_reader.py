@@ -2,7 +2,7 @@
 
 A stream that starts years back is read from the bucket until it reaches the brokers' tail; each batch is planned like a batch
 read, so only the source of the records changes. Spark records the end of each batch before it runs, and plans it
-again from the same offsets after a failure.
+again from the same offsets after a failure; where the first batch begins is recorded with its end (``stream_plan.py``).
 """
 
 from __future__ import annotations
@@ -41,6 +41,8 @@ from stratalog_pipeline.stream_plan import (
     new_offsets,
     next_end,
     plan_batch,
+    with_start,
+    without_start,
 )
 from stratalog_pipeline.value_formats.values import Values
 from stratalog_tiering.cold.lease import SharedLease
@@ -57,6 +59,7 @@ class StratalogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         self._options = options
         self._columns = columns
         self._values = values
+        self._initial: Offsets | None = None
         self._target: Offsets | None = None
         self._latest: Offsets | None = None
         self._topics = KnownTopics()
@@ -69,7 +72,8 @@ class StratalogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
                 "only the bucket is followed, so records appear when they are offloaded; set kafka.bootstrap.servers to read "
                 "them from the brokers at once, or missingTail to ignore"
             )
-        return first_offsets(self._options)
+        self._initial = first_offsets(self._options)
+        return self._initial
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
         if self._options.rows_per_trigger_max:
@@ -83,6 +87,13 @@ class StratalogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
 
     def latestOffset(self, start: Offsets, limit: ReadLimit) -> Offsets:  # noqa: N802 - Spark's name
         """Return the end of the next batch; ``start`` for no batch yet. Raises ``Invalid`` if records were lost."""
+        end = self._next_end(without_start(start)[0], limit)
+        if end is None:
+            return start
+        return with_start(end, start) if start == self._initial else end
+
+    def _next_end(self, start: Offsets, limit: ReadLimit) -> Offsets | None:
+        """Return the end of the next batch; None for no batch yet."""
         found = available(self._options, self._topics, self._stored)
         self._latest = next_end({}, found, None)
         if self._options.fail_on_data_loss:
@@ -91,10 +102,10 @@ class StratalogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         if self._target is not None:
             found = cut_at(found, self._target, start)
         elif not goes_back and self._waits(new_offsets(start, found), limit):
-            return start
+            return None
         self._last_trigger_s = time.monotonic()
         if not goes_back and not new_offsets(start, found):
-            return start
+            return None
         return next_end(start, found, limit.max_rows if isinstance(limit, ReadMaxRows) else None)
 
     def _waits(self, count: int, limit: ReadLimit) -> bool:
@@ -113,7 +124,9 @@ class StratalogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
     def partitions(self, start: Offsets, end: Offsets) -> Sequence[InputPartition]:
         topics = self._topics if self._options.fail_on_data_loss else None
         now_ms = SystemClock().wall_ms()
-        plan = plan_batch(self._options, start, end, topics, self._stored)
+        until, begun = without_start(end)
+        first = without_start(start)[0] if begun is None else begun
+        plan = plan_batch(self._options, first, until, topics, self._stored)
         lease = self._lease(plan, now_ms) if len(plan.tasks) >= LEASED_TASKS_MIN else None
         return [TaskPartition(splits, now_ms, lease) for splits in plan.tasks]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -66,6 +67,56 @@ def test_a_trigger_reads_the_topics_of_the_bucket_once(cold_bucket: ColdBucket, 
         position = end
     reader.partitions({"t": {"0": 0}}, end)
     assert requests["list topics"] == 4, "a batch that is planned again reads them anew"
+
+
+@pytest.mark.parametrize(("starting", "first"), [("earliest", 0), ("latest", 10)])
+def test_the_first_batch_begins_where_the_query_began_although_it_is_planned_again(
+    cold_bucket: ColdBucket, starting: str, first: int
+) -> None:
+    """Spark asks for the initial offsets again whenever it plans that batch: it has recorded only where the batch ends."""
+    cold_bucket.add_topic("t", [[segment(0, 10)]])
+    given = {"path": cold_bucket.url, "subscribePattern": "[tu]", "startingOffsets": starting}
+    options = parse_options(given, "stream")
+    died = StratalogStreamReader(options, COLUMNS)
+    start = died.initialOffset()
+    cold_bucket.extend("t", 0, segment(10, 5))
+    cold_bucket.add_topic("u", [[segment(0, 4)]])
+    end = json.loads(json.dumps(died.latestOffset(start, ReadMaxRows(40))))
+    cold_bucket.extend("t", 0, segment(15, 5))
+    restarted = StratalogStreamReader(options, COLUMNS)
+    for reader in (died, restarted):
+        tasks = reader.partitions(reader.initialOffset(), end)
+        rows = [row for task in tasks for batch in reader.read(task) for row in batch.to_pylist()]
+        assert sorted((row["topic"], row["offset"]) for row in rows) == [
+            *(("t", offset) for offset in range(first, 15)), *(("u", offset) for offset in range(4)),
+        ]  # fmt: skip
+        last = reader.latestOffset(end, ReadMaxRows(40))
+        assert last == {"t": {"0": 20}, "u": {"0": 4}}, "from the second batch on, offsets are those of Spark's Kafka source"
+        assert reader.latestOffset(last, ReadMaxRows(40)) == last
+        assert len(reader.partitions(end, last)) == 1
+
+
+def test_a_query_that_began_without_a_topic_reads_new_ones_from_their_first_record(cold_bucket: ColdBucket) -> None:
+    options = parse_options({"path": cold_bucket.url, "subscribePattern": "t"}, "stream")
+    died = StratalogStreamReader(options, COLUMNS)
+    start = died.initialOffset()
+    assert start == {}
+    cold_bucket.add_topic("t", [[segment(0, 10)]])
+    end = died.latestOffset(start, ReadMaxRows(40))
+    restarted = StratalogStreamReader(options, COLUMNS)
+    (task,) = restarted.partitions(restarted.initialOffset(), end)
+    assert sum(batch.num_rows for batch in restarted.read(task)) == 10
+
+
+def test_retention_before_the_first_batch_is_planned_again_is_a_loss(cold_bucket: ColdBucket) -> None:
+    cold_bucket.add_topic("t", [[segment(0, 10), segment(10, 10)]])
+    given = {"path": cold_bucket.url, "subscribe": "t", "startingOffsets": "earliest"}
+    died = StratalogStreamReader(parse_options(given, "stream"), COLUMNS)
+    end = died.latestOffset(died.initialOffset(), ReadMaxRows(40))
+    cold_bucket.extend("t", 0, segment(20, 5), drop_below=10)
+    restarted = StratalogStreamReader(parse_options(given, "stream"), COLUMNS)
+    with pytest.raises(Invalid, match=r"t-0: offsets 0\.\.20 are requested; the bucket holds 10\.\.25.* failOnDataLoss"):
+        restarted.partitions(restarted.initialOffset(), end)
 
 
 @pytest.mark.parametrize("moment", ["before the next batch", "before its plan"])
