@@ -61,7 +61,7 @@ _FORMATS = ("parquet", "orc", "json", "csv", "avro")
     help="Compression of the record batches.",
 )  # fmt: skip
 @click.option("--config", "configs", multiple=True, metavar="NAME=VALUE", help="Topic config, by Kafka's name; repeatable.")
-@click.option("--master", help="Spark master (default: local[*], or the one of spark-submit).")
+@click.option("--master", help="Spark master (default: local[*,4], or the one of spark-submit).")
 @metadata_options
 @json_option
 def backfill_job(

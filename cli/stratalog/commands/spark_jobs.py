@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 Command = TypeVar("Command", bound=Callable[..., Any])
 _INSTALL = "jobs need Spark and the packages that render reports: pip install 'stratalog[jobs]'"
 EVERY_TOPIC = ".*"
+_LOCAL = "local[*,4]"
+"""All cores, and four attempts of a task as on a cluster. `local[*]` has only one."""
 _SUBMIT_PORT = "PYSPARK_GATEWAY_PORT"
 """Set by spark-submit, which then decides the master."""
 
@@ -54,7 +56,7 @@ def job_options(command: Command) -> Command:
             "--html", type=click.Path(dir_okay=False, path_type=Path), help="Also write the report as one HTML page with plots."
         ),
         json_option,
-        click.option("--master", help="Spark master (default: local[*], or the one of spark-submit)."),
+        click.option("--master", help="Spark master (default: local[*,4], or the one of spark-submit)."),
         click.option(
             "--topic-id",
             "topic_ids",
@@ -140,7 +142,7 @@ def spark_master(given: str | None) -> str | None:
         return given
     # Spark's Python workers must find this environment, whatever `python3` is.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    return given or "local[*]"
+    return given or _LOCAL
 
 
 @contextmanager

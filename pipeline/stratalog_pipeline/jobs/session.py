@@ -40,7 +40,7 @@ OnProgress = Callable[[int, int], None]
 
 @contextmanager
 def job_session(name: str, master: str | None) -> Iterator[SparkSession]:
-    """Yield a session for one job: that of spark-submit if there is one, otherwise a new one on ``master`` (``local[*]``).
+    """Yield a session for one job: that of spark-submit if there is one, otherwise a new one on ``master``.
 
     Only a session that is made here is stopped. Spark's log shows errors only: the job prints its own progress. Raises
     ``Unavailable`` if Spark does not start.
@@ -92,7 +92,8 @@ def run_tasks(
 ) -> list[_Result]:
     """Run ``work`` for each task on the executors, each with the bucket open, and return the results in the tasks' order.
 
-    Tasks, results and ``work`` are pickled. Raises the error of a task that failed four times, Spark's limit.
+    Tasks, results and ``work`` are pickled. Raises the error of a task that failed as often as Spark
+    allows: four times, but once with a master such as ``local[*]``.
     """
     if not tasks:
         return []

@@ -52,6 +52,14 @@ def _run(*words: str) -> Result:
     return CliRunner().invoke(stratalog, ["job", *words])
 
 
+@pytest.mark.parametrize(("given", "master"), [((), "local[*,4]"), (("--master", "local[2]"), "local[2]")])
+def test_spark_on_this_machine_runs_a_failed_task_again(store: Path, given: tuple[str, ...], master: str) -> None:
+    """As on a cluster. With `local[*]`, one answer that the store did not give would end an audit of hours."""
+    done = _run("audit", "--store", str(store), *given)
+    assert isinstance(done.exception, _SparkStarted)
+    assert done.exception.args == ("audit", master)
+
+
 @pytest.mark.parametrize(
     "words",
     [
