@@ -25,7 +25,7 @@ from pyspark.sql.streaming.datasource import (
 
 from stratalog_core.system import SystemClock
 from stratalog_pipeline.bucket import Bucket
-from stratalog_pipeline.options import ReadOptions
+from stratalog_pipeline.options import Matching, ReadOptions
 from stratalog_pipeline.read_lease import write_lease
 from stratalog_pipeline.scan_plan import ScanPlan
 from stratalog_pipeline.spark.reader import TaskPartition, read_task
@@ -106,7 +106,9 @@ class StratalogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         self._last_trigger_s = time.monotonic()
         if not goes_back and not new_offsets(start, found):
             return None
-        return next_end(start, found, limit.max_rows if isinstance(limit, ReadMaxRows) else None)
+        end = next_end(start, found, limit.max_rows if isinstance(limit, ReadMaxRows) else None)
+        # A topic that a pattern does not match any more is forgotten; one that is named may have been missing for a moment.
+        return end if isinstance(self._options.wanted, Matching) else {**start, **end}
 
     def _waits(self, count: int, limit: ReadLimit) -> bool:
         """Return whether to wait for more new offsets. Spark's read limits have no maximum delay, so it is applied here.

@@ -194,13 +194,28 @@ def test_without_fail_on_data_loss_a_stream_waits_for_a_named_topic_that_is_crea
     assert reader.latestOffset(start, ReadMaxRows(40)) == start
     cold_bucket.extend("u", 0, segment(10, 5))
     end = reader.latestOffset(start, ReadMaxRows(40))
-    assert end == {"u": {"0": 15}}
+    assert end == {"t": {"0": 10}, "u": {"0": 15}}, "it may have been missing for a moment only"
     assert len(reader.partitions(start, end)) == 1
     with pytest.raises(NotFound, match="topic 't' is not in this bucket"):
         StratalogStreamReader(parse_options(given, "stream"), COLUMNS).latestOffset(start, ReadMaxRows(40))
     cold_bucket.add_topic("t", [[segment(0, 30)]])
     back = reader.latestOffset(end, ReadMaxRows(40))
     assert reader.latestOffset(back, ReadMaxRows(40)) == {"t": {"0": 30}, "u": {"0": 15}}
+
+
+def test_a_named_topic_that_was_missing_for_a_moment_is_not_read_again(cold_bucket: ColdBucket) -> None:
+    """As a topic whose deletion is undone, or one that a broker which has just started does not know yet."""
+    topic_id = cold_bucket.add_topic("t", [[segment(0, 10)]])
+    cold_bucket.add_topic("u", [[segment(0, 10)]])
+    given = {"path": cold_bucket.url, "subscribe": "t,u", "failOnDataLoss": "false"}
+    reader = StratalogStreamReader(parse_options(given, "stream"), COLUMNS)
+    marker = cold_bucket.root / deletion_marker_key(topic_id)
+    cold_bucket.put(deletion_marker_key(topic_id), encode_descriptor(DeletionMarker(topic_id=topic_id, deleted_at_ms=1)))
+    end = reader.latestOffset({"t": {"0": 10}, "u": {"0": 0}}, ReadMaxRows(40))
+    marker.unlink()
+    cold_bucket.extend("t", 0, segment(10, 5))
+    last = reader.latestOffset(end, ReadMaxRows(40))
+    assert (end, last) == ({"t": {"0": 10}, "u": {"0": 10}}, {"t": {"0": 15}, "u": {"0": 10}})
 
 
 @pytest.mark.parametrize("fails", ["true", "false"])
