@@ -23,6 +23,7 @@ from stratalog_core.errors import (
     Refused,
     StorageFailed,
     StratalogError,
+    Unavailable,
 )
 from stratalog_core.object_lock import in_force
 from stratalog_metadata.records import ManifestPointer
@@ -147,11 +148,15 @@ class Repairer:
         return PartitionReport(progress=report.progress, findings=tuple(all_findings)), repairs
 
     async def repair(self, topic: FoundTopic, index: int, findings: Iterable[Finding]) -> Repairs:
-        """Repair what was found of one partition, without checking it again. Raises ``Unavailable``."""
+        """Repair what was found of one partition, without checking it again, as far as the sources answer."""
         repairs: dict[tuple[Damage, str], Repair] = {}
         for each in findings:
-            if _name(each) not in repairs:
+            if _name(each) in repairs:
+                continue
+            try:
                 repairs[_name(each)] = await self._repaired(topic, index, each)
+            except Unavailable as failure:
+                repairs[_name(each)] = Repair(source=None, problem=failure.message)
         return repairs
 
     async def bucket(self, findings: Iterable[Finding]) -> Repairs:
@@ -307,7 +312,7 @@ class Repairer:
         try:
             await self._from_copy(entry, with_data_key=finding.kind in (Damage.DATA_KEY_MISSING, Damage.DATA_KEY_ALTERED))
             return RepairedFrom.COPY
-        except _NOT_REPAIRED as failure:
+        except (*_NOT_REPAIRED, Unavailable) as failure:
             if self._sources.hot is None:
                 raise
             await self._from_hot(topic_id, index, entry, failure)
@@ -333,6 +338,8 @@ class Repairer:
         try:
             await self._sources.hot.rewrite(topic_id, index, entry.key)
         except _NOT_REPAIRED as failure:
+            if isinstance(no_copy, Unavailable):
+                raise no_copy from failure
             raise NotFound(f"from the second copy: {no_copy.message}; from the hot copy: {failure.message}") from failure
 
     async def _data_key(self, entry: SegmentEntry) -> None:

@@ -7,6 +7,7 @@ import logging
 import random
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 from support.directory_store import object_contents
@@ -14,6 +15,7 @@ from unit.tiering.worker.test_copying import is_copied, segments_of
 from unit.tiering.worker.test_deleted_topics import delete
 from unit.tiering.worker.test_worker import Batches, Cluster
 
+from stratalog_core.errors import Unavailable
 from stratalog_core.system import SystemClock, ThreadBackground
 from stratalog_metadata.records import TierStatus, tier_status_key
 from stratalog_tiering.metrics import ScrubMetrics
@@ -102,6 +104,39 @@ async def test_damage_is_repaired_from_the_hot_copy(
     await until(lambda: scrubbed(worker).repaired == 1)
     assert "segment-data-altered" in caplog.text
     assert "repaired from the hot-copy" in caplog.text
+
+
+def away(cluster: Cluster, second: ObjectStore) -> ObjectStore:
+    """``second``, which does not answer."""
+    found = type(cluster.store)(second)
+    found.before = lambda name, key: Unavailable("away")
+    return cast(ObjectStore, found)
+
+
+async def test_damage_is_repaired_from_the_hot_copy_while_the_second_copy_is_away(
+    cluster: Cluster, make_batches: Batches, store_directory: Path, second: ObjectStore
+) -> None:
+    await offloaded(cluster, make_batches, 3, deletion_lag_ms=HOUR_MS)
+    alter(segments_of(store_directory)[1])
+    worker = await cluster.start_worker(second=away(cluster, second), scrub_interval_ms=INTERVAL_MS, deletion_lag_ms=HOUR_MS)
+    await until(lambda: scrubbed(worker).repaired == 1)
+
+
+async def test_damage_is_reported_while_the_second_copy_is_away_and_repaired_when_it_is_back(
+    cluster: Cluster, make_batches: Batches, store_directory: Path, second: ObjectStore, tmp_path: Path
+) -> None:
+    await offloaded(cluster, make_batches, 3)
+    copier = await cluster.start_worker("copier", second=second)
+    await until(lambda: is_copied(cluster, tmp_path / "second"))
+    await copier.close()
+    for damaged in segments_of(store_directory)[:2]:
+        alter(damaged)
+    copy = away(cluster, second)
+    worker = await cluster.start_worker(second=copy, scrub_interval_ms=INTERVAL_MS)
+    await until(lambda: scrubbed(worker).unrepaired == 2)
+    assert scrubbed(worker).findings == 2
+    cast(Any, copy).before = lambda name, key: None
+    await until(lambda: (scrubbed(worker).repaired, scrubbed(worker).unrepaired) == (2, 0))
 
 
 async def test_damage_without_another_copy_is_reported_once_and_until_it_is_gone(
