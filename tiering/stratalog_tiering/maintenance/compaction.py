@@ -64,11 +64,19 @@ _SECRET_BITS: Final = 256
 _log = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Changes:
+    """The last versions after which records may be missing that superseded others: a fork was resolved, records were erased."""
+
+    settled_version: int
+    erased_version: int
+
+
 @dataclass(slots=True, kw_only=True)
 class _Pass:
     """One pass. ``filter`` is None while the map is being filled; ``position``: everything below it is done.
 
-    ``settled_version`` is that of the history whose keys the map holds. A history with another one is not what was read.
+    ``changes`` are those of the history whose keys the map holds. A history with others is not what was read.
     """
 
     range: Cleanable
@@ -76,7 +84,7 @@ class _Pass:
     position: int
     filter: BatchFilter | None = None
     now_ms: int
-    settled_version: int
+    changes: _Changes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,10 +138,11 @@ class Compaction:
             self.end(ports)
             return False
         try:
-            if self._pass is not None and self._pass.settled_version != await _settled_version(ports, state):
+            if self._pass is not None and self._pass.changes != _changes_of((await previous_version(ports, state)).manifest):
                 _log.info(
-                    "%s-%d: a fork was resolved during a compaction, which begins again", state.topic.name, state.log.index
-                )
+                    "%s-%d: records were erased, or a fork was resolved, during a compaction, which begins again",
+                    state.topic.name, state.log.index,
+                )  # fmt: skip
                 self.end(ports)
             if self._pass is None:
                 return await self._begin(ports, state, policy.compaction, is_asked=is_asked)
@@ -165,7 +174,7 @@ class Compaction:
         secret = ports.random.getrandbits(_SECRET_BITS).to_bytes(_SECRET_BITS // 8, "big")
         builder = await ports.background.run(partial(_new_map, keys_max, secret, found.dirty_from))
         self._pass = _Pass(
-            range=found, builder=builder, position=found.dirty_from, now_ms=now_ms, settled_version=manifest.settled_version
+            range=found, builder=builder, position=found.dirty_from, now_ms=now_ms, changes=_changes_of(manifest)
         )
         return True
 
@@ -255,8 +264,8 @@ def _new_map(keys_max: int, secret: bytes, dirty_from: int) -> MapBuilder:
     return MapBuilder(OffsetMap(keys_max, secret), dirty_from)
 
 
-async def _settled_version(ports: WorkerPorts, state: PartitionSnapshot) -> int:
-    return (await previous_version(ports, state)).manifest.settled_version
+def _changes_of(manifest: Manifest) -> _Changes:
+    return _Changes(settled_version=manifest.settled_version, erased_version=manifest.erased_version)
 
 
 async def _all_segments(ports: WorkerPorts, manifest: Manifest) -> list[SegmentEntry]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import random
 from collections.abc import Awaitable, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,15 +26,18 @@ from stratalog_tiering.cold.manifest_source import ManifestSource
 from stratalog_tiering.cold.proofs import prove_batch, prove_growth
 from stratalog_tiering.cold.reader import ColdReader, ColdReaderSettings
 from stratalog_tiering.cold.verifier import Verifier
+from stratalog_tiering.config import TieringSettings
 from stratalog_tiering.core.compaction import BatchFilter, MappedRecords
+from stratalog_tiering.core.erasure import Selection
 from stratalog_tiering.core.partition import partition_snapshot
 from stratalog_tiering.core.policy import tier_policy
 from stratalog_tiering.format.manifest import Manifest, Reason, SegmentKind
 from stratalog_tiering.format.manifest_writers import OLDEST_WRITER
 from stratalog_tiering.format.object_keys import manifests_prefix
 from stratalog_tiering.maintenance.compaction import Compaction
+from stratalog_tiering.maintenance.erasure import Erased, erase_range
 from stratalog_tiering.maintenance.fork_resolution import read_lines
-from stratalog_tiering.offload.ports import MapSlot
+from stratalog_tiering.offload.ports import MapSlot, worker_ports
 
 Cluster = Any
 Rows = Sequence[tuple[str, str | None]]
@@ -360,6 +364,38 @@ async def test_a_pass_whose_range_is_deleted_meanwhile_ends(cluster: Cluster) ->
     for _ in range(2):
         assert await step()
     assert not compaction.is_running, "it fills its map with nothing, then finds nothing to rewrite"
+
+
+async def test_a_pass_begins_again_after_an_erasure(cluster: Cluster) -> None:
+    """The erased record was the newest one of its key, so the one before it is now, and stays."""
+    newest = Record(offset=4, timestamp_ms=4, key=b"a", value=b"3", headers=(("user", b"alice"),))
+    worker = await cluster.start_worker("offloader", segment_bytes=1)
+    for base, batches in ((0, batches_of(0, [("a", "1"), ("b", "1")], [("a", "2")])), (3, batches_of(3, [("b", "2")]))):
+        await cluster.add_ledger(batches, base)
+    await cluster.add_ledger([bytes(build_batch([newest]))], 4)
+    await cluster.until(
+        lambda: cluster.pointer() is not None and cluster.pointer().end_offset == 5 and not cluster.log().ledgers
+    )
+    await worker.close()
+    ports = worker_ports(
+        TieringSettings(worker_id="compactor"), cluster.metadata, cluster.store, cluster.ledgers, SystemClock(),
+        random.Random(6), cluster.background,
+    )  # fmt: skip
+    compaction = Compaction()
+
+    async def step() -> bool:
+        state = partition_snapshot(cluster.metadata.view, cluster.topic, 0)
+        assert state is not None
+        return await compaction.step(ports, state, tier_policy(LAZY), (), is_asked=True)
+
+    while compaction.state.phase != "rewrite":
+        assert await step()
+    alice = Selection(headers=frozenset({(b"user", b"alice")}))
+    (erased,) = [each async for each in erase_range(ports, cluster.topic.topic_id, 0, (0, 5), alice)]
+    assert isinstance(erased, Erased)
+    while not compaction.last_done_ms:
+        assert await step()
+    assert values(await read_all(cluster)) == {2: (b"a", b"2"), 3: (b"b", b"2")}
 
 
 async def test_one_partition_has_the_map_and_the_other_waits_for_it(cluster: Cluster) -> None:
