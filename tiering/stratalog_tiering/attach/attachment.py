@@ -295,9 +295,12 @@ class SegmentsWriter:
     async def finish(
         self, index: int, base_offset: int, segments: Sequence[MadeSegment], log_start_offset: int = 0
     ) -> PartitionHistory:
-        """Write the manifest of all segments of a partition, and its commit marker."""
-        if not segments:
-            return PartitionHistory(index=index, log_start_offset=base_offset)
+        """Write the manifest of all segments of a partition, and its commit marker.
+
+        Without segments, it tells where the partition goes on, unless that is at offset 0.
+        """
+        if not segments and not base_offset:
+            return PartitionHistory(index=index)
         topic = self._topic
         first = empty_manifest(topic.topic_id, topic.name, index, base_offset, self._cluster_id)
         edit = ManifestEdit(Previous(manifest=first), writer=_WRITER, random_id=self._ports.random_id)
@@ -309,7 +312,7 @@ class SegmentsWriter:
         await mark_committed(self._ports.store, pointer, self._ports.clock.wall_ms())
         return PartitionHistory(
             index=index, pointer=pointer, log_start_offset=log_start_offset, record_count=new.manifest.record_count,
-            leader_epoch=segments[-1].entry.leader_epochs[-1].epoch,
+            leader_epoch=segments[-1].entry.leader_epochs[-1].epoch if segments else 0,
         )  # fmt: skip
 
     async def _segment(self, job: AttachJob, index: int, batches: _Batches) -> MadeSegment:

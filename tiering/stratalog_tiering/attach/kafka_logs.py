@@ -29,7 +29,7 @@ _START_OFFSETS: Final = "log-start-offset-checkpoint"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KafkaPartition:
-    """One partition's log files in offset order; at least one of them is not empty."""
+    """One partition's log files in offset order, without those before the first batch; none if all records have expired."""
 
     files: tuple[Path, ...]
     base_offset: int
@@ -96,17 +96,24 @@ def _partition_directories(directory: Path) -> list[tuple[str, int, Path]]:
 
 
 def _partition(directory: Path, log_start_offset: int, background: Background) -> KafkaPartition | None:
-    """The partition in a log directory; None without records."""
-    files = sorted(file for file in directory.iterdir() if _LOG_FILE.fullmatch(file.name) and file.stat().st_size)
-    for skipped, file in enumerate(files):
-        first = _read_batches(file, 0, file.stat().st_size, 1)
+    """The partition in a log directory; None if it never had records.
+
+    If all of them have expired, the name of the last file tells the next offset.
+    """
+    files = sorted(file for file in directory.iterdir() if _LOG_FILE.fullmatch(file.name))
+    for number, file in enumerate(files):
+        size = file.stat().st_size
+        first = _read_batches(file, 0, size, 1) if size else []
         if first:
             base_offset = read_header(first[0]).base_offset
             return KafkaPartition(
-                files=tuple(files[skipped:]), base_offset=base_offset, log_start_offset=max(log_start_offset, base_offset),
+                files=tuple(files[number:]), base_offset=base_offset, log_start_offset=max(log_start_offset, base_offset),
                 background=background,
             )  # fmt: skip
-    return None
+    end_offset = max(log_start_offset, int(files[-1].stem))
+    if not end_offset:
+        return None
+    return KafkaPartition(files=(), base_offset=end_offset, log_start_offset=end_offset, background=background)
 
 
 def _read_batches(file: Path, position: int, size: int, wanted_bytes: int = _CHUNK_BYTES) -> list[Buffer]:

@@ -48,6 +48,7 @@ from stratalog_tiering.config import TieringSettings
 from stratalog_tiering.format.manifest import SegmentEntry
 from stratalog_tiering.format.object_keys import owner_key
 from stratalog_tiering.format.segment import audit_block, iterate_block_batches
+from stratalog_tiering.maintenance.restoring import read_history
 from stratalog_tiering.offload.commit import store_manifest
 from stratalog_tiering.offload.commit_markers import mark_committed
 from stratalog_tiering.offload.ownership import claim_bucket, cluster_id_in
@@ -208,6 +209,26 @@ async def test_kafkas_log_files_are_attached(
     view = cluster.metadata.view
     assert [view.find(Log, log_key(topic.topic_id, index)).log_start_offset for index in range(3)] == [102, 0, 0]
     assert view.find(ManifestPointer, manifest_pointer_key(topic.topic_id, 2)) is None
+
+
+async def test_a_partition_whose_records_have_all_expired_goes_on_at_its_next_offset(
+    cluster: Cluster, ports: MakePorts, log_directory: Path, make_batches: Batches, background: ThreadBackground
+) -> None:
+    """Also after a restore from the bucket, which has nothing else that tells it."""
+    write_logs(log_directory, "flights-0", {70: [], 107: []}, tail=bytes(64))
+    write_logs(log_directory, "flights-1", {0: make_batches(0, [5])})
+    (log_directory / "log-start-offset-checkpoint").write_text("0\n1\nflights 0 100\n")
+    await claim(cluster)
+    source = kafka_topic([log_directory], None, background)
+    assert [source.partitions[index].log_start_offset for index in range(2)] == [107, 0]
+    topic = new_topic(source)
+    history = await attach(ports(), topic, source)
+    (in_bucket,) = await read_history(cluster.store, [history.descriptor])
+    for found in (history.partitions[0], in_bucket.partitions[0]):
+        assert found.pointer is not None
+        assert (found.pointer.start_offset, found.pointer.end_offset, found.record_count) == (107, 107, 0)
+    view = cluster.metadata.view
+    assert [view.find(Log, log_key(topic.topic_id, index)).log_start_offset for index in range(2)] == [107, 0]
 
 
 async def test_segments_end_at_their_target_size_and_at_the_span_that_retention_wants(
