@@ -8,11 +8,12 @@ what was written late is deleted, too. Copies that were never completed are abor
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Final
 from uuid import UUID
 
-from stratalog_core.errors import Corrupt, NoSuchObject
+from stratalog_core.errors import Corrupt, Invalid, NoSuchObject, StratalogError
 from stratalog_metadata.client.api import MetadataView
 from stratalog_metadata.client.topic_defaults import topic_defaults
 from stratalog_metadata.records import DeletedTopic, PendingTopic, RestoredTopic, Topic
@@ -63,14 +64,18 @@ async def apply_deletions(ports: WorkerPorts, second: SecondCopy) -> None:
     """Bring the second copy's deletion markers in line with metadata, and delete the topics whose grace period is over.
 
     Runs under a lease of its own. Raises ``Unavailable``, ``OutcomeUnknown``, ``Invalid`` if a bucket is another cluster's.
+    ``Corrupt`` if a topic's marker cannot be read; all others are done.
     """
     await second.confirm(ports)
+    unreadable: list[StratalogError] = []
     marked = [topic_id async for info in second.store.list(TOPICS_PREFIX) if (topic_id := deleted_topic_of(info.key))]
     await ports.metadata.refresh(_TIMEOUT_S)
     view, now_ms = ports.metadata.view, ports.clock.wall_ms()
     for deleted in view.all(DeletedTopic):
         stored = view.get(deleted.key())
-        await mark_deletion(second.store, deleted, now_ms, ports.cluster_id, stored.version if stored is not None else 0)
+        version = stored.version if stored is not None else 0
+        with _noted(unreadable):
+            await mark_deletion(second.store, deleted, now_ms, ports.cluster_id, version)
     live = {topic.topic_id for topic in view.all(Topic)}
     for topic_id in marked:
         if topic_id in live:
@@ -80,8 +85,23 @@ async def apply_deletions(ports: WorkerPorts, second: SecondCopy) -> None:
         elif await newest_descriptor_key(ports.store, topic_id) is not None:
             if not await is_hidden(ports.store, topic_id):  # It is detached.
                 await second.delete(ports, [deletion_marker_key(topic_id)])
-        elif (due_ms := await _due_ms(second, topic_id)) < now_ms:
-            await _delete_topic(ports, second, topic_id, is_last=late_writes_until_ms(due_ms, second.grace_ms) < now_ms)
+        else:
+            due_ms = now_ms
+            with _noted(unreadable):
+                due_ms = await _due_ms(second, topic_id)
+            if due_ms < now_ms:
+                await _delete_topic(ports, second, topic_id, is_last=late_writes_until_ms(due_ms, second.grace_ms) < now_ms)
+    if unreadable:
+        raise Corrupt(f"{len(unreadable)} deletion markers cannot be read, first: {unreadable[0].message}") from unreadable[0]
+
+
+@contextmanager
+def _noted(unreadable: list[StratalogError]) -> Iterator[None]:
+    """Add the error to ``unreadable`` if an object is damaged or of a later release."""
+    try:
+        yield
+    except (Corrupt, Invalid, NoSuchObject) as failure:
+        unreadable.append(failure)
 
 
 async def abort_stale_copies(ports: WorkerPorts, second: SecondCopy) -> None:

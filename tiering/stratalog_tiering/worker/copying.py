@@ -12,7 +12,7 @@ import logging
 from collections.abc import Sequence
 from typing import Final
 
-from stratalog_core.errors import Conflict, StratalogError
+from stratalog_core.errors import Conflict, Invalid, Refused, StratalogError
 from stratalog_metadata.records import DeletedTopic, Lease, ManifestPointer, RestoredTopic, TieringWorker, Topic
 from stratalog_metadata.state.changes import Change
 from stratalog_tiering.copies.deletions import abort_stale_copies, apply_deletions
@@ -196,7 +196,14 @@ class CopyWork:
         if await self._leases.hold(DELETIONS_LEASE) is None:
             raise Conflict("another worker holds the lease")  # It may work by a view from before the last change.
         try:
+            await self._abort_stale_copies()
             await apply_deletions(self._ports, self._second)
-            await abort_stale_copies(self._ports, self._second)
         finally:
             await self._leases.release(DELETIONS_LEASE)
+
+    async def _abort_stale_copies(self) -> None:
+        try:
+            await abort_stale_copies(self._ports, self._second)
+        except (Invalid, Refused) as refused:  # or not offered
+            self._second.counters.failures += 1
+            _log.warning("uploads to the second copy that were never completed are not aborted: %s", refused)

@@ -22,7 +22,7 @@ from unit.tiering.worker.test_copying import (
 from unit.tiering.worker.test_deleted_topics import delete, restore
 from unit.tiering.worker.test_worker import Batches, Cluster
 
-from stratalog_core.errors import Unavailable
+from stratalog_core.errors import Refused, Unavailable
 from stratalog_core.system import SystemClock
 from stratalog_metadata.records import DeletedTopic, ManifestPointer, deleted_topic_key
 from stratalog_tiering.attach.detachment import detach
@@ -31,7 +31,7 @@ from stratalog_tiering.copies.deletions import apply_deletions
 from stratalog_tiering.copies.detached import copy_detached_topics
 from stratalog_tiering.format.descriptor import Detachment, TopicDescriptor, encode_descriptor
 from stratalog_tiering.format.object_keys import deletion_marker_key, marker_key, owner_key, segment_key, topic_key
-from stratalog_tiering.store import ObjectStore
+from stratalog_tiering.store import ObjectStore, Upload
 from stratalog_tiering.store.base import ObjectInfo
 from stratalog_tiering.worker import copying
 
@@ -180,3 +180,40 @@ async def test_what_is_written_late_of_a_deleted_topic_leaves_the_copy_too(
     assert await live_topics(second) == []
     clock.ahead_ms = 5 * DAY_MS
     await until(lambda: [*object_contents(second_directory)] == [owner_key(0)])
+
+
+@pytest.mark.parametrize("damaged", [b"{", b'{"format_version": 9}'])
+async def test_a_marker_that_cannot_be_read_keeps_no_other_topic_in_the_copy(
+    cluster: Cluster, make_batches: Batches, second: ObjectStore, second_directory: Path, damaged: bytes
+) -> None:
+    clock = MovedClock()
+    await cluster.add_ledger(make_batches(0, [10]), 0)
+    worker = await cluster.start_worker(second=second, clock=clock, grace_ms=0, copy_grace_ms=DAY_MS, retry_ms_max=100)
+    await until(lambda: is_copied(cluster, second_directory))
+    await delete(cluster, 0)
+    await until(lambda: is_forgotten(cluster))
+    unreadable = deletion_marker_key(UUID(int=1))
+    await second.put(unreadable, [damaged])
+    clock.ahead_ms = 3 * DAY_MS
+    await until(lambda: [*object_contents(second_directory)] == [owner_key(0), unreadable])
+    before = counters(worker).failures
+    await until(lambda: counters(worker).failures > before)
+
+
+async def test_a_second_store_that_refuses_to_list_uploads_costs_one_failure_a_day(
+    cluster: Cluster, make_batches: Batches, second: ObjectStore, second_directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[float] = []
+
+    async def refused() -> AsyncIterator[Upload]:
+        asked.append(asyncio.get_running_loop().time())
+        raise Refused("allow s3:ListBucketMultipartUploads")
+        yield
+
+    monkeypatch.setattr(second, "list_uploads", refused)
+    worker = await cluster.start_worker(second=second, retry_ms_max=10, sweep_interval_ms=DAY_MS)
+    await until(lambda: bool(asked))
+    await cluster.add_ledger(make_batches(0, [10]), 0)
+    await until(lambda: is_copied(cluster, second_directory))
+    await asyncio.sleep(0.3)
+    assert (len(asked), counters(worker).failures) == (1, 1)
