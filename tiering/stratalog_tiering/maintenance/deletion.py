@@ -264,6 +264,15 @@ async def _find_marker(store: ObjectStore, topic_id: UUID) -> DeletionMarker | N
         return None
 
 
+async def _has_marker(store: ObjectStore, topic_id: UUID) -> bool:
+    """Whether the topic has a marker, which need not be readable."""
+    try:
+        await store.get(deletion_marker_key(topic_id))
+    except NoSuchObject:
+        return False
+    return True
+
+
 async def _readable_marker(store: ObjectStore, topic_id: UUID) -> DeletionMarker | None:
     """The marker of a deleted topic; None if there is none, or it is damaged."""
     try:
@@ -328,7 +337,7 @@ class LateMarkers:
 
     async def _search(self, topic: Topic, guards: Guards) -> None:
         restored, metadata = RestoredTopic(topic_id=topic.topic_id), self._ports.metadata
-        if metadata.view.get(restored.key()) is None and await _find_marker(self._ports.store, topic.topic_id) is not None:
+        if metadata.view.get(restored.key()) is None and await _has_marker(self._ports.store, topic.topic_id):
             await metadata.propose(Command(updates=(Put(record=restored),), requirements=guards))
 
 
