@@ -99,6 +99,7 @@ def rotate(
 async def _rotate(url: str, second_url: str | None, topics: tuple[str, ...], name: str) -> tuple[int, int, int]:
     """Return the numbers of rewrapped data keys, of unencrypted segments, and of rewrapped data keys in the second copy."""
     async with store_session(url) as store:
+        await store.keys.make(name, b"")  # There must be such a key.
         partitions = await cold_partitions(store, (), topics)
         counts = [0, 0]
         with progress_bar() as progress:
@@ -107,12 +108,14 @@ async def _rotate(url: str, second_url: str | None, topics: tuple[str, ...], nam
                 found = await _rotate_partition(store, partition, name)
                 counts = [counts[0] + found[0], counts[1] + found[1]]
                 progress.advance(task)
-        topic_ids = {partition.pointer.topic_id for partition in partitions}
+        topic_ids = sorted({(await Archive(store).topic(topic)).topic_id for topic in topics})
+        # Workers may have committed a version that is not in the bucket yet, and readers may still read what was replaced.
+        counts[0] += sum([await rewrap_topic(store, topic_id, name, passes_over=True) for topic_id in topic_ids])
     in_copy = 0
     if second_url is not None:
         # After the first store: data keys that are copied now have the new key, or this rotation finds them.
         async with store_session(second_url) as second:
-            in_copy = sum([await rewrap_topic(second, topic_id, name) for topic_id in sorted(topic_ids)])
+            in_copy = sum([await rewrap_topic(second, topic_id, name) for topic_id in topic_ids])
     return counts[0], counts[1], in_copy
 
 

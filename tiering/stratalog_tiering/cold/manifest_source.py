@@ -50,7 +50,7 @@ from stratalog_tiering.format.manifest import (
 )
 from stratalog_tiering.format.object_frame import object_sha256
 from stratalog_tiering.format.partition_tree import TreePage, TreePageRef, decode_tree_page
-from stratalog_tiering.store import ObjectStore, read_verified
+from stratalog_tiering.store import KeyRing, ObjectStore, read_verified
 
 _Parsed = TypeVar("_Parsed")
 Found = tuple[SegmentEntry, SegmentFooter]
@@ -297,14 +297,22 @@ async def _data_key(store: ObjectStore, footer: SegmentFooter) -> bytes:
     """The segment's data key, unwrapped. Raises as :meth:`ManifestSource.cipher`."""
     key = footer.data_key
     try:
-        wrapped = decode_descriptor(await store.get(key), WrappedDataKey, key)
-        if (wrapped.topic_id, wrapped.partition) != (footer.topic_id, footer.partition):
-            raise Corrupt(f"it belongs to {wrapped.topic_id}-{wrapped.partition}, not to {footer.topic_id}-{footer.partition}")
-        context = data_key_context(footer.topic_id, footer.partition)
-        return await store.keys.unwrap(wrapped.key_name, wrapped.wrapped, context)
+        content = await store.get(key)
     except NoSuchObject as gone:
         problem = f"data key {key} is missing from {store.url}: its segment cannot be decrypted"
         raise Corrupt(problem, key=key, damage="data-key-missing") from gone
+    return await unwrapped(store.keys, content, footer)
+
+
+async def unwrapped(keys: KeyRing, content: bytes, footer: SegmentFooter) -> bytes:
+    """The data key in the object ``content``. Raises as :meth:`ManifestSource.cipher`, ``Invalid``."""
+    key = footer.data_key
+    try:
+        wrapped = decode_descriptor(content, WrappedDataKey, key)
+        if (wrapped.topic_id, wrapped.partition) != (footer.topic_id, footer.partition):
+            raise Corrupt(f"it belongs to {wrapped.topic_id}-{wrapped.partition}, not to {footer.topic_id}-{footer.partition}")
+        context = data_key_context(footer.topic_id, footer.partition)
+        return await keys.unwrap(wrapped.key_name, wrapped.wrapped, context)
     except Corrupt as bad:
         raise Corrupt(f"{key}: {bad.message}", key=key, damage="data-key-altered") from bad
     except StorageFailed as unknown:

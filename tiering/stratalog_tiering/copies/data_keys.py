@@ -1,9 +1,12 @@
-"""Reads the wrapped data key of a segment from another copy of the bucket, for a repair, and verifies it."""
+"""Wrapped data keys of segments, between two copies of a bucket: copied, or read for a repair, and verified."""
 
 from __future__ import annotations
 
-from stratalog_core.errors import Corrupt
-from stratalog_tiering.cold.manifest_source import ManifestSource
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+
+from stratalog_core.errors import Conflict, Corrupt, StorageFailed
+from stratalog_tiering.cold.manifest_source import ManifestSource, unwrapped
 from stratalog_tiering.cold.segment_check import check_segment, require_sound
 from stratalog_tiering.cold.verifier import READS_AT_ONCE
 from stratalog_tiering.copies.copying import CopyLimits
@@ -11,6 +14,26 @@ from stratalog_tiering.format.descriptor import WrappedDataKey, decode_descripto
 from stratalog_tiering.format.footer import SegmentFooter
 from stratalog_tiering.format.manifest import SegmentEntry
 from stratalog_tiering.store import ObjectStore, StoreWithCopy
+
+
+async def copy_data_key(
+    first: ObjectStore, second: ObjectStore, footer: SegmentFooter, confirm: Callable[[], Awaitable[None]]
+) -> None:
+    """Copy the data key of a segment, unless it is there, and once more if it was wrapped anew meanwhile.
+
+    A rotation wraps what it finds in ``first``, and then what it finds in ``second``: perhaps not this copy. ``confirm`` is
+    awaited before that is replaced. Raises ``Corrupt`` or ``NoSuchObject``, having copied nothing damaged, ``Invalid`` for a
+    newer format, ``Unavailable``, ``OutcomeUnknown``, and what ``confirm`` raises.
+    """
+    copied: bytes | None = None
+    while (content := await first.get(footer.data_key)) != copied:
+        with suppress(StorageFailed):  # Without its key nothing tells whether it is sound.
+            await unwrapped(first.keys, content, footer)
+        if copied is not None:
+            await confirm()
+        with suppress(Conflict):
+            await second.put(footer.data_key, [content], if_absent=copied is None)
+        copied = content
 
 
 async def data_key_in_copy(

@@ -16,6 +16,7 @@ from stratalog_core.errors import Conflict, Corrupt, Invalid, NoSuchObject, Stra
 from stratalog_metadata.records import ManifestPointer, Topic, manifest_pointer_key, topic_key
 from stratalog_tiering.cold.archive import read_marker
 from stratalog_tiering.copies.copying import copy_object, has_object
+from stratalog_tiering.copies.data_keys import copy_data_key
 from stratalog_tiering.copies.second import SecondCopy, put_if_absent
 from stratalog_tiering.core.garbage import live_keys
 from stratalog_tiering.core.partition import PartitionSnapshot
@@ -117,11 +118,11 @@ async def _keys_of(second: SecondCopy, version: CopiedVersion | None) -> frozens
 
 async def _copy_segment(ports: WorkerPorts, second: SecondCopy, entry: SegmentEntry) -> int:
     """Copy a segment, and before it the data key without which it cannot be read; returns the number of objects."""
-    data_key = (await ports.source.footer(entry)).data_key
-    if data_key:
-        await put_if_absent(second.store, data_key, await ports.store.get(data_key))
+    footer = await ports.source.footer(entry)
+    if footer.is_encrypted:
+        await copy_data_key(ports.store, second.store, footer, lambda: second.confirm(ports))
     await _copy(ports.store, second, segment_object(entry))
-    return 2 if data_key else 1
+    return 2 if footer.is_encrypted else 1
 
 
 async def _copy(first: ObjectStore, second: SecondCopy, wanted: Reference) -> None:

@@ -5,18 +5,21 @@ Each is an object beside its segment. The sweep of orphans deletes it once the s
 
 from __future__ import annotations
 
+import logging
 from typing import Final
 from uuid import UUID
 
 import msgspec
 
 from stratalog_core.bounded_map import bounded_map
+from stratalog_core.errors import Corrupt, Invalid, NoSuchObject, StorageFailed
 from stratalog_tiering.format.block_cipher import BlockCipher, SegmentEncryption, data_key_context
 from stratalog_tiering.format.descriptor import WrappedDataKey, decode_descriptor, encode_descriptor
 from stratalog_tiering.format.object_keys import data_key_key, is_data_key, topic_prefixes
 from stratalog_tiering.store import ObjectStore
 
 _REWRAPPED_AT_ONCE: Final = 8
+_log = logging.getLogger(__name__)
 
 
 async def new_encryption(
@@ -35,15 +38,28 @@ async def new_encryption(
     return SegmentEncryption(data_key=key, cipher=BlockCipher(data_key))
 
 
-async def rewrap_topic(store: ObjectStore, topic_id: UUID, key_name: str) -> int:
+async def rewrap_topic(store: ObjectStore, topic_id: UUID, key_name: str, *, passes_over: bool = False) -> int:
     """Wrap all data keys of a topic that ``store`` lists, until a listing shows none to wrap; returns how many were.
 
-    For a second copy, which may have data keys of segments that no version there refers to yet.
+    It may have some of segments that no version there refers to: not yet, or no more. Those that are damaged, or that the key
+    ring cannot unwrap, are logged and left if it ``passes_over`` them. Raises as :func:`rewrap`.
     """
+
+    async def again(key: str) -> bool:
+        try:
+            return await rewrap(store, key, key_name)
+        except NoSuchObject:
+            return False  # A sweep has deleted it since.
+        except (Corrupt, Invalid, StorageFailed) as unreadable:
+            if not passes_over:
+                raise
+            _log.warning("a data key is left as it is: %s: %s", key, unreadable.message)
+            return False
+
     total = 0
     while True:
         keys = [info.key async for info in store.list(topic_prefixes(topic_id)[0]) if is_data_key(info.key)]
-        rewrapped = sum(await bounded_map(lambda key: rewrap(store, key, key_name), keys, _REWRAPPED_AT_ONCE))
+        rewrapped = sum(await bounded_map(again, keys, _REWRAPPED_AT_ONCE))
         if not rewrapped:
             return total
         total += rewrapped

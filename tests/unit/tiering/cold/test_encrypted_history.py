@@ -25,10 +25,10 @@ from stratalog_tiering.cold.reader import ColdReader, ColdReaderSettings
 from stratalog_tiering.cold.segment_check import require_sound
 from stratalog_tiering.cold.verifier import Verifier
 from stratalog_tiering.core.damage import Damage
-from stratalog_tiering.format.object_keys import data_key_key, marker_key
+from stratalog_tiering.format.object_keys import data_key_key, marker_key, segment_key
 from stratalog_tiering.format.segment import plain_block
 from stratalog_tiering.maintenance.merging import FAN_IN
-from stratalog_tiering.offload.data_keys import rewrap
+from stratalog_tiering.offload.data_keys import rewrap, rewrap_topic
 from stratalog_tiering.store import ObjectStore, open_store
 from stratalog_tiering.store.key_ring import FileKeyRing, create_key
 
@@ -222,6 +222,79 @@ async def test_a_rotation_reaches_the_second_copy(
     (keys / "k1.key").unlink()
     alone = open_store(url, background=background, clock=SystemClock(), random=random.Random(5))
     assert await read_all(alone, pointer) == b"".join(written)
+
+
+async def test_a_rotation_reaches_segments_whose_version_is_not_in_the_bucket_yet(
+    cluster: Cluster, make_batches: Batches, store_directory: Path, keys: Path, background: ThreadBackground
+) -> None:
+    """The worker ended between its commit and the write of the manifest, which metadata has until then."""
+    written = await encrypted(cluster, make_batches)
+    await cluster.close()
+    pointer = cluster.pointer()
+    manifest = (store_directory / pointer.object_key).read_bytes()
+    (store_directory / pointer.object_key).unlink()
+    orphan = data_key_key(segment_key(cluster.topic.topic_id, 0, 0, 0, 1))
+    await cluster.store.put(orphan, [b"damaged"])
+    create_key(keys, "k2")
+    url = f"{store_directory}?keys={keys}"
+    words = ("rotate", "flights", "--to", "k2", "--store", url, "--json")
+    done = await asyncio.to_thread(CliRunner().invoke, key, words, catch_exceptions=False)
+    counts = json.loads(done.stdout)
+    assert (counts["rewrapped"], counts["unencrypted_segments"]) == (3, 0)
+    (keys / "k1.key").unlink()
+    store = open_store(url, background=background, clock=SystemClock(), random=random.Random(4))
+    assert await read_all(store, msgspec.structs.replace(pointer, content=manifest)) == b"".join(written)
+
+
+async def test_a_data_key_that_is_rotated_while_it_is_copied_is_copied_again(
+    cluster: Cluster, make_batches: Batches, tmp_path: Path, keys: Path, background: ThreadBackground,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    written = await encrypted(cluster, make_batches, 1)
+    await cluster.close()
+    (entry,) = (await ManifestSource(cluster.store).manifest(cluster.pointer())).segments
+    data_key, url = data_key_key(entry.key), f"{tmp_path / 'second'}?keys={keys}"
+    second = open_store(url, background=background, clock=SystemClock(), random=random.Random(4))
+    create_key(keys, "k2")
+    put = second.put
+
+    async def late(name: str, parts: Any, **options: Any) -> None:
+        """The first write takes as long as the rotation of both stores, which does not find the key in the second yet."""
+        if name == data_key and await rewrap(cluster.store, data_key, "k2"):
+            assert await rewrap_topic(second, cluster.topic.topic_id, "k2") == 0
+        await put(name, parts, **options)
+
+    monkeypatch.setattr(second, "put", late)
+    await cluster.start_worker("copier", second=second)
+    async with asyncio.timeout(60):
+        while not (tmp_path / "second" / marker_key(cluster.pointer().object_key)).exists():  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+    (keys / "k1.key").unlink()
+    alone = open_store(url, background=background, clock=SystemClock(), random=random.Random(5))
+    assert await read_all(alone, cluster.pointer()) == b"".join(written)
+
+
+async def test_a_damaged_data_key_is_not_copied(
+    cluster: Cluster, make_batches: Batches, store_directory: Path, tmp_path: Path, keys: Path, background: ThreadBackground
+) -> None:
+    written = await encrypted(cluster, make_batches, 1)
+    await cluster.close()
+    (entry,) = (await ManifestSource(cluster.store).manifest(cluster.pointer())).segments
+    path = store_directory / data_key_key(entry.key)
+    content = path.read_bytes()
+    path.write_bytes(content.replace(b'"wrapped": "', b'"wrapped": "AAAA'))
+    url = f"{tmp_path / 'second'}?keys={keys}"
+    second = open_store(url, background=background, clock=SystemClock(), random=random.Random(4))
+    worker = await cluster.start_worker("copier", second=second)
+    async with asyncio.timeout(60):
+        while worker._second is None or not worker._second.counters.failures:  # noqa: ASYNC110 - stores tell nobody
+            await asyncio.sleep(0.02)
+    path.write_bytes(content)
+    async with asyncio.timeout(60):
+        while not (tmp_path / "second" / marker_key(cluster.pointer().object_key)).exists():  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+    alone = open_store(url, background=background, clock=SystemClock(), random=random.Random(5))
+    assert await read_all(alone, cluster.pointer()) == b"".join(written)
 
 
 async def test_segments_follow_the_policy_and_merges_too(
