@@ -56,7 +56,7 @@ def damaged_parts_stop_offloads() -> None:
     async def all_or_nothing(refs: Any, load: Any) -> dict[str, Any]:
         return {ref.key: await load(ref) for ref in refs}
 
-    commit._readable = all_or_nothing
+    commit.readable = all_or_nothing
 
 
 class _Never(StratalogError):

@@ -46,7 +46,7 @@ from stratalog_tiering.format.partition_tree import TreePageRef
 from stratalog_tiering.format.removed_objects import UNFINISHED_MS
 from stratalog_tiering.format.segment import SegmentIdentity, SegmentWriter, iterate_block_batches
 from stratalog_tiering.maintenance.open_transactions import OpenTransactions, blocks_from, is_restored_between
-from stratalog_tiering.offload.commit import store_manifest
+from stratalog_tiering.offload.commit import mergeable, readable, store_manifest
 from stratalog_tiering.offload.data_keys import new_encryption
 from stratalog_tiering.offload.locks import locked_entry
 from stratalog_tiering.offload.upload import StreamedUpload, finishing
@@ -123,9 +123,9 @@ async def cut_history(ports: CutPorts, pointer: ManifestPointer, offset: int, po
         edit.append(*kept)
         kept_records = kept[0].record_count
     edit.settle_cut(_left_out(cut), ports.clock.wall_ms())
-    edit.move_to_pages(await source.pages(edit.pages_to_merge()))
-    lists = await source.removed_lists(edit.lists_to_merge())
-    merged = await source.tree_pages(edit.tree_pages_to_merge())
+    edit.move_to_pages(await readable(edit.pages_to_merge(), source.page))
+    lists = await mergeable(edit.lists_to_merge, source.removed_list)
+    merged = await mergeable(edit.tree_pages_to_merge, source.tree_page)
     new = edit.finish(created_at_ms=ports.clock.wall_ms(), lists=lists, tree_pages=merged)
     return CutHistory(
         pointer=await store_manifest(ports.store, source, new),

@@ -41,7 +41,7 @@ from stratalog_tiering.format.object_keys import (
     partition_prefixes,
     with_data_keys,
 )
-from stratalog_tiering.offload.commit import commit_manifest, prepare_version, previous_version
+from stratalog_tiering.offload.commit import commit_manifest, mergeable, prepare_version, previous_version
 from stratalog_tiering.offload.ports import WorkerPorts
 from stratalog_tiering.store import ObjectStore
 
@@ -138,7 +138,7 @@ async def _resolve(
     edit.settle_fork(lines.fork.newest_version, await _others(ports, state, kept.manifest, decision, now_ms), now_ms)
     for line in (lines.metadata, lines.store.manifest):
         edit.keep_as_long_as(manifest_lock(line) if line is not None else None)
-    tree_pages = await ports.source.tree_pages(edit.tree_pages_to_merge())
+    tree_pages = await mergeable(edit.tree_pages_to_merge, ports.source.tree_page)
     new = edit.finish(created_at_ms=now_ms, tree_pages=tree_pages)
     pointer = await prepare_version(ports, new)
     unchanged = (_decided(state), pointer_unchanged(state), *command.requirements)

@@ -147,9 +147,9 @@ async def commit_edit(
     if state.pointer is not None:
         # Whatever happens, the next step that asks does not rely on it; a commit notes its own version anew.
         ports.commits.forget(state.pointer)
-    edit.move_to_pages(await _readable(edit.pages_to_merge(), ports.source.page))
-    lists = await _mergeable(edit.lists_to_merge, ports.source.removed_list)
-    tree_pages = await _mergeable(edit.tree_pages_to_merge, ports.source.tree_page)
+    edit.move_to_pages(await readable(edit.pages_to_merge(), ports.source.page))
+    lists = await mergeable(edit.lists_to_merge, ports.source.removed_list)
+    tree_pages = await mergeable(edit.tree_pages_to_merge, ports.source.tree_page)
     new = edit.finish(created_at_ms=ports.clock.wall_ms(), lists=lists, tree_pages=tree_pages)
     pointer = await prepare_version(ports, new)
     written = [*own_keys, *(key for key, _ in new.parts)]
@@ -163,20 +163,18 @@ async def commit_edit(
     return await commit_manifest(ports, pointer, command(state, pointer), written, again)
 
 
-async def _mergeable(
-    choose: Callable[[Set[str]], Sequence[_Ref]], load: Callable[[_Ref], Awaitable[_Part]]
-) -> dict[str, _Part]:
+async def mergeable(choose: Callable[[Set[str]], Sequence[_Ref]], load: Callable[[_Ref], Awaitable[_Part]]) -> dict[str, _Part]:
     """The first parts of a manifest that ``choose`` lets merge and that can all be read. The damaged ones stay as they are."""
     damaged: set[str] = set()
     while True:
         refs = choose(damaged)
-        loaded = await _readable(refs, load)
+        loaded = await readable(refs, load)
         if len(loaded) == len(refs):
             return loaded
         damaged.update(ref.key for ref in refs if ref.key not in loaded)
 
 
-async def _readable(refs: Sequence[_Ref], load: Callable[[_Ref], Awaitable[_Part]]) -> dict[str, _Part]:
+async def readable(refs: Sequence[_Ref], load: Callable[[_Ref], Awaitable[_Part]]) -> dict[str, _Part]:
     """The parts of a manifest that are not damaged, by key."""
     loaded: dict[str, _Part] = {}
     for ref in refs:

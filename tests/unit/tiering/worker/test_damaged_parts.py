@@ -9,7 +9,9 @@ from typing import Any
 
 import msgspec
 import pytest
+from unit.tiering.maintenance.test_forks import decide, outcome
 
+from stratalog_metadata.records import KEEP_METADATA, KEEP_STORE, ManifestPointer
 from stratalog_metadata.state.commands import Command, Put
 from stratalog_tiering.format import manifest_edit
 from stratalog_tiering.format.manifest_limits import ManifestLimits
@@ -72,3 +74,31 @@ async def test_a_partition_with_a_damaged_part_is_offloaded_and_expires(
         await cluster.until(partial(is_cold, cluster, end), 10)
     if expires:
         await cluster.until(lambda: cluster.log().log_start_offset == end - 1, 10)
+
+
+@pytest.mark.parametrize("keep", [KEEP_METADATA, KEEP_STORE])
+async def test_a_fork_is_resolved_although_a_page_of_the_tree_is_damaged(
+    cluster: Cluster, make_batches: Batches, store_directory: Path, keep: str
+) -> None:
+    """The page would be merged with others, and was left as it is by each commit before."""
+    await configure(cluster)
+    pointers, pages = list[ManifestPointer](), list[Path]()
+    worker = await cluster.start_worker(segment_bytes=1, sweep_interval_ms=WEEK_MS)
+    for end in range(1, 6):
+        await cluster.add_ledger(make_batches(end - 1, [1]), end - 1)
+        await cluster.until(partial(is_settled, cluster, 0, end))
+        pointers.append(cluster.pointer())
+        if not pages:
+            pages = [*store_directory.glob("tree/*/0/*")]  # noqa: ASYNC240 - a test
+            for path in pages:
+                path.write_bytes(bytes(path.stat().st_size))
+    await cluster.until(lambda: not cluster.log().ledgers)
+    await worker.close()
+    assert pages
+    log = msgspec.structs.replace(cluster.log(), ledgers=())
+    await cluster.metadata.propose(Command(updates=(Put(record=pointers[-2]), Put(record=log))))
+    await cluster.start_worker("worker-2", segment_bytes=1, sweep_interval_ms=WEEK_MS)
+    await decide(cluster, keep)
+    await cluster.until(lambda: cluster.pointer().manifest_version > pointers[-1].manifest_version, 10)
+    assert outcome(cluster) == ""
+    assert cluster.pointer().end_offset == (5 if keep == KEEP_STORE else 4)
