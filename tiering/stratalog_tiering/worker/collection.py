@@ -73,7 +73,11 @@ async def find_all(ports: CollectorPorts, topics: Sequence[Topic], grace_ms: int
         for index in range(topic.partition_count)
     ]
     for deleted in ports.metadata.view.all(DeletedTopic):
-        garbage = await find_deleted_garbage(ports.store, deleted, grace_ms, now_ms)
+        try:
+            garbage = await find_deleted_garbage(ports.store, deleted, grace_ms, now_ms)
+        except Invalid as refused:
+            found.append(Found(topic=deleted.name, partition=-1, refused=refused.message))
+            continue
         found.append(_found(deleted.name, -1, garbage, from_ms, now_ms))
     for earlier in await earlier_deletions(ports.store, ports.metadata, owner):
         garbage = await find_deleted_garbage(ports.store, earlier.deleted, grace_ms, now_ms) if not earlier.refused else []

@@ -8,6 +8,7 @@ import random
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import msgspec
 import pytest
@@ -24,7 +25,7 @@ from stratalog_metadata.state.commands import Command, Delete, Put
 from stratalog_tiering.cold.manifest_source import ManifestSource
 from stratalog_tiering.core.garbage import RESTORABLE_TOPIC
 from stratalog_tiering.core.partition import partition_snapshot
-from stratalog_tiering.format.descriptor import OwnerDescriptor, encode_descriptor
+from stratalog_tiering.format.descriptor import DeletionMarker, OwnerDescriptor, encode_descriptor
 from stratalog_tiering.format.object_keys import data_key_key, deletion_marker_key, owner_key, segment_key
 from stratalog_tiering.maintenance.deletion import mark_deleted
 from stratalog_tiering.maintenance.orphans import find_garbage
@@ -179,6 +180,18 @@ async def test_a_deleted_topic_waits_for_the_end_of_all_its_periods(cluster: Clu
     assert due_keys(await found(cluster)) == []
     await delete_due(cluster.metadata, cluster.store, await found(cluster, 2 * HOUR_MS))
     assert await objects(cluster.store) == {owner_key(0), deletion_marker_key(cluster.topic.topic_id)}
+
+
+@only_in_a_directory
+async def test_a_marker_of_a_later_release_keeps_its_topic_only(cluster: Cluster, make_batches: Batches) -> None:
+    await history(cluster, make_batches)
+    deleted = DeletedTopic(topic_id=UUID(int=5), name="trains", deleted_at_ms=1)
+    await cluster.metadata.propose(Command(updates=(Put(record=deleted),)))
+    marker = DeletionMarker(topic_id=deleted.topic_id, deleted_at_ms=1, format_version=9)
+    await cluster.store.put(deletion_marker_key(deleted.topic_id), [encode_descriptor(marker)])
+    judged = {(each.topic, each.partition): each for each in await found(cluster, later_ms=10 * UNCOMMITTED_MS)}
+    assert "upgrade it" in judged["trains", -1].refused
+    assert judged["flights", 0].due
 
 
 @only_in_a_directory

@@ -29,7 +29,7 @@ from stratalog_tiering.attach.detachment import detach
 from stratalog_tiering.cold.archive import Archive, live_topics
 from stratalog_tiering.copies.deletions import apply_deletions
 from stratalog_tiering.copies.detached import copy_detached_topics
-from stratalog_tiering.format.descriptor import Detachment, TopicDescriptor, encode_descriptor
+from stratalog_tiering.format.descriptor import DeletionMarker, Detachment, TopicDescriptor, encode_descriptor
 from stratalog_tiering.format.object_keys import deletion_marker_key, marker_key, owner_key, segment_key, topic_key
 from stratalog_tiering.store import ObjectStore, Upload
 from stratalog_tiering.store.base import ObjectInfo
@@ -182,7 +182,10 @@ async def test_what_is_written_late_of_a_deleted_topic_leaves_the_copy_too(
     await until(lambda: [*object_contents(second_directory)] == [owner_key(0)])
 
 
-@pytest.mark.parametrize("damaged", [b"{", b'{"format_version": 9}'])
+LATER = encode_descriptor(DeletionMarker(topic_id=UUID(int=1), deleted_at_ms=1, format_version=9))
+
+
+@pytest.mark.parametrize("damaged", [b"{", LATER])
 async def test_a_marker_that_cannot_be_read_keeps_no_other_topic_in_the_copy(
     cluster: Cluster, make_batches: Batches, second: ObjectStore, second_directory: Path, damaged: bytes
 ) -> None:
