@@ -7,10 +7,11 @@ A hot copy is dropped only while the committed manifest covers it and the cold c
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from stratalog_core.errors import Corrupt, StratalogError
 from stratalog_core.object_lock import ObjectLock
+from stratalog_metadata.records import ManifestPointer, TierStatus, tier_status_key
 from stratalog_tiering.cold.segment_check import check_presence
 from stratalog_tiering.core.commands import Guards, commit_segment, drop_ledgers
 from stratalog_tiering.core.locks import new_lock
@@ -106,6 +107,8 @@ async def upload_job(
 async def drop_hot(ports: WorkerPorts, state: PartitionSnapshot, ledgers: Sequence[StoredLedger], guards: Guards) -> None:
     """Drop the hot copies of ``ledgers``, after checking size, footer and data key of their cold copies.
 
+    The records are not checked, so none is dropped while the scrub knows of damage that the hot copy may repair.
+
     A newer version is not looked for if this worker committed the newest one that metadata knows, and has held the partition
     since: the version's key was free, so whatever was committed meanwhile continues from it and refers to its cold copies.
     Raises ``Corrupt`` if a cold copy is damaged or history has forked (the hot copies stay), ``Conflict`` (plan again),
@@ -116,19 +119,30 @@ async def drop_hot(ports: WorkerPorts, state: PartitionSnapshot, ledgers: Sequen
     if not ports.commits.is_own_newest(pointer):
         await refuse_fork_before_deletion(ports, state)
     manifest, checked_to = await ports.source.manifest(pointer), pointer.start_offset
+    damaged = _known_damage(ports, pointer)
     for stored in ledgers:
         # One segment may hold several of the ledgers.
         base_offset = max(stored.ledger.base_offset, checked_to)
-        checked_to = await _check_cold_copy(ports, manifest, base_offset, stored.ledger.end_offset)
+        checked_to = await _check_cold_copy(ports, manifest, base_offset, stored.ledger.end_offset, damaged)
     await drop(ports, state, ledgers, guards)
 
 
-async def _check_cold_copy(ports: WorkerPorts, manifest: Manifest, offset: int, end_offset: int) -> int:
+def _known_damage(ports: WorkerPorts, pointer: ManifestPointer) -> Collection[str]:
+    """Keys of the partition's objects that the continuous scrub could not repair yet. Without it nobody corrects them."""
+    status = ports.metadata.view.find(TierStatus, tier_status_key(pointer.topic_id, pointer.index))
+    return status.unrepaired if status is not None and ports.settings.scrub_interval_ms else ()
+
+
+async def _check_cold_copy(
+    ports: WorkerPorts, manifest: Manifest, offset: int, end_offset: int, damaged: Collection[str]
+) -> int:
     """Check the segments from ``offset`` to ``end_offset`` or beyond; returns the end of the last one."""
     while offset < end_offset:
         entry = await ports.source.segment_at(manifest, offset)
         if entry is None:
             raise Corrupt(f"version {manifest.version} of the manifest does not cover offset {offset}: the hot copy stays")
+        if entry.key in damaged:
+            raise Corrupt(f"{entry.key} is damaged, and not repaired yet: the hot copy stays", key=entry.key)
         footer, _ = await check_presence(ports.store, ports.source, entry)
         await ports.source.check_data_key(footer)
         offset = entry.end_offset

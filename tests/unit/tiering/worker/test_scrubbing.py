@@ -15,9 +15,10 @@ from unit.tiering.worker.test_copying import is_copied, segments_of
 from unit.tiering.worker.test_deleted_topics import delete
 from unit.tiering.worker.test_worker import Batches, Cluster
 
-from stratalog_core.errors import Unavailable
+from stratalog_core.errors import Conflict, Unavailable
 from stratalog_core.system import SystemClock, ThreadBackground
 from stratalog_metadata.records import TierStatus, tier_status_key
+from stratalog_tiering.copies.hot_repair import HotLedgers
 from stratalog_tiering.metrics import ScrubMetrics
 from stratalog_tiering.store import ObjectStore, open_store
 from stratalog_tiering.worker.worker import TieringWorker
@@ -137,6 +138,28 @@ async def test_damage_is_reported_while_the_second_copy_is_away_and_repaired_whe
     assert scrubbed(worker).findings == 2
     cast(Any, copy).before = lambda name, key: None
     await until(lambda: (scrubbed(worker).repaired, scrubbed(worker).unrepaired) == (2, 0))
+
+
+async def test_the_hot_copy_stays_while_damage_of_the_cold_one_is_not_repaired(
+    cluster: Cluster, make_batches: Batches, store_directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The repair lost a race with a commit, and is tried again later. Size, footer and sections of the segment are sound."""
+
+    async def overtaken(*_: Any) -> str:
+        raise Conflict("the partition has changed during the repair: repeat it")
+
+    await offloaded(cluster, make_batches, 3, deletion_lag_ms=HOUR_MS)
+    alter(segments_of(store_directory)[1])
+    with monkeypatch.context() as patched:
+        patched.setattr(HotLedgers, "rewrite", overtaken)
+        worker = await cluster.start_worker(scrub_interval_ms=INTERVAL_MS, deletion_lag_ms=HOUR_MS)
+        await until(lambda: bool(status_of(cluster).unrepaired))
+        await worker.close()
+        worker = await cluster.start_worker("worker-2", scrub_interval_ms=INTERVAL_MS)
+        await cluster.until(lambda: "is damaged" in cluster.last_error() or not cluster.log().ledgers)
+        assert [ref.base_offset for ref in cluster.log().ledgers] == [0, 10, 20]
+    await cluster.until(lambda: not cluster.log().ledgers)
+    await until(lambda: scrubbed(worker).repaired == 1)
 
 
 async def test_damage_without_another_copy_is_reported_once_and_until_it_is_gone(
