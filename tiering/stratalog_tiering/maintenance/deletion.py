@@ -31,7 +31,7 @@ from stratalog_metadata.records import (
     restored_topic_key,
 )
 from stratalog_metadata.state.commands import Command, Delete, Put, VersionIs
-from stratalog_tiering.cold.archive import is_hidden, newest_descriptor_key
+from stratalog_tiering.cold.archive import is_hidden, newest_descriptor_key, read_owner
 from stratalog_tiering.cold.block_cache import LruCache
 from stratalog_tiering.copies.deletions import mark_deletion
 from stratalog_tiering.core.commands import Guards
@@ -142,7 +142,7 @@ async def _undone_deletion(ports: HistoryPorts, deleted: DeletedTopic) -> str:
 
 async def _forget(ports: WorkerPorts, deleted: DeletedTopic, version: int, guards: Guards) -> int | None:
     """Delete what says that a topic was deleted, now that its objects are gone; returns as `collect_deleted_topic`."""
-    if ports.second_store is not None:
+    if ports.second_store is not None and await _is_own(ports.second_store, ports.cluster_id):
         # Once the record is gone, only its marker says to the second copy that the topic was deleted.
         await mark_deletion(ports.second_store, deleted, ports.clock.wall_ms(), ports.cluster_id, version)
     # The marker goes last: without it the descriptors would name a live topic.
@@ -152,6 +152,12 @@ async def _forget(ports: WorkerPorts, deleted: DeletedTopic, version: int, guard
     await ports.delete_objects([deletion_marker_key(deleted.topic_id)])
     await ports.metadata.propose(Command(updates=(Delete(key=deleted.key()),), requirements=guards))
     return None
+
+
+async def _is_own(second: ObjectStore, cluster_id: str) -> bool:
+    """Whether the second copy is this cluster's. Nothing was copied to it before it was, and another one may have taken it."""
+    owner = await read_owner(second)
+    return owner is not None and owner.cluster_id == cluster_id
 
 
 async def _remove_records(ports: WorkerPorts, deleted: DeletedTopic, version: int, guards: Guards) -> None:

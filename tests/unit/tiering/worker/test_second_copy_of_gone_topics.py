@@ -31,6 +31,7 @@ from stratalog_tiering.copies.deletions import apply_deletions
 from stratalog_tiering.copies.detached import copy_detached_topics
 from stratalog_tiering.format.descriptor import DeletionMarker, Detachment, TopicDescriptor, encode_descriptor
 from stratalog_tiering.format.object_keys import deletion_marker_key, marker_key, owner_key, segment_key, topic_key
+from stratalog_tiering.offload.ownership import take_over
 from stratalog_tiering.store import ObjectStore, Upload
 from stratalog_tiering.store.base import ObjectInfo
 from stratalog_tiering.worker import copying
@@ -220,3 +221,18 @@ async def test_a_second_store_that_refuses_to_list_uploads_costs_one_failure_a_d
     await until(lambda: is_copied(cluster, second_directory))
     await asyncio.sleep(0.3)
     assert (len(asked), counters(worker).failures) == (1, 1)
+
+
+async def test_no_topic_is_hidden_in_a_second_copy_that_another_cluster_has_taken_over(
+    cluster: Cluster, make_batches: Batches, second: ObjectStore, second_directory: Path
+) -> None:
+    """It has restored the topic from there, and goes on with it."""
+    await cluster.add_ledger(make_batches(0, [10]), 0)
+    worker = await cluster.start_worker(second=second, grace_ms=0)
+    await until(lambda: is_copied(cluster, second_directory))
+    await worker.close()
+    await take_over(second, "another cluster", SystemClock().wall_ms())
+    worker = await cluster.start_worker("worker-2", second=second, grace_ms=0)
+    await delete(cluster, 0)
+    await until(lambda: is_forgotten(cluster))
+    assert [topic.name for topic in await live_topics(second)] == ["flights"]
