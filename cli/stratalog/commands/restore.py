@@ -19,7 +19,7 @@ from stratalog.parameters import TIMES, Integer, moment_ms
 from stratalog.restored_groups import GroupsReport, bucket_topics, ends_in_rows, planned_groups, restore_groups
 from stratalog.target import existing_store, metadata_of, name_values
 from stratalog.tier.session import metadata_session, reader_lease, store_session
-from stratalog_core.errors import Corrupt, Invalid, Unavailable
+from stratalog_core.errors import Corrupt, Invalid, NotFound, Unavailable
 from stratalog_core.natural_numbers import natural_number
 from stratalog_core.system import SystemClock, ThreadBackground
 from stratalog_metadata.client.api import MetadataClient
@@ -157,6 +157,7 @@ async def _restore(
         store = await stack.enter_async_context(store_session(url))
         found = await readable_topics(store)
         wanted = topics_to_restore(store.url, found, topics)
+        check_points(points, wanted)
         left_out = [] if topics else await _left_out(store, found)
         damaged = [] if topics else [*found.damaged.values()]
         if not dry_run:
@@ -251,6 +252,14 @@ def cut_points(to_offsets: Sequence[str], to_time: str | None, topics: Sequence[
             raise Invalid(f"--to-offset takes PARTITION=OFFSET, such as 0=1500, not {partition}={offset}")
         points[number] = CutPoint(offset=end)
     return points
+
+
+def check_points(points: Points | None, topics: Sequence[TopicDescriptor]) -> None:
+    """Raise ``NotFound`` if a point is of a partition that a topic does not have: it would cut nothing."""
+    for topic in topics:
+        unknown = () if points is None or isinstance(points, CutPoint) else points.keys() - set(range(topic.partition_count))
+        for partition in sorted(unknown):
+            raise NotFound(f"topic {topic.name} has {topic.partition_count} partitions, none with number {partition}")
 
 
 async def _restored(
