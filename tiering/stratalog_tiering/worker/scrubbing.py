@@ -15,7 +15,7 @@ from uuid import UUID
 
 import msgspec
 
-from stratalog_core.errors import StratalogError
+from stratalog_core.errors import StorageFailed, StratalogError
 from stratalog_metadata.records import ManifestPointer, TierStatus, Topic, log_key, manifest_pointer_key, tier_status_key
 from stratalog_metadata.state.commands import ABSENT, Command, Put, VersionIs
 from stratalog_tiering.cold.bucket_scrub import BucketScrub, FoundTopic
@@ -123,15 +123,27 @@ class ScrubWork:
             return True
         verifier = Verifier(self._ports.store, self._ports.background, take=self._take)
         structure = await verifier.structure(topic.name, pointer)
-        findings = list(structure.findings)
+        findings, unreadable = list(structure.findings), set[str]()
         for entry in structure.segments:
             if entry.key in damaged or is_due(entry.key, after_ms, until_ms, self._interval_ms):
-                findings += await self._check(verifier, structure, entry)
+                try:
+                    findings += await self._check(verifier, structure, entry)
+                except StorageFailed as failure:  # as without the key that protects its data key
+                    unreadable.add(entry.key)
+                    self._report_unreadable(topic, index, entry, failure, is_known=entry.key in damaged)
         if findings:
             findings = await self._confirmed(topic, index, findings)
         repairs = await self._repair(topic, index, findings, damaged) if findings else {}
-        self._unrepaired[name] = frozenset(key for (_, key), made in repairs.items() if made.source is None)
+        self._unrepaired[name] = unreadable.union(key for (_, key), made in repairs.items() if made.source is None)
         return not any(kind in HIDES_REFERENCES and made.source is not None for (kind, _), made in repairs.items())
+
+    def _report_unreadable(
+        self, topic: Topic, index: int, entry: SegmentEntry, failure: StorageFailed, *, is_known: bool
+    ) -> None:
+        """Count a segment that nobody can check as damage that is not repaired, until it can be checked."""
+        if not is_known:
+            self._counters.findings += 1
+            _log.error("scrub of %s-%d: %s cannot be checked: %s", topic.name, index, entry.key, failure.message)
 
     async def _remember(self, topic: Topic, index: int, damaged: Collection[str]) -> None:
         """Write the damage that is known of a partition to its status, if that has changed."""

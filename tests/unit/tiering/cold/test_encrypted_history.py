@@ -28,6 +28,7 @@ from stratalog_tiering.core.damage import Damage
 from stratalog_tiering.format.object_keys import data_key_key, marker_key, segment_key
 from stratalog_tiering.format.segment import plain_block
 from stratalog_tiering.maintenance.merging import FAN_IN
+from stratalog_tiering.metrics import ScrubMetrics
 from stratalog_tiering.offload.data_keys import rewrap, rewrap_topic
 from stratalog_tiering.store import ObjectStore, open_store
 from stratalog_tiering.store.key_ring import FileKeyRing, create_key
@@ -359,6 +360,34 @@ async def test_a_lost_or_altered_data_key_keeps_the_hot_copy(
     assert "data key" in cluster.last_error() or path.name in cluster.last_error()
     path.write_bytes(content)
     await cluster.until(lambda: not cluster.log().ledgers)
+
+
+async def test_segments_whose_key_is_missing_do_not_end_the_scrub_of_the_others(
+    cluster: Cluster, make_batches: Batches, store_directory: Path, keys: Path, background: ThreadBackground
+) -> None:
+    """They are reported until the key is back."""
+    await encrypted(cluster, make_batches)
+    await cluster.close()
+    manifest = await ManifestSource(cluster.store).manifest(cluster.pointer())
+    *_, last = (entry.key for entry in manifest.segments)
+    create_key(keys, "k2")
+    await rewrap(cluster.store, data_key_key(last), "k2")
+    content = (store_directory / last).read_bytes()
+    (store_directory / last).write_bytes(content[:100] + bytes([content[100] ^ 1]) + content[101:])
+    kept = (keys / "k1.key").rename(keys / "k1.kept")
+    url = f"{store_directory}?keys={keys}"
+    cluster.store = open_store(url, background=background, clock=SystemClock(), random=random.Random(4))
+    worker = await cluster.start_worker("scrubber", scrub_interval_ms=1000)
+
+    def unrepaired() -> int:
+        return int(next(group for group in worker.metrics() if isinstance(group, ScrubMetrics)).unrepaired)
+
+    async with asyncio.timeout(60):
+        while unrepaired() != 3:  # noqa: ASYNC110 - stores tell nobody
+            await asyncio.sleep(0.02)
+        kept.rename(keys / "k1.key")
+        while unrepaired() != 1:  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
 
 
 async def test_a_copy_that_was_encrypted_with_another_data_key_is_not_sound(
