@@ -226,7 +226,7 @@ class Dispatch:
         answers: list[RangeRead] = []
         for first, end in _neighbours([each.ledger_id % len(self._disks) for each in ranges]):
             disk = self._disk(ranges[first].ledger_id)
-            if disk.is_missing or ranges[first].ledger_id in unfenced:
+            if disk.is_missing or not unfenced.isdisjoint(each.ledger_id for each in ranges[first:end]):
                 answers += [_nothing_decided(each, Status.STORAGE_FAILED) for each in ranges[first:end]]
                 continue
             try:

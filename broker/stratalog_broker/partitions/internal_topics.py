@@ -102,7 +102,8 @@ class Applications:
 
 async def no_batches() -> AsyncIterator[Buffer]:
     """Yield nothing: what an application replays whose snapshot is its whole state."""
-    for batch in ():
+    nothing: tuple[Buffer, ...] = ()
+    for batch in nothing:
         yield batch
 
 

@@ -222,7 +222,7 @@ def sqlite_files() -> Sequence[bytes]:
 def claim_directory(content: bytes) -> None:
     with scratch_directory() as directory:
         (directory / identity.IDENTITY_FILE).write_bytes(content)
-        identity._read(SystemFiles(directory))
+        identity.read(SystemFiles(directory))
 
 
 TARGETS = (

@@ -44,5 +44,6 @@ def needed_for_a_restore(bucket: Bucket, keys: Iterable[str]) -> set[str]:
         except (Corrupt, KeyError):
             continue  # a restore reads the one before it, which this check does not follow
         if newest is not None:
-            needed |= keys & {entry.key for entry in (*newest.segments, *newest.pages, *newest.tree.pages)}
+            references = (*newest.segments, *newest.pages, *newest.tree.pages)
+            needed |= keys & {reference.key for reference in references}  # type: ignore[attr-defined]
     return needed

@@ -9,7 +9,6 @@ import msgspec
 
 from stratalog_bookies.client import Recovered
 from stratalog_bookies.node.collector import Collector
-from stratalog_broker.partitions import takeover
 from stratalog_broker.partitions.core import PartitionCore
 from stratalog_broker.partitions.ledger_opening import LedgerOpening
 from stratalog_broker.partitions.log import PartitionLog
@@ -167,13 +166,13 @@ def repeated_batches_are_appended() -> None:
 
 def takeover_begins_at_the_last_ledgers_base() -> None:
     """A takeover starts at the last ledger's base offset instead of its end."""
-    taken_over: Callable[..., Any] = takeover._taken_over
+    taken_over: Callable[..., Any] = Takeover._taken_over
 
-    def at_the_base(partition: Partition, log: Any, replay: Any, *others: Any, **more: Any) -> Any:
+    def at_the_base(self: Takeover, partition: Partition, log: Any, replay: Any, *others: Any, **more: Any) -> Any:
         replay.state.next_offset = log.ledgers[-1].base_offset if log is not None and log.ledgers else replay.state.next_offset
-        return taken_over(partition, log, replay, *others, **more)
+        return taken_over(self, partition, log, replay, *others, **more)
 
-    _swap(takeover, "_taken_over", at_the_base)
+    _swap(Takeover, "_taken_over", at_the_base)
 
 
 def acknowledged_at_the_first_copy() -> None:
