@@ -135,12 +135,12 @@ def fail_openings(cluster: MiniCluster, monkeypatch: pytest.MonkeyPatch, times: 
     return failed
 
 
-async def restart(cluster: MiniCluster) -> None:
-    """The broker dies, and another one takes everything over."""
+async def restart(cluster: MiniCluster, **settings: Any) -> None:
+    """The broker dies, and another one with ``settings`` takes everything over."""
     ((broker_id, broker),) = cluster.brokers.items()
     del cluster.brokers[broker_id]
     await broker.kill()
-    await cluster.start_broker(broker_id + 1)
+    await cluster.start_broker(broker_id + 1, **settings)
 
 
 @pytest.mark.parametrize("parts", [0, 1, 2])

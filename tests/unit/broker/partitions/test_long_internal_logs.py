@@ -41,11 +41,11 @@ class Reads:
 async def test_a_log_is_read_in_pieces_while_it_is_replayed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: int
 ) -> None:
-    async with offsets_of_one_broker(tmp_path, checkpoint_part_bytes=600) as (cluster, offsets):
+    async with offsets_of_one_broker(tmp_path) as (cluster, offsets):
         for partition, offset in EXPECTED.items():
             await offsets.commit(partition, offset)
         reads = Reads(monkeypatch, failing)
-        await restart(cluster)
+        await restart(cluster, checkpoint_part_bytes=600)
         assert await offsets.committed() == EXPECTED
     assert max(reads.lengths) <= 600
     assert len(reads.bytes_max) > 3
