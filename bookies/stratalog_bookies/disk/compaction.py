@@ -97,21 +97,30 @@ class Compaction:
 
     async def _move(self, file: LogFile, run: Run, rows: Sequence[Row]) -> bool:
         disk, generation = self._disk, file.generation
-        wanted = [row for row in rows if not await disk.reads.has_newer(run.ledger_id, row.entry_id, generation)]
+        wanted = [row for row in rows if await self._is_needed(run.ledger_id, row.entry_id, generation)]
         places = [Place(run.ledger_id, generation, row) for row in wanted]
         payloads = await disk.background.run(partial(read_places, disk.store, places, None))
         moved_bytes = 0
         for row, payload in zip(wanted, payloads, strict=True):
+            replaced = max(generation, disk.corruption.generation_of(run.ledger_id, row.entry_id))
             if payload is None:
-                disk.note_corruption(run.ledger_id, row.entry_id, generation)
+                disk.note_corruption(run.ledger_id, row.entry_id, replaced)
                 continue
+            if replaced > generation:
+                await disk.leave_file(replaced)
             await disk.room(add_room(1, ENTRY_HEADER_BYTES + len(payload)), reserve=True)
-            disk.core.move(run.ledger_id, row, payload, generation)
+            disk.core.move(run.ledger_id, row, payload, replaced)
             moved_bytes += len(payload)
         disk.counters.compacted_bytes += moved_bytes
         await disk.commit.durable(disk.core.log.sequence)
         await asyncio.sleep(moved_bytes / self._settings.compaction_bytes_per_s)
         return None not in payloads
+
+    async def _is_needed(self, ledger_id: int, entry_id: int, generation: int) -> bool:
+        """Whether the copy in a file is the newest, or a newer one is known to be corrupt."""
+        if self._disk.corruption.generation_of(ledger_id, entry_id) > generation:
+            return True
+        return not await self._disk.reads.has_newer(ledger_id, entry_id, generation)
 
     async def _rows(self, run: Run) -> list[Row]:
         """Rows of a stored run, without caching them; none if its ledger was deleted."""

@@ -64,6 +64,11 @@ class KnownCorruption:
         """Whether an entry in log file ``generation`` waits for a good copy."""
         return any(each.generation == generation for each in self._entries.values())
 
+    def generation_of(self, ledger_id: int, entry_id: int) -> int:
+        """Log file of the entry's corrupt copy; 0 if none is known."""
+        known = self._entries.get((ledger_id, entry_id))
+        return 0 if known is None else known.generation
+
     def due(self, now: float) -> list[CorruptEntry]:
         return [each for each in self._entries.values() if each.due_s <= now]
 
