@@ -26,7 +26,7 @@ from stratalog_bookies.repair.core.shares import share_of
 from stratalog_core.errors import Conflict, SessionExpired, StratalogError
 from stratalog_core.ports import Clock, Random, Transport
 from stratalog_metadata.client.api import MetadataClient
-from stratalog_metadata.records import Bookie, Lease, Ledger, LedgerState, lease_key, ledger_key
+from stratalog_metadata.records import Bookie, Lease, Ledger, LedgerState, bookie_key, lease_key, ledger_key
 from stratalog_metadata.state.changes import Change
 from stratalog_metadata.state.commands import ABSENT, Command, Put, Requirement, SessionAlive, VersionIs
 
@@ -198,7 +198,14 @@ class Auditor:
         return True
 
     async def _commit(self, ledger: Ledger, version: int, move: Move, guards: tuple[Requirement, ...]) -> tuple[Ledger, int]:
-        """Name the target, which now holds every entry, in the record. Returns the new record and its version."""
+        """Name the target, which now holds every entry, in the record. Returns the new record and its version.
+
+        Raises ``Conflict`` if the target changes meanwhile: a bookie that drains is removed as soon as no ledger names it.
+        """
+        target = self._metadata.view.get(bookie_key(move.target))
+        if target is None or not isinstance(target.record, Bookie) or target.record.draining:
+            raise Conflict(f"{move.target} takes no more copies")
+        guards = (*guards, VersionIs(key=bookie_key(move.target), version=target.version))
         left = ledger.fragments[move.fragment].bookies[move.position]
         moved = with_moved(ledger, move.fragment, move.position, move.target)
         version = await self._puts.put(
