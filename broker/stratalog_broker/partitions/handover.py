@@ -55,8 +55,11 @@ class OutgoingHandovers:
         """The last handover that has held each partition, until that has ended."""
 
     async def hand_over(self, log: PartitionLog) -> None:
-        """Wait for a slot, then hand ``log``'s partition over to the next owner named in its record."""
-        log.is_leaving, this = True, object()
+        """Wait for a slot, then hand ``log``'s partition over to the next owner named in its record.
+
+        An order that comes meanwhile starts no handover of its own. So if this one fails, it is followed by the next.
+        """
+        log.is_leaving, this, order = True, object(), self._order_of(log)
         try:
             async with self._places if log.is_busy else self._quiet_places:
                 await self._hand_over(log, this)
@@ -69,6 +72,9 @@ class OutgoingHandovers:
         await self._serve_readers_again(log, this)
         if self._latest.get(log) is this:
             del self._latest[log]
+        latest = self._order_of(log)
+        if latest is not None and latest != order and not log.is_leaving:
+            await self.hand_over(log)
 
     async def _serve_readers_again(self, log: PartitionLog, this: object) -> None:
         """Wait until the view shows the outcome of the handover; if the partition is still owned here, answer its readers.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +24,7 @@ from stratalog_broker.partitions.ledger_sealing import LedgerSealing
 from stratalog_broker.partitions.log import PartitionLog
 from stratalog_broker.protocol.entities import encode_response as encode_entity
 from stratalog_metadata.records import NO_OWNER, Ledger, Partition
+from stratalog_metadata.state.changes import Change
 from stratalog_metadata.state.commands import Applied, Command, Put
 
 PRODUCE, LEADER_VERSION = 0, 10
@@ -198,6 +199,48 @@ async def test_readers_wait_until_the_owner_is_certain(
             assert (line.error_code, line.high_watermark) == (ErrorCode.none, 1)
         else:
             assert line.error_code is ErrorCode.not_leader_or_follower
+
+
+async def test_an_order_that_comes_while_the_one_before_fails_is_carried_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The owner learns of it before it learns that its command was refused. It waited until the order was overdue."""
+    async with leaving(tmp_path, monkeypatch) as found:
+        metadata, key = found.cluster.brokers[found.log.requirement.owner].server.metadata, found.log.requirement.key
+        successor, propose = 3 - found.log.requirement.owner, metadata.propose
+        sent, arrives = asyncio.Event(), asyncio.Event()
+
+        async def first_is_late(command: Command, timeout_s: float = 10.0) -> Applied:
+            if not sent.is_set() and any(isinstance(each, Put) and each.record.key() == key for each in command.updates):
+                sent.set()
+                await arrives.wait()
+            return await propose(command, timeout_s)
+
+        async with asyncio.timeout(WAIT_S):
+            await found.put(NO_OWNER)
+            found.go_on.set()
+            while found.log.is_leaving:  # noqa: ASYNC110 - no event tells
+                await asyncio.sleep(0.005)
+            monkeypatch.setattr(metadata, "propose", first_is_late)
+            await found.put(successor)
+            await sent.wait()
+            await found.put(NO_OWNER)
+            await found.put(successor)
+            await found.cluster.refresh()
+            later: list[Partition] = []
+
+            def follow(changes: Sequence[Change]) -> None:
+                later.extend(
+                    change.after.record
+                    for change in changes
+                    if change.key == key and change.after is not None and isinstance(change.after.record, Partition)
+                )
+
+            stop = found.cluster.metadata.view.subscribe(follow)
+            arrives.set()
+            await until(found.cluster.metadata, lambda: bool(later), WAIT_S)
+            stop()
+        assert later[0].owner == successor, "it is not withdrawn first"
 
 
 async def test_an_earlier_handover_does_not_answer_the_readers_of_a_later_one(
