@@ -15,7 +15,8 @@ import click
 from stratalog.moments import format_moment
 from stratalog.output import print_rows
 from stratalog_broker.coordination.groups.core.restored_positions import PositionsReport, RestoredEnds, restore_positions
-from stratalog_broker.partitions.internal_topics import CONSUMER_OFFSETS
+from stratalog_broker.coordination.transactions.core.store import restore_transactional_ids
+from stratalog_broker.partitions.internal_topics import CONSUMER_OFFSETS, TRANSACTION_STATE
 from stratalog_metadata.client.api import MetadataClient, MetadataView
 from stratalog_metadata.records import ManifestPointer, Topic, manifest_pointer_key
 from stratalog_tiering.cold.archive import readable_topics
@@ -86,7 +87,9 @@ class BucketTopics:
 
 
 def _adapted(found: InternalTopic, state: bytes | None, topics: BucketTopics, report: GroupsReport) -> bytes | None:
-    """Return a coordinator's state as restored: transactional ids unchanged, committed offsets clamped to restored ends."""
+    """Return a coordinator's state as restored: transactional ids for new producers, offsets clamped to restored ends."""
+    if found.topic == TRANSACTION_STATE:
+        return restore_transactional_ids(state)
     if found.topic != CONSUMER_OFFSETS:
         return state
     return restore_positions(state, topics.restored, topics.others, report.positions)

@@ -23,7 +23,8 @@ from stratalog.restored_groups import bucket_topics
 from stratalog_bookies.client import LedgerClient
 from stratalog_bookies.protocol.messages import LedgerTail, Status
 from stratalog_broker.coordination.groups.core.restored_positions import PositionsReport, RestoredEnds, restore_positions
-from stratalog_broker.partitions.internal_topics import CONSUMER_OFFSETS
+from stratalog_broker.coordination.transactions.core.store import restore_transactional_ids
+from stratalog_broker.partitions.internal_topics import CONSUMER_OFFSETS, TRANSACTION_STATE
 from stratalog_core.errors import StratalogError
 from stratalog_metadata.client.api import MetadataClient, MetadataView
 from stratalog_metadata.records import (
@@ -193,6 +194,8 @@ async def restore_lost(
     topics, others = known_ends(metadata.view), (await bucket_topics(metadata.view, store)).others
 
     def adapt(lost: LostPartition, state: bytes | None) -> bytes | None:
+        if lost.topic.name == TRANSACTION_STATE:
+            return restore_transactional_ids(state)
         if lost.topic.name != CONSUMER_OFFSETS:
             return state
         return restore_positions(state, topics, others, report.positions)

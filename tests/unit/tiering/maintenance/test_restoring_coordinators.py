@@ -23,6 +23,11 @@ from stratalog.restored_groups import (
 from stratalog_broker.coordination.groups.core.records import CommittedOffset, OffsetKey
 from stratalog_broker.coordination.groups.core.restored_positions import RestoredEnds
 from stratalog_broker.coordination.groups.core.store import GroupStore
+from stratalog_broker.coordination.transactions.core.coordinator import TransactionCoordinator, TransactionLimits
+from stratalog_broker.coordination.transactions.core.store import TransactionStore
+from stratalog_broker.coordination.transactions.core.transaction import Transaction
+from stratalog_broker.coordination.wake_times import Instant
+from stratalog_broker.partitions.internal_topics import TRANSACTION_STATE
 from stratalog_core.batches.checkpoint import Checkpoint
 from stratalog_metadata.records import Log, Partition, Topic, log_key, partition_key, topic_key
 from stratalog_metadata.state.commands import Command, Put
@@ -184,6 +189,25 @@ async def test_a_restore_of_one_topic_can_be_followed_by_one_of_the_others(clust
     assert cluster.metadata.view.find(Partition, partition_key(TOPIC_ID, 0)).leader_epoch == found.leader_epoch
     (newest,) = await read_internal_topics(cluster.store, 2)
     assert positions_in(newest.states[0]) == {"flights": 30, "orders": 40}, "the next owner takes this one"
+
+
+async def test_a_restored_transactional_id_gets_another_producer_id(cluster: Cluster) -> None:
+    """The stored state is not the last one: partitions may know later epochs of the producer, and their sequences."""
+    transactions = TransactionStore()
+    transactions.transactions["copier"] = Transaction(
+        transactional_id="copier", producer_id=7, producer_epoch=3, timeout_ms=60_000, updated_at_ms=0
+    )
+    made = replace(state(0, 20), topic=TRANSACTION_STATE)
+    await store(cluster, replace(made, checkpoint=replace(made.checkpoint, application_state=transactions.snapshot())))
+    report = await restore_groups(cluster.metadata, cluster.store, ONE, 1, 1, "new", 5000)
+    assert [row["state"] for row in report.topics] == [RESTORED]
+    await cluster.until(lambda: cluster.metadata.view.get(topic_key(TRANSACTION_STATE)) is not None)
+    found = TransactionStore.from_snapshot((await restored(cluster, 0)).checkpoint.application_state)
+    now = Instant(monotonic_ms=0, wall_ms=0)
+    coordinator = TransactionCoordinator(TransactionLimits(), found, now, lambda: 2, lambda: None)
+    begun = coordinator.init_producer_id("copier", 60_000, None, 8, now)
+    assert isinstance(begun, Transaction)
+    assert begun.producer_id == 8
 
 
 async def test_the_topics_of_the_bucket_are_those_of_the_cluster_and_the_others(

@@ -61,3 +61,12 @@ class TransactionStore:
         snapshot = decode_snapshot(_decoder, content, SNAPSHOT_VERSION, "transactions")
         store.transactions = {each.transactional_id: each for each in snapshot.transactions}
         return store
+
+
+def restore_transactional_ids(state: bytes | None) -> bytes | None:
+    """Return a coordinator's state of the past as it is to be restored. Raises ``Corrupt``."""
+    if state is None:
+        return None
+    store = TransactionStore.from_snapshot(state)
+    store.transactions = {transactional_id: each.restored() for transactional_id, each in store.transactions.items()}
+    return store.snapshot()

@@ -79,6 +79,8 @@ class Transaction(msgspec.Struct, frozen=True, kw_only=True):
     """The ``transaction.version`` by which the client takes part."""
     topic_ids: tuple[tuple[str, UUID], ...] = ()
     """Sorted. Internal topics have none, nor have topics of a transaction that an earlier release began."""
+    is_restored: bool = False
+    """Decided in a state of the past that was restored; see ``restored``. Records do not have it, but the next one ends it."""
 
     @property
     def is_epoch_exhausted(self) -> bool:
@@ -166,10 +168,24 @@ class Transaction(msgspec.Struct, frozen=True, kw_only=True):
             topic_ids=(),
             updated_at_ms=now_ms,
             next_producer_id=NO_PRODUCER_ID,
+            is_restored=False,
         )
-        if self.next_producer_id == NO_PRODUCER_ID or not self.bumps_epochs:
-            return done
-        return done._replace(producer_id=self.next_producer_id, producer_epoch=0, previous_producer_id=self.producer_id)
+        if self.next_producer_id != NO_PRODUCER_ID and self.bumps_epochs:
+            done = done._replace(producer_id=self.next_producer_id, producer_epoch=0, previous_producer_id=self.producer_id)
+        return done.restored() if self.is_restored else done
+
+    def restored(self) -> Transaction:
+        """The id continues from a state of the past: its producer gets another id.
+
+        Partitions may have seen later epochs of the present one. They would refuse an earlier epoch, and take the first batch
+        of the same epoch for a duplicate. A decided transaction keeps its epoch until it has its markers: with a later one they
+        might end another transaction.
+        """
+        if self.state in PREPARED:
+            return self._replace(is_restored=True)
+        return self._replace(
+            producer_epoch=EPOCH_MAX - 1, last_producer_epoch=NO_EPOCH, previous_producer_id=NO_PRODUCER_ID
+        )  # fmt: skip
 
     def expired(self, now_ms: int) -> Transaction:
         """The transactional id was not used for so long that it is removed."""

@@ -15,7 +15,7 @@ from stratalog_broker.coordination.transactions.core.coordinator import (
     TransactionLimits,
 )
 from stratalog_broker.coordination.transactions.core.records import record_of
-from stratalog_broker.coordination.transactions.core.store import TransactionStore
+from stratalog_broker.coordination.transactions.core.store import TransactionStore, restore_transactional_ids
 from stratalog_broker.coordination.transactions.core.transaction import EPOCH_MAX, Transaction, TransactionState
 from stratalog_broker.coordination.wake_times import Instant
 
@@ -220,6 +220,38 @@ def test_a_retry_is_recognised_by_the_next_coordinator() -> None:
     second = shell.init(expected=first)
     successor = Shell(TransactionStore.from_snapshot(shell.store.snapshot()))
     assert successor.init(expected=first) == second
+
+
+def restored(shell: Shell, version: int) -> Shell:
+    """The coordinator after its state of this moment was restored, although it was not the last one."""
+    found = Shell(TransactionStore.from_snapshot(restore_transactional_ids(shell.store.snapshot())), version=version)
+    found.unused_id = 500
+    return found
+
+
+@pytest.mark.parametrize("version", [0, 2])
+def test_a_restored_id_continues_with_another_producer_id(version: int) -> None:
+    """Partitions may have batches of later epochs of the former producer id, of which the restored state knows nothing."""
+    shell = begun(version=version)
+    before = shell.producer
+    assert shell.add(A, version=version) is E.none
+    ongoing = restored(shell, version)
+    assert shell.end(commit=True, version=version) is E.none
+    decided = restored(shell, version)
+    shell.complete()
+    ended = restored(shell, version)
+
+    assert ongoing.add(B, producer=before, version=version) is E.producer_fenced
+    assert ongoing.init() is E.concurrent_transactions
+    assert ongoing.known.producer_epoch == EPOCH_MAX, "whatever is open in its partitions is ended"
+    assert (decided.known.state, decided.producer) == (S.PREPARE_COMMIT, shell.producer), "its markers end no later transaction"
+    for each in (ongoing, decided):
+        each.complete()
+    for each in (ongoing, decided, ended):
+        assert each.init(expected=before) is E.producer_fenced
+        began = each.init()
+        assert isinstance(began, ProducerEpoch)
+        assert began.producer_id > before.producer_id
 
 
 def test_an_exhausted_epoch_gives_the_producer_another_id() -> None:
