@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 from uuid import UUID
 
@@ -15,7 +16,7 @@ import click
 from stratalog.moments import format_moment
 from stratalog.output import print_rows
 from stratalog_broker.coordination.groups.core.restored_positions import PositionsReport, RestoredEnds, restore_positions
-from stratalog_broker.coordination.transactions.core.store import restore_transactional_ids
+from stratalog_broker.coordination.transactions.core.store import restore_transactional_ids, unfinished_producers
 from stratalog_broker.partitions.internal_topics import CONSUMER_OFFSETS, TRANSACTION_STATE
 from stratalog_metadata.client.api import MetadataClient, MetadataView
 from stratalog_metadata.records import ManifestPointer, Topic, manifest_pointer_key
@@ -86,22 +87,38 @@ class BucketTopics:
     others: Mapping[UUID, str] = field(default_factory=dict)
 
 
-def _adapted(found: InternalTopic, state: bytes | None, topics: BucketTopics, report: GroupsReport) -> bytes | None:
-    """Return a coordinator's state as restored: transactional ids for new producers, offsets clamped to restored ends."""
-    if found.topic == TRANSACTION_STATE:
-        return restore_transactional_ids(state)
-    if found.topic != CONSUMER_OFFSETS:
-        return state
-    return restore_positions(state, topics.restored, topics.others, report.positions)
+class _Adapting:
+    """Adapts the states of internal topics that are restored together: transactional ids for new producers, offsets clamped to
+    restored ends and without those of transactions that nobody ends.
+    """
+
+    def __init__(self, internal: Sequence[InternalTopic], topics: BucketTopics, report: GroupsReport) -> None:
+        self._topics = topics
+        self._report = report
+        states = [state for found in internal if found.topic == TRANSACTION_STATE for state in found.states]
+        self._unfinished = {
+            producer_id
+            for state in states
+            for producer_id in unfinished_producers(state.checkpoint.application_state, CONSUMER_OFFSETS)
+        }
+
+    def adapted(self, topic: str, state: bytes | None) -> bytes | None:
+        if topic == TRANSACTION_STATE:
+            return restore_transactional_ids(state)
+        if topic != CONSUMER_OFFSETS:
+            return state
+        topics, report = self._topics, self._report
+        return restore_positions(state, topics.restored, topics.others, report.positions, self._unfinished)
 
 
 async def planned_groups(store: ObjectStore, ends: Mapping[UUID, RestoredEnds], owner_number: int) -> GroupsReport:
     """The report of a dry run: ``ends`` of the topics that it would restore. Raises as ``read_internal_topics`` does."""
-    report = GroupsReport()
-    for found in await read_internal_topics(store, owner_number):
+    report, internal = GroupsReport(), await read_internal_topics(store, owner_number)
+    adapting = _Adapting(internal, BucketTopics(restored=ends), report)
+    for found in internal:
         report.add(found, PLANNED if found.states else UNREADABLE)
         for state in found.states:
-            _adapted(found, state.checkpoint.application_state, BucketTopics(restored=ends), report)
+            adapting.adapted(found.topic, state.checkpoint.application_state)
     return report
 
 
@@ -115,15 +132,13 @@ async def restore_groups(
     now_ms: int,
 ) -> GroupsReport:
     """Restore the internal topics that no broker of the cluster has used. Raises as ``restore_internal_topic`` does."""
-    report = GroupsReport()
-    for found in await read_internal_topics(store, owner_number):
+    report, internal = GroupsReport(), await read_internal_topics(store, owner_number)
+    adapting = _Adapting(internal, topics, report)
+    for found in internal:
         if not found.states:
             report.add(found, UNREADABLE)
             continue
-
-        def adapt(state: bytes | None, found: InternalTopic = found) -> bytes | None:
-            return _adapted(found, state, topics, report)
-
+        adapt = partial(adapting.adapted, found.topic)
         done = await restore_internal_topic(client, store, found, factor, owner_number, cluster_id, now_ms, adapt)
         report.add(found, RESTORED if done else PRESENT)
     return report

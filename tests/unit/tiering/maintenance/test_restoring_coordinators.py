@@ -25,7 +25,7 @@ from stratalog_broker.coordination.groups.core.restored_positions import Restore
 from stratalog_broker.coordination.groups.core.store import GroupStore
 from stratalog_broker.coordination.transactions.core.coordinator import TransactionCoordinator, TransactionLimits
 from stratalog_broker.coordination.transactions.core.store import TransactionStore
-from stratalog_broker.coordination.transactions.core.transaction import Transaction
+from stratalog_broker.coordination.transactions.core.transaction import Transaction, TransactionState
 from stratalog_broker.coordination.wake_times import Instant
 from stratalog_broker.partitions.internal_topics import TRANSACTION_STATE
 from stratalog_core.batches.checkpoint import Checkpoint
@@ -208,6 +208,31 @@ async def test_a_restored_transactional_id_gets_another_producer_id(cluster: Clu
     begun = coordinator.init_producer_id("copier", 60_000, None, 8, now)
     assert isinstance(begun, Transaction)
     assert begun.producer_id == 8
+
+
+async def test_positions_in_transactions_that_nobody_ends_are_dropped(cluster: Cluster) -> None:
+    """The states of both coordinators are of different moments. A group waits while a position is undecided."""
+    transactions, groups = TransactionStore(), GroupStore()
+    transactions.transactions["copier"] = Transaction(
+        transactional_id="copier", producer_id=7, producer_epoch=3, timeout_ms=60_000, updated_at_ms=0,
+        state=TransactionState.ONGOING, partitions=((TOPIC, 0),),
+    )  # fmt: skip
+    committed = CommittedOffset(offset=5, leader_epoch=-1, metadata="", committed_at_ms=1, topic_id=FLIGHTS)
+    for producer_id in (7, 8):
+        groups.pending.add(producer_id, OffsetKey(f"of {producer_id}", "flights", 0), committed)
+    made = state(0, 20)
+    await store(
+        cluster,
+        replace(made, checkpoint=replace(made.checkpoint, application_state=groups.snapshot())),
+        replace(
+            made, topic=TRANSACTION_STATE, topic_id=UUID(int=9),
+            checkpoint=replace(made.checkpoint, application_state=transactions.snapshot()),
+        ),
+    )  # fmt: skip
+    await restore_groups(cluster.metadata, cluster.store, ONE, 1, 1, "new", 5000)
+    await cluster.until(lambda: cluster.metadata.view.get(topic_key(TOPIC)) is not None)
+    found = GroupStore.from_snapshot((await restored(cluster, 0)).checkpoint.application_state)
+    assert [producer_id for producer_id, _, _ in found.pending] == [7]
 
 
 async def test_the_topics_of_the_bucket_are_those_of_the_cluster_and_the_others(

@@ -8,7 +8,7 @@ stay until their sessions expire, as after any change of coordinator.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 from uuid import UUID
@@ -53,11 +53,17 @@ class PositionsReport:
 
 
 def restore_positions(
-    state: bytes | None, topics: Mapping[UUID, RestoredEnds], others: Mapping[UUID, str], report: PositionsReport
+    state: bytes | None,
+    topics: Mapping[UUID, RestoredEnds],
+    others: Mapping[UUID, str],
+    report: PositionsReport,
+    unfinished: Container[int] | None = None,
 ) -> bytes | None:
     """Return a coordinator's state with its positions adapted, and add to ``report``. Raises ``Corrupt``.
 
-    ``others``: ids and names of the bucket's topics that are not restored.
+    ``others``: ids and names of the bucket's topics that are not restored. ``unfinished``: the producers whose transactions
+    their restored coordinators end; None if these go on where they were. Positions in other transactions are dropped, because
+    nobody would decide them, and the group would wait for that permanently.
     """
     if state is None:
         return None
@@ -74,6 +80,8 @@ def restore_positions(
         elif changed.is_of_others(name, committed):
             store.left_out.put(name, committed)
     for producer_id, name, committed in (*left_out.pending, *pending):
+        if unfinished is not None and producer_id not in unfinished:
+            continue
         found = changed.position(name, committed)
         if found is not None:
             store.pending.add(producer_id, *found)

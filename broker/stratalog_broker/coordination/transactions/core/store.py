@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 import msgspec
@@ -70,3 +70,10 @@ def restore_transactional_ids(state: bytes | None) -> bytes | None:
     store = TransactionStore.from_snapshot(state)
     store.transactions = {transactional_id: each.restored() for transactional_id, each in store.transactions.items()}
     return store.snapshot()
+
+
+def unfinished_producers(state: bytes | None, topic: str) -> Iterator[int]:
+    """Yield the ids of producers whose transactions in a topic are in progress. Raises ``Corrupt``."""
+    for each in TransactionStore.from_snapshot(state).transactions.values():
+        if any(name == topic for name, _ in each.partitions):
+            yield each.producer_id
