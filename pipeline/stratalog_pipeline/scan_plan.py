@@ -8,6 +8,7 @@ Spark, and imports no kernel: the planner never decodes.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -59,8 +60,9 @@ from stratalog_tiering.format.manifest import SegmentEntry
 
 REQUESTS_MAX: Final = 64
 """Requests to the store at a time while planning."""
-SURVEYS_MAX: Final = 3
-"""Attempts to plan a read while topics are deleted."""
+SURVEY_S_MAX: Final = 10.0
+SURVEY_PAUSE_S: Final = 0.2
+"""Time to plan a read while topics are deleted and created, and the pause between attempts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,7 +139,7 @@ def _survey(
 ) -> tuple[dict[str, TopicDescriptor], list[History], _Bounds]:
     """Return the topics, the pinned histories of the selected partitions, and the bounds of the read."""
     brokers = Brokers(options) if options.client else None
-    attempts_left = SURVEYS_MAX
+    deadline = time.monotonic() + SURVEY_S_MAX
     while True:
         live = brokers.topics(options.wanted) if brokers is not None else []
         topics = _topics(bucket.topics() if stored is None else stored, options, live)
@@ -153,10 +155,11 @@ def _survey(
         try:
             return topics, histories, _bounds(bucket, options, brokers, live, histories)
         except NotFound:
-            # The brokers were asked for offsets of a topic that was deleted since they listed it. A pattern goes on without it.
-            attempts_left -= 1
-            if brokers is None or not attempts_left:
+            # A topic was deleted since the brokers listed it, and a pattern goes on without it; or it is new, and its leader
+            # does not know it yet.
+            if brokers is None or time.monotonic() >= deadline:
                 raise
+            time.sleep(SURVEY_PAUSE_S)
 
 
 def wanted_partitions(bucket: Bucket, options: ReadOptions) -> list[PartitionName]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterable
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -115,6 +115,40 @@ async def test_a_topic_that_is_deleted_while_a_read_is_planned_is_left_out(
                 assert [str(name) for name in partition_limits(bucket, pattern)] == ["t-0"]
                 with pytest.raises(NotFound, match="topic 'gone' is not in this bucket"):
                     partition_limits(bucket, parse_options({**given, "subscribe": "gone"}))
+
+        await in_thread(steps)
+
+
+@pytest.mark.parametrize("is_known_later", [True, False])
+async def test_the_leader_of_a_new_topic_is_asked_until_it_knows_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_known_later: bool
+) -> None:
+    """A broker names the topic before all others know it. A stream of a pattern failed when a topic was created."""
+    (tmp_path / "store").mkdir()
+    asked = 0
+
+    def limits(self: Brokers, names: Iterable[PartitionName]) -> dict[PartitionName, OffsetRange]:
+        nonlocal asked
+        asked += 1
+        if asked <= 5 or not is_known_later:
+            raise NotFound("Broker: Unknown topic or partition")
+        return known(self, names)
+
+    known = Brokers.limits
+    monkeypatch.setattr(Brokers, "limits", limits)
+    monkeypatch.setattr(scan_plan, "SURVEY_PAUSE_S", 0.01)
+    async with run_cluster(tmp_path / "cluster") as cluster:
+
+        def steps() -> None:
+            create_topic(cluster.bootstrap)
+            given = {"path": str(tmp_path / "store"), "kafka.bootstrap.servers": cluster.bootstrap, "subscribePattern": ".*"}
+            with Bucket(str(tmp_path / "store")) as bucket:
+                if is_known_later:
+                    assert [str(name) for name in partition_limits(bucket, parse_options(given))] == ["t-0"]
+                    return
+                monkeypatch.setattr(scan_plan, "SURVEY_S_MAX", 0.1)
+                with pytest.raises(NotFound, match="Unknown topic"):
+                    partition_limits(bucket, parse_options(given))
 
         await in_thread(steps)
 
