@@ -93,8 +93,10 @@ def cuts_look_at_the_transactions_of_one_segment() -> None:
 def offsets_of_other_topics_are_dropped() -> None:
     """A restore of one topic stores states without the committed offsets of the other topics."""
 
-    def restore_positions(state: bytes | None, topics: Any, others: Any, report: PositionsReport) -> bytes | None:
-        return adapt(state, topics, {}, report)
+    def restore_positions(
+        state: bytes | None, topics: Any, others: Any, report: PositionsReport, unfinished: Any = None
+    ) -> bytes | None:
+        return adapt(state, topics, {}, report, unfinished)
 
     adapt = restored_groups.restore_positions  # type: ignore[attr-defined]
     restored_groups.restore_positions = restore_positions  # type: ignore[attr-defined]

@@ -101,8 +101,10 @@ def implicit_partitions_are_not_added() -> None:
     """A batch of transaction version 2 is appended without its coordinator's confirmation."""
     ask: Callable[..., Any] = TransactionVerifier._ask_once
 
-    async def confirmed(self: TransactionVerifier, transaction: AskedTransaction, places: Any) -> Any:
-        return dict.fromkeys(places, ErrorCode.none) if transaction.adds else await ask(self, transaction, places)
+    async def confirmed(self: TransactionVerifier, transaction: AskedTransaction, questions: Any) -> Any:
+        if not transaction.adds:
+            return await ask(self, transaction, questions)
+        return {question.place: ErrorCode.none for question in questions}
 
     _swap(TransactionVerifier, "_ask_once", confirmed)
 
