@@ -9,6 +9,7 @@ from typing import Any, Final
 from kio.schema.errors import ErrorCode
 
 from stratalog_broker.coordination.groups.application import GroupApplication
+from stratalog_broker.coordination.groups.core import removal
 from stratalog_broker.coordination.groups.core.instruction_queue import InstructionQueue
 from stratalog_broker.coordination.groups.core.messages import GroupImage, Persist
 from stratalog_broker.coordination.groups.core.records import encode_group_key
@@ -124,7 +125,7 @@ def deletions_are_acknowledged_before_they_are_written() -> None:
 
 def deleted_groups_keep_their_offsets() -> None:
     """DeleteGroups removes a group's metadata and leaves its offsets."""
-    _swap(Removals, "_offset_tombstones", lambda self, group_id, names: [])
+    _swap(removal, "_offset_tombstones", lambda group_id, names: iter(()))
 
 
 IN_CONSUMERS: Final = (
