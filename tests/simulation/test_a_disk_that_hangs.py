@@ -12,6 +12,7 @@ from simulation.world.roles import connect_metadata, metadata_addresses, run_met
 from stratalog_core.errors import OutcomeUnknown, Retriable
 from stratalog_metadata.client.quorum_client import QuorumClient
 from stratalog_metadata.node.raft_node import RaftNode
+from stratalog_metadata.raft.durability import WRITES_MAX
 from stratalog_metadata.records import DynamicConfig
 from stratalog_metadata.state.commands import Command, Put
 
@@ -20,8 +21,11 @@ RUNNING_S = 3.0
 HANGS_S = 60.0
 NOTICED_S = 20.0
 """Generous: a disk that hangs is noticed after five seconds."""
-QUEUED_MAX = 200
-"""More than 64 appends in flight and the answers to fifty heartbeats, less than the answers to all of them."""
+QUEUED_MAX = WRITES_MAX + 114
+"""More than the writes beside which heartbeats are answered, 64 appends in flight and the answers to fifty heartbeats.
+
+Less than the answers to all heartbeats.
+"""
 
 
 @pytest.fixture
