@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TypeVar
 
@@ -185,11 +185,7 @@ class Disk:
 
     async def fence(self, ledger_ids: Sequence[int]) -> list[LedgerTail]:
         """Fence ledgers durably; returns their tails. Raises ``StorageFailed``."""
-        sequence = 0
-        for some in _frames_of(ledger_ids):
-            await self.room(control_room(len(some)), reserve=False)
-            sequence = self.core.fence(some)
-        await self.commit.durable(sequence)
+        await self._record(ledger_ids, self.core.fence)
         self.counters.fences += len(ledger_ids)
         return self.core.tails(ledger_ids)
 
@@ -200,23 +196,33 @@ class Disk:
 
     async def write_lacs(self, lacs: Sequence[tuple[int, int]]) -> bytearray:
         """Record explicit LACs durably. Raises ``StorageFailed``."""
-        statuses, sequence = bytearray(), 0
-        for some in _frames_of(lacs):
-            await self.room(control_room(len(some)), reserve=False)
+        statuses = bytearray()
+
+        def write(some: Sequence[tuple[int, int]]) -> int:
             written, sequence = self.core.write_lacs(some)
-            statuses += written
-        await self.commit.durable(sequence)
+            statuses.extend(written)
+            return sequence
+
+        await self._record(lacs, write)
         return statuses
 
     async def delete(self, ledger_ids: Sequence[int]) -> None:
         """Delete ledgers durably. Raises ``StorageFailed``."""
-        sequence = 0
-        for some in _frames_of(ledger_ids):
-            await self.room(control_room(len(some)), reserve=False)
-            sequence = self.core.delete(some)
-        await self.commit.durable(sequence)
+        await self._record(ledger_ids, self.core.delete)
         self.counters.ledgers_deleted += len(ledger_ids)
         self.files.wake()
+
+    async def _record(self, items: Sequence[Item], record: Callable[[Sequence[Item]], int]) -> None:
+        """Record control items durably, a frame's at a time: all of them may take more than one log file.
+
+        ``record`` places some of them and returns the group to wait for.
+        """
+        sequence = 0
+        for first in range(0, len(items), CONTROL_ITEMS_MAX):
+            some = items[first : first + CONTROL_ITEMS_MAX]
+            await self.room(control_room(len(some)), reserve=False)
+            sequence = record(some)
+        await self.commit.durable(sequence)
 
     async def room(self, needed: int, *, reserve: bool) -> None:
         """Wait until frames of ``needed`` bytes can be placed. Raises ``StorageFailed``."""
@@ -356,12 +362,6 @@ class Disk:
             sparse_files=len(self.core.contents.sparse_files(self._settings.compaction_live_ratio)),
             unmovable_files=sum([file.unmovable for file in files]),
         )
-
-
-def _frames_of(items: Sequence[Item]) -> Iterator[Sequence[Item]]:
-    """Control items, a frame's at a time: all of them may take more than one log file."""
-    for first in range(0, len(items), CONTROL_ITEMS_MAX):
-        yield items[first : first + CONTROL_ITEMS_MAX]
 
 
 def _resolve(room: asyncio.Future[None]) -> None:

@@ -207,10 +207,10 @@ class Dispatch:
 
     async def _read(self, body: memoryview) -> Answer:
         ranges, max_bytes, flags = messages.decode_read(body)
-        unfenced: set[int] = set()
+        unfenced: AbstractSet[int] = frozenset()
         if flags & messages.FENCE_FIRST:
             tails = await self._fence_all(list(dict.fromkeys(each.ledger_id for each in ranges)))
-            unfenced = {tail.ledger_id for tail in tails if tail.status == Status.STORAGE_FAILED}
+            unfenced = {self._disk(tail.ledger_id).position for tail in tails if tail.status == Status.STORAGE_FAILED}
         budget = Budget(min(max_bytes, self._settings.read_bytes_max), ENTRIES_MAX)
         return await self._read_ranges(ranges, budget, None, unfenced)
 
@@ -221,12 +221,12 @@ class Dispatch:
     async def _read_ranges(
         self, ranges: Sequence[Range], budget: Budget, head_bytes: int | None, unfenced: AbstractSet[int] = frozenset()
     ) -> Answer:
-        """Nothing is decided about ``unfenced`` ledgers, whose disk could not fence them. Those of other disks are read."""
+        """Nothing is decided about ranges on ``unfenced`` disks, which could not fence their ledgers. The others are read."""
         self._counters.read_requests += 1
         answers: list[RangeRead] = []
         for first, end in _neighbours([each.ledger_id % len(self._disks) for each in ranges]):
             disk = self._disk(ranges[first].ledger_id)
-            if disk.is_missing or not unfenced.isdisjoint(each.ledger_id for each in ranges[first:end]):
+            if disk.is_missing or disk.position in unfenced:
                 answers += [_nothing_decided(each, Status.STORAGE_FAILED) for each in ranges[first:end]]
                 continue
             try:

@@ -44,7 +44,7 @@ Header = tuple[int, int, int, int, int, int]
 CONTROL_RESERVE_BYTES: Final = 1024 * 1024
 """Space in the last file of a full disk that adds leave free for fences and deletions."""
 CONTROL_ITEMS_MAX: Final = 1024
-"""Control items of one frame."""
+"""Fences, LACs or tombstones of one frame, and so of one call."""
 _ITEM_FRAME_BYTES_MAX: Final = 64
 
 
@@ -262,12 +262,12 @@ class DiskCore:
         return ledger is not None and ledger.fenced
 
     def _record(self, items: Sequence[ControlItem]) -> int:
-        """Place control items in frames of bounded size. Returns the sequence of the last group placed so far."""
-        for first in range(0, len(items), CONTROL_ITEMS_MAX):
-            some = tuple(items[first : first + CONTROL_ITEMS_MAX])
-            if control_room(len(some)) > self.log.room:
+        """Place control items in a frame. Returns the sequence of the last group placed so far."""
+        assert len(items) <= CONTROL_ITEMS_MAX, "the caller has room for one frame"
+        if items:
+            if control_room(len(items)) > self.log.room:
                 self.roll()
-            self.log.append_control(some)
+            self.log.append_control(tuple(items))
         return self.log.sequence
 
     def prove_tail(self) -> None:
@@ -313,9 +313,8 @@ class DiskCore:
 
 
 def control_room(items: int) -> int:
-    """Maximum space that this many control items take."""
-    frames = -(-items // CONTROL_ITEMS_MAX)
-    return items * log_format.ITEM_BYTES + frames * _ITEM_FRAME_BYTES_MAX
+    """Maximum space that a frame of this many control items takes."""
+    return items * log_format.ITEM_BYTES + _ITEM_FRAME_BYTES_MAX
 
 
 def add_room(entries: int, add_bytes: int) -> int:
