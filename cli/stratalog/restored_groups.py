@@ -5,7 +5,7 @@ The broker package defines the formats of coordinators' states, and tiering stor
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -87,38 +87,37 @@ class BucketTopics:
     others: Mapping[UUID, str] = field(default_factory=dict)
 
 
-class _Adapting:
-    """Adapts the states of internal topics that are restored together: transactional ids for new producers, offsets clamped to
-    restored ends and without those of transactions that nobody ends.
+def adapted_state(
+    topic: str, state: bytes | None, topics: BucketTopics, report: PositionsReport, unfinished: Container[int] | None = None
+) -> bytes | None:
+    """Return a coordinator's state as it is to be restored: transactional ids for new producers, positions as in
+    ``restore_positions``. Raises ``Corrupt``.
     """
+    if topic == TRANSACTION_STATE:
+        return restore_transactional_ids(state)
+    if topic != CONSUMER_OFFSETS:
+        return state
+    return restore_positions(state, topics.restored, topics.others, report, unfinished)
 
-    def __init__(self, internal: Sequence[InternalTopic], topics: BucketTopics, report: GroupsReport) -> None:
-        self._topics = topics
-        self._report = report
-        states = [state for found in internal if found.topic == TRANSACTION_STATE for state in found.states]
-        self._unfinished = {
-            producer_id
-            for state in states
-            for producer_id in unfinished_producers(state.checkpoint.application_state, CONSUMER_OFFSETS)
-        }
 
-    def adapted(self, topic: str, state: bytes | None) -> bytes | None:
-        if topic == TRANSACTION_STATE:
-            return restore_transactional_ids(state)
-        if topic != CONSUMER_OFFSETS:
-            return state
-        topics, report = self._topics, self._report
-        return restore_positions(state, topics.restored, topics.others, report.positions, self._unfinished)
+def _unfinished(internal: Sequence[InternalTopic]) -> frozenset[int]:
+    """Return the producers whose transactions with offsets are in progress in the states that are restored."""
+    states = [state for found in internal if found.topic == TRANSACTION_STATE for state in found.states]
+    return frozenset(
+        producer_id
+        for state in states
+        for producer_id in unfinished_producers(state.checkpoint.application_state, CONSUMER_OFFSETS)
+    )
 
 
 async def planned_groups(store: ObjectStore, ends: Mapping[UUID, RestoredEnds], owner_number: int) -> GroupsReport:
     """The report of a dry run: ``ends`` of the topics that it would restore. Raises as ``read_internal_topics`` does."""
     report, internal = GroupsReport(), await read_internal_topics(store, owner_number)
-    adapting = _Adapting(internal, BucketTopics(restored=ends), report)
+    topics, unfinished = BucketTopics(restored=ends), _unfinished(internal)
     for found in internal:
         report.add(found, PLANNED if found.states else UNREADABLE)
         for state in found.states:
-            adapting.adapted(found.topic, state.checkpoint.application_state)
+            adapted_state(found.topic, state.checkpoint.application_state, topics, report.positions, unfinished)
     return report
 
 
@@ -133,12 +132,12 @@ async def restore_groups(
 ) -> GroupsReport:
     """Restore the internal topics that no broker of the cluster has used. Raises as ``restore_internal_topic`` does."""
     report, internal = GroupsReport(), await read_internal_topics(store, owner_number)
-    adapting = _Adapting(internal, topics, report)
+    unfinished = _unfinished(internal)
     for found in internal:
         if not found.states:
             report.add(found, UNREADABLE)
             continue
-        adapt = partial(adapting.adapted, found.topic)
+        adapt = partial(adapted_state, found.topic, topics=topics, report=report.positions, unfinished=unfinished)
         done = await restore_internal_topic(client, store, found, factor, owner_number, cluster_id, now_ms, adapt)
         report.add(found, RESTORED if done else PRESENT)
     return report

@@ -19,12 +19,10 @@ import click
 
 from stratalog.moments import format_moment
 from stratalog.output import print_rows
-from stratalog.restored_groups import bucket_topics
+from stratalog.restored_groups import BucketTopics, adapted_state, bucket_topics
 from stratalog_bookies.client import LedgerClient
 from stratalog_bookies.protocol.messages import LedgerTail, Status
-from stratalog_broker.coordination.groups.core.restored_positions import PositionsReport, RestoredEnds, restore_positions
-from stratalog_broker.coordination.transactions.core.store import restore_transactional_ids
-from stratalog_broker.partitions.internal_topics import CONSUMER_OFFSETS, TRANSACTION_STATE
+from stratalog_broker.coordination.groups.core.restored_positions import PositionsReport, RestoredEnds
 from stratalog_core.errors import StratalogError
 from stratalog_metadata.client.api import MetadataClient, MetadataView
 from stratalog_metadata.records import (
@@ -191,22 +189,16 @@ async def restore_lost(
     report = CoordinatorsReport(undecided=found.undecided)
     cluster_id = cluster_id_in(metadata)
     number = await owner_number_of(store, cluster_id)
-    topics, others = known_ends(metadata.view), (await bucket_topics(metadata.view, store)).others
-
-    def adapt(lost: LostPartition, state: bytes | None) -> bytes | None:
-        if lost.topic.name == TRANSACTION_STATE:
-            return restore_transactional_ids(state)
-        if lost.topic.name != CONSUMER_OFFSETS:
-            return state
-        return restore_positions(state, topics, others, report.positions)
-
+    others = (await bucket_topics(metadata.view, store)).others
+    topics = BucketTopics(restored=known_ends(metadata.view), others=others)
     for lost in found.lost:
         stored = await read_state(store, lost)
         outcome = _outcome(stored, may_begin_empty=may_begin_empty, dry_run=dry_run)
+        adapt = partial(adapted_state, lost.topic.name, topics=topics, report=report.positions)
         if dry_run and stored.state is not None:
-            adapt(lost, stored.state.checkpoint.application_state)
+            adapt(stored.state.checkpoint.application_state)
         elif outcome in (Outcome.RESTORED, Outcome.EMPTY):
-            await restore_partition(metadata, store, lost, stored, number, cluster_id, now_ms, partial(adapt, lost))
+            await restore_partition(metadata, store, lost, stored, number, cluster_id, now_ms, adapt)
         report.rows.append(_row(lost, stored, outcome, now_ms))
     return report
 
