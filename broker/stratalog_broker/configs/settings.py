@@ -154,7 +154,8 @@ class BrokerSettings:
     )
     checkpoint_part_bytes: int = setting(
         _MIB,
-        help="Maximum size of one entry of a ledger's checkpoint; larger state is split into several entries",
+        help="Maximum size of one entry of a ledger's checkpoint; larger state is split into several entries. Also the"
+        " amount of an internal topic's log that is read at once when it is replayed",
         minimum=64,
         maximum=16 * _MIB,
     )

@@ -2,8 +2,8 @@
 
 Each API has its own connection to a peer, because a broker handles the requests of a connection one after the other: a marker
 that waits for its quorum must not delay others' requests. For the same reason a caller may divide its requests among *lanes*,
-each with a connection of its own. A broker may send requests to itself. When a broker's session ends,
-its requests fail at once, so that they can be sent to the partitions' next owners.
+each with a connection of its own. A broker may send requests to itself. When a broker's session ends, its requests fail at
+once, so that they can be sent to the partitions' next owners.
 """
 
 from __future__ import annotations

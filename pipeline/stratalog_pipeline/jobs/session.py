@@ -92,8 +92,8 @@ def run_tasks(
 ) -> list[_Result]:
     """Run ``work`` for each task on the executors, each with the bucket open, and return the results in the tasks' order.
 
-    Tasks, results and ``work`` are pickled. Raises the error of a task that failed as often as Spark
-    allows: four times, but once with a master such as ``local[*]``.
+    Tasks, results and ``work`` are pickled. Raises the error of a task that failed as often as Spark allows: four times, but
+    once with a master such as ``local[*]``.
     """
     if not tasks:
         return []

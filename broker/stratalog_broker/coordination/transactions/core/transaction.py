@@ -183,9 +183,7 @@ class Transaction(msgspec.Struct, frozen=True, kw_only=True):
         """
         if self.state in PREPARED:
             return self._replace(is_restored=True)
-        return self._replace(
-            producer_epoch=EPOCH_MAX - 1, last_producer_epoch=NO_EPOCH, previous_producer_id=NO_PRODUCER_ID
-        )  # fmt: skip
+        return self._replace(producer_epoch=EPOCH_MAX - 1, last_producer_epoch=NO_EPOCH, previous_producer_id=NO_PRODUCER_ID)
 
     def expired(self, now_ms: int) -> Transaction:
         """The transactional id was not used for so long that it is removed."""
