@@ -6,25 +6,18 @@ import asyncio
 import contextlib
 from pathlib import Path
 
-from unit.bookies.disk.test_transient_errors import COOKIE, Rationed, add, entries, running, settings_of
+from unit.bookies.disk.one_disk import new_files, opened
+from unit.bookies.disk.test_transient_errors import add, entries
 
-from stratalog_bookies.disk import recovery
-from stratalog_bookies.disk.core.cookie import disk_key
-from stratalog_bookies.disk.log_files import LogFiles
 from stratalog_bookies.protocol.messages import Status
 from stratalog_core.errors import StorageFailed
-from stratalog_core.system import SystemFiles, ThreadBackground
 
-FILE_BYTES = 64 * 1024
 FENCES = 500
 
 
 async def test_a_full_disk_takes_deletions_after_its_reserve_is_used_up(tmp_path: Path) -> None:
-    system_files = SystemFiles(tmp_path)
-    files = Rationed(system_files)
-    recovery.create(LogFiles(system_files, disk_key(COOKIE, 0), FILE_BYTES))
-    background = ThreadBackground(8, "disk")
-    async with running(files, settings_of(tmp_path, free_bytes_min=1 << 20), background) as disk:
+    files = new_files(tmp_path)
+    async with opened(files, tmp_path, free_bytes_min=1 << 20) as disk:
         assert await add(disk, 1, 0, bytes(20_000)) is Status.OK
         files.free = 1 << 20
         entry = 1
@@ -51,4 +44,3 @@ async def test_a_full_disk_takes_deletions_after_its_reserve_is_used_up(tmp_path
                 await disk.files.check_space()
                 await asyncio.sleep(0.005)
         assert await entries(disk, ledger_id) == {0: b"new"}
-    background.close()

@@ -5,26 +5,20 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from unit.bookies.disk.test_transient_errors import COOKIE, Rationed, add, entries, running, settings_of
+from unit.bookies.disk.one_disk import new_files, opened
+from unit.bookies.disk.test_transient_errors import add, entries
 
-from stratalog_bookies.disk import recovery
-from stratalog_bookies.disk.core.cookie import disk_key
-from stratalog_bookies.disk.log_files import LogFiles
 from stratalog_bookies.protocol import messages
 from stratalog_bookies.protocol.messages import RECOVERY_ADD, Status
-from stratalog_core.system import SystemFiles, ThreadBackground
 
 ENTRIES = 1600
 
 
 async def test_recovery_adds_that_get_a_frame_each_may_take_several_files(tmp_path: Path) -> None:
-    files = SystemFiles(tmp_path)
-    recovery.create(LogFiles(files, disk_key(COOKIE, 0), 64 * 1024))
-    background = ThreadBackground(8, "disk")
     payloads = [bytes((number % 256,)) for number in range(ENTRIES)]
     headers = [messages.pack_entry(1, number, -1, (payload,), RECOVERY_ADD) for number, payload in enumerate(payloads)]
     body = memoryview(b"".join(messages.encode_add(headers, payloads)))
-    async with running(Rationed(files), settings_of(tmp_path), background) as disk:
+    async with opened(new_files(tmp_path), tmp_path) as disk:
         assert await add(disk, 2, 0, bytes(30_000)) is Status.OK
         await disk.fence([1])
         assert len(body) < disk.add_bytes_max
@@ -36,4 +30,3 @@ async def test_recovery_adds_that_get_a_frame_each_may_take_several_files(tmp_pa
         )  # fmt: skip
         assert set(await answered) == {Status.OK}
         assert await entries(disk, 1) == dict(enumerate(payloads))
-    background.close()

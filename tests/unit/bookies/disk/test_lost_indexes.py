@@ -9,29 +9,22 @@ import threading
 from pathlib import Path
 
 import pytest
-from unit.bookies.disk.test_transient_errors import COOKIE, Rationed, add, entries, running, settings_of
+from unit.bookies.disk.one_disk import new_files, opened, until_closed
+from unit.bookies.disk.test_transient_errors import add, entries
 
-from stratalog_bookies.disk import recovery
-from stratalog_bookies.disk.core.cookie import disk_key
-from stratalog_bookies.disk.log_files import LogFiles, index_path
+from stratalog_bookies.disk.log_files import index_path
 from stratalog_bookies.protocol.messages import Status
-from stratalog_core.system import SystemFiles, ThreadBackground
 
 
 async def test_reads_that_need_a_lost_index_at_once_rebuild_it_together(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    files = SystemFiles(tmp_path)
-    recovery.create(LogFiles(files, disk_key(COOKIE, 0), 64 * 1024))
-    background = ThreadBackground(8, "disk")
-    async with running(Rationed(files), settings_of(tmp_path, index_bytes_max=0), background) as disk:
+    async with opened(new_files(tmp_path), tmp_path, index_bytes_max=0) as disk:
         first = disk.core.log.generation
         for entry in range(8):
             for ledger_id in (1, 2):
                 assert await add(disk, ledger_id, entry, bytes(5000)) is Status.OK
-        async with asyncio.timeout(60):
-            while not disk.core.contents.files[first].closed:  # noqa: ASYNC110 - nothing signals it
-                await asyncio.sleep(0.005)
+        await until_closed(disk, first)
         path = tmp_path / index_path(first)
         path.write_bytes(bytes(path.stat().st_size))
 
@@ -47,4 +40,3 @@ async def test_reads_that_need_a_lost_index_at_once_rebuild_it_together(
         found = await asyncio.gather(*(entries(disk, ledger_id) for ledger_id in (1, 2)))
         assert [len(each) for each in found] == [8, 8]
         assert disk.corruption.files == {}
-    background.close()

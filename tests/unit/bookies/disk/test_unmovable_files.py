@@ -2,47 +2,32 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 from typing import Any
 
 import pytest
-from unit.bookies.disk.test_transient_errors import COOKIE, Rationed, add, entries, running, settings_of
+from unit.bookies.disk.one_disk import close_file, damage, new_files, opened
+from unit.bookies.disk.test_transient_errors import add, entries, settings_of
 
-from stratalog_bookies.disk import recovery
 from stratalog_bookies.disk.compaction import Compaction
-from stratalog_bookies.disk.core.cookie import disk_key
-from stratalog_bookies.disk.log_files import LogFiles, log_path
 from stratalog_bookies.protocol.messages import Status
-from stratalog_core.system import SystemFiles, ThreadBackground
 
 PAYLOADS = {entry: bytes([65 + entry]) * 10_000 for entry in range(6)}
 BROKEN = 2
 
 
 async def test_a_corrupt_file_waits_for_the_repair_of_its_entries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    files = SystemFiles(tmp_path)
-    recovery.create(LogFiles(files, disk_key(COOKIE, 0), 64 * 1024))
-    background = ThreadBackground(8, "disk")
-    settings = settings_of(tmp_path)
-    async with running(Rationed(files), settings, background) as disk:
+    async with opened(new_files(tmp_path), tmp_path) as disk:
         generation = disk.core.log.generation
         for entry, payload in PAYLOADS.items():
             assert await add(disk, 1, entry, payload) is Status.OK
-        await disk.leave_file(generation)
-        await disk.commit.durable(disk.core.log.sequence)
-        disk.files.advance()
+        await close_file(disk, generation)
         file = disk.core.contents.files[generation]
-        async with asyncio.timeout(60):
-            while not file.closed:  # noqa: ASYNC110 - nothing signals it
-                await asyncio.sleep(0.005)
         row = file.runs[1].find(BROKEN)
         assert row is not None
-        with (tmp_path / log_path(generation)).open("r+b") as log_file:
-            log_file.seek(row.position)
-            log_file.write(b"rot")
+        damage(tmp_path, generation, row)
         disk.corruption.files[generation] = "no intact frame"
-        compaction = Compaction(disk, settings)
+        compaction = Compaction(disk, settings_of(tmp_path))
 
         has_newer, calls = disk.reads.has_newer, 0
 
@@ -65,4 +50,3 @@ async def test_a_corrupt_file_waits_for_the_repair_of_its_entries(tmp_path: Path
         await compaction.empty_corrupt_files()
         assert disk.corruption.files == {}
         assert await entries(disk, 1) == PAYLOADS
-    background.close()

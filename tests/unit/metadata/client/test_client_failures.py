@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -40,13 +39,6 @@ async def start(node):
 tables = {"metadata": {"data_dir": sys.argv[1], "listen": "127.0.0.1:0"}}
 run(Configuration(file=None, overrides=tables), "test", start)
 """
-
-
-@pytest.fixture
-async def transport() -> AsyncIterator[TcpTransport]:
-    transport = TcpTransport()
-    yield transport
-    await transport.close()
 
 
 def fails(changes: object) -> None:

@@ -38,13 +38,6 @@ async def process(quorum: EmbeddedQuorum) -> AsyncIterator[tuple[QuorumClient, T
         await transport.close()
 
 
-@pytest.fixture
-async def transport() -> AsyncIterator[TcpTransport]:
-    made = TcpTransport()
-    yield made
-    await made.close()
-
-
 def renewed_over_a_connection(quorum: EmbeddedQuorum, session_id: int) -> bool:
     """Return whether a leader has received a renewal over a connection. During an election there is none."""
     for server in quorum.servers:

@@ -183,34 +183,34 @@ def test_a_deleted_partition_stays_deleted() -> None:
     assert not quorum.owned
 
 
-def test_ten_thousand_partitions_are_one_command() -> None:
+def after_a_death(partitions: int) -> Quorum:
+    """A quorum after one broker of three, which owned all partitions, has died."""
     quorum = Quorum()
     dying = quorum.broker(1)
-    quorum.partitions(10_000)
+    quorum.partitions(partitions)
     living = [quorum.broker(2), quorum.broker(3)]
     quorum.commands.clear()
     quorum.pass_time(4, *living)
+    assert quorum.records.get(f"session/{dying}") is None
+    return quorum
+
+
+def test_ten_thousand_partitions_are_one_command() -> None:
+    quorum = after_a_death(10_000)
     assert quorum.counts == {2: 5000, 3: 5000}
     assert len(quorum.commands) == 1
-    assert quorum.records.get(f"session/{dying}") is None
-
-
-# --- leases ----------------------------------------------------------------------------------------------------------
 
 
 def test_more_partitions_than_fit_into_one_command_take_several(monkeypatch: pytest.MonkeyPatch) -> None:
     """An entry that is larger than a frame would reach no follower, and nothing after it would be committed."""
     monkeypatch.setattr(controlling, "MOVED_AT_ONCE_MAX", 30)
-    quorum = Quorum()
-    dying = quorum.broker(1)
-    quorum.partitions(100)
-    living = [quorum.broker(2), quorum.broker(3)]
-    quorum.commands.clear()
-    quorum.pass_time(4, *living)
+    quorum = after_a_death(100)
     assert [sum(isinstance(update, Put) for update in command.updates) for command in quorum.commands] == [30, 30, 30, 10]
     assert quorum.counts == {2: 50, 3: 50}
     assert {partition.leader_epoch for partition in quorum.owned} == {2}
-    assert quorum.records.get(f"session/{dying}") is None
+
+
+# --- leases ----------------------------------------------------------------------------------------------------------
 
 
 def test_renewals_keep_a_session_alive() -> None:

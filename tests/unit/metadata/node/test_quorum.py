@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -46,13 +46,6 @@ from stratalog_metadata.storage.state_store import SnapshotFileStore
 
 TOPIC = UUID(int=11)
 FAST: dict[str, Any] = {"election_timeout_ms": 200, "heartbeat_ms": 40}
-
-
-@pytest.fixture
-async def transport() -> AsyncIterator[TcpTransport]:
-    transport = TcpTransport()
-    yield transport
-    await transport.close()
 
 
 def put(name: str, **configs: str) -> Command:

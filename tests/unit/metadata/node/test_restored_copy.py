@@ -65,13 +65,6 @@ async def server(
         background.close()
 
 
-@pytest.fixture
-async def transport() -> AsyncIterator[TcpTransport]:
-    transport = TcpTransport()
-    yield transport
-    await transport.close()
-
-
 async def backed_up(path: Path, transport: TcpTransport, *, in_order: bool) -> None:
     """Run a quorum of three with one record, and copy a follower's directory while that node is stopped.
 

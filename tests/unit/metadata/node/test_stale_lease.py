@@ -5,14 +5,12 @@ Another node may lead by now, and may have changed the members.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import msgspec
-import pytest
 from support.asked_request import AskedRequest
-from support.embedded_quorum import embedded_quorum
+from support.embedded_quorum import EmbeddedQuorum, embedded_quorum
 
 from stratalog_core.errors import Fenced, StratalogError
 from stratalog_core.rpc.tcp import TcpTransport
@@ -49,20 +47,19 @@ def leads(server: MetadataServer) -> bool:
     return messages.decode(asked.answer, HelloAnswer).leads
 
 
-@pytest.fixture
-async def transport() -> AsyncIterator[TcpTransport]:
-    transport = TcpTransport()
-    yield transport
-    await transport.close()
+async def leading(quorum: EmbeddedQuorum) -> MetadataServer:
+    """The leader, once it says that it is."""
+    leader = await quorum.leader()
+    while not leads(leader):
+        await quorum.client.refresh(60.0)
+        leader = await quorum.leader()
+    return leader
 
 
 async def test_a_leader_that_was_suspended_ends_no_new_member(tmp_path: Path, transport: TcpTransport) -> None:
     clock = SuspendedClock()
     async with embedded_quorum(tmp_path, transport, nodes=3, clock=clock, **PATIENT) as quorum:
-        leader = await quorum.leader()
-        while not leads(leader):
-            await quorum.client.refresh(60.0)
-            leader = await quorum.leader()
+        leader = await leading(quorum)
         assert isinstance(message_of_a_new_member(leader), Fenced)
         clock.skipped_s = 10.0
         assert message_of_a_new_member(leader) == b""
@@ -71,9 +68,6 @@ async def test_a_leader_that_was_suspended_ends_no_new_member(tmp_path: Path, tr
 async def test_a_leader_that_was_suspended_does_not_say_that_it_leads(tmp_path: Path, transport: TcpTransport) -> None:
     clock = SuspendedClock()
     async with embedded_quorum(tmp_path, transport, nodes=3, clock=clock, **PATIENT) as quorum:
-        leader = await quorum.leader()
-        while not leads(leader):
-            await quorum.client.refresh(60.0)
-            leader = await quorum.leader()
+        leader = await leading(quorum)
         clock.skipped_s = 10.0
         assert not leads(leader)

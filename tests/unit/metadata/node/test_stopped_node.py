@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -15,13 +14,6 @@ from stratalog_core.errors import Corrupt, Unavailable
 from stratalog_core.rpc.tcp import TcpTransport
 from stratalog_metadata.protocol import messages
 from stratalog_metadata.protocol.messages import ReadRequest
-
-
-@pytest.fixture
-async def transport() -> AsyncIterator[TcpTransport]:
-    transport = TcpTransport()
-    yield transport
-    await transport.close()
 
 
 async def test_a_leader_that_has_failed_decides_nothing(tmp_path: Path, transport: TcpTransport) -> None:

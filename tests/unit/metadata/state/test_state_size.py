@@ -5,13 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sqlite3
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from uuid import UUID
 
-import pytest
 from support.embedded_quorum import embedded_quorum
 
 from stratalog_core.rpc.tcp import TcpTransport
@@ -136,13 +135,6 @@ async def lived(path: Path, transport: TcpTransport, ledgers: int) -> Sizes:
         file_bytes=sum(file.stat().st_size for file in node.glob("state.sqlite*")),
         raft_bytes=raft_bytes,
     )
-
-
-@pytest.fixture
-async def transport() -> AsyncIterator[TcpTransport]:
-    transport = TcpTransport()
-    yield transport
-    await transport.close()
 
 
 async def test_metadata_does_not_grow_with_history(tmp_path: Path, transport: TcpTransport) -> None:

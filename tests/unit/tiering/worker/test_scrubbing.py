@@ -78,13 +78,17 @@ async def test_every_segment_is_checked_in_each_interval(
     await until(lambda: scrubbed(worker).behind_seconds < 1)
 
 
+async def copy_all(cluster: Cluster, second: ObjectStore, directory: Path) -> None:
+    copier = await cluster.start_worker("copier", second=second)
+    await until(lambda: is_copied(cluster, directory))
+    await copier.close()
+
+
 async def test_damage_is_repaired_from_the_second_copy(
     cluster: Cluster, make_batches: Batches, store_directory: Path, tmp_path: Path, second: ObjectStore
 ) -> None:
     await offloaded(cluster, make_batches, 6)
-    copier = await cluster.start_worker("copier", second=second)
-    await until(lambda: is_copied(cluster, tmp_path / "second"))
-    await copier.close()
+    await copy_all(cluster, second, tmp_path / "second")
     before = object_contents(store_directory)
     altered, missing, *_ = segments_of(store_directory)
     alter(altered)
@@ -127,9 +131,7 @@ async def test_damage_is_reported_while_the_second_copy_is_away_and_repaired_whe
     cluster: Cluster, make_batches: Batches, store_directory: Path, second: ObjectStore, tmp_path: Path
 ) -> None:
     await offloaded(cluster, make_batches, 3)
-    copier = await cluster.start_worker("copier", second=second)
-    await until(lambda: is_copied(cluster, tmp_path / "second"))
-    await copier.close()
+    await copy_all(cluster, second, tmp_path / "second")
     for damaged in segments_of(store_directory)[:2]:
         alter(damaged)
     copy = away(cluster, second)
