@@ -20,13 +20,16 @@ from stratalog_tiering.store import ObjectStore
 async def detach(metadata: MetadataClient, store: ObjectStore, clock: Clock, topic: Topic, timeout_s: float) -> None:
     """Remove ``topic`` from metadata, and leave its history in the bucket so that readers of the bucket find all of it.
 
-    Raises ``Conflict`` if a record is not in the bucket, or was written meanwhile, or the topic was deleted, ``Unavailable``,
-    ``OutcomeUnknown``.
+    Raises ``Conflict`` if a record is not in the bucket, or was written meanwhile, or the topic is no longer as ``topic`` says,
+    ``Unavailable``, ``OutcomeUnknown``.
     """
     await metadata.refresh(timeout_s)
     states = [state for index in range(topic.partition_count) if (state := partition_snapshot(metadata.view, topic, index))]
     if len(states) != topic.partition_count:
         raise Conflict(f"topic {topic.name!r} is changing")
+    if any(state.topic != topic for state in states):
+        # It may have more partitions, which have records, or be protected now. The command requires the newest version.
+        raise Conflict(f"topic {topic.name!r} has changed since its detachment was decided")
     command = detach_topic(topic, states)
     # Before the topic leaves metadata: after that nobody removes a marker that an earlier deletion wrote late.
     detached = Detachment(cluster_id=cluster_id_in(metadata), topic_version=states[0].topic_version)

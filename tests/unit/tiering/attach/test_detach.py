@@ -99,3 +99,15 @@ async def test_a_topic_that_is_deleted_meanwhile_is_not_reported_as_detached(
     with pytest.raises(Conflict, match="was deleted"):
         await detachment.detach(cluster.metadata, cluster.store, SystemClock(), cluster.topic, 10)
     assert [deleted.name for deleted in cluster.metadata.view.all(DeletedTopic)] == ["flights"]
+
+
+async def test_a_topic_that_got_partitions_or_configs_since_it_was_looked_at_stays(cluster: Cluster) -> None:
+    """What the caller has offloaded and asked is that of the record it looked at."""
+    for changes in ({"partition_count": 3}, {"configs": {"stratalog.deletion.protection": "true"}}):
+        changed = msgspec.structs.replace(cluster.topic, **changes)
+        log = Log(topic_id=cluster.topic.topic_id, index=2)
+        await cluster.metadata.propose(Command(updates=(Put(record=changed), Put(record=log))))
+        with pytest.raises(Conflict, match="has changed since its detachment was decided"):
+            await detachment.detach(cluster.metadata, cluster.store, SystemClock(), cluster.topic, 10)
+        assert [*cluster.metadata.view.all(Topic)] == [changed]
+        assert [key async for key in cluster.store.list_keys("topics/")] == []
