@@ -46,7 +46,7 @@ from stratalog_tiering.core.garbage import (
 )
 from stratalog_tiering.core.leases import kept_by_leases
 from stratalog_tiering.core.restoring import expire_pending_topic
-from stratalog_tiering.format.descriptor import LEASE_MS_MAX, DeletionMarker, decode_descriptor, encode_descriptor
+from stratalog_tiering.format.descriptor import DeletionMarker, decode_descriptor, encode_descriptor
 from stratalog_tiering.format.object_keys import (
     deletion_marker_key,
     topic_prefix,
@@ -56,7 +56,7 @@ from stratalog_tiering.offload.commit import versions_from
 from stratalog_tiering.offload.descriptors import put_once
 from stratalog_tiering.offload.locks import may_have_locked
 from stratalog_tiering.offload.ports import HistoryPorts, WorkerPorts
-from stratalog_tiering.offload.reader_leases import delete_expired_leases, leases_in_force
+from stratalog_tiering.offload.reader_leases import leases_in_force
 from stratalog_tiering.offload.stale_uploads import abort_uploads, stale_uploads
 from stratalog_tiering.offload.topic_descriptors import describe_topic
 from stratalog_tiering.store import Locked, ObjectInfo, ObjectStore
@@ -378,12 +378,11 @@ async def _delete_below(ports: WorkerPorts, prefix: str, *, asks: bool = False) 
 async def abort_stale_uploads(ports: WorkerPorts) -> int:
     """Abort uploads of segments and probes that began before the grace period, and at least an hour ago; returns how many.
 
-    Deletes readers' leases that ended a day ago, too. Raises ``Invalid``, having aborted nothing more, if another cluster has
-    taken the bucket over: its uploads may have begun as long ago.
+    Raises ``Invalid``, having aborted nothing more, if another cluster has taken the bucket over: its uploads may have begun as
+    long ago.
     """
     before_ms = min(ports.deletable_before_ms(), ports.clock.wall_ms() - UPLOAD_AGE_MIN_MS)
     stale = await stale_uploads(ports.store, before_ms)
     await ports.bucket.confirm()
-    await delete_expired_leases(ports.store, ports.clock.wall_ms(), LEASE_MS_MAX)
     await abort_uploads(ports, ports.store, stale, ports.bucket.confirm)
     return len(stale)

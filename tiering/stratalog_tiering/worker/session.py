@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from typing import Final
 from uuid import UUID
 
-from stratalog_core.errors import Refused, StratalogError
+from stratalog_core.errors import Invalid, Refused, StratalogError
 from stratalog_core.restarting import restarting
 from stratalog_metadata.records import (
     TOPIC_DEFAULTS_KEY,
@@ -32,6 +32,7 @@ from stratalog_metadata.state.changes import Change
 from stratalog_tiering.copies.second import SecondCopy
 from stratalog_tiering.core.partition import PartitionId, partition_of
 from stratalog_tiering.core.schedule import BurstPacer, Schedule
+from stratalog_tiering.format.descriptor import LEASE_MS_MAX
 from stratalog_tiering.maintenance.deletion import (
     LateMarkers,
     abort_stale_uploads,
@@ -42,6 +43,7 @@ from stratalog_tiering.maintenance.deletion import (
 from stratalog_tiering.maintenance.earlier_deletions import learn_earlier_deletions
 from stratalog_tiering.metrics import ScrubMetrics, TieringMetrics
 from stratalog_tiering.offload.ports import WorkerPorts
+from stratalog_tiering.offload.reader_leases import delete_expired_leases
 from stratalog_tiering.worker.copying import DELETIONS_LEASE, CopyWork
 from stratalog_tiering.worker.leases import BUCKET_LEASE, WorkerLeases, deletion_lease, partition_lease
 from stratalog_tiering.worker.partition_work import PartitionWork
@@ -234,14 +236,27 @@ class WorkerSession:
         await self._ports.bucket.ensure()
         guards = await self._leases.hold(BUCKET_LEASE)
         if guards is not None:
-            try:
-                await abort_stale_uploads(self._ports)
-            except Refused as refused:
-                self._ports.counters.failures += 1
-                _log.warning("stale uploads are not aborted: %s", refused)
-            await learn_earlier_deletions(self._ports, guards)
+            await self._ports.bucket.confirm()
+            now_ms = self._ports.clock.wall_ms()
+            ended = delete_expired_leases(self._ports.store, now_ms, LEASE_MS_MAX)
+            await self._attempt("readers' leases that have ended are not deleted", ended)
+            await self._attempt("stale uploads are not aborted", abort_stale_uploads(self._ports))
+            learning = learn_earlier_deletions(self._ports, guards)
+            await self._attempt("deletions by earlier owners of the bucket are not learned", learning)
             await self._leases.release(BUCKET_LEASE)
         return BUCKET_INTERVAL_S
+
+    async def _attempt(self, failing: str, work: Awaitable[object]) -> None:
+        """Do ``work``, or log what fails if the store refuses or does not offer it: other work does not wait for that.
+
+        Raises ``Invalid`` if the bucket is no longer this cluster's.
+        """
+        try:
+            await work
+        except (Invalid, Refused) as refused:
+            await self._ports.bucket.confirm()
+            self._ports.counters.failures += 1
+            _log.warning("%s: %s", failing, refused)
 
     async def _collect_topic(self, name: str) -> float | None:
         """Work on the pending, deleted or restored topic that the lease ``name`` is on."""

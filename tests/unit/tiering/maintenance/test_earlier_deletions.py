@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -15,7 +16,7 @@ import pytest
 from support.embedded_quorum import embedded_quorum
 from unit.tiering.worker.test_deleted_topics import restore
 
-from stratalog_core.errors import Conflict, NotFound, Refused
+from stratalog_core.errors import Conflict, Invalid, NotFound, Refused, StratalogError
 from stratalog_core.rpc.tcp import TcpTransport
 from stratalog_core.system import SystemClock
 from stratalog_metadata.client.topic_deletion import delete_topic
@@ -24,19 +25,28 @@ from stratalog_metadata.state.commands import Command, Put
 from stratalog_tiering.attach.detachment import detach
 from stratalog_tiering.cold.archive import deleted_topics, live_topics, read_owner, readable_topics
 from stratalog_tiering.cold.bucket_scrub import BucketScrub
+from stratalog_tiering.cold.lease import HeldLease
 from stratalog_tiering.cold.manifest_source import ManifestSource
 from stratalog_tiering.config import TieringSettings
 from stratalog_tiering.core.deletion_markers import deletion_marker, earlier_deletion, is_of_earlier_owner
 from stratalog_tiering.core.garbage import DELETED_TOPIC, EARLIER_DELETION
 from stratalog_tiering.format.descriptor import DeletionMarker, OwnerDescriptor, decode_descriptor, encode_descriptor
-from stratalog_tiering.format.object_keys import OWNERS_PREFIX, deletion_marker_key, topic_prefix, version_key
+from stratalog_tiering.format.object_keys import (
+    LEASES_PREFIX,
+    OWNERS_PREFIX,
+    deletion_marker_key,
+    topic_prefix,
+    version_key,
+)
 from stratalog_tiering.maintenance.earlier_deletions import confirm_deletion, earlier_deletions, learn_earlier_deletions
 from stratalog_tiering.offload.locks import KnownLocks
 from stratalog_tiering.offload.ownership import cluster_id_in, take_over
 from stratalog_tiering.offload.ports import WorkerPorts, worker_ports
 from stratalog_tiering.offload.topic_descriptors import describe_topic
 from stratalog_tiering.store import Upload
+from stratalog_tiering.worker import session
 from stratalog_tiering.worker.collection import CollectorPorts, Found, find_all
+from stratalog_tiering.worker.leases import BUCKET_LEASE
 
 Cluster = Any  # the TestCluster of conftest.py, which cannot be imported
 Batches = Callable[..., list[bytes]]
@@ -109,18 +119,53 @@ async def test_nothing_is_left_of_a_topic_that_an_earlier_owner_deleted(
         await new.until(lambda: not [*new.metadata.view.all(DeletedTopic)])
 
 
-async def test_a_store_that_refuses_to_list_uploads_keeps_no_deleted_topic(
-    cluster: Cluster, make_batches: Batches, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def refuse() -> AsyncIterator[Upload]:
-        raise Refused("s3:ListBucketMultipartUploads is not allowed")
+@pytest.mark.parametrize("failure", [Refused("it is not allowed"), Invalid("the store does not offer the request")])
+async def test_nothing_else_waits_for_uploads_that_cannot_be_listed_and_leases_that_cannot_be_deleted(
+    cluster: Cluster, make_batches: Batches, tmp_path: Path, store_directory: Path, monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture, failure: StratalogError,
+) -> None:  # fmt: skip
+    async def fail() -> AsyncIterator[Upload]:
+        raise failure
         yield
 
     await hide_topic_with_history(cluster, make_batches(0, [3]), HOUR_MS)
-    monkeypatch.setattr(cluster.store, "list_uploads", refuse)
+    monkeypatch.setattr(cluster.store, "list_uploads", fail)
+    for number in range(3):
+        await HeldLease(cluster.store, SystemClock(), number, "audit", [], HOUR_MS).acquire()
+    kept, ended, in_force = [key async for key in cluster.store.list_keys(LEASES_PREFIX)]
+    for key in (kept, ended):
+        os.utime(store_directory / key, times=(0, 0))
+    cluster.store.held = lambda key: key == kept
     async with next_owner(cluster, tmp_path / "new") as new:
         await new.start_worker("new-worker")
         await new.until(lambda: bool([*new.metadata.view.all(DeletedTopic)]), 5)
+    assert [key async for key in cluster.store.list_keys(LEASES_PREFIX)] == [kept, in_force]
+    assert f"stale uploads are not aborted: {failure}" in caplog.text
+    assert "readers' leases that have ended are not deleted: held" in caplog.text
+
+
+async def test_another_owner_of_the_bucket_ends_the_work_on_it(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is no refusal of one of the tasks: the others belong to the other owner, too."""
+    asked = list[str]()
+
+    async def uploads() -> AsyncIterator[Upload]:
+        asked.append("uploads")
+        await take_over(cluster.store, "another", SystemClock().wall_ms())
+        return
+        yield
+
+    async def learn(*ignored: object) -> None:
+        asked.append("deletions")
+
+    monkeypatch.setattr(cluster.store, "list_uploads", uploads)
+    monkeypatch.setattr(session, "learn_earlier_deletions", learn)
+    await cluster.start_worker()
+    async with asyncio.timeout(30):
+        while f"{BUCKET_LEASE}: Invalid: " not in caplog.text:  # noqa: ASYNC110 - the log tells nobody
+            await asyncio.sleep(0.01)
+    assert asked == ["uploads"]
 
 
 async def test_it_is_listed_with_its_date_and_waits_for_all_its_periods(
