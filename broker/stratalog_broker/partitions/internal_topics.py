@@ -10,8 +10,8 @@ is durable (``ledger_trimming.py``). A group therefore fails over together with 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Awaitable, Callable
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import aclosing, contextmanager
 from typing import Final, Protocol
 
 from stratalog_core.errors import Fenced
@@ -50,7 +50,10 @@ class InternalTopicApplication(Protocol):
         ...
 
     def resigned(self) -> None:
-        """Drop the state, answer pending requests with NOT_COORDINATOR and stop all timers: this broker lost the partition."""
+        """Drop the state, answer pending requests with NOT_COORDINATOR and stop all timers: this broker lost the partition.
+
+        May be called again.
+        """
         ...
 
 
@@ -90,14 +93,25 @@ class Applications:
         async with self._loading:
             _require_due(is_due)
             application = factory(partition.index)
-            try:
+            with or_resigned(application):
                 async with aclosing(_while_due(batches, is_due)) as due:
                     await application.load(state, due, partition.leader_epoch)
                 _require_due(is_due)
-            except BaseException:
-                application.resigned()
-                raise
         return application
+
+
+@contextmanager
+def or_resigned(application: InternalTopicApplication | None) -> Iterator[None]:
+    """Let an application that is not served in the end resign; the next takeover makes another one.
+
+    It would go on beside that one, whose log takes the batches of both.
+    """
+    try:
+        yield
+    except BaseException:
+        if application is not None:
+            application.resigned()
+        raise
 
 
 async def no_batches() -> AsyncIterator[Buffer]:

@@ -22,7 +22,7 @@ from stratalog_broker.partitions.deleted_partitions import seal_last
 from stratalog_broker.partitions.directory import PartitionDirectory
 from stratalog_broker.partitions.handover import OutgoingHandovers
 from stratalog_broker.partitions.internal_appends import append_now
-from stratalog_broker.partitions.internal_topics import ApplicationFactory, Applications, InternalTopicApplication
+from stratalog_broker.partitions.internal_topics import ApplicationFactory, Applications, InternalTopicApplication, or_resigned
 from stratalog_broker.partitions.log import PartitionLog
 from stratalog_broker.partitions.memory import PartitionMemory, follow_log, follow_pointer
 from stratalog_broker.partitions.producer_expiry import ProducerExpiry
@@ -328,7 +328,8 @@ class Partitions:
         # Nothing is awaited after the application has started: it may write at once.
         if self._is_due(partition):
             # Its configs may have changed during the takeover.
-            self._serve(self.topic_by_id(partition.topic_id.bytes) or topic, taken, application)
+            with or_resigned(application):
+                self._serve(self.topic_by_id(partition.topic_id.bytes) or topic, taken, application)
             seconds = self._clock.monotonic() - self._unwant(identity_of(partition))
             self._taken += 1
             self.takeover_metrics.takeovers += 1

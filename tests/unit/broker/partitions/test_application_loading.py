@@ -15,6 +15,10 @@ from unit.broker.mini_cluster import WAIT_S
 from unit.broker.partitions.test_internal_topics import GROUP, offsets_of_one_broker, restart
 
 from stratalog_broker.coordination.coordinator_partition import CoordinatorPartition
+from stratalog_broker.coordination.groups.application import GroupApplication
+from stratalog_broker.coordination.groups.core.offset_rows import Commit
+from stratalog_broker.partitions import ownership
+from stratalog_broker.partitions.core import PartitionCore
 from stratalog_broker.partitions.internal_topics import CONSUMER_OFFSETS, Applications, InternalTopicApplication
 from stratalog_broker.protocol.errors import KafkaError
 from stratalog_core.errors import Corrupt, Fenced
@@ -177,4 +181,38 @@ async def test_a_broker_answers_and_may_lose_a_coordinator_that_it_loads(
         assert not list(groups.coordinators())
         partitions.resume()
         await offsets.commit(1, 42)
+        assert await offsets.committed() == {0: 41, 1: 42}
+
+
+async def test_a_coordinator_that_is_not_served_after_its_load_has_resigned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As by a defect that the core of its partition meets.
+
+    It went on beside the coordinator of the next takeover, and what it wrote from its old state came into that one's log.
+    """
+    loaded = list[GroupApplication]()
+    load = CoordinatorPartition.load
+
+    async def load_and_tell(self: CoordinatorPartition[Any, Any], *given: Any) -> None:
+        await load(self, *given)
+        if isinstance(self.application, GroupApplication):
+            loaded.append(self.application)
+
+    def fail_at_first(**given: Any) -> PartitionCore:
+        assert len(loaded) != 1, "a defect"
+        return PartitionCore(**given)
+
+    async with offsets_of_one_broker(tmp_path, offsets_topic_partitions=1) as (cluster, offsets):
+        await offsets.commit(0, 41)
+        monkeypatch.setattr(CoordinatorPartition, "load", load_and_tell)
+        monkeypatch.setattr(ownership, "PartitionCore", fail_at_first)
+        monkeypatch.setattr(ownership, "UNEXPECTED_RETRY_S", 0.05)
+        await restart(cluster)
+        await offsets.commit(1, 42)
+        stale, present = loaded
+        assert await offsets.coordinator() is present
+        with pytest.raises(KafkaError) as refused:
+            await stale.commit(GROUP, "", None, -1, [Commit("flights", 0, 7)])
+        assert refused.value.code is ErrorCode.not_coordinator
         assert await offsets.committed() == {0: 41, 1: 42}
