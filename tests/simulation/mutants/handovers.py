@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable, Hashable, Sequence
 from typing import Any, Final
 
@@ -162,7 +163,13 @@ def only_confirmations_resign_at_broken_invariants() -> None:
     _swap(PartitionLog, "_handle", lambda self, event, *details: self._act(event(*details)))
 
 
+def applications_that_are_not_served_go_on() -> None:
+    """A takeover that fails after it has loaded a coordinator leaves it beside the one of the next takeover."""
+    _swap(ownership, "or_resigned", contextlib.nullcontext)
+
+
 IN_OWNERSHIP_CHANGES: Final = (
+    applications_that_are_not_served_go_on,
     handover_does_not_end_a_reassignment,
     handover_keeps_the_epoch,
     handover_passes_on_no_producers,

@@ -14,6 +14,7 @@ from typing import Any, Final
 from simulation.checkers.audit import Audit
 from simulation.checkers.coverage import UNKNOWN_OBJECT
 from simulation.checkers.final_checks import FinalChecks
+from simulation.checkers.one_coordinator import one_coordinator_at_a_time
 from simulation.clients.kafka import NONE, KafkaClient, NotServed
 from simulation.faults.nemesis import Nemesis, NemesisPlan
 from simulation.scenarios.checker_machine import run_in_checker
@@ -82,7 +83,8 @@ class Cluster(ABC):
         """The number of partitions of all topics, internal ones included."""
 
     def simulate(self) -> None:
-        self.world.loop.run_until_complete(self._run())
+        with one_coordinator_at_a_time(self.audit):
+            self.world.loop.run_until_complete(self._run())
 
     async def _run(self) -> None:
         for machine in self.servers:
