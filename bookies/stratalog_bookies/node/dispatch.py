@@ -11,6 +11,7 @@ import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from collections.abc import Set as AbstractSet
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
@@ -273,14 +274,18 @@ class Dispatch:
         self._waiters.add(self._disk(wanted.ledger_id), wanted, request)
 
     async def _write_lac(self, body: memoryview) -> Answer:
+        """Write to all disks in parallel; a failed disk answers STORAGE_FAILED for its ledgers."""
         lacs = _bounded(messages.decode(messages.ExplicitLacs, body).lacs)
         statuses = bytearray((Status.STORAGE_FAILED,)) * len(lacs)
-        for disk in self._disks:
+
+        async def to_disk(disk: Disk) -> None:
             indexes = [index for index, (ledger_id, _) in enumerate(lacs) if self._disk(ledger_id) is disk]
-            if indexes:
-                written = await disk.write_lacs([lacs[index] for index in indexes])
+            with suppress(StorageFailed):
+                written = await disk.write_lacs([lacs[index] for index in indexes]) if indexes else ()
                 for index, status in zip(indexes, written, strict=True):
                     statuses[index] = status
+
+        await asyncio.gather(*map(to_disk, self._disks))
         return [messages.encode_statuses(statuses)]
 
     async def _delete(self, body: memoryview) -> Answer:

@@ -458,6 +458,33 @@ async def test_too_much_at_once_is_refused(place: Place) -> None:
         assert isinstance(outcomes[0], BookieInfo)
 
 
+@pytest.mark.parametrize("fault", ["hangs", "fails"])
+async def test_explicit_lacs_of_other_disks_are_written_while_one_hangs_or_fails(
+    place: Place, tmp_path: Path, fault: str
+) -> None:
+    data_dirs = tuple(str(tmp_path / f"disk{number}") for number in range(2))
+    hanging = HangingFiles(SystemFiles(Path(data_dirs[0])))
+    faulty = FaultyFiles(hanging)
+    files: list[Any] = [faulty if fault == "fails" else hanging, SystemFiles(Path(data_dirs[1]))]
+    async with place.bookie(files, data_dirs=data_dirs, disk_stall_ms=3_600_000) as bookie:
+        assert await bookie.add((1, 0, b"sound"), (2, 0, b"unsound")) == [OK, OK]
+        faulty.broken = fault == "fails"
+        hanging.works.clear() if fault == "hangs" else None
+        try:
+            writing = asyncio.ensure_future(
+                bookie.statuses(messages.WRITE_LAC, messages.ExplicitLacs(lacs=((2, 0), (1, 0), (7, 0))))
+            )
+            await until(lambda: _has_lac(bookie, 1, 0))
+        finally:
+            hanging.works.set()
+        assert await writing == [OK if fault == "hangs" else Status.STORAGE_FAILED, OK, Status.NO_SUCH_LEDGER]
+
+
+async def _has_lac(bookie: Talk, ledger_id: int, lac: int) -> bool:
+    (tail,) = await bookie.tails(messages.LAC, ledger_id)
+    return tail.lac == lac
+
+
 @pytest.mark.parametrize("fault", ["broken", "broken_in_kernel"])
 async def test_a_failed_sync_retires_the_disk(place: Place, fault: str) -> None:
     disk = FaultyFiles(SystemFiles(place.directory / "disk"))
