@@ -29,6 +29,7 @@ from stratalog_core.ports import Files
 
 _log = logging.getLogger(__name__)
 _NEW = State(next_generation=1)
+_REMEDY = "Restore the file, or replace the bookie: start one with a new bookie_id on empty disks, then decommission this one"
 
 
 def holds_data(files: Files) -> bool:
@@ -71,9 +72,7 @@ def _check_complete(state: State, existing: list[int], tail: list[int]) -> None:
     expected = list(range(state.next_generation, max(tail, default=state.next_generation) + 1))
     missing += sorted(set(expected) - set(tail))
     if missing:
-        raise Corrupt(
-            f"log file {missing[0]:016x} is missing: restore it, or wipe the disk and let the auditor copy its entries back"
-        )
+        raise Corrupt(f"log file {missing[0]:016x} is missing. {_REMEDY}")
 
 
 def _replay_files(store: LogFiles, contents: Contents, cookie: bytes, generations: list[int]) -> None:
@@ -106,8 +105,7 @@ def replay_file(contents: Contents, cookie: bytes, generation: int, content: byt
         scan = log_format.scan(content, log_format.frame_seed(cookie, generation), durable_end)
     except Corrupt as corruption:
         raise Corrupt(
-            f"log file {generation:016x} is corrupt: {corruption.message}. Nothing was changed. Restore the file, or wipe the"
-            " disk and let the auditor replicate its entries again",
+            f"log file {generation:016x} is corrupt: {corruption.message}. Nothing was changed. {_REMEDY}",
             generation=generation,
         ) from corruption
     if scan.corrupt_frames:

@@ -36,7 +36,10 @@ def ledger() -> None:
 @quorum_options
 @json_option
 def list_ledgers(topic: str | None, data: Path | None, metadata: str | None, as_json: bool) -> None:
-    """List the ledgers of TOPIC, or of all topics. "missing copies" counts copies on bookies that are down."""
+    """List the ledgers of TOPIC, or of all topics.
+
+    "missing copies" counts those on failed disks and on bookies that are down.
+    """
     rows = asyncio.run(_list(metadata_of(data, metadata), topic))
     print_listing("ledgers", rows, _LEDGER_COLUMNS, as_json=as_json)
 

@@ -12,6 +12,7 @@ from typing import Final
 from stratalog.health.coordinators import check_coordinators
 from stratalog.health.disks import check_disks
 from stratalog.health.finding import Finding, fail, ok, warn
+from stratalog.hot.report import is_lacking, live_bookies
 from stratalog.local import processes
 from stratalog.local.state import ClusterState
 from stratalog.target import existing_store
@@ -62,7 +63,7 @@ def _check_view(view: MetadataView) -> Iterator[Finding]:
         yield fail("partitions", f"{ownerless} without a live owner", "wait a few seconds, or start a broker")
     else:
         yield ok("partitions", f"{sum(1 for _ in view.all(Partition))}, all owned")
-    yield _check_ledgers(view)
+    yield check_ledgers(view)
     yield check_placement(view)
     yield _check_tiering(view)
     yield from check_history(view)
@@ -82,16 +83,20 @@ def _check_bookies(view: MetadataView) -> Finding:
     return ok("bookies", f"{len(live)} live")
 
 
-def _check_ledgers(view: MetadataView) -> Finding:
-    live = {bookie.bookie_id for bookie in view.all(Bookie) if bookie.session_id}
+def check_ledgers(view: MetadataView) -> Finding:
+    """Check for ledgers with copies on bookies that are down, or on failed disks."""
+    live = live_bookies(view)
     ledgers = list(view.all(Ledger))
-    lacking = sum(any(not live.issuperset(fragment.bookies) for fragment in ledger.fragments) for ledger in ledgers)
+    lacking = sum(
+        any(is_lacking(live, name, ledger.ledger_id) for fragment in ledger.fragments for name in fragment.bookies)
+        for ledger in ledgers
+    )
     opened = sum(ledger.state is not LedgerState.CLOSED for ledger in ledgers)
     if lacking:
         return warn(
             "ledgers",
             f"{lacking} of {len(ledgers)} are missing a copy",
-            "start the bookies that are down, or wait for re-replication",
+            "start the bookies that are down and repair failed disks, or wait for re-replication",
         )
     return ok("ledgers", f"{len(ledgers)} hot, {opened} of them open")
 

@@ -34,7 +34,10 @@ def _of_bookie(name: str, answer: BookieInfo | StratalogError) -> Iterator[Findi
 
 def _of_disk(name: str, disk: DiskInfo) -> Iterator[Finding]:
     if disk.state == "failed":
-        remedy = "mount or replace the disk and restart the bookie; meanwhile its ledgers are copied to others"
+        remedy = (
+            "if the disk still has its data, mount it and restart the bookie; else start a bookie with a new bookie_id on empty"
+            " disks, and decommission this one. Meanwhile its ledgers are copied to others"
+        )
         yield fail(_CHECK, f"{name} failed: {disk.reason}", remedy)
         return
     if disk.damaged_entries or disk.damaged_files:

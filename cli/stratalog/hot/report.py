@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from stratalog_bookies.repair.core.audit_plan import copies_by_bookie
@@ -51,8 +51,8 @@ def ledger_rows(view: MetadataView, topic: str | None) -> list[Row]:
     return [row for row in rows if topic is None or row["topic"] == topic]
 
 
-def ledger_row(ledger: Ledger, topic: str, live: frozenset[str]) -> Row:
-    """Return a ledger's row. Only closed ledgers have sizes and an end. ``lacking`` counts copies whose bookie is not live."""
+def ledger_row(ledger: Ledger, topic: str, live: Mapping[str, Bookie]) -> Row:
+    """Return a ledger's row. Only closed ledgers have sizes and an end. ``lacking`` counts copies that cannot be used."""
     closed = ledger.state is LedgerState.CLOSED
     named = [name for fragment in ledger.fragments for name in fragment.bookies]
     return {
@@ -64,7 +64,7 @@ def ledger_row(ledger: Ledger, topic: str, live: frozenset[str]) -> Row:
         "end_offset": ledger.end_offset if closed else None,
         "entries": ledger.last_entry + 1 if closed else None,
         "bytes": ledger.payload_bytes if closed else None,
-        "lacking": sum(name not in live for name in named),
+        "lacking": sum(is_lacking(live, name, ledger.ledger_id) for name in named),
         "bookies": list(dict.fromkeys(named)),
     }
 
@@ -92,11 +92,16 @@ def ledger_named(view: MetadataView, ledger_id: int) -> Ledger:
     return ledger
 
 
-def live_bookies(view: MetadataView) -> frozenset[str]:
-    return frozenset(each.bookie_id for each in view.all(Bookie) if each.session_id)
+def live_bookies(view: MetadataView) -> dict[str, Bookie]:
+    return {each.bookie_id: each for each in view.all(Bookie) if each.session_id}
 
 
-def _fragments(ledger: Ledger, live: frozenset[str]) -> Iterator[Row]:
+def is_lacking(live: Mapping[str, Bookie], name: str, ledger_id: int) -> bool:
+    """Whether a bookie's copy of a ledger cannot be used: the bookie is down, or its disk for the ledger has failed."""
+    return name not in live or live[name].has_failed_for(ledger_id)
+
+
+def _fragments(ledger: Ledger, live: Mapping[str, Bookie]) -> Iterator[Row]:
     for fragment in ledger.fragments:
-        down = [name for name in fragment.bookies if name not in live]
+        down = [name for name in fragment.bookies if is_lacking(live, name, ledger.ledger_id)]
         yield {"first_entry": fragment.first_entry, "bookies": list(fragment.bookies), "down": down}

@@ -16,8 +16,10 @@ import msgspec
 import pytest
 from click.testing import CliRunner
 from support.embedded_quorum import EmbeddedQuorum
+from unit.broker.hand_fed_view import HandFedView
 
 from stratalog.app import stratalog
+from stratalog.health.cluster import check_ledgers
 from stratalog.health.disks import check_disks
 from stratalog.health.finding import Verdict
 from stratalog.hot.asking import with_remarks
@@ -95,6 +97,17 @@ async def test_bookies_and_ledgers_are_told(quorum: EmbeddedQuorum) -> None:
         ledger_rows(metadata.view, "nothing")
     with pytest.raises(NoSuchLedger, match="no ledger 3"):
         ledger_document(metadata.view, 3)
+
+
+def test_copies_on_failed_disks_of_live_bookies_are_missing() -> None:
+    view = HandFedView()
+    healthy = Bookie(bookie_id="b1", address="h:1", cookie="c", session_id=1)
+    damaged = Bookie(bookie_id="b2", address="h:2", cookie="c", session_id=2, disks=2, failed_disks=(1,))
+    view.put(TOPIC, healthy, damaged, _ledger(1, "b1", "b2"), _ledger(2, "b1", "b2"))
+    assert [(row["ledger"], row["lacking"]) for row in ledger_rows(view, None)] == [(1, 1), (2, 0)]
+    assert [ledger_document(view, number)["fragments"][0]["down"] for number in (1, 2)] == [["b2"], []]
+    finding = check_ledgers(view)
+    assert (finding.verdict, finding.detail) == (Verdict.WARN, "1 of 2 are missing a copy")
 
 
 async def test_a_bookie_that_is_needed_is_not_decommissioned(quorum: EmbeddedQuorum) -> None:
