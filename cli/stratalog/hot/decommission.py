@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 
 import msgspec
 
+from stratalog.tier.offload import offload_refusal
 from stratalog_core.errors import Conflict, NotEnoughBookies, NotFound, Unavailable
 from stratalog_metadata.client.api import MetadataClient, MetadataView
 from stratalog_metadata.records import Bookie, Ledger, LedgerState, Topic, Versioned, bookie_key
@@ -106,9 +107,20 @@ def _hindrance(view: MetadataView, name: str, left: list[Ledger]) -> str:
     open_topics = {ledger.topic_id for ledger in left if ledger.state is not LedgerState.CLOSED}
     if not open_topics:
         return "closed ledgers are being copied (`stratalog bookie list` shows bookies that do not answer)"
-    names = sorted(topic.name for topic in view.all(Topic) if topic.topic_id in open_topics)
-    shown = ", ".join(names[:_TOPICS_SHOWN]) + (f" and {len(names) - _TOPICS_SHOWN} more" if len(names) > _TOPICS_SHOWN else "")
-    return f"open ones move after they are closed: run `stratalog tier offload TOPIC` for {shown or 'their topics'}"
+    topics = sorted((topic for topic in view.all(Topic) if topic.topic_id in open_topics), key=lambda topic: topic.name)
+    offloaded = [topic.name for topic in topics if not offload_refusal(view, topic)]
+    others = [topic.name for topic in topics if offload_refusal(view, topic)]
+    text = "open ones move after they are closed"
+    if offloaded:
+        text += f": run `stratalog tier offload TOPIC` for {_shown(offloaded)}"
+    if others:
+        text += f"; those of {_shown(others)} are closed when they are older than segment.ms, or idle for ledger_idle_ms"
+    return text
+
+
+def _shown(names: list[str]) -> str:
+    more = len(names) - _TOPICS_SHOWN
+    return ", ".join(names[:_TOPICS_SHOWN]) + (f" and {more} more" if more > 0 else "")
 
 
 async def _is_empty(metadata: MetadataClient, name: str, on_progress: OnProgress) -> bool:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from stratalog.tier.report import open_requests
 from stratalog_broker.admin.view_waiting import wait_until
 from stratalog_core.errors import Invalid, NotFound, Unavailable
-from stratalog_metadata.client.api import MetadataClient
+from stratalog_metadata.client.api import MetadataClient, MetadataView
 from stratalog_metadata.client.guarded_updates import decide_again
 from stratalog_metadata.client.topic_defaults import topic_defaults
 from stratalog_metadata.records import TierRequest, TierStatus, Topic, configs_in_force, is_hot_only, tier_status_key
@@ -29,12 +29,10 @@ class Waiting:
 async def request_offload(metadata: MetadataClient, topic: Topic, *, delete_hot: bool) -> None:
     """Request the offload of all partitions in one command. Owners seal their ledgers, tiering workers do the rest.
 
-    Raises ``Invalid`` if the topic's policy keeps its records out of the store, ``NotFound`` if the topic is gone.
+    Raises ``Invalid`` for a topic that is not offloaded, ``NotFound`` if the topic is gone.
     """
-    configs = configs_in_force(topic, topic_defaults(metadata.view))
-    if not tier_policy(configs).is_copied:
-        remedy = "remote.storage.enable=true" if is_hot_only(configs) else "remote.log.copy.disable=false"
-        raise Invalid(f"the policy of topic {topic.name} keeps it out of the object store; set {remedy}")
+    if refusal := offload_refusal(metadata.view, topic):
+        raise Invalid(refusal)
     await _request(
         metadata,
         topic,
@@ -42,11 +40,24 @@ async def request_offload(metadata: MetadataClient, topic: Topic, *, delete_hot:
     )
 
 
+def offload_refusal(view: MetadataView, topic: Topic) -> str:
+    """Return why a topic is not offloaded, and how to change that if it can be changed; empty if it is offloaded."""
+    if topic.internal:
+        return f"topic {topic.name} is internal: it is never offloaded"
+    configs = configs_in_force(topic, topic_defaults(view))
+    if tier_policy(configs).is_copied:
+        return ""
+    remedy = "remote.storage.enable=true" if is_hot_only(configs) else "remote.log.copy.disable=false"
+    return f"the policy of topic {topic.name} keeps it out of the object store; set {remedy}"
+
+
 async def request_compaction(metadata: MetadataClient, topic: Topic, partitions: Iterable[int]) -> None:
     """Request that everything in ``partitions`` moves to the store and is compacted there, however little is dirty.
 
     Raises ``Invalid`` if the topic is not compacted, ``NotFound`` for a partition that it does not have, or if it is gone.
     """
+    if topic.internal:
+        raise Invalid(f"topic {topic.name} is internal: it is never offloaded, and its coordinator compacts it")
     if tier_policy(configs_in_force(topic, topic_defaults(metadata.view))).compaction is None:
         raise Invalid(f"topic {topic.name} is not compacted; set cleanup.policy=compact or compact,delete")
     wanted = tuple(partitions)

@@ -150,6 +150,19 @@ async def test_a_wait_that_times_out_says_what_hinders(quorum: EmbeddedQuorum) -
     await _put(metadata, _ledger(2, "b1", "b2", state=LedgerState.OPEN))
     with pytest.raises(Unavailable, match=r"2 ledgers, 1 of them open, .* run `stratalog tier offload TOPIC` for flights\."):
         await wait_until_empty(metadata, "b1", 0.05, lambda left: None)
+    internal = Topic(name="__offsets", topic_id=UUID(int=8), partition_count=1, replication_factor=2, internal=True)
+    hot_only = Topic(
+        name="clicks", topic_id=UUID(int=9), partition_count=1, replication_factor=2, configs={"remote.storage.enable": "false"}
+    )  # fmt: skip
+    others = [
+        msgspec.structs.replace(_ledger(number, "b1", state=LedgerState.OPEN), topic_id=topic.topic_id)
+        for number, topic in enumerate((internal, hot_only), 3)
+    ]
+    await _put(metadata, internal, hot_only, *others)
+    with pytest.raises(
+        Unavailable, match=r"TOPIC` for flights; those of __offsets, clicks are closed when .* ledger_idle_ms\."
+    ):
+        await wait_until_empty(metadata, "b1", 0.05, lambda left: None)
 
 
 class _Silent:

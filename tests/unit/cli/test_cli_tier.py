@@ -140,6 +140,18 @@ async def test_a_topic_that_stays_out_of_the_store_is_not_requested(metadata: Qu
     assert open_requests(metadata.view, topic) == []
 
 
+async def test_the_offload_and_the_compaction_of_an_internal_topic_are_refused(metadata: QuorumClient) -> None:
+    """No worker tiers it: the request would stay, and a wait for it would time out."""
+    internal = msgspec.structs.replace(TOPIC, name="__consumer_offsets", internal=True)
+    await _put(metadata, internal)
+    with pytest.raises(Invalid, match="topic __consumer_offsets is internal: it is never offloaded"):
+        await request_offload(metadata, internal, delete_hot=True)
+    compacted = msgspec.structs.replace(internal, configs={"cleanup.policy": "compact"})
+    with pytest.raises(Invalid, match="topic __consumer_offsets is internal"):
+        await request_compaction(metadata, compacted, [0])
+    assert open_requests(metadata.view, internal) == []
+
+
 async def test_waiting_in_vain_says_why(metadata: QuorumClient) -> None:
     failed = TierStatus(topic_id=TOPIC.topic_id, index=1, worker_id="w", last_error="bucket is gone")
     await _put(metadata, TOPIC, failed)
