@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import suppress
 from typing import Final
 
-from stratalog_core.errors import Corrupt, Invalid, NoSuchObject
+from stratalog_core.errors import Corrupt, Invalid, NoSuchObject, OutcomeUnknown, Refused, StorageFailed, Unavailable
 from stratalog_core.ports import Background
 from stratalog_tiering.cold.manifest_source import ManifestSource
 from stratalog_tiering.cold.whole_objects import check_size, ends_object, has_own_object, read_whole
@@ -31,12 +32,20 @@ Take = Callable[[int], Awaitable[None]]
 """Returns when so many bytes more may be read."""
 WHOLE_BYTES_MAX: Final = 8 * 1024 * 1024
 """A segment of at most this size that has its object for itself is read back with one GET."""
+NOT_RETURNED: Final = (OutcomeUnknown, Refused, StorageFailed, Unavailable)
+"""Errors about an object that the store does not return: archived, without its key, below its read quorum."""
 _READ_BYTES_MAX: Final = 4 * 1024 * 1024
 """Plain size of neighbouring blocks that are read together; a larger block is read alone."""
 
 
 async def unlimited(_: int) -> None:
     """A ``Take`` that never waits."""
+
+
+async def require_answers(store: ObjectStore, key: str) -> None:
+    """Tell a store that does not return one object from one that is away: ask about ``key``. Raises what the latter raises."""
+    with suppress(NoSuchObject):
+        await store.head(key)
 
 
 async def check_presence(store: ObjectStore, source: ManifestSource, entry: SegmentEntry) -> tuple[SegmentFooter, memoryview]:

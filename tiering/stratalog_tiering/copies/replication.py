@@ -2,19 +2,22 @@
 
 A version's segments and data keys go first, then its pages and lists, then the manifest, and its marker at last. So the newest
 marker in the second copy names a version that is whole there, and only what a new version adds to it must be copied: there is
-no other state. Versions that follow each other quickly are not all copied. A segment that is damaged in the first store is not
-copied; the others are. Copies are locked as their originals are: a store that cannot lock objects gets none of a locked topic.
+no other state. Versions that follow each other quickly are not all copied. A segment that is damaged in the first store, or not
+returned by it, is not copied; the others are. Copies are locked as their originals are: a store that cannot lock objects
+gets none of a locked topic.
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Set
 from dataclasses import replace
 from uuid import UUID
 
 from stratalog_core.errors import Conflict, Corrupt, Invalid, NoSuchObject, StratalogError
 from stratalog_metadata.records import ManifestPointer, Topic, manifest_pointer_key, topic_key
 from stratalog_tiering.cold.archive import read_marker
+from stratalog_tiering.cold.segment_check import NOT_RETURNED, check_presence, require_answers
 from stratalog_tiering.copies.copying import copy_object, has_object
 from stratalog_tiering.copies.data_keys import copy_data_key
 from stratalog_tiering.copies.second import SecondCopy, put_if_absent
@@ -45,7 +48,8 @@ _log = logging.getLogger(__name__)
 async def copy_partition(ports: WorkerPorts, second: SecondCopy, state: PartitionSnapshot) -> int:
     """Bring the second copy to the partition's committed version; returns the number of objects copied.
 
-    Raises ``Corrupt`` if an object is damaged in the first store (all others are copied, and the version is not marked),
+    Raises ``Corrupt`` if an object is damaged in the first store, or the store returns all but this object (all others are
+    copied, and the version is not marked),
     ``Forked`` if history has forked, ``Invalid`` if the second copy is another cluster's, ``Unavailable``, ``OutcomeUnknown``.
     """
     pointer = state.pointer
@@ -82,15 +86,7 @@ async def _copy_version(
     except (Corrupt, Invalid) as damaged:
         _log.warning("%s: each object of the next version is compared with the committed one", damaged.message)
         present = frozenset()
-    failures: list[StratalogError] = []
-    copied = 0
-    async for entry in ports.source.segments(manifest):
-        if entry.key not in present:
-            try:
-                copied += await _copy_segment(ports, second, entry)
-            except (Corrupt, NoSuchObject) as failure:
-                _log.warning("%s is not copied: %s", entry.key, failure)
-                failures.append(failure)
+    copied, failures = await _copy_segments(ports, second, pointer, manifest, present)
     for wanted in side_objects(manifest):
         if wanted.key not in present:
             await _copy(ports.store, second, wanted)
@@ -105,6 +101,39 @@ async def _copy_version(
     await _copy(ports.store, second, whole)
     await mark_committed(second.store, pointer, ports.clock.wall_ms())
     return copied + (1 if is_version_object(pointer.object_key) else 2)
+
+
+async def _copy_segments(
+    ports: WorkerPorts, second: SecondCopy, pointer: ManifestPointer, manifest: Manifest, present: Set[str]
+) -> tuple[int, list[StratalogError]]:
+    """Copy the segments that are not ``present``; returns the number of objects, and why segments could not be copied."""
+    copied, failures = 0, list[StratalogError]()
+    async for entry in ports.source.segments(manifest):
+        if entry.key in present:
+            continue
+        try:
+            copied += await _copy_segment(ports, second, entry)
+        except (Corrupt, NoSuchObject, *NOT_RETURNED) as failure:
+            if isinstance(failure, NOT_RETURNED) and await _is_returned(ports, pointer, entry):
+                raise
+            _log.warning("%s is not copied: %s", entry.key, failure)
+            failures.append(failure)
+    return copied, failures
+
+
+async def _is_returned(ports: WorkerPorts, pointer: ManifestPointer, entry: SegmentEntry) -> bool:
+    """Whether the first store returns a segment of which the copy failed. Raises what it raises if it is away."""
+    try:
+        footer, _ = await check_presence(ports.store, ports.source, entry)
+        await ports.store.get_range(entry.key, entry.data_position, 1, uncached=True)
+        if footer.is_encrypted:
+            await ports.store.get(footer.data_key)
+    except (Corrupt, NoSuchObject):
+        return False
+    except NOT_RETURNED:
+        await require_answers(ports.store, pointer.object_key)
+        return False
+    return True
 
 
 async def _keys_of(second: SecondCopy, version: CopiedVersion | None) -> frozenset[str]:

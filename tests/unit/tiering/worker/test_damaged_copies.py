@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 from support.directory_store import object_contents
-from unit.tiering.worker.test_copying import findings, is_copied, segments_of, until
+from unit.tiering.worker.test_copying import counters, findings, is_copied, segments_of, until
 from unit.tiering.worker.test_worker import Batches, Cluster
 
+from stratalog_core.errors import Refused, StratalogError, Unavailable
 from stratalog_tiering.format.descriptor import OwnerDescriptor, encode_descriptor
 from stratalog_tiering.format.object_keys import owner_key
 from stratalog_tiering.offload.ownership import cluster_id_in, take_over
@@ -33,6 +34,46 @@ async def test_the_next_version_is_copied_although_the_newest_one_in_the_copy_is
     await until(lambda: len([key for key in object_contents(second_directory) if key.startswith("manifests/")]) == 1)
     await again.close()
     assert await findings(second, cluster.background) == []
+
+
+@pytest.mark.parametrize("failure", [Refused("archived"), Unavailable("no read quorum")])
+async def test_a_segment_that_the_first_store_does_not_return_does_not_keep_the_others_from_being_copied(
+    cluster: Cluster,
+    make_batches: Batches,
+    store_directory: Path,
+    second: ObjectStore,
+    second_directory: Path,
+    failure: StratalogError,
+) -> None:
+    for base in (0, 10, 20):
+        await cluster.add_ledger(make_batches(base, [10]), base)
+    writer = await cluster.start_worker(segment_bytes=1)
+    await cluster.until(lambda: cluster.pointer() is not None and cluster.pointer().end_offset == 30)
+    await writer.close()
+    unread, *others = [path.name for path in segments_of(store_directory)]
+    cluster.store.before = lambda name, key: failure if Path(key).name == unread else None
+    await cluster.start_worker("copier", second=second)
+    await until(lambda: [path.name for path in segments_of(second_directory)] == others)
+    assert not is_copied(cluster, second_directory)
+    cluster.store.before = lambda name, key: None
+    await until(lambda: is_copied(cluster, second_directory))
+
+
+async def test_no_segment_is_read_again_and_again_while_the_second_store_refuses_copies(
+    cluster: Cluster, make_batches: Batches, second: ObjectStore, second_directory: Path
+) -> None:
+    for base in (0, 10, 20):
+        await cluster.add_ledger(make_batches(base, [10]), base)
+    writer = await cluster.start_worker(segment_bytes=1)
+    await cluster.until(lambda: cluster.pointer() is not None and cluster.pointer().end_offset == 30)
+    await writer.close()
+    full = type(cluster.store)(second)
+    full.before = lambda name, key: Refused("quota") if name == "put" and key.startswith("segments/") else None
+    worker = await cluster.start_worker("copier", second=full)
+    await until(lambda: counters(worker).failures > 2)
+    assert len({key for name, key in full.calls if name == "put" and key.startswith("segments/")}) == 1
+    full.before = lambda name, key: None
+    await until(lambda: is_copied(cluster, second_directory))
 
 
 @pytest.mark.parametrize("is_copied_first", [False, True])
