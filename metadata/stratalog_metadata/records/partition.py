@@ -140,7 +140,7 @@ class TierStatus(RecordBase, frozen=True, kw_only=True, tag="tier_status"):
 
     ``compacting`` is the phase of a compaction in progress (``map`` or ``rewrite``), empty without one: it has done what is
     below ``compacting_offset`` of ``compacting_end``. ``unrepaired`` are keys of objects that the continuous scrub found
-    damaged and could not repair.
+    damaged and has not repaired: the last ones in their order, if they are many.
     """
 
     topic_id: UUID

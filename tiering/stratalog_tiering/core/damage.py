@@ -79,6 +79,8 @@ HIDES_REFERENCES: Final = frozenset(
     kind for kind in Damage if kind.startswith(("marker-", "manifest-", "page-", "removed-list-", "tree-page-"))
 ) | {Damage.UNKNOWN_FORMAT}
 """Kinds with which the objects that a partition refers to are not all known."""
+REMEMBERED_MAX: Final = 50
+"""Damaged objects of a partition whose keys are kept in its status, for the worker that scrubs it next."""
 _RESTORE: Final = "run the scrub with --repair and --copy, or restore the object's earlier version from the store's versions"
 _REWRITE: Final = f"{_RESTORE}; while the hot copy exists, --repair with --data or --metadata writes the segment again"
 _REPORT: Final = "keep the bucket as it is and report it: a writer committed this"
@@ -118,6 +120,16 @@ class Finding:
     def __str__(self) -> str:
         place = "" if self.block is None else f", block {self.block}"
         return f"{self.key}{place}, offsets {self.base_offset}..{self.end_offset - 1}: {self.problem}"
+
+
+def remembered(damaged: Iterable[str]) -> tuple[str, ...]:
+    """The keys that a partition's status keeps: of segments the newest, which most likely have hot copies."""
+    return tuple(sorted(damaged)[-REMEMBERED_MAX:])
+
+
+def may_be_damaged(key: str, known: Sequence[str]) -> bool:
+    """Whether the object at ``key`` is among those that a status keeps, or may have been left out for lack of room."""
+    return key in known or (len(known) >= REMEMBERED_MAX and key < known[0])
 
 
 def judge_manifest(content: Buffer, sha256: bytes | None, key: str) -> tuple[Manifest | None, list[Finding]]:

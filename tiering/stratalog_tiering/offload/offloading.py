@@ -7,13 +7,14 @@ A hot copy is dropped only while the committed manifest covers it and the cold c
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from stratalog_core.errors import Corrupt, StratalogError
 from stratalog_core.object_lock import ObjectLock
 from stratalog_metadata.records import ManifestPointer, TierStatus, tier_status_key
 from stratalog_tiering.cold.segment_check import check_presence
 from stratalog_tiering.core.commands import Guards, commit_segment, drop_ledgers
+from stratalog_tiering.core.damage import may_be_damaged
 from stratalog_tiering.core.locks import new_lock
 from stratalog_tiering.core.offload_job import OffloadJob, offloaded_key
 from stratalog_tiering.core.partition import PartitionSnapshot, StoredLedger, is_cold
@@ -127,22 +128,21 @@ async def drop_hot(ports: WorkerPorts, state: PartitionSnapshot, ledgers: Sequen
     await drop(ports, state, ledgers, guards)
 
 
-def _known_damage(ports: WorkerPorts, pointer: ManifestPointer) -> Collection[str]:
-    """Keys of the partition's objects that the continuous scrub could not repair yet. Without it nobody corrects them."""
+def _known_damage(ports: WorkerPorts, pointer: ManifestPointer) -> Sequence[str]:
+    """Keys of damage that the continuous scrub has not repaired yet, as in the status. Without it nobody corrects them."""
     status = ports.metadata.view.find(TierStatus, tier_status_key(pointer.topic_id, pointer.index))
     return status.unrepaired if status is not None and ports.settings.scrub_interval_ms else ()
 
 
-async def _check_cold_copy(
-    ports: WorkerPorts, manifest: Manifest, offset: int, end_offset: int, damaged: Collection[str]
-) -> int:
+async def _check_cold_copy(ports: WorkerPorts, manifest: Manifest, offset: int, end_offset: int, damaged: Sequence[str]) -> int:
     """Check the segments from ``offset`` to ``end_offset`` or beyond; returns the end of the last one."""
     while offset < end_offset:
         entry = await ports.source.segment_at(manifest, offset)
         if entry is None:
             raise Corrupt(f"version {manifest.version} of the manifest does not cover offset {offset}: the hot copy stays")
-        if entry.key in damaged:
-            raise Corrupt(f"{entry.key} is damaged, and not repaired yet: the hot copy stays", key=entry.key)
+        if may_be_damaged(entry.key, damaged):
+            problem = "is damaged" if entry.key in damaged else "may be one of the partition's many objects that are damaged"
+            raise Corrupt(f"{entry.key} {problem}, and not repaired yet: the hot copy stays", key=entry.key)
         footer, _ = await check_presence(ports.store, ports.source, entry)
         await ports.source.check_data_key(footer)
         offset = entry.end_offset

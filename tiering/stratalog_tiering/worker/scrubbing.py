@@ -2,7 +2,8 @@
 
 Every segment is read once in each interval, at a time that its key decides (``core/scrub_times.py``), with its own limit on the
 rate. When one is due, the partition's manifest, pages and lists are checked, too. Each finding is confirmed against the newest
-manifest, logged, counted, and repaired as ``stratalog tier scrub --repair`` does.
+manifest, logged, counted, and repaired as ``stratalog tier scrub --repair`` does. A damaged segment is written to the
+partition's status at once, because hot copies are dropped by it.
 """
 
 from __future__ import annotations
@@ -10,22 +11,26 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Collection, Mapping, Sequence, Set
+from dataclasses import dataclass, field
 from typing import Final
 from uuid import UUID
 
 import msgspec
 
-from stratalog_core.errors import StorageFailed, StratalogError
+from stratalog_core.errors import OutcomeUnknown, StratalogError, Unavailable
+from stratalog_metadata.client.guarded_updates import decide_again
 from stratalog_metadata.records import ManifestPointer, TierStatus, Topic, log_key, manifest_pointer_key, tier_status_key
 from stratalog_metadata.state.commands import ABSENT, Command, Put, VersionIs
 from stratalog_tiering.cold.bucket_scrub import BucketScrub, FoundTopic
+from stratalog_tiering.cold.segment_check import NOT_RETURNED, require_answers
 from stratalog_tiering.cold.verifier import Structure, Verifier
 from stratalog_tiering.copies.copying import CopyLimits
 from stratalog_tiering.copies.hot_repair import HotLedgers
 from stratalog_tiering.copies.repair import Repair, Repairer, RepairSources
-from stratalog_tiering.core.damage import HIDES_REFERENCES, REMEDIES, Damage, Finding
+from stratalog_tiering.core.damage import HIDES_REFERENCES, REMEDIES, REMEMBERED_MAX, Damage, Finding, remembered
 from stratalog_tiering.core.scrub_times import begin_ms, is_due, pause_s
 from stratalog_tiering.format.manifest import SegmentEntry
+from stratalog_tiering.format.object_keys import parse_segment_key
 from stratalog_tiering.metrics import ScrubMetrics
 from stratalog_tiering.offload.ports import Throttle, WorkerPorts
 from stratalog_tiering.offload.topic_descriptors import descriptor_of
@@ -33,8 +38,15 @@ from stratalog_tiering.worker.leases import WorkerLeases, partition_lease
 
 _log = logging.getLogger(__name__)
 _FAILED_PAUSE_S: Final = 60.0
-_REMEMBERED_MAX: Final = 50
-"""Damaged objects of a partition whose keys are kept in its status, for the worker that scrubs it next."""
+
+
+@dataclass(slots=True, kw_only=True)
+class _Checked:
+    """The results of one pass. ``unreadable`` and ``unanswered`` are keys of segments that could not be checked."""
+
+    findings: list[Finding]
+    unreadable: set[str] = field(default_factory=set)
+    unanswered: set[str] = field(default_factory=set)
 
 
 class ScrubWork:
@@ -53,6 +65,10 @@ class ScrubWork:
 
         The partition's status has them, too, so that a restart does not end an alert.
         """
+        self._suspected: dict[str, set[str]] = {}
+        """By name of the partition: keys of segments that were found damaged in a pass that has not ended, or failed."""
+        self._unanswered: dict[str, Collection[str]] = {}
+        """By name of the partition: keys of segments about which the store did not answer in the last pass."""
 
     def count_lag(self) -> None:
         """Set the gauges."""
@@ -83,24 +99,25 @@ class ScrubWork:
     def _forget_all_but(self, names: Set[str]) -> None:
         """Forget the partitions of deleted topics, which would be behind for ever."""
         for gone in self._done_ms.keys() - names:
-            del self._done_ms[gone]
-            self._unrepaired.pop(gone, None)
+            self._forget(gone)
+
+    def _forget(self, name: str) -> None:
+        for known in (self._done_ms, self._unrepaired, self._suspected, self._unanswered):
+            known.pop(name, None)
 
     async def _look_at(self, topic: Topic, index: int) -> bool:
         """Scrub what is due of one partition, if it is this worker's; False if that failed and is to be repeated."""
         name = partition_lease(topic.topic_id, index)
         if not self._leases.is_ours(name):
-            self._done_ms.pop(name, None)
-            self._unrepaired.pop(name, None)
+            self._forget(name)
             return True
         until_ms = self._ports.clock.wall_ms()
-        after_ms = self._done_ms.setdefault(name, begin_ms(until_ms, self._interval_ms))
+        if name not in self._done_ms:
+            self._begin(topic, index, name, until_ms)
+        after_ms = self._done_ms[name]
         try:
-            if name not in self._unrepaired:
-                status = self._ports.metadata.view.find(TierStatus, tier_status_key(topic.topic_id, index))
-                self._unrepaired[name] = frozenset(status.unrepaired if status is not None else ())
             is_whole = await self._scrub(topic, index, name, after_ms, until_ms)
-            await self._remember(topic, index, self._unrepaired[name])
+            await self._remember(topic, index, name)
             if not is_whole:
                 return False
         except StratalogError as failure:
@@ -112,52 +129,94 @@ class ScrubWork:
             _log.exception("scrub of %s-%d failed with an unexpected error; it will be retried", topic.name, index)
             return False
         self._done_ms[name] = until_ms
-        return True
+        return not self._unanswered.get(name)
+
+    def _begin(self, topic: Topic, index: int, name: str, now_ms: int) -> None:
+        """Begin with the damage that the partition's status names; if it has no room for more, look for the rest again."""
+        status = self._ports.metadata.view.find(TierStatus, tier_status_key(topic.topic_id, index))
+        self._unrepaired[name] = frozenset(status.unrepaired if status is not None else ())
+        is_full = len(self._unrepaired[name]) >= REMEMBERED_MAX
+        self._done_ms[name] = now_ms - self._interval_ms if is_full else begin_ms(now_ms, self._interval_ms)
 
     async def _scrub(self, topic: Topic, index: int, name: str, after_ms: int, until_ms: int) -> bool:
         """Scrub what is due. False if a repair may show more of it."""
-        pointer, damaged = self._pointer(topic.topic_id, index), frozenset(self._unrepaired[name])
+        pointer, known = self._pointer(topic.topic_id, index), frozenset(self._unrepaired[name])
         if pointer is None:
-            self._unrepaired[name] = frozenset()
-        if pointer is None or not (damaged or await self._any_due(pointer, after_ms, until_ms)):
+            self._set_damage(name, (), ())
+            return True
+        again = known.union(self._suspected.get(name, ()), self._unanswered.get(name, ()))
+        if not (again or await self._any_due(pointer, after_ms, until_ms)):
             return True
         verifier = Verifier(self._ports.store, self._ports.background, take=self._take)
         structure = await verifier.structure(topic.name, pointer)
-        findings, unreadable = list(structure.findings), set[str]()
+        checked = _Checked(findings=list(structure.findings))
         for entry in structure.segments:
-            if entry.key in damaged or is_due(entry.key, after_ms, until_ms, self._interval_ms):
-                try:
-                    findings += await self._check(verifier, structure, entry)
-                except StorageFailed as failure:  # as without the key that protects its data key
-                    unreadable.add(entry.key)
-                    self._report_unreadable(topic, index, entry, failure, is_known=entry.key in damaged)
-        if findings:
-            findings = await self._confirmed(topic, index, findings)
-        repairs = await self._repair(topic, index, findings, damaged) if findings else {}
-        self._unrepaired[name] = unreadable.union(key for (_, key), made in repairs.items() if made.source is None)
+            if entry.key in again or is_due(entry.key, after_ms, until_ms, self._interval_ms):
+                is_sound = await self._check(topic, pointer, verifier, structure, entry, again, checked)
+                if not is_sound and entry.key not in known:
+                    self._suspected.setdefault(name, set()).add(entry.key)
+                    await self._remember(topic, index, name)
+        findings = await self._confirmed(topic, index, checked.findings) if checked.findings else []
+        repairs = await self._repair(topic, index, findings, known) if findings else {}
+        unrepaired = {key for (_, key), made in repairs.items() if made.source is None}
+        self._set_damage(name, unrepaired | checked.unreadable | _hidden(structure, again), checked.unanswered)
         return not any(kind in HIDES_REFERENCES and made.source is not None for (kind, _), made in repairs.items())
 
-    def _report_unreadable(
-        self, topic: Topic, index: int, entry: SegmentEntry, failure: StorageFailed, *, is_known: bool
-    ) -> None:
-        """Count a segment that nobody can check as damage that is not repaired, until it can be checked."""
-        if not is_known:
-            self._counters.findings += 1
-            _log.error("scrub of %s-%d: %s cannot be checked: %s", topic.name, index, entry.key, failure.message)
+    def _set_damage(self, name: str, unrepaired: Collection[str], unanswered: Collection[str]) -> None:
+        self._unrepaired[name], self._unanswered[name] = frozenset(unrepaired), frozenset(unanswered)
+        self._suspected.pop(name, None)
 
-    async def _remember(self, topic: Topic, index: int, damaged: Collection[str]) -> None:
+    async def _check(
+        self,
+        topic: Topic,
+        pointer: ManifestPointer,
+        verifier: Verifier,
+        structure: Structure,
+        entry: SegmentEntry,
+        again: Set[str],
+        checked: _Checked,
+    ) -> bool:
+        """Check one segment. False if it is damaged, or nobody can check it. ``again`` has those that were not sound before.
+
+        Raises what the store raises if it answers no request.
+        """
+        place = f"scrub of {topic.name}-{pointer.index}: {entry.key}"
+        try:
+            found = [each async for each in verifier.segment(entry, structure.proofs)]
+        except NOT_RETURNED as failure:
+            await require_answers(self._ports.store, pointer.object_key)
+            if isinstance(failure, OutcomeUnknown | Unavailable) and entry.key not in again:
+                self._counters.failures += 1
+                _log.warning("%s is checked again soon: %s", place, failure.message)
+                checked.unanswered.add(entry.key)
+                return True
+            # It counts as damage that is not repaired, until it can be checked.
+            if entry.key not in self._unrepaired[partition_lease(topic.topic_id, pointer.index)]:
+                self._counters.findings += 1
+                _log.error("%s cannot be checked: %s", place, failure.message)
+            checked.unreadable.add(entry.key)
+            return False
+        self._counters.segments_checked += 1
+        self._counters.checked_bytes += entry.stored_bytes
+        checked.findings += found
+        return not found
+
+    async def _remember(self, topic: Topic, index: int, name: str) -> None:
         """Write the damage that is known of a partition to its status, if that has changed."""
-        view, key = self._ports.metadata.view, tier_status_key(topic.topic_id, index)
-        status, log = view.get(key), view.get(log_key(topic.topic_id, index))
+        keys = remembered({*self._unrepaired[name], *self._suspected.get(name, ())})
+        await decide_again(f"the status of {name}", lambda: self._write_damage(topic.topic_id, index, keys))
+
+    async def _write_damage(self, topic_id: UUID, index: int, keys: tuple[str, ...]) -> None:
+        view, key = self._ports.metadata.view, tier_status_key(topic_id, index)
+        status, log = view.get(key), view.get(log_key(topic_id, index))
         before = view.find(TierStatus, key)
-        keys = tuple(sorted(damaged)[:_REMEMBERED_MAX])
         if log is None or keys == (before.unrepaired if before is not None else ()):
             return
         worker_id = self._ports.settings.worker_id
-        made = before or TierStatus(topic_id=topic.topic_id, index=index, worker_id=worker_id)
+        made = before or TierStatus(topic_id=topic_id, index=index, worker_id=worker_id)
         requirements = (
             VersionIs(key=key, version=status.version if status is not None else ABSENT),
-            VersionIs(key=log_key(topic.topic_id, index), version=log.version),
+            VersionIs(key=log_key(topic_id, index), version=log.version),
         )
         updates = (Put(record=msgspec.structs.replace(made, unrepaired=keys)),)
         await self._ports.metadata.propose(Command(updates=updates, requirements=requirements))
@@ -175,12 +234,6 @@ class ScrubWork:
         except StratalogError:
             return True
         return False
-
-    async def _check(self, verifier: Verifier, structure: Structure, entry: SegmentEntry) -> list[Finding]:
-        findings = [found async for found in verifier.segment(entry, structure.proofs)]
-        self._counters.segments_checked += 1
-        self._counters.checked_bytes += entry.stored_bytes
-        return findings
 
     async def _confirmed(self, topic: Topic, index: int, findings: Sequence[Finding]) -> list[Finding]:
         """``findings`` without those of objects that left the history while it was scrubbed."""
@@ -220,3 +273,11 @@ class ScrubWork:
             elif key not in known:
                 _log.error("%s: not repaired: %s; %s", place, made.problem, REMEDIES[kind])
         return repairs
+
+
+def _hidden(structure: Structure, known: Collection[str]) -> set[str]:
+    """The segments among ``known`` that an unreadable part of the structure may hide."""
+    if not any(found.kind in HIDES_REFERENCES for found in structure.findings):
+        return set()
+    shown = {entry.key for entry in structure.segments}
+    return {key for key in known if parse_segment_key(key) is not None and key not in shown}

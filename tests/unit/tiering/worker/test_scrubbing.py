@@ -15,10 +15,12 @@ from unit.tiering.worker.test_copying import is_copied, segments_of
 from unit.tiering.worker.test_deleted_topics import delete
 from unit.tiering.worker.test_worker import Batches, Cluster
 
-from stratalog_core.errors import Conflict, Unavailable
+from stratalog_core.errors import Conflict, OutcomeUnknown, Refused, StratalogError, Unavailable
 from stratalog_core.system import SystemClock, ThreadBackground
-from stratalog_metadata.records import TierStatus, tier_status_key
+from stratalog_metadata.records import TierRequest, TierStatus, tier_status_key
+from stratalog_metadata.state.commands import Command, Put
 from stratalog_tiering.copies.hot_repair import HotLedgers
+from stratalog_tiering.core.damage import REMEMBERED_MAX
 from stratalog_tiering.metrics import ScrubMetrics
 from stratalog_tiering.store import ObjectStore, open_store
 from stratalog_tiering.worker.worker import TieringWorker
@@ -162,6 +164,119 @@ async def test_the_hot_copy_stays_while_damage_of_the_cold_one_is_not_repaired(
         assert [ref.base_offset for ref in cluster.log().ledgers] == [0, 10, 20]
     await cluster.until(lambda: not cluster.log().ledgers)
     await until(lambda: scrubbed(worker).repaired == 1)
+
+
+async def test_the_hot_copy_stays_while_the_damage_of_the_cold_one_is_being_repaired(
+    cluster: Cluster, make_batches: Batches, store_directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, resumed, rewrite = asyncio.Event(), asyncio.Event(), HotLedgers.rewrite
+
+    async def slowly(*arguments: Any) -> str:
+        begun.set()
+        await resumed.wait()
+        return await rewrite(*arguments)
+
+    monkeypatch.setattr(HotLedgers, "rewrite", slowly)
+    await offloaded(cluster, make_batches, 3, deletion_lag_ms=HOUR_MS)
+    alter(segments_of(store_directory)[1])
+    worker = await cluster.start_worker(scrub_interval_ms=INTERVAL_MS, deletion_lag_ms=HOUR_MS)
+    await begun.wait()
+    request = TierRequest(topic_id=cluster.topic.topic_id, index=0, end_offset=30, delete_hot=True)
+    await cluster.metadata.propose(Command(updates=(Put(record=request),)))
+    await cluster.until(lambda: "is damaged" in cluster.last_error() or not cluster.log().ledgers)
+    assert [ref.base_offset for ref in cluster.log().ledgers] == [0, 10, 20]
+    resumed.set()
+    await cluster.until(lambda: not cluster.log().ledgers)
+    assert (scrubbed(worker).repaired, scrubbed(worker).findings) == (1, 1)
+
+
+async def fill_status(cluster: Cluster) -> None:
+    """Let the next worker check all segments in its first pass, because its predecessor had no room for more damage."""
+    gone = tuple(f"segments/{number:020d}" for number in range(REMEMBERED_MAX))
+    status = TierStatus(topic_id=cluster.topic.topic_id, index=0, worker_id="before", unrepaired=gone)
+    await cluster.metadata.propose(Command(updates=(Put(record=status),)))
+
+
+async def test_damage_that_the_status_has_no_room_for_is_found_again(
+    cluster: Cluster, make_batches: Batches, store_directory: Path
+) -> None:
+    """By a worker that takes the partition over, although the segment is not due."""
+    await offloaded(cluster, make_batches, 3)
+    damaged = segments_of(store_directory)[1]
+    alter(damaged)
+    await fill_status(cluster)
+    await cluster.start_worker(scrub_interval_ms=30 * 24 * HOUR_MS)
+    await cluster.until(lambda: [key.endswith(damaged.name) for key in status_of(cluster).unrepaired] == [True])
+
+
+async def test_damage_stays_reported_while_the_manifest_is_damaged(
+    cluster: Cluster, make_batches: Batches, store_directory: Path
+) -> None:
+    await offloaded(cluster, make_batches, 3)
+    alter(segments_of(store_directory)[1])
+    worker = await cluster.start_worker(scrub_interval_ms=INTERVAL_MS)
+    await until(lambda: scrubbed(worker).unrepaired == 1)
+    alter(store_directory / cluster.pointer().object_key)
+    await until(lambda: scrubbed(worker).unrepaired == 2)
+
+
+def fail_at(cluster: Cluster, place: Path, failure: StratalogError) -> None:
+    """Let the store answer any request about one object with ``failure``."""
+    cluster.store.before = lambda name, key: failure if Path(key).name == place.name else None
+
+
+@pytest.mark.parametrize("failure", [Refused("archived"), Unavailable("no read quorum"), OutcomeUnknown("no answer")])
+async def test_a_segment_that_the_store_does_not_return_is_reported_and_the_others_are_repaired(
+    cluster: Cluster, make_batches: Batches, store_directory: Path, failure: StratalogError
+) -> None:
+    await offloaded(cluster, make_batches, 4, deletion_lag_ms=HOUR_MS)
+    damaged, unread, *_ = segments_of(store_directory)
+    alter(damaged)
+    fail_at(cluster, unread, failure)
+    worker = await cluster.start_worker(scrub_interval_ms=INTERVAL_MS, deletion_lag_ms=HOUR_MS)
+    await until(lambda: (scrubbed(worker).repaired, scrubbed(worker).unrepaired) == (1, 1))
+    await cluster.until(lambda: [key.endswith(unread.name) for key in status_of(cluster).unrepaired] == [True])
+    await until(lambda: scrubbed(worker).behind_seconds < 1)
+    cluster.store.before = lambda name, key: None
+    await until(lambda: scrubbed(worker).unrepaired == 0)
+    assert scrubbed(worker).findings == 2
+
+
+async def test_a_segment_about_which_the_store_did_not_answer_once_is_checked_again_soon(
+    cluster: Cluster, make_batches: Batches, store_directory: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    await offloaded(cluster, make_batches, 3)
+    _, unread, _ = segments_of(store_directory)
+    failures: list[StratalogError] = [Unavailable("busy")]
+    worker = await cluster.start_worker(scrub_interval_ms=INTERVAL_MS)
+    cluster.store.before = lambda name, key: failures.pop() if failures and Path(key).name == unread.name else None
+    await until(lambda: "is checked again soon: busy" in caplog.text)
+    checked = scrubbed(worker).segments_checked
+    await until(lambda: scrubbed(worker).segments_checked > checked + 3)
+    assert (scrubbed(worker).findings, scrubbed(worker).unrepaired) == (0, 0)
+
+
+async def test_damage_that_was_found_before_the_store_was_away_is_repaired_when_it_is_back(
+    cluster: Cluster, make_batches: Batches, store_directory: Path
+) -> None:
+    await offloaded(cluster, make_batches, 3, deletion_lag_ms=HOUR_MS)
+    damaged, unread, _ = segments_of(store_directory)
+    alter(damaged)
+    is_away = False
+
+    def before(name: str, key: str) -> StratalogError | None:
+        nonlocal is_away
+        is_away = is_away or Path(key).name == unread.name
+        return Unavailable("away") if is_away else None
+
+    cluster.store.before = before
+    await fill_status(cluster)
+    worker = await cluster.start_worker(scrub_interval_ms=INTERVAL_MS, deletion_lag_ms=HOUR_MS)
+    await until(lambda: scrubbed(worker).failures > 1)
+    assert any(key.endswith(damaged.name) for key in status_of(cluster).unrepaired)
+    cluster.store.before = lambda name, key: None
+    await until(lambda: scrubbed(worker).repaired == 1)
+    assert scrubbed(worker).findings == 1
 
 
 async def test_damage_without_another_copy_is_reported_once_and_until_it_is_gone(
