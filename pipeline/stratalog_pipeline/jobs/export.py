@@ -41,6 +41,7 @@ from stratalog_pipeline.scan_plan import wanted_partitions
 from stratalog_pipeline.value_formats.values import Values, check_same_values, resolve
 from stratalog_tiering.cold.proofs import prove_growth
 from stratalog_tiering.format.manifest import Manifest, SegmentEntry
+from stratalog_tiering.store import Upload
 
 FILES_PER_TASK: Final = 64
 
@@ -163,7 +164,7 @@ def conflict_if_finished(out: Bucket, run: int) -> Iterator[None]:
 
 def finish_run(out: Bucket, journal: Journal, files: list[WrittenFile]) -> None:
     """Record that the run is complete. All of its files are complete, so an open upload belongs to an attempt that died."""
-    out.run(_abort_uploads(out))
+    _abort_uploads(out, journal.last_run)
     journal.finish(files)
 
 
@@ -172,15 +173,22 @@ async def _present(out: Bucket, plan: Plan) -> set[str]:
     return {file.key for file in plan.files} & {info.key async for info in out.store.list("topic=")}
 
 
-async def _abort_uploads(out: Bucket) -> None:
+def _abort_uploads(out: Bucket, run: int) -> None:
     """Abort the uploads that an interrupted run, or tasks that died, left behind.
 
     Not before the run is complete: an upload may be one of another process that writes the run, too. Others below the target
-    are not ours, such as those of a job that maintains the table of Iceberg there.
+    are not ours, such as those of a job that maintains the table of Iceberg there, or of a later run, if another process has
+    finished this one.
     """
-    for upload in [upload async for upload in out.store.list_uploads()]:
-        if is_file_key(upload.key):
-            await out.store.abort_upload(upload)
+    uploads = out.run(_uploads_of_files(out))
+    if uploads:
+        # After the listing: a run has a plan before it has uploads.
+        later = Journal(out).keys_after(run)
+        out.run(bounded_map(out.store.abort_upload, [each for each in uploads if each.key not in later], REQUESTS_MAX))
+
+
+async def _uploads_of_files(out: Bucket) -> list[Upload]:
+    return [upload async for upload in out.store.list_uploads() if is_file_key(upload.key)]
 
 
 def plan_export(bucket: Bucket, options: ReadOptions, journal: Journal, *, allow_gaps: bool, has_place: bool = False) -> Plan:

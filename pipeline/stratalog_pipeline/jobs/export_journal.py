@@ -161,6 +161,10 @@ class Journal:
         """The id of each topic that was exported before."""
         return {file.topic: file.topic_id for plan in self._plans.values() for file in plan.files}
 
+    def keys_after(self, run: int) -> set[str]:
+        """The keys of the files of all later runs."""
+        return {file.key for number, plan in self._plans.items() if number > run for file in plan.files}
+
     def begin(self, plan: Plan) -> None:
         """Record a new run. Raises ``Conflict`` if another export has started one."""
         number = self.last_run + 1

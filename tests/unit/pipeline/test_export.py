@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from stratalog_core.batches.records import Record, build_batch
-from stratalog_core.errors import Conflict, Corrupt, Invalid, NotFound, Refused
+from stratalog_core.errors import Conflict, Corrupt, Invalid, NoSuchObject, NotFound, Refused
 from stratalog_pipeline.bucket import Bucket
 from stratalog_pipeline.jobs import export_files
 from stratalog_pipeline.jobs.export import (
@@ -185,6 +185,27 @@ def test_the_upload_of_a_task_that_died_is_not_left_behind(exporter: Exporter, t
     exporter.run()
     assert exporter.out.run(open_uploads()) == others, "those of other writers go on"
     assert offsets(target) == {0: list(range(100)), 1: list(range(30))}
+
+
+def test_the_uploads_of_the_next_run_are_not_those_of_this_one(
+    cold_bucket: ColdBucket, exporter: Exporter, target: Path
+) -> None:
+    """Two processes write a run. One finishes it, and the next run has begun when the other one is as far."""
+    journal, plan = exporter.plan()
+    journal.begin(plan)
+    slower = Journal(exporter.out)
+    finish_run(exporter.out, journal, exporter.write(exporter.tasks(plan)))
+    cold_bucket.extend("flights", 0, batches(100, 20))
+    journal, more = exporter.plan()
+    journal.begin(more)
+    store, ours = exporter.out.store, more.files[0].key
+    upload = exporter.out.run(store.create_upload(ours, export_files.PART_BYTES))
+    died = exporter.out.run(store.create_upload(plan.files[0].key, export_files.PART_BYTES))
+    part = exporter.out.run(store.put_part(upload, 1, [b"PAR1"]))
+    finish_run(exporter.out, slower, exporter.write(exporter.tasks(plan)))
+    assert exporter.out.run(store.complete_upload(upload, [part])) is not None
+    with pytest.raises(NoSuchObject):
+        exporter.out.run(store.put_part(died, 1, [b"PAR1"]))
 
 
 def test_a_file_that_differs_from_the_bucket_is_not_taken_for_the_export(exporter: Exporter, target: Path) -> None:
