@@ -269,22 +269,35 @@ class _FramedProtobuf:
     def __init__(self, registry: Registry, messages: ProtobufMessages) -> None:
         self._registry = registry
         self._messages = messages
+        self._place = messages.place
         self._files: _ById[bytes] = _ById(self._file)
+        self._names: dict[tuple[int, tuple[int, ...]], str] = {}
+        """Names of messages by schema id and message indexes."""
 
     def decode(self, content: bytes) -> Any:
         schema_id, body = _schema_id(content)
         indexes, length = _indexes(body)
-        if indexes != self._messages.place:
-            self._check_name(schema_id, indexes)
-        return self._messages.decode(body[length:])
-
-    def _check_name(self, schema_id: int, indexes: tuple[int, ...]) -> None:
-        """Raise ``ValueError`` unless the message had these indexes when the value was written."""
-        from stratalog_pipeline.value_formats.protobuf import message_name
-
-        name = message_name(self._files.of(schema_id), indexes)
+        name = self._names.get((schema_id, indexes))
+        if name is None:
+            name = self._names[schema_id, indexes] = self._name(schema_id, indexes)
         if name != self._messages.name:
             raise ValueError(f"it is message {name}, not {self._messages.name}")
+        return self._messages.decode(body[length:])
+
+    def _name(self, schema_id: int, indexes: tuple[int, ...]) -> str:
+        """The name of the message that had these indexes when the value was written. Raises ``ValueError`` if none had.
+
+        If that schema is unknown or unusable, as one with ``edition`` is, its messages may only be where the reader's are.
+        """
+        from stratalog_pipeline.value_formats.protobuf import message_name
+
+        if indexes != self._place:
+            return message_name(self._files.of(schema_id), indexes)
+        try:
+            file = self._file(schema_id)
+        except (NotFound, _Unusable):
+            return self._messages.name
+        return message_name(file, indexes)
 
     def _file(self, schema_id: int) -> bytes:
         found = self._registry.by_id(schema_id, of_protobuf=True)

@@ -551,9 +551,36 @@ def test_a_message_of_protobuf_may_have_had_another_place_in_its_file() -> None:
         seen.clear()
         rows = decoded(found, new, old, *bad, *bad, old)
         assert [each["value"] for each in rows] == [{"id": 7}, {"id": 7}, *[None] * 10, {"id": 7}]
-        assert len(seen) == 5, "an id is asked for once, and only if the indexes are not those of the latest version"
+        assert len(seen) == 6, "an id is asked for once"
         with pytest.raises(Corrupt, match=r"orders-3, offset 70: .* it is message shop\.Audit\.Order, not shop\.Order"):
             decoded(values(**options), bad[0])
+
+
+def test_another_message_of_protobuf_may_have_had_the_place_of_the_wanted_one() -> None:
+    """Its fields have the same numbers, so it would decode. A schema that cannot be used says nothing against a value."""
+    order, audit = "message Order { int64 id = 1; }", "message Audit { int64 at = 1; }"
+    head = 'syntax = "proto3"; package shop; '
+    registered = {
+        "/subjects/orders-value/versions/latest?format=serialized": f"{head}{audit} {order}",
+        "/schemas/ids/1?format=serialized": f"{head}{order} {audit}",
+        "/schemas/ids/2?format=serialized": f"{head}{audit} {order}",
+        "/schemas/ids/3?format=serialized": f"{head}{order}",
+        "/schemas/ids/4?format=serialized": "edition",
+    }
+    answers: dict[str, tuple[int, Any]] = {
+        path: (200, {"schema": text, "schemaType": "PROTOBUF"}) for path, text in registered.items()
+    }
+    second = b"\x02\x02\x08\x07"
+    seen: list[str | None] = []
+    with serving(answers, seen) as url:
+        options = {"value_format": "protobuf", "value_registry": url, "value_message": "shop.Order"}
+        found = values(**options, value_mode="permissive")
+        seen.clear()
+        rows = decoded(found, *(framed(schema_id, second) for schema_id in (1, 2, 3, 4, 5, 1, 2, 4, 5)))
+        assert [each["value"] for each in rows] == [None, {"id": 7}, None, *[{"id": 7}] * 2, None, *[{"id": 7}] * 3]
+        assert len(seen) == 5, "an id is asked for once"
+        with pytest.raises(Corrupt, match=r"it is message shop\.Audit, not shop\.Order"):
+            decoded(values(**options), framed(1, second))
 
 
 @pytest.mark.parametrize(
