@@ -54,14 +54,9 @@ def named(names: str, array: list[Any]) -> dict[str, Any]:
     return dict(zip(names.split(), array, strict=False))
 
 
-def _crc_table() -> list[int]:
-    table = list(range(256))
-    for _ in range(8):
-        table = [value >> 1 ^ (0x82F63B78 if value & 1 else 0) for value in table]
-    return table
-
-
-CRC_TABLE = _crc_table()
+CRC_TABLE = list(range(256))
+for _ in range(8):
+    CRC_TABLE = [value >> 1 ^ (0x82F63B78 if value & 1 else 0) for value in CRC_TABLE]
 
 
 def crc32c(content: bytes) -> int:
@@ -252,8 +247,16 @@ class Varints(Unpacker):
 def topics(root: Path) -> Iterator[dict[str, Any]]:
     """The newest descriptor of each topic that is not deleted."""
     for directory in sorted(path for path in (root / "topics").iterdir() if path.is_dir()):
-        if not directory.with_suffix(".deleted").exists():
-            yield json.loads(min(directory.glob("*.json")).read_bytes())
+        for newest in sorted(directory.glob("*.json"))[:1]:
+            topic, marker = json.loads(newest.read_bytes()), directory.with_suffix(".deleted")
+            if not marker.exists() or ("detached" in topic and was_undone(json.loads(marker.read_bytes()), topic["detached"])):
+                yield topic
+
+
+def was_undone(marker: dict[str, Any], detached: dict[str, Any]) -> bool:
+    """Whether the topic was detached after the deletion had been undone. Then its marker was written late, and is ignored."""
+    is_of_same_cluster = marker.get("cluster_id") == detached["cluster_id"]
+    return is_of_same_cluster and marker.get("deletion_version", 0) < detached["topic_version"]
 
 
 def segments(root: Path, topic_id: str, partition: int) -> Iterator[dict[str, Any]]:
@@ -288,11 +291,8 @@ def main(directory: str, topic: str = "") -> None:
     for found in topics(Path(directory)):
         for partition in range(found["partition_count"] if topic in ("", found["name"]) else 0):
             for record in partition_records(Path(directory), found["topic_id"].replace("-", ""), partition):
-                print(json.dumps({"topic": found["name"], "partition": partition, **record}, default=_text))
-
-
-def _text(content: bytes) -> str:
-    return content.decode(errors="replace")
+                line = {"topic": found["name"], "partition": partition, **record}
+                print(json.dumps(line, default=lambda content: content.decode(errors="replace")))
 
 
 if __name__ == "__main__":

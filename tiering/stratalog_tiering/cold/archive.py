@@ -1,8 +1,9 @@
 """Reads a bucket without metadata: its topics, and the committed manifest of each partition.
 
-The newest commit marker names the committed manifest. A manifest object without a marker is ignored: it may have lost its
-race, or its worker may have died between commit and marker. No record is missed by that, because a hot copy is dropped only
-after the marker of a version that covers it was written. Writes nothing.
+The newest ``.version`` or ``.committed`` object says which manifest was committed last: the former is that manifest, the
+latter a marker that names it. A ``.manifest`` object without a marker is ignored: it may have lost its race, or its worker may
+have died between commit and marker. No record is missed by that, because a hot copy is dropped only after one of the two was
+written for a version that covers it. Writes nothing.
 """
 
 from __future__ import annotations

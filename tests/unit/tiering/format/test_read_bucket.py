@@ -124,3 +124,26 @@ async def test_it_prints_the_records_of_a_whole_bucket(
     assert {(record["topic"], record["partition"]) for record in printed} == {("flights", 0)}
     example.main(str(store_directory), "another")
     assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize(
+    ("deletion", "is_listed"),
+    [
+        ({"cluster_id": "c1", "deletion_version": 4}, True),
+        ({"cluster_id": "c1", "deletion_version": 6}, False),
+        ({"cluster_id": "c2", "deletion_version": 4}, False),
+        ({}, False),
+    ],
+)
+def test_a_late_marker_does_not_hide_a_topic_that_was_detached(
+    tmp_path: Path, deletion: dict[str, Any], is_listed: bool
+) -> None:
+    """As object-keys.md says: only a deletion that its cluster had undone before the topic was detached is ignored."""
+    detached = {"name": "flights", "detached": {"cluster_id": "c1", "topic_version": 5}}
+    for topic, descriptor in (("aa", detached), ("bb", {"name": "clicks"}), ("cc", {"name": "kept"})):
+        (tmp_path / "topics" / topic).mkdir(parents=True)
+        (tmp_path / "topics" / topic / "ff-1.json").write_text(json.dumps(descriptor))
+    for topic in ("aa", "bb"):
+        (tmp_path / "topics" / f"{topic}.deleted").write_text(json.dumps(deletion))
+    names = [topic["name"] for topic in example.topics(tmp_path)]
+    assert names == (["flights", "kept"] if is_listed else ["kept"])
