@@ -15,12 +15,12 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Final, TypeVar
 
-from stratalog_core.errors import Corrupt, Invalid, NoSuchObject
+from stratalog_core.errors import Corrupt, Invalid, NoSuchObject, StratalogError
 from stratalog_core.ports import Background
 from stratalog_metadata.records import ManifestPointer
 from stratalog_tiering.cold.archive import Archive
 from stratalog_tiering.cold.manifest_source import ManifestSource
-from stratalog_tiering.cold.segment_check import Take, block_leaves, check_segment, unlimited
+from stratalog_tiering.cold.segment_check import NOT_RETURNED, Take, block_leaves, check_segment, unlimited
 from stratalog_tiering.core.damage import Damage, Finding, judge_manifest, judge_page, page_finding, segment_finding
 from stratalog_tiering.format.descriptor import TopicDescriptor
 from stratalog_tiering.format.erased_leaves import restore_leaves
@@ -55,6 +55,8 @@ class Progress:
 
 
 OnProgress = Callable[[Progress], None]
+OnNotReturned = Callable[[str, StratalogError], Awaitable[None]]
+"""Takes a key, and one of ``NOT_RETURNED``. Raises if the store is away."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,13 +71,15 @@ class PartitionReport:
 class Structure:
     """The content of a committed manifest: live segments in offset order, and the tree. None and empty if it is unreadable.
 
-    ``segments`` lack those of unreadable pages; ``proofs`` is None if the tree cannot be read whole.
+    ``segments`` lack those of unreadable pages; ``proofs`` is None if the tree cannot be read whole. ``not_returned`` are the
+    keys of parts that the store did not return.
     """
 
     manifest: Manifest | None = None
     segments: tuple[SegmentEntry, ...] = ()
     proofs: TreeProofs | None = None
     findings: tuple[Finding, ...] = ()
+    not_returned: frozenset[str] = frozenset()
 
 
 class Verifier:
@@ -89,8 +93,13 @@ class Verifier:
         reads_at_once: int = READS_AT_ONCE,
         on_progress: OnProgress = lambda _: None,
         take: Take = unlimited,
+        on_not_returned: OnNotReturned | None = None,
     ) -> None:
-        """``take`` is awaited for all bytes that are read; it limits their rate."""
+        """``take`` is awaited for all bytes that are read; it limits their rate.
+
+        ``on_not_returned`` is awaited for each page, list and earlier version that the store does not return, and the rest is
+        verified. Without it the error is raised.
+        """
         self._store = store
         self._source = ManifestSource(store)
         self._archive = Archive(store)
@@ -98,6 +107,8 @@ class Verifier:
         self._reads_at_once = reads_at_once
         self._on_progress = on_progress
         self._take = take
+        self._on_not_returned = on_not_returned
+        self._not_returned: set[str] = set()
 
     async def bucket(self) -> AsyncIterator[PartitionReport]:
         """Verify every partition of every topic in the bucket, without metadata. Raises ``Unavailable``."""
@@ -135,6 +146,7 @@ class Verifier:
     async def structure(self, topic: str, pointer: ManifestPointer) -> Structure:
         """Verify all of a partition's history but the segments, which the caller verifies. Raises ``Unavailable``."""
         key, progress = pointer.object_key, Progress(topic=topic, partition=pointer.index)
+        self._not_returned = set()
         content = pointer.content or await self._content(key)
         if content is None:
             return Structure(findings=(self._missing_manifest(key),))
@@ -152,8 +164,12 @@ class Verifier:
             findings += of_page
             segments += entries
             totals.add(entries, of_page)
-        findings += totals.judge(manifest, key)
-        return Structure(manifest=manifest, segments=tuple(segments), proofs=proofs, findings=tuple(findings))
+        # Without the segments of a page the totals differ.
+        findings += totals.judge(manifest, key) if not self._not_returned else []
+        return Structure(
+            manifest=manifest, segments=tuple(segments), proofs=proofs, findings=tuple(findings),
+            not_returned=frozenset(self._not_returned),
+        )  # fmt: skip
 
     def _missing_manifest(self, key: str) -> Finding:
         return Finding(kind=Damage.MANIFEST_MISSING, key=key, problem=f"manifest {key} is missing from {self._store.url}")
@@ -187,6 +203,13 @@ class Verifier:
         await self._take(len(content))
         return content
 
+    async def _skip(self, key: str, failure: StratalogError) -> None:
+        """Go on without the object at ``key``, which the store does not return, or raise ``failure``."""
+        if self._on_not_returned is None:
+            raise failure
+        await self._on_not_returned(key, failure)
+        self._not_returned.add(key)
+
     def _begin(self, manifest: Manifest, progress: Progress) -> None:
         progress.cluster_id = manifest.cluster_id
         progress.start_offset, progress.end_offset = manifest.start_offset, manifest.end_offset
@@ -200,7 +223,11 @@ class Verifier:
         progress.manifest_versions = 1
         while manifest.previous_key:
             key = manifest.previous_key
-            content = await self._content(key)
+            try:
+                content = await self._content(key)
+            except NOT_RETURNED as failure:
+                await self._skip(key, failure)
+                return
             if content is None:
                 return
             try:
@@ -235,7 +262,7 @@ class Verifier:
             page, finding = await self._part(ref.key, ref.object_bytes, load, missing, altered)
             pages.update(page or {})
             findings += [finding] if finding is not None else []
-        if findings:
+        if findings or any(ref.key in self._not_returned for ref in manifest.tree.pages):
             return None, findings
         try:
             return TreeProofs(manifest.tree, pages), []
@@ -254,6 +281,9 @@ class Verifier:
         except Corrupt as bad:
             kind = missing if isinstance(bad.__cause__, NoSuchObject) else altered
             return None, Finding(kind=kind, key=key, problem=bad.message)
+        except NOT_RETURNED as failure:
+            await self._skip(key, failure)
+            return None, None
 
     async def _segments(self, manifest: Manifest, key: str, progress: Progress) -> AsyncIterator[Finding]:
         proofs, findings = await self._proofs(manifest, key)
@@ -273,7 +303,11 @@ class Verifier:
     async def _entries(self, manifest: Manifest) -> AsyncIterator[tuple[Sequence[SegmentEntry], list[Finding]]]:
         """The live segments of each page, then those of the root, each with the page's findings."""
         for ref in manifest.pages:
-            content = await self._content(ref.key)
+            try:
+                content = await self._content(ref.key)
+            except NOT_RETURNED as failure:
+                await self._skip(ref.key, failure)
+                continue
             if content is None:
                 missing = f"manifest page {ref.key} is missing from {self._store.url}"
                 yield (), [page_finding(Damage.PAGE_MISSING, ref, missing)]

@@ -12,6 +12,7 @@ import asyncio
 import logging
 from collections.abc import Collection, Mapping, Sequence, Set
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final
 from uuid import UUID
 
@@ -42,9 +43,9 @@ _FAILED_PAUSE_S: Final = 60.0
 
 @dataclass(slots=True, kw_only=True)
 class _Checked:
-    """The results of one pass. ``unreadable`` and ``unanswered`` are keys of segments that could not be checked."""
+    """The results of one pass. ``unreadable`` and ``unanswered`` are keys of objects that could not be checked."""
 
-    findings: list[Finding]
+    findings: list[Finding] = field(default_factory=list)
     unreadable: set[str] = field(default_factory=set)
     unanswered: set[str] = field(default_factory=set)
 
@@ -68,7 +69,7 @@ class ScrubWork:
         self._suspected: dict[str, set[str]] = {}
         """By name of the partition: keys of segments that were found damaged in a pass that has not ended, or failed."""
         self._unanswered: dict[str, Collection[str]] = {}
-        """By name of the partition: keys of segments about which the store did not answer in the last pass."""
+        """By name of the partition: keys of objects about which the store did not answer in the last pass."""
 
     def count_lag(self) -> None:
         """Set the gauges."""
@@ -147,13 +148,20 @@ class ScrubWork:
         again = known.union(self._suspected.get(name, ()), self._unanswered.get(name, ()))
         if not (again or await self._any_due(pointer, after_ms, until_ms)):
             return True
-        verifier = Verifier(self._ports.store, self._ports.background, take=self._take)
+        checked = _Checked()
+        set_aside = partial(self._set_aside, topic, pointer, again, checked)
+        verifier = Verifier(self._ports.store, self._ports.background, take=self._take, on_not_returned=set_aside)
         structure = await verifier.structure(topic.name, pointer)
-        checked = _Checked(findings=list(structure.findings))
+        checked.findings += structure.findings
         for entry in structure.segments:
             if entry.key in again or is_due(entry.key, after_ms, until_ms, self._interval_ms):
-                is_sound = await self._check(topic, pointer, verifier, structure, entry, again, checked)
-                if not is_sound and entry.key not in known:
+                try:
+                    found = await self._check(verifier, structure, entry)
+                except NOT_RETURNED as failure:
+                    found = []
+                    await set_aside(entry.key, failure)
+                checked.findings += found
+                if (found or entry.key in checked.unreadable) and entry.key not in known:
                     self._suspected.setdefault(name, set()).add(entry.key)
                     await self._remember(topic, index, name)
         findings = await self._confirmed(topic, index, checked.findings) if checked.findings else []
@@ -166,40 +174,30 @@ class ScrubWork:
         self._unrepaired[name], self._unanswered[name] = frozenset(unrepaired), frozenset(unanswered)
         self._suspected.pop(name, None)
 
-    async def _check(
-        self,
-        topic: Topic,
-        pointer: ManifestPointer,
-        verifier: Verifier,
-        structure: Structure,
-        entry: SegmentEntry,
-        again: Set[str],
-        checked: _Checked,
-    ) -> bool:
-        """Check one segment. False if it is damaged, or nobody can check it. ``again`` has those that were not sound before.
-
-        Raises what the store raises if it answers no request.
-        """
-        place = f"scrub of {topic.name}-{pointer.index}: {entry.key}"
-        try:
-            found = [each async for each in verifier.segment(entry, structure.proofs)]
-        except NOT_RETURNED as failure:
-            await require_answers(self._ports.store, pointer.object_key)
-            if isinstance(failure, OutcomeUnknown | Unavailable) and entry.key not in again:
-                self._counters.failures += 1
-                _log.warning("%s is checked again soon: %s", place, failure.message)
-                checked.unanswered.add(entry.key)
-                return True
-            # It counts as damage that is not repaired, until it can be checked.
-            if entry.key not in self._unrepaired[partition_lease(topic.topic_id, pointer.index)]:
-                self._counters.findings += 1
-                _log.error("%s cannot be checked: %s", place, failure.message)
-            checked.unreadable.add(entry.key)
-            return False
+    async def _check(self, verifier: Verifier, structure: Structure, entry: SegmentEntry) -> list[Finding]:
+        findings = [found async for found in verifier.segment(entry, structure.proofs)]
         self._counters.segments_checked += 1
         self._counters.checked_bytes += entry.stored_bytes
-        checked.findings += found
-        return not found
+        return findings
+
+    async def _set_aside(
+        self, topic: Topic, pointer: ManifestPointer, again: Set[str], checked: _Checked, key: str, failure: StratalogError
+    ) -> None:
+        """Note that the object at ``key`` cannot be checked. Raises what the store raises if it is away.
+
+        It counts as damage that is not repaired, until it can be checked. If only an answer was missing, it is checked
+        ``again`` first.
+        """
+        await require_answers(self._ports.store, pointer.object_key)
+        if isinstance(failure, OutcomeUnknown | Unavailable) and key not in again:
+            self._counters.failures += 1
+            _log.warning("scrub of %s-%d: %s is checked again soon: %s", topic.name, pointer.index, key, failure.message)
+            checked.unanswered.add(key)
+            return
+        if key not in self._unrepaired[partition_lease(topic.topic_id, pointer.index)]:
+            self._counters.findings += 1
+            _log.error("scrub of %s-%d: %s cannot be checked: %s", topic.name, pointer.index, key, failure.message)
+        checked.unreadable.add(key)
 
     async def _remember(self, topic: Topic, index: int, name: str) -> None:
         """Write the damage that is known of a partition to its status, if that has changed."""
@@ -241,9 +239,13 @@ class ScrubWork:
         pointer = self._pointer(topic.topic_id, index)
         if pointer is None:
             return []
-        again = Verifier(self._ports.store, self._ports.background, take=self._take)
+
+        async def skip(_: str, __: StratalogError) -> None:
+            await require_answers(self._ports.store, pointer.object_key)
+
+        again = Verifier(self._ports.store, self._ports.background, take=self._take, on_not_returned=skip)
         structure = await again.structure(topic.name, pointer)
-        live = {entry.key for entry in structure.segments}
+        live = {entry.key for entry in structure.segments}.union(_hidden(structure, [found.key for found in findings]))
         return [*structure.findings, *(found for found in findings if found.key in live)]
 
     async def _repair(
@@ -277,7 +279,7 @@ class ScrubWork:
 
 def _hidden(structure: Structure, known: Collection[str]) -> set[str]:
     """The segments among ``known`` that an unreadable part of the structure may hide."""
-    if not any(found.kind in HIDES_REFERENCES for found in structure.findings):
+    if not (structure.not_returned or any(found.kind in HIDES_REFERENCES for found in structure.findings)):
         return set()
     shown = {entry.key for entry in structure.segments}
     return {key for key in known if parse_segment_key(key) is not None and key not in shown}

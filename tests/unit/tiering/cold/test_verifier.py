@@ -11,7 +11,7 @@ import pytest
 from support.archive_writer import ArchiveWriter
 
 from stratalog_core.batches.checkpoint import ProducerEntry
-from stratalog_core.errors import Refused
+from stratalog_core.errors import Refused, StratalogError
 from stratalog_core.system import ThreadBackground
 from stratalog_tiering.cold.archive import Archive
 from stratalog_tiering.cold.manifest_source import ManifestSource
@@ -222,6 +222,41 @@ async def test_the_structure_alone_has_the_findings_of_everything_but_the_segmen
         damaged += len(found.findings)
         path.write_bytes(content)
     assert damaged >= len(keys)
+
+
+async def test_the_rest_of_the_structure_is_verified_without_a_part_that_the_store_does_not_return(
+    writer: ArchiveWriter, store: Store, background: ThreadBackground, store_directory: Path, make_batches: Batches
+) -> None:
+    keys = await fill(writer, make_batches)
+    archive = Archive(store)
+    pointer = await archive.pointer(await archive.topic("flights"), 0)
+    assert pointer is not None
+    told: list[str] = []
+
+    async def on_not_returned(key: str, failure: StratalogError) -> None:
+        assert isinstance(failure, Refused)
+        told.append(key)
+
+    skipped: set[str] = set()
+    for path in others(store_directory):
+        refused = str(path.relative_to(store_directory))
+        store.before = lambda name, key, refused=refused: Refused("archived") if key == refused else None
+        told.clear()
+        verifier = Verifier(store, background, on_not_returned=on_not_returned)
+        if refused == pointer.object_key:
+            with pytest.raises(Refused):
+                await verifier.structure("flights", pointer)
+            continue
+        found = await verifier.structure("flights", pointer)
+        assert (found.findings, found.not_returned) == ((), frozenset(told)), refused
+        shown = [entry.key for entry in found.segments]
+        assert shown == keys or (refused.startswith("pages/") and shown == [key for key in keys if key in shown] != [])
+        assert found.proofs is not None
+        skipped.update(key.partition("/")[0] for key in told)
+        if told:
+            with pytest.raises(Refused):
+                await Verifier(store, background).structure("flights", pointer)
+    assert skipped == {"pages", "manifests"}
 
 
 def others(store_directory: Path) -> list[Path]:

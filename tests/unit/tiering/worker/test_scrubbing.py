@@ -6,6 +6,7 @@ import asyncio
 import logging
 import random
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -21,6 +22,8 @@ from stratalog_metadata.records import TierRequest, TierStatus, tier_status_key
 from stratalog_metadata.state.commands import Command, Put
 from stratalog_tiering.copies.hot_repair import HotLedgers
 from stratalog_tiering.core.damage import REMEMBERED_MAX
+from stratalog_tiering.format import manifest_edit
+from stratalog_tiering.format.manifest_limits import ManifestLimits
 from stratalog_tiering.metrics import ScrubMetrics
 from stratalog_tiering.store import ObjectStore, open_store
 from stratalog_tiering.worker.worker import TieringWorker
@@ -240,6 +243,29 @@ async def test_a_segment_that_the_store_does_not_return_is_reported_and_the_othe
     cluster.store.before = lambda name, key: None
     await until(lambda: scrubbed(worker).unrepaired == 0)
     assert scrubbed(worker).findings == 2
+
+
+@pytest.mark.parametrize(("kind", "failure"), [("pages", Refused("archived")), ("tree", Unavailable("no read quorum"))])
+async def test_damage_is_found_beside_a_part_of_the_manifest_that_the_store_does_not_return(
+    cluster: Cluster,
+    make_batches: Batches,
+    store_directory: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    kind: str,
+    failure: StratalogError,
+) -> None:
+    limits = partial(ManifestLimits, inline_segments_max=2, page_segments=1, page_fan_in=2, inline_spans_max=1)
+    monkeypatch.setattr(manifest_edit, "ManifestLimits", limits)
+    await offloaded(cluster, make_batches, 5)
+    part = max(store_directory.glob(f"{kind}/*/0/*"), key=lambda path: path.stat().st_mtime_ns)  # noqa: ASYNC240 - a test
+    damaged = segments_of(store_directory)[-1]
+    content = alter(damaged)
+    fail_at(cluster, part, failure)
+    worker = await cluster.start_worker(scrub_interval_ms=INTERVAL_MS)
+    await cluster.until(lambda: {Path(key).name for key in status_of(cluster).unrepaired} == {part.name, damaged.name})
+    cluster.store.before = lambda name, key: None
+    damaged.write_bytes(content)
+    await until(lambda: scrubbed(worker).unrepaired == 0)
 
 
 async def test_a_segment_about_which_the_store_did_not_answer_once_is_checked_again_soon(
