@@ -165,7 +165,19 @@ def owners_are_copied_by_their_position() -> None:
     SecondCopy._copy_owners = copy_owners  # type: ignore[method-assign,assignment]
 
 
+def copies_that_were_emptied_stay_so() -> None:
+    """A worker believes that the second store has what it once copied."""
+    SecondCopy.lost = lambda copy, pointer_key: None  # type: ignore[method-assign]
+
+
+def owners_of_an_emptied_copy_are_lost() -> None:
+    """Only the history is copied again to a second store that was emptied."""
+    SecondCopy.lost = lambda copy, pointer_key: copy.known.pop(pointer_key)  # type: ignore[method-assign,assignment,return-value]
+
+
 IN_HISTORY: Final = (
+    copies_that_were_emptied_stay_so,
+    owners_of_an_emptied_copy_are_lost,
     a_damaged_version_in_the_second_copy_stops_copying,
     a_damaged_descriptor_stops_the_offload,
     versions_are_not_repaired_from_metadata,

@@ -1,8 +1,9 @@
 """The last step of the ``history`` scenario: a second copy, damage in both stores, and repair.
 
 Workers that crash copy the history to a second store that fails; damage is planted in either store, and in both. Checked: the
-copy is whole, and nothing that the committed history needs is ever deleted from it, nor what it needed a grace period ago;
-offload and copying go on beside damage of what they do not need, and after a repair from metadata where they do need it;
+copy is whole, also after somebody has emptied it; nothing that the committed history needs is ever deleted from it, nor what it
+needed a grace period ago; offload and copying go on beside damage of what they do not need, and after a repair from metadata
+where they do need it;
 readers get every record while one store is damaged; damage is repaired by the bytes that were committed, and by nothing else;
 an object that is damaged in both stores stays as it is.
 
@@ -109,6 +110,7 @@ class SecondCopyStep:
         self._second.faults = StoreFaults()
         await self._until_copied()
         self._history.world.coverage.meet(COPIED, len(self._second.objects))
+        await self._empty()
         await self._grow_beside_damage()
         first, second, both = await self._plant()
         await self._history.in_checker(self._readers_see_no_damage)
@@ -163,6 +165,18 @@ class SecondCopyStep:
         while behind := [each for each in self._pointers() if marker_key(each.object_key) not in self._second.objects]:
             assert self._history.world.loop.time() < until, f"{behind[0].key()} is not copied: {behind[0].object_key}"
             await self._history.pass_time(LOOK_S)
+
+    async def _empty(self) -> None:
+        """Remove all that the second store has, while the history does not change: workers copy it again, unasked."""
+        chance, world = self._history.world.random("emptied copies"), self._history.world
+        if not world.decides("second-copy-emptied") or chance.random() < 0.5:
+            return
+        world.note(f"the second store loses {len(self._second.objects)} objects")
+        for key in [*self._second.objects]:
+            del self._second.objects[key]
+            self._second.changed(key, None, world.loop.time(), chance)
+        await self._until_copied()
+        self._require_owners()
 
     def _deleted(self, keys: Sequence[str]) -> None:
         """Require that the committed history needs none of these objects, and has not needed them for the grace period."""

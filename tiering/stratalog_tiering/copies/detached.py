@@ -7,6 +7,8 @@ may come later: a topic is looked at until a grace period after the first time.
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Set
 from typing import Final
 from uuid import UUID
 
@@ -19,6 +21,7 @@ from stratalog_tiering.format.object_keys import TOPICS_PREFIX, parse_topic_key
 from stratalog_tiering.offload.ports import WorkerPorts
 
 _TIMEOUT_S: Final = 30.0
+_log = logging.getLogger(__name__)
 
 
 async def copy_detached_topics(ports: WorkerPorts, second: SecondCopy) -> int:
@@ -30,8 +33,10 @@ async def copy_detached_topics(ports: WorkerPorts, second: SecondCopy) -> int:
     described = {parsed.topic_id async for key in ports.store.list_keys(TOPICS_PREFIX) if (parsed := parse_topic_key(key))}
     # After the listing: metadata knows a topic before it is described, so one that it does not know has left it.
     await ports.metadata.refresh(_TIMEOUT_S)
+    gone = described - known_topics(ports.metadata.view)
+    await _note_losses(ports, second, gone)
     copied, failures = 0, list[StratalogError]()
-    for topic_id in sorted(described - known_topics(ports.metadata.view)):
+    for topic_id in sorted(gone):
         try:
             copied += await _copy_topic(ports, second, topic_id)
         except (Corrupt, Invalid, NoSuchObject) as failure:
@@ -39,6 +44,17 @@ async def copy_detached_topics(ports: WorkerPorts, second: SecondCopy) -> int:
     if failures:
         raise Corrupt(f"{len(failures)} detached topics cannot be copied, first: {failures[0].message}") from failures[0]
     return copied
+
+
+async def _note_losses(ports: WorkerPorts, second: SecondCopy, topic_ids: Set[UUID]) -> None:
+    """Have those of the topics copied again that were copied, and of which the second copy no longer has a descriptor."""
+    described = {parsed.topic_id async for key in second.store.list_keys(TOPICS_PREFIX) if (parsed := parse_topic_key(key))}
+    lost = [topic_id for topic_id in topic_ids - described if topic_id in second.detached]
+    for topic_id in lost:
+        _log.warning("%s no longer has detached topic %s: it is copied again", second.store.url, topic_id)
+        second.lost_topic(topic_id)
+    if lost:
+        await second.confirm(ports)
 
 
 async def _copy_topic(ports: WorkerPorts, second: SecondCopy, topic_id: UUID) -> int:

@@ -66,6 +66,9 @@ async def copy_committed(ports: WorkerPorts, second: SecondCopy, pointer: Manife
     check_writer(manifest)
     listed = [info async for info in second.store.list(manifests_prefix(pointer.topic_id, pointer.index))]
     newest = next(iter(copied_versions(listed)), None)
+    if newest is None and pointer.key() in second.known:
+        second.lost(pointer.key())
+        await second.confirm(ports)
     copied = 0
     if newest is None or newest.manifest_key != pointer.object_key:
         if newest is not None and newest.version >= pointer.manifest_version:
@@ -183,7 +186,8 @@ async def sweep_partition(ports: WorkerPorts, second: SecondCopy, state: Partiti
 
     Deletes nothing while the copy is not at the committed version, while history has forked, and while the committed manifest
     or its pages cannot be read in the first store: whether an object is needed is read from there, never from what the first
-    store lacks. Raises as `copy_partition` does.
+    store lacks. Raises ``Conflict`` if the copy lacks the committed version, although it was copied: copy it again. Else raises
+    as `copy_partition` does.
     """
     listed: list[ObjectInfo] = []
     topic_id, index = state.log.topic_id, state.log.index
@@ -193,7 +197,14 @@ async def sweep_partition(ports: WorkerPorts, second: SecondCopy, state: Partiti
     versions = copied_versions(manifests)
     oldest_kept = version_at(versions, ports.clock.wall_ms() - second.grace_ms)
     pointer = await _committed_now(ports, state)
-    if oldest_kept is None or pointer is None or versions[0].manifest_key != pointer.object_key:
+    if pointer is None or pointer.content:
+        return 0
+    if not versions or versions[0].manifest_key != pointer.object_key:
+        second.lost(pointer.key())
+        text = f"{second.store.url} no longer has version {pointer.manifest_version} of {state.topic.name}-{state.log.index}"
+        _log.warning("%s, which was copied to it: it is copied again", text)
+        raise Conflict(text)
+    if oldest_kept is None:
         return 0
     await refuse_fork(ports, state)
     manifest = await committed_manifest(ports, state, pointer)

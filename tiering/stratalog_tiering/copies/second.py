@@ -52,7 +52,7 @@ class SecondCopy:
         self._has_owners = False
 
     async def confirm(self, ports: WorkerPorts) -> None:
-        """Return if both buckets are this cluster's. The first bucket's owners are copied to the second once.
+        """Return if both buckets are this cluster's. The first bucket's owners are copied to the second once, and after a loss.
 
         Raises ``Invalid`` if one belongs to another cluster or history, or the second store is unsafe, ``Unavailable``.
         """
@@ -61,6 +61,16 @@ class SecondCopy:
             await self._copy_owners(ports)
             self._has_owners = True
         await self._bucket.confirm()
+
+    def lost(self, pointer_key: str) -> None:
+        """Forget that it has a version which a listing does not show: somebody emptied it, or replaced it, owners included."""
+        self.known.pop(pointer_key)
+        self._has_owners = False
+
+    def lost_topic(self, topic_id: UUID) -> None:
+        """Forget that it has anything of a detached topic, as `lost` does for a version."""
+        self.detached.pop(topic_id)
+        self._has_owners = False
 
     async def delete(self, ports: WorkerPorts, keys: Sequence[str]) -> int:
         """Delete objects; returns how many the store keeps under a lock of somebody else. Raises as ``confirm`` does."""
