@@ -167,12 +167,12 @@ def owners_are_copied_by_their_position() -> None:
 
 def copies_that_were_emptied_stay_so() -> None:
     """A worker believes that the second store has what it once copied."""
-    SecondCopy.lost = lambda copy, pointer_key: None  # type: ignore[method-assign]
+    SecondCopy.lost = lambda copy, pointer_key: None  # type: ignore[method-assign,assignment]
 
 
 def owners_of_an_emptied_copy_are_lost() -> None:
     """Only the history is copied again to a second store that was emptied."""
-    SecondCopy.lost = lambda copy, pointer_key: copy.known.pop(pointer_key)  # type: ignore[method-assign,assignment,return-value]
+    SecondCopy.lost = lambda copy, pointer_key: copy.known.pop(pointer_key)  # type: ignore[method-assign,assignment]
 
 
 IN_HISTORY: Final = (
