@@ -16,6 +16,7 @@ from uuid import UUID
 from stratalog_core.errors import (
     Conflict,
     Corrupt,
+    Fenced,
     Invalid,
     NoSuchObject,
     NotFound,
@@ -71,7 +72,7 @@ _VERSION: Final = frozenset(
         Damage.MARKER_MISSING, Damage.MARKER_ALTERED, Damage.MANIFEST_MISSING, Damage.MANIFEST_ALTERED, Damage.MANIFEST_DIGEST,
     }
 )  # fmt: skip
-_NOT_REPAIRED: Final = (Conflict, Corrupt, Invalid, NoSuchObject, NotFound, OutcomeUnknown, Refused, StorageFailed)
+_NOT_REPAIRED: Final = (Conflict, Corrupt, Fenced, Invalid, NoSuchObject, NotFound, OutcomeUnknown, Refused, StorageFailed)
 
 
 class RepairedFrom(StrEnum):

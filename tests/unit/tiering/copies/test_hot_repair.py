@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from stratalog_core.errors import Conflict, Corrupt, NotFound
+from stratalog_core.errors import Conflict, Corrupt, NotFound, Refused
 from stratalog_core.system import SystemClock
 from stratalog_tiering.cold.archive import Archive
 from stratalog_tiering.cold.bucket_scrub import BucketScrub
@@ -20,6 +20,7 @@ from stratalog_tiering.copies.copying import CopyLimits
 from stratalog_tiering.copies.hot_repair import HotLedgers
 from stratalog_tiering.copies.repair import Repair, RepairedFrom, Repairer, RepairSources
 from stratalog_tiering.format.manifest import Reason, SegmentEntry
+from stratalog_tiering.format.object_keys import LEASES_PREFIX
 from stratalog_tiering.offload.ports import worker_ports
 
 Cluster = Any  # the TestCluster of conftest.py, which cannot be imported
@@ -148,3 +149,28 @@ async def test_a_commit_in_between_makes_the_repair_fail(
         await made.rewrite(cluster.topic.topic_id, 0, before[1].key)
     assert cluster.pointer().end_offset == 100
     assert [entry.key for entry in await segments(cluster)][:3] == [entry.key for entry in before]
+
+
+async def test_an_expired_lease_ends_one_repair_and_not_those_after_it(
+    cluster: Cluster, make_batches: Batches, store_directory: Path
+) -> None:
+    """The first repair gets no lease: what it writes may be swept before it is committed."""
+    before = await offloaded(cluster, make_batches, store_directory)
+    for entry in before[1:]:
+        (store_directory / entry.key).unlink()
+    refusals = [Refused("no leases")]
+
+    def refuse_once(name: str, key: str) -> Refused | None:
+        return refusals.pop() if refusals and name == "put" and key.startswith(LEASES_PREFIX) else None
+
+    cluster.store.before = refuse_once
+    scrub = BucketScrub(cluster.store, cluster.background, before_ms=0)
+    limits = CopyLimits(background=cluster.background, clock=SystemClock(), take=unlimited)
+    repairer = Repairer(scrub, cluster.store, RepairSources(hot=hot(cluster)), limits)
+    (topic,) = (await scrub.inventory()).topics
+    report, repairs = await repairer.partition(topic, 0)
+    by_key = {found.key: repairs[found.kind, found.key] for found in report.findings}
+    first, second = (by_key[entry.key] for entry in before[1:])
+    assert first.source is None
+    assert "the lease of the repair" in first.problem
+    assert second == Repair(source=RepairedFrom.HOT)
