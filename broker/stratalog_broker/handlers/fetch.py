@@ -31,7 +31,7 @@ from stratalog_broker.reads.pending_reads import NOTHING, Batches, PendingReads
 from stratalog_broker.reads.readable_log import ColdHistory, ReadableLog
 from stratalog_broker.requests.access import Access, Operation, Resource
 from stratalog_broker.requests.context import RequestContext
-from stratalog_broker.requests.fetch_positions import refused_position
+from stratalog_broker.requests.fetch_positions import readable_end, refused_position
 from stratalog_broker.requests.fetch_reads import FetchReads, aborted_at_once
 from stratalog_broker.requests.fetch_sessions import FetchSession, FetchSessions, SessionRefused
 from stratalog_broker.requests.handler_info import HandlerInfo, Waiting
@@ -98,7 +98,7 @@ class FetchCall:
     __slots__ = (
         "_by_id", "_bytes", "_bytes_max", "_bytes_min", "_context", "_deadline", "_denied", "_fetches", "_find",
         "_found_bytes", "_has_error", "_is_committed", "_is_incremental", "_is_watching", "_logs", "_moved", "_reading",
-        "_reads", "_replicas", "_results", "_saw_releasing", "_session", "_timer", "_unread", "_wait_s", "_wanted",
+        "_reads", "_replicas", "_results", "_saw_releasing", "_seen", "_session", "_timer", "_unread", "_wait_s", "_wanted",
     )  # fmt: skip
 
     def __init__(self, fetches: FetchHandler, context: RequestContext, request: FetchRequest) -> None:
@@ -125,15 +125,14 @@ class FetchCall:
         self._replicas = ReplicaFetch(fetches.replica_reads, request.rack) if request.rack else None
         self._results = [_NOT_LOOKED_AT] * len(self._wanted)
         self._logs: list[PartitionLog | None] = [None] * len(self._wanted)
-        self._reads: FetchReads | None = None
-        """The reads that the request has to wait for."""
+        self._reads: FetchReads | None = None  # those that the request has to wait for
         self._bytes = 0
         self._found_bytes = 0
-        self._has_error = False
-        """An error or another rare result is to be returned at once."""
+        self._has_error = False  # an error or another rare result, to be returned at once
         self._saw_releasing = False
         self._is_watching = False
         self._moved: list[PartitionLog] = []
+        self._seen: list[int] = []  # each partition's readable end when reads begin
         self._unread: list[int] = []
         self._timer: asyncio.TimerHandle | None = None
         self._reading: asyncio.Task[None] | None = None
@@ -240,7 +239,7 @@ class FetchCall:
     def _look_at_history(self, line: int, one: FetchWanted, history: ColdHistory) -> PartitionFetched:
         """Serve cold history of a partition that another broker owns."""
         room = min(max(one.bytes_max, 1), self._bytes_max - self._bytes)
-        if room <= 0 or (self._replicas is not None and self._replicas.stale):
+        if room <= 0 or (self._replicas is not None and self._replicas.is_stale):
             return self._fetched(one, history, NOTHING)
         return self._explained(line, one, history, history.core.end_offset, None)
 
@@ -251,11 +250,12 @@ class FetchCall:
 
     def _answer_or_wait(self) -> bool:
         """Respond, read partitions that are not in memory, or wait for a change; return True if it responded."""
-        if self._replicas is not None and self._replicas.stale:
+        if self._replicas is not None and self._replicas.is_stale:
             self._reading = asyncio.get_running_loop().create_task(self._refresh(self._replicas))
             return False
         if self._reads is not None:
             reads, self._reads = self._reads, None
+            self._seen = [readable_end(log) for log in self._logs]
             self._reading = asyncio.get_running_loop().create_task(self._read(reads))
             return False
         if self._is_enough() or self._wait_s == 0 or not self._wanted or self._fetches.partitions.is_stopping:
@@ -311,9 +311,10 @@ class FetchCall:
 
     async def _refresh(self, replicas: ReplicaFetch) -> None:
         try:
-            stale = await replicas.refresh()
-            self._reading = None
-            self._look_again(stale)
+            await replicas.refresh()
+            # Any partition may have changed meanwhile, when no watcher was set. No read has begun.
+            self._reading = self._reads = None
+            self._look_again(range(len(self._wanted)))
         except Exception:
             self._fail()
 
@@ -337,12 +338,8 @@ class FetchCall:
     def _moved_meanwhile(self) -> list[int]:
         """Return lines of partitions that changed during the read, when no watcher was set; no notification would follow."""
         moved = []
-        for line, one in enumerate(self._wanted):
-            log = self._find(one.key, one.index)
-            if log is None and self._replicas is not None and self._replicas.serves(line):
-                continue
-            told = self._results[line].high_watermark  # -1 while the partition is being released
-            if log is None or log is not self._logs[line] or told != (-1 if log.is_releasing else log.core.high_watermark):
+        for line, (one, log, seen) in enumerate(zip(self._wanted, self._logs, self._seen, strict=True)):
+            if self._find(one.key, one.index) is not log or readable_end(log) != seen:
                 moved.append(line)
         return moved
 
@@ -377,7 +374,9 @@ class FetchCall:
 
     def found(self, line: int, one: FetchWanted, log: ReadableLog, batches: Batches, aborted: Sequence[AbortedRun]) -> None:
         """Keep batches that were read."""
-        self._results[line] = self._fetched(one, log, batches, aborted)
+        self._results[line] = found = self._fetched(one, log, batches, aborted)
+        if log is self._logs[line]:
+            self._seen[line] = found.high_watermark
         self._bytes += batches[1]
 
     def failed(self, line: int, one: FetchWanted, failure: StratalogError) -> None:

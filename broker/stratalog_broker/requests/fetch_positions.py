@@ -1,12 +1,20 @@
-"""Fetch positions that a log cannot serve: out of range, or after records that the log does not have (KIP-595)."""
+"""How far a fetch can read, and positions that it cannot read from: out of range, or after records that the log does not have
+(KIP-595).
+"""
 
 from __future__ import annotations
 
 from kio.schema.errors import ErrorCode
 
 from stratalog_broker.partitions.core import PartitionCore
+from stratalog_broker.partitions.log import PartitionLog
 from stratalog_broker.protocol.fetch import PartitionFetched
 from stratalog_broker.protocol.fetch_request import FetchWanted
+
+
+def readable_end(log: PartitionLog | None) -> int:
+    """Return the high watermark of a partition that is served here; -1 if it is being released, or is not here."""
+    return -1 if log is None or log.is_releasing else log.core.high_watermark
 
 
 def refused_position(one: FetchWanted, core: PartitionCore) -> PartitionFetched | None:

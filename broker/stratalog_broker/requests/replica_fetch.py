@@ -21,15 +21,15 @@ _REFRESH_WAIT_S: Final = 1.0
 class ReplicaFetch:
     """Partitions are named by their place in the request."""
 
-    __slots__ = ("_histories", "_rack", "_reads", "_refused", "stale")
+    __slots__ = ("_histories", "_rack", "_reads", "_refused", "is_stale")
 
     def __init__(self, reads: ReplicaReads, rack: bytes) -> None:
         self._reads = reads
         self._rack = rack
         self._histories: dict[int, ColdHistory] = {}
         self._refused = False
-        self.stale: list[int] = []
-        """Partitions for which the metadata view has to be refreshed before they are read."""
+        self.is_stale = False
+        """The metadata view has to be refreshed before a history is read."""
 
     def preferred_replica(self, one: FetchWanted, log: PartitionLog) -> int:
         """See ``ReplicaReads``."""
@@ -47,21 +47,16 @@ class ReplicaFetch:
         if not self._reads.is_fresh:
             if self._refused:
                 return ErrorCode.not_leader_or_follower, None
-            self.stale.append(line)
+            self.is_stale = True
         self._histories[line] = found
         return code, found
 
-    def serves(self, line: int) -> bool:
-        """Whether the partition's history is served here for another owner."""
-        return line in self._histories
-
-    async def refresh(self) -> list[int]:
-        """Refresh the view; return the partitions to check again. If the quorum does not answer, they will be refused."""
+    async def refresh(self) -> None:
+        """Refresh the view; check all partitions again. If the quorum does not answer, histories will be refused."""
         with contextlib.suppress(StratalogError):
             await self._reads.refresh(_REFRESH_WAIT_S)
         self._refused = not self._reads.is_fresh
-        stale, self.stale = self.stale, []
-        return stale
+        self.is_stale = False
 
     def count(self, line: int, found: PartitionFetched, *, is_owned: bool) -> None:
         """Count a partition's result, which is being sent."""

@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -22,11 +22,16 @@ from unit.broker.reads.test_cold_reads import create, make_cold
 from unit.broker.transactional import COMMITTED, TransactionalHistory, committed
 
 from stratalog_broker.admin.record_deletion import delete_records
+from stratalog_broker.admin.topics import NewTopic
 from stratalog_broker.network.server import BrokerServer
+from stratalog_broker.partitions.log import PartitionLog
+from stratalog_broker.protocol.entities import encode_response as encode_entity
 from stratalog_broker.requests.access import AccessRules, Resource
 from stratalog_core.batches.batch import iterate_headers
+from stratalog_core.batches.batch_run import BatchRun
 from stratalog_core.batches.records import iterate_records
 from stratalog_core.errors import Unavailable
+from stratalog_metadata.client.api import MetadataClient
 from stratalog_metadata.records import Partition, partition_key
 
 TOPIC = "flights"
@@ -196,6 +201,55 @@ class Unreachable:
 
     async def refresh(self) -> int:
         raise Unavailable("no node answers")
+
+
+@pytest.mark.parametrize("is_refreshed", [True, False])
+async def test_changes_of_another_partition_are_seen_while_the_view_is_refreshed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_refreshed: bool
+) -> None:
+    """The fetch waited for the next change, up to its maximum wait."""
+    async with replicated(tmp_path) as topic:
+        replica = server(topic.cluster, REPLICA)
+        created = await replica.topic_commands.create(NewTopic(name="owned", partition_count=8), WAIT_S)
+        owned: list[PartitionLog] = []
+        async with asyncio.timeout(WAIT_S):
+            while not owned:
+                await asyncio.sleep(0.01)
+                owned = [log for log in replica.partitions.all() if log.topic_partition.topic_id == created.topic_id]
+        index = owned[0].topic_partition.partition
+        owned[0].is_releasing = not is_refreshed
+
+        async def fail(*arguments: object) -> BatchRun:
+            raise Unavailable("later")
+
+        monkeypatch.setattr(replica.reader, "read", fail)
+        reads = replica._replica_reads
+        slow = SlowRefresh(reads._metadata if is_refreshed else Unreachable())
+        monkeypatch.setattr(reads, "_metadata", slow)
+        request = fetch_request(TOPIC, 0, rack="b", leader_epoch=topic.epoch, max_wait_ms=600_000)
+        (history,) = request.topics
+        (wanted,) = fetch_request("owned", 0, partition=index).topics
+        topic.replica.send(1, 11, encode_entity(replace(request, topics=(history, wanted))))
+        await slow.has_begun.wait()
+        assert (await produce(await connect(topic.cluster, REPLICA), "owned", batch(b"new"), partition=index)).error_code == 0
+        owned[0].is_releasing = False
+        slow.may_end.set()
+        async with asyncio.timeout(30):
+            answer = await topic.replica.receive()
+        assert [values_of(row) for one in answer.responses for row in one.partitions] == [[], [b"new"]]
+
+
+class SlowRefresh:
+    """A metadata client whose refresh ends when it may."""
+
+    def __init__(self, metadata: MetadataClient | Unreachable) -> None:
+        self._metadata = metadata
+        self.has_begun, self.may_end = asyncio.Event(), asyncio.Event()
+
+    async def refresh(self) -> int:
+        self.has_begun.set()
+        await self.may_end.wait()
+        return await self._metadata.refresh()
 
 
 async def test_a_broker_without_a_session_refuses(tmp_path: Path) -> None:

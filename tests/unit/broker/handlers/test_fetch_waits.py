@@ -22,7 +22,7 @@ from stratalog_broker.requests.context import UNKNOWN_SOFTWARE, RequestContext
 from stratalog_broker.requests.handler_info import Waiting
 from stratalog_broker.requests.principal import ANONYMOUS, Principal
 from stratalog_core.batches.batch_run import BatchRun
-from stratalog_core.errors import Unavailable
+from stratalog_core.errors import Overloaded, StratalogError, Unavailable
 from stratalog_core.ports import Buffer
 
 _WAIT_MS = 600_000
@@ -217,6 +217,47 @@ async def test_a_read_that_fails_is_not_repeated_at_once_beside_a_partition_that
         while not watchers_of(cluster) and len(reads) < 10:  # noqa: ASYNC110 - no event tells
             await asyncio.sleep(0)
     assert (reads, watchers_of(cluster)) == ([0], 2)
+    logs[0].is_releasing = False
+    logs[0].notify()
+    await connection.over()
+    assert b"first" in connection.answer
+
+
+@pytest.mark.parametrize("refusal", [Unavailable("later"), Overloaded("too many reads")])
+@pytest.mark.parametrize("elsewhere", [{"partition": 1000}, {"partition": 2, "current_leader_epoch": 1000}])
+async def test_a_failed_read_is_not_repeated_at_once_beside_a_partition_with_an_error_and_a_handover(
+    cluster: MiniCluster, monkeypatch: pytest.MonkeyPatch, refusal: StratalogError, elsewhere: dict[str, int]
+) -> None:
+    """The partition with the error seemed to have moved after each read."""
+    client, connection = await cluster.connect(), Connection()
+    for partition in range(3):
+        assert (await produce(client, "topic", batch(b"first"), partition=partition)).error_code == 0
+    logs = {log.topic_partition.partition: log for log in cluster.broker.partitions.all() if log.core.next_offset}
+    logs[0].is_releasing = True
+    logs[1].tail.clear()
+    starts: list[int] = []
+
+    def refuse(*arguments: Any) -> asyncio.Task[BatchRun]:
+        starts.append(arguments[1])
+        if isinstance(refusal, Overloaded):
+            raise refusal
+        return asyncio.get_running_loop().create_task(fail())
+
+    async def fail() -> BatchRun:
+        raise refusal
+
+    monkeypatch.setattr(handler_of(cluster).pending_reads, "start", refuse)
+    request = fetch_request("topic", 0, max_wait_ms=_WAIT_MS)
+    (topic,) = request.topics
+    (wanted,) = topic.partitions
+    partitions = (wanted, replace(wanted, partition=1), replace(wanted, **elsewhere))
+    body = memoryview(encode_entity(replace(request, topics=(replace(topic, partitions=partitions),))))
+    assert fetch(cluster, connection, body) is not None
+    async with asyncio.timeout(60):
+        while not watchers_of(cluster) and len(starts) < 10:  # noqa: ASYNC110 - no event tells
+            await asyncio.sleep(0)
+    assert starts == [0]
+    assert watchers_of(cluster) >= 2
     logs[0].is_releasing = False
     logs[0].notify()
     await connection.over()
