@@ -88,7 +88,7 @@ class _LazyGroup(click.Group):
 def stratalog() -> None:
     """Stratalog: a log that speaks Kafka's protocol and keeps its history in object storage.
 
-    Exit codes: 0 done, 1 failed, 2 wrong usage, 3 unavailable (retry), 4 not found, 5 conflict, 6 corrupt data,
+    Exit codes: 0 done, 1 failed, 2 wrong usage, 3 unavailable or unanswered, 4 not found, 5 conflict, 6 corrupt data,
     7 problems found, 130 interrupted by Ctrl-C, 143 ended by SIGTERM.
 
     Shell completion: eval "$(_STRATALOG_COMPLETE=bash_source stratalog)" (or zsh_source, fish_source).

@@ -1,6 +1,7 @@
 """Exit codes of the ``stratalog`` command, and the code of each error.
 
-The code tells a script whether to retry (3), to give up (1, 2, 4, 5) or to inspect the data (6, 7).
+The code tells a script whether to try again (3), to give up (1, 2, 4, 5) or to inspect the data (6, 7). An outcome that is
+unknown has code 3, too: the command may have taken effect.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ class ExitCode(IntEnum):
     USAGE = 2
     """Invalid arguments or configuration, or an object store that refuses access."""
     UNAVAILABLE = 3
-    """A server could not be reached or did not answer in time: retry."""
+    """A server could not be reached, or did not answer in time; the command may have taken effect all the same."""
     NOT_FOUND = 4
     """The topic, group, process or object does not exist."""
     CONFLICT = 5

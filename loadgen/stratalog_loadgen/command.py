@@ -57,9 +57,13 @@ _TRAFFIC = (
     ),
     click.option("--linger-ms", default=5.0, show_default=True, type=Number(0, 900_000), help="Producers' linger.ms."),
     click.option(
-        "--compression", default="none", show_default=True, type=click.Choice(["none", "gzip", "snappy", "lz4", "zstd"])
+        "--compression",
+        default="none",
+        show_default=True,
+        type=click.Choice(["none", "gzip", "snappy", "lz4", "zstd"]),
+        help="Compression of the record batches.",
     ),
-    click.option("--acks", default="all", show_default=True, type=click.Choice(["0", "1", "all"])),
+    click.option("--acks", default="all", show_default=True, type=click.Choice(["0", "1", "all"]), help="Producers' acks."),
     click.option("--producers", default=1, show_default=True, type=Integer(1, 10_000), help="Number of producers."),
     click.option("--processes", default=1, show_default=True, type=Integer(1, 256), help="Processes that run the producers."),
     click.option(
@@ -83,6 +87,16 @@ def bench() -> None:
     """
 
 
+_CLIENT = click.option(
+    "--client",
+    "tool",
+    default="librdkafka",
+    show_default=True,
+    type=click.Choice(["librdkafka", "java"]),
+    help="Client to measure with: librdkafka, or Kafka's performance tools, which need Java and Maven and have fewer options.",
+)
+
+
 def _options(*groups: tuple[Callable[[Any], Any], ...]) -> Callable[[Command], Command]:
     every = [option for group in groups for option in group]
     return lambda command: functools.reduce(lambda made, option: option(made), reversed(every), command)
@@ -97,7 +111,7 @@ def _options(*groups: tuple[Callable[[Any], Any], ...]) -> Callable[[Command], C
     help="Send this many records, without a warm-up (default: send for --duration).",
 )
 @click.option("--client-limit", is_flag=True, help="Measure only the client, against librdkafka's mock brokers.")
-@click.option("--client", "tool", default="librdkafka", show_default=True, type=click.Choice(["librdkafka", "java"]))
+@_CLIENT
 @kafka_options
 @json_option
 def produce(
@@ -190,7 +204,7 @@ def latency(
     help="Tail: number of consumers of one group that leave halfway, to measure the rebalance (without a number: 1).",
 )
 @click.option("--set-consumer", multiple=True, metavar="NAME=VALUE", help="librdkafka setting of consumers; repeatable.")
-@click.option("--client", "tool", default="librdkafka", show_default=True, type=click.Choice(["librdkafka", "java"]))
+@_CLIENT
 @kafka_options
 @json_option
 def consume(data: Path | None, bootstrap: str | None, as_json: bool, mode: str, tool: str, **options: Any) -> None:

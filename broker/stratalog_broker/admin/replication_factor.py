@@ -11,12 +11,11 @@ from typing import Final
 
 import msgspec
 
-from stratalog_broker.admin.topics import REPLICATION_FACTOR_MAX
 from stratalog_core.errors import Invalid, NotFound
 from stratalog_metadata.client.api import MetadataClient, MetadataView
 from stratalog_metadata.client.guarded_updates import decide_again, propose_guarded
 from stratalog_metadata.client.topic_defaults import topic_defaults
-from stratalog_metadata.records import Bookie, Topic, topic_key
+from stratalog_metadata.records import REPLICATION_FACTOR_MAX, Bookie, Topic, topic_key
 from stratalog_metadata.state.commands import Command, Put, VersionIs
 from stratalog_metadata.topic_rules.topic_configs import check_topic_configs
 

@@ -43,6 +43,7 @@ from stratalog_metadata.client.protection import is_protected
 from stratalog_metadata.client.topic_defaults import topic_defaults
 from stratalog_metadata.client.topic_deletion import delete_topic, never_existed
 from stratalog_metadata.records import (
+    REPLICATION_FACTOR_MAX,
     Bookie,
     Broker,
     Log,
@@ -62,7 +63,6 @@ from stratalog_metadata.topic_rules.topic_configs import STORAGE_ENABLE, check_t
 from stratalog_metadata.topic_rules.topic_names import NAME_CHARACTERS_MAX
 
 PARTITIONS_MAX: Final = 10_000
-REPLICATION_FACTOR_MAX: Final = 15
 BROKER_DEFAULT: Final = -1
 
 

@@ -13,6 +13,7 @@ from stratalog.output import human_bytes, json_option, print_done, print_json, p
 from stratalog.parameters import Integer
 from stratalog.target import metadata_of, metadata_options, store_of
 from stratalog.waiting import timeout_option
+from stratalog_metadata.records import REPLICATION_FACTOR_MAX
 
 _COLUMNS = ("topic", "partition", "start_offset", "end_offset", "records", "bytes")
 
@@ -25,7 +26,7 @@ _COLUMNS = ("topic", "partition", "start_offset", "end_offset", "records", "byte
 @click.option(
     "--replication-factor",
     "factor",
-    type=Integer(min=1),
+    type=Integer(1, REPLICATION_FACTOR_MAX),
     help="Replication factor of new records (default: 3, or the number of bookies if that is less).",
 )
 @click.option("--dry-run", is_flag=True, help="Show what the source holds; write nothing.")

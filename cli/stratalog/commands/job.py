@@ -211,7 +211,7 @@ def export(
     "--timestamps", type=click.Choice(["original", "now"]), default="original", show_default=True,
     help="Keep the original timestamps, or use the time of sending.",
 )  # fmt: skip
-@click.option("--shift", "shift_s", type=Number(), default=0.0, help="Seconds to add to original timestamps.")
+@click.option("--shift", "shift_s", type=float, metavar="NUMBER", default=0.0, help="Seconds to add to original timestamps.")
 @click.option("--rate", type=Number(min=0), default=0.0, help="Maximum records per second over all partitions (0: no limit).")
 @click.option(
     "--window",

@@ -23,6 +23,7 @@ from stratalog_core.errors import Corrupt, Invalid, NotFound, Unavailable
 from stratalog_core.natural_numbers import natural_number
 from stratalog_core.system import SystemClock, ThreadBackground
 from stratalog_metadata.client.api import MetadataClient
+from stratalog_metadata.records import REPLICATION_FACTOR_MAX
 from stratalog_tiering.cold.archive import ReadTopics, deleted_topics, read_owner, readable_topics
 from stratalog_tiering.core.restoring import TopicHistory
 from stratalog_tiering.format.descriptor import TopicDescriptor
@@ -65,7 +66,7 @@ Row = dict[str, Any]
 @click.option(
     "--replication-factor",
     "factor",
-    type=Integer(min=1),
+    type=Integer(1, REPLICATION_FACTOR_MAX),
     help="Replication factor of new records (default: that of each topic; 1 with --data, because `up` has one bookie).",
 )
 @click.option(

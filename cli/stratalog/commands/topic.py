@@ -40,7 +40,7 @@ from stratalog.waiting import timeout_option, wait_option
 from stratalog_broker.admin.replication_factor import change_replication_factor
 from stratalog_core.errors import Invalid, NotFound, StratalogError
 from stratalog_core.kafka_clients import uuid_of
-from stratalog_metadata.records import Topic
+from stratalog_metadata.records import REPLICATION_FACTOR_MAX, Topic
 
 _CLUSTERS_DEFAULT = -1
 _RETRY_S = 0.2
@@ -63,7 +63,9 @@ topic.add_command(config)
 )
 @click.argument("name", callback=valid_name)
 @click.option("--partitions", type=Integer(1, 10_000), help="Number of partitions (default: the cluster's).")
-@click.option("--replication-factor", type=Integer(1, 10_000), help="Copies of each record (default: the cluster's).")
+@click.option(
+    "--replication-factor", type=Integer(1, REPLICATION_FACTOR_MAX), help="Copies of each record (default: the cluster's)."
+)
 @click.option("--config", "configs", multiple=True, metavar="NAME=VALUE", help="Topic config, by Kafka's name; repeatable.")
 @kafka_options
 @json_option
@@ -105,7 +107,7 @@ def _partition_count(client: Any, name: str) -> int:
 @topic.command()
 @click.argument("name", callback=valid_name)
 @click.option("--partitions", type=Integer(1, 10_000), help="New number of partitions; it can only grow.")
-@click.option("--replication-factor", "factor", type=Integer(1, 15), help="Copies of each new record.")
+@click.option("--replication-factor", "factor", type=Integer(1, REPLICATION_FACTOR_MAX), help="Copies of each new record.")
 @cluster_options
 @json_option
 def alter(

@@ -41,11 +41,13 @@ def _summary(context: click.Context) -> str:
 
 
 def _leaves(context: click.Context) -> Iterator[click.Context]:
-    """Contexts of all commands that are no groups."""
+    """Contexts of all commands that do something by themselves: those that are no groups, and groups that run a role."""
     command = context.command
     if not isinstance(command, click.Group):
         yield context
         return
+    if command.invoke_without_command:
+        yield context
     for name in command.list_commands(context):
         below = command.get_command(context, name)
         assert below is not None
@@ -54,7 +56,8 @@ def _leaves(context: click.Context) -> Iterator[click.Context]:
 
 def _section(context: click.Context) -> str:
     command = context.command
-    usage = " ".join([context.command_path, *command.collect_usage_pieces(context)])
+    pieces = click.Command.collect_usage_pieces(command, context)  # Not a group's own, which add its subcommands.
+    usage = " ".join([context.command_path, *pieces])
     rows = [row for parameter in command.params if (row := parameter.get_help_record(context)) and row[1]]
     options = "".join(f"| `{_cell(names)}` | {_cell(text)} |\n" for names, text in rows)
     table = f"\n| option | what |\n| --- | --- |\n{options}" if options else ""

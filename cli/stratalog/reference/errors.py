@@ -14,7 +14,10 @@ _HEAD = """# Errors
 
 ## Exit codes of `stratalog`
 
-A script can retry on 3. On 6 and 7, the data needs attention. On any other code, the message says what to change first.
+On 3, a script can try again. If the command changes something, the script has to look first whether it already has: an error
+whose outcome is unknown exits with 3, too. On 6 and 7, the data needs attention. On any other code, the message says what to
+change first.
+
 Generated from the code by `make reference`.
 
 | code | name | meaning |
@@ -45,14 +48,14 @@ def errors_page() -> str:
     """The page's text."""
     codes = "".join(f"| {code.value} | {code.name} | {_meaning(code)} |\n" for code in ExitCode)
     tree = (errors.__doc__ or "").split("::\n\n")[1].split("\n\n")[0]
-    kinds = "".join(map(_kind_row, _subclasses(StratalogError)))
+    kinds = _kind_row(StratalogError) + "".join(map(_kind_row, _subclasses(StratalogError)))
     return _HEAD + codes + _TREE.format(tree=inspect.cleandoc(tree)) + kinds + _KAFKA
 
 
 def _meaning(code: ExitCode) -> str:
     """The string below the member in the enumeration's source."""
     found = re.search(rf'{code.name} = {code.value}\n    """(.*?)"""', inspect.getsource(exit_codes))
-    return found[1] if found else "Done." if code is ExitCode.OK else "Interrupted by Ctrl-C."
+    return found[1].replace("|", "\\|") if found else "Done." if code is ExitCode.OK else "Interrupted by Ctrl-C."
 
 
 def _subclasses(kind: type[StratalogError]) -> list[type[StratalogError]]:
@@ -63,5 +66,5 @@ def _subclasses(kind: type[StratalogError]) -> list[type[StratalogError]]:
 
 def _kind_row(kind: type[StratalogError]) -> str:
     (parent,) = kind.__bases__
-    assert issubclass(parent, StratalogError)
-    return f"| `{kind.code}` | `{parent.code}` | {exit_code_of(kind()).value} |\n"
+    is_a = f"`{parent.code}`" if issubclass(parent, StratalogError) else ""
+    return f"| `{kind.code}` | {is_a} | {exit_code_of(kind()).value} |\n"

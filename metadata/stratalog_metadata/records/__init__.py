@@ -51,6 +51,7 @@ from stratalog_metadata.records.topic import (
     FEATURES,
     FEATURES_KEY,
     GROUP_CONFIGS,
+    REPLICATION_FACTOR_MAX,
     TOPIC_DEFAULTS_KEY,
     DeferredMarker,
     DeletedTopic,
@@ -103,8 +104,8 @@ class Versioned(msgspec.Struct, frozen=True, gc=False):
 
 __all__ = [
     "CLIENT_METRICS_CONFIGS", "CLUSTER_KEY", "DEFERRED_MARKERS", "FEATURES", "FEATURES_KEY", "GROUP_CONFIGS",
-    "KEEP_METADATA", "KEEP_STORE", "LEDGER_IDS", "NONE_UNDECIDED", "NO_OWNER", "PRODUCER_IDS", "QUORUM_KEY", "SESSION_IDS",
-    "TOPIC_DEFAULTS_KEY", "UNKNOWN_UNDECIDED",
+    "KEEP_METADATA", "KEEP_STORE", "LEDGER_IDS", "NONE_UNDECIDED", "NO_OWNER", "PRODUCER_IDS", "QUORUM_KEY",
+    "REPLICATION_FACTOR_MAX", "SESSION_IDS", "TOPIC_DEFAULTS_KEY", "UNKNOWN_UNDECIDED",
     "Bookie", "Broker", "Cluster", "Counter", "DeferredMarker", "DeletedTopic", "DrainedBroker", "DynamicConfig",
     "Endpoint", "ForkDecision", "Fragment", "Lease", "Ledger", "LedgerRef", "LedgerState", "Log", "ManifestPointer",
     "Partition", "PendingTopic", "Quorum", "Record", "RestoredTopic", "Session", "TierRequest", "TierStatus",

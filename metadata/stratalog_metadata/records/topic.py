@@ -8,6 +8,8 @@ from uuid import UUID
 
 from stratalog_metadata.records.base import RecordBase
 
+REPLICATION_FACTOR_MAX: Final = 15
+
 
 class Topic(RecordBase, frozen=True, kw_only=True, tag="topic"):
     """``configs`` has only the configs that were set, under Kafka's names."""
