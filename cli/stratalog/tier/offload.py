@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+import msgspec
+
 from stratalog.tier.report import open_requests
 from stratalog_broker.admin.view_waiting import wait_until
 from stratalog_core.errors import Invalid, NotFound, Unavailable
 from stratalog_metadata.client.api import MetadataClient, MetadataView
 from stratalog_metadata.client.guarded_updates import decide_again
 from stratalog_metadata.client.topic_defaults import topic_defaults
-from stratalog_metadata.records import TierRequest, TierStatus, Topic, configs_in_force, is_hot_only, tier_status_key
-from stratalog_metadata.state.commands import Command, Put, VersionIs
+from stratalog_metadata.records import TierRequest, TierStatus, Topic, Versioned, configs_in_force, is_hot_only, tier_status_key
+from stratalog_metadata.state.commands import ABSENT, Command, Put, VersionIs
 from stratalog_tiering.core.policy import tier_policy
 
 OnProgress = Callable[[int], None]
@@ -31,13 +33,14 @@ async def request_offload(metadata: MetadataClient, topic: Topic, *, delete_hot:
 
     Raises ``Invalid`` for a topic that is not offloaded, ``NotFound`` if the topic is gone.
     """
-    if refusal := offload_refusal(metadata.view, topic):
-        raise Invalid(refusal)
-    await _request(
-        metadata,
-        topic,
-        [TierRequest(topic_id=topic.topic_id, index=index, delete_hot=delete_hot) for index in range(topic.partition_count)],
-    )
+
+    def requested(current: Topic) -> list[TierRequest]:
+        if refusal := offload_refusal(metadata.view, current):
+            raise Invalid(refusal)
+        indexes = range(current.partition_count)
+        return [TierRequest(topic_id=topic.topic_id, index=index, delete_hot=delete_hot) for index in indexes]
+
+    await _request(metadata, topic, requested)
 
 
 def offload_refusal(view: MetadataView, topic: Topic) -> str:
@@ -56,44 +59,79 @@ async def request_compaction(metadata: MetadataClient, topic: Topic, partitions:
 
     Raises ``Invalid`` if the topic is not compacted, ``NotFound`` for a partition that it does not have, or if it is gone.
     """
-    if topic.internal:
-        raise Invalid(f"topic {topic.name} is internal: it is never offloaded, and its coordinator compacts it")
-    if tier_policy(configs_in_force(topic, topic_defaults(metadata.view))).compaction is None:
-        raise Invalid(f"topic {topic.name} is not compacted; set cleanup.policy=compact or compact,delete")
     wanted = tuple(partitions)
-    unknown = [index for index in wanted if not 0 <= index < topic.partition_count]
-    if unknown:
-        raise NotFound(f"topic {topic.name} has no partition {unknown[0]}; it has {topic.partition_count}")
-    await _request(
-        metadata,
-        topic,
-        [TierRequest(topic_id=topic.topic_id, index=index, delete_hot=True, compact=True) for index in wanted],
-    )
+
+    def requested(current: Topic) -> list[TierRequest]:
+        if current.internal:
+            raise Invalid(f"topic {topic.name} is internal: it is never offloaded, and its coordinator compacts it")
+        if tier_policy(configs_in_force(current, topic_defaults(metadata.view))).compaction is None:
+            raise Invalid(f"topic {topic.name} is not compacted; set cleanup.policy=compact or compact,delete")
+        unknown = [index for index in wanted if not 0 <= index < current.partition_count]
+        if unknown:
+            raise NotFound(f"topic {topic.name} has no partition {unknown[0]}; it has {current.partition_count}")
+        return [TierRequest(topic_id=topic.topic_id, index=index, delete_hot=True, compact=True) for index in wanted]
+
+    await _request(metadata, topic, requested)
 
 
-async def _request(metadata: MetadataClient, topic: Topic, requests: Sequence[TierRequest]) -> None:
-    """Put the requests while the topic exists: nothing would ever delete those of a topic that is gone."""
+async def _request(metadata: MetadataClient, topic: Topic, requested: Callable[[Topic], Sequence[TierRequest]]) -> None:
+    """Put what is ``requested`` of the topic as it is now, with what open requests of the same partitions ask for.
+
+    It is put while the topic exists: nothing would ever delete the requests of a topic that is gone.
+    """
 
     async def attempt() -> None:
         (found,) = await metadata.read([topic.key()])
         if found is None or not isinstance(found.record, Topic) or found.record.topic_id != topic.topic_id:
-            raise NotFound(f"topic {topic.name!r} is gone: it was deleted or detached meanwhile")
-        unchanged = VersionIs(key=topic.key(), version=found.version)
-        await metadata.propose(Command(updates=tuple(Put(record=request) for request in requests), requirements=(unchanged,)))
+            raise _gone(topic)
+        requests = requested(found.record)
+        present = await metadata.read([request.key() for request in requests])
+        await metadata.propose(
+            Command(
+                updates=tuple(Put(record=_joined(*pair)) for pair in zip(requests, present, strict=True)),
+                requirements=(
+                    VersionIs(key=topic.key(), version=found.version),
+                    *(
+                        VersionIs(key=request.key(), version=stored.version if stored is not None else ABSENT)
+                        for request, stored in zip(requests, present, strict=True)
+                    ),
+                ),
+            )
+        )
 
     await decide_again(f"topic {topic.name!r}", attempt)
 
 
+def _joined(request: TierRequest, present: Versioned | None) -> TierRequest:
+    """``request``, and what the open one asks for: whoever made that takes it for fulfilled when the record has gone."""
+    if present is None or not isinstance(present.record, TierRequest):
+        return request
+    earlier = present.record
+    return msgspec.structs.replace(
+        request, delete_hot=request.delete_hot or earlier.delete_hot, compact=request.compact or earlier.compact
+    )
+
+
 async def wait_for_offload(metadata: MetadataClient, topic: Topic, waiting: Waiting) -> None:
-    """Return when ``topic`` has no open request. Raises ``Unavailable`` with the last errors after the time-out."""
+    """Return when ``topic`` has no open request.
+
+    Raises ``NotFound`` if the topic goes, and its requests with it, ``Unavailable`` with the last errors after the time-out.
+    """
 
     def is_done() -> bool:
+        current = metadata.view.find(Topic, topic.key())
+        if current is None or current.topic_id != topic.topic_id:
+            raise _gone(topic)
         left = len(open_requests(metadata.view, topic))
         waiting.on_progress(topic.partition_count - left)
         return not left
 
     if not await wait_until(metadata.view, is_done, waiting.timeout_s):
         raise Unavailable(_why_not(metadata, topic, waiting.timeout_s))
+
+
+def _gone(topic: Topic) -> NotFound:
+    return NotFound(f"topic {topic.name!r} is gone: it was deleted or detached meanwhile")
 
 
 def _why_not(metadata: MetadataClient, topic: Topic, timeout_s: float) -> str:

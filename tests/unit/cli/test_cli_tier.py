@@ -27,11 +27,12 @@ from stratalog_metadata.records import (
     Log,
     ManifestPointer,
     Record,
+    TierRequest,
     TierStatus,
     Topic,
     tier_request_key,
 )
-from stratalog_metadata.state.commands import Command, Delete, Put
+from stratalog_metadata.state.commands import Applied, Command, Delete, Put
 
 TOPIC = Topic(name="flights", topic_id=UUID(int=7), partition_count=2, replication_factor=1)
 
@@ -105,6 +106,55 @@ async def test_waiting_ends_when_every_request_is_fulfilled(metadata: QuorumClie
     assert done[-1] == 2
 
 
+async def test_a_request_asks_for_what_an_open_one_does_too(metadata: QuorumClient) -> None:
+    """Whoever made that waits for its record to go, and reports a compaction then."""
+    compacted = msgspec.structs.replace(TOPIC, configs={"cleanup.policy": "compact"})
+    await _put(metadata, compacted)
+    await request_compaction(metadata, compacted, [1])
+    await request_offload(metadata, compacted, delete_hot=False)
+    requests = open_requests(metadata.view, TOPIC)
+    assert [(each.index, each.delete_hot, each.compact) for each in requests] == [(0, False, False), (1, True, True)]
+    await request_offload(metadata, compacted, delete_hot=True)
+    await request_offload(metadata, compacted, delete_hot=False)
+    assert [(each.delete_hot, each.compact) for each in open_requests(metadata.view, TOPIC)] == [(True, False), (True, True)]
+
+
+async def test_an_open_request_is_not_replaced_that_came_during_the_decision(
+    metadata: QuorumClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await _put(metadata, TOPIC)
+    propose, asked = QuorumClient.propose, TierRequest(topic_id=TOPIC.topic_id, index=1, delete_hot=True, compact=True)
+
+    async def overtaken(client: QuorumClient, command: Command) -> Applied:
+        monkeypatch.undo()
+        await _put(metadata, asked)
+        return await propose(client, command)
+
+    monkeypatch.setattr(QuorumClient, "propose", overtaken)
+    await request_offload(metadata, TOPIC, delete_hot=False)
+    assert [each.compact for each in open_requests(metadata.view, TOPIC)] == [False, True]
+
+
+async def test_the_offload_of_all_partitions_is_requested_of_the_topic_as_it_is_now(metadata: QuorumClient) -> None:
+    grown = msgspec.structs.replace(TOPIC, partition_count=3)
+    await _put(metadata, grown)
+    await request_offload(metadata, TOPIC, delete_hot=True)
+    assert [each.index for each in open_requests(metadata.view, TOPIC)] == [0, 1, 2]
+    await _put(metadata, msgspec.structs.replace(TOPIC, configs={"remote.log.copy.disable": "true"}))
+    with pytest.raises(Invalid, match="keeps it out of the object store"):
+        await request_offload(metadata, TOPIC, delete_hot=True)
+
+
+async def test_a_topic_that_goes_is_not_reported_as_done(metadata: QuorumClient) -> None:
+    await _put(metadata, TOPIC)
+    await request_offload(metadata, TOPIC, delete_hot=True)
+    waiting = asyncio.create_task(wait_for_offload(metadata, TOPIC, Waiting(timeout_s=60, on_progress=lambda _: None)))
+    gone = (TOPIC.key(), *(tier_request_key(TOPIC.topic_id, index) for index in range(2)))
+    await metadata.propose(Command(updates=tuple(Delete(key=key) for key in gone)))
+    with pytest.raises(NotFound, match="topic 'flights' is gone: it was deleted or detached meanwhile"):
+        await waiting
+
+
 async def test_nothing_is_requested_of_a_topic_that_is_gone(metadata: QuorumClient) -> None:
     """Its request would stay in metadata, and begin to count when the topic is restored."""
     compacted = msgspec.structs.replace(TOPIC, configs={"cleanup.policy": "compact,delete"})
@@ -120,6 +170,7 @@ async def test_a_compaction_is_requested_of_compacted_topics_only(metadata: Quor
     with pytest.raises(Invalid, match=r"topic flights is not compacted; set cleanup\.policy=compact"):
         await request_compaction(metadata, TOPIC, [0])
     compacted = msgspec.structs.replace(TOPIC, configs={"cleanup.policy": "compact,delete"})
+    await _put(metadata, compacted)
     with pytest.raises(NotFound, match="topic flights has no partition 2; it has 2"):
         await request_compaction(metadata, compacted, [2])
     assert open_requests(metadata.view, TOPIC) == []
