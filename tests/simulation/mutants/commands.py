@@ -10,7 +10,7 @@ from stratalog_core.errors import StratalogError
 from stratalog_tiering.cold.manifest_source import ManifestSource
 from stratalog_tiering.copies import hot_repair
 from stratalog_tiering.maintenance import erasure, orphans
-from stratalog_tiering.offload import commit
+from stratalog_tiering.offload import commit, offloading
 from stratalog_tiering.worker import collection, partition_work
 
 
@@ -50,6 +50,11 @@ def hot_copies_go_without_a_look_at_data_keys() -> None:
     ManifestSource.check_data_key = _nothing  # type: ignore[method-assign]
 
 
+def hot_copies_go_although_damage_is_known() -> None:
+    """An earlier behaviour: a hot copy is dropped while the scrub repairs the cold one from it."""
+    offloading._known_damage = lambda ports, pointer: ((), ())
+
+
 def damaged_parts_stop_offloads() -> None:
     """An earlier behaviour: nothing is committed while a page or list that would be merged is damaged."""
 
@@ -72,6 +77,7 @@ IN_COMMANDS: Final = (
     damaged_parts_stop_offloads,
     damaged_lists_stop_retention,
     hot_copies_go_without_a_look_at_data_keys,
+    hot_copies_go_although_damage_is_known,
     commands_hold_no_lease,
     sweeps_let_earlier_commits_succeed,
 )

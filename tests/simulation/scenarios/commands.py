@@ -39,7 +39,16 @@ from stratalog_core.batches.batch import read_header
 from stratalog_core.batches.records import Record, build_batch, iterate_records
 from stratalog_core.errors import Conflict, StratalogError, Unavailable
 from stratalog_metadata.client.quorum_client import QuorumClient
-from stratalog_metadata.records import Ledger, Log, ManifestPointer, Topic, log_key, manifest_pointer_key
+from stratalog_metadata.records import (
+    Ledger,
+    Log,
+    ManifestPointer,
+    TierStatus,
+    Topic,
+    log_key,
+    manifest_pointer_key,
+    tier_status_key,
+)
 from stratalog_metadata.state.commands import Command, Put
 from stratalog_tiering.cold.block_source import ColdReaderSettings
 from stratalog_tiering.cold.bucket_scrub import BucketScrub, FoundTopic
@@ -157,6 +166,21 @@ class CommandsAudit(HistoryAudit):
         key = self.data_key_at(pointer, ledger.base_offset) if isinstance(pointer, ManifestPointer) else ""
         is_kept = not key or key in self._stored.objects
         self.require(is_kept, f"ledger {ledger.ledger_id} was removed, and {key}, by which its cold copy is read, is lost")
+        if isinstance(pointer, ManifestPointer):
+            self._require_unknown_damage(ledger, pointer)
+
+    def _require_unknown_damage(self, ledger: Ledger, pointer: ManifestPointer) -> None:
+        """Require that no cold copy of the ledger is known to be damaged, unless its records are deleted."""
+        log = self.records[log_key(ledger.topic_id, ledger.partition)]
+        status = self.records.get(tier_status_key(ledger.topic_id, ledger.partition))
+        assert isinstance(log, Log)
+        if not isinstance(status, TierStatus) or not status.unrepaired or ledger.end_offset <= log.log_start_offset:
+            return
+        manifest = self._manifest(pointer)
+        for entry in manifest.segments if manifest is not None else ():
+            is_copy = entry.base_offset < ledger.end_offset and ledger.base_offset < entry.end_offset
+            is_damaged = is_copy and entry.key in status.unrepaired
+            self.require(not is_damaged, f"ledger {ledger.ledger_id} was removed, and {entry.key} was known to be damaged")
 
     def data_key_at(self, pointer: ManifestPointer, offset: int) -> str:
         """The data key of the segment that holds ``offset``; empty if there is none, or it is not encrypted."""

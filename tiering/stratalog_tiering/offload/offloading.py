@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from stratalog_core.errors import Corrupt, StratalogError
 from stratalog_core.object_lock import ObjectLock
 from stratalog_metadata.records import ManifestPointer, TierStatus, tier_status_key
+from stratalog_metadata.state.commands import ABSENT, VersionIs
 from stratalog_tiering.cold.segment_check import check_presence
 from stratalog_tiering.core.commands import Guards, commit_segment, drop_ledgers
 from stratalog_tiering.core.damage import may_be_damaged
@@ -108,7 +109,8 @@ async def upload_job(
 async def drop_hot(ports: WorkerPorts, state: PartitionSnapshot, ledgers: Sequence[StoredLedger], guards: Guards) -> None:
     """Drop the hot copies of ``ledgers``, after checking size, footer and data key of their cold copies.
 
-    The records are not checked, so none is dropped while the scrub knows of damage that the hot copy may repair.
+    The records are not checked, so none is dropped while the scrub knows of damage that the hot copy may repair, or when it
+    has just found some.
 
     A newer version is not looked for if this worker committed the newest one that metadata knows, and has held the partition
     since: the version's key was free, so whatever was committed meanwhile continues from it and refers to its cold copies.
@@ -120,18 +122,25 @@ async def drop_hot(ports: WorkerPorts, state: PartitionSnapshot, ledgers: Sequen
     if not ports.commits.is_own_newest(pointer):
         await refuse_fork_before_deletion(ports, state)
     manifest, checked_to = await ports.source.manifest(pointer), pointer.start_offset
-    damaged = _known_damage(ports, pointer)
+    damaged, is_all = _known_damage(ports, pointer)
     for stored in ledgers:
         # One segment may hold several of the ledgers.
         base_offset = max(stored.ledger.base_offset, checked_to)
         checked_to = await _check_cold_copy(ports, manifest, base_offset, stored.ledger.end_offset, damaged)
-    await drop(ports, state, ledgers, guards)
+    await drop(ports, state, ledgers, (*guards, *is_all))
 
 
-def _known_damage(ports: WorkerPorts, pointer: ManifestPointer) -> Sequence[str]:
-    """Keys of damage that the continuous scrub has not repaired yet, as in the status. Without it nobody corrects them."""
-    status = ports.metadata.view.find(TierStatus, tier_status_key(pointer.topic_id, pointer.index))
-    return status.unrepaired if status is not None and ports.settings.scrub_interval_ms else ()
+def _known_damage(ports: WorkerPorts, pointer: ManifestPointer) -> tuple[Sequence[str], Guards]:
+    """Keys of damage that the continuous scrub has not repaired yet, as in the status, and guards against more of it.
+
+    Without a scrub nobody corrects the status.
+    """
+    if not ports.settings.scrub_interval_ms:
+        return (), ()
+    view, key = ports.metadata.view, tier_status_key(pointer.topic_id, pointer.index)
+    status, found = view.find(TierStatus, key), view.get(key)
+    unchanged = VersionIs(key=key, version=found.version if found is not None else ABSENT)
+    return status.unrepaired if status is not None else (), (unchanged,)
 
 
 async def _check_cold_copy(ports: WorkerPorts, manifest: Manifest, offset: int, end_offset: int, damaged: Sequence[str]) -> int:

@@ -25,6 +25,7 @@ from stratalog_tiering.core.damage import REMEMBERED_MAX
 from stratalog_tiering.format import manifest_edit
 from stratalog_tiering.format.manifest_limits import ManifestLimits
 from stratalog_tiering.metrics import ScrubMetrics
+from stratalog_tiering.offload import offloading
 from stratalog_tiering.store import ObjectStore, open_store
 from stratalog_tiering.worker.worker import TieringWorker
 
@@ -191,6 +192,26 @@ async def test_the_hot_copy_stays_while_the_damage_of_the_cold_one_is_being_repa
     resumed.set()
     await cluster.until(lambda: not cluster.log().ledgers)
     assert (scrubbed(worker).repaired, scrubbed(worker).findings) == (1, 1)
+
+
+async def test_a_hot_copy_is_not_dropped_by_a_look_at_the_status_from_before_the_damage_was_found(
+    cluster: Cluster, make_batches: Batches, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks, check = 0, offloading.check_presence  # type: ignore[attr-defined]
+
+    async def meanwhile_found(*arguments: Any) -> Any:
+        nonlocal looks
+        looks += 1
+        if looks == 1:
+            status = TierStatus(topic_id=cluster.topic.topic_id, index=0, worker_id="scrub", unrepaired=("segments/0",))
+            await cluster.metadata.propose(Command(updates=(Put(record=status),)))
+        return await check(*arguments)
+
+    await offloaded(cluster, make_batches, 1, deletion_lag_ms=HOUR_MS)
+    monkeypatch.setattr(offloading, "check_presence", meanwhile_found)
+    await cluster.start_worker(scrub_interval_ms=INTERVAL_MS)
+    await cluster.until(lambda: not cluster.log().ledgers)
+    assert looks > 1
 
 
 async def fill_status(cluster: Cluster) -> None:
