@@ -195,7 +195,11 @@ class Disk:
         return self.core.tails(ledger_ids)
 
     async def write_lacs(self, lacs: Sequence[tuple[int, int]]) -> bytearray:
-        """Record explicit LACs durably. Raises ``StorageFailed``."""
+        """Record explicit LACs durably; none while the disk is full: they may be lost, and deletions need the space. Raises
+        ``StorageFailed``.
+        """
+        if self.core.read_only and not (self.core.failure or self.core.stall):
+            return bytearray((Status.READ_ONLY,)) * len(lacs)
         statuses = bytearray()
 
         def write(some: Sequence[tuple[int, int]]) -> int:
@@ -203,7 +207,7 @@ class Disk:
             statuses.extend(written)
             return sequence
 
-        await self._record(lacs, write)
+        await self._record(lacs, write, reserve=True)
         return statuses
 
     async def delete(self, ledger_ids: Sequence[int]) -> None:
@@ -212,7 +216,7 @@ class Disk:
         self.counters.ledgers_deleted += len(ledger_ids)
         self.files.wake()
 
-    async def _record(self, items: Sequence[Item], record: Callable[[Sequence[Item]], int]) -> None:
+    async def _record(self, items: Sequence[Item], record: Callable[[Sequence[Item]], int], *, reserve: bool = False) -> None:
         """Record control items durably, a frame's at a time: all of them may take more than one log file.
 
         ``record`` places some of them and returns the group to wait for.
@@ -220,7 +224,7 @@ class Disk:
         sequence = 0
         for first in range(0, len(items), CONTROL_ITEMS_MAX):
             some = items[first : first + CONTROL_ITEMS_MAX]
-            await self.room(control_room(len(some)), reserve=False)
+            await self.room(control_room(len(some)), reserve=reserve)
             sequence = record(some)
         await self.commit.durable(sequence)
 

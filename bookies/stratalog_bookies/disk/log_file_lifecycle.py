@@ -188,7 +188,7 @@ class LogFileLifecycle:
             if self._appended_bytes() - appended > _IDLE_BYTES:
                 continue
             async with self._lock:
-                await self._background.run(self._store.fill_spare)
+                await self._background.run(partial(self._store.fill_spare, lambda: not self._core.log.has_next_file))
             self.free_bytes = await self._background.run(self._store.free_bytes)
 
     def _appended_bytes(self) -> int:
@@ -208,27 +208,39 @@ class LogFileLifecycle:
                 contents.file_closed(generation)
                 self._store.finish(generation)
                 self._first_open = generation + 1
+            await self._prepare_next()
 
     async def _free_dead(self) -> None:
         """Recycle closed files that are empty. Raises ``OSError``."""
-        contents = self._core.contents
-        async with self._lock:
-            dead = frozenset(file.generation for file in contents.dead_files())
-            if not (dead or self._dropped) or self._core.failure:
-                return
-            if dead:
-                state = contents.state(self._first_open, without=dead)
-                await self._background.run(partial(self._store.save_state, state))
-                # A file that a read pinned while the state file was written is recycled next time.
-                for file in contents.dead_files():
-                    if file.generation in dead:
-                        contents.drop_file(file.generation)
-                        self._dropped.append(file.generation)
-            while self._dropped:
-                await self._background.run(partial(self._store.recycle, self._dropped[0], self._settings.spare_files + 1))
+        await self._drop_dead()
+        if not self._dropped:
+            return
+        while self._dropped and not self._core.failure:
+            # Freeing thousands of files takes minutes, and adds must not wait for that.
+            await self._prepare_next()
+            self.free_bytes = await self._background.run(self._store.free_bytes)
+            # Reserved space that was lent becomes free again: as a spare, the file would be used for adds.
+            spares_max = self._settings.spare_files + 1 if self.free_bytes >= self._settings.free_bytes_min else 0
+            async with self._lock:
+                await self._background.run(partial(self._store.recycle, self._dropped[0], spares_max))
                 del self._dropped[0]
                 self._counters.files_recycled += 1
         await self.check_space()
+
+    async def _drop_dead(self) -> None:
+        """Remove closed files that are empty from the state file. Raises ``OSError``."""
+        contents = self._core.contents
+        async with self._lock:
+            dead = frozenset(file.generation for file in contents.dead_files())
+            if not dead or self._core.failure:
+                return
+            state = contents.state(self._first_open, without=dead)
+            await self._background.run(partial(self._store.save_state, state))
+            # A file that a read pinned while the state file was written is recycled next time.
+            for file in contents.dead_files():
+                if file.generation in dead:
+                    contents.drop_file(file.generation)
+                    self._dropped.append(file.generation)
 
     async def check_state(self) -> None:
         """Check the state file; rewrite it from memory if it is corrupt. A failed write fails the disk."""

@@ -16,7 +16,7 @@ passed on and never retried: the content of the file is then unknown.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from stratalog_bookies.disk.core import checkpoint, log_format
@@ -121,11 +121,13 @@ class LogFiles:
 
     # -- spares
 
-    def fill_spare(self) -> None:
-        """Prewrite one more spare: overwriting existing blocks is faster than appending."""
-        self._make_spare(prewrite=True)
+    def fill_spare(self, is_urgent: Callable[[], bool] = lambda: False) -> None:
+        """Prewrite one more spare: overwriting existing blocks is faster than appending. Stop once ``is_urgent`` returns true:
+        the rest of its space is only reserved.
+        """
+        self._make_spare(prewrite=True, is_urgent=is_urgent)
 
-    def _make_spare(self, *, prewrite: bool) -> None:
+    def _make_spare(self, *, prewrite: bool, is_urgent: Callable[[], bool] = lambda: False) -> None:
         number = self._next_spare
         self._next_spare += 1
         path = f"{LOG}/{number:016x}.filling"
@@ -133,7 +135,7 @@ class LogFiles:
         try:
             file.allocate(self.file_bytes)
             if prewrite:
-                self._prewrite(file)
+                self._prewrite(file, is_urgent)
             file.datasync()
         except OSError:
             self._files.remove(path)
@@ -144,9 +146,11 @@ class LogFiles:
         self._spares.append(number)
         self._files.sync_directory(LOG)
 
-    def _prewrite(self, file: File) -> None:
+    def _prewrite(self, file: File, is_urgent: Callable[[], bool]) -> None:
         zeros = memoryview(bytes(min(_FILL_BYTES, self.file_bytes)))
         for position in range(0, self.file_bytes, len(zeros)):
+            if is_urgent():
+                return
             file.pwritev((zeros[: self.file_bytes - position],), position)
             # In small chunks: a sync of the log waits for everything the disk has queued.
             file.datasync()

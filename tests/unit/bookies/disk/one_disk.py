@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from unit.bookies.disk.test_transient_errors import COOKIE, TIMEOUT_S, Rationed, running, settings_of
+from unit.bookies.disk.test_transient_errors import COOKIE, TIMEOUT_S, Rationed, Small, running, settings_of
 
 from stratalog_bookies.disk import recovery
 from stratalog_bookies.disk.core.cookie import disk_key
@@ -24,6 +24,13 @@ def new_files(path: Path) -> Rationed:
     files = SystemFiles(path)
     recovery.create(LogFiles(files, disk_key(COOKIE, 0), FILE_BYTES))
     return Rationed(files)
+
+
+def small_files(path: Path, log_files: int) -> Small:
+    """The files of a new disk with room for so many log files and spares."""
+    files = SystemFiles(path)
+    recovery.create(LogFiles(files, disk_key(COOKIE, 0), FILE_BYTES))
+    return Small(files, log_files)
 
 
 @asynccontextmanager

@@ -69,6 +69,18 @@ class Rationed:
         return getattr(self._files, name)
 
 
+class Small(Rationed):
+    """A disk with room for so many log files and spares."""
+
+    def __init__(self, files: Files, log_files: int, file_bytes: int = 64 * 1024) -> None:
+        super().__init__(files)
+        self.log_files = log_files
+        self._file_bytes = file_bytes
+
+    def free_bytes(self) -> int:
+        return (self.log_files - len(self._files.list("log"))) * self._file_bytes
+
+
 def settings_of(path: Path, **changes: object) -> BookieSettings:
     values: dict[str, object] = {
         "bookie_id": "b1", "data_dirs": (str(path),), "log_file_bytes": 64 * 1024, "spare_files": 0, "free_bytes_min": 0,
@@ -170,14 +182,10 @@ async def test_a_full_disk_of_dead_files_is_compacted_with_space_lent_for_it(tmp
     background = ThreadBackground(4, "bookie")
     files = SystemFiles(tmp_path)
     recovery.create(LogFiles(files, disk_key(COOKIE, 0), 64 * 1024))
-    rationed = Rationed(files)
     settings = settings_of(tmp_path, free_bytes_min=100 * 1024)
-    async with running(rationed, settings, background) as disk:
+    async with running(Small(files, 6), settings, background) as disk:
         status, entry = Status.OK, 0
         while status is Status.OK:
-            if entry == 8:
-                rationed.free = 80 * 1024
-                await disk.files.check_space()
             assert await add(disk, 2, entry, b"long-lived") in (Status.OK, Status.READ_ONLY)
             status = await add(disk, 1, entry, bytes(20_000))
             entry += 1
