@@ -36,7 +36,8 @@ class BookieSettings:
         64 * _MEBIBYTE,
         minimum=64 * 1024,
         maximum=_GIBIBYTE,
-        help="size of a log file (bytes); must exceed what clients send in one ADD (request_bytes_max)",
+        help="size of a log file (bytes). One ADD of a client must fit into it: [ledgers] request_bytes_max, or a larger entry,"
+        " 33 bytes for each entry, and 8 KiB",
     )
     spare_files: int = setting(
         4, minimum=0, maximum=1000, help="prewritten log files kept ready on each disk: overwriting beats appending"

@@ -16,7 +16,7 @@ from stratalog_core.batches.batch import CRC_START, HEADER, HEADER_BYTES, read_h
 from stratalog_core.batches.compression import LZ4, NONE, compress
 from stratalog_core.batches.records import Record, build_batch, encode_varint
 
-_UNREAD: Final = "the broker reads the records only for a compacted topic; consumers, erasure and Spark report bad ones"
+_UNREAD: Final = "the broker does not read the records of such a topic; consumers, erasure and Spark report bad ones"
 _BAD_RECORDS: Final = (
     "a key beyond its record", "a value beyond its record", "a value shorter than its record", "more headers than bytes",
     "a negative number of headers", "a header without a name", "a header beyond its record", "bytes after the headers",

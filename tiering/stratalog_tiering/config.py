@@ -26,8 +26,8 @@ class TieringSettings:
     partitions_at_once: int = setting(2, help="maximum number of partitions worked on at once", minimum=1, maximum=64)
     read_bytes_per_s: int = setting(
         200 * _MIB,
-        help="maximum rate at which ledgers are read from bookies, and segments from the store for merges, compaction and"
-        " erasure, and so of what is uploaded, in bytes per second, over all partitions",
+        help="maximum rate, in bytes per second over all partitions, at which the worker reads what it then uploads: ledgers"
+        " from bookies, and segments from the store for merges, compaction and erasure. So it limits uploads, too",
         minimum=_MIB,
         maximum=100_000 * _MIB,
     )
@@ -39,8 +39,9 @@ class TieringSettings:
     )
     verify: str = setting(
         "read",
-        help="how a new segment is verified before its commit; read: all of it is read back; checksum: the store is asked for"
-        " the CRC32C that it keeps, where reads cost money and the store refuses bytes that do not match theirs",
+        help="how a new segment is verified before its commit; read: all of it is read back; checksum: the CRC32C that the"
+        " store keeps is compared with that of the bytes sent, where reads cost money. With checksum, the worker does not start"
+        " on a store that keeps no CRC32C, or accepts bytes that do not match it",
         choices=("read", "checksum"),
     )
     niceness: int = setting(

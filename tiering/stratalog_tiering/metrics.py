@@ -17,7 +17,7 @@ class TieringCounters(MetricGroup):
     subsystem = "tiering"
 
     sessions: int = counter("sessions", "Sessions that the worker opened; more than one means that it lost one")
-    segments_offloaded: int = counter("segments", "Segments uploaded, read back, verified and committed")
+    segments_offloaded: int = counter("segments", "Segments uploaded, verified as [tiering] verify says, and committed")
     offloaded_bytes: int = counter("bytes", "Payload of the sealed ledgers in these segments")
     offload_seconds: Histogram = histogram(
         "seconds", "Time from the first read of a segment's ledgers to its commit", (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)

@@ -14,7 +14,10 @@ class LedgerClientSettings:
     """Times in milliseconds, sizes in bytes."""
 
     held_bytes_max: int = setting(
-        128 * _MIB, minimum=_MIB, help="unsettled payload bytes of all writers; above it append raises Overloaded"
+        128 * _MIB,
+        minimum=_MIB,
+        help="payload bytes that all writers hold, because not all bookies that get a copy have answered; above it further"
+        " appends are refused for now",
     )
     request_bytes_max: int = setting(
         16 * _MIB, minimum=64 * 1024, maximum=32 * _MIB, help="payload bytes of one ADD; a single entry may be larger"

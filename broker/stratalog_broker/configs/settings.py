@@ -105,7 +105,8 @@ class BrokerSettings:
     )
     frame_bytes_max: int = setting(
         100 * _MIB,
-        help="Maximum size of a request, at most 15/64 of memory_bytes; a larger one closes the connection",
+        help="Maximum size of a request, or 15/64 of memory_bytes if that is less (120 MiB by default); a larger one closes the"
+        " connection",
         minimum=1024,
         maximum=1024 * _MIB,
     )
@@ -122,11 +123,15 @@ class BrokerSettings:
         maximum=1024 * _MIB,
     )
     hot_reads_max: int = setting(
-        32, help="Maximum number of concurrent reads from bookies, of up to 4 MiB each, within 9/256 of memory_bytes", minimum=1
+        32,
+        help="Maximum number of concurrent reads from bookies, of up to 4 MiB each, and together"
+        " up to 9/256 of memory_bytes (18 MiB by default)",
+        minimum=1,
     )
     cold_reads_max: int = setting(
         32,
-        help="Maximum number of concurrent reads from the object store, of up to 4 MiB each, within 9/256 of memory_bytes",
+        help="Maximum number of concurrent reads from the object store, of up to 4 MiB each, and together"
+        " up to 9/256 of memory_bytes (18 MiB by default)",
         minimum=1,
     )
     connection_idle_ms: int = setting(600_000, help="A connection is closed after this time without a request", minimum=1_000)

@@ -90,7 +90,7 @@ _WITH_EFFECT: Final = (
     _int("compression.zstd.level", 3, "Level of zstd if compression.type is zstd.", -131_072, 22),
     _long(
         "delete.retention.ms", _DAY_MS,
-        "How long a compacted topic keeps a tombstone, from the compaction that first met it on.",
+        "How long a compacted topic keeps a tombstone after the first compaction that finds it.",
         broker_name="log.cleaner.delete.retention.ms",
     ),
     _long(
@@ -119,6 +119,7 @@ _WITH_EFFECT: Final = (
     _long(
         LOCAL_RETENTION_MS, 60_000,
         "Age at which a sealed ledger that is also cold, verified, leaves the bookies; 0: at once; -2: retention.ms; -1: never."
+        " It leaves earlier if a bookie that has a copy is low on space ([bookie] free_bytes_low)."
         " Not set: [tiering] deletion_lag_ms after it became cold, or retention.ms if local.retention.bytes is set.", -2,
         "log.local.retention.ms",
     ),
@@ -155,7 +156,11 @@ _WITH_EFFECT: Final = (
         "log.retention.bytes",
     ),
     _long("retention.ms", 7 * _DAY_MS, "Age at which segments are deleted; -1: never.", -1, "log.retention.ms"),
-    _int("segment.bytes", 256 * _MIB, "Size at which a ledger is sealed.", 64 * 1024, broker_name="log.segment.bytes"),
+    _int(
+        "segment.bytes", 256 * _MIB,
+        "Size at which a ledger is sealed. In internal topics it is at most 8 MiB, or the size of the checkpoint if that is"
+        " larger.", 64 * 1024, broker_name="log.segment.bytes",
+    ),
     _long(
         "segment.jitter.ms", 0, "Maximum random time before segment.ms at which a ledger is sealed, to spread sealing.",
         broker_name="log.roll.jitter.ms",
