@@ -29,6 +29,7 @@ from stratalog_broker.protocol.metadata import encode_metadata, encode_topic
 from stratalog_broker.requests.access import Access, Operation, Resource
 from stratalog_broker.requests.admin_errors import admin_error_code_of
 from stratalog_broker.requests.context import RequestContext
+from stratalog_broker.requests.encoded_array import EncodedArray
 from stratalog_broker.requests.handler_info import HandlerInfo
 from stratalog_broker.requests.permissions import CLUSTER_NAME, CREATE_TOPIC, Permissions
 from stratalog_core.errors import StratalogError
@@ -39,7 +40,6 @@ _ACCESS: Final = Access(Operation.DESCRIBE, Resource.TOPIC)
 _KEY: Final = 3
 _CREATE_TIMEOUT_S: Final = 5.0
 _CREATES_MAX: Final = 100
-_JOINED_TOPICS: Final = 32
 
 
 class MetadataHandler:
@@ -87,17 +87,17 @@ class MetadataHandler:
         )
         return encode_metadata(response, context.api_version, topics.count, topics.join())
 
-    async def _all_topics(self, context: RequestContext, request: Any) -> Topics:
+    async def _all_topics(self, context: RequestContext, request: Any) -> EncodedArray:
         names = [topic.name for topic in self._view.all(Topic)]
         denied = self._permissions.denied(context, _ACCESS, names)
-        topics = Topics()
+        topics = EncodedArray(TOPIC_ROWS)
         for name in names:
             topic = self._view.find(Topic, topic_key(name))
             if topic is not None and name not in denied:
                 await topics.add(await self._describe(context, request, topic, topics.pieces))
         return topics
 
-    async def _named_topics(self, context: RequestContext, request: Any) -> Topics:
+    async def _named_topics(self, context: RequestContext, request: Any) -> EncodedArray:
         may_create = getattr(request, "allow_auto_topic_creation", True) and self._creates_topics
         denied = self._permissions.denied(context, _ACCESS, (str(one.name) for one in request.topics if one.name is not None))
         missing = {
@@ -106,7 +106,7 @@ class MetadataHandler:
             if wanted.name is not None and wanted.name not in denied and self._view.get(topic_key(wanted.name)) is None
         }
         codes = await self._create_allowed(context, missing) if may_create and missing else {}
-        topics = Topics()
+        topics = EncodedArray(TOPIC_ROWS)
         for wanted in {(one.name, getattr(one, "topic_id", None)): one for one in request.topics}.values():
             await topics.add(await self._answer(context, request, wanted, denied, codes, topics.pieces))
         return topics
@@ -172,30 +172,6 @@ class MetadataHandler:
         )
         rows = await self._rows.of(topic, context.api_version, pieces)
         return encode_topic(described, context.api_version, rows.partitions, rows.blocks)
-
-
-class Topics:
-    """The encoded topics of one response, joined to few pieces: joining twenty thousand topics at once takes 10 ms."""
-
-    def __init__(self) -> None:
-        self.pieces = Pieces()
-        self.count = 0
-        self._joined: list[bytes] = []
-        self._piece: list[bytes] = []
-
-    async def add(self, topic: bytes) -> None:
-        """Add an encoded topic."""
-        self.count += 1
-        self._piece.append(topic)
-        if len(self._piece) >= _JOINED_TOPICS:
-            self.join()
-        await self.pieces.done(TOPIC_ROWS)
-
-    def join(self) -> list[bytes]:
-        """Return all topics that were added, in pieces."""
-        self._joined.append(b"".join(self._piece))
-        self._piece.clear()
-        return self._joined
 
 
 def _broker(context: RequestContext, broker: Broker) -> Any:

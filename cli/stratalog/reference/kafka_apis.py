@@ -7,7 +7,8 @@ from stratalog_broker.requests.handler_info import HandlerInfo
 
 _HEAD = """# Kafka APIs
 
-The APIs that a broker lists in ApiVersions. A request for any other API or version gets UNSUPPORTED_VERSION.
+The APIs that a broker lists in ApiVersions. A request for any other API or version closes the connection, as in Apache Kafka;
+only ApiVersions of an unknown version is answered, with UNSUPPORTED_VERSION and the list.
 [Kafka's tools](kafka-tools.md) shows which tools these APIs serve.
 
 The last column marks the APIs that [a server of an archive](../how-to/serve-an-archive.md) lists. It lists Produce because

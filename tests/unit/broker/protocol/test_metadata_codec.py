@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from kio.schema.errors import ErrorCode
 from unit.broker.hand_fed_view import HandFedView
 
-from stratalog_broker.cluster.partition_rows import PIECE_ROWS, ROWS_MAX, PartitionRows, Pieces
-from stratalog_broker.handlers.metadata import Topics
+from stratalog_broker.cluster.partition_rows import PIECE_ROWS, ROWS_MAX, TOPIC_ROWS, PartitionRows, Pieces
 from stratalog_broker.protocol.entities import encode_response as kio_encode
 from stratalog_broker.protocol.entities import response_factory
 from stratalog_broker.protocol.metadata import PartitionState, encode_metadata, encode_partition, encode_topic, layout_of
+from stratalog_broker.requests.encoded_array import EncodedArray
 from stratalog_metadata.records import Broker, Partition, Record, Topic
 
 VERSIONS = range(14)
@@ -191,7 +191,7 @@ async def test_what_changes_between_two_pieces_is_encoded_again() -> None:
 
 
 async def test_topics_without_changes_are_added_in_pieces_too() -> None:
-    topics = Topics()
+    topics = EncodedArray(TOPIC_ROWS)
     for number in range(20_000):
         await topics.add(number.to_bytes(2, "big"))
     joined = topics.join()
