@@ -86,10 +86,14 @@ class Auditor:
         self._session_id = session_id
         client = open_read_client(metadata, transport, clock, random)
         self._directory = client.directory
-        self._copier = Copier(client.requests, client.reads, client.directory, counters, settings.audit_bytes_per_s)
+        self._copier = Copier(
+            client.requests, client.reads, client.directory, counters, settings.audit_bytes_per_s, self._note_refusal
+        )
         self._lease = AuditLease(metadata)
         self._lost = LostBookies(settings.audit_delay_s)
         self._progress = Progress()
+        self._refusing = FailedStorage(frozenset())
+        """Disks that have refused an entry in this audit, because they are full or have failed."""
         self._failures = 0
         self._copies_by_bookie: Counter[str] = Counter()
         self._wake = asyncio.Event()
@@ -142,6 +146,7 @@ class Auditor:
         ledgers = list(self._metadata.view.all(Ledger))
         self._copies_by_bookie = copies_by_bookie(ledgers)
         self._failures = 0
+        self._refusing = FailedStorage(frozenset())
         self._progress.begin(ledgers, self._directory.candidates())
         urgent = ledgers_to_restore(ledgers, self._lost_now(), self._draining())
         for ledger in [*urgent, *self._progress.unsettled(ledgers)]:
@@ -183,8 +188,17 @@ class Auditor:
     async def _fill_gaps(self, ledger: Ledger) -> None:
         """Copy to each live bookie of the ledger what it should hold and lacks because it was away during the write."""
         for fragment, position in self._progress.unchecked(ledger, self._lost.down().of(ledger.ledger_id)):
-            if await self._fill(ledger, fragment, position, ledger.fragments[fragment].bookies[position]):
+            bookie = ledger.fragments[fragment].bookies[position]
+            if bookie in self._refusing.of(ledger.ledger_id):
+                continue
+            if await self._fill(ledger, fragment, position, bookie):
                 self._progress.completed(ledger, fragment, position)
+
+    def _note_refusal(self, bookie: str, ledger_id: int) -> None:
+        record = self._metadata.view.find(Bookie, bookie_key(bookie))
+        if record is not None:
+            disk = (bookie, ledger_id % record.disks, record.disks)
+            self._refusing = FailedStorage(frozenset(), self._refusing.disks | {disk})
 
     async def _fill(self, ledger: Ledger, fragment: int, position: int, bookie: str) -> bool:
         """Copy to ``bookie`` what it lacks of this share. Returns whether it now holds all of it, durably."""

@@ -2,13 +2,13 @@
 
 It first asks the bookie what it holds, so that an interrupted copy resumes and the check of a complete copy costs one small
 request. Entries are read from any replica, their CRC checked, and added unchanged by recovery adds. When ``complete`` returns,
-the whole share is durable on the bookie. Every failure raises.
+the whole share is durable on the bookie. Every failure raises. What is read counts for the rate even if it is refused.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from stratalog_bookies.client.bookie_requests import BookieRequests
@@ -39,16 +39,23 @@ _REFUSALS: Final[dict[int, type[StratalogError]]] = {
 
 
 class Copier:
-    """Copies for one auditor, one share at a time."""
+    """Copies for one auditor, one share at a time. ``on_refusal`` is called with a bookie that takes no entries of a ledger."""
 
     def __init__(
-        self, requests: BookieRequests, reads: LedgerReads, directory: BookieDirectory, counters: Counters, bytes_per_s: int
+        self,
+        requests: BookieRequests,
+        reads: LedgerReads,
+        directory: BookieDirectory,
+        counters: Counters,
+        bytes_per_s: int,
+        on_refusal: Callable[[str, int], None],
     ) -> None:
         self._requests = requests
         self._reads = reads
         self._directory = directory
         self._counters = counters
         self._bytes_per_s = bytes_per_s
+        self._on_refusal = on_refusal
 
     async def complete(self, ledger: Ledger, share: Share, bookie: str) -> int:
         """Complete a share on ``bookie``. Returns the number of entries copied.
@@ -85,8 +92,8 @@ class Copier:
         while following <= run[-1]:
             found = await self._reads.stored(ledger, following, run[-1], _CHUNK_BYTES)
             following = found[-1].entry_id + 1
-            await self._add(ledger.ledger_id, [entry for entry in found if entry.entry_id in wanted], bookie)
             await self._pace(sum([entry.payload_bytes for entry in found]))
+            await self._add(ledger.ledger_id, [entry for entry in found if entry.entry_id in wanted], bookie)
 
     async def _add(self, ledger_id: int, entries: Sequence[ReadEntry], bookie: str) -> None:
         headers = [
@@ -116,6 +123,7 @@ class Copier:
         if kind is not None:
             raise kind(reason)
         self._directory.failed(bookie)
+        self._on_refusal(bookie, ledger_id)
         raise StorageFailed(reason, read_only=refused == Status.READ_ONLY)
 
     async def _pace(self, moved_bytes: int) -> None:
