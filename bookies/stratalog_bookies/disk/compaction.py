@@ -49,16 +49,18 @@ class Compaction:
     async def empty_corrupt_files(self) -> None:
         """Empty the files whose frames are corrupt. Raises ``StorageFailed`` if there is no room."""
         broken = self._disk.corruption.files
+        lost_indexes = self._disk.reads.lost_indexes
         for generation in list(broken):
             file = self._contents.files.get(generation)
             if file is None:
                 del broken[generation]
+                lost_indexes.pop(generation, None)
             elif not file.closed:
                 await self._disk.leave_file(generation)
                 await self._disk.commit.durable(self._disk.core.log.sequence)
                 self._disk.files.advance()
-            elif file.unmovable and self._disk.corruption.holds(generation):
-                continue  # Walking through it again and again would find only what waits for its repair.
+            elif file.unmovable and (self._disk.corruption.holds(generation) or generation in lost_indexes):
+                continue  # Walking through it again and again would find only what waits for its repair, or for a scrub.
             elif await self._empty(file):
                 _log.warning("log file %016x had corrupt frames; its entries were copied to a newer file", generation)
                 self._disk.counters.repaired_files += 1

@@ -72,6 +72,8 @@ class DiskReads:
         self._slots = asyncio.Semaphore(jobs)
         self._direct = DirectReads(store, calls)
         self._rebuilds: SingleFlight[int, None] = SingleFlight()
+        self.lost_indexes: dict[int, str] = {}
+        """Files whose index could not be rebuilt, and why: each attempt reads the whole file. A scrub tries again."""
 
     async def read(self, ranges: Sequence[Range], budget: Budget, head_bytes: int | None) -> list[RangeRead]:
         """Whole entries, or the first ``head_bytes`` of each. Raises ``Corrupt`` or ``OSError`` if the index is lost,
@@ -140,6 +142,8 @@ class DiskReads:
         except (Corrupt, OSError) as lost:
             if lacks_resources(lost):
                 raise
+            if run.generation in self.lost_indexes:
+                raise Corrupt(self.lost_indexes[run.generation]) from lost
             await self.rebuild_index(run.generation, str(lost))
         # If the run was removed while the index was rebuilt, its rows are elsewhere or gone.
         return await self._calls.run(partial(self._store.load_rows, run)) if self._core.contents.holds(run) else b""
@@ -160,17 +164,19 @@ class DiskReads:
         try:
             # It reads a whole log file: a disk is not taken for one that hangs because that takes long.
             rebuilt = await self._background.run(partial(make_index, self._store, generation, file.end))
+            for ledger_id, run in file.runs.items():
+                again = rebuilt.get(ledger_id)
+                if again is None or again.count != run.count:
+                    raise Corrupt(f"log file {generation:016x} and its index disagree about the entries of ledger {ledger_id}")
+                run.stored_at, run.stored_crc = again.stored_at, again.stored_crc
         except (Corrupt, OSError) as failure:
             if not is_transient(failure):
+                self.lost_indexes[generation] = str(failure)
                 self._on_lost_index(generation, str(failure))
             raise
         finally:
             contents.unpin((generation,))
-        for ledger_id, run in file.runs.items():
-            again = rebuilt.get(ledger_id)
-            if again is None or again.count != run.count:
-                raise Corrupt(f"log file {generation:016x} and its index disagree about the entries of ledger {ledger_id}")
-            run.stored_at, run.stored_crc = again.stored_at, again.stored_crc
+        self.lost_indexes.pop(generation, None)
 
     async def has_newer(self, ledger_id: int, entry_id: int, generation: int) -> bool:
         """Whether a newer file also holds the entry. Raises as ``load`` does."""

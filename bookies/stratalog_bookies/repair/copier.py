@@ -2,7 +2,7 @@
 
 It first asks the bookie what it holds, so that an interrupted copy resumes and the check of a complete copy costs one small
 request. Entries are read from any replica, their CRC checked, and added unchanged by recovery adds. When ``complete`` returns,
-the whole share is durable on the bookie. Every failure raises. What is read counts for the rate even if it is refused.
+the whole share is durable on the bookie. Every failure raises. Refused entries count for the rate, too.
 """
 
 from __future__ import annotations
