@@ -9,11 +9,12 @@ from typing import Any, Final
 import msgspec
 
 from stratalog_metadata.state.commands import Command
-from stratalog_tiering.attach import attachment
+from stratalog_tiering.attach import attachment, detachment
 from stratalog_tiering.cold import archive
 from stratalog_tiering.core import detaching
 from stratalog_tiering.core import retention as core_retention
 from stratalog_tiering.core.locks import merged_lock
+from stratalog_tiering.core.partition import partition_snapshot
 from stratalog_tiering.maintenance import deletion, merging, orphans, retention
 from stratalog_tiering.offload import offloading
 from stratalog_tiering.worker import copying as copy_work
@@ -63,6 +64,16 @@ def attached_partitions_may_be_left_out() -> None:
 def hot_records_are_detached() -> None:
     """A topic is detached although some of its records are on bookies only."""
     detaching._require_cold = lambda state: None
+
+
+def detachments_go_by_an_earlier_record() -> None:
+    """An earlier behaviour: partitions that were added since a detachment was decided are forgotten by it."""
+
+    def snapshot(view: Any, topic: Any, index: int) -> Any:
+        state = partition_snapshot(view, topic, index)
+        return None if state is None else replace(state, topic=topic)
+
+    detachment.partition_snapshot = snapshot  # type: ignore[attr-defined]
 
 
 def offloaded_segments_are_not_locked() -> None:
@@ -151,6 +162,7 @@ IN_HISTORY: Final = (
     attachments_that_ended_are_given_up,
     attached_partitions_may_be_left_out,
     hot_records_are_detached,
+    detachments_go_by_an_earlier_record,
     offloaded_segments_are_not_locked,
     orphans_go_before_their_locks_end,
     given_up_attachments_go_before_their_locks_end,

@@ -1,13 +1,13 @@
 """The end of the ``history`` scenario: topics that are attached, detached, deleted and locked while processes crash.
 
 An operator attaches new topics from elsewhere, also what was detached before, lets them grow, detaches them and deletes them;
-its process and the workers crash at any step, and the store fails. Some topics are locked by the store. Checked: an attached
-topic is whole and has its source's offsets, at the moment at which it exists; what is being attached is hidden; objects are
-locked as their topics want, merged ones no longer than their sources, and nobody even tries to delete what is locked; nothing
-of a detached or reserved topic is deleted; an attachment that died leaves nothing. At the end readers of the bucket find the
-topics, detached ones included, and every record. Then metadata goes back to when one of them was being attached: nothing of it
-may be deleted. The deletion marker of one of these comes late (:mod:`.late_markers`). A
-second copy gets all of what was detached.
+its process and the workers crash at any step, and the store fails. Some topics are locked by the store, and some get another
+partition after it was decided to detach them. Checked: an attached topic is whole and has its source's offsets, at the moment
+at which it exists; what is being attached is hidden; objects are locked as their topics want, merged ones no longer than their
+sources, and nobody even tries to delete what is locked; nothing of a detached or reserved topic is deleted; an attachment that
+died leaves nothing. At the end readers of the bucket find the topics, detached ones included, and every record. Then metadata
+goes back to when one of them was being attached: nothing of it may be deleted. The deletion marker of one of these comes late
+(:mod:`.late_markers`). A second copy gets all of what was detached.
 
 Randomness is drawn from a stream of its own, so that nothing before this step depends on it.
 """
@@ -21,6 +21,8 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 from uuid import UUID
+
+import msgspec
 
 from simulation.checkers.coverage import (
     ATTACHED,
@@ -47,6 +49,7 @@ from stratalog_metadata.records import (
     DeletedTopic,
     Log,
     ManifestPointer,
+    Partition,
     PendingTopic,
     RestoredTopic,
     Topic,
@@ -55,7 +58,7 @@ from stratalog_metadata.records import (
 )
 from stratalog_metadata.records import Record as MetadataRecord
 from stratalog_metadata.state.changes import Change
-from stratalog_metadata.state.commands import Command, Put
+from stratalog_metadata.state.commands import Command, Put, VersionIs
 from stratalog_tiering.attach.attachment import AttachPorts, attach
 from stratalog_tiering.attach.bucket import stored_topic
 from stratalog_tiering.attach.detachment import detach
@@ -83,7 +86,10 @@ LISTING_LAG_S: Final = 1.0
 LOOK_S: Final = 0.25
 LATE_SHARE: Final = 0.15
 """Share of attachments whose descriptor is written so late that it comes shortly before its deletion."""
+GROWN_SHARE: Final = 0.3
+"""Share of detachments of which somebody adds a partition to the topic after they were decided."""
 TOPICS_MAX: Final = 6
+PARTITIONS_MAX: Final = 3
 _TOPIC_ID: Final = re.compile(r"/([0-9a-f]{32})[/.]")
 
 
@@ -302,8 +308,26 @@ class AttachmentStep:
                 await self._history.owner.append(client, ports, topic, index)
 
     async def _detach(self, client: QuorumClient, ports: Ports, chance: random.Random) -> None:
-        if topics := self._topics(client):
-            await detach(client, self._store(ports), ports.clock, chance.choice(topics), TIMEOUT_S)
+        if not (topics := self._topics(client)):
+            return
+        topic = chance.choice(topics)
+        if self._world.random(f"attachments/{self._turns}/grown").random() < GROWN_SHARE:
+            await self._grow(client, ports, topic)
+        await detach(client, self._store(ports), ports.clock, topic, TIMEOUT_S)
+
+    async def _grow(self, client: QuorumClient, ports: Ports, topic: Topic) -> None:
+        """Add a partition with records to a topic whose detachment was decided before."""
+        if topic.partition_count >= PARTITIONS_MAX:
+            return
+        index, found = topic.partition_count, client.view.get(topic.key())
+        assert found is not None
+        grown = msgspec.structs.replace(topic, partition_count=index + 1)
+        added = (Partition(topic_id=topic.topic_id, index=index), Log(topic_id=topic.topic_id, index=index))
+        unchanged = VersionIs(key=topic.key(), version=found.version)
+        updates = tuple(Put(record=record) for record in (grown, *added))
+        await client.propose(Command(updates=updates, requirements=(unchanged,)), TIMEOUT_S)
+        await self._history.owner.append(client, ports, grown, index)
+        self._world.note(f"{topic.name} has {grown.partition_count} partitions")
 
     async def _delete(self, client: QuorumClient, ports: Ports, chance: random.Random) -> None:
         if not (topics := self._topics(client)):
