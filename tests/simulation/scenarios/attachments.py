@@ -188,6 +188,8 @@ class AttachmentStep:
             machine.boot()
         async with asyncio.timeout(ENDED_S):
             await self._operator.ended.wait()
+        if (failure := self._operator.failure) is not None:
+            raise AssertionError(f"{self._operator.name} failed: {failure!r}") from failure
 
     async def _until_ended(self) -> None:
         """Wait until workers have shown, given up and deleted what there is to show, to give up and to delete."""
