@@ -191,7 +191,7 @@ async def test_the_hot_copy_stays_while_the_damage_of_the_cold_one_is_being_repa
     assert [ref.base_offset for ref in cluster.log().ledgers] == [0, 10, 20]
     resumed.set()
     await cluster.until(lambda: not cluster.log().ledgers)
-    assert (scrubbed(worker).repaired, scrubbed(worker).findings) == (1, 1)
+    await until(lambda: (scrubbed(worker).repaired, scrubbed(worker).findings) == (1, 1))
 
 
 async def test_a_hot_copy_is_not_dropped_by_a_look_at_the_status_from_before_the_damage_was_found(
