@@ -15,11 +15,11 @@ from stratalog_bookies.client import LedgerClient
 from stratalog_broker.configs.memory import MemoryShares
 from stratalog_broker.configs.settings import BrokerSettings
 from stratalog_broker.metrics import TakeoverMetrics
-from stratalog_broker.partitions.batched_semaphore import BatchedSemaphore
 from stratalog_broker.partitions.core import PartitionCore
 from stratalog_broker.partitions.deferred_markers import write_deferred_markers
 from stratalog_broker.partitions.deleted_partitions import seal_last
 from stratalog_broker.partitions.directory import PartitionDirectory
+from stratalog_broker.partitions.failed_takeovers import FailedTakeovers
 from stratalog_broker.partitions.handover import OutgoingHandovers
 from stratalog_broker.partitions.internal_appends import append_now
 from stratalog_broker.partitions.internal_topics import ApplicationFactory, Applications, InternalTopicApplication, or_resigned
@@ -27,10 +27,11 @@ from stratalog_broker.partitions.log import PartitionLog
 from stratalog_broker.partitions.memory import PartitionMemory, follow_log, follow_pointer
 from stratalog_broker.partitions.producer_expiry import ProducerExpiry
 from stratalog_broker.partitions.roll_schedule import RollSchedule
-from stratalog_broker.partitions.takeover import TakenOver, Takeover, failure_text, identity_of
+from stratalog_broker.partitions.takeover import TakenOver, Takeover, identity_of
+from stratalog_broker.partitions.takeover_slots import TakeoverSlots
 from stratalog_broker.partitions.tier_requests import answer_tier_request
 from stratalog_broker.protocol.produce import Leader
-from stratalog_core.errors import Fenced, NotLeader, StratalogError
+from stratalog_core.errors import NotLeader
 from stratalog_core.ports import Clock, Random
 from stratalog_metadata.client.api import MetadataClient
 from stratalog_metadata.records import (
@@ -54,14 +55,7 @@ from stratalog_metadata.topic_rules.topic_configs import TopicConfigs
 from stratalog_tiering.cold.reader import ColdReader
 
 _log = logging.getLogger(__name__)
-_RETRY_S: Final = 0.2
-UNEXPECTED_RETRY_S: Final = 5.0
 _TICK_S: Final = 1.0
-TAKEOVERS_AT_ONCE: Final = 1024
-"""Takeovers that begin together send their requests together; further ones are queued and admitted in batches
-(``batched_semaphore.py``)."""
-INTERNAL_TAKEOVERS_AT_ONCE: Final = 128
-"""Fewer, because takeovers of internal topics read whole batches, not headers."""
 
 
 class Partitions:
@@ -92,6 +86,7 @@ class Partitions:
         self._wanted: dict[TopicPartition, Partition] = {}
         self._wanting_since_s, self._taken = 0.0, 0
         self._taking: set[TopicPartition] = set()
+        self._failed = FailedTakeovers(clock, self._take_over_again)
         self._tasks: set[asyncio.Task[None]] = set()
         self.memory = PartitionMemory(ledgers, shares)
         self.takeover_metrics = TakeoverMetrics()
@@ -100,7 +95,7 @@ class Partitions:
         self._takeover = Takeover(
             self._view, ledgers, cold, self.memory.indexes, settings.producers_max, settings.checkpoint_part_bytes
         )
-        self._slots, self._internal_slots = BatchedSemaphore(TAKEOVERS_AT_ONCE), BatchedSemaphore(INTERNAL_TAKEOVERS_AT_ONCE)
+        self._slots = TakeoverSlots(metadata.view)
         self.is_suspended = True
         self._unsubscribe = self._view.subscribe(self._on_changes)
         self._ticker: asyncio.TimerHandle | None = None
@@ -181,6 +176,7 @@ class Partitions:
         self.is_suspended = True
         self._wanted.clear()
         self._wanted_since_s.clear()
+        self._failed.forget_all()
         for log in list(self._logs.values()):
             self._drop(log)
 
@@ -270,11 +266,12 @@ class Partitions:
     def _unwant(self, identity: TopicPartition) -> float:
         """Remove the partition from those to take over; return since when (monotonic seconds) it was one of them."""
         self._wanted.pop(identity, None)
+        self._failed.forget(identity)
         return self._wanted_since_s.pop(identity, self._clock.monotonic())
 
     def _begin_takeovers(self) -> None:
         self._scheduled = None
-        ready = [partition for identity, partition in self._wanted.items() if identity not in self._taking]
+        ready = [one for key, one in self._wanted.items() if key not in self._taking and not self._failed.is_paused(one)]
         self._taking.update(map(identity_of, ready))
         for partition in ready:
             self._spawn(self._take_over(partition))
@@ -295,15 +292,18 @@ class Partitions:
             await self._take_over_once(partition)
         except Exception as failure:
             self.takeover_metrics.takeover_failures += 1
-            defect = not isinstance(failure, StratalogError)
-            level = logging.ERROR if defect else logging.DEBUG if isinstance(failure, Fenced) else logging.WARNING
-            text = failure_text(failure, self.topic_by_id(partition.topic_id.bytes))
-            _log.log(level, "taking over %s at epoch %d: %s", identity, partition.leader_epoch, text, exc_info=defect)
-            await asyncio.sleep(UNEXPECTED_RETRY_S if defect else _RETRY_S)
+            self._failed.failed(partition, failure, self.topic_by_id(partition.topic_id.bytes))
         finally:
             self._taking.discard(identity)
-        if identity in self._wanted and not self.is_suspended:
-            self._want(self._wanted[identity])
+        self._take_over_again(identity)
+
+    def _take_over_again(self, identity: TopicPartition) -> None:
+        """Take the partition over, unless that is not wanted any more or has to pause."""
+        partition = self._wanted.get(identity)
+        if partition is None or self.is_suspended:
+            self._failed.forget(identity)
+        elif not self._failed.is_paused(partition):
+            self._want(partition)
 
     def _is_due(self, partition: Partition) -> bool:
         """Whether this broker still has to take over the partition in this epoch."""
@@ -313,7 +313,7 @@ class Partitions:
         topic = self.topic_by_id(partition.topic_id.bytes)
         if topic is None:
             raise NotLeader(f"the topic of {identity_of(partition)} is not known yet")
-        async with self._internal_slots if topic.name in self._applications else self._slots:
+        async with self._slots.of(partition, is_internal=topic.name in self._applications):
             # This partition may have been reassigned while it was queued. The metadata quorum would refuse the result, but only
             # after all the work, and a broker that lost its session for lack of time would fall behind further.
             if not self._is_due(partition):

@@ -17,7 +17,7 @@ from unit.broker.partitions.test_internal_topics import GROUP, offsets_of_one_br
 from stratalog_broker.coordination.coordinator_partition import CoordinatorPartition
 from stratalog_broker.coordination.groups.application import GroupApplication
 from stratalog_broker.coordination.groups.core.offset_rows import Commit
-from stratalog_broker.partitions import ownership
+from stratalog_broker.partitions import failed_takeovers, ownership
 from stratalog_broker.partitions.core import PartitionCore
 from stratalog_broker.partitions.internal_topics import CONSUMER_OFFSETS, Applications, InternalTopicApplication
 from stratalog_broker.protocol.errors import KafkaError
@@ -207,7 +207,7 @@ async def test_a_coordinator_that_is_not_served_after_its_load_has_resigned(
         await offsets.commit(0, 41)
         monkeypatch.setattr(CoordinatorPartition, "load", load_and_tell)
         monkeypatch.setattr(ownership, "PartitionCore", fail_at_first)
-        monkeypatch.setattr(ownership, "UNEXPECTED_RETRY_S", 0.05)
+        monkeypatch.setattr(failed_takeovers, "UNEXPECTED_RETRY_S", 0.05)
         await restart(cluster)
         await offsets.commit(1, 42)
         stale, present = loaded

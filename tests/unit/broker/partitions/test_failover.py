@@ -21,7 +21,7 @@ from unit.broker.raw_client import batch
 from unit.broker.raw_client import produce as produce_raw
 
 from stratalog_bookies.client import EntryHead, LedgerClient
-from stratalog_broker.partitions import index_cache, ownership, takeover
+from stratalog_broker.partitions import failed_takeovers, index_cache, takeover
 from stratalog_broker.partitions.ownership import Partitions
 from stratalog_core.batches.batch import CONTROL_BIT, TRANSACTIONAL_BIT
 from stratalog_core.batches.records import Record, build_batch
@@ -239,7 +239,7 @@ async def test_an_owner_whose_state_is_inconsistent_acknowledges_nothing_and_tak
 async def test_a_takeover_that_fails_at_any_step_is_repeated(
     mini_cluster: MiniCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ownership, "UNEXPECTED_RETRY_S", 0.1)
+    monkeypatch.setattr(failed_takeovers, "UNEXPECTED_RETRY_S", 0.1)
     partitions = mini_cluster.broker.partitions
     steps: list[tuple[type[object], str]] = [(takeover.Takeover, "rebuild"), (Partitions, "_serve")]
     failures = [Corrupt("a state that cannot be read"), RuntimeError("a defect")]

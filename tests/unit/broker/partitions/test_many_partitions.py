@@ -15,7 +15,7 @@ from unit.broker.mini_cluster import MiniCluster, in_thread, run_cluster
 
 from stratalog_bookies.client import Recovered
 from stratalog_bookies.protocol import messages as bookie_messages
-from stratalog_broker.partitions import ownership as partitions_module
+from stratalog_broker.partitions import takeover_slots
 from stratalog_broker.partitions.takeover import Takeover
 from stratalog_core.errors import StratalogError
 from stratalog_core.ports import Buffer, OnReply
@@ -66,7 +66,7 @@ async def test_ten_thousand_partitions_are_created_in_one_call(tmp_path: Path) -
 async def test_takeovers_that_wait_for_a_place_end_with_the_session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """They went on, and were refused one by one: in a cluster that is short of time, what ended one session ended the next."""
     partition_count, at_once = 60, 8
-    monkeypatch.setattr(partitions_module, "TAKEOVERS_AT_ONCE", at_once)
+    monkeypatch.setattr(takeover_slots, "TAKEOVERS_AT_ONCE", at_once)
     begun: list[Partition] = []
     recover, go_on = Takeover.recover, asyncio.Event()
 
