@@ -40,6 +40,7 @@ from simulation.scenarios import (
     ledgers,
     log,
     lost_disks,
+    old_metadata,
     outages,
     ownership_changes,
     quorum,
@@ -110,6 +111,7 @@ SCENARIOS: dict[str, Callable[[World], None]] = {
     "transactions": lambda world: transactions.Scenario(world).simulate(),
     "everything": lambda world: everything.Scenario(world).simulate(),
     "consumers": lambda world: consumers.Scenario(world).simulate(),
+    "old-metadata": lambda world: old_metadata.Scenario(world).simulate(),
 }
 
 

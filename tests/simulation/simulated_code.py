@@ -20,7 +20,8 @@ ROOT: Final = Path(__file__).parents[2]
 PACKAGES: Final = ("core", "metadata", "bookies", "tiering", "broker", "tests/simulation")
 OTHERS: Final = (
     "cli/stratalog/__init__.py", "cli/stratalog/kafka_connection.py", "cli/stratalog/moments.py", "cli/stratalog/output.py",
-    "cli/stratalog/restored_groups.py", "tests/chaos/__init__.py", "tests/chaos/outcomes.py",
+    "cli/stratalog/restored_groups.py", "cli/stratalog/tier/__init__.py", "cli/stratalog/tier/lost_coordinators.py",
+    "tests/chaos/__init__.py", "tests/chaos/outcomes.py",
     "tests/chaos/compaction/__init__.py", "tests/chaos/compaction/readings.py", "tests/chaos/compaction/sends.py",
     "tests/chaos/compaction/verdict.py", "tests/support/compaction_kernels.py",
     "tests/support/superseded.py",

@@ -121,17 +121,21 @@ class LedgerClient:
         Closed ledgers pass through. ``requirements`` guard every change of a record. If an ``EpochIs`` among them is of a
         ledger's own partition and above the ledger's epoch, one command less is needed; the ledger must then have been created
         under an ``EpochIs``, too. All ledgers are brought as far as possible before the first failure is raised:
-        ``NoSuchLedger``, ``StaleEpoch``, ``Unavailable`` (too few bookies answer), ``OutcomeUnknown``, ``Corrupt`` (bookies
-        have lost confirmed entries). Repeating it is always safe. ``end_offset`` is taken from the last batch's header; without
-        a batch it is the base offset.
+        ``NoSuchLedger`` (also if too many bookies have deleted a ledger, because metadata is an older copy), ``StaleEpoch``,
+        ``Unavailable`` (too few bookies answer), ``OutcomeUnknown``, ``Corrupt`` (bookies have lost confirmed entries).
+        Repeating it is always safe. ``end_offset`` is taken from the last batch's header; without a batch it is the base
+        offset.
         """
         return [recovered.ledger for recovered in await self.recover_reading(ledger_ids, requirements=requirements)]
 
     async def recover_reading(
-        self, ledger_ids: Sequence[int], *, requirements: tuple[Requirement, ...] = ()
+        self, ledger_ids: Sequence[int], *, requirements: tuple[Requirement, ...] = (), may_be_deleted: bool = False
     ) -> list[Recovered]:
-        """``recover``, and what it read of the ledgers: a takeover needs the same."""
-        return await self._recoveries.recover(ledger_ids, requirements)
+        """``recover``, and what it read of the ledgers: a takeover needs the same.
+
+        With ``may_be_deleted``, a ledger that bookies have deleted ends with what the others still have of it.
+        """
+        return await self._recoveries.recover(ledger_ids, requirements, may_be_deleted=may_be_deleted)
 
     async def read(self, ledger: Ledger, first: int, last: int, max_bytes: int) -> list[Entry]:
         """At least one entry: a contiguous run from ``first`` on, at most to ``last``.

@@ -11,7 +11,8 @@ closes the ledger. Otherwise the record is read from the quorum and set to IN_RE
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import Final, NamedTuple, TypeVar
 
@@ -31,7 +32,19 @@ from stratalog_core.batches.checkpoint import is_checkpoint
 from stratalog_core.errors import NoSuchLedger, StratalogError, Unavailable
 from stratalog_core.ports import Clock
 from stratalog_metadata.client.api import MetadataClient
-from stratalog_metadata.records import UNKNOWN_UNDECIDED, Ledger, LedgerState, Partition, Versioned, ledger_key, partition_key
+from stratalog_metadata.records import (
+    LEDGER_IDS,
+    UNKNOWN_UNDECIDED,
+    Bookie,
+    Counter,
+    Ledger,
+    LedgerState,
+    Partition,
+    Versioned,
+    counter_key,
+    ledger_key,
+    partition_key,
+)
 from stratalog_metadata.state.commands import EpochIs, Requirement
 from stratalog_metadata.state.guarded_update import Superseded
 
@@ -91,11 +104,22 @@ class _Rewriter(EntryReplicator):
 class _OpenRecovery:
     """One ledger from IN_RECOVERY to the decision where it ends, with everything up to there copied."""
 
-    def __init__(self, replication: Replication, requests: BookieRequests, ledger: Ledger) -> None:
+    def __init__(
+        self,
+        replication: Replication,
+        requests: BookieRequests,
+        ledger: Ledger,
+        strays: Collection[str],
+        *,
+        may_be_deleted: bool,
+    ) -> None:
         self._replication = replication
         self._requests = requests
         self._ledger = ledger
-        self._protocol = LedgerRecovery(ledger)
+        self._may_be_deleted = may_be_deleted
+        self._protocol = LedgerRecovery(ledger, strays)
+        self._deleted: set[str] = set()
+        """Bookies that have deleted the ledger. They are asked again, but their answer does not change."""
         self._rewriter: _Rewriter | None = None
         self._loop = asyncio.get_running_loop()
         self.finished: asyncio.Future[None] = self._loop.create_future()
@@ -142,10 +166,20 @@ class _OpenRecovery:
             self.finished.set_exception(lost_data)
 
     def _on_fenced(self, bookie: str, future: asyncio.Future[LedgerTail]) -> list[Instruction]:
-        if future.cancelled() or future.exception() is not None or future.result().status != Status.OK:
-            return self._protocol.on_fence_failed(bookie)
-        tail = future.result()
-        return self._protocol.on_fenced(bookie, tail.last_entry, tail.lac)
+        tail = future.result() if not future.cancelled() and future.exception() is None else None
+        if tail is not None and tail.status == Status.OK:
+            return self._protocol.on_fenced(bookie, tail.last_entry, tail.lac)
+        if tail is not None and tail.deleted:
+            if self._may_be_deleted:
+                return self._protocol.on_deleted(bookie)
+            self._deleted.add(bookie)
+        instructions = self._protocol.on_fence_failed(bookie)
+        if self._deleted.issuperset(self._protocol.unfenced) and not self._protocol.is_fenced:
+            raise NoSuchLedger(
+                f"ledger {self._ledger.ledger_id} was deleted on {', '.join(sorted(self._deleted))}, and metadata has it:"
+                " it was restored from an older copy"
+            )
+        return instructions
 
     def _on_read(self, bookie: str, future: asyncio.Future[RangeAnswer]) -> list[Instruction]:
         if future.cancelled() or future.exception() is not None:
@@ -198,17 +232,19 @@ class LedgerRecoveries:
         self._clock = clock
         self._records = LedgerRecordReads(metadata)
         self._size_slots = asyncio.Semaphore(SIZE_READS_AT_ONCE)
+        self._stray_slot = asyncio.Semaphore(1)
 
     async def close(self) -> None:
         await self._records.close()
 
-    async def recover(self, ledger_ids: Sequence[int], requirements: tuple[Requirement, ...]) -> list[Recovered]:
-        """The outcome of each of ``ledger_ids``, in order; see ``LedgerClient.recover``."""
+    async def recover(
+        self, ledger_ids: Sequence[int], requirements: tuple[Requirement, ...], *, may_be_deleted: bool
+    ) -> list[Recovered]:
+        """The outcome of each of ``ledger_ids``, in order; see ``LedgerClient.recover_reading``."""
+        recover = partial(self._recover_in_time, requirements=requirements, may_be_deleted=may_be_deleted)
         if len(ledger_ids) == 1:
-            return [await self._recover_in_time(ledger_ids[0], requirements)]
-        outcomes = await asyncio.gather(
-            *(self._recover_in_time(ledger_id, requirements) for ledger_id in ledger_ids), return_exceptions=True
-        )
+            return [await recover(ledger_ids[0])]
+        outcomes = await asyncio.gather(*(recover(ledger_id) for ledger_id in ledger_ids), return_exceptions=True)
         recovered: list[Recovered] = []
         for outcome in outcomes:
             if isinstance(outcome, BaseException):
@@ -216,18 +252,20 @@ class LedgerRecoveries:
             recovered.append(outcome)
         return recovered
 
-    async def _recover_in_time(self, ledger_id: int, requirements: tuple[Requirement, ...]) -> Recovered:
+    async def _recover_in_time(
+        self, ledger_id: int, *, requirements: tuple[Requirement, ...], may_be_deleted: bool
+    ) -> Recovered:
         deadline_s = self._replication.settings.recovery_deadline_ms / 1000
         try:
             async with asyncio.timeout(deadline_s):
-                return await self._recover(ledger_id, requirements)
+                return await self._recover(ledger_id, requirements, may_be_deleted=may_be_deleted)
         except TimeoutError:
             raise Unavailable(
                 f"ledger {ledger_id} could not be recovered in {deadline_s:g} s: too few of its bookies answer, or there is no"
                 " quorum of metadata nodes; try again"
             ) from None
 
-    async def _recover(self, ledger_id: int, requirements: tuple[Requirement, ...]) -> Recovered:
+    async def _recover(self, ledger_id: int, requirements: tuple[Requirement, ...], *, may_be_deleted: bool) -> Recovered:
         found = self._view.get(ledger_key(ledger_id))
         if found is None or not self._is_shut_out(found, requirements):
             (found,) = await self._records.read((ledger_id,))
@@ -239,7 +277,7 @@ class LedgerRecoveries:
             if ledger.state is LedgerState.CLOSED:
                 return Recovered(ledger, [], [])
             try:
-                return await self._recover_open(found, ledger, requirements)
+                return await self._recover_open(found, ledger, requirements, may_be_deleted=may_be_deleted)
             except Superseded as other:
                 # Another recovery was first, or the writer changed its ensemble just before: start again from its record.
                 found = other.found
@@ -260,20 +298,38 @@ class LedgerRecoveries:
                 return partition is not None and partition.leader_epoch >= each.leader_epoch
         return False
 
-    async def _recover_open(self, found: Versioned, ledger: Ledger, requirements: tuple[Requirement, ...]) -> Recovered:
+    async def _recover_open(
+        self, found: Versioned, ledger: Ledger, requirements: tuple[Requirement, ...], *, may_be_deleted: bool
+    ) -> Recovered:
         version, timeout_s = found.version, self._replication.settings.recovery_deadline_ms / 1000
         if ledger.state is LedgerState.OPEN:
             ledger = msgspec.structs.replace(ledger, state=LedgerState.IN_RECOVERY)
             if not self._is_shut_out(found, requirements):
                 version = await self._puts.put(ledger, version, requirements=requirements, timeout_s=timeout_s)
-        run = _OpenRecovery(self._replication, self._requests, ledger)
-        try:
-            await run.finished
-            recovered = await self._closed(run.result())
-        finally:
-            run.stop()
+        strays = await self._strays(ledger)
+        # All entries that are written again are in memory at once.
+        async with self._stray_slot if strays else nullcontext():
+            run = _OpenRecovery(self._replication, self._requests, ledger, strays, may_be_deleted=may_be_deleted)
+            try:
+                await run.finished
+                recovered = await self._closed(run.result())
+            finally:
+                run.stop()
         await self._puts.put(recovered.ledger, version, requirements=requirements, timeout_s=timeout_s)
         return recovered
+
+    async def _strays(self, ledger: Ledger) -> list[str]:
+        """The bookies that have entries of the last fragment or beyond, although the ledger's record does not name them for it.
+
+        There are some only if metadata was restored from a copy that is older than the ledger's last change of bookies. Raises
+        what a request to a live bookie raises.
+        """
+        counter, last = self._view.find(Counter, counter_key(LEDGER_IDS)), ledger.fragments[-1]
+        if counter is None or ledger.ledger_id >= counter.lost_below:
+            return []
+        others = [each.bookie_id for each in self._view.all(Bookie) if each.session_id and each.bookie_id not in last.bookies]
+        tails = await asyncio.gather(*(self._requests.lac(name, ledger.ledger_id) for name in others))
+        return [name for name, tail in zip(others, tails, strict=True) if tail.last_entry >= last.first_entry]
 
     async def _closed(self, ledger: Ledger) -> Recovered:
         """The record to close with: its size, and the offset after its last record, read from its entries."""

@@ -5,22 +5,32 @@ entry, so a held ledger that is not found was deleted. DELETE follows the same r
 failed read, or metadata of another cluster, deletes nothing.
 
 Metadata that was restored from an old copy has no record of ledgers that were made after the copy. The counter of ledger ids
-proves it: ids below its ``lost_below`` may belong to such ledgers, and those without a record are kept. Until the counter has
-been raised above all ids that this bookie knows, nothing is deleted.
+proves it: ids below its ``lost_below`` may belong to such ledgers, and those without a record are kept, except ledgers that the
+copy knew: their records went later. Until the counter has been raised above all ids that this bookie knows, nothing is deleted.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from typing import Final
 
 from stratalog_bookies.disk.disk import Disk
 from stratalog_bookies.protocol.messages import LEDGERS_MAX, Status
 from stratalog_core.errors import OutcomeUnknown, Retriable, StorageFailed
 from stratalog_metadata.client.api import MetadataClient
-from stratalog_metadata.records import CLUSTER_KEY, LEDGER_IDS, Cluster, Counter, Ledger, counter_key, ledger_key
+from stratalog_metadata.records import (
+    CLUSTER_KEY,
+    KNOWN_LEDGERS_KEY,
+    LEDGER_IDS,
+    Cluster,
+    Counter,
+    KnownLedgers,
+    Ledger,
+    counter_key,
+    ledger_key,
+)
 from stratalog_metadata.state.changes import Change
 
 _LEDGERS = "ledger/"
@@ -86,16 +96,28 @@ class Collector:
             return 0
         try:
             records = [found.record for found in await self._metadata.scan(_LEDGERS)]
+            known = {record.ledger_id for record in records if isinstance(record, Ledger)}
+            unknown = [ids - known for ids in held]
             # Read last: if metadata was restored from an old copy during the scan, the counter says so.
             first = await self._first_deletable()
+            lost = await self._lost(set().union(*unknown), first)
         except (Retriable, OutcomeUnknown) as failure:
             _log.info("the collection of deleted ledgers is postponed: %s", failure)
             return 0
-        known = {record.ledger_id for record in records if isinstance(record, Ledger)}
-        unknown = [ids - known for ids in held]
-        self._explain(sum(ledger_id < first for ids in unknown for ledger_id in ids), first)
-        doomed = [{ledger_id for ledger_id in ids if ledger_id >= first} for ids in unknown]
-        return len(await self._delete_all(doomed))
+        self._explain(len(lost), first)
+        return len(await self._delete_all([ids - lost for ids in unknown]))
+
+    async def _lost(self, ledger_ids: Set[int], first: int) -> set[int]:
+        """Those of these ledgers without records that metadata may have lost, given the ``first`` deletable id."""
+        suspects = {ledger_id for ledger_id in ledger_ids if ledger_id < first}
+        if not suspects or first == NOTHING:
+            return suspects
+        (found,) = await self._metadata.read([KNOWN_LEDGERS_KEY])
+        known = found.record.ledger_ids if found is not None and isinstance(found.record, KnownLedgers) else ()
+        deleted = sorted(suspects.intersection(known))[:LEDGERS_MAX]
+        # Read again: metadata may have been restored after the first time, and have the records since.
+        records = await self._metadata.read([ledger_key(ledger_id) for ledger_id in deleted]) if deleted else []
+        return suspects - {each for each, record in zip(deleted, records, strict=True) if record is None}
 
     async def delete(self, ledger_ids: Sequence[int]) -> bytearray:
         """Delete ledgers that a client reports as deleted. CONFLICT for those that exist, STORAGE_FAILED for those on a disk
@@ -104,7 +126,7 @@ class Collector:
         found = await self._metadata.read([ledger_key(ledger_id) for ledger_id in ledger_ids])
         gone = [ledger_id for ledger_id, record in zip(ledger_ids, found, strict=True) if record is None]
         first = await self._first_deletable() if gone else 0
-        doomed = {ledger_id for ledger_id in gone if ledger_id >= first}
+        doomed = set(gone) - await self._lost(set(gone), first)
         deleted = await self._delete_all(
             [{ledger_id for ledger_id in doomed if self._disk_of(ledger_id) is disk} for disk in self._disks]
         )

@@ -261,13 +261,14 @@ class LedgerIds(Control, frozen=True, kw_only=True):
 
 
 class LedgerTail(Control, frozen=True, kw_only=True):
-    """Where a ledger ends on this bookie: the last entry it holds (-1: none) and the greatest LAC it knows (-1: none)."""
+    """The last entry held here, and the greatest LAC known here (-1: none). A ``deleted`` ledger takes no entries any more."""
 
     ledger_id: LedgerId
     status: int = Status.OK
     last_entry: EntryId = -1
     lac: EntryId = -1
     fenced: bool = False
+    deleted: bool = False
 
 
 class LedgerTails(Control, frozen=True, kw_only=True):
@@ -277,9 +278,8 @@ class LedgerTails(Control, frozen=True, kw_only=True):
 
 
 class AwaitLac(Control, frozen=True, kw_only=True):
-    """Request of AWAIT_LAC. Answered with a ``LedgerTail`` as soon as the ledger's LAC here is greater than ``above``, the
-    ledger is fenced or deleted, or ``max_wait_ms`` (60,000 at most) have passed.
-    """
+    """Request of AWAIT_LAC. Answered with a ``LedgerTail`` as soon as its LAC is above ``above``, the ledger is fenced or
+    deleted, or ``max_wait_ms`` (60,000 at most) have passed."""
 
     ledger_id: LedgerId
     above: EntryId = -1

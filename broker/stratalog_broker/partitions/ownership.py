@@ -318,7 +318,7 @@ class Partitions:
             # after all the work, and a broker that lost its session for lack of time would fall behind further.
             if not self._is_due(partition):
                 return
-            recovered = await self._takeover.recover(partition)
+            recovered = await self._takeover.recover(partition, topic)
             if not self._is_due(partition):
                 return
             taken = await self._takeover.rebuild(partition, recovered, wants_batches=topic.name in self._applications)

@@ -21,6 +21,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Final, NamedTuple
 
 from stratalog_bookies.client import EntryHead, LedgerClient, Recovered
@@ -35,7 +36,7 @@ from stratalog_core.batches.checkpoint import (
     is_checkpoint,
     part_position,
 )
-from stratalog_core.errors import Corrupt, NotFound, Unavailable
+from stratalog_core.errors import Corrupt, NoSuchLedger, NotFound, Unavailable
 from stratalog_core.partition_state.replay_state import ReplayState
 from stratalog_metadata.client.api import MetadataView
 from stratalog_metadata.records import (
@@ -102,12 +103,18 @@ class Takeover:
         self._producers_max = producers_max
         self._replayed_bytes = replayed_bytes
 
-    async def recover(self, partition: Partition) -> Mapping[int, Recovered]:
+    async def recover(self, partition: Partition, topic: Topic) -> Mapping[int, Recovered]:
         """Fence and seal every ledger that is not closed; return what was read of them, by ledger id.
 
         Calls made in one turn of the event loop are sent together. A closed last ledger proves that none is open: opening one
-        changes the ``Log`` record, which requires the current epoch. Raises ``StaleEpoch`` if the owner has changed,
-        ``Unavailable``, ``OutcomeUnknown``, ``Corrupt``.
+        changes the ``Log`` record, which requires the current epoch.
+
+        Metadata that was restored from an old copy may name a ledger that bookies have deleted since: empty, expired, or cold.
+        A log ends before such a ledger unless the bucket has more history than metadata knows. For an internal topic that is
+        an error, because the end of its log would be an older state of its coordinator.
+
+        Raises ``StaleEpoch`` if the owner has changed, ``NoSuchLedger``, ``Forked``, ``Unavailable``, ``OutcomeUnknown``,
+        ``Corrupt``.
         """
         view = self._view
         log = view.find(Log, log_key(partition.topic_id, partition.index))
@@ -116,7 +123,16 @@ class Takeover:
         if not ledger_ids:
             return {}
         requirement = EpochIs(key=partition.key(), owner=partition.owner, leader_epoch=partition.leader_epoch)
-        found = await self._ledgers.recover_reading(ledger_ids, requirements=(requirement,))
+        recover = partial(self._ledgers.recover_reading, ledger_ids, requirements=(requirement,))
+        try:
+            found = await recover()
+        except NoSuchLedger as deleted:
+            if topic.internal:
+                raise
+            pointer = view.find(ManifestPointer, manifest_pointer_key(partition.topic_id, partition.index))
+            await self._cold.refuse_fork(topic, partition.index, pointer)
+            _log.warning("%s ends before a deleted ledger: %s", partition.key(), deleted)
+            found = await recover(may_be_deleted=True)
         return {recovered.ledger.ledger_id: recovered for recovered in found}
 
     async def rebuild(self, partition: Partition, recovered: Mapping[int, Recovered], *, wants_batches: bool) -> TakenOver:

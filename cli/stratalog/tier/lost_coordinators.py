@@ -70,9 +70,11 @@ class LostPartitions:
 
 
 async def find_lost(view: MetadataView, ledgers: LedgerClient, lost_bookies: Collection[str] = ()) -> LostPartitions:
-    """The partitions of internal topics of which no bookie has an entry; those of ``lost_bookies`` count as lost.
+    """The partitions of internal topics of which no bookie has an entry, or a bookie has deleted a ledger.
 
-    A partition in which the present owner has opened a ledger is served. One with a restored state needs no ledger.
+    The lost history deleted a ledger only after a later one had its state, so what other bookies still have of it is older.
+    Those of ``lost_bookies`` count as lost. A partition in which the present owner has opened a ledger is served. One with a
+    restored state needs no ledger.
     """
     found = LostPartitions()
     topics = [topic for topic in view.all(Topic) if topic.internal]
@@ -104,21 +106,18 @@ def _is_new(view: MetadataView, partition: LostPartition) -> bool:
 async def _silent(
     view: MetadataView, client: LedgerClient, partition: LostPartition, lost_bookies: Collection[str]
 ) -> list[str] | None:
-    """The bookies that did not answer; None if a bookie has an entry of one of the partition's ledgers."""
+    """The bookies that did not answer; None if a bookie has an entry of the partition's ledgers, and none has deleted one."""
     records = [view.find(Ledger, ledger_key(ref.ledger_id)) for ref in partition.log.ledgers]
     tails = await asyncio.gather(*(client.tails(ledger) for ledger in records if ledger is not None))
     answers = [(name, tail) for each in tails for name, tail in each.items() if name not in lost_bookies]
-    if any(_has_entries(tail) for _, tail in answers):
+    found = [tail for _, tail in answers if isinstance(tail, LedgerTail)]
+    if any(tail.last_entry >= 0 for tail in found) and not any(tail.deleted for tail in found):
         return None
-    return sorted({name for name, tail in answers if not _has_none(tail)})
+    return sorted({name for name, tail in answers if not _is_answer(tail)})
 
 
-def _has_entries(tail: LedgerTail | StratalogError) -> bool:
-    return isinstance(tail, LedgerTail) and tail.last_entry >= 0
-
-
-def _has_none(tail: LedgerTail | StratalogError) -> bool:
-    return isinstance(tail, LedgerTail) and tail.last_entry < 0 and tail.status in (Status.OK, Status.NO_SUCH_LEDGER)
+def _is_answer(tail: LedgerTail | StratalogError) -> bool:
+    return isinstance(tail, LedgerTail) and tail.status in (Status.OK, Status.NO_SUCH_LEDGER)
 
 
 @dataclass(slots=True, kw_only=True)

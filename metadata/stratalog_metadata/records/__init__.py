@@ -5,7 +5,15 @@ from __future__ import annotations
 import msgspec
 
 from stratalog_metadata.records.cluster import CLUSTER_KEY, Cluster
-from stratalog_metadata.records.counter import LEDGER_IDS, PRODUCER_IDS, SESSION_IDS, Counter, counter_key
+from stratalog_metadata.records.counter import (
+    KNOWN_LEDGERS_KEY,
+    LEDGER_IDS,
+    PRODUCER_IDS,
+    SESSION_IDS,
+    Counter,
+    KnownLedgers,
+    counter_key,
+)
 from stratalog_metadata.records.ledger import (
     NONE_UNDECIDED,
     UNKNOWN_UNDECIDED,
@@ -79,6 +87,7 @@ Record = (
     | DrainedBroker
     | DynamicConfig
     | ForkDecision
+    | KnownLedgers
     | Lease
     | Ledger
     | Log
@@ -104,12 +113,12 @@ class Versioned(msgspec.Struct, frozen=True, gc=False):
 
 __all__ = [
     "CLIENT_METRICS_CONFIGS", "CLUSTER_KEY", "DEFERRED_MARKERS", "FEATURES", "FEATURES_KEY", "GROUP_CONFIGS",
-    "KEEP_METADATA", "KEEP_STORE", "LEDGER_IDS", "NONE_UNDECIDED", "NO_OWNER", "PRODUCER_IDS", "QUORUM_KEY",
-    "REPLICATION_FACTOR_MAX", "SESSION_IDS", "TOPIC_DEFAULTS_KEY", "UNKNOWN_UNDECIDED",
+    "KEEP_METADATA", "KEEP_STORE", "KNOWN_LEDGERS_KEY", "LEDGER_IDS", "NONE_UNDECIDED", "NO_OWNER", "PRODUCER_IDS",
+    "QUORUM_KEY", "REPLICATION_FACTOR_MAX", "SESSION_IDS", "TOPIC_DEFAULTS_KEY", "UNKNOWN_UNDECIDED",
     "Bookie", "Broker", "Cluster", "Counter", "DeferredMarker", "DeletedTopic", "DrainedBroker", "DynamicConfig",
-    "Endpoint", "ForkDecision", "Fragment", "Lease", "Ledger", "LedgerRef", "LedgerState", "Log", "ManifestPointer",
-    "Partition", "PendingTopic", "Quorum", "Record", "RestoredTopic", "Session", "TierRequest", "TierStatus",
-    "TieringWorker", "Topic", "TopicPartition", "Versioned",
+    "Endpoint", "ForkDecision", "Fragment", "KnownLedgers", "Lease", "Ledger", "LedgerRef", "LedgerState", "Log",
+    "ManifestPointer", "Partition", "PendingTopic", "Quorum", "Record", "RestoredTopic", "Session", "TierRequest",
+    "TierStatus", "TieringWorker", "Topic", "TopicPartition", "Versioned",
     "bookie_key", "broker_key", "configs_in_force", "counter_key", "deferred_markers_prefix", "deleted_topic_key",
     "drained_broker_key", "dynamic_config_key", "fork_decision_key", "is_hot_only", "lease_key", "ledger_key", "log_key",
     "manifest_pointer_key", "partition_key", "pending_topic_key", "restored_topic_key", "session_key", "tier_request_key",

@@ -8,6 +8,7 @@ committed, that no owner of an earlier epoch extends the log, that a closed ledg
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 from uuid import UUID
@@ -28,7 +29,9 @@ from stratalog_metadata.records import (
     Partition,
     Record,
     Topic,
+    Versioned,
     deleted_topic_key,
+    fork_decision_key,
     ledger_key,
     log_key,
     manifest_pointer_key,
@@ -76,6 +79,26 @@ class Audit:
         self._epochs: dict[str, int] = {}
         """Last leader epoch of each partition that was deleted."""
         self._deleted_s: dict[UUID, float] = {}
+        self.opened: set[int] = set()
+        """The ids of all ledgers, lost ones included."""
+        self.ends: dict[int, int] = {}
+        """By ledger id: the offset at which the ledger was closed."""
+
+    def continue_from(self, stored: Sequence[Versioned]) -> None:
+        """Go on from the records of metadata that was restored from an old copy. Ledgers and objects stay what they are."""
+        self.records = {each.record.key(): each.record for each in stored}
+        for known in (self._entries, self._leaving, self._epochs, self._deleted_s):
+            known.clear()
+        self.promise_checker.restored(stored)
+        self._referenced = {}
+        for record in self.records.values():
+            if isinstance(record, Topic):
+                self.copies.asked_for(record.topic_id, record.replication_factor)
+            elif isinstance(record, ManifestPointer) and self._bucket is not None:
+                # Newer versions may have removed parts of this one, even the manifest.
+                with contextlib.suppress(KeyError, StratalogError):
+                    keys = {key for key, _ in self._references(record, self._bucket)}
+                    self._referenced[record.key()] = frozenset(keys & self._bucket.objects.keys())
 
     def watch(self, node: str, replica: Replica) -> None:
         """Check every entry that this replica applies."""
@@ -144,6 +167,9 @@ class Audit:
             case Partition(), Partition():
                 self._partition_changed(before, after)
             case None, Ledger():
+                is_new = not self.copies.has_entries(after.ledger_id)
+                self.require(is_new, f"ledger {after.ledger_id} has entries at its opening")
+                self.opened.add(after.ledger_id)
                 self.copies.opened(after)
             case _, Topic():
                 self.copies.asked_for(after.topic_id, after.replication_factor)
@@ -186,11 +212,13 @@ class Audit:
             self.require(same and after.state is LedgerState.CLOSED, f"closed ledger {after.ledger_id} was changed")
             self.copies.moved(before, after)
         elif after.state is LedgerState.CLOSED:
+            self.ends[after.ledger_id] = after.end_offset
             self.copies.closed(after)
 
     def _log_changed(self, before: Log, after: Log) -> None:
         key = after.key()
-        self.require(after.log_start_offset >= before.log_start_offset, f"the start of {key} went back")
+        is_restored = after.restored_from not in ("", before.restored_from)
+        self.require(is_restored or after.log_start_offset >= before.log_start_offset, f"the start of {key} went back")
         partition = self.records.get(partition_key(after.topic_id, after.index))
         for ref in after.ledgers[len(before.ledgers) :] if len(after.ledgers) > len(before.ledgers) else ():
             owned = isinstance(partition, Partition) and partition.leader_epoch == ref.leader_epoch
@@ -238,7 +266,8 @@ class Audit:
         It is in the durable checkpoint of a ledger that stays, for an internal topic of the first one, or in cold history, if
         that reaches to where the log goes on. A sealed ledger with records has its checkpoint.
         """
-        if not set(before.ledgers) - set(after.ledgers):
+        is_restored = after.restored_from not in ("", before.restored_from)
+        if is_restored or not set(before.ledgers) - set(after.ledgers):
             return
         kept = [each for ref in after.ledgers if (each := self._ledger(ref.ledger_id)) is not None]
         if self._is_internal(after.topic_id):
@@ -291,11 +320,14 @@ class Audit:
         if topic is None or topic.key() in self._leaving or topic.name.startswith("__") or not isinstance(log, Log):
             return
         what = f"ledger {ledger.ledger_id} of {log.key()}"
-        self.require(ledger.state is LedgerState.CLOSED, f"{what} was removed before it was sealed")
+        # A decision for the store's history drops ledgers that are contained in it, and the manifest that it keeps is stored.
+        is_decided = fork_decision_key(ledger.topic_id, ledger.partition) in self._leaving
+        self.require(is_decided or ledger.state is LedgerState.CLOSED, f"{what} was removed before it was sealed")
         empty = ledger.end_offset == ledger.base_offset
         pointer = self.records.get(manifest_pointer_key(ledger.topic_id, ledger.partition))
         # A manifest that is in metadata alone would be lost with it, and so would its segments.
-        cold_end = pointer.end_offset if isinstance(pointer, ManifestPointer) and not pointer.content else 0
+        is_stored = isinstance(pointer, ManifestPointer) and (is_decided or not pointer.content)
+        cold_end = pointer.end_offset if isinstance(pointer, ManifestPointer) and is_stored else 0
         kept = empty or cold_end >= ledger.end_offset or log.log_start_offset >= ledger.end_offset
         self.require(kept, f"{what} was removed, its records end at {ledger.end_offset} and cold history at {cold_end}")
 

@@ -57,7 +57,8 @@ class StoredStates:
 
     def _newest_is_greatest(self, topic: str, partition: int) -> None:
         newest = self.newest(topic, partition)
-        offset, greatest = newest.offset if newest is not None else 0, self._greatest[topic, partition]
+        offset = newest.offset if newest is not None else 0
+        greatest = self._greatest.get((topic, partition), offset)
         self._audit.require(offset == greatest, f"the newest state of {topic}-{partition} is of {offset}, not {greatest}")
 
     def newest(self, topic: str, partition: int) -> StateKey | None:

@@ -42,6 +42,8 @@ class Copies:
     def __init__(self, require: Require, find: Find) -> None:
         self._require = require
         self._find = find
+        self.kept: set[int] = set()
+        """Ledgers that metadata has lost. Bookies do not delete them."""
         self._held: dict[tuple[str, int], int] = {}
         self._lost: dict[tuple[str, int], tuple[float, int]] = {}
         self._checkpoint_parts: dict[int, int] = {}
@@ -68,6 +70,10 @@ class Copies:
         counted = self._count(ledger, 0, parts - 1, self._held)
         return parts > 0 and all(copies >= ledger.ack_quorum for _, copies in counted)
 
+    def has_entries(self, ledger_id: int) -> bool:
+        """Return whether a bookie has, or had, entries of a ledger with this id."""
+        return any(ledger_id == known for _, known in self._held)
+
     def _holds(self, bookie: str, ledger_id: int, entry_id: int) -> None:
         key = bookie, ledger_id
         self._held[key] = self._held.get(key, 0) | 1 << entry_id
@@ -90,6 +96,7 @@ class Copies:
         async def deleting(disk: Disk, ledger_ids: set[int]) -> set[int]:
             for ledger_id in sorted(ledger_ids):
                 self._require(self._find(ledger_id) is None, f"{bookie} deletes ledger {ledger_id}, which metadata has")
+                self._require(ledger_id not in self.kept, f"{bookie} deletes ledger {ledger_id}, which metadata has lost")
             return await delete(disk, ledger_ids)
 
         collector._delete = deleting  # type: ignore[method-assign]
@@ -105,6 +112,8 @@ class Copies:
 
         Acks are never below a majority, whatever ``min.insync.replicas`` is.
         """
+        # The id of a lost ledger is free again if no bookie knows it.
+        self.kept.discard(ledger.ledger_id)
         enough = ledger.ack_quorum >= quorum.majority(ledger.write_quorum)
         what = f"ledger {ledger.ledger_id} is acknowledged at {ledger.ack_quorum} of {ledger.write_quorum} copies"
         self._require(enough, what)

@@ -126,6 +126,8 @@ RESTORED_BESIDE_DAMAGED: Final = "one topic restored while the descriptors of th
 CUT_BEFORE_TRANSACTION: Final = "history cut before a transaction that was open at the point"
 EARLIER_DELETION: Final = "topic that an earlier owner of the bucket deleted collected"
 UNDELETED_BEFORE: Final = "deleted topic restored before the bucket was taken over"
+METADATA_RESTORED: Final = "metadata restored from an old copy"
+COORDINATOR_RESTORED: Final = "coordinator restored because its ledgers were gone"
 REFUSED_AFTER_TAKEOVER: Final = "worker of an earlier owner of the bucket refused"
 
 ALWAYS: Final = (ACKNOWLEDGED, ENTRIES, SEALED, OFFLOADED, COMMITTED)
@@ -152,7 +154,7 @@ STATES: Final = (
     GROUP_DOWNGRADED, SESSION_LOST, SESSION_REFUSED, SESSION_REJOINED, ERROR_REPEATED, GROUP_DELETED, GROUP_SUCCEEDED,
     OFFSETS_DELETED, MEMBER_KEPT, COMPACTED_RECORDS_DELETED, COMPACTED_RECORDS_KEPT, BUCKET_TAKEN_OVER, TAKEN_OVER_AGAIN,
     RESTORE_REPEATED, RESTORED_TO_A_POINT, RESTORED_IN_STEPS, CUT_BEFORE_TRANSACTION, REFUSED_AFTER_TAKEOVER,
-    EARLIER_DELETION, UNDELETED_BEFORE, RESTORED_BESIDE_DAMAGED,
+    EARLIER_DELETION, UNDELETED_BEFORE, RESTORED_BESIDE_DAMAGED, METADATA_RESTORED, COORDINATOR_RESTORED,
 )  # fmt: skip
 PROGRESS: Final[Mapping[str, Mapping[str, int]]] = {
     "ledgers": {ENTRIES: 2, SEALED: 1},
@@ -167,6 +169,7 @@ PROGRESS: Final[Mapping[str, Mapping[str, int]]] = {
     "everything": {ACKNOWLEDGED: 20, SEALED: 2, OFFLOADED: 10},
     "transactions": {TRANSACTIONS_COMMITTED: 1},
     "consumers": {ACKNOWLEDGED: 10, SEALED: 2, OFFLOADED: 10, COMMITTED: 2},
+    "old-metadata": {ACKNOWLEDGED: 30, METADATA_RESTORED: 1},
     "log": {ACKNOWLEDGED: 30, SEALED: 2, OFFLOADED: 30, COMMITTED: 1},
 }
 """Minimum amounts for each run of a scenario, about a tenth of the minimum that 50 runs reached.

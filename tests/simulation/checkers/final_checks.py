@@ -6,7 +6,7 @@ A check returns the problem or an empty string; a condition that only has to hol
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence, Set
 from typing import Final
 
 from simulation.checkers.audit import Audit
@@ -31,13 +31,19 @@ Check = Callable[[], Awaitable[str]]
 
 
 class FinalChecks:
-    """The checks at the end of a run. ``bookies`` are addresses. ``run`` raises ``AssertionError``."""
+    """The checks at the end of a run. ``run`` raises ``AssertionError``.
 
-    def __init__(self, audit: Audit, bucket: Bucket, bookies: Sequence[str], partitions: int) -> None:
+    ``bookies`` are addresses; they keep the ``lost`` ledgers.
+    """
+
+    def __init__(
+        self, audit: Audit, bucket: Bucket, bookies: Sequence[str], partitions: int, lost: Set[int] = frozenset()
+    ) -> None:
         self._audit = audit
         self._bucket = bucket
         self._bookies = bookies
         self._partitions = partitions
+        self._lost = lost
 
     async def run(self, machine: Machine, ports: Ports) -> None:
         for check in (self._metadata_is_small, self._no_orphans, lambda: self._no_dead_ledgers(ports)):
@@ -69,7 +75,7 @@ class FinalChecks:
                 answer = await ports.transport.channel(address).call(messages.LIST, (body,), 1.0)
             except StratalogError as failure:
                 return f"{address} does not list its ledgers: {failure}"
-            held = {each.ledger_id for each in messages.decode(messages.LedgerPage, answer).ledgers}
+            held = {each.ledger_id for each in messages.decode(messages.LedgerPage, answer).ledgers} - self._lost
             known = {record.ledger_id for record in self._audit.records.values() if isinstance(record, Ledger)}
             if held - known:
                 return f"{address} still holds ledger {min(held - known)}, which metadata does not have"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from simulation.checkers.audit import Audit
 from simulation.checkers.coverage import ACKNOWLEDGED, Coverage
@@ -26,6 +26,16 @@ class Truth:
         self.seen: dict[tuple[int, int], bytes] = {}
         self._places: dict[bytes, tuple[int, int]] = {}
         self._once: dict[bytes, tuple[int, int]] = {}
+
+    def below(self, ends: Mapping[int, float]) -> Truth:
+        """Return the truth after a restore that loses the records at and above ``ends``, by partition."""
+        kept = Truth(self._audit, self._coverage)
+        kept.sent, kept._once = set(self.sent), dict(self._once)
+        for (partition, offset), value in self.acknowledged.items():
+            if offset < ends[partition]:
+                kept.acknowledge(partition, offset, [value])
+        kept.seen = {place: value for place, value in self.seen.items() if place[1] < ends[place[0]]}
+        return kept
 
     def send(self, values: Sequence[bytes]) -> None:
         """Note records that are about to be sent."""

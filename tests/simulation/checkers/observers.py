@@ -281,12 +281,12 @@ def _marks_sealing(inner: Callable[..., Any], sealing: set[int]) -> Callable[...
 
 
 def _marks_recovering(inner: Callable[..., Any], recovering: list[Process]) -> Callable[..., Any]:
-    async def recover(self: object, *args: Any) -> Any:
+    async def recover(self: object, *args: Any, **named: Any) -> Any:
         process = CURRENT.get()
         assert process is not None
         recovering.append(process)
         try:
-            return await inner(self, *args)
+            return await inner(self, *args, **named)
         finally:
             recovering.remove(process)
 

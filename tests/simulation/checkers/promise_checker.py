@@ -6,13 +6,13 @@ versions of all records, and on the monotonic clock of the holder's machine.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Final
 
 import msgspec
 
 from stratalog_metadata.raft import Entry, EntryKind
-from stratalog_metadata.records import ManifestPointer, Partition, Session, session_key
+from stratalog_metadata.records import ManifestPointer, Partition, Session, Versioned, session_key
 from stratalog_metadata.state.changes import Change
 from stratalog_metadata.state.commands import Command, EpochIs, Requirement, SessionAlive, VersionIs
 
@@ -34,6 +34,12 @@ class PromiseChecker:
         self._partitions: dict[str, tuple[int, int]] = {}
         self._holders: list[tuple[Process, SimulatedClock, SessionKeeper]] = []
         self._broken: set[Process] = set()
+
+    def restored(self, stored: Iterable[Versioned]) -> None:
+        """Go on from these records, those of metadata that was restored."""
+        self._versions, self._partitions = {}, {}
+        for each in stored:
+            self._take(Change(each.record.key(), None, each))
 
     def holds_sessions(self, process: Process, clock: SimulatedClock, keeper: SessionKeeper) -> None:
         """Register the keeper in which this process holds its sessions."""

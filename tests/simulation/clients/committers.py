@@ -39,12 +39,15 @@ class Register:
 class Committer:
     """Commits and reads until ``stop``; then each group commits and reads once more, and ``stopped`` is set."""
 
-    def __init__(self, world: World, audit: Audit, topic: str, partitions: int, bootstrap: Sequence[str]) -> None:
+    def __init__(
+        self, world: World, audit: Audit, topic: str, partitions: int, bootstrap: Sequence[str], suffix: str = ""
+    ) -> None:
         self._world = world
         self._audit = audit
         self._topic = TopicName(topic)
         self._bootstrap = list(bootstrap)
-        self._registers = {(group, partition): Register() for group in GROUPS for partition in range(partitions)}
+        self._groups = [f"{group}{suffix}" for group in GROUPS]
+        self._registers = {(group, partition): Register() for group in self._groups for partition in range(partitions)}
         self._coordinators: dict[str, str] = {}
         self.commits = 0
         self.stop = False
@@ -63,7 +66,7 @@ class Committer:
                 await self._read(client, group)
             else:
                 await self._commit(client, group, partition, step)
-        for group in GROUPS:
+        for group in self._groups:
             while not (await self._commit(client, group, 0, step := step + 1) and await self._read(client, group)):  # noqa: ASYNC110
                 await asyncio.sleep(0.1)
         self.stopped.set()

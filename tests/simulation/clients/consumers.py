@@ -103,22 +103,24 @@ class GroupTruth:
 
 
 class Groups:
-    """All groups of a run."""
+    """All groups of one life of a cluster; ``suffix`` is part of their names."""
 
-    def __init__(self, world: World, audit: Audit, topic: str, partitions: int, bootstrap: Sequence[str]) -> None:
+    def __init__(
+        self, world: World, audit: Audit, topic: str, partitions: int, bootstrap: Sequence[str], suffix: str = ""
+    ) -> None:
         self._world = world
         self._topic = topic
         self._partitions = partitions
         self._bootstrap = bootstrap
-        self.truths = [GroupTruth(name, audit) for name in MEMBERS]
-        self.committer = Committer(world, audit, topic, partitions, bootstrap)
+        self.truths = [GroupTruth(f"{name}{suffix}", audit) for name in MEMBERS]
+        self.committer = Committer(world, audit, topic, partitions, bootstrap, suffix)
 
     def members(self, see: Callable[[int, Record], None]) -> list[Member]:
         """Return the members; run each on its own machine."""
         return [
             Member(self._world, truth, self._topic, self._partitions, self._bootstrap, see)
-            for truth in self.truths
-            for _ in range(MEMBERS[truth.name])
+            for truth, count in zip(self.truths, MEMBERS.values(), strict=True)
+            for _ in range(count)
         ]
 
     @property

@@ -37,6 +37,7 @@ from simulation.mutants import groups as mutants_of_groups
 from simulation.mutants import handovers as mutants_of_handovers
 from simulation.mutants import history as mutants_of_history
 from simulation.mutants import metadata as mutants_of_metadata
+from simulation.mutants import old_metadata as mutants_of_old_metadata
 from simulation.mutants import partition_transactions as mutants_of_partition_transactions
 from simulation.mutants import reads as mutants_of_reads
 from simulation.mutants import recompression as mutants_of_recompression
@@ -103,6 +104,7 @@ def all_mutants() -> list[Mutant]:
         ),
         ("commands", mutants_of_commands.IN_COMMANDS),
         ("restores", mutants_of_restores.IN_RESTORES),
+        ("old-metadata", mutants_of_old_metadata.IN_OLD_METADATA),
         ("compaction", mutants_of_compaction.IN_COMPACTION),
         ("compacted-topics", mutants_of_compacted_topics.IN_COMPACTED_TOPICS),
         ("consumers", mutants_of_consumers.IN_CONSUMERS),

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable
+from typing import TypeVar
 
 from simulation.world import roles
 from simulation.world.machine import Machine, World
 
+_Result = TypeVar("_Result")
 
-async def in_time(event: Awaitable[object], what: str, seconds: float) -> None:
+
+async def in_time(event: Awaitable[_Result], what: str, seconds: float) -> _Result:
     """Wait for ``event``, for at most ``seconds``. Raises ``AssertionError`` with ``what``."""
     try:
-        await asyncio.wait_for(event, seconds)
+        return await asyncio.wait_for(event, seconds)
     except TimeoutError:
         raise AssertionError(f"{what} in {seconds:g} s") from None
 

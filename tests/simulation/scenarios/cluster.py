@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from functools import partial
 from typing import Any, Final
 
@@ -95,9 +95,13 @@ class Cluster(ABC):
         await self._faults()
         for machine in self._operators:
             machine.crash()
+        await self._end()
+
+    async def _end(self, lost: Set[int] = frozenset()) -> None:
+        """Check everything. Bookies keep the ``lost`` ledgers, which metadata does not know."""
         await self._finish()
         bookies = [f"{machine.name}:{roles.BOOKIE_PORT}" for machine in self.bookies if not machine.is_excused]
-        await self._in_checker(FinalChecks(self.audit, self.bucket, bookies, self.partitions).run)
+        await self._in_checker(FinalChecks(self.audit, self.bucket, bookies, self.partitions, lost).run)
         self._check_processes()
 
     @abstractmethod

@@ -81,21 +81,25 @@ class Scenario(Cluster):
     def __init__(self, world: World) -> None:
         super().__init__(world)
         self.truth = Truth(self.audit, world.coverage)
-        target = (TOPIC, PARTITIONS, bootstrap())
-        self._producers = [Producer(world, self.truth, f"p{number}", *target) for number in range(PRODUCERS)]
+        self._make_clients(first=0)
+
+    def _make_clients(self, first: int, suffix: str = "") -> None:
+        """Make all clients. Machines are numbered from ``first`` on; names of producers and groups end with ``suffix``."""
+        world, target = self.world, (TOPIC, PARTITIONS, bootstrap())
+        self._producers = [Producer(world, self.truth, f"p{number}{suffix}", *target) for number in range(PRODUCERS)]
         self._near = NearReader(world, self._replayed, bootstrap())
-        self._unsafe = UnsafeProducer(world, self.truth, "u0", *target)
+        self._unsafe = UnsafeProducer(world, self.truth, f"u0{suffix}", *target)
         self._readers = self._make_readers(world)
-        self.group = Groups(world, self.audit, TOPIC, PARTITIONS, bootstrap())
+        self.group = Groups(world, self.audit, TOPIC, PARTITIONS, bootstrap(), suffix)
         self.states = StoredStates(self.audit, self.bucket, TOPIC, self.group.committer.stored)
         members = self.group.members(self.truth.see)
-        self.members = [self._machine("member", number, member.run) for number, member in enumerate(members)]
-        self._operators = [self._machine("operator", number, Operator(TOPIC).run) for number in range(self.operators)]
-        self._clients = [self._machine("producer", number, one.run) for number, one in enumerate(self._producers)]
-        self._clients += [self._machine("reader", number, one.run) for number, one in enumerate(self._readers)]
-        self._clients.append(self._machine("near", 0, self._near.run))
-        self._clients.append(self._machine("unsafe", 0, self._unsafe.run))
-        self._clients.append(self._machine("committer", 0, self.group.committer.run))
+        self.members = [self._machine("member", number, member.run) for number, member in enumerate(members, first)]
+        self._operators = [self._machine("operator", first + number, Operator(TOPIC).run) for number in range(self.operators)]
+        self._clients = [self._machine("producer", number, one.run) for number, one in enumerate(self._producers, first)]
+        self._clients += [self._machine("reader", number, one.run) for number, one in enumerate(self._readers, first)]
+        self._clients.append(self._machine("near", first, self._near.run))
+        self._clients.append(self._machine("unsafe", first, self._unsafe.run))
+        self._clients.append(self._machine("committer", first, self.group.committer.run))
 
     def _replayed(self) -> list[ReplayedTopic]:
         """Return the topics that the reader with a rack replays."""

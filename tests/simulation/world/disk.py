@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import errno
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from stratalog_core.errors import Conflict
@@ -176,6 +176,15 @@ class Disk:
         """Return the minimum content of a file after a crash; empty if the file may be gone."""
         content = self._durable_names.get(path)
         return bytes(content.durable) if content is not None else b""
+
+    def copy(self) -> dict[str, bytes]:
+        """Return the files of a machine that is down."""
+        return {path: bytes(content.now) for path, content in self.content.items()}
+
+    def put_back(self, files: Mapping[str, bytes]) -> None:
+        """Replace all files by those of a copy, durably."""
+        self.content = {path: Content(bytearray(content), bytearray(content)) for path, content in files.items()}
+        self._durable_names = dict(self.content)
 
     def used_bytes(self) -> int:
         return sum(len(content.now) for content in self.content.values())

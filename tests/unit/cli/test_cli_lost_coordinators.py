@@ -93,6 +93,18 @@ async def restored_from_an_old_copy(path: Path, *, stores: bool) -> AsyncIterato
         yield cluster, offsets
 
 
+async def test_a_ledger_that_one_bookie_has_deleted_is_lost(tmp_path: Path) -> None:
+    """The other bookies have an older state than the lost history had. Nobody could take the partition over either."""
+    async with restored_from_an_old_copy(tmp_path, stores=False) as (cluster, _):
+        found = await lost_in(cluster)
+        (lost,) = found.lost
+        (ref,) = lost.log.ledgers
+        holder, *_ = cluster.bookies.values()
+        holder._disks[0].core.contents.tombstones.pop(ref.ledger_id)
+        holder._disks[0].core.contents.ledger(ref.ledger_id).last_entry = 3
+        assert [each.name for each in (await lost_in(cluster)).lost] == [lost.name]
+
+
 async def test_groups_continue_with_the_state_in_the_bucket(tmp_path: Path) -> None:
     async with restored_from_an_old_copy(tmp_path, stores=True) as (cluster, offsets):
         run = Run(cluster)

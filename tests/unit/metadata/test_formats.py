@@ -38,6 +38,7 @@ from stratalog_metadata.records import (
     DynamicConfig,
     ForkDecision,
     Fragment,
+    KnownLedgers,
     Lease,
     Ledger,
     LedgerRef,
@@ -82,6 +83,7 @@ RECORDS: list[Record] = [
     DeletedTopic(topic_id=TOPIC, name="t", deleted_at_ms=1_700_000_000_000),
     PendingTopic(topic_id=TOPIC, name="flights", expires_at_ms=1_700_000_000_000),
     RestoredTopic(topic_id=TOPIC),
+    KnownLedgers(ledger_ids=(3, 70_000)),
     DeferredMarker(
         topic_id=TOPIC, index=3, leader_epoch=4, producer_id=1001, producer_epoch=7, coordinator_epoch=2, is_commit=True
     ),

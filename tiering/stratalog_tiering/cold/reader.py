@@ -25,14 +25,15 @@ from stratalog_core.partition_state.transactions import aborted_between
 from stratalog_core.ports import Background, Buffer, Clock, Files
 from stratalog_core.search_pool import InlineBackground, SearchPool
 from stratalog_core.single_flight import SingleFlight
-from stratalog_metadata.records import ManifestPointer
+from stratalog_metadata.records import ManifestPointer, Topic
 from stratalog_tiering.cold.block_cache import BlockKey, LruCache
 from stratalog_tiering.cold.block_source import BlockSource, ColdReaderSettings, block_key
 from stratalog_tiering.cold.manifest_source import Found, ManifestSource
+from stratalog_tiering.core.forks import find_fork, fork_error
 from stratalog_tiering.format.coordinator_state import decode_state
 from stratalog_tiering.format.footer import SegmentFooter
 from stratalog_tiering.format.manifest import PageRef, SegmentEntry
-from stratalog_tiering.format.object_keys import parse_state_key
+from stratalog_tiering.format.object_keys import is_marker, manifests_prefix, parse_state_key
 from stratalog_tiering.format.segment import find_block, iterate_block_batches
 from stratalog_tiering.store import ObjectStore
 
@@ -127,6 +128,16 @@ class ColdReader:
     def metrics(self) -> Iterator[MetricGroup]:
         """For a scrape."""
         yield self._blocks.metrics()
+
+    async def refuse_fork(self, topic: Topic, partition: int, pointer: ManifestPointer | None) -> None:
+        """Raise ``Forked`` if the store has a newer committed version than ``pointer``, metadata's, or ``Unavailable``."""
+        known = {pointer.manifest_version: pointer.object_key} if pointer is not None else {0: ""}
+        async for info in self._store.list(manifests_prefix(topic.topic_id, partition)):
+            if is_marker(info.key):
+                fork = find_fork([info], known)
+                if fork is not None:
+                    raise fork_error(fork, topic.name, partition)
+                return
 
     async def locked_until_ms(self, pointer: ManifestPointer, end_offset: int) -> int:
         """Wall time until which a segment with records below ``end_offset`` is locked; 0: none is. Raises ``Unavailable``."""

@@ -10,10 +10,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence, Set
 from dataclasses import dataclass
+from functools import partial
+from typing import Final
 
 import msgspec
 
-from stratalog_core.errors import Conflict, Corrupt, Invalid
+from stratalog_core.bounded_map import bounded_map
+from stratalog_core.errors import Conflict, Corrupt, Invalid, NoSuchObject
 from stratalog_metadata.records import (
     NO_OWNER,
     ForkDecision,
@@ -46,6 +49,7 @@ from stratalog_tiering.offload.ports import WorkerPorts
 from stratalog_tiering.store import ObjectStore
 
 _log = logging.getLogger(__name__)
+_HEADS_AT_ONCE: Final = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,7 +164,10 @@ async def _others(
     live = {entry.key: entry.object_bytes async for entry in ports.source.segments(kept)}
     live.update((ref.key, ref.object_bytes) for ref in kept.pages)
     live.update((ref.key, ref.object_bytes) for ref in kept.tree.pages)
-    missing = [key for key, size in live.items() if sizes.get(key) != size]
+    # A listing may lag behind the last writes.
+    unlisted = [key for key, size in live.items() if sizes.get(key) != size]
+    found = await bounded_map(partial(_size_of, ports.store), unlisted, _HEADS_AT_ONCE)
+    missing = [key for key, size in zip(unlisted, found, strict=True) if size != live[key]]
     if missing:
         raise Invalid(f"the store lacks {len(missing)} objects of this history, first {missing[0]}: keep the other one")
     referenced = with_data_keys(live)
@@ -179,10 +186,18 @@ async def _others(
     return sorted(others, key=lambda other: is_marker(other.key))
 
 
+async def _size_of(store: ObjectStore, key: str) -> int:
+    """The size of an object; -1 if there is none."""
+    try:
+        return (await store.head(key)).size_bytes
+    except NoSuchObject:
+        return -1
+
+
 async def _keep_store(ports: WorkerPorts, state: PartitionSnapshot, decision: ForkDecision, kept: Manifest) -> Command:
     """The rest of the commit: drops ledgers that do not continue the line, and forces a takeover of the partition."""
     contained = await _ledgers_of(ports, kept, min((ref.base_offset for ref in state.log.ledgers), default=kept.end_offset))
-    ledgers = dropped_ledgers(state, kept.end_offset, contained, discard_hot=decision.discard_hot)
+    ledgers = dropped_ledgers(state, kept.start_offset, kept.end_offset, contained, discard_hot=decision.discard_hot)
     dropped = {stored.ledger.ledger_id for stored in ledgers}
     log: Log = msgspec.structs.replace(
         state.log,
@@ -217,12 +232,13 @@ async def _ledgers_of(ports: WorkerPorts, manifest: Manifest, from_offset: int) 
 
 
 def dropped_ledgers(
-    state: PartitionSnapshot, end_offset: int, contained: Set[int], *, discard_hot: bool
+    state: PartitionSnapshot, start_offset: int, end_offset: int, contained: Set[int], *, discard_hot: bool
 ) -> tuple[StoredLedger, ...]:
-    """Ledgers to drop from the log when the kept line ends at ``end_offset`` and was made of the ledgers ``contained``.
+    """Ledgers to drop from the log when the kept line has these offsets and was made of the ledgers ``contained``.
 
     These are ledgers without records, and ledgers of the line itself if the log would end before the line does. Raises
-    ``Invalid`` if other ledgers do not continue the line, unless ``discard_hot`` allows to drop them and all are sealed.
+    ``Invalid`` if other ledgers do not continue the line, unless ``discard_hot`` allows to drop them and all are sealed, or
+    begin before the line does: bookies may have deleted those when their records expired, and then nobody can seal them.
     """
     empty = [stored for stored in state.ledgers if is_sealed(stored.ledger) and _is_empty(stored)]
     held = [stored for stored in state.ledgers if stored not in empty]
@@ -241,7 +257,7 @@ def dropped_ledgers(
             " they were written after metadata was restored. Read them with `stratalog ledger read`, then decide with"
             " --discard-hot"
         )
-    if not all(is_sealed(stored.ledger) for stored in others):
+    if not all(is_sealed(stored.ledger) or stored.ledger.base_offset < start_offset for stored in others):
         raise Invalid(
             f"ledgers {_ids(others)} do not continue the store's history, and one is open: stop its producers, seal it"
             " with `stratalog tier offload`, and decide again"

@@ -13,6 +13,11 @@ changes, by setting the stored record to IN_RECOVERY or by a higher epoch, and p
 4. When all recovered entries are confirmed again, the caller closes the record by compare-and-set. A recovery that loses this
    race takes the winner's end.
 
+After a restore of metadata from an old copy, bookies may have deleted the ledger since. They refuse adds of it, too, and say
+nothing of its entries: it ends before the first entry that none of the others has (``on_deleted``). And its last fragments may
+be unknown: bookies that are not named but have entries (``strays``) are fenced and read, too, and all entries from the last
+known fragment on are written again.
+
 An interrupted recovery can be repeated. Reads always use the record that was passed in, because replacements made during the
 rewrite hold none of the old copies. This module does not write the entries (``LedgerWriterCore`` in recovery mode does), does
 not close the record, keeps no time and does no I/O.
@@ -20,6 +25,7 @@ not close the record, keeps no time and does no I/O.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from stratalog_bookies.client.core.fragments import write_bookies
@@ -63,11 +69,13 @@ Instruction = Fence | ReadRange | Rewrite
 class LedgerRecovery:
     """Recovery of one ledger up to the decision where it ends. Each event returns the next instructions."""
 
-    def __init__(self, ledger: Ledger) -> None:
+    def __init__(self, ledger: Ledger, strays: Collection[str] = ()) -> None:
         assert ledger.state is LedgerState.IN_RECOVERY, "the record must be IN_RECOVERY, so that ensemble changes are stopped"
         self._ledger = ledger
         self._ensemble = ledger.fragments[-1].bookies
+        self._strays = tuple(strays)
         self._tails: dict[str, int] = {}
+        self._deleted: set[str] = set()
         self._fences_out: set[str] = set()
         self._reading: ReadRange | None = None
         self._read_failed: set[str] = set()
@@ -84,6 +92,12 @@ class LedgerRecovery:
         """Whether the old writer can confirm nothing more; from then on ``first_rewritten`` is known."""
         return self._cursor >= 0
 
+    @property
+    def unfenced(self) -> list[str]:
+        """The bookies that have not said that they refuse adds of the old writer."""
+        asked = (*self._ensemble, *self._strays)
+        return [name for name in asked if name not in self._tails and name not in self._deleted]
+
     def start(self) -> list[Instruction]:
         return self.retry()
 
@@ -93,19 +107,28 @@ class LedgerRecovery:
             return []
         self._read_failed.clear()
         self._unreadable.clear()
-        unfenced = [name for name in self._ensemble if name not in self._tails and name not in self._fences_out]
+        unfenced = [name for name in self.unfenced if name not in self._fences_out]
         self._fences_out.update(unfenced)
         return [*(Fence(bookie=name) for name in unfenced), *self._decide()]
 
     def on_fenced(self, bookie: str, last_entry: int, lac: int) -> list[Instruction]:
         """``bookie`` durably refuses adds of the old writer. Raises ``Corrupt`` if confirmed entries are lost."""
-        self._fences_out.discard(bookie)
         self._tails[bookie] = last_entry
         self.lac = max(self.lac, lac)
         if self.end is not None and self.lac > self.end:
             raise self._lost(self.end + 1)
+        return self._refused(bookie)
+
+    def on_deleted(self, bookie: str) -> list[Instruction]:
+        """``bookie`` has deleted the ledger, so it refuses all adds. Raises ``Corrupt`` if confirmed entries are lost."""
+        self._deleted.add(bookie)
+        return self._refused(bookie)
+
+    def _refused(self, bookie: str) -> list[Instruction]:
+        self._fences_out.discard(bookie)
         if not self.is_fenced and self._coverage_complete():
-            self._cursor = self.first_rewritten = self.lac + 1
+            first = self._ledger.fragments[-1].first_entry if self._strays else self.lac + 1
+            self._cursor = self.first_rewritten = first
         return self._decide()
 
     def on_fence_failed(self, bookie: str) -> list[Instruction]:
@@ -144,7 +167,10 @@ class LedgerRecovery:
             self._unreadable.add((bookie, entry_id))
 
     def _coverage_complete(self) -> bool:
-        fenced = {position for position, name in enumerate(self._ensemble) if name in self._tails}
+        unfenced = self.unfenced
+        if not set(self._strays).isdisjoint(unfenced):
+            return False
+        fenced = {position for position, name in enumerate(self._ensemble) if name not in unfenced}
         return fencing_complete(len(self._ensemble), self._ledger.write_quorum, self._ledger.ack_quorum, fenced)
 
     def _decide(self) -> list[Instruction]:
@@ -166,8 +192,11 @@ class LedgerRecovery:
         return instructions
 
     def _is_absent(self, entry_id: int) -> bool:
-        lacking = sum(self._lacks(bookie, entry_id) for bookie in write_bookies(self._ledger, entry_id))
-        return absence_proved(self._ledger.write_quorum, self._ledger.ack_quorum, lacking)
+        others = [bookie for bookie in write_bookies(self._ledger, entry_id) if bookie not in self._deleted]
+        lacking = sum(self._lacks(bookie, entry_id) for bookie in others)
+        is_gone = lacking == len(others) < self._ledger.write_quorum
+        is_proved = is_gone or absence_proved(self._ledger.write_quorum, self._ledger.ack_quorum, lacking)
+        return is_proved and all(self._lacks(stray, entry_id) for stray in self._strays)
 
     def _lacks(self, bookie: str, entry_id: int) -> bool:
         return self._tails.get(bookie, entry_id) < entry_id or bookie in self._lacking.get(entry_id, ())
@@ -191,8 +220,9 @@ class LedgerRecovery:
         """A bookie not yet excluded for this entry; first the one known to have advanced furthest."""
         sources = [
             bookie
-            for bookie in write_bookies(self._ledger, entry_id)
+            for bookie in (*write_bookies(self._ledger, entry_id), *self._strays)
             if bookie not in self._read_failed
+            and bookie not in self._deleted
             and (bookie, entry_id) not in self._unreadable
             and not self._lacks(bookie, entry_id)
         ]

@@ -242,7 +242,8 @@ class DiskCore:
     def _tail(self, ledger_id: int) -> LedgerTail:
         ledger = self.contents.ledgers.get(ledger_id)
         if ledger is None:
-            return LedgerTail(ledger_id=ledger_id, status=Status.NO_SUCH_LEDGER)
+            is_deleted = ledger_id in self.contents.tombstones
+            return LedgerTail(ledger_id=ledger_id, status=Status.NO_SUCH_LEDGER, deleted=is_deleted)
         return LedgerTail(ledger_id=ledger_id, last_entry=ledger.last_entry, lac=ledger.lac, fenced=ledger.fenced)
 
     def summary(self, ledger_id: int) -> LedgerSummary:

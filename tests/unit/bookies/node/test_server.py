@@ -56,6 +56,7 @@ from stratalog_metadata.records import (
     Cluster,
     Counter,
     Fragment,
+    KnownLedgers,
     Ledger,
     Versioned,
     bookie_key,
@@ -628,6 +629,10 @@ async def test_ledgers_that_restored_metadata_may_have_forgotten_are_kept(place:
     await disk.fence([later])
     assert await collector.collect() == 1
     assert set(core.contents.ledgers) == {1, 100, 107}
+    await client.propose(Command(updates=(Put(record=KnownLedgers(ledger_ids=(100, later))),)))
+    assert list(await collector.delete([1, 107])) == [Status.CONFLICT, Status.CONFLICT]
+    assert await collector.collect() == 1, "the copy knew the ledger, so its record went later"
+    assert set(core.contents.ledgers) == {1, 107}
     await ids.close()
     await registering.close()
     await disk.close()

@@ -21,7 +21,7 @@ from stratalog_core.errors import StratalogError
 from stratalog_core.ports import Buffer, OnReply
 from stratalog_core.rpc.tcp import TcpChannel
 from stratalog_metadata.protocol import messages as metadata_messages
-from stratalog_metadata.records import Partition
+from stratalog_metadata.records import Partition, Topic
 
 MANY = 10_000
 WAIT_S = 120.0
@@ -70,10 +70,10 @@ async def test_takeovers_that_wait_for_a_place_end_with_the_session(tmp_path: Pa
     begun: list[Partition] = []
     recover, go_on = Takeover.recover, asyncio.Event()
 
-    async def counting(takeover: Takeover, partition: Partition) -> Mapping[int, Recovered]:
+    async def counting(takeover: Takeover, partition: Partition, topic: Topic) -> Mapping[int, Recovered]:
         begun.append(partition)
         await go_on.wait()
-        return await recover(takeover, partition)
+        return await recover(takeover, partition, topic)
 
     async with run_cluster(tmp_path, bookies=1, brokers=1, lease_ms=LEASE_MS) as cluster:
         bootstrap = cluster.bootstrap

@@ -33,7 +33,7 @@ from stratalog_metadata.records import (
     manifest_pointer_key,
     partition_key,
 )
-from stratalog_metadata.state.commands import Command, Put, Update
+from stratalog_metadata.state.commands import Command, Delete, Put, Update
 
 TOPIC = "flights"
 EMPTY = 90
@@ -102,6 +102,41 @@ async def test_producers_are_forgotten_if_their_latest_state_is_gone(
         client = await RawClient.connect(successor.kafka_address)
         answer = await produce(client, TOPIC, batch(b"next", producer_id=7, producer_epoch=0, base_sequence=5))
         assert (answer.error_code, answer.base_offset) == (0, 5)
+        await client.close()
+
+
+@pytest.mark.parametrize("is_forked", [False, True])
+async def test_a_deleted_ledger_ends_the_log_unless_the_bucket_has_more(
+    tmp_path: Path, is_forked: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Metadata was restored from a copy in which a ledger is open that was deleted since; no recovery of it could end."""
+    async with run_cluster(tmp_path) as cluster:
+        identity = await cold_topic(cluster)
+        log = cluster.metadata.view.find(Log, log_key(identity.topic_id, 0))
+        assert log is not None
+        base_offset = 0 if is_forked else 2
+        deleted = Ledger(
+            ledger_id=EMPTY, topic_id=identity.topic_id, partition=0, base_offset=base_offset, leader_epoch=1, write_quorum=1,
+            ack_quorum=1, fragments=(Fragment(first_entry=0, bookies=("bookie-1",)),), state=LedgerState.OPEN,
+        )  # fmt: skip
+        refs = (LedgerRef(ledger_id=EMPTY, base_offset=base_offset, leader_epoch=1),)
+        updates: list[Update] = [Put(record=deleted), Put(record=replace(log, ledgers=refs))]
+        if is_forked:
+            updates.append(Delete(key=manifest_pointer_key(identity.topic_id, 0)))
+        for bookie in cluster.bookies.values():
+            await bookie._disks[0].delete([EMPTY])
+        await cluster.metadata.propose(Command(updates=tuple(updates)))
+        with caplog.at_level(logging.WARNING):
+            successor = (await cluster.start_broker(2)).server
+            if is_forked:
+                await until(cluster.metadata, lambda: "history of flights-0 has forked" in caplog.text, WAIT_S)
+                assert successor.partitions.find(identity) is None
+                return
+            await until_served(successor, identity.topic_id)
+        assert "ends before a deleted ledger" in caplog.text
+        client = await RawClient.connect(successor.kafka_address)
+        answer = await produce(client, TOPIC, batch(b"next"))
+        assert (answer.error_code, answer.base_offset) == (0, 2)
         await client.close()
 
 

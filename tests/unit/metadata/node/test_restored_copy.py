@@ -9,7 +9,9 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
+import msgspec
 import pytest
 from support.embedded_quorum import embedded_quorum
 
@@ -23,9 +25,15 @@ from stratalog_metadata.node.config import MetadataSettings
 from stratalog_metadata.node.server import MetadataServer
 from stratalog_metadata.protocol import messages
 from stratalog_metadata.protocol.messages import StatusAnswer, StatusRequest
-from stratalog_metadata.records import DynamicConfig, dynamic_config_key
+from stratalog_metadata.records import (
+    DeletedTopic,
+    DynamicConfig,
+    Partition,
+    deleted_topic_key,
+    dynamic_config_key,
+)
 from stratalog_metadata.state.commands import Command, Put
-from stratalog_metadata.storage.restored_copy import become_only_member
+from stratalog_metadata.storage.restored_copy import EPOCHS_LEFT_OUT, become_only_member
 from stratalog_metadata.storage.state_store import SQLITE_FILE, SqliteStore
 
 PATIENT: dict[str, Any] = {"election_timeout_ms": 500, "heartbeat_ms": 50}
@@ -122,3 +130,18 @@ async def test_a_copy_of_one_of_three_nodes_serves_and_is_joined_by_new_nodes(
 def test_a_directory_that_belongs_to_no_quorum_is_refused(tmp_path: Path) -> None:
     with pytest.raises(Invalid, match="belongs to no quorum"):
         become_alone(tmp_path)
+
+
+async def test_leader_epochs_rise_above_those_that_the_lost_quorum_used(tmp_path: Path, transport: TcpTransport) -> None:
+    """Else owners would write under epochs of earlier owners, whose records, markers and stored states seem newer."""
+    live, deleted = Partition(topic_id=UUID(int=1), index=0, owner=1, leader_epoch=7), UUID(int=2)
+    async with embedded_quorum(tmp_path, transport, nodes=1, **PATIENT) as quorum:
+        gone = DeletedTopic(topic_id=deleted, name="gone", deleted_at_ms=5, leader_epochs=(3, 9))
+        await quorum.client.propose(Command(updates=(Put(record=live), Put(record=gone))))
+    become_alone(tmp_path / "1")
+    async with embedded_quorum(tmp_path, transport, nodes=1, **PATIENT) as quorum:
+        view = quorum.client.view
+        assert view.find(Partition, live.key()) == msgspec.structs.replace(live, leader_epoch=7 + EPOCHS_LEFT_OUT)
+        found = view.find(DeletedTopic, deleted_topic_key(deleted))
+        assert found is not None
+        assert found.leader_epochs == (3 + EPOCHS_LEFT_OUT, 9 + EPOCHS_LEFT_OUT)
