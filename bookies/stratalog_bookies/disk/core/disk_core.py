@@ -96,7 +96,7 @@ class DiskCore:
         """
         refusal = self.refusal
         if refusal is not None:
-            return Added(bytearray((refusal,)) * len(headers), 0, [])
+            return self._add_nothing(refusal, headers, body, header_at, payload_at)
         ledgers = self.contents.ledgers
         statuses = bytearray(len(headers))
         deferred: list[tuple[int, Run]] = []
@@ -125,6 +125,39 @@ class DiskCore:
             header_at, payload_at = header_end, payload_end
         self._store(headers[first:], body[first_header_at:header_at], body[first_payload_at:payload_at])
         return Added(statuses, self.log.sequence, deferred)
+
+    def _add_nothing(
+        self, refusal: Status, headers: Sequence[Header], body: memoryview, header_at: int, payload_at: int
+    ) -> Added:
+        """Refuse entries. While the disk is only full, answer recovery adds of entries that it has: they need no room, and a
+        ledger whose other bookies are full, too, could not be recovered without them.
+        """
+        statuses = bytearray((refusal,)) * len(headers)
+        deferred: list[tuple[int, Run]] = []
+        if self.failure or self.stall:
+            return Added(statuses, 0, deferred)
+        for index, header in enumerate(headers):
+            header_end, payload_end = header_at + ENTRY_HEADER_BYTES, payload_at + header[3]
+            decided = self._decide_stored(header, body[header_at:header_end], body[payload_at:payload_end])
+            if isinstance(decided, Run):
+                deferred.append((index, decided))
+            elif decided is not None:
+                statuses[index] = decided
+            header_at, payload_at = header_end, payload_end
+        return Added(statuses, self.log.sequence, deferred)
+
+    def _decide_stored(self, header: Header, packed: memoryview, payload: memoryview) -> Status | Run | None:
+        """Decide a recovery add of an entry that exists: its status, or the run to load first. None for any other add."""
+        ledger_id, entry_id, _, _, crc, flags = header
+        ledger = self.contents.ledgers.get(ledger_id)
+        if ledger is None or not flags & RECOVERY_ADD:
+            return None
+        if crc32c(payload, crc32c(packed[:CHECKED_BYTES])) != crc:
+            return Status.BAD_CRC
+        found = self.contents.find(ledger, entry_id)
+        if found is None or isinstance(found, Run):
+            return found
+        return Status.OK if same_payload(header, found) else Status.CONFLICT
 
     def move(self, ledger_id: int, row: Row, payload: Buffer, from_generation: int) -> None:
         """Rewrite an entry of an older file, so that the file can be freed. Does nothing if a newer copy exists or the ledger

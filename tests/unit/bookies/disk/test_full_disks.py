@@ -7,10 +7,10 @@ import contextlib
 from pathlib import Path
 
 from unit.bookies.disk.one_disk import FILE_BYTES, new_files, opened, small_files
-from unit.bookies.disk.test_transient_errors import add, entries
+from unit.bookies.disk.test_transient_errors import add, entries, until
 
 from stratalog_bookies.disk.disk import Disk
-from stratalog_bookies.protocol.messages import Status
+from stratalog_bookies.protocol.messages import RECOVERY_ADD, Status
 from stratalog_core.errors import StorageFailed
 
 FENCES = 500
@@ -87,3 +87,21 @@ async def test_space_that_was_lent_to_a_full_disk_becomes_free_again(tmp_path: P
                 await disk.files.check_space()
                 await asyncio.sleep(0.001)
         assert files.free_bytes() >= 4 * FILE_BYTES
+
+
+async def test_a_full_disk_accepts_a_recovery_add_of_an_entry_that_it_has(tmp_path: Path) -> None:
+    """It needs no room. If two of three bookies were full, the ledger could not be recovered without them."""
+    files = small_files(tmp_path, 8)
+    async with opened(files, tmp_path, free_bytes_min=4 * FILE_BYTES, index_bytes_max=0) as disk:
+        await _fill(disk, 1)
+        await disk.fence([1])
+        ledger = disk.core.contents.ledgers[1]
+        await until(lambda: ledger.runs[0].rows is None)
+        for entry in range(ledger.last_entry + 1):
+            assert await add(disk, 1, entry, bytes(20_000), RECOVERY_ADD) is Status.OK
+        assert await add(disk, 1, 0, b"another", RECOVERY_ADD) is Status.CONFLICT
+        assert await add(disk, 1, ledger.last_entry + 1, b"new", RECOVERY_ADD) is Status.READ_ONLY
+        assert await add(disk, 2, 0, b"new", RECOVERY_ADD) is Status.READ_ONLY
+        assert await add(disk, 1, 0, bytes(20_000)) is Status.READ_ONLY
+        disk.core.fail("the disk failed")
+        assert await add(disk, 1, 0, bytes(20_000), RECOVERY_ADD) is Status.STORAGE_FAILED

@@ -100,8 +100,8 @@ async def running(rationed: Rationed, settings: BookieSettings, background: Back
         await disk.close()
 
 
-async def add(disk: Disk, ledger_id: int, entry_id: int, payload: bytes) -> Status:
-    header = messages.pack_entry(ledger_id, entry_id, entry_id - 1, (payload,))
+async def add(disk: Disk, ledger_id: int, entry_id: int, payload: bytes, flags: int = 0) -> Status:
+    header = messages.pack_entry(ledger_id, entry_id, entry_id - 1, (payload,), flags)
     body = memoryview(b"".join(messages.encode_add([header], [payload])))
     answered: asyncio.Future[bytearray] = asyncio.get_running_loop().create_future()
     start = messages.payloads_start(1)
