@@ -62,13 +62,16 @@ class LogFileLifecycle:
         self._postponed = False
         self._task: asyncio.Task[None] | None = None
 
-    async def start(self) -> None:
-        """Prepare the next file, and begin the work in the background. An error fails the disk."""
+    async def prepare(self) -> None:
+        """Prepare the next file. An error fails the disk."""
         await self.check_space()
         try:
             await self._prepare_next()
         except OSError as failure:
             self._failed(failure)
+
+    def start(self) -> None:
+        """Begin the work in the background."""
         self._wanted.set()
         self._task = asyncio.get_running_loop().create_task(self._run())
 

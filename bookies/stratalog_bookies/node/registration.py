@@ -142,9 +142,7 @@ class Registration:
 
     async def _write(self) -> None:
         if not self._session_id:
-            self._session_id = await self._metadata.open_session(
-                f"bookie {self._settings.bookie_id}", self._settings.lease_ms, self._session_expired
-            )
+            self._session_id = await self._open_session()
         wanted = self._wanted
         assert wanted is not None, "the wanted record is set"
         found = await self.read()
@@ -161,7 +159,15 @@ class Registration:
         requirements = (VersionIs(key=self._key, version=version), SessionAlive(session_id=self._session_id))
         await self._metadata.propose(Command(updates=(Put(record=record),), requirements=requirements))
 
-    def _session_expired(self) -> None:
-        _log.warning("the session expired; opening a new one")
-        self._session_id = 0
-        self._changed.set()
+    async def _open_session(self) -> int:
+        def on_expired() -> None:
+            # If a refused write told it first, another session may be open already.
+            if self._session_id == session_id:
+                _log.warning("the session expired; opening a new one")
+                self._session_id = 0
+                self._changed.set()
+
+        session_id = await self._metadata.open_session(
+            f"bookie {self._settings.bookie_id}", self._settings.lease_ms, on_expired
+        )  # fmt: skip
+        return session_id

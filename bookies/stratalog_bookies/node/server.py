@@ -15,7 +15,9 @@ from functools import partial
 from stratalog_bookies.client.read_client import open_read_client
 from stratalog_bookies.config import LOOKS_MAX, SECTION, BookieSettings
 from stratalog_bookies.disk.compaction import Compaction
+from stratalog_bookies.disk.core.disk_core import DiskCore
 from stratalog_bookies.disk.disk import Disk
+from stratalog_bookies.disk.log_files import LogFiles
 from stratalog_bookies.metrics import Counters
 from stratalog_bookies.node import boot
 from stratalog_bookies.node.collector import Collector
@@ -140,31 +142,39 @@ class BookieServer:
             await self._listener.close()
 
     async def _open_disk(self, position: int, files: Files, cookie: str, lost: dict[int, str]) -> Disk:
-        """Recover a disk. If it fails or hangs and another disk works, add the reason to ``lost``; else raise
+        """Recover and start a disk. If it fails or hangs and another disk works, add the reason to ``lost``; else raise
         ``Corrupt`` or ``OSError``.
         """
         if position not in lost:
-            recovery = self._background.run(partial(boot.recover_disk, files, cookie, position, self._settings))
+            recovery = self._recover_disk(position, files, cookie)
             directory = self._settings.data_dirs[position]
             has_another = len(lost) + 1 < len(self._files)
             try:
-                store, bookie = await unless_disk_hangs(
+                disk = await unless_disk_hangs(
                     recovery, files, directory, self._settings, self._background, lambda: has_another
                 )
             except (StratalogError, OSError) as failure:
                 if not has_another:
                     raise
                 lost[position] = str(failure)
-        if position in lost:
-            _log.critical("disk %d is not used; its entries are unavailable: %s", position, lost[position])
-            store, bookie = boot.missing_disk(cookie, position, self._settings, lost[position])
-        disk = Disk(
-            position, bookie, store, self._settings, self._background, self._counters, self._disk_changed,
-            is_missing=position in lost,
-        )  # fmt: skip
-        if position not in lost:
-            await disk.files.start()
+            else:
+                disk.files.start()
+                return disk
+        _log.critical("disk %d is not used; its entries are unavailable: %s", position, lost[position])
+        store, core = boot.missing_disk(cookie, position, self._settings, lost[position])
+        return self._disk(position, core, store, is_missing=True)
+
+    async def _recover_disk(self, position: int, files: Files, cookie: str) -> Disk:
+        store, core = await self._background.run(partial(boot.recover_disk, files, cookie, position, self._settings))
+        disk = self._disk(position, core, store, is_missing=False)
+        await disk.files.prepare()
         return disk
+
+    def _disk(self, position: int, core: DiskCore, store: LogFiles, *, is_missing: bool) -> Disk:
+        return Disk(
+            position, core, store, self._settings, self._background, self._counters, self._disk_changed,
+            is_missing=is_missing,
+        )  # fmt: skip
 
     def _failed_disks(self) -> tuple[int, ...]:
         """Disks that have failed, or hang: copies on those are restored elsewhere if it takes longer than ``audit_delay_s``."""

@@ -93,7 +93,8 @@ def settings_of(path: Path, **changes: object) -> BookieSettings:
 async def running(rationed: Rationed, settings: BookieSettings, background: Background) -> AsyncIterator[Disk]:
     store, core = boot.recover_disk(rationed, COOKIE, 0, settings)  # type: ignore[arg-type]
     disk = Disk(0, core, store, settings, background, Counters(), lambda: None)
-    await disk.files.start()
+    await disk.files.prepare()
+    disk.files.start()
     try:
         yield disk
     finally:

@@ -34,7 +34,8 @@ async def opened_disks(place: Place, count: int) -> AsyncIterator[list[Disk]]:
         store, core = boot.recover_disk(files, COOKIE, position, place.settings)
         disks.append(Disk(position, core, store, place.settings, background, Counters(), lambda: None))
     for disk in disks:
-        await disk.files.start()
+        await disk.files.prepare()
+        disk.files.start()
     yield disks
     for disk in disks:
         await disk.close()

@@ -116,6 +116,32 @@ async def test_a_disk_that_hangs_at_the_start_leaves_the_others(cluster: Cluster
         assert await cluster.read_back(ledger.ledger_id) == PAYLOADS
 
 
+async def test_a_disk_that_hangs_right_after_its_recovery_leaves_the_others(cluster: Cluster) -> None:
+    directories = tuple(str(cluster.path / "b0" / name) for name in ("0", "1"))
+
+    calls: list[str] = []
+
+    def hangs(name: str) -> bool:
+        calls.append(name)
+        if name == "free_bytes" and calls.count(name) == 1:  # Recovery does not look at it.
+            hanging.works.clear()
+        return True
+
+    sound, hanging = SystemFiles(Path(directories[0])), HangingFiles(SystemFiles(Path(directories[1])), hangs)
+    try:
+        async with asyncio.timeout(30):
+            await cluster.start_bookie(
+                "b0", audit_delay_s=0.0, disks=[sound, hanging], data_dirs=directories, disk_stall_ms=1000
+            )  # fmt: skip
+        assert (record(cluster, "b0").disks, record(cluster, "b0").failed_disks) == (2, (1,))
+        assert not record(cluster, "b0").read_only
+    finally:
+        hanging.works.set()
+    await cluster.stop_bookie("b0")
+    await start(cluster, "b0", audit_delay_s=0.0)
+    assert record(cluster, "b0").failed_disks == ()
+
+
 class BrokenFiles:
     """A disk that fails when the log file after the first is made, as soon as it is recovered."""
 

@@ -573,7 +573,8 @@ async def test_nothing_is_collected_on_a_guess(place: Place) -> None:
     files = SystemFiles(place.directory / "disk")
     store, core = boot.recover_disk(_set_up(files), "ab" * 16, 0, place.settings)
     disk = Disk(0, core, store, place.settings, background, Counters(), lambda: None)
-    await disk.files.start()
+    await disk.files.prepare()
+    disk.files.start()
     metadata = AbsentMetadata(place.quorum.client)
     cluster_id = await Registration(place.settings, place.quorum.client).cluster_id()
     collector = Collector(metadata, [disk], cluster_id)  # type: ignore[arg-type]
@@ -607,7 +608,8 @@ async def test_ledgers_that_restored_metadata_may_have_forgotten_are_kept(place:
     files = SystemFiles(place.directory / "disk")
     store, core = boot.recover_disk(_set_up(files), "ab" * 16, 0, place.settings)
     disk = Disk(0, core, store, place.settings, background, Counters(), lambda: None)
-    await disk.files.start()
+    await disk.files.prepare()
+    disk.files.start()
     registering = Registration(place.settings, place.quorum.client)
     client = place.quorum.client
     collector = Collector(client, [disk], await registering.cluster_id(), registering.report_ledger_ids)
@@ -646,7 +648,8 @@ async def test_a_deletion_is_heard_of_by_the_ledgers_own_number(place: Place, le
     files = SystemFiles(place.directory / "disk")
     store, core = boot.recover_disk(_set_up(files), "ab" * 16, 0, place.settings)
     disk = Disk(0, core, store, place.settings, background, Counters(), lambda: None)
-    await disk.files.start()
+    await disk.files.prepare()
+    disk.files.start()
     collector = Collector(place.quorum.client, [disk], "cluster")
     await disk.fence([10, 16, 0x1A])
 
