@@ -2,7 +2,8 @@
 
 Pure: content in, entries out. A record may replace earlier ones by repeating their index with another term. It is usually a
 later term; but a leader may also bring back an old entry of its own where a leader in between left one that was never
-committed (figure 8 of the Raft paper).
+committed (figure 8 of the Raft paper). If both reach a node in one turn, the record of the entry in between is never written:
+the same entry then follows itself.
 """
 
 from __future__ import annotations
@@ -75,7 +76,7 @@ class LogReplay:
             self.tail = LogTail(entry.index - 1, stored.previous_term, [entry])
             return
         if entry.index <= tail.last_index:
-            if tail.term_at(entry.index) == entry.term:
+            if tail.term_at(entry.index) == entry.term and tail.between(entry.index, entry.index) != (entry,):
                 raise Corrupt(f"{name}: the record at byte {position} repeats entry {entry.index} of term {entry.term}")
             tail.truncate_after(entry.index - 1)
         if entry.index != tail.last_index + 1 or stored.previous_term != tail.last_term or entry.term < tail.last_term:

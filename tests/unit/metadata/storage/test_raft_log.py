@@ -14,7 +14,8 @@ from simulation.world.disk import Disk
 
 from stratalog_core.errors import Corrupt
 from stratalog_core.system import SystemFiles
-from stratalog_metadata.raft import Entry, EntryKind, HardState, LogTail
+from stratalog_metadata.raft import Entry, EntryKind, HardState, LogTail, Membership, Raft, RaftSettings
+from stratalog_metadata.raft.messages import Append
 from stratalog_metadata.storage import raft_log_format as log_format
 from stratalog_metadata.storage.raft_log import DurableLog, LogWrite
 
@@ -71,7 +72,26 @@ def test_an_entry_of_an_earlier_term_replaces_an_uncommitted_one(tmp_path: Path)
     assert entries_of(reopened(tmp_path)) == (entry(1), entry(2, 2), entry(3, 4))
 
 
-def test_a_duplicate_entry_is_refused(tmp_path: Path) -> None:
+def test_an_entry_that_was_replaced_and_brought_back_in_one_turn_is_written_again(tmp_path: Path) -> None:
+    """As in figure 8, but the entry of term 3 and the return of that of term 2 reach the node in one turn."""
+    log = written(tmp_path, [[write(entry(1), entry(2, 2))]])
+    core = Raft(
+        RaftSettings(node_id=2), Membership.of_voters([1, 2, 3, 4, 5]), hard_state=HardState(term=2),
+        log=LogTail(entries=[entry(1), entry(2, 2)]), applied=1, random=random.Random(2), now=0.0,
+    )  # fmt: skip
+    for sender, term, entries in ((3, 3, (entry(2, 3),)), (1, 4, (entry(2, 2), entry(3, 4)))):
+        core.step(
+            Append(sender=sender, receiver=2, term=term, previous_index=1, previous_term=1, commit=1, entries=entries)
+        )  # fmt: skip
+    ready = core.ready()
+    assert ready is not None
+    log.persist([LogWrite(entries=ready.entries, previous_term=ready.previous_term)])
+    log.close()
+    tail = reopened(tmp_path)
+    assert entries_of(tail) == entries_of(core.log) == (entry(1), entry(2, 2), entry(3, 4))
+
+
+def test_a_duplicate_entry_with_another_payload_is_refused(tmp_path: Path) -> None:
     written(tmp_path, [[write(entry(1), entry(2))], [write(entry(2, 1, b"another"), previous_term=1)]]).close()
     with pytest.raises(Corrupt, match="repeats"):
         reopened(tmp_path)
