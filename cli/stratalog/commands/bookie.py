@@ -63,7 +63,8 @@ def decommission(
     """Move all ledgers of bookie NAME to other bookies. It gets no new ledgers.
 
     Refused if too few other bookies remain for the replication factors in use. Closed ledgers move at once, open ones after
-    they are closed. Keep the bookie running until then: entries that only it has are read from it.
+    they are closed. Keep the bookie running until then: entries that only it has are read from it. The wait lasts two minutes
+    at least: a ledger that is being written or recovered may still get the bookie.
     """
     addresses = metadata_of(data, metadata)
     if cancel:

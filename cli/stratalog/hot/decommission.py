@@ -2,12 +2,16 @@
 
 The auditor moves closed ledgers; open ones follow after their writers close them. Nothing is deleted here: the disks can be
 removed once the wait has ended.
+
+A writer or a recovery that chose the bookie before it began to drain may name it later, after it has put copies on it that
+count. So the wait lasts ``NAMED_LATE_S`` at least, also for a bookie that no ledger names.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
+from typing import Final
 
 import msgspec
 
@@ -20,6 +24,8 @@ from stratalog_metadata.state.commands import Command, Put, VersionIs
 _ATTEMPTS = 20
 _LEDGERS = "ledger/"
 _TOPICS_SHOWN = 5
+NAMED_LATE_S: Final = 120.0
+"""Twice the sum of the defaults of ``recovery_deadline_ms`` and ``confirm_deadline_ms``: a recovery has several such steps."""
 
 OnProgress = Callable[[int], None]
 
@@ -80,23 +86,46 @@ def describe_left(ledgers: list[Ledger]) -> str:
     return f"{len(ledgers)} ledgers, {opened} of them open"
 
 
-async def wait_until_empty(metadata: MetadataClient, name: str, timeout_s: float, on_progress: OnProgress) -> None:
-    """Return when no ledger names the bookie, by a linearizable scan. Raises ``Unavailable`` after the time-out."""
+async def wait_until_empty(
+    metadata: MetadataClient, name: str, timeout_s: float, on_progress: OnProgress, named_late_s: float = NAMED_LATE_S
+) -> None:
+    """Return when no ledger names the draining bookie or will. Raises ``Unavailable`` after the time-out.
+
+    ``named_late_s``: for how long from now a ledger may name it that did not yet.
+    """
+    loop = asyncio.get_running_loop()
+    decided_at_s = loop.time() + named_late_s
+    try:
+        async with asyncio.timeout(timeout_s):
+            await _until_empty(metadata, name, on_progress)
+            await asyncio.sleep(max(decided_at_s - loop.time(), 0.0))
+            await _until_empty(metadata, name, on_progress)
+    except TimeoutError:
+        raise Unavailable(_unfinished(metadata.view, name, timeout_s, named_late_s)) from None
+
+
+async def _until_empty(metadata: MetadataClient, name: str, on_progress: OnProgress) -> None:
     changed = asyncio.Event()
     stop = metadata.view.subscribe(lambda changes: changed.set())
     try:
-        async with asyncio.timeout(timeout_s):
-            while not await _is_empty(metadata, name, on_progress):
-                await changed.wait()
-                changed.clear()
-    except TimeoutError:
-        left = ledgers_of(metadata.view.all(Ledger), name)
-        raise Unavailable(
-            f"{name} is still in {describe_left(left)}, after {timeout_s:.0f} s; {_hindrance(metadata.view, name, left)}."
-            f" It continues to drain: keep it running, and repeat the command to wait"
-        ) from None
+        while not await _is_empty(metadata, name, on_progress):
+            await changed.wait()
+            changed.clear()
     finally:
         stop()
+
+
+def _unfinished(view: MetadataView, name: str, timeout_s: float, named_late_s: float) -> str:
+    left = ledgers_of(view.all(Ledger), name)
+    if not left:
+        return (
+            f"no ledger names {name} after {timeout_s:.0f} s, but one that is being written or recovered may until"
+            f" {named_late_s:.0f} s have passed: keep it running, and repeat the command with a longer --timeout"
+        )
+    return (
+        f"{name} is still in {describe_left(left)}, after {timeout_s:.0f} s; {_hindrance(view, name, left)}."
+        f" It continues to drain: keep it running, and repeat the command to wait"
+    )
 
 
 def _hindrance(view: MetadataView, name: str, left: list[Ledger]) -> str:
@@ -124,6 +153,7 @@ def _shown(names: list[str]) -> str:
 
 
 async def _is_empty(metadata: MetadataClient, name: str, on_progress: OnProgress) -> bool:
+    """Whether no ledger names the bookie, by a linearizable scan."""
     left = ledgers_of(metadata.view.all(Ledger), name)
     on_progress(len(left))
     if left:

@@ -16,6 +16,7 @@ import msgspec
 import pytest
 from click.testing import CliRunner
 from support.embedded_quorum import EmbeddedQuorum
+from unit.bookies.disk.test_transient_errors import until
 from unit.broker.hand_fed_view import HandFedView
 
 from stratalog.app import stratalog
@@ -135,10 +136,25 @@ async def test_the_wait_ends_when_no_ledger_names_the_bookie(quorum: EmbeddedQuo
     with pytest.raises(Unavailable, match=r"b1 is still in 1 ledgers, 0 of them open, .* without b1, 0 bookies accept ledgers"):
         await wait_until_empty(metadata, "b1", 0.05, lambda left: None)
     told: list[int] = []
-    waiting = asyncio.create_task(wait_until_empty(metadata, "b1", 60.0, told.append))
+    waiting = asyncio.create_task(wait_until_empty(metadata, "b1", 60.0, told.append, 0.0))
     await _put(metadata, _ledger(1, "b3", "b2"))
     await waiting
     assert told[-1] == 0
+
+
+async def test_the_wait_includes_ledgers_that_name_the_bookie_late(quorum: EmbeddedQuorum) -> None:
+    """A recovery chooses a bookie, puts copies on it, and names it when it closes the ledger."""
+    metadata, told = quorum.client, list[int]()
+    waiting = asyncio.create_task(wait_until_empty(metadata, "b1", 60.0, told.append, 2.0))
+    await until(lambda: told == [0])
+    await _put(metadata, _ledger(1, "b1", "b2"))
+    await until(lambda: told[-1] == 1 or waiting.done())
+    assert not waiting.done()
+    await _put(metadata, _ledger(1, "b3", "b2"))
+    await waiting
+    assert told[-1] == 0
+    with pytest.raises(Unavailable, match="no ledger names b1 after 0 s, but one that is being written or recovered may"):
+        await wait_until_empty(metadata, "b1", 0.2, told.append)
 
 
 async def test_a_wait_that_times_out_says_what_hinders(quorum: EmbeddedQuorum) -> None:
