@@ -29,7 +29,7 @@ from stratalog_broker.partitions.release import Release
 from stratalog_core.errors import OutcomeUnknown, StratalogError
 from stratalog_metadata.client.api import MetadataClient, MetadataView
 from stratalog_metadata.client.guarded_updates import RETRY_S, SharedGuardedUpdates
-from stratalog_metadata.records import NO_OWNER, Broker, DrainedBroker, Partition, broker_key, drained_broker_key
+from stratalog_metadata.records import NO_OWNER, Broker, DrainedBroker, Log, Partition, broker_key, drained_broker_key, log_key
 from stratalog_metadata.state.changes import Change
 from stratalog_metadata.state.commands import Command, Put, SessionAlive, VersionIs
 
@@ -41,6 +41,8 @@ QUIET_AT_ONCE: Final = 256
 """Maximum of partitions without recent appends that are handed over at a time."""
 HANDED_BYTES_MAX: Final = 512
 """Largest handover checkpoint stored in the partition's record: some five active producers, or twenty with one batch each."""
+HANDED_WITHOUT_LEDGERS_BYTES_MAX: Final = 4096
+"""The same for a partition without ledgers, whose state the next owner would else have to read from the object store."""
 
 
 class OutgoingHandovers:
@@ -138,7 +140,9 @@ class OutgoingHandovers:
             return None
         partition, version, successor = order
         handover_checkpoint = log.handover_checkpoint()
-        is_small = len(handover_checkpoint) <= HANDED_BYTES_MAX
+        found = self._view.find(Log, log_key(partition.topic_id, partition.index))
+        has_ledgers = found is not None and bool(found.ledgers)
+        is_small = len(handover_checkpoint) <= (HANDED_BYTES_MAX if has_ledgers else HANDED_WITHOUT_LEDGERS_BYTES_MAX)
         handed = msgspec.structs.replace(
             partition,
             owner=successor.broker_id, owner_session=successor.session_id,

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 from unit.broker.mini_cluster import WAIT_S, MiniCluster, run_cluster, until_served
-from unit.broker.raw_client import batch, produce
+from unit.broker.raw_client import RawClient, batch, produce
 from unit.broker.reads.test_cold_reads import create, make_cold
 
 from stratalog_broker.partitions import failed_takeovers, takeover_slots
@@ -116,3 +116,33 @@ async def test_takeovers_that_wait_for_the_store_do_not_delay_the_others(
         answers.set()
         for partition in range(PARTITIONS):
             await until_served(cluster.broker, cold_id, partition)
+
+
+async def test_a_partition_without_ledgers_is_handed_over_while_the_store_does_not_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its state was dropped beyond 512 bytes, and the next owner could not serve it before the store answered."""
+    producers = 40
+    async with run_cluster(tmp_path, bookies=1, balance_interval_s=3600.0) as cluster:
+        await cluster.start_tiering()
+        client = await cluster.connect()
+        topic_id = await create(cluster, "cold")
+        batches = [batch(b"once", producer_id=number, producer_epoch=0, base_sequence=0) for number in range(producers)]
+        for number, records in enumerate(batches):
+            assert (await produce(client, "cold", records)).base_offset == number
+        await make_cold(cluster, topic_id)
+        following = (await cluster.start_broker(2)).server
+
+        async def no_answer(*given: Any) -> Any:
+            await asyncio.Event().wait()
+
+        monkeypatch.setattr(ColdReader, "leader_epochs", no_answer)
+        partition = cluster.metadata.view.find(Partition, partition_key(topic_id, 0))
+        assert partition is not None
+        await cluster.metadata.propose(Command(updates=(Put(record=replace(partition, next_owner=2)),)))
+        async with asyncio.timeout(30):
+            await until_served(following, topic_id)
+        client = await RawClient.connect(following.kafka_address)
+        for number, records in enumerate(batches):
+            assert (await produce(client, "cold", records)).base_offset == number, "a retry is recognised"
+        await client.close()
