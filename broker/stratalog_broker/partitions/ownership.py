@@ -321,7 +321,7 @@ class Partitions:
             recovered = await self._takeover.recover(partition, topic)
             if not self._is_due(partition):
                 return
-            taken = await self._takeover.rebuild(partition, recovered, wants_batches=topic.name in self._applications)
+            taken = await self._takeover.rebuild(partition, topic, recovered, wants_batches=topic.name in self._applications)
             application = await self._applications.load(
                 topic.name, partition, taken.application_state, taken.batches, lambda: self._is_due(partition)
             )

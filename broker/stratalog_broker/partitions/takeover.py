@@ -40,6 +40,8 @@ from stratalog_core.errors import Corrupt, NoSuchLedger, NotFound, Unavailable
 from stratalog_core.partition_state.replay_state import ReplayState
 from stratalog_metadata.client.api import MetadataView
 from stratalog_metadata.records import (
+    LEDGER_IDS,
+    Counter,
     Ledger,
     LedgerRef,
     LedgerState,
@@ -48,6 +50,7 @@ from stratalog_metadata.records import (
     Partition,
     Topic,
     TopicPartition,
+    counter_key,
     ledger_key,
     log_key,
     manifest_pointer_key,
@@ -135,30 +138,37 @@ class Takeover:
             found = await recover(may_be_deleted=True)
         return {recovered.ledger.ledger_id: recovered for recovered in found}
 
-    async def rebuild(self, partition: Partition, recovered: Mapping[int, Recovered], *, wants_batches: bool) -> TakenOver:
+    async def rebuild(
+        self, partition: Partition, topic: Topic, recovered: Mapping[int, Recovered], *, wants_batches: bool
+    ) -> TakenOver:
         """Return the state of one partition; ``recovered`` is what ``recover`` returned. Raises what reading raises.
 
-        If the bookies cannot return the data and all of it is also cold, the state is that at the end of the cold history.
+        If the bookies cannot return the data and all of it is also cold, the state is that at the end of the cold history. If
+        it was deleted after a copy was made from which metadata was restored, nothing is known of producers.
         """
         try:
             return await self._rebuild_hot(partition, recovered, wants_batches=wants_batches)
         except (Unavailable, Corrupt, NotFound) as failure:
-            if recovered or wants_batches or not self._is_all_cold(partition):
+            log = self._view.find(Log, log_key(partition.topic_id, partition.index))
+            last = self._view.find(Ledger, ledger_key(log.ledgers[-1].ledger_id)) if log is not None and log.ledgers else None
+            if recovered or wants_batches or last is None or last.state is not LedgerState.CLOSED:
                 raise
-            _log.warning("%s is taken over from its cold history: %s", partition.key(), failure)
-        log = self._view.find(Log, log_key(partition.topic_id, partition.index))
+            pointer = self._view.find(ManifestPointer, manifest_pointer_key(partition.topic_id, partition.index))
+            is_cold = pointer is not None and pointer.end_offset == last.end_offset
+            if not is_cold and not (isinstance(failure, NotFound) and self._may_be_deleted(last)):
+                raise
+            if not is_cold:
+                await self._cold.refuse_fork(topic, partition.index, pointer)
+            _log.warning("%s is taken over without its hot ledgers: %s", partition.key(), failure)
         replay = _Replay(self._producers_max)
         await self._load_cold(partition, replay)
+        replay.continue_at(partition, last.end_offset)
         return self._taken_over(partition, log, replay)
 
-    def _is_all_cold(self, partition: Partition) -> bool:
-        """Whether all ledgers are sealed and the committed manifest reaches to the end of the last one."""
-        view = self._view
-        log = view.find(Log, log_key(partition.topic_id, partition.index))
-        pointer = view.find(ManifestPointer, manifest_pointer_key(partition.topic_id, partition.index))
-        last = view.find(Ledger, ledger_key(log.ledgers[-1].ledger_id)) if log is not None and log.ledgers else None
-        is_sealed = last is not None and last.state is LedgerState.CLOSED
-        return last is not None and pointer is not None and is_sealed and pointer.end_offset == last.end_offset
+    def _may_be_deleted(self, ledger: Ledger) -> bool:
+        """Whether metadata was restored from a copy that knew the ledger, which may have been deleted since."""
+        counter = self._view.find(Counter, counter_key(LEDGER_IDS))
+        return counter is not None and ledger.ledger_id < counter.lost_below
 
     async def _rebuild_hot(self, partition: Partition, recovered: Mapping[int, Recovered], *, wants_batches: bool) -> TakenOver:
         log = self._view.find(Log, log_key(partition.topic_id, partition.index))

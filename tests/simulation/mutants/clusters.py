@@ -22,7 +22,7 @@ from stratalog_metadata.client import guarded_updates
 from stratalog_metadata.client.api import MetadataClient
 from stratalog_metadata.client.sessions import SessionKeeper
 from stratalog_metadata.controller.leases import LeaseTable
-from stratalog_metadata.records import Ledger, LedgerState, Log, Partition, Versioned, ledger_key, log_key
+from stratalog_metadata.records import Ledger, LedgerState, Log, Partition, Topic, Versioned, ledger_key, log_key
 from stratalog_metadata.state import machine as state_machine
 from stratalog_metadata.state.commands import Command, EpochIs
 from stratalog_metadata.state.guarded_update import GuardedUpdate, Superseded
@@ -96,7 +96,7 @@ def quorum_ends_sessions_early() -> None:
 def _recover_at_takeover(choose: Callable[[list[Ledger]], list[Ledger]]) -> None:
     """Make a new owner recover only the ledgers that ``choose`` returns."""
 
-    async def recover(self: Takeover, partition: Partition) -> dict[int, Recovered]:
+    async def recover(self: Takeover, partition: Partition, topic: Topic) -> dict[int, Recovered]:
         view = self._view
         log = view.find(Log, log_key(partition.topic_id, partition.index))
         found = [view.find(Ledger, ledger_key(ref.ledger_id)) for ref in (log.ledgers if log is not None else ())]
@@ -132,7 +132,7 @@ def takeover_and_opening_recover_only_the_last_ledger() -> None:
 def takeover_does_not_recover() -> None:
     """A new owner takes the log as metadata shows it, without recovery."""
 
-    async def recover(self: Takeover, partition: Partition) -> dict[int, Recovered]:
+    async def recover(self: Takeover, partition: Partition, topic: Topic) -> dict[int, Recovered]:
         return {}
 
     _swap(Takeover, "recover", recover)

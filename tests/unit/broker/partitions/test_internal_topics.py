@@ -200,8 +200,9 @@ async def test_a_log_that_begins_above_0_without_a_checkpoint_is_corrupt(tmp_pat
         takeover = Takeover(
             running.metadata.view, running.ledgers, broker.partitions.cold, indexes, producers_max=10, replayed_bytes=100
         )
+        topic = next(each for each in running.metadata.view.all(Topic) if each.topic_id == offsets.identity.topic_id)
         with pytest.raises(Corrupt, match="begins at offset 1 and has no complete checkpoint"):
-            await takeover.rebuild(offsets.partition, {}, wants_batches=True)
+            await takeover.rebuild(offsets.partition, topic, {}, wants_batches=True)
         assert not broker.partitions.is_serving(offsets.identity)
 
 

@@ -20,6 +20,8 @@ from stratalog_broker.partitions.takeover import TakenOver, Takeover, failure_te
 from stratalog_core.batches.checkpoint import Checkpoint, EpochStart, ProducerEntry, SequencedBatch, encode_checkpoint
 from stratalog_core.errors import Corrupt, StaleEpoch, StratalogError, Unavailable
 from stratalog_metadata.records import (
+    LEDGER_IDS,
+    Counter,
     Fragment,
     Ledger,
     LedgerRef,
@@ -29,6 +31,7 @@ from stratalog_metadata.records import (
     Partition,
     Topic,
     TopicPartition,
+    counter_key,
     log_key,
     manifest_pointer_key,
     partition_key,
@@ -140,6 +143,43 @@ async def test_a_deleted_ledger_ends_the_log_unless_the_bucket_has_more(
         await client.close()
 
 
+@pytest.mark.parametrize("is_restored", [True, False])
+async def test_a_log_goes_on_after_sealed_ledgers_that_were_deleted_since_a_copy(
+    tmp_path: Path, is_restored: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nothing of it is in the bucket. In metadata that is not a copy, the same is a loss: nobody owns the partition then."""
+    async with run_cluster(tmp_path) as cluster:
+        await in_thread(lambda: create_topic(cluster, TOPIC, 1))
+        topic = next(topic for topic in cluster.metadata.view.all(Topic) if topic.name == TOPIC)
+        await until_served(cluster.broker, topic.topic_id)
+        client = await RawClient.connect(cluster.broker.kafka_address)
+        await produce(client, TOPIC, batch(b"expired"))
+        await client.close()
+        await cluster.brokers.pop(1).stop()
+        await cluster.refresh()
+        log = cluster.metadata.view.find(Log, log_key(topic.topic_id, 0))
+        assert log is not None
+        (ref,) = log.ledgers
+        for bookie in cluster.bookies.values():
+            await bookie._disks[0].delete([ref.ledger_id])
+        if is_restored:
+            counter = cluster.metadata.view.find(Counter, counter_key(LEDGER_IDS))
+            assert counter is not None
+            await cluster.metadata.propose(Command(updates=(Put(record=replace(counter, lost_below=counter.next_value)),)))
+        with caplog.at_level(logging.WARNING):
+            successor = (await cluster.start_broker(2)).server
+            if not is_restored:
+                await until(cluster.metadata, lambda: "has no entry 0, according to all its bookies" in caplog.text, WAIT_S)
+                assert not successor.partitions.is_serving(TopicPartition(topic.topic_id, 0))
+                return
+            await until_served(successor, topic.topic_id)
+        assert "is taken over without its hot ledgers" in caplog.text
+        client = await RawClient.connect(successor.kafka_address)
+        answer = await produce(client, TOPIC, batch(b"next"))
+        assert (answer.error_code, answer.base_offset) == (0, 1)
+        await client.close()
+
+
 async def test_the_state_of_cold_history_is_used_where_records_continue_it(tmp_path: Path) -> None:
     async with run_cluster(tmp_path) as cluster:
         identity = await cold_topic(cluster)
@@ -162,6 +202,7 @@ async def test_a_state_that_was_handed_over_outlives_the_records(tmp_path: Path)
         await until_served(running.server, identity.topic_id)
         view = running.metadata.view
         pointer = view.find(ManifestPointer, manifest_pointer_key(identity.topic_id, 0))
+        topic = next(each for each in view.all(Topic) if each.topic_id == identity.topic_id)
         log = view.find(Log, log_key(identity.topic_id, 0))
         partition = view.find(Partition, partition_key(identity.topic_id, 0))
         assert pointer is not None
@@ -178,7 +219,7 @@ async def test_a_state_that_was_handed_over_outlives_the_records(tmp_path: Path)
             producer = ProducerEntry(7, 3, (SequencedBatch(0, 0, 1, 0),))
             handed = Checkpoint(offset=offset, leader_epochs=(EpochStart(1, 0),), producers=(producer,))
             given = replace(partition, handed=encode_checkpoint(handed)[0])
-            return await takeover.rebuild(given, {}, wants_batches=False)
+            return await takeover.rebuild(given, topic, {}, wants_batches=False)
 
         taken = await taken_over(2)
         assert (taken.state.next_offset, taken.state.producers.epoch_of(7)) == (2, 3)
