@@ -10,7 +10,8 @@
     log/<number>.filling         a spare that is being prewritten; removed at the next start
     index/<generation>.idx       index of a closed log file
 
-A log file is created by a rename, with its header durable, and removed by a rename to a spare. An error of a write or sync is
+A log file is created by a rename, with its header durable, and removed by a rename to a spare. Spares have the size of the
+setting: after a change of ``log_file_bytes``, files of another size are removed. An error of a write or sync is
 passed on and never retried: the content of the file is then unknown.
 """
 
@@ -54,8 +55,9 @@ class LogFiles:
         files.make_directory(LOG)
         files.make_directory(INDEX)
         self._remove_unfinished()
-        self._spares = self._numbers(".spare")
-        self._next_spare = max(self._spares, default=0) + 1
+        spares = self._numbers(".spare")
+        self._spares = [number for number in spares if self._keep_spare(number)]
+        self._next_spare = max(spares, default=0) + 1
         self._reading: dict[int, File] = {}
 
     @property
@@ -155,8 +157,24 @@ class LogFiles:
             # In small chunks: a sync of the log waits for everything the disk has queued.
             file.datasync()
 
+    def _is_whole(self, path: str) -> bool:
+        """Whether the file has the size of a new log file: a smaller one would grow, in writes that must not lack space."""
+        file = self._files.open(path)
+        try:
+            return file.size() == self.file_bytes
+        finally:
+            file.close()
+
+    def _keep_spare(self, number: int) -> bool:
+        if self._is_whole(_spare_path(number)):
+            return True
+        self._files.remove(_spare_path(number))
+        return False
+
     def recycle(self, generation: int, spares_max: int) -> None:
-        """Turn a log file that no state file lists into a spare, or remove it if there are ``spares_max``. Idempotent."""
+        """Turn a log file that no state file lists into a spare. Remove it if there are ``spares_max``, or if its size is not
+        that of new files. Idempotent.
+        """
         self._forget(generation)
         if self._files.exists(index_path(generation)):
             self._files.remove(index_path(generation))
@@ -164,7 +182,7 @@ class LogFiles:
         if not self._files.exists(log_path(generation)):
             self._files.sync_directory(LOG)
             return
-        if len(self._spares) >= spares_max:
+        if len(self._spares) >= spares_max or not self._is_whole(log_path(generation)):
             self._files.remove(log_path(generation))
             self._files.sync_directory(LOG)
             return
