@@ -100,6 +100,7 @@ class FetchCall:
         "_found_bytes", "_has_error", "_is_committed", "_is_incremental", "_is_watching", "_logs", "_moved", "_reading",
         "_reads", "_replicas", "_results", "_saw_releasing", "_seen", "_session", "_timer", "_unread", "_wait_s", "_wanted",
     )  # fmt: skip
+    _seen: list[int]  # each partition's readable end when reads began; not set before
 
     def __init__(self, fetches: FetchHandler, context: RequestContext, request: FetchRequest) -> None:
         self._context = context
@@ -132,7 +133,6 @@ class FetchCall:
         self._saw_releasing = False
         self._is_watching = False
         self._moved: list[PartitionLog] = []
-        self._seen: list[int] = []  # each partition's readable end when reads begin
         self._unread: list[int] = []
         self._timer: asyncio.TimerHandle | None = None
         self._reading: asyncio.Task[None] | None = None
