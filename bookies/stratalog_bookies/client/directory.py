@@ -49,7 +49,7 @@ class BookieDirectory:
     def candidates(self, ledger_id: int | None = None) -> list[Candidate]:
         """All registered bookies. Live ones have a session and have not just failed.
 
-        A bookie whose disk for ``ledger_id`` has failed is listed as read-only.
+        A bookie whose disk for ``ledger_id`` has failed or is full is listed as read-only.
         """
         now = self._clock.monotonic()
         return [
@@ -58,7 +58,7 @@ class BookieDirectory:
                 rack=each.rack,
                 host=each.failure_host,
                 live=each.session_id != 0 and not self.health.is_avoided(each.bookie_id, now),
-                read_only=each.read_only or (ledger_id is not None and each.has_failed_for(ledger_id)),
+                read_only=each.read_only if ledger_id is None else not each.takes(ledger_id),
                 draining=each.draining,
                 load=self._load.get(each.bookie_id, 0),
             )

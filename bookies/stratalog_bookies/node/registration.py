@@ -67,6 +67,7 @@ class Registration:
         read_only: bool,
         low_on_space: bool,
         failed_disks: tuple[int, ...],
+        full_disks: tuple[int, ...],
         greatest_ledger_id: Callable[[], int] = lambda: -1,
     ) -> None:
         """Claim the record and keep it up to date from now on. Raises ``Invalid`` if it has another cookie.
@@ -84,16 +85,23 @@ class Registration:
             low_on_space=low_on_space,
             disks=len(self._settings.data_dirs),
             failed_disks=failed_disks,
+            full_disks=full_disks,
         )
         await self._publish()
         self._task = asyncio.get_running_loop().create_task(restarting(self._keep, "the registration of the bookie"))
 
-    def set_state(self, *, read_only: bool, low_on_space: bool, failed_disks: tuple[int, ...]) -> None:
-        """Publish whether new ledgers may be placed here, whether space is short, and which disks have failed."""
+    def set_state(
+        self, *, read_only: bool, low_on_space: bool, failed_disks: tuple[int, ...], full_disks: tuple[int, ...]
+    ) -> None:
+        """Publish whether new ledgers may be placed here, whether space is short, and which disks have failed or are full."""
         if self._wanted is None:
             return
         wanted = msgspec.structs.replace(
-            self._wanted, read_only=read_only, low_on_space=low_on_space, failed_disks=failed_disks
+            self._wanted,
+            read_only=read_only,
+            low_on_space=low_on_space,
+            failed_disks=failed_disks,
+            full_disks=full_disks,
         )
         if wanted != self._wanted:
             self._wanted = wanted

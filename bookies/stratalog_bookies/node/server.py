@@ -122,6 +122,7 @@ class BookieServer:
             read_only=self._is_read_only(),
             low_on_space=self._is_low(),
             failed_disks=self._failed_disks(),
+            full_disks=self._full_disks(),
             greatest_ledger_id=collector.greatest_ledger_id,
         )
         self._start_background_tasks(collector, cluster_id, cookie)
@@ -180,6 +181,9 @@ class BookieServer:
         """Disks that have failed, or hang: copies on those are restored elsewhere if it takes longer than ``audit_delay_s``."""
         return tuple(disk.position for disk in self._disks if disk.core.failure or disk.core.stall)
 
+    def _full_disks(self) -> tuple[int, ...]:
+        return tuple(disk.position for disk in self._disks if disk.core.read_only)
+
     def _is_read_only(self) -> bool:
         return all(disk.core.refusal is not None for disk in self._disks)
 
@@ -189,7 +193,10 @@ class BookieServer:
     def _disk_changed(self) -> None:
         if len(self._disks) == len(self._files):
             self._registration.set_state(
-                read_only=self._is_read_only(), low_on_space=self._is_low(), failed_disks=self._failed_disks()
+                read_only=self._is_read_only(),
+                low_on_space=self._is_low(),
+                failed_disks=self._failed_disks(),
+                full_disks=self._full_disks(),
             )
 
     # -- background tasks

@@ -55,6 +55,7 @@ class Bookie(RecordBase, frozen=True, kw_only=True, tag="bookie"):
 
     ``draining``: an operator decommissions it. It gets no new ledgers, and the auditor moves its closed ones. ``failed_disks``
     are positions among its ``disks`` that cannot be used: it has lost the ledgers whose id modulo ``disks`` is among them.
+    ``full_disks`` are those that take no adds for lack of space; ``read_only``: none takes any.
     ``host`` names the machine that it shares with other bookies; empty: the host of ``address``. ``greatest_ledger_id`` is the
     greatest id of a ledger that it held or had deleted when the record was written (-1: none). ``low_on_space``: hot copies on
     it that are cold, too, should go.
@@ -72,6 +73,7 @@ class Bookie(RecordBase, frozen=True, kw_only=True, tag="bookie"):
     host: str = ""
     greatest_ledger_id: int = -1
     low_on_space: bool = False
+    full_disks: tuple[int, ...] = ()
 
     def key(self) -> str:
         return bookie_key(self.bookie_id)
@@ -84,6 +86,10 @@ class Bookie(RecordBase, frozen=True, kw_only=True, tag="bookie"):
     def has_failed_for(self, ledger_id: int) -> bool:
         """Whether the ledger's disk has failed."""
         return bool(self.failed_disks) and ledger_id % self.disks in self.failed_disks
+
+    def takes(self, ledger_id: int) -> bool:
+        """Whether the ledger's disk takes adds."""
+        return not self.read_only and ledger_id % self.disks not in (*self.failed_disks, *self.full_disks)
 
 
 class TieringWorker(RecordBase, frozen=True, kw_only=True, tag="tiering_worker"):

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from unit.bookies.bookie_cluster import PAYLOADS, Cluster, eventually, run_cluster
+from unit.bookies.disk.test_transient_errors import Rationed
 from unit.bookies.hanging_disk import HangingFiles
 
 from stratalog_bookies.disk.log_files import log_path
@@ -140,6 +141,24 @@ async def test_a_disk_that_hangs_right_after_its_recovery_leaves_the_others(clus
     await cluster.stop_bookie("b0")
     await start(cluster, "b0", audit_delay_s=0.0)
     assert record(cluster, "b0").failed_disks == ()
+
+
+async def test_ledgers_of_a_full_disk_are_placed_on_other_bookies(cluster: Cluster) -> None:
+    """No ledger begins there, is refused, and changes its ensemble."""
+    directories = tuple(str(cluster.path / "b0" / name) for name in ("0", "1"))
+    full = Rationed(SystemFiles(Path(directories[1])))
+    full.free = 0
+    disks: list[Any] = [SystemFiles(Path(directories[0])), full]
+    await cluster.start_bookie("b0", audit_delay_s=0.0, disks=disks, data_dirs=directories)
+    await cluster.start_bookie("b1", audit_delay_s=0.0)
+    state = record(cluster, "b0")
+    assert (state.read_only, state.failed_disks, state.full_disks) == (False, (), (1,))
+    ledgers = [await cluster.sealed(1, 1) for _ in range(8)]
+    assert {each.fragments[0].bookies for each in ledgers if each.ledger_id % 2} == {("b1",)}
+    assert {bookie for each in ledgers for bookie in each.fragments[0].bookies} == {"b0", "b1"}
+    assert all(len(each.fragments) == 1 for each in ledgers)
+    full.free = None
+    await eventually(lambda: record(cluster, "b0").full_disks == ())
 
 
 class BrokenFiles:

@@ -44,10 +44,10 @@ async def test_late_news_of_an_ended_session_leave_its_successor(tmp_path: Path)
         client: Any = LateNews(quorum.client)
         settings = BookieSettings(bookie_id="b1", data_dirs=(str(tmp_path / "disk"),), lease_ms=60_000)
         registration = Registration(settings, client)
-        await registration.register("ab" * 16, "h:1", read_only=False, low_on_space=False, failed_disks=())
+        await registration.register("ab" * 16, "h:1", read_only=False, low_on_space=False, failed_disks=(), full_disks=())
         first = registration.session_id
         await quorum.client.propose(Command(updates=(ExpireSession(session_id=first),)))
-        registration.set_state(read_only=True, low_on_space=False, failed_disks=())
+        registration.set_state(read_only=True, low_on_space=False, failed_disks=(), full_disks=())
         await until(lambda: _record(quorum.client).read_only)
         second = registration.session_id
         assert first != second == _record(quorum.client).session_id

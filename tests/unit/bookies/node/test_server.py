@@ -614,7 +614,13 @@ async def test_ledgers_that_restored_metadata_may_have_forgotten_are_kept(place:
     client = place.quorum.client
     collector = Collector(client, [disk], await registering.cluster_id(), registering.report_ledger_ids)
     await registering.register(
-        "ab" * 16, "h:1", read_only=False, low_on_space=False, failed_disks=(), greatest_ledger_id=collector.greatest_ledger_id
+        "ab" * 16,
+        "h:1",
+        read_only=False,
+        low_on_space=False,
+        failed_disks=(),
+        full_disks=(),
+        greatest_ledger_id=collector.greatest_ledger_id,
     )
     await disk.fence([1, 100, 107, IDS_GIVEN + 10])
     await disk.delete([IDS_GIVEN + 10])
