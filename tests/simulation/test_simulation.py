@@ -18,7 +18,7 @@ pytestmark = pytest.mark.timeout(3000)
 """Other tests may take most of the processors' time meanwhile."""
 SAMPLE_S = 45
 TESTS = Path(__file__).parents[1]
-FIRST_SEED = 335
+FIRST_SEED = 930
 """The scenarios take the seeds in turns: six runs for each of eighteen. From this seed on they usually meet every state."""
 SEEDS = 108
 MORE_SEEDS = 108

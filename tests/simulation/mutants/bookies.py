@@ -219,8 +219,8 @@ def recovery_believes_fresh_bookies() -> None:
     """Recovery starts after the LAC it got, even -1, not at the last fragment; a change then may reach back."""
     make: Callable[..., None] = LedgerRecovery.__init__
 
-    def made(self: LedgerRecovery, ledger: Ledger) -> None:
-        make(self, ledger)
+    def made(self: LedgerRecovery, ledger: Ledger, *strays: Any) -> None:
+        make(self, ledger, *strays)
         self.lac = -1
 
     def replaced(ledger: Ledger, first_entry: int, replacements: Mapping[int, str]) -> Ledger:

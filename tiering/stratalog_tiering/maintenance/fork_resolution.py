@@ -197,7 +197,11 @@ async def _size_of(store: ObjectStore, key: str) -> int:
 async def _keep_store(ports: WorkerPorts, state: PartitionSnapshot, decision: ForkDecision, kept: Manifest) -> Command:
     """The rest of the commit: drops ledgers that do not continue the line, and forces a takeover of the partition."""
     contained = await _ledgers_of(ports, kept, min((ref.base_offset for ref in state.log.ledgers), default=kept.end_offset))
-    ledgers = dropped_ledgers(state, kept.start_offset, kept.end_offset, contained, discard_hot=decision.discard_hot)
+    key = partition_key(state.log.topic_id, state.log.index)
+    (found,) = await ports.metadata.read([key])
+    partition = found.record if found is not None and isinstance(found.record, Partition) else None
+    epoch = partition.leader_epoch if partition is not None else 0
+    ledgers = dropped_ledgers(state, kept.end_offset, contained, epoch, discard_hot=decision.discard_hot)
     dropped = {stored.ledger.ledger_id for stored in ledgers}
     log: Log = msgspec.structs.replace(
         state.log,
@@ -205,18 +209,16 @@ async def _keep_store(ports: WorkerPorts, state: PartitionSnapshot, decision: Fo
         log_start_offset=max(state.log.log_start_offset, kept.start_offset),
     )
     updates: list[Update] = [Put(record=log), *(Delete(key=ledger_key(ledger_id)) for ledger_id in sorted(dropped))]
-    key = partition_key(state.log.topic_id, state.log.index)
-    (found,) = await ports.metadata.read([key])
-    if found is None or not isinstance(found.record, Partition):
+    if found is None or partition is None:
         return Command(updates=tuple(updates), requirements=ledgers_unchanged(state))
     # The owner has the end of the other line in memory, so a new epoch must take the partition over.
     taken: Partition = msgspec.structs.replace(
-        found.record,
+        partition,
         owner=NO_OWNER,
         owner_session=0,
         next_owner=NO_OWNER,
         handed=b"",
-        leader_epoch=found.record.leader_epoch + 1,
+        leader_epoch=epoch + 1,
     )
     unchanged = VersionIs(key=key, version=found.version)
     return Command(updates=(*updates, Put(record=taken)), requirements=(unchanged, *ledgers_unchanged(state)))
@@ -232,13 +234,13 @@ async def _ledgers_of(ports: WorkerPorts, manifest: Manifest, from_offset: int) 
 
 
 def dropped_ledgers(
-    state: PartitionSnapshot, start_offset: int, end_offset: int, contained: Set[int], *, discard_hot: bool
+    state: PartitionSnapshot, end_offset: int, contained: Set[int], leader_epoch: int, *, discard_hot: bool
 ) -> tuple[StoredLedger, ...]:
-    """Ledgers to drop from the log when the kept line has these offsets and was made of the ledgers ``contained``.
+    """Ledgers to drop from the log when the kept line ends at ``end_offset`` and was made of the ledgers ``contained``.
 
     These are ledgers without records, and ledgers of the line itself if the log would end before the line does. Raises
-    ``Invalid`` if other ledgers do not continue the line, unless ``discard_hot`` allows to drop them and all are sealed, or
-    begin before the line does: bookies may have deleted those when their records expired, and then nobody can seal them.
+    ``Invalid`` if other ledgers do not continue the line, unless ``discard_hot`` allows to drop them. Then all must be sealed
+    that are of ``leader_epoch``, the present owner's. Bookies may have deleted earlier ones, so that nobody can seal them.
     """
     empty = [stored for stored in state.ledgers if is_sealed(stored.ledger) and _is_empty(stored)]
     held = [stored for stored in state.ledgers if stored not in empty]
@@ -257,7 +259,7 @@ def dropped_ledgers(
             " they were written after metadata was restored. Read them with `stratalog ledger read`, then decide with"
             " --discard-hot"
         )
-    if not all(is_sealed(stored.ledger) or stored.ledger.base_offset < start_offset for stored in others):
+    if not all(is_sealed(stored.ledger) or stored.ledger.leader_epoch < leader_epoch for stored in others):
         raise Invalid(
             f"ledgers {_ids(others)} do not continue the store's history, and one is open: stop its producers, seal it"
             " with `stratalog tier offload`, and decide again"

@@ -378,21 +378,18 @@ def test_ledgers_that_continue_a_kept_line_stay(
     current = state(*(ledger(*each) for each in ledgers))
     if dropped is None:
         with pytest.raises(Invalid, match="--discard-hot"):
-            dropped_ledgers(current, 0, 9, contained, discard_hot=False)
-        gone = dropped_ledgers(current, 0, 9, contained, discard_hot=True)
+            dropped_ledgers(current, 9, contained, 0, discard_hot=False)
+        gone = dropped_ledgers(current, 9, contained, 0, discard_hot=True)
         assert ids(DropEmpty(ledgers=gone)) == [number for number, _, _ in ledgers]
     else:
-        assert ids(DropEmpty(ledgers=dropped_ledgers(current, 0, 9, contained, discard_hot=False))) == dropped
+        assert ids(DropEmpty(ledgers=dropped_ledgers(current, 9, contained, 0, discard_hot=False))) == dropped
 
 
-def test_an_open_ledger_that_does_not_continue_a_kept_line_is_not_discarded() -> None:
+def test_an_open_ledger_that_does_not_continue_a_kept_line_is_discarded_if_its_owner_is_gone() -> None:
+    """Bookies may have deleted it since metadata was copied, so nobody could seal it first."""
+    opened = state(ledger(3, 5, -1, closed=False))
     with pytest.raises(Invalid, match="one is open"):
-        dropped_ledgers(state(ledger(3, 5, -1, closed=False)), 0, 9, {1}, discard_hot=True)
-
-
-def test_an_open_ledger_before_a_kept_line_is_discarded_on_demand() -> None:
-    """Its records have expired in the kept line. Bookies may have deleted it, so nobody could seal it first."""
-    expired = state(ledger(3, 5, -1, closed=False))
+        dropped_ledgers(opened, 9, {1}, 0, discard_hot=True)
     with pytest.raises(Invalid, match="--discard-hot"):
-        dropped_ledgers(expired, 7, 9, {1}, discard_hot=False)
-    assert ids(DropEmpty(ledgers=dropped_ledgers(expired, 7, 9, {1}, discard_hot=True))) == [3]
+        dropped_ledgers(opened, 9, {1}, 1, discard_hot=False)
+    assert ids(DropEmpty(ledgers=dropped_ledgers(opened, 9, {1}, 1, discard_hot=True))) == [3]
