@@ -22,13 +22,17 @@ SeenCommit = Callable[[str, int, int], None]
 
 
 class StoredStates:
-    """Watches one bucket. ``seen`` is called for each position of ``topic``."""
+    """Watches one bucket. ``seen`` is called for each position of ``topic``.
 
-    def __init__(self, audit: Audit, bucket: Bucket, topic: str, seen: SeenCommit) -> None:
+    States of leader epochs below ``first_epoch`` are those of a lost history; their writes may take effect late.
+    """
+
+    def __init__(self, audit: Audit, bucket: Bucket, topic: str, seen: SeenCommit, first_epoch: int = 0) -> None:
         self._audit = audit
         self._bucket = bucket
         self._topic: Final = topic
         self._seen = seen
+        self._first_epoch: Final = first_epoch
         self._greatest: dict[tuple[str, int], int] = {}
         bucket.on_written = self.written
         bucket.on_gone = self.gone
@@ -36,7 +40,7 @@ class StoredStates:
     def written(self, key: str, content: bytes) -> None:
         """Check a state that was stored, also one whose writer does not learn of it."""
         place = parse_state_key(key)
-        if place is None:
+        if place is None or place.leader_epoch < self._first_epoch:
             return
         try:
             state = decode_state(content, place)

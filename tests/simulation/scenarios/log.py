@@ -68,6 +68,8 @@ class Scenario(Cluster):
     segment_ms = SEGMENT_MS
     operators = 1
     offloaded_min = PROGRESS["log"][OFFLOADED]
+    first_epoch = 0
+    """The least leader epoch of this life of the cluster."""
 
     def configs(self) -> dict[str, str]:
         """Return the topic's configs."""
@@ -91,7 +93,7 @@ class Scenario(Cluster):
         self._unsafe = UnsafeProducer(world, self.truth, f"u0{suffix}", *target)
         self._readers = self._make_readers(world)
         self.group = Groups(world, self.audit, TOPIC, PARTITIONS, bootstrap(), suffix)
-        self.states = StoredStates(self.audit, self.bucket, TOPIC, self.group.committer.stored)
+        self.states = StoredStates(self.audit, self.bucket, TOPIC, self.group.committer.stored, self.first_epoch)
         members = self.group.members(self.truth.see)
         self.members = [self._machine("member", number, member.run) for number, member in enumerate(members, first)]
         self._operators = [self._machine("operator", first + number, Operator(TOPIC).run) for number in range(self.operators)]

@@ -39,6 +39,7 @@ from stratalog_metadata.records import (
     Ledger,
     Log,
     ManifestPointer,
+    Partition,
     Topic,
     log_key,
     manifest_pointer_key,
@@ -122,7 +123,8 @@ class Scenario(log.Scenario):
             machine.boot()
         await self._in_checker(self._bookies_have_registered)
         # From here on the newest states are those of the new quorum, whatever the lost one stored.
-        StoredStates(self.audit, self.bucket, log.TOPIC, lambda group, partition, offset: None)
+        self.first_epoch = min(each.leader_epoch for each in self.audit.records.values() if isinstance(each, Partition))
+        StoredStates(self.audit, self.bucket, log.TOPIC, lambda group, partition, offset: None, self.first_epoch)
         for machine in [*self.brokers, *self.tiering]:
             machine.boot()
         await self._in_checker(partial(self._decide_forks, ends))
