@@ -82,7 +82,10 @@ class Audit:
         self.opened: set[int] = set()
         """The ids of all ledgers, lost ones included."""
         self.ends: dict[int, int] = {}
-        """By ledger id: the offset at which the ledger was closed."""
+        """By ledger id: the offset at which the ledger was closed first.
+
+        After a restore of metadata it may be closed once more, with entries behind that were never confirmed.
+        """
 
     def continue_from(self, stored: Sequence[Versioned]) -> None:
         """Go on from the records of metadata that was restored from an old copy. Ledgers and objects stay what they are."""
@@ -212,7 +215,7 @@ class Audit:
             self.require(same and after.state is LedgerState.CLOSED, f"closed ledger {after.ledger_id} was changed")
             self.copies.moved(before, after)
         elif after.state is LedgerState.CLOSED:
-            self.ends[after.ledger_id] = after.end_offset
+            self.ends.setdefault(after.ledger_id, after.end_offset)
             self.copies.closed(after)
 
     def _log_changed(self, before: Log, after: Log) -> None:
@@ -328,8 +331,9 @@ class Audit:
         # A manifest that is in metadata alone would be lost with it, and so would its segments.
         is_stored = isinstance(pointer, ManifestPointer) and (is_decided or not pointer.content)
         cold_end = pointer.end_offset if isinstance(pointer, ManifestPointer) and is_stored else 0
-        kept = empty or cold_end >= ledger.end_offset or log.log_start_offset >= ledger.end_offset
-        self.require(kept, f"{what} was removed, its records end at {ledger.end_offset} and cold history at {cold_end}")
+        end_offset = self.ends.get(ledger.ledger_id, ledger.end_offset) if is_decided else ledger.end_offset
+        kept = empty or cold_end >= end_offset or log.log_start_offset >= end_offset
+        self.require(kept, f"{what} was removed, its records end at {end_offset} and cold history at {cold_end}")
 
     # -- the bucket
 

@@ -89,6 +89,7 @@ from stratalog_tiering.format.coordinator_state import encode_state
 from stratalog_tiering.format.object_keys import (
     deletion_marker_key,
     manifests_prefix,
+    parse_segment_key,
     parse_topic_key,
     state_key,
     topic_prefix,
@@ -424,6 +425,8 @@ class Installation:
             self.world.note(f"{KEPT.name} is not restored alone: {missing}")
             return
         except Corrupt as damaged:
+            if parse_segment_key(damaged.detail.get("key", "")) is not None:
+                raise  # The store has truncated the segment that the cut has just written.
             self.audit.require(not is_in_bucket, f"{KEPT.name} is not restored: {damaged}")
             return
         finally:
