@@ -42,6 +42,7 @@ from stratalog_metadata.state.machine import Outcome
 from stratalog_metadata.state.replica import Replica
 from stratalog_metadata.storage.raft_log_format import unpack_vote
 from stratalog_tiering.format.manifest import Manifest, decode_manifest, decode_page
+from stratalog_tiering.format.object_keys import states_prefix
 
 if TYPE_CHECKING:
     from simulation.world.disk import Disk
@@ -86,6 +87,8 @@ class Audit:
 
         After a restore of metadata it may be closed once more, with entries behind that were never confirmed.
         """
+        self.may_begin_empty = False
+        """Whether an operator lets partitions of internal topics begin empty that have no state in the bucket."""
 
     def continue_from(self, stored: Sequence[Versioned]) -> None:
         """Go on from the records of metadata that was restored from an old copy. Ledgers and objects stay what they are."""
@@ -220,8 +223,8 @@ class Audit:
 
     def _log_changed(self, before: Log, after: Log) -> None:
         key = after.key()
-        is_restored = after.restored_from not in ("", before.restored_from)
-        self.require(is_restored or after.log_start_offset >= before.log_start_offset, f"the start of {key} went back")
+        went_back = after.log_start_offset < before.log_start_offset
+        self.require(not went_back or self._is_restored(before, after), f"the start of {key} went back")
         partition = self.records.get(partition_key(after.topic_id, after.index))
         for ref in after.ledgers[len(before.ledgers) :] if len(after.ledgers) > len(before.ledgers) else ():
             owned = isinstance(partition, Partition) and partition.leader_epoch == ref.leader_epoch
@@ -263,14 +266,23 @@ class Audit:
         topic = self._topic(topic_id)
         return topic is not None and topic.internal
 
+    def _is_restored(self, before: Log, after: Log) -> bool:
+        """Whether an operator has restored the partition's state from the bucket, or lets it begin empty without one there."""
+        if after.restored_from not in ("", before.restored_from):
+            return True
+        topic = self._topic(after.topic_id)
+        if not self.may_begin_empty or after.ledgers or topic is None or not topic.internal or self._bucket is None:
+            return False
+        prefix = states_prefix(topic.name, after.index)
+        return not any(key.startswith(prefix) for key in self._bucket.objects)
+
     def _check_state(self, before: Log, after: Log) -> None:
         """Require that the state of the ledgers that were removed is left for the partition's next owner.
 
         It is in the durable checkpoint of a ledger that stays, for an internal topic of the first one, or in cold history, if
         that reaches to where the log goes on. A sealed ledger with records has its checkpoint.
         """
-        is_restored = after.restored_from not in ("", before.restored_from)
-        if is_restored or not set(before.ledgers) - set(after.ledgers):
+        if self._is_restored(before, after) or not set(before.ledgers) - set(after.ledgers):
             return
         kept = [each for ref in after.ledgers if (each := self._ledger(ref.ledger_id)) is not None]
         if self._is_internal(after.topic_id):

@@ -221,6 +221,7 @@ class Scenario(log.Scenario):
         client = await roles.connect_metadata(ports)
         ledgers = roles.ledger_client(client, ports)
         store = SimulatedStore(self.bucket, ports.loop, ports.random)
+        self.audit.may_begin_empty = True
         while True:
             found = await find_lost(client.view, ledgers)
             report = await restore_lost(client, store, found, ports.clock.wall_ms(), may_begin_empty=True, dry_run=False)
@@ -228,8 +229,9 @@ class Scenario(log.Scenario):
             for row in report.rows:
                 self.world.note(f"{row['topic']}-{row['partition']}: {row['state']}")
             if report.is_complete:
-                return
+                break
             await asyncio.sleep(LOOK_S)
+        self.audit.may_begin_empty = False
 
 
 async def _refusal(client: QuorumClient, decision: ForkDecision) -> str:
