@@ -121,7 +121,7 @@ class LedgerClient:
         Closed ledgers pass through. ``requirements`` guard every change of a record. If an ``EpochIs`` among them is of a
         ledger's own partition and above the ledger's epoch, one command less is needed; the ledger must then have been created
         under an ``EpochIs``, too. All ledgers are brought as far as possible before the first failure is raised:
-        ``NoSuchLedger`` (also if too many bookies have deleted a ledger, because metadata is an older copy), ``StaleEpoch``,
+        ``NoSuchLedger`` (also if bookies have deleted a ledger, because metadata is an older copy), ``StaleEpoch``,
         ``Unavailable`` (too few bookies answer), ``OutcomeUnknown``, ``Corrupt`` (bookies have lost confirmed entries).
         Repeating it is always safe. ``end_offset`` is taken from the last batch's header; without a batch it is the base
         offset.
@@ -133,7 +133,7 @@ class LedgerClient:
     ) -> list[Recovered]:
         """``recover``, and what it read of the ledgers: a takeover needs the same.
 
-        With ``may_be_deleted``, a ledger that bookies have deleted ends with what the others still have of it.
+        With ``may_be_deleted``, a ledger that bookies have deleted is closed empty, whatever the others still have.
         """
         return await self._recoveries.recover(ledger_ids, requirements, may_be_deleted=may_be_deleted)
 

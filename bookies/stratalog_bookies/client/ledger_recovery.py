@@ -101,6 +101,18 @@ class _Rewriter(EntryReplicator):
             self._core.fail_outcome_unknown("its recovery was stopped")
 
 
+class _DeletedOnBookies(NoSuchLedger):
+    """Bookies have deleted the ledger. They do so only if its record was removed, so what others still have is not needed."""
+
+    @classmethod
+    def named(cls, ledger: Ledger, bookies: Sequence[str]) -> _DeletedOnBookies:
+        """The error with the ledger and the bookies."""
+        return cls(
+            f"ledger {ledger.ledger_id} was deleted on {', '.join(bookies)}, and metadata has it: it was restored from an older"
+            " copy"
+        )
+
+
 class _OpenRecovery:
     """One ledger from IN_RECOVERY to the decision where it ends, with everything up to there copied."""
 
@@ -110,16 +122,11 @@ class _OpenRecovery:
         requests: BookieRequests,
         ledger: Ledger,
         strays: Collection[str],
-        *,
-        may_be_deleted: bool,
     ) -> None:
         self._replication = replication
         self._requests = requests
         self._ledger = ledger
-        self._may_be_deleted = may_be_deleted
         self._protocol = LedgerRecovery(ledger, strays)
-        self._deleted: set[str] = set()
-        """Bookies that have deleted the ledger. They are asked again, but their answer does not change."""
         self._rewriter: _Rewriter | None = None
         self._loop = asyncio.get_running_loop()
         self.finished: asyncio.Future[None] = self._loop.create_future()
@@ -170,16 +177,8 @@ class _OpenRecovery:
         if tail is not None and tail.status == Status.OK:
             return self._protocol.on_fenced(bookie, tail.last_entry, tail.lac)
         if tail is not None and tail.deleted:
-            if self._may_be_deleted:
-                return self._protocol.on_deleted(bookie)
-            self._deleted.add(bookie)
-        instructions = self._protocol.on_fence_failed(bookie)
-        if self._deleted.issuperset(self._protocol.unfenced) and not self._protocol.is_fenced:
-            raise NoSuchLedger(
-                f"ledger {self._ledger.ledger_id} was deleted on {', '.join(sorted(self._deleted))}, and metadata has it:"
-                " it was restored from an older copy"
-            )
-        return instructions
+            raise _DeletedOnBookies.named(self._ledger, [bookie])
+        return self._protocol.on_fence_failed(bookie)
 
     def _on_read(self, bookie: str, future: asyncio.Future[RangeAnswer]) -> list[Instruction]:
         if future.cancelled() or future.exception() is not None:
@@ -306,30 +305,42 @@ class LedgerRecoveries:
             ledger = msgspec.structs.replace(ledger, state=LedgerState.IN_RECOVERY)
             if not self._is_shut_out(found, requirements):
                 version = await self._puts.put(ledger, version, requirements=requirements, timeout_s=timeout_s)
+        try:
+            recovered = await self._recovered(ledger)
+        except _DeletedOnBookies:
+            if not may_be_deleted:
+                raise
+            recovered = await self._closed(_emptied(ledger))
+        await self._puts.put(recovered.ledger, version, requirements=requirements, timeout_s=timeout_s)
+        return recovered
+
+    async def _recovered(self, ledger: Ledger) -> Recovered:
+        """The ledger with its end, not closed in metadata yet. Raises ``_DeletedOnBookies``."""
         strays = await self._strays(ledger)
         # All entries that are written again are in memory at once.
         async with self._stray_slot if strays else nullcontext():
-            run = _OpenRecovery(self._replication, self._requests, ledger, strays, may_be_deleted=may_be_deleted)
+            run = _OpenRecovery(self._replication, self._requests, ledger, strays)
             try:
                 await run.finished
-                recovered = await self._closed(run.result())
+                return await self._closed(run.result())
             finally:
                 run.stop()
-        await self._puts.put(recovered.ledger, version, requirements=requirements, timeout_s=timeout_s)
-        return recovered
 
     async def _strays(self, ledger: Ledger) -> list[str]:
         """The bookies that have entries of the last fragment or beyond, although the ledger's record does not name them for it.
 
         There are some only if metadata was restored from a copy that is older than the ledger's last change of bookies. Raises
-        what a request to a live bookie raises.
+        ``_DeletedOnBookies`` if a bookie has deleted the ledger since, and what a request to a live bookie raises.
         """
         counter, last = self._view.find(Counter, counter_key(LEDGER_IDS)), ledger.fragments[-1]
         if counter is None or ledger.ledger_id >= counter.lost_below:
             return []
-        others = [each.bookie_id for each in self._view.all(Bookie) if each.session_id and each.bookie_id not in last.bookies]
-        tails = await asyncio.gather(*(self._requests.lac(name, ledger.ledger_id) for name in others))
-        return [name for name, tail in zip(others, tails, strict=True) if tail.last_entry >= last.first_entry]
+        live = [each.bookie_id for each in self._view.all(Bookie) if each.session_id]
+        tails = dict(zip(live, await asyncio.gather(*(self._requests.lac(name, ledger.ledger_id) for name in live)), strict=True))
+        deleted = [name for name, tail in tails.items() if tail.deleted]
+        if deleted:
+            raise _DeletedOnBookies.named(ledger, deleted)
+        return [name for name, tail in tails.items() if name not in last.bookies and tail.last_entry >= last.first_entry]
 
     async def _closed(self, ledger: Ledger) -> Recovered:
         """The record to close with: its size, and the offset after its last record, read from its entries."""
@@ -384,6 +395,11 @@ class LedgerRecoveries:
                     return head.entry_id
             last = first - 1
         return -1
+
+
+def _emptied(ledger: Ledger) -> Ledger:
+    fragments = tuple(each for each in ledger.fragments if not each.first_entry)
+    return msgspec.structs.replace(ledger, last_entry=-1, fragments=fragments)
 
 
 def _is_batch(payload: memoryview) -> bool:

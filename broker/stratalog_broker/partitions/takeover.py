@@ -25,6 +25,7 @@ from functools import partial
 from typing import Final, NamedTuple
 
 from stratalog_bookies.client import EntryHead, LedgerClient, Recovered
+from stratalog_bookies.protocol.messages import LedgerTail
 from stratalog_broker.partitions.index_cache import IndexCache, check_end, index_batch
 from stratalog_broker.partitions.ledger_index import EntryRun, LedgerIndex
 from stratalog_broker.partitions.replayed_batches import ReplayedBatches
@@ -114,7 +115,7 @@ class Takeover:
 
         Metadata that was restored from an old copy may name a ledger that bookies have deleted since: empty, expired, or cold.
         A log ends before such a ledger unless the bucket has more history than metadata knows. For an internal topic that is
-        an error, because the end of its log would be an older state of its coordinator.
+        an error, also of a sealed ledger, because what is left would be an older state of its coordinator.
 
         Raises ``StaleEpoch`` if the owner has changed, ``NoSuchLedger``, ``Forked``, ``Unavailable``, ``OutcomeUnknown``,
         ``Corrupt``.
@@ -123,6 +124,8 @@ class Takeover:
         log = view.find(Log, log_key(partition.topic_id, partition.index))
         records = [view.find(Ledger, ledger_key(ref.ledger_id)) for ref in (log.ledgers if log is not None else ())]
         ledger_ids = [record.ledger_id for record in records if record is not None and record.state is not LedgerState.CLOSED]
+        if topic.internal:
+            await self._refuse_deleted([record for record in records if record is not None])
         if not ledger_ids:
             return {}
         requirement = EpochIs(key=partition.key(), owner=partition.owner, leader_epoch=partition.leader_epoch)
@@ -137,6 +140,18 @@ class Takeover:
             _log.warning("%s ends before a deleted ledger: %s", partition.key(), deleted)
             found = await recover(may_be_deleted=True)
         return {recovered.ledger.ledger_id: recovered for recovered in found}
+
+    async def _refuse_deleted(self, ledgers: Sequence[Ledger]) -> None:
+        """Raise ``NoSuchLedger`` if a bookie has deleted the newest ledger with entries: a later one, which is lost, had its
+        state. Recovery finds out the same of one that is not sealed.
+        """
+        held = [ledger for ledger in ledgers if ledger.state is not LedgerState.CLOSED or ledger.last_entry >= 0]
+        if not held or held[-1].state is not LedgerState.CLOSED or not self._may_be_deleted(held[-1]):
+            return
+        tails = await self._ledgers.tails(held[-1])
+        deleted = sorted(name for name, tail in tails.items() if isinstance(tail, LedgerTail) and tail.deleted)
+        if deleted:
+            raise NoSuchLedger(f"ledger {held[-1].ledger_id} was deleted on {', '.join(deleted)} since metadata was copied")
 
     async def rebuild(
         self, partition: Partition, topic: Topic, recovered: Mapping[int, Recovered], *, wants_batches: bool

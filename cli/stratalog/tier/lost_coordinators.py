@@ -70,7 +70,7 @@ class LostPartitions:
 
 
 async def find_lost(view: MetadataView, ledgers: LedgerClient, lost_bookies: Collection[str] = ()) -> LostPartitions:
-    """The partitions of internal topics of which no bookie has an entry, or a bookie has deleted a ledger.
+    """The partitions of internal topics of which no bookie has an entry, or one has deleted the newest ledger with entries.
 
     The lost history deleted a ledger only after a later one had its state, so what other bookies still have of it is older.
     Those of ``lost_bookies`` count as lost. A partition in which the present owner has opened a ledger is served. One with a
@@ -106,14 +106,22 @@ def _is_new(view: MetadataView, partition: LostPartition) -> bool:
 async def _silent(
     view: MetadataView, client: LedgerClient, partition: LostPartition, lost_bookies: Collection[str]
 ) -> list[str] | None:
-    """The bookies that did not answer; None if a bookie has an entry of the partition's ledgers, and none has deleted one."""
+    """The bookies that did not answer; None if an owner finds the partition's state.
+
+    It is in the newest ledger with entries: earlier ones are deleted when that one has it.
+    """
     records = [view.find(Ledger, ledger_key(ref.ledger_id)) for ref in partition.log.ledgers]
     tails = await asyncio.gather(*(client.tails(ledger) for ledger in records if ledger is not None))
-    answers = [(name, tail) for each in tails for name, tail in each.items() if name not in lost_bookies]
-    found = [tail for _, tail in answers if isinstance(tail, LedgerTail)]
-    if any(tail.last_entry >= 0 for tail in found) and not any(tail.deleted for tail in found):
-        return None
-    return sorted({name for name, tail in answers if not _is_answer(tail)})
+    silent: set[str] = set()
+    for answers in reversed(tails):
+        asked = {name: tail for name, tail in answers.items() if name not in lost_bookies}
+        silent.update(name for name, tail in asked.items() if not _is_answer(tail))
+        found = [tail for tail in asked.values() if isinstance(tail, LedgerTail)]
+        if any(tail.deleted for tail in found):
+            break
+        if any(tail.last_entry >= 0 for tail in found):
+            return None
+    return sorted(silent)
 
 
 def _is_answer(tail: LedgerTail | StratalogError) -> bool:

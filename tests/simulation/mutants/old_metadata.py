@@ -12,6 +12,7 @@ from stratalog_bookies.client import LedgerClient
 from stratalog_bookies.client.ledger_recovery import LedgerRecoveries
 from stratalog_bookies.node.collector import Collector
 from stratalog_bookies.protocol.messages import LedgerTail
+from stratalog_broker.partitions.takeover import Takeover
 from stratalog_metadata.storage import restored_copy
 
 
@@ -62,6 +63,15 @@ def partitions_wait_for_deleted_ledgers() -> None:
     LedgerClient.recover_reading = recover_reading  # type: ignore[method-assign]
 
 
+def owners_take_what_is_left_of_deleted_ledgers() -> None:
+    """An owner of an internal topic's partition takes the state in a sealed ledger that other bookies have deleted."""
+
+    async def refuse_deleted(self: Takeover, ledgers: Any) -> None:
+        pass
+
+    Takeover._refuse_deleted = refuse_deleted  # type: ignore[method-assign]
+
+
 def only_coordinators_without_any_entry_are_lost() -> None:
     """A partition of an internal topic stays without an owner if one bookie still has what others have deleted."""
     silent = lost_coordinators._silent
@@ -88,5 +98,6 @@ IN_OLD_METADATA: Sequence[Any] = (
     all_ledgers_that_the_copy_allocated_are_deleted,
     bookies_that_the_copy_does_not_name_are_not_asked,
     partitions_wait_for_deleted_ledgers,
+    owners_take_what_is_left_of_deleted_ledgers,
     only_coordinators_without_any_entry_are_lost,
 )

@@ -30,6 +30,7 @@ from simulation.world.disk import Disk
 from simulation.world.machine import Machine, Ports, World
 from simulation.world.object_store import SimulatedStore
 from stratalog.tier.lost_coordinators import find_lost, restore_lost
+from stratalog_core.errors import Conflict
 from stratalog_metadata.client.administration import QuorumAdministration
 from stratalog_metadata.client.quorum_client import QuorumClient
 from stratalog_metadata.records import (
@@ -224,7 +225,11 @@ class Scenario(log.Scenario):
         self.audit.may_begin_empty = True
         while True:
             found = await find_lost(client.view, ledgers)
-            report = await restore_lost(client, store, found, ports.clock.wall_ms(), may_begin_empty=True, dry_run=False)
+            try:
+                report = await restore_lost(client, store, found, ports.clock.wall_ms(), may_begin_empty=True, dry_run=False)
+            except Conflict as changed:
+                self.world.note(f"coordinators are looked for again: {changed}")
+                continue
             self.world.coverage.meet(COORDINATOR_RESTORED, len(report.rows))
             for row in report.rows:
                 self.world.note(f"{row['topic']}-{row['partition']}: {row['state']}")

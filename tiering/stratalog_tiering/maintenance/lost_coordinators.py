@@ -30,6 +30,10 @@ from stratalog_tiering.store import ObjectStore
 _TIMEOUT_S: Final = 60.0
 
 
+class _Changed(Exception):
+    """The log has changed since the partition was found lost."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LostPartition:
     """A partition of an internal topic whose ledgers are gone.
@@ -124,9 +128,14 @@ async def restore_partition(
     key, same_log = lost.partition.key(), VersionIs(key=log.key(), version=lost.log_version)
 
     async def attempt() -> None:
-        (current,) = await metadata.read([key], _TIMEOUT_S)
+        current, unchanged = await metadata.read([key, log.key()], _TIMEOUT_S)
+        if unchanged is not None and isinstance(unchanged.record, Log):
+            if log.restored_from and unchanged.record.restored_from == log.restored_from:
+                return  # An earlier attempt took effect.
+        if unchanged is None or unchanged.version != lost.log_version:
+            raise _Changed
         if current is None or not isinstance(current.record, Partition):
-            raise Conflict(f"{lost.name} was deleted meanwhile")
+            raise _Changed
         # Its owner may have changed since.
         after = max(epoch, current.record.leader_epoch + 1)
         partition: Partition = replace(current.record, leader_epoch=after, handed=b"", next_owner=NO_OWNER)
@@ -136,4 +145,10 @@ async def restore_partition(
         )
         await propose_guarded(metadata, command, log.key(), _TIMEOUT_S)
 
-    await decide_again(f"the log of {lost.name}", attempt)
+    try:
+        await decide_again(f"the log of {lost.name}", attempt)
+    except _Changed:
+        if log.restored_from:
+            # Nothing refers to it, and it would count as the newest state.
+            await store.delete([log.restored_from])
+        raise Conflict(f"the log of {lost.name} has changed since it was found lost: repeat the command") from None

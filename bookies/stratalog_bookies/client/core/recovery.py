@@ -13,10 +13,8 @@ changes, by setting the stored record to IN_RECOVERY or by a higher epoch, and p
 4. When all recovered entries are confirmed again, the caller closes the record by compare-and-set. A recovery that loses this
    race takes the winner's end.
 
-After a restore of metadata from an old copy, bookies may have deleted the ledger since. They refuse adds of it, too, and say
-nothing of its entries: it ends before the first entry that none of the others has (``on_deleted``). And its last fragments may
-be unknown: bookies that are not named but have entries (``strays``) are fenced and read, too, and all entries from the last
-known fragment on are written again.
+After a restore of metadata from an old copy, the ledger's last fragments may be unknown: bookies that are not named but have
+entries (``strays``) are fenced and read, too, and all entries from the last known fragment on are written again.
 
 An interrupted recovery can be repeated. Reads always use the record that was passed in, because replacements made during the
 rewrite hold none of the old copies. This module does not write the entries (``LedgerWriterCore`` in recovery mode does), does
@@ -75,7 +73,6 @@ class LedgerRecovery:
         self._ensemble = ledger.fragments[-1].bookies
         self._strays = tuple(strays)
         self._tails: dict[str, int] = {}
-        self._deleted: set[str] = set()
         self._fences_out: set[str] = set()
         self._reading: ReadRange | None = None
         self._read_failed: set[str] = set()
@@ -95,8 +92,7 @@ class LedgerRecovery:
     @property
     def unfenced(self) -> list[str]:
         """The bookies that have not said that they refuse adds of the old writer."""
-        asked = (*self._ensemble, *self._strays)
-        return [name for name in asked if name not in self._tails and name not in self._deleted]
+        return [name for name in (*self._ensemble, *self._strays) if name not in self._tails]
 
     def start(self) -> list[Instruction]:
         return self.retry()
@@ -113,19 +109,11 @@ class LedgerRecovery:
 
     def on_fenced(self, bookie: str, last_entry: int, lac: int) -> list[Instruction]:
         """``bookie`` durably refuses adds of the old writer. Raises ``Corrupt`` if confirmed entries are lost."""
+        self._fences_out.discard(bookie)
         self._tails[bookie] = last_entry
         self.lac = max(self.lac, lac)
         if self.end is not None and self.lac > self.end:
             raise self._lost(self.end + 1)
-        return self._refused(bookie)
-
-    def on_deleted(self, bookie: str) -> list[Instruction]:
-        """``bookie`` has deleted the ledger, so it refuses all adds. Raises ``Corrupt`` if confirmed entries are lost."""
-        self._deleted.add(bookie)
-        return self._refused(bookie)
-
-    def _refused(self, bookie: str) -> list[Instruction]:
-        self._fences_out.discard(bookie)
         if not self.is_fenced and self._coverage_complete():
             first = self._ledger.fragments[-1].first_entry if self._strays else self.lac + 1
             self._cursor = self.first_rewritten = first
@@ -192,10 +180,8 @@ class LedgerRecovery:
         return instructions
 
     def _is_absent(self, entry_id: int) -> bool:
-        others = [bookie for bookie in write_bookies(self._ledger, entry_id) if bookie not in self._deleted]
-        lacking = sum(self._lacks(bookie, entry_id) for bookie in others)
-        is_gone = lacking == len(others) < self._ledger.write_quorum
-        is_proved = is_gone or absence_proved(self._ledger.write_quorum, self._ledger.ack_quorum, lacking)
+        lacking = sum(self._lacks(bookie, entry_id) for bookie in write_bookies(self._ledger, entry_id))
+        is_proved = absence_proved(self._ledger.write_quorum, self._ledger.ack_quorum, lacking)
         return is_proved and all(self._lacks(stray, entry_id) for stray in self._strays)
 
     def _lacks(self, bookie: str, entry_id: int) -> bool:
@@ -222,7 +208,6 @@ class LedgerRecovery:
             bookie
             for bookie in (*write_bookies(self._ledger, entry_id), *self._strays)
             if bookie not in self._read_failed
-            and bookie not in self._deleted
             and (bookie, entry_id) not in self._unreadable
             and not self._lacks(bookie, entry_id)
         ]
