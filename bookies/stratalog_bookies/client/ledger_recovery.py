@@ -336,7 +336,9 @@ class LedgerRecoveries:
         if counter is None or ledger.ledger_id >= counter.lost_below:
             return []
         live = [each.bookie_id for each in self._view.all(Bookie) if each.session_id]
-        tails = dict(zip(live, await asyncio.gather(*(self._requests.lac(name, ledger.ledger_id) for name in live)), strict=True))
+        tails = dict(
+            zip(live, await asyncio.gather(*(self._requests.lac(name, ledger.ledger_id) for name in live)), strict=True)
+        )
         deleted = [name for name, tail in tails.items() if tail.deleted]
         if deleted:
             raise _DeletedOnBookies.named(ledger, deleted)

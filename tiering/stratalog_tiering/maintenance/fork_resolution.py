@@ -239,8 +239,10 @@ def dropped_ledgers(
     """Ledgers to drop from the log when the kept line ends at ``end_offset`` and was made of the ledgers ``contained``.
 
     These are ledgers without records, and ledgers of the line itself if the log would not end where the line does: it may end
-    before, or with entries that the line's recovery of a ledger found unconfirmed and a later one did not. Raises ``Invalid`` if other ledgers do not continue the line, unless ``discard_hot`` allows to drop them. Then all must be sealed
-    that are of ``leader_epoch``, the present owner's. Bookies may have deleted earlier ones, so that nobody can seal them.
+    before, or with entries that were never confirmed, which the line's recovery of a ledger did not find and a later one did.
+    Raises ``Invalid`` if other ledgers do not continue the line, unless ``discard_hot`` allows to drop them. Then all must be
+    sealed that are of ``leader_epoch``, the present owner's. Bookies may have deleted earlier ones, so that nobody can seal
+    them.
     """
     empty = [stored for stored in state.ledgers if is_sealed(stored.ledger) and _is_empty(stored)]
     held = [stored for stored in state.ledgers if stored not in empty]

@@ -129,9 +129,9 @@ async def restore_partition(
 
     async def attempt() -> None:
         current, unchanged = await metadata.read([key, log.key()], _TIMEOUT_S)
-        if unchanged is not None and isinstance(unchanged.record, Log):
-            if log.restored_from and unchanged.record.restored_from == log.restored_from:
-                return  # An earlier attempt took effect.
+        known = unchanged.record if unchanged is not None else None
+        if isinstance(known, Log) and known.restored_from == log.restored_from != "":
+            return  # An earlier attempt took effect.
         if unchanged is None or unchanged.version != lost.log_version:
             raise _Changed
         if current is None or not isinstance(current.record, Partition):
