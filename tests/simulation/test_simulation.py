@@ -69,8 +69,8 @@ ONCE_BROKEN = [
     ("transactions", 81001002),  # brokers crashed too often for any transaction to be committed, until the faults ended
     ("transactions", 1535812535),  # retention removed the last ledger with records before another held the producers' state
     ("transactions", 74900983),  # an owner that was lost while it handed over called its state inconsistent
-    ("old-metadata", 50000089),  # what one bookie had left of a deleted ledger could not be copied to others that had deleted it
-    ("old-metadata", 50000278),  # an owner took the state in a ledger that two of three bookies had deleted for the newest one
+    ("old-metadata", 50000089),  # what a bookie had left of a deleted ledger could not be copied to those that had deleted it
+    ("old-metadata", 50000278),  # an owner took the state in a ledger that others had deleted for the newest one
     ("transactions", 97001079),  # a failed takeover left its coordinator, which wrote into the log of the next one
 ]
 
