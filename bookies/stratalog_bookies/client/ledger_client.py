@@ -17,7 +17,7 @@ from stratalog_bookies.client.ledger import LedgerListener, LedgerSpec
 from stratalog_bookies.client.ledger_ids import LedgerIds
 from stratalog_bookies.client.ledger_reads import LacNews, LedgerReads
 from stratalog_bookies.client.ledger_records import LedgerRecordPuts
-from stratalog_bookies.client.ledger_recovery import LedgerRecoveries, Recovered
+from stratalog_bookies.client.ledger_recovery import DeletedOnBookies, LedgerRecoveries, Recovered
 from stratalog_bookies.client.ledger_writer import LedgerWriter
 from stratalog_bookies.client.replication import EntryHolder, HeldBytes, Replication
 from stratalog_bookies.metrics import AddMetrics
@@ -181,6 +181,13 @@ class LedgerClient:
                 raise answer
             found[name] = answer
         return found
+
+    async def refuse_deleted(self, ledger: Ledger) -> None:
+        """Raise ``NoSuchLedger`` if a bookie in the ledger's record has deleted it, because metadata is an older copy."""
+        tails = await self.tails(ledger)
+        deleted = [name for name, tail in tails.items() if isinstance(tail, LedgerTail) and tail.deleted]
+        if deleted:
+            raise DeletedOnBookies(ledger.ledger_id, deleted)
 
     async def delete(self, ledger_ids: Sequence[int]) -> None:
         """Notify all bookies that these ledgers, whose records are removed from metadata, may be deleted.

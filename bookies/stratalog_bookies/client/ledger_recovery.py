@@ -11,7 +11,7 @@ closes the ledger. Otherwise the record is read from the quorum and set to IN_RE
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import nullcontext
 from functools import partial
 from typing import Final, NamedTuple, TypeVar
@@ -101,28 +101,18 @@ class _Rewriter(EntryReplicator):
             self._core.fail_outcome_unknown("its recovery was stopped")
 
 
-class _DeletedOnBookies(NoSuchLedger):
+class DeletedOnBookies(NoSuchLedger):
     """Bookies have deleted the ledger. They do so only if its record was removed, so what others still have is not needed."""
 
-    @classmethod
-    def named(cls, ledger: Ledger, bookies: Sequence[str]) -> _DeletedOnBookies:
-        """The error with the ledger and the bookies."""
-        return cls(
-            f"ledger {ledger.ledger_id} was deleted on {', '.join(bookies)}, and metadata has it: it was restored from an older"
-            " copy"
-        )
+    def __init__(self, ledger_id: int, bookies: Iterable[str]) -> None:
+        where = ", ".join(sorted(bookies))
+        super().__init__(f"ledger {ledger_id} was deleted on {where}, and metadata has it: it was restored from an older copy")
 
 
 class _OpenRecovery:
     """One ledger from IN_RECOVERY to the decision where it ends, with everything up to there copied."""
 
-    def __init__(
-        self,
-        replication: Replication,
-        requests: BookieRequests,
-        ledger: Ledger,
-        strays: Collection[str],
-    ) -> None:
+    def __init__(self, replication: Replication, requests: BookieRequests, ledger: Ledger, strays: Collection[str]) -> None:
         self._replication = replication
         self._requests = requests
         self._ledger = ledger
@@ -177,7 +167,7 @@ class _OpenRecovery:
         if tail is not None and tail.status == Status.OK:
             return self._protocol.on_fenced(bookie, tail.last_entry, tail.lac)
         if tail is not None and tail.deleted:
-            raise _DeletedOnBookies.named(self._ledger, [bookie])
+            raise DeletedOnBookies(self._ledger.ledger_id, [bookie])
         return self._protocol.on_fence_failed(bookie)
 
     def _on_read(self, bookie: str, future: asyncio.Future[RangeAnswer]) -> list[Instruction]:
@@ -307,7 +297,7 @@ class LedgerRecoveries:
                 version = await self._puts.put(ledger, version, requirements=requirements, timeout_s=timeout_s)
         try:
             recovered = await self._recovered(ledger)
-        except _DeletedOnBookies:
+        except DeletedOnBookies:
             if not may_be_deleted:
                 raise
             recovered = await self._closed(_emptied(ledger))
@@ -315,7 +305,7 @@ class LedgerRecoveries:
         return recovered
 
     async def _recovered(self, ledger: Ledger) -> Recovered:
-        """The ledger with its end, not closed in metadata yet. Raises ``_DeletedOnBookies``."""
+        """The ledger with its end, not closed in metadata yet. Raises ``DeletedOnBookies``."""
         strays = await self._strays(ledger)
         # All entries that are written again are in memory at once.
         async with self._stray_slot if strays else nullcontext():
@@ -330,7 +320,7 @@ class LedgerRecoveries:
         """The bookies that have entries of the last fragment or beyond, although the ledger's record does not name them for it.
 
         There are some only if metadata was restored from a copy that is older than the ledger's last change of bookies. Raises
-        ``_DeletedOnBookies`` if a bookie has deleted the ledger since, and what a request to a live bookie raises.
+        ``DeletedOnBookies`` if a bookie has deleted the ledger since, and what a request to a live bookie raises.
         """
         counter, last = self._view.find(Counter, counter_key(LEDGER_IDS)), ledger.fragments[-1]
         if counter is None or ledger.ledger_id >= counter.lost_below:
@@ -341,7 +331,7 @@ class LedgerRecoveries:
         )
         deleted = [name for name, tail in tails.items() if tail.deleted]
         if deleted:
-            raise _DeletedOnBookies.named(ledger, deleted)
+            raise DeletedOnBookies(ledger.ledger_id, deleted)
         return [name for name, tail in tails.items() if name not in last.bookies and tail.last_entry >= last.first_entry]
 
     async def _closed(self, ledger: Ledger) -> Recovered:

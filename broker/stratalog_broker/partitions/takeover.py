@@ -25,7 +25,6 @@ from functools import partial
 from typing import Final, NamedTuple
 
 from stratalog_bookies.client import EntryHead, LedgerClient, Recovered
-from stratalog_bookies.protocol.messages import LedgerTail
 from stratalog_broker.partitions.index_cache import IndexCache, check_end, index_batch
 from stratalog_broker.partitions.ledger_index import EntryRun, LedgerIndex
 from stratalog_broker.partitions.replayed_batches import ReplayedBatches
@@ -146,12 +145,8 @@ class Takeover:
         state. Recovery finds out the same of one that is not sealed.
         """
         held = [ledger for ledger in ledgers if ledger.state is not LedgerState.CLOSED or ledger.last_entry >= 0]
-        if not held or held[-1].state is not LedgerState.CLOSED or not self._may_be_deleted(held[-1]):
-            return
-        tails = await self._ledgers.tails(held[-1])
-        deleted = sorted(name for name, tail in tails.items() if isinstance(tail, LedgerTail) and tail.deleted)
-        if deleted:
-            raise NoSuchLedger(f"ledger {held[-1].ledger_id} was deleted on {', '.join(deleted)} since metadata was copied")
+        if held and held[-1].state is LedgerState.CLOSED and self._may_be_deleted(held[-1]):
+            await self._ledgers.refuse_deleted(held[-1])
 
     async def rebuild(
         self, partition: Partition, topic: Topic, recovered: Mapping[int, Recovered], *, wants_batches: bool

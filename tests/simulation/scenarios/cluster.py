@@ -87,18 +87,24 @@ class Cluster(ABC):
             self.world.loop.run_until_complete(self._run())
 
     async def _run(self) -> None:
+        await self._begin()
+        await self._faults()
+        await self._end()
+
+    async def _begin(self) -> None:
         for machine in self.servers:
             machine.boot()
         await self._in_checker(self._create_topics)
+        self._boot_clients()
+
+    def _boot_clients(self) -> None:
         for machine in [*self._clients, *self.members, *self._operators]:
             machine.boot()
-        await self._faults()
-        for machine in self._operators:
-            machine.crash()
-        await self._end()
 
     async def _end(self, lost: Set[int] = frozenset()) -> None:
-        """Check everything. Bookies keep the ``lost`` ledgers, which metadata does not know."""
+        """Stop the operators and check everything. Bookies keep the ``lost`` ledgers, which metadata does not know."""
+        for machine in self._operators:
+            machine.crash()
         await self._finish()
         bookies = [f"{machine.name}:{roles.BOOKIE_PORT}" for machine in self.bookies if not machine.is_excused]
         await self._in_checker(FinalChecks(self.audit, self.bucket, bookies, self.partitions, lost).run)

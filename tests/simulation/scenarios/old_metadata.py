@@ -80,21 +80,14 @@ class Scenario(log.Scenario):
         return [(name, machines, replace(plan, rot=0.0)) for name, machines, plan in super()._plans()]
 
     async def _run(self) -> None:
-        for machine in self.servers:
-            machine.boot()
-        await self._in_checker(self._create_topics)
-        for machine in [*self._clients, *self.members, *self._operators]:
-            machine.boot()
+        await self._begin()
         copying = asyncio.get_running_loop().create_task(self._back_up())
         await self._faults()
         await copying
         await asyncio.sleep(self._chance.uniform(*LOST_AFTER_S))
         lost = await self._restore()
-        for machine in [*self._clients, *self.members, *self._operators]:
-            machine.boot()
+        self._boot_clients()
         await self._faults()
-        for machine in self._operators:
-            machine.crash()
         await self._end(lost)
 
     async def _back_up(self) -> None:

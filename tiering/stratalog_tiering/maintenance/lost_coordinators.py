@@ -31,7 +31,7 @@ _TIMEOUT_S: Final = 60.0
 
 
 class _Changed(Exception):
-    """The log has changed since the partition was found lost."""
+    """The log has changed since the partition was found lost, or the partition is gone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,9 +132,8 @@ async def restore_partition(
         known = unchanged.record if unchanged is not None else None
         if isinstance(known, Log) and known.restored_from == log.restored_from != "":
             return  # An earlier attempt took effect.
-        if unchanged is None or unchanged.version != lost.log_version:
-            raise _Changed
-        if current is None or not isinstance(current.record, Partition):
+        is_same = unchanged is not None and unchanged.version == lost.log_version
+        if not is_same or current is None or not isinstance(current.record, Partition):
             raise _Changed
         # Its owner may have changed since.
         after = max(epoch, current.record.leader_epoch + 1)

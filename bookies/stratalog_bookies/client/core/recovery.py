@@ -89,11 +89,6 @@ class LedgerRecovery:
         """Whether the old writer can confirm nothing more; from then on ``first_rewritten`` is known."""
         return self._cursor >= 0
 
-    @property
-    def unfenced(self) -> list[str]:
-        """The bookies that have not said that they refuse adds of the old writer."""
-        return [name for name in (*self._ensemble, *self._strays) if name not in self._tails]
-
     def start(self) -> list[Instruction]:
         return self.retry()
 
@@ -103,7 +98,8 @@ class LedgerRecovery:
             return []
         self._read_failed.clear()
         self._unreadable.clear()
-        unfenced = [name for name in self.unfenced if name not in self._fences_out]
+        asked = (*self._ensemble, *self._strays)
+        unfenced = [name for name in asked if name not in self._tails and name not in self._fences_out]
         self._fences_out.update(unfenced)
         return [*(Fence(bookie=name) for name in unfenced), *self._decide()]
 
@@ -155,10 +151,9 @@ class LedgerRecovery:
             self._unreadable.add((bookie, entry_id))
 
     def _coverage_complete(self) -> bool:
-        unfenced = self.unfenced
-        if not set(self._strays).isdisjoint(unfenced):
+        if not self._tails.keys() >= set(self._strays):
             return False
-        fenced = {position for position, name in enumerate(self._ensemble) if name not in unfenced}
+        fenced = {position for position, name in enumerate(self._ensemble) if name in self._tails}
         return fencing_complete(len(self._ensemble), self._ledger.write_quorum, self._ledger.ack_quorum, fenced)
 
     def _decide(self) -> list[Instruction]:

@@ -127,9 +127,7 @@ class LedgerWriterCore:
         """``bookie`` answered a status other than OK. Returns whether to resend the entry shortly."""
         if self.error is not None:
             return False
-        # In a recovery, metadata is older than the deletion of the ledger there: another bookie gets the copy.
-        is_deleted = status == Status.NO_SUCH_LEDGER and not self._flags & RECOVERY_ADD
-        if status == Status.FENCED or is_deleted:
+        if status in (Status.FENCED, Status.NO_SUCH_LEDGER):
             # Fencing is permanent, so even a late reply of a replaced bookie proves that another owner took over.
             self.fail(LedgerFenced(f"ledger {self._ledger_id} is fenced or deleted on {bookie}; only recovery knows its end"))
             return False
