@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
 from collections.abc import AsyncIterator, Callable
 from types import SimpleNamespace
@@ -51,10 +52,12 @@ class Server:
 
     async def _serve(self, asked: asyncio.StreamReader, answer: asyncio.StreamWriter) -> None:
         self.connections.append(answer)
-        while request := await asked.readuntil(b"\r\n\r\n"):
-            self.requests.append(request)
-            first, last = map(int, re.search(rb"Range: bytes=(\d+)-(\d+)", request).groups())  # type: ignore[union-attr]
-            self.answer(answer, first, min(last + 1, len(CONTENT)))
+        with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
+            while request := await asked.readuntil(b"\r\n\r\n"):
+                self.requests.append(request)
+                first, last = map(int, re.search(rb"Range: bytes=(\d+)-(\d+)", request).groups())  # type: ignore[union-attr]
+                self.answer(answer, first, min(last + 1, len(CONTENT)))
+        answer.close()
 
     async def close(self) -> None:
         assert self._server is not None
