@@ -365,6 +365,8 @@ class Partitions:
         self._follow_next_owner(log, newest)
         if taken.more_is_coming and not log.is_leaving:
             log.open_ahead()
+        if not log.is_serving:
+            raise NotLeader(f"{identity} was lost when it began to be served")
 
     def _on_lost(self, log: PartitionLog, error: Exception) -> None:
         """Take over a partition again after its writer failed, if this broker still owns it."""

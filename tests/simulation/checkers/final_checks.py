@@ -22,8 +22,9 @@ from stratalog_tiering.format.object_keys import parse_segment_key
 EVENTUALLY_S: Final = 45.0
 LOOK_S: Final = 0.25
 LEDGERS_PER_PARTITION_MAX: Final = 4
-INTERNAL_LEDGERS_MAX: Final = 2
-"""Per partition of an internal topic: the newest, and the one before it while the newest has no durable checkpoint."""
+INTERNAL_LEDGERS_MAX: Final = 3
+"""Per partition of an internal topic: the newest, and those before it until an owner knows that its checkpoint is durable. Two
+owners may die, one after the other, between opening a ledger and that; the next one trims when it has something to write."""
 RECORDS_FIXED_MAX: Final = 60
 RECORDS_PER_PARTITION_MAX: Final = 5 + LEDGERS_PER_PARTITION_MAX
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from stratalog_broker.partitions.core import PartitionCore
 from stratalog_broker.partitions.deferred_markers import write_deferred_markers
 from stratalog_broker.partitions.ledger_index import LedgerIndex
 from stratalog_broker.partitions.log import PartitionLog
+from stratalog_broker.partitions.memory import follow_log
 from stratalog_core.errors import NotLeader
 
 
@@ -173,20 +174,22 @@ async def test_changed_defaults_reach_all_partitions_although_one_is_lost(
     await require_served_again(cluster, log)
 
 
-async def test_a_partition_that_is_lost_before_it_is_served_is_taken_over_again(
-    cluster: MiniCluster, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("step", [write_deferred_markers, follow_log])
+async def test_a_partition_that_is_lost_while_it_begins_to_be_served_is_taken_over_again(
+    cluster: MiniCluster, monkeypatch: pytest.MonkeyPatch, step: Callable[..., None]
 ) -> None:
-    """As by a defect that its first marker meets. The lost owner was served, and answered no batch any more."""
-    lost, write = list[PartitionLog](), write_deferred_markers
+    """As by a defect that its first marker meets, before the partition can be found, or the view's ledgers, after that."""
+    lost = list[PartitionLog]()
 
-    def lose_the_first(metadata: Any, log: PartitionLog, *others: Any) -> None:
-        if log.topic.name == "flights" and not lost:
+    def lose_the_first(*arguments: Any) -> None:
+        log = next((one for one in arguments if isinstance(one, PartitionLog)), None)
+        if log is not None and log.topic.name == "flights" and not lost:
             lost.append(log)
             log._lose_inconsistent(AssertionError("a defect"))
         else:
-            write(metadata, log, *others)
+            step(*arguments)
 
-    monkeypatch.setattr(ownership, "write_deferred_markers", lose_the_first)
+    monkeypatch.setattr(ownership, step.__name__, lose_the_first)
     log = await create(cluster, "flights")
     assert log not in lost
     assert (await send(await cluster.connect(), "flights")).error_code is ErrorCode.none
