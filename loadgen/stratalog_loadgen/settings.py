@@ -11,6 +11,7 @@ from stratalog_loadgen.processes.loads import Options, Payload
 
 _QUEUE_KIB, _QUEUE_KIB_MIN = 65_536, 4_096
 _QUEUE_RECORDS = 500_000
+_QUEUE_FULL_MS = 5
 _BATCH_RECORDS_MAX = 1_000_000
 _REQUEST_BYTES_MIN = 1_000_000
 _RECORD_OVERHEAD_BYTES = 1024
@@ -142,7 +143,11 @@ def producer_options(bootstrap: str, traffic: Traffic) -> Options:
 
 
 def consumer_options(bootstrap: str, readers: Readers, *, earliest: bool) -> Options:
-    """Return the settings of one consumer. Its queue is bounded, so that a thousand of them fit into memory."""
+    """Return the settings of one consumer. Its queue is bounded, so that a thousand of them fit into memory.
+
+    When its queue is full, a consumer waits ``_QUEUE_FULL_MS`` before it fetches again. librdkafka waits a second, in which
+    the queue runs empty, so that a fast server looks slow.
+    """
     members = readers.groups * readers.consumers
     defaults: Options = {
         "bootstrap.servers": bootstrap,
@@ -151,6 +156,7 @@ def consumer_options(bootstrap: str, readers: Readers, *, earliest: bool) -> Opt
         "enable.auto.commit": True,
         "group.protocol": readers.protocol,
         "queued.max.messages.kbytes": max(1024, _QUEUE_KIB // members),
+        "fetch.queue.backoff.ms": _QUEUE_FULL_MS,
     }
     return defaults | readers.client
 

@@ -19,6 +19,7 @@ from typing import Final
 MAPPED_BYTES: Final = 8 * 1024 * 1024
 KEPT_BYTES_MAX: Final = 2 * MAPPED_BYTES
 """Bytes that one pool keeps. A buffer beyond that is freed with its last view."""
+LOOKS_MAX: Final = 256
 _ROUNDED_TO: Final = 64 * 1024
 _PAGE_BYTES: Final = 4096
 _PLACE_IN_PAGE_MIN: Final = 256
@@ -32,15 +33,17 @@ _unwritten.argtypes = (ctypes.c_char_p, ctypes.c_ssize_t)
 class ReceiveBuffers:
     """The buffers of one transport. Belongs to one event loop."""
 
-    def __init__(self, kept_bytes_max: int = KEPT_BYTES_MAX) -> None:
+    def __init__(self, kept_bytes_max: int = KEPT_BYTES_MAX, *, looks_max: int = LOOKS_MAX) -> None:
+        """``looks_max``: how many buffers are looked at for one that is free, the one that was looked at longest ago first."""
         self._kept: deque[tuple[bytearray, int]] = deque()
         self._kept_bytes = 0
         self._kept_bytes_max = kept_bytes_max
+        self._looks_max = looks_max
 
     def take(self, size: int) -> memoryview:
         """Return ``size`` bytes of arbitrary content that no other view shows."""
         kept = self._kept
-        for _ in range(len(kept)):
+        for _ in range(min(len(kept), self._looks_max)):
             buffer, start = kept[0]
             kept.rotate(-1)
             if size <= len(buffer) - _PLACE_IN_PAGE_MIN <= 2 * size and _is_unseen(buffer):

@@ -1,4 +1,4 @@
-"""Bounded caches of segment blocks: in memory, then on a local disk; the least recently used block is evicted first.
+"""Bounded caches of segment blocks: in memory, then on a local disk.
 
 The disk holds blocks as they are stored in segments. Its content is never trusted: the caller verifies the CRC of every block
 that it reads from disk, and treats a mismatch as a miss. The directory is emptied at the start, so no index is stored.
@@ -10,18 +10,20 @@ import hashlib
 from array import array
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
 from itertools import pairwise
 from typing import Final, Generic, TypeVar
 
 from stratalog_core.batches.batch import iterate_headers
 from stratalog_core.batches.batch_run import BatchRun
 from stratalog_core.memory.retained import VIEW_BYTES, frame_bytes
-from stratalog_core.ports import Background, Files
+from stratalog_core.ports import Background, Clock, Files
 
 Key = TypeVar("Key", bound=Hashable)
 Value = TypeVar("Value")
 _DIRECTORY: Final = "blocks"
+WAITING_S: Final = 10.0
+"""How long memory keeps a block for a reader that does not come, in preference to those that readers have finished."""
 
 
 class LruCache(Generic[Key, Value]):
@@ -61,6 +63,10 @@ class LruCache(Generic[Key, Value]):
             self._weight -= self._weigh(evicted)
             if self._on_evicted is not None:
                 self._on_evicted(evicted_key, evicted)
+
+    def latest_first(self) -> Iterator[Value]:
+        """The values, the most recently used first."""
+        return reversed(self._entries.values())
 
     def pop(self, key: Key) -> Value | None:
         value = self._entries.pop(key, None)
@@ -113,6 +119,71 @@ class CachedBlock:
 
 BlockKey = tuple[str, int]
 """Key of the object, and position of the block in it."""
+
+
+class BlockMemory:
+    """Blocks of at most ``bytes_max`` in total. A block waits until a reader has read it to its end.
+
+    Waiting blocks are evicted last. They were read ahead, or a reader has read their first part, so they are needed soon. A
+    finished block is needed again only if another reader follows. An LRU cache would evict what was read ahead for a reader
+    before what it has just finished.
+    """
+
+    def __init__(self, bytes_max: int, clock: Clock, on_evicted: Callable[[BlockKey, CachedBlock], None]) -> None:
+        self.bytes_max = bytes_max
+        self.bytes_held = 0
+        self._clock = clock
+        self._on_evicted = on_evicted
+        self._finished: OrderedDict[BlockKey, CachedBlock] = OrderedDict()
+        """The least recently used first."""
+        self._waiting: OrderedDict[BlockKey, tuple[CachedBlock, float]] = OrderedDict()
+        """With the time (seconds) of their last use, the least recently used first."""
+
+    def __contains__(self, key: BlockKey) -> bool:
+        return key in self._waiting or key in self._finished
+
+    def get(self, key: BlockKey) -> CachedBlock | None:
+        waiting = self._waiting.pop(key, None)
+        if waiting is not None:
+            self._waiting[key] = waiting[0], self._clock.monotonic()
+            return waiting[0]
+        finished = self._finished.get(key)
+        if finished is not None:
+            self._finished.move_to_end(key)
+        return finished
+
+    def put(self, key: BlockKey, block: CachedBlock) -> None:
+        """Add a block that waits for its reader. One that is larger than the memory is evicted at once."""
+        self._drop(key)
+        size = block.memory_bytes
+        if size > self.bytes_max:
+            self._on_evicted(key, block)
+            return
+        while self.bytes_held + size > self.bytes_max:
+            self._evict_one()
+        self._waiting[key] = block, self._clock.monotonic()
+        self.bytes_held += size
+
+    def finish(self, key: BlockKey) -> None:
+        """A reader has read the block to its end."""
+        waiting = self._waiting.pop(key, None)
+        if waiting is not None:
+            self._finished[key] = waiting[0]
+
+    def _drop(self, key: BlockKey) -> None:
+        self.finish(key)
+        known = self._finished.pop(key, None)
+        if known is not None:
+            self.bytes_held -= known.memory_bytes
+
+    def _evict_one(self) -> None:
+        oldest, since_s = next(((key, used_s) for key, (_, used_s) in self._waiting.items()), (None, 0.0))
+        if oldest is not None and (not self._finished or since_s < self._clock.monotonic() - WAITING_S):
+            key, block = oldest, self._waiting.pop(oldest)[0]
+        else:
+            key, block = self._finished.popitem(last=False)
+        self.bytes_held -= block.memory_bytes
+        self._on_evicted(key, block)
 
 
 class DiskCache:

@@ -20,13 +20,13 @@ from stratalog_core.errors import Corrupt, NoSuchObject, StratalogError
 from stratalog_core.ports import Background, Buffer, Clock, Files
 from stratalog_core.single_flight import SingleFlight
 from stratalog_core.stepwise import AT_ONCE_BYTES
-from stratalog_tiering.cold.block_cache import BlockKey, CachedBlock, DiskCache, LruCache
+from stratalog_tiering.cold.block_cache import BlockKey, BlockMemory, CachedBlock, DiskCache
 from stratalog_tiering.format.block_cipher import BlockCipher
 from stratalog_tiering.format.footer import BlockEntry, SegmentFooter
 from stratalog_tiering.format.manifest import SegmentEntry
 from stratalog_tiering.format.segment import plain_block
 from stratalog_tiering.metrics import ColdReadMetrics
-from stratalog_tiering.store import ObjectStore, StoreWithCopy, read_verified
+from stratalog_tiering.store import ObjectStore, StoreWithCopy, get_pieces, read_verified
 
 _MIB: Final = 1024 * 1024
 _DISK_WRITES_MAX: Final = 16
@@ -34,8 +34,8 @@ RUN_BLOCKS_MAX: Final = 4
 _RUN_BYTES_MAX: Final = 5 * _MIB
 """Adjacent blocks that read-ahead gets with one GET, and their plain size. One GET of four blocks of 1 MiB takes half of the
 CPU time that MinIO needs for a GET each, and two thirds of that of obstore."""
-_RunContent = tuple[memoryview, float]
-"""The bytes of a run of blocks, and when their read began (monotonic seconds)."""
+_RunContent = tuple[list[memoryview], float]
+"""The stored bytes of each block of a run, and when their read began (monotonic seconds)."""
 Unlock = Callable[[SegmentFooter], Awaitable[BlockCipher | None]]
 _log = logging.getLogger(__name__)
 
@@ -81,7 +81,7 @@ class BlockSource:
         self._disk: DiskCache | None = None
         if files is not None and background is not None and settings.disk_bytes:
             self._disk = DiskCache(files, background, settings.disk_bytes)
-        self._blocks: LruCache[BlockKey, CachedBlock] = LruCache(memory_bytes, lambda block: block.memory_bytes, self._evicted)
+        self._memory = BlockMemory(memory_bytes, clock, self._evicted)
         self._loads: SingleFlight[BlockKey, CachedBlock] = SingleFlight()
         self._fetch_limit = asyncio.Semaphore(settings.fetch_reads)
         self._read_ahead_limit = asyncio.Semaphore(settings.read_ahead_reads)
@@ -91,23 +91,32 @@ class BlockSource:
 
     def metrics(self) -> ColdReadMetrics:
         """For a scrape."""
-        self._counted.cached_bytes, self._counted.loads_in_progress = self._blocks.weight, len(self._loads)
+        self._counted.cached_bytes, self._counted.loads_in_progress = self._memory.bytes_held, len(self._loads)
         self._counted.second_copy_reads = self._store.second_reads if isinstance(self._store, StoreWithCopy) else 0
         return self._counted
 
+    @property
+    def memory_bytes(self) -> int:
+        """How much memory there is for blocks."""
+        return self._memory.bytes_max
+
     def at_hand(self, key: BlockKey) -> bool:
         """Whether the block is in memory or being loaded."""
-        return key in self._blocks or key in self._loads
+        return key in self._memory or key in self._loads
 
     async def get(self, entry: SegmentEntry, footer: SegmentFooter, index: int, deadline: float) -> CachedBlock:
         """Block ``index``. Raises ``Corrupt``, or ``Unavailable`` at the deadline; the load continues then, for a retry."""
         key = block_key(entry, footer.blocks[index])
-        cached = self._blocks.get(key)
+        cached = self._memory.get(key)
         if cached is not None:
             self._counted.memory_hits += 1
             return cached
         load = self._loader(entry, footer, index, self._fetch_limit)
         return await self._loads.get(key, load, deadline - self._clock.monotonic())
+
+    def finish(self, key: BlockKey) -> None:
+        """A reader has read the block to its end."""
+        self._memory.finish(key)
 
     def start(self, entry: SegmentEntry, footer: SegmentFooter, index: int, *, read_ahead: bool) -> BlockKey | None:
         """Start to load a block, unless it is in memory or being loaded; returns its key if a load was started."""
@@ -166,13 +175,12 @@ class BlockSource:
         loads: Sequence[asyncio.Task[CachedBlock]],
     ) -> None:
         """Read the run's bytes. The limit counts it until its blocks are loaded, because its bytes are in memory until then."""
-        start, length = blocks[0].position, blocks[-1].end_position - blocks[0].position
+        start, lengths = entry.data_position + blocks[0].position, [block.length for block in blocks]
         try:
             async with self._read_ahead_limit:
                 began_at_s = self._clock.monotonic()
                 try:
-                    read = await self._store.get_range(entry.key, entry.data_position + start, length)
-                    content.set_result((read, began_at_s))
+                    content.set_result((await get_pieces(self._store, entry.key, start, lengths), began_at_s))
                 except StratalogError as failure:
                     content.set_exception(failure)
                 await asyncio.wait(loads)
@@ -184,14 +192,12 @@ class BlockSource:
         self, entry: SegmentEntry, footer: SegmentFooter, run: range, index: int, content: asyncio.Future[_RunContent]
     ) -> Callable[[], Awaitable[CachedBlock]]:
         block = footer.blocks[index]
-        position = block.position - footer.blocks[run.start].position
         alone = self._loader(entry, footer, index, nullcontext())
 
         async def load() -> CachedBlock:
             try:
-                read, began_at_s = await asyncio.shield(content)
-                # Copied, because a view would keep the bytes of the whole run in memory.
-                stored = memoryview(bytes(read[position : position + block.length]))
+                pieces, began_at_s = await asyncio.shield(content)
+                stored = pieces[index - run.start]
                 cipher = await self._unlock(footer) if block.is_encrypted else None
                 plain = await self._plain(stored, block, cipher)
             except (Corrupt, NoSuchObject):
@@ -230,7 +236,7 @@ class BlockSource:
 
     def _cached(self, entry: SegmentEntry, block: BlockEntry, content: memoryview) -> CachedBlock:
         cached = CachedBlock(content, block.base_offset, is_as_stored=block.is_plain)
-        self._blocks.put(block_key(entry, block), cached)
+        self._memory.put(block_key(entry, block), cached)
         return cached
 
     def _loaded(

@@ -13,6 +13,7 @@ import logging
 from array import array
 from collections.abc import Awaitable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate, takewhile
 from typing import Any, Final, TypeVar
 from uuid import UUID
 
@@ -41,6 +42,8 @@ LOOKUP_TIMEOUT_S: Final = 30.0
 MEMORY_BYTES: Final = 64 * 1024 * 1024
 _STREAMS_MAX: Final = 1024
 _READ_AHEADS_MAX: Final = 64
+READER_S: Final = 2.0
+"""A sequential reader counts as one for so long after its last fetch."""
 _log = logging.getLogger(__name__)
 _Read = TypeVar("_Read")
 
@@ -77,11 +80,13 @@ class _Stream:
     """A sequential reader, identified by the offset at which it continues. ``window``: blocks to read ahead, at first 0.
 
     ``refill_at`` is the offset from which at most half of the window is left, so that blocks are read ahead several at once.
+    ``used_s``: when its last fetch ended.
     """
 
     window: int = 0
     ahead_until: int = 0
     refill_at: int = 0
+    used_s: float = 0.0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -278,7 +283,10 @@ class ColdReader:
             work.missed = True
         self._start_covering(work, entry, footer, index, room)
         block = await self._blocks.get(entry, footer, index, work.deadline)
-        return block.batches_from(offset, room, at_least_one=first)
+        found = block.batches_from(offset, room, at_least_one=first)
+        if found.end_offset == block.end_offset:
+            self._blocks.finish(block_key(entry, footer.blocks[index]))
+        return found
 
     def _start_covering(self, work: _Fetch, entry: SegmentEntry, footer: SegmentFooter, index: int, room: int) -> None:
         """Start to load all blocks of this segment that ``room`` bytes need, so that they load concurrently."""
@@ -305,6 +313,7 @@ class ColdReader:
     def _continue_stream(self, work: _Fetch, offset: int, next_offset: int) -> None:
         """Remember where the reader continues, and read ahead of it; a reader's first fetch gets no read-ahead."""
         pointer, stream = work.pointer, work.stream
+        stream.used_s = self._clock.monotonic()
         if next_offset > offset:
             sequential = stream.window > 0
             wanted = stream.window // 2 if work.missed else stream.window * 2
@@ -318,6 +327,7 @@ class ColdReader:
     def _read_ahead(self, pointer: ManifestPointer, offset: int, stream: _Stream) -> None:
         """Start to load a window of blocks from ``offset`` on, at once as far as manifest and footers are in memory."""
         ends = list[int]()
+        room = self._room_for_one()
         while len(ends) < stream.window and offset < pointer.end_offset:
             found = self._source.cached(pointer, offset)
             if found is None:
@@ -325,13 +335,23 @@ class ColdReader:
                     self._spawn(self._look_up_and_read_ahead(pointer, offset, stream))
                 return
             entry, footer = found
-            indexes = range(find_block(footer.blocks, offset), len(footer.blocks))[: stream.window - len(ends)]
-            self._blocks.read_ahead(entry, footer, indexes)
-            ends += (footer.blocks[index].last_offset + 1 for index in indexes)
-            offset = ends[-1]
+            first = find_block(footer.blocks, offset)
+            blocks = footer.blocks[first : first + stream.window - len(ends)]
+            fitting = sum(total <= room for total in accumulate(block.plain_length for block in blocks))
+            if not fitting:
+                break
+            self._blocks.read_ahead(entry, footer, range(first, first + fitting))
+            ends += (block.last_offset + 1 for block in blocks[:fitting])
+            offset, room = ends[-1], room - sum(block.plain_length for block in blocks[:fitting])
         if ends:
             stream.ahead_until = max(stream.ahead_until, offset)
-            stream.refill_at = ends[max(0, len(ends) - 1 - stream.window // 2)]
+            stream.refill_at = ends[(len(ends) - 1) // 2]
+
+    def _room_for_one(self) -> int:
+        """Bytes of memory for the blocks of one sequential reader: the one that it is in, and those that are read ahead."""
+        since_s = self._clock.monotonic() - READER_S
+        latest = takewhile(lambda stream: stream.used_s >= since_s, self._streams.latest_first())
+        return self._blocks.memory_bytes // (1 + sum(stream.window > 0 for stream in latest))
 
     async def _look_up_and_read_ahead(self, pointer: ManifestPointer, offset: int, stream: _Stream) -> None:
         try:
@@ -354,6 +374,7 @@ class ColdReader:
         for index, block in enumerate(footer.blocks):
             if block.max_timestamp_ms >= timestamp_ms and block.last_offset >= from_offset:
                 content = (await self._blocks.get(entry, footer, index, deadline)).content
+                self._blocks.finish(block_key(entry, block))
                 for batch, header in iterate_block_batches(content):
                     found = await self._search_batch(batch, header, timestamp_ms, from_offset)
                     if found is not None:

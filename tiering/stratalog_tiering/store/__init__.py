@@ -32,6 +32,7 @@ from stratalog_tiering.store.base import (
 )
 from stratalog_tiering.store.filesystem import FilesystemStore
 from stratalog_tiering.store.key_ring import FileKeyRing, NoKeys
+from stratalog_tiering.store.pieces import get_pieces
 from stratalog_tiering.store.store_url import (
     S3Location,
     check_store_url,
@@ -131,6 +132,7 @@ __all__ = [
     "UploadedPart",
     "check_store_url",
     "delete_batches",
+    "get_pieces",
     "location_url",
     "open_store",
     "read_verified",

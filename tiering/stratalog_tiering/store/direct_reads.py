@@ -11,7 +11,7 @@ import asyncio
 import logging
 import urllib.request
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final, cast
 from urllib.parse import quote, urlsplit
 
@@ -24,6 +24,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 from stratalog_core.memory.receive_buffers import ReceiveBuffers
 from stratalog_core.ports import Background
 from stratalog_tiering.store.obstore_reads import CONNECT_TIMEOUT_S, ObstoreReads, ReadLimits, covered_bytes, in_time
+from stratalog_tiering.store.pieces import get_pieces
 from stratalog_tiering.store.s3_attempts import time_limit
 from stratalog_tiering.store.s3_reads import CREDENTIALS_LIFETIME
 from stratalog_tiering.store.store_url import S3Location
@@ -34,8 +35,14 @@ IDLE_CONNECTIONS_MAX: Final = 16
 _HTTP_PORT: Final = 80
 _HEAD_BYTES_MAX: Final = 16 * 1024
 _SHOWN_BYTES: Final = 60
-_PIECE_BYTES: Final = 1024 * 1024
+_RECEIVED_BYTES_MAX: Final = 1024 * 1024
 """The most that one receive copies, so that the event loop is never blocked for long."""
+_KEPT_BYTES_MAX: Final = 64 * 1024 * 1024
+"""Memory that is received into again once nothing refers to it: the blocks in a broker's memory, and those that are read."""
+_LOOKS_MAX: Final = 16
+"""A broker's memory keeps blocks in about the order in which they were received, so a free buffer is found soon."""
+_REUSED_BYTES_MIN: Final = 128 * 1024
+"""Smaller pieces get memory of their size: buffers are rounded up, and a broker's memory charges what they take."""
 
 
 _log = logging.getLogger(__name__)
@@ -63,7 +70,7 @@ class DirectReads:
         self._limits = limits
         self._otherwise = otherwise
         self._signer = _Signer(session, location.region, background)
-        self._buffers = ReceiveBuffers()
+        self._buffers = ReceiveBuffers(_KEPT_BYTES_MAX, looks_max=_LOOKS_MAX)
         self._idle: deque[_Connection] = deque()
         self._is_closed = False
         self._paused_until_s = 0.0
@@ -72,30 +79,36 @@ class DirectReads:
         return await self._otherwise.get(key)
 
     async def get_range(self, key: str, start: int, length: int) -> memoryview:
-        async def read() -> memoryview:
+        (content,) = await self.get_pieces(key, start, [length])
+        return content
+
+    async def get_pieces(self, key: str, start: int, lengths: Sequence[int]) -> list[memoryview]:
+        """See ``pieces.py``. Fewer bytes only if the object ends earlier."""
+
+        async def read() -> list[memoryview]:
             loop = asyncio.get_running_loop()
             if loop.time() >= self._paused_until_s:
                 try:
-                    return await self._attempt(key, start, length)
+                    return await self._attempt(key, start, lengths)
                 except _Unexpected as unexpected:
                     _log.info("%s of %s is read through obstore: %s", key, self._location.url, unexpected)
                     self._paused_until_s = loop.time() + PAUSE_S
-            return await self._otherwise.get_range(key, start, length)
+            return await get_pieces(self._otherwise, key, start, lengths)
 
-        return await in_time(read, key, self._location.url, self._limits.of(length))
+        return await in_time(read, key, self._location.url, self._limits.of(sum(lengths)))
 
     def close(self) -> None:
         self._is_closed = True
         while self._idle:
             self._idle.pop().abort()
 
-    async def _attempt(self, key: str, start: int, length: int) -> memoryview:
+    async def _attempt(self, key: str, start: int, lengths: Sequence[int]) -> list[memoryview]:
         url = self._url + quote(self._location.name(key), safe="/~")
-        request = await self._signer.ranged_get(url, start, length)
+        request = await self._signer.ranged_get(url, start, sum(lengths))
         connection = self._idle.pop() if self._idle else await self._connected()
         try:
             async with time_limit(self._limits.silence_s) as heard:
-                content = await connection.answer(request, start, length, heard)
+                content = await connection.answer(request, start, lengths, heard)
         except TimeoutError:
             connection.abort()
             raise _Unexpected("silence") from None
@@ -174,26 +187,32 @@ class _Connection(asyncio.BufferedProtocol):
         self._lost = lost
         self._transport: asyncio.Transport | None = None
         self._head = bytearray(_HEAD_BYTES_MAX)
-        self._body: memoryview | None = None
+        self._start = 0
+        self._lengths: list[int] = []
+        """Of the pieces of the body that are still to come, the last one first."""
+        self._pieces: list[memoryview] = []
+        self._piece: memoryview | None = None
+        """The piece that is being received; None: the head is."""
         self._received = 0
-        self._wanted = (0, 0)
-        self._answer: asyncio.Future[memoryview] | None = None
+        """Bytes of the piece, or of the head."""
+        self._answer: asyncio.Future[list[memoryview]] | None = None
         self._heard: Callable[[], None] = _nothing
 
-    async def answer(self, request: bytes, start: int, length: int, heard: Callable[[], None]) -> memoryview:
-        """The requested bytes, fewer only if the object ends before. Calls ``heard`` whenever some arrive.
+    async def answer(self, request: bytes, start: int, lengths: Sequence[int], heard: Callable[[], None]) -> list[memoryview]:
+        """The requested pieces, fewer bytes only if the object ends before. Calls ``heard`` whenever some arrive.
 
         Raises ``_Unexpected`` if the answer is another one, or broke off.
         """
         if self._transport is None:
             raise _Unexpected("a broken connection")
-        self._body, self._received, self._wanted, self._heard = None, 0, (start, length), heard
+        self._start, self._lengths, self._pieces = start, [*reversed(lengths)], []
+        self._piece, self._received, self._heard = None, 0, heard
         self._answer = asyncio.get_running_loop().create_future()
         self._transport.write(request)
         try:
             return await self._answer
         finally:
-            self._answer, self._body, self._heard = None, None, _nothing
+            self._answer, self._piece, self._pieces, self._heard = None, None, [], _nothing
 
     def abort(self) -> None:
         self.is_reusable = False
@@ -213,9 +232,9 @@ class _Connection(asyncio.BufferedProtocol):
         return False
 
     def get_buffer(self, _: int) -> memoryview:
-        if self._body is None:
+        if self._piece is None:
             return memoryview(self._head)[self._received :]
-        return self._body[self._received : self._received + _PIECE_BYTES]
+        return self._piece[self._received : self._received + _RECEIVED_BYTES_MAX]
 
     def buffer_updated(self, size: int) -> None:
         if self._answer is None or self._answer.done():
@@ -224,11 +243,10 @@ class _Connection(asyncio.BufferedProtocol):
             return
         self._heard()
         self._received += size
-        if self._body is None:
+        if self._piece is None:
             self._read_head()
-        if self._body is not None and self._received == len(self._body):
-            content, self._body, self._received = self._body, None, 0
-            self._answer.set_result(content)
+        elif self._received == len(self._piece):
+            self._next_piece()
 
     def _read_head(self) -> None:
         end = self._head.find(b"\r\n\r\n", 0, self._received)
@@ -236,18 +254,46 @@ class _Connection(asyncio.BufferedProtocol):
             if self._received == _HEAD_BYTES_MAX:
                 self._refuse("a head that does not end")
             return
-        length, self.is_reusable = _body_length(bytes(self._head[:end]), *self._wanted)
+        length, self.is_reusable = _body_length(bytes(self._head[:end]), self._start, sum(self._lengths))
         rest = memoryview(self._head)[end + 4 : self._received]
         if not length or length < len(rest):
             self._refuse(f"another answer than expected: {bytes(self._head[:_SHOWN_BYTES])!r}")
             return
-        self._body = self._buffers.take(length)
-        self._body[: len(rest)] = rest
-        self._received = len(rest)
+        self._shorten(length)
+        self._next_piece()
+        while self._piece is not None and rest:
+            self._received = min(len(self._piece), len(rest))
+            self._piece[: self._received] = rest[: self._received]
+            rest = rest[self._received :]
+            if self._received == len(self._piece):
+                self._next_piece()
+
+    def _shorten(self, length: int) -> None:
+        """Expect ``length`` bytes in all: the object ends there."""
+        missing = sum(self._lengths) - length
+        while missing:
+            taken = min(missing, self._lengths[0])
+            self._lengths[0] -= taken
+            missing -= taken
+            if not self._lengths[0]:
+                del self._lengths[0]
+
+    def _next_piece(self) -> None:
+        """Receive the next piece, or return the pieces if there is none."""
+        self._received = 0
+        if self._lengths:
+            self._piece = self._memory(self._lengths.pop())
+            self._pieces.append(self._piece)
+        elif self._answer is not None:
+            self._piece = None
+            self._answer.set_result(self._pieces)
+
+    def _memory(self, size: int) -> memoryview:
+        return self._buffers.take(size) if size >= _REUSED_BYTES_MIN else memoryview(bytearray(size))
 
     def _refuse(self, why: str) -> None:
         """Leave the answer to obstore."""
-        self.is_reusable, self._body, self._received = False, None, 0
+        self.is_reusable, self._piece, self._received = False, None, 0
         if self._answer is not None and not self._answer.done():
             self._answer.set_exception(_Unexpected(why))
 

@@ -133,11 +133,10 @@ def from_obstore(failure: BaseError | FileNotFoundError | PermissionError, key: 
     return Unavailable(f"{place} could not be read ({key}): {text[:300]}")
 
 
-def check_length(content: memoryview, key: str, start: int, length: int) -> memoryview:
-    """``content`` if it is complete. Raises ``Corrupt`` if the object is shorter."""
-    if len(content) != length:
-        raise Corrupt(f"object {key} ends at byte {start + len(content)}, not {start + length}", key=key)
-    return content
+def check_length(found: int, key: str, start: int, length: int) -> None:
+    """Raise ``Corrupt`` if only ``found`` of ``length`` bytes were there."""
+    if found != length:
+        raise Corrupt(f"object {key} ends at byte {start + found}, not {start + length}", key=key)
 
 
 def covered_bytes(content_range: str, start: int, length: int) -> int:

@@ -29,6 +29,7 @@ from stratalog_tiering.store.checksums import crc_text, crc_text_of_parts
 from stratalog_tiering.store.direct_reads import DirectReads, is_direct
 from stratalog_tiering.store.key_ring import NoKeys
 from stratalog_tiering.store.obstore_reads import CONNECT_TIMEOUT_S, ReadLimits, check_length
+from stratalog_tiering.store.pieces import get_pieces
 from stratalog_tiering.store.s3_async import AsyncClient
 from stratalog_tiering.store.s3_attempts import repeated, written_once
 from stratalog_tiering.store.s3_catalogue import S3Catalogue
@@ -132,7 +133,16 @@ class S3Store:
     ) -> memoryview:
         check_range(start, length)
         content = await self._reads.get_range(key, start, length)
-        return content if or_less else check_length(content, key, start, length)
+        if not or_less:
+            check_length(len(content), key, start, length)
+        return content
+
+    async def get_pieces(self, key: str, start: int, lengths: Sequence[int]) -> list[memoryview]:
+        """See ``pieces.py``."""
+        check_range(start, min(lengths))
+        pieces = await get_pieces(self._reads, key, start, lengths)
+        check_length(sum(map(len, pieces)), key, start, sum(lengths))
+        return pieces
 
     async def head(self, key: str) -> ObjectInfo:
         return await self._catalogue.head(key)

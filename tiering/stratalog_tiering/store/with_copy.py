@@ -15,6 +15,7 @@ from stratalog_core.errors import Corrupt, Invalid, NoSuchObject, Refused, Stora
 from stratalog_core.object_lock import ObjectLock
 from stratalog_core.ports import Buffer, Clock
 from stratalog_tiering.store.base import KeyRing, ObjectInfo, ObjectStore, StoreFeatures, Upload, UploadedPart
+from stratalog_tiering.store.pieces import get_pieces
 
 AWAY_S: Final = 10.0
 """After the first store did not answer, reads go to the second copy first for so long."""
@@ -82,6 +83,10 @@ class StoreWithCopy:
         self, key: str, start: int, length: int, *, uncached: bool = False, or_less: bool = False
     ) -> memoryview:
         return await self._read(lambda store: store.get_range(key, start, length, uncached=uncached, or_less=or_less))
+
+    async def get_pieces(self, key: str, start: int, lengths: Sequence[int]) -> list[memoryview]:
+        """See ``pieces.py``."""
+        return await self._read(lambda store: get_pieces(store, key, start, lengths))
 
     async def head(self, key: str) -> ObjectInfo:
         return await self._read(lambda store: store.head(key))

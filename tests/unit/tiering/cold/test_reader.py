@@ -24,6 +24,7 @@ from stratalog_core.system import SystemClock, SystemFiles, ThreadBackground
 from stratalog_metadata.records import ManifestPointer
 from stratalog_tiering.cold import manifest_source
 from stratalog_tiering.cold.archive import Archive
+from stratalog_tiering.cold.block_cache import CachedBlock
 from stratalog_tiering.cold.reader import ColdReader, ColdReaderSettings
 from stratalog_tiering.format.footer import AbortedTransaction
 from stratalog_tiering.metrics import ColdReadMetrics
@@ -123,13 +124,38 @@ async def test_read_ahead_gets_adjacent_blocks_together(
     reader = ColdReader(store, ColdReaderSettings(), SystemClock())
     assert await read_sequentially(reader, pointer) == b"".join(batches)
     assert store.count("get_range") < 40 / 2, "footer, the first blocks alone, then four at a time"
-    blocks = [block for _, block in reader._blocks._blocks._entries.items()]
+    blocks = list(reader._blocks._memory._finished.values())
     assert all(frame_bytes(block.content) == FRAME_BYTES + len(block.content) for block in blocks), (
         "no block keeps the others in memory"
     )
     (counted,) = reader.metrics()
     assert isinstance(counted, ColdReadMetrics)
     assert (counted.blocks_loaded, counted.loaded_bytes) == (40, entry.data_bytes)
+    await reader.close()
+
+
+@pytest.mark.parametrize("readers", [5, 8])
+async def test_readers_in_little_memory_load_each_block_once(
+    new_writer: Callable[..., ArchiveWriter], store: Store, make_batches: Batches, readers: int
+) -> None:
+    batches = make_batches(0, [3] * 600)
+    size = len(batches[0])
+    writer = new_writer(block_bytes_target=40 * size)
+    pointers = [(await writer.append(partition, batches))[0] for partition in range(readers)]
+    block = CachedBlock(memoryview(b"".join(batches[:40])), 0).memory_bytes
+    # A block for each reader that it is in, one that is read ahead of it, and some of those that it has finished.
+    memory = (2 * readers + 1) * block * 4 // 3
+    reader = ColdReader(store, ColdReaderSettings(), SystemClock(), memory_bytes=memory)
+    offsets, read = [0] * readers, [b""] * readers
+    while any(offset < pointer.end_offset for offset, pointer in zip(offsets, pointers, strict=True)):
+        for number, pointer in enumerate(pointers):
+            found = await reader.fetch(pointer, offsets[number], 30 * size, 60)
+            offsets[number], read[number] = found.end_offset, read[number] + b"".join(found.batches)
+        await read_ahead_ended(reader)
+    assert read == [b"".join(batches)] * readers
+    (counted,) = reader.metrics()
+    assert isinstance(counted, ColdReadMetrics)
+    assert counted.blocks_loaded == 15 * readers
     await reader.close()
 
 

@@ -37,6 +37,19 @@ def head(start: int, stop: int, *more: str, status: str = "206 Partial Content")
     return "\r\n".join(lines).encode()
 
 
+def in_pieces(answer: asyncio.StreamWriter, start: int, stop: int) -> None:
+    """Each byte of the head is a segment of its own."""
+
+    async def send() -> None:
+        for byte in head(start, stop):
+            answer.write(bytes([byte]))
+            await answer.drain()
+            await asyncio.sleep(0)
+        answer.write(CONTENT[start:stop])
+
+    answer.sending = asyncio.ensure_future(send())  # type: ignore[attr-defined]
+
+
 class Server:
     """Answers ranged GETs of ``CONTENT`` on connections that stay open, by ``answer``."""
 
@@ -112,6 +125,30 @@ async def test_a_range_is_read_up_to_the_end_of_the_object(
     assert otherwise.asked == 0
 
 
+@pytest.mark.parametrize("sends", [right, in_pieces])
+@pytest.mark.parametrize("lengths", [(1, 1), (3, 1, 200_000, 7), (1_000_000, 1_000_000), (100, 3_000_000, 5, 5)])
+async def test_adjacent_pieces_are_received_into_memory_of_their_own(
+    reads: DirectReads, server: Server, otherwise: Otherwise, sends: Answer, lengths: tuple[int, ...]
+) -> None:
+    server.answer = sends
+    for start in (0, 11):
+        pieces = await reads.get_pieces(NAME, start, lengths)
+        assert [len(piece) for piece in pieces] == list(lengths)
+        assert b"".join(pieces) == CONTENT[start : start + sum(lengths)]
+        assert len({id(piece.obj) for piece in pieces}) == len(lengths)
+    assert (otherwise.asked, len(server.requests), len(server.connections)) == (0, 2, 1)
+
+
+@pytest.mark.parametrize(("there", "expected"), [(1, [1]), (10, [10]), (11, [10, 1]), (29, [10, 10, 9]), (30, [10, 10, 10])])
+async def test_pieces_end_where_the_object_ends(
+    reads: DirectReads, otherwise: Otherwise, there: int, expected: list[int]
+) -> None:
+    pieces = await reads.get_pieces(NAME, len(CONTENT) - there, [10, 10, 10])
+    assert [len(piece) for piece in pieces] == expected
+    assert b"".join(pieces) == CONTENT[-there:]
+    assert otherwise.asked == 0
+
+
 async def test_reads_that_follow_each_other_share_a_connection(reads: DirectReads, server: Server) -> None:
     for start in range(0, 50_000, 10_000):
         assert await reads.get_range(NAME, start, 10_000) == CONTENT[start : start + 10_000]
@@ -127,19 +164,6 @@ async def test_no_more_connections_stay_open_than_the_bound(reads: DirectReads, 
 async def test_what_readers_keep_is_not_overwritten(reads: DirectReads) -> None:
     kept = [await reads.get_range(NAME, start, 100_000) for start in range(0, 4_000_000, 100_000)]
     assert b"".join(kept) == CONTENT[:4_000_000]
-
-
-def in_pieces(answer: asyncio.StreamWriter, start: int, stop: int) -> None:
-    """Each byte of the head is a segment of its own."""
-
-    async def send() -> None:
-        for byte in head(start, stop):
-            answer.write(bytes([byte]))
-            await answer.drain()
-            await asyncio.sleep(0)
-        answer.write(CONTENT[start:stop])
-
-    answer.sending = asyncio.ensure_future(send())  # type: ignore[attr-defined]
 
 
 async def test_heads_may_arrive_in_pieces(reads: DirectReads, server: Server, otherwise: Otherwise) -> None:
