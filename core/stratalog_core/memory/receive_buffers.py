@@ -20,6 +20,7 @@ MAPPED_BYTES: Final = 8 * 1024 * 1024
 KEPT_BYTES_MAX: Final = 2 * MAPPED_BYTES
 """Bytes that one pool keeps. A buffer beyond that is freed with its last view."""
 LOOKS_MAX: Final = 256
+"""As many as there are of the smallest: all of them."""
 _ROUNDED_TO: Final = 64 * 1024
 _PAGE_BYTES: Final = 4096
 _PLACE_IN_PAGE_MIN: Final = 256

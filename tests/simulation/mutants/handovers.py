@@ -19,6 +19,7 @@ from stratalog_broker.partitions.ownership import Partitions
 from stratalog_broker.partitions.release import Release
 from stratalog_broker.reads.read_runs import ReadRuns, Served
 from stratalog_core.batches.checkpoint import Checkpoint
+from stratalog_core.errors import NotLeader
 from stratalog_metadata.client import shared_commands
 from stratalog_metadata.state.commands import Command
 
@@ -168,12 +169,24 @@ def applications_that_are_not_served_go_on() -> None:
     _swap(ownership, "or_resigned", contextlib.nullcontext)
 
 
+def partitions_that_are_lost_as_they_begin_are_forgotten() -> None:
+    """A partition whose new owner loses it in the moment in which it begins to serve counts as taken over."""
+    serve: Callable[..., None] = Partitions._serve
+
+    def serve_or_forget(self: Partitions, *taken: Any) -> None:
+        with contextlib.suppress(NotLeader):
+            serve(self, *taken)
+
+    _swap(Partitions, "_serve", serve_or_forget)
+
+
 IN_OWNERSHIP_CHANGES: Final = (
     applications_that_are_not_served_go_on,
     handover_does_not_end_a_reassignment,
     handover_keeps_the_epoch,
     handover_passes_on_no_producers,
     only_confirmations_resign_at_broken_invariants,
+    partitions_that_are_lost_as_they_begin_are_forgotten,
     resigned_owners_go_on_opening_ledgers,
     runs_are_served_to_any_partition,
     runs_skip_a_batch,
