@@ -47,7 +47,6 @@ from stratalog_metadata.records import (
     TopicPartition,
     Versioned,
     log_key,
-    partition_key,
     tier_request_key,
 )
 from stratalog_metadata.state.changes import Change
@@ -361,8 +360,7 @@ class Partitions:
         request = self._view.get(tier_request_key(identity.topic_id, identity.partition))
         if request is not None and isinstance(request.record, TierRequest):
             self._tier_requested(request.record, request)
-        newest = self._view.find(Partition, partition_key(identity.topic_id, identity.partition)) or taken.partition
-        self._follow_next_owner(log, newest)
+        self._follow_next_owner(log, self._view.find(Partition, taken.partition.key()) or taken.partition)
         if taken.more_is_coming and not log.is_leaving:
             log.open_ahead()
         if not log.is_serving:
@@ -371,8 +369,7 @@ class Partitions:
     def _on_lost(self, log: PartitionLog, error: Exception) -> None:
         """Take over a partition again after its writer failed, if this broker still owns it."""
         self._drop(log)
-        identity = log.topic_partition
-        partition = self._view.find(Partition, partition_key(identity.topic_id, identity.partition))
+        partition = self._view.find(Partition, log.requirement.key)
         if partition is not None:
             self._partition_changed(partition)
 
