@@ -145,8 +145,8 @@ def producer_options(bootstrap: str, traffic: Traffic) -> Options:
 def consumer_options(bootstrap: str, readers: Readers, *, earliest: bool) -> Options:
     """Return the settings of one consumer. Its queue is bounded, so that a thousand of them fit into memory.
 
-    When its queue is full, a consumer waits ``_QUEUE_FULL_MS`` before it fetches again. librdkafka waits a second, in which
-    the queue runs empty, so that a fast server looks slow.
+    When its queue is full, a consumer waits ``_QUEUE_FULL_MS`` before it fetches again. librdkafka waits a second by default;
+    the queue runs empty meanwhile, and a fast server looks slow.
     """
     members = readers.groups * readers.consumers
     defaults: Options = {

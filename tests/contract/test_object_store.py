@@ -25,7 +25,7 @@ from support.s3_proxy import AZURE_REFUSALS, FAULTS, GCS_REFUSALS, S3_REFUSALS, 
 
 from stratalog_core.errors import Conflict, Corrupt, Invalid, NoSuchObject, StratalogError
 from stratalog_core.system import SystemClock, ThreadBackground
-from stratalog_tiering.store import READ_ENGINES, ObjectStore, UploadedPart, open_store
+from stratalog_tiering.store import READ_ENGINES, ObjectStore, UploadedPart, get_pieces, open_store
 from stratalog_tiering.store.checksums import crc_text, crc_text_of_parts
 
 PART = b"p" * (5 * 1024 * 1024)
@@ -159,6 +159,27 @@ async def test_a_range_beyond_the_end_is_not_shortened(store: ObjectStore) -> No
             await store.get_range("a", start, length)
     with pytest.raises(Invalid):
         await store.get_range("a", 0, 0)
+
+
+async def test_adjacent_pieces_are_each_in_memory_of_their_own(store: ObjectStore) -> None:
+    content = bytes(range(256)) * 4000
+    await store.put("a", [content])
+    lengths = [1, 300_000, 7, 500_000]
+    pieces = await get_pieces(store, "a", 3, lengths)
+    assert [len(piece) for piece in pieces] == lengths
+    assert b"".join(pieces) == content[3 : 3 + sum(lengths)]
+    assert len({id(piece.obj) for piece in pieces}) == len(lengths)
+    (alone,) = await get_pieces(store, "a", 5, [9])
+    assert alone == content[5:14]
+
+
+async def test_pieces_beyond_the_end_are_not_shortened(store: ObjectStore) -> None:
+    await store.put("a", [b"12345"])
+    for start, lengths in ((0, [2, 4]), (0, [5, 1]), (3, [3]), (4, [1, 1, 1])):
+        with pytest.raises(Corrupt):
+            await get_pieces(store, "a", start, lengths)
+    with pytest.raises(NoSuchObject):
+        await get_pieces(store, "none", 0, [1, 1])
 
 
 async def test_if_absent_never_replaces(store: ObjectStore) -> None:

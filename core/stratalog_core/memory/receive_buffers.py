@@ -19,9 +19,9 @@ from typing import Final
 MAPPED_BYTES: Final = 8 * 1024 * 1024
 KEPT_BYTES_MAX: Final = 2 * MAPPED_BYTES
 """Bytes that one pool keeps. A buffer beyond that is freed with its last view."""
-LOOKS_MAX: Final = 256
-"""As many as there are of the smallest: all of them."""
 _ROUNDED_TO: Final = 64 * 1024
+_LOOKS_MAX: Final = KEPT_BYTES_MAX // _ROUNDED_TO
+"""A pool of the default size has no more buffers than this."""
 _PAGE_BYTES: Final = 4096
 _PLACE_IN_PAGE_MIN: Final = 256
 
@@ -34,8 +34,8 @@ _unwritten.argtypes = (ctypes.c_char_p, ctypes.c_ssize_t)
 class ReceiveBuffers:
     """The buffers of one transport. Belongs to one event loop."""
 
-    def __init__(self, kept_bytes_max: int = KEPT_BYTES_MAX, *, looks_max: int = LOOKS_MAX) -> None:
-        """``looks_max``: how many buffers are looked at for one that is free, the one that was looked at longest ago first."""
+    def __init__(self, kept_bytes_max: int = KEPT_BYTES_MAX, *, looks_max: int = _LOOKS_MAX) -> None:
+        """``take`` examines at most ``looks_max`` buffers for a free one, those first that it has not examined for longest."""
         self._kept: deque[tuple[bytearray, int]] = deque()
         self._kept_bytes = 0
         self._kept_bytes_max = kept_bytes_max

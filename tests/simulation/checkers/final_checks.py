@@ -23,8 +23,8 @@ EVENTUALLY_S: Final = 45.0
 LOOK_S: Final = 0.25
 LEDGERS_PER_PARTITION_MAX: Final = 4
 INTERNAL_LEDGERS_MAX: Final = 3
-"""Per partition of an internal topic: the newest, and those before it until an owner knows that its checkpoint is durable. Two
-owners may die, one after the other, between opening a ledger and that; the next one trims when it has something to write."""
+"""Per partition of an internal topic: the newest, and two before it. An owner drops the earlier ones once the checkpoint of its
+own is durable; two owners in a row may die before that, and the next one drops them only when it has something to write."""
 RECORDS_FIXED_MAX: Final = 60
 RECORDS_PER_PARTITION_MAX: Final = 5 + LEDGERS_PER_PARTITION_MAX
 

@@ -7,6 +7,7 @@ that it reads from disk, and treats a mismatch as a miss. The directory is empti
 from __future__ import annotations
 
 import hashlib
+import math
 from array import array
 from bisect import bisect_right
 from collections import OrderedDict
@@ -23,7 +24,7 @@ Key = TypeVar("Key", bound=Hashable)
 Value = TypeVar("Value")
 _DIRECTORY: Final = "blocks"
 WAITING_S: Final = 10.0
-"""How long memory keeps a block for a reader that does not come, in preference to those that readers have finished."""
+"""A block that no reader has used for so long is evicted before those that readers have finished."""
 
 
 class LruCache(Generic[Key, Value]):
@@ -137,7 +138,7 @@ class BlockMemory:
         self._finished: OrderedDict[BlockKey, CachedBlock] = OrderedDict()
         """The least recently used first."""
         self._waiting: OrderedDict[BlockKey, tuple[CachedBlock, float]] = OrderedDict()
-        """With the time (seconds) of their last use, the least recently used first."""
+        """With the time of their last use (monotonic seconds), the least recently used first."""
 
     def __contains__(self, key: BlockKey) -> bool:
         return key in self._waiting or key in self._finished
@@ -177,11 +178,11 @@ class BlockMemory:
             self.bytes_held -= known.memory_bytes
 
     def _evict_one(self) -> None:
-        oldest, since_s = next(((key, used_s) for key, (_, used_s) in self._waiting.items()), (None, 0.0))
-        if oldest is not None and (not self._finished or since_s < self._clock.monotonic() - WAITING_S):
-            key, block = oldest, self._waiting.pop(oldest)[0]
-        else:
+        _, used_s = next(iter(self._waiting.values()), (None, math.inf))
+        if self._finished and used_s >= self._clock.monotonic() - WAITING_S:
             key, block = self._finished.popitem(last=False)
+        else:
+            key, (block, _) = self._waiting.popitem(last=False)
         self.bytes_held -= block.memory_bytes
         self._on_evicted(key, block)
 

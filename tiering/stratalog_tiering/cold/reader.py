@@ -13,7 +13,7 @@ import logging
 from array import array
 from collections.abc import Awaitable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate, takewhile
+from itertools import takewhile
 from typing import Any, Final, TypeVar
 from uuid import UUID
 
@@ -42,8 +42,8 @@ LOOKUP_TIMEOUT_S: Final = 30.0
 MEMORY_BYTES: Final = 64 * 1024 * 1024
 _STREAMS_MAX: Final = 1024
 _READ_AHEADS_MAX: Final = 64
-READER_S: Final = 2.0
-"""A sequential reader counts as one for so long after its last fetch."""
+_SHARES_S: Final = 2.0
+"""How long after its last fetch a sequential reader has a share of the memory."""
 _log = logging.getLogger(__name__)
 _Read = TypeVar("_Read")
 
@@ -79,8 +79,8 @@ class FoundRecord:
 class _Stream:
     """A sequential reader, identified by the offset at which it continues. ``window``: blocks to read ahead, at first 0.
 
-    ``refill_at`` is the offset from which at most half of the window is left, so that blocks are read ahead several at once.
-    ``used_s``: when its last fetch ended.
+    ``refill_at`` is the offset from which at most half of what was read ahead is left, so that blocks are read several at once.
+    ``used_s``: when its last fetch ended (monotonic seconds).
     """
 
     window: int = 0
@@ -327,7 +327,7 @@ class ColdReader:
     def _read_ahead(self, pointer: ManifestPointer, offset: int, stream: _Stream) -> None:
         """Start to load a window of blocks from ``offset`` on, at once as far as manifest and footers are in memory."""
         ends = list[int]()
-        room = self._room_for_one()
+        room = self._memory_share(stream)
         while len(ends) < stream.window and offset < pointer.end_offset:
             found = self._source.cached(pointer, offset)
             if found is None:
@@ -335,23 +335,26 @@ class ColdReader:
                     self._spawn(self._look_up_and_read_ahead(pointer, offset, stream))
                 return
             entry, footer = found
-            first = find_block(footer.blocks, offset)
-            blocks = footer.blocks[first : first + stream.window - len(ends)]
-            fitting = sum(total <= room for total in accumulate(block.plain_length for block in blocks))
-            if not fitting:
+            first = stop = find_block(footer.blocks, offset)
+            for block in footer.blocks[first : first + stream.window - len(ends)]:
+                room -= block.plain_length
+                if room < 0:
+                    break
+                stop, offset = stop + 1, block.last_offset + 1
+                ends.append(offset)
+            self._blocks.read_ahead(entry, footer, range(first, stop))
+            if room < 0:
                 break
-            self._blocks.read_ahead(entry, footer, range(first, first + fitting))
-            ends += (block.last_offset + 1 for block in blocks[:fitting])
-            offset, room = ends[-1], room - sum(block.plain_length for block in blocks[:fitting])
         if ends:
             stream.ahead_until = max(stream.ahead_until, offset)
             stream.refill_at = ends[(len(ends) - 1) // 2]
 
-    def _room_for_one(self) -> int:
-        """Bytes of memory for the blocks of one sequential reader: the one that it is in, and those that are read ahead."""
-        since_s = self._clock.monotonic() - READER_S
-        latest = takewhile(lambda stream: stream.used_s >= since_s, self._streams.latest_first())
-        return self._blocks.memory_bytes // (1 + sum(stream.window > 0 for stream in latest))
+    def _memory_share(self, stream: _Stream) -> int:
+        """Bytes of memory for the blocks of one of the sequential readers: that which it is in, and those read ahead of it."""
+        since_s = self._clock.monotonic() - _SHARES_S
+        latest = takewhile(lambda other: other.used_s >= since_s, self._streams.latest_first())
+        others = sum(other.window > 0 for other in latest if other is not stream)
+        return self._blocks.memory_bytes // (1 + others)
 
     async def _look_up_and_read_ahead(self, pointer: ManifestPointer, offset: int, stream: _Stream) -> None:
         try:

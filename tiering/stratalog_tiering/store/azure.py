@@ -33,12 +33,13 @@ from stratalog_tiering.store.base import (
     Upload,
     UploadedPart,
     UploadGone,
+    check_length,
     check_range,
     refuse_lock,
 )
 from stratalog_tiering.store.http_requests import Answer, delete_each
 from stratalog_tiering.store.key_ring import NoKeys
-from stratalog_tiering.store.obstore_reads import ObstoreReads, ReadLimits, check_length, client_options, retry_config
+from stratalog_tiering.store.obstore_reads import ObstoreReads, ReadLimits, client_options, retry_config
 from stratalog_tiering.store.s3_attempts import written_once
 from stratalog_tiering.store.store_url import AzureLocation
 

@@ -17,7 +17,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol, TypeVar
 
-from stratalog_core.errors import Invalid, NoSuchObject, Unavailable
+from stratalog_core.errors import Corrupt, Invalid, NoSuchObject, Unavailable
 from stratalog_core.object_lock import ObjectLock
 from stratalog_core.ports import Buffer
 
@@ -260,3 +260,9 @@ def check_range(start: int, length: int) -> None:
     """Raise ``Invalid`` for a negative start or an empty range."""
     if start < 0 or length <= 0:
         raise Invalid(f"range of {length} bytes from {start} is empty or negative")
+
+
+def check_length(found: int, key: str, start: int, length: int) -> None:
+    """Raise ``Corrupt`` if the object ended after ``found`` of the ``length`` bytes from ``start`` on."""
+    if found != length:
+        raise Corrupt(f"object {key} ends at byte {start + found}, not {start + length}", key=key)

@@ -21,7 +21,7 @@ from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials, ReadOnlyCredentials
 from botocore.exceptions import BotoCoreError, ClientError
 
-from stratalog_core.memory.receive_buffers import ReceiveBuffers
+from stratalog_core.memory.receive_buffers import MAPPED_BYTES, ReceiveBuffers, announced_memory
 from stratalog_core.ports import Background
 from stratalog_tiering.store.obstore_reads import CONNECT_TIMEOUT_S, ObstoreReads, ReadLimits, covered_bytes, in_time
 from stratalog_tiering.store.pieces import get_pieces
@@ -38,11 +38,11 @@ _SHOWN_BYTES: Final = 60
 _RECEIVED_BYTES_MAX: Final = 1024 * 1024
 """The most that one receive copies, so that the event loop is never blocked for long."""
 _KEPT_BYTES_MAX: Final = 64 * 1024 * 1024
-"""Memory that is received into again once nothing refers to it: the blocks in a broker's memory, and those that are read."""
+"""Buffers that are reused: enough for the blocks that a broker with default settings keeps, and the GETs in flight."""
 _LOOKS_MAX: Final = 16
-"""A broker's memory keeps blocks in about the order in which they were received, so a free buffer is found soon."""
+"""Blocks are evicted in about the order in which they were received, so the oldest buffers are usually free."""
 _REUSED_BYTES_MIN: Final = 128 * 1024
-"""Smaller pieces get memory of their size: buffers are rounded up, and a broker's memory charges what they take."""
+"""Smaller pieces get memory of exactly their size: a reused buffer is rounded up, and all of it is charged to the cache."""
 
 
 _log = logging.getLogger(__name__)
@@ -188,13 +188,13 @@ class _Connection(asyncio.BufferedProtocol):
         self._transport: asyncio.Transport | None = None
         self._head = bytearray(_HEAD_BYTES_MAX)
         self._start = 0
-        self._lengths: list[int] = []
-        """Of the pieces of the body that are still to come, the last one first."""
+        self._lengths: deque[int] = deque()
+        """Lengths of the pieces after the current one."""
         self._pieces: list[memoryview] = []
         self._piece: memoryview | None = None
-        """The piece that is being received; None: the head is."""
+        """The piece that is being received, the last of ``_pieces``; None while the head is."""
         self._received = 0
-        """Bytes of the piece, or of the head."""
+        """Bytes received of the piece, or of the head."""
         self._answer: asyncio.Future[list[memoryview]] | None = None
         self._heard: Callable[[], None] = _nothing
 
@@ -205,7 +205,7 @@ class _Connection(asyncio.BufferedProtocol):
         """
         if self._transport is None:
             raise _Unexpected("a broken connection")
-        self._start, self._lengths, self._pieces = start, [*reversed(lengths)], []
+        self._start, self._lengths, self._pieces = start, deque(lengths), []
         self._piece, self._received, self._heard = None, 0, heard
         self._answer = asyncio.get_running_loop().create_future()
         self._transport.write(request)
@@ -269,27 +269,26 @@ class _Connection(asyncio.BufferedProtocol):
                 self._next_piece()
 
     def _shorten(self, length: int) -> None:
-        """Expect ``length`` bytes in all: the object ends there."""
-        missing = sum(self._lengths) - length
-        while missing:
-            taken = min(missing, self._lengths[0])
-            self._lengths[0] -= taken
-            missing -= taken
-            if not self._lengths[0]:
-                del self._lengths[0]
+        """Expect only ``length`` bytes in all, because the object ends there."""
+        excess = sum(self._lengths) - length
+        while excess > 0:
+            last = self._lengths.pop()
+            if last > excess:
+                self._lengths.append(last - excess)
+            excess -= last
 
     def _next_piece(self) -> None:
         """Receive the next piece, or return the pieces if there is none."""
         self._received = 0
         if self._lengths:
-            self._piece = self._memory(self._lengths.pop())
+            self._piece = self._memory(self._lengths.popleft())
             self._pieces.append(self._piece)
         elif self._answer is not None:
             self._piece = None
             self._answer.set_result(self._pieces)
 
     def _memory(self, size: int) -> memoryview:
-        return self._buffers.take(size) if size >= _REUSED_BYTES_MIN else memoryview(bytearray(size))
+        return self._buffers.take(size) if _REUSED_BYTES_MIN <= size <= MAPPED_BYTES else announced_memory(size)
 
     def _refuse(self, why: str) -> None:
         """Leave the answer to obstore."""

@@ -28,7 +28,16 @@ from stratalog_core.memory.receive_buffers import ReceiveBuffers
 from stratalog_core.object_lock import ObjectLock
 from stratalog_core.ports import Background, Buffer, Clock, Random
 from stratalog_core.system import sync_directory
-from stratalog_tiering.store.base import KeyRing, ObjectInfo, StoreFeatures, Upload, UploadedPart, check_key, check_range
+from stratalog_tiering.store.base import (
+    KeyRing,
+    ObjectInfo,
+    StoreFeatures,
+    Upload,
+    UploadedPart,
+    check_key,
+    check_length,
+    check_range,
+)
 from stratalog_tiering.store.key_ring import NoKeys
 
 _ASIDE: Final = ".aside"
@@ -113,8 +122,8 @@ class FilesystemStore:
                 content = await self._read(lambda: read_uncached(path, start, length, memory), key)
         else:
             content = memoryview(await self._read(lambda: _read_range(path, start, length), key))
-        if len(content) != length and not or_less:
-            raise Corrupt(f"object {key} ends at byte {start + len(content)}, not {start + length}", key=key)
+        if not or_less:
+            check_length(len(content), key, start, length)
         return content
 
     async def head(self, key: str) -> ObjectInfo:

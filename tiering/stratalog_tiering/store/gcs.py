@@ -18,14 +18,23 @@ from obstore.store import GCSStore as ObstoreGcs
 from stratalog_core.errors import Conflict, Invalid, NoSuchObject, Refused, Unavailable
 from stratalog_core.object_lock import ObjectLock
 from stratalog_core.ports import Background, Buffer, Clock, Random
-from stratalog_tiering.store.base import KeyRing, ObjectInfo, StoreFeatures, Upload, UploadedPart, check_range, refuse_lock
+from stratalog_tiering.store.base import (
+    KeyRing,
+    ObjectInfo,
+    StoreFeatures,
+    Upload,
+    UploadedPart,
+    check_length,
+    check_range,
+    refuse_lock,
+)
 from stratalog_tiering.store.checksums import crc_text
 from stratalog_tiering.store.gcs_credentials import GcsCredentials
 from stratalog_tiering.store.gcs_requests import DamagedInTransit, GcsRequests, decoded
 from stratalog_tiering.store.gcs_uploads import UPLOAD_META, GcsUploads
 from stratalog_tiering.store.http_requests import delete_each
 from stratalog_tiering.store.key_ring import NoKeys
-from stratalog_tiering.store.obstore_reads import ObstoreReads, ReadLimits, check_length, client_options, retry_config
+from stratalog_tiering.store.obstore_reads import ObstoreReads, ReadLimits, client_options, retry_config
 from stratalog_tiering.store.s3_attempts import written_once
 from stratalog_tiering.store.store_url import GcsLocation
 

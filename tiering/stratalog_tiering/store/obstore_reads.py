@@ -133,12 +133,6 @@ def from_obstore(failure: BaseError | FileNotFoundError | PermissionError, key: 
     return Unavailable(f"{place} could not be read ({key}): {text[:300]}")
 
 
-def check_length(found: int, key: str, start: int, length: int) -> None:
-    """Raise ``Corrupt`` if only ``found`` of ``length`` bytes were there."""
-    if found != length:
-        raise Corrupt(f"object {key} ends at byte {start + found}, not {start + length}", key=key)
-
-
 def covered_bytes(content_range: str, start: int, length: int) -> int:
     """Bytes that a Content-Range header (RFC 9110, 14.4) covers; 0 unless it is all of the request, up to the object's end."""
     found = re.fullmatch(r"bytes (\d+)-(\d+)/(\d+)", content_range)

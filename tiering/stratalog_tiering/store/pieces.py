@@ -1,4 +1,4 @@
-"""Reads of adjacent ranges by one request, each into memory of its own, so that one is kept without the others."""
+"""Reads adjacent ranges with one request, each into memory of its own, so that keeping one does not keep the others."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from typing import Protocol, runtime_checkable
 
 
 class RangeReader(Protocol):
-    """Part of an ``ObjectStore``, or of what one reads through."""
+    """An ``ObjectStore``, or the client that it reads through."""
 
     async def get_range(self, key: str, start: int, length: int) -> memoryview: ...
 
 
 @runtime_checkable
 class PieceReader(Protocol):
-    """Receives each piece where it is kept, without a copy."""
+    """A ``RangeReader`` that receives pieces without a copy, or delegates to one that may."""
 
     async def get_pieces(self, key: str, start: int, lengths: Sequence[int]) -> list[memoryview]: ...
 
 
 async def get_pieces(source: RangeReader, key: str, start: int, lengths: Sequence[int]) -> list[memoryview]:
-    """The adjacent pieces of ``lengths`` bytes from ``start`` on. Raises as ``ObjectStore.get_range`` does.
+    """Adjacent pieces of ``lengths`` bytes each, from ``start`` on. Raises what ``source.get_range`` raises.
 
-    They are copied from one range, unless ``source`` is a ``PieceReader``.
+    Unless ``source`` is a ``PieceReader``, they are copied out of one range.
     """
     if isinstance(source, PieceReader):
         return await source.get_pieces(key, start, lengths)

@@ -24,11 +24,20 @@ from botocore.exceptions import BotoCoreError, ClientError
 from stratalog_core.errors import Conflict, Invalid, NoSuchObject, OutcomeUnknown, Unavailable
 from stratalog_core.object_lock import ObjectLock
 from stratalog_core.ports import Background, Buffer
-from stratalog_tiering.store.base import KeyRing, ObjectInfo, StoreFeatures, Upload, UploadedPart, UploadGone, check_range
+from stratalog_tiering.store.base import (
+    KeyRing,
+    ObjectInfo,
+    StoreFeatures,
+    Upload,
+    UploadedPart,
+    UploadGone,
+    check_length,
+    check_range,
+)
 from stratalog_tiering.store.checksums import crc_text, crc_text_of_parts
 from stratalog_tiering.store.direct_reads import DirectReads, is_direct
 from stratalog_tiering.store.key_ring import NoKeys
-from stratalog_tiering.store.obstore_reads import CONNECT_TIMEOUT_S, ReadLimits, check_length
+from stratalog_tiering.store.obstore_reads import CONNECT_TIMEOUT_S, ReadLimits
 from stratalog_tiering.store.pieces import get_pieces
 from stratalog_tiering.store.s3_async import AsyncClient
 from stratalog_tiering.store.s3_attempts import repeated, written_once
