@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import random
 from collections.abc import AsyncIterator, Callable
@@ -83,9 +82,8 @@ async def history(cluster: Cluster, make_batches: Batches) -> str:
     topic = msgspec.structs.replace(cluster.topic, configs={"retention.ms": "-1", "retention.bytes": str(2 * segment_bytes)})
     await cluster.metadata.propose(Command(updates=(Put(record=topic),)))
     await cluster.until(lambda: cluster.pointer().start_offset == 3 and not cluster.log().ledgers)
-    async with asyncio.timeout(60):
-        while not await is_marked(cluster.store, cluster.pointer()):  # noqa: ASYNC110 - the store tells nobody
-            await asyncio.sleep(0.01)
+    await cluster.until(lambda: not cluster.pointer().content)  # its manifest is in the store
+    assert await is_marked(cluster.store, cluster.pointer())
     await worker.close()
     return orphan
 
