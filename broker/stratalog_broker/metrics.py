@@ -33,6 +33,9 @@ class BrokerMetrics(MetricGroup):
     takeovers_waiting: int = gauge("partitions", "Partitions that this broker owns and does not serve yet")
     hot_reads: int = gauge("reads", "Reads from bookies in progress, read-ahead included")
     cold_reads: int = gauge("reads", "Reads from the object store in progress, read-ahead included")
+    replay_limit_bytes_per_second: int = gauge(
+        "bytes per second", "Rate to which history is slowed down while acknowledgements take longer than usual; 0: it is not"
+    )
     unreadable_group_records: int = gauge("records", "Records of __consumer_offsets that this broker could not read")
     unreadable_transaction_records: int = gauge("records", "Records of __transaction_state that this broker could not read")
     transaction_markers: int = gauge("markers", "Markers of decided transactions that are not written yet")

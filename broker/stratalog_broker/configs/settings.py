@@ -134,6 +134,13 @@ class BrokerSettings:
         " up to 9/256 of memory_bytes (18 MiB by default)",
         minimum=1,
     )
+    replay_percent_min: int = setting(
+        25,
+        help="Percentage of its rate at which history from the object store is still sent while acknowledgements take longer"
+        " than usual; 100: it is never slowed down",
+        minimum=1,
+        maximum=100,
+    )
     connection_idle_ms: int = setting(600_000, help="A connection is closed after this time without a request", minimum=1_000)
     shutdown_ms: int = setting(5_000, help="Time for requests in progress to complete when the broker stops", minimum=0)
 

@@ -13,7 +13,8 @@ is ignored. History that is only in the object store is served by any broker: a 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import chain
 from typing import Any, Final
 
@@ -29,12 +30,14 @@ from stratalog_broker.protocol.frame import response_head
 from stratalog_broker.reads.aborted_transactions import AbortedRun, AbortedTransactions
 from stratalog_broker.reads.pending_reads import NOTHING, Batches, PendingReads
 from stratalog_broker.reads.readable_log import ColdHistory, ReadableLog
+from stratalog_broker.reads.replay_pace import ReplayPace
 from stratalog_broker.requests.access import Access, Operation, Resource
 from stratalog_broker.requests.context import RequestContext
 from stratalog_broker.requests.fetch_positions import readable_end, refused_position
 from stratalog_broker.requests.fetch_reads import FetchReads, aborted_at_once
 from stratalog_broker.requests.fetch_sessions import FetchSession, FetchSessions, SessionRefused
 from stratalog_broker.requests.handler_info import HandlerInfo, Waiting
+from stratalog_broker.requests.held_fetch import HeldFetch, wants_history_only
 from stratalog_broker.requests.permissions import FindPartition, Permissions, except_denied
 from stratalog_broker.requests.replica_fetch import ReplicaFetch
 from stratalog_broker.requests.replica_reads import ReplicaReads
@@ -48,35 +51,23 @@ _ACCESS: Final = Access(Operation.READ, Resource.TOPIC)
 _KEY: Final = 1
 _READ_COMMITTED: Final = 1
 _NEWER_EPOCH: Final = ErrorCode.unknown_leader_epoch
-
 _NOT_LOOKED_AT: Final = PartitionFetched(-1)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class FetchHandler:
     """Handles all Fetch requests of the broker."""
 
-    def __init__(
-        self,
-        *,
-        partitions: Partitions,
-        permissions: Permissions,
-        pending_reads: PendingReads,
-        aborted: AbortedTransactions,
-        replica_reads: ReplicaReads,
-        sessions: FetchSessions,
-        responses: UnsentResponses,
-        clock: Clock,
-        settings: BrokerSettings,
-    ) -> None:
-        self.partitions = partitions
-        self.permissions = permissions
-        self.pending_reads = pending_reads
-        self.aborted = aborted
-        self.replica_reads = replica_reads
-        self.sessions = sessions
-        self.responses = responses
-        self.clock = clock
-        self.response_bytes_max = settings.response_bytes_max
+    partitions: Partitions
+    permissions: Permissions
+    pending_reads: PendingReads
+    pace: ReplayPace
+    aborted: AbortedTransactions
+    replica_reads: ReplicaReads
+    sessions: FetchSessions
+    responses: UnsentResponses
+    clock: Clock
+    settings: BrokerSettings
 
     def __call__(self, context: RequestContext, body: memoryview) -> Waiting | None:
         """Respond immediately, or return the parked fetch."""
@@ -89,6 +80,8 @@ class FetchHandler:
             )
             context.respond([response_head(_KEY, context.api_version, context.correlation_id, size), *parts])
             return None
+        if self.pace.limit and wants_history_only(fetch.places(), self.pending_reads, is_near=bool(request.rack)):
+            return HeldFetch(fetch, self.pace)
         return None if fetch.start() else fetch
 
 
@@ -118,7 +111,7 @@ class FetchCall:
             keys = (one.key for one in self._wanted)
             self._denied = fetches.permissions.denied_keys(context, _ACCESS, keys, topic_by_id)
             self._find = except_denied(self._find, self._denied)
-        self._bytes_max = min(max(request.bytes_max, 1), fetches.response_bytes_max, fetches.responses.room)
+        self._bytes_max = min(max(request.bytes_max, 1), fetches.settings.response_bytes_max, fetches.responses.room)
         self._bytes_min = min(request.bytes_min, self._bytes_max)
         self._wait_s = max(request.max_wait_ms, 0) / 1000
         self._deadline = fetches.clock.monotonic() + self._wait_s
@@ -138,6 +131,17 @@ class FetchCall:
         self._reading: asyncio.Task[None] | None = None
 
     # -- checking -------------------------------------------------------------------------------------------------------
+
+    def places(self) -> Iterator[tuple[FetchWanted, PartitionLog | None]]:
+        """Yield what is wanted, and its partition if it is here."""
+        return ((one, self._find(one.key, one.index)) for one in self._wanted)
+
+    def start_late(self, bytes_max: int) -> None:
+        """Start after a wait, for ``bytes_max`` bytes at most."""
+        self._bytes_max = min(self._bytes_max, bytes_max)
+        self._bytes_min = min(self._bytes_min, self._bytes_max)
+        self._deadline = self._fetches.clock.monotonic() + self._wait_s
+        self._or_fail(self.start)
 
     def start(self) -> bool:
         """Check every partition, then respond or wait; return True if it responded."""
@@ -284,7 +288,7 @@ class FetchCall:
             if log is not None:
                 log.watchers[self] = None
         left_s = max(self._deadline - self._fetches.clock.monotonic(), 0.0)
-        self._timer = asyncio.get_running_loop().call_later(left_s, self._on_patience_ended)
+        self._timer = asyncio.get_running_loop().call_later(left_s, self._or_fail, self._respond)
         return False
 
     def moved(self, log: PartitionLog) -> None:
@@ -298,16 +302,7 @@ class FetchCall:
             return
         moved, self._moved = set(self._moved), []
         self._end_waiting()
-        try:
-            self._look_again({*self._unread, *(line for line, log in enumerate(self._logs) if log in moved)})
-        except Exception:
-            self._fail()
-
-    def _on_patience_ended(self) -> None:
-        try:
-            self._respond()
-        except Exception:
-            self._fail()
+        self._or_fail(self._look_again, {*self._unread, *(line for line, log in enumerate(self._logs) if log in moved)})
 
     async def _refresh(self, replicas: ReplicaFetch) -> None:
         try:
@@ -360,6 +355,12 @@ class FetchCall:
         if self._reading is not None:
             self._reading.cancel()
         self._context.release()
+
+    def _or_fail(self, step: Callable[..., object], *arguments: object) -> None:
+        try:
+            step(*arguments)
+        except Exception:
+            self._fail()
 
     def _fail(self) -> None:
         self._end_waiting()

@@ -29,6 +29,7 @@ from stratalog_broker.coordination.offset_transactions import OffsetTransactions
 from stratalog_broker.coordination.transaction_verification import TransactionVerifier
 from stratalog_broker.coordination.transactions.service import TransactionService
 from stratalog_broker.handlers import HANDLERS
+from stratalog_broker.handlers.produce import API as PRODUCE
 from stratalog_broker.metrics import BrokerMetrics, MemoryMetrics
 from stratalog_broker.network.admission import Admission
 from stratalog_broker.network.connection import ClientConnection
@@ -42,6 +43,7 @@ from stratalog_broker.reads.aborted_transactions import AbortedTransactions
 from stratalog_broker.reads.log_reader import LogReader
 from stratalog_broker.reads.offset_lookup import OffsetLookup
 from stratalog_broker.reads.pending_reads import PendingReads
+from stratalog_broker.reads.replay_pace import ReplayPace
 from stratalog_broker.reads.time_searches import TimeSearches
 from stratalog_broker.requests.access import OPEN, AccessRules
 from stratalog_broker.requests.deadlines import Deadlines
@@ -55,7 +57,7 @@ from stratalog_broker.requests.unsent_responses import UnsentResponses
 from stratalog_broker.telemetry.service import ClientTelemetry
 from stratalog_core.connections.silent_clients import LOOK_S
 from stratalog_core.errors import Invalid
-from stratalog_core.metrics.groups import MetricGroup
+from stratalog_core.metrics.groups import Histogram, MetricGroup
 from stratalog_core.ports import Clock, Random
 from stratalog_core.search_pool import SearchPool
 from stratalog_metadata.client.api import MetadataClient, MetadataView
@@ -108,9 +110,11 @@ class BrokerServer:
         )
         self.reader = LogReader(metadata.view, ledgers, cold, clock, self.partitions.memory.indexes)
         self.aborted = AbortedTransactions(self.reader, cold)
+        self._replay_pace = ReplayPace(clock, self._produce_seconds, settings.replay_percent_min)
         self.pending_reads = PendingReads(
             self.reader,
             clock,
+            self._replay_pace,
             hot_reads_max=settings.hot_reads_max,
             cold_reads_max=settings.cold_reads_max,
             bytes_max=shares.reads,
@@ -125,11 +129,9 @@ class BrokerServer:
         self.advertised_brokers = AdvertisedBrokers(metadata.view, clock)
         self.peers = Peers(metadata.view, clock)
         self._producer_ids = ProducerIds(metadata, clock)
-        self.transactions = (
-            TransactionService(settings, metadata, clock, self.locator, self.peers, self._producer_ids)
-            if internal is None
-            else None
-        )
+        self.transactions: TransactionService | None = None
+        if internal is None:
+            self.transactions = TransactionService(settings, metadata, clock, self.locator, self.peers, self._producer_ids)
         self.verifier = TransactionVerifier(self.locator, self.peers, clock)
         self._partition_rows = PartitionRows(metadata.view)
         self._deadlines = Deadlines(clock)
@@ -175,6 +177,7 @@ class BrokerServer:
             Peers: self.peers,
             Permissions: Permissions(rules.authorizer),
             PendingReads: self.pending_reads,
+            ReplayPace: self._replay_pace,
             ProducerIds: self._producer_ids,
             ReplicaReads: self._replica_reads,
             ClientTelemetry: self._telemetry,
@@ -182,6 +185,9 @@ class BrokerServer:
             TransactionVerifier: self.verifier,
             UnsentResponses: self._responses,
         }
+
+    def _produce_seconds(self) -> Histogram:
+        return self.connections.requests.seconds[PRODUCE.key]
 
     @property
     def kafka_address(self) -> str:
@@ -206,6 +212,7 @@ class BrokerServer:
             takeovers_waiting=self.partitions.takeovers_waiting,
             hot_reads=hot_reads,
             cold_reads=cold_reads,
+            replay_limit_bytes_per_second=int(self._replay_pace.limit),
             unreadable_group_records=self.groups.unreadable_records,
             unreadable_transaction_records=transactions.unreadable_records if transactions is not None else 0,
             transaction_markers=transactions.outstanding_markers if transactions is not None else 0,
@@ -318,6 +325,7 @@ class BrokerServer:
         await self._produced_records.close()
         await self._replica_reads.close()
         await self.partitions.close()
+        self._replay_pace.close()
         await self.pending_reads.close()
         self.groups.close()
         if self.transactions is not None:

@@ -20,6 +20,7 @@ from weakref import WeakKeyDictionary
 from stratalog_broker.reads.log_reader import LogReader
 from stratalog_broker.reads.read_runs import ReadRuns
 from stratalog_broker.reads.readable_log import ReadableLog
+from stratalog_broker.reads.replay_pace import ReplayPace
 from stratalog_core.batches.batch_run import BatchRun
 from stratalog_core.errors import Overloaded, Unavailable
 from stratalog_core.ports import Buffer, Clock
@@ -42,6 +43,7 @@ class PendingReads:
         self,
         reader: LogReader,
         clock: Clock,
+        pace: ReplayPace,
         *,
         hot_reads_max: int,
         cold_reads_max: int,
@@ -55,6 +57,7 @@ class PendingReads:
         self._ahead_bytes_max = bytes_max // 2
         self._reader = reader
         self._clock = clock
+        self._pace = pace
         self._is_kept = is_kept
         self._reads: SingleFlight[_Key, BatchRun] = SingleFlight()
         self._versions: WeakKeyDictionary[asyncio.Task[BatchRun], int] = WeakKeyDictionary()
@@ -81,7 +84,11 @@ class PendingReads:
             return None
         if served.left_bytes < AHEAD_BYTES // 2 and served.run_end < end_offset:
             self._read_ahead(log, served.run_end, end_offset)
-        return served.batches, served.size
+        return self._counted(log, offset, (served.batches, served.size))
+
+    def is_cold(self, log: ReadableLog, offset: int) -> bool:
+        """Whether batches at ``offset`` come from the object store."""
+        return self._reader.is_cold(log, offset)
 
     def is_kept_for_the_next(self, log: ReadableLog, offset: int) -> bool:
         """Whether a fetch that does not wait for a read finds its result later: here, or in the blocks of the object store."""
@@ -167,7 +174,12 @@ class PendingReads:
             return found
         # Other reads have already evicted the run: return all of it to this fetch.
         batches = read.below(end_offset).batches
-        return batches, sum(map(len, batches))
+        return self._counted(log, offset, (batches, sum(map(len, batches))))
+
+    def _counted(self, log: ReadableLog, offset: int, found: Batches) -> Batches:
+        if self._reader.is_cold(log, offset):
+            self._pace.sent(found[1])
+        return found
 
     async def close(self) -> None:
         """Cancel all reads and drop all runs."""

@@ -29,6 +29,7 @@ from stratalog_broker.partitions.writer_reports import WriterReports
 from stratalog_broker.reads.aborted_transactions import runs_in
 from stratalog_broker.reads.log_reader import LogReader
 from stratalog_broker.requests import fetch_reads
+from stratalog_broker.requests.held_fetch import HeldFetch
 from stratalog_core.batches.checkpoint import encode_checkpoint
 from stratalog_core.errors import LedgerFenced, OutcomeUnknown, StratalogError
 from stratalog_metadata.protocol import messages
@@ -182,6 +183,7 @@ def observe_calls(coverage: Coverage, changes: ChangeObserver) -> Iterator[None]
         wrap(LogReader, "_read_hot", lambda inner: _counts_async_read(inner, coverage, states.FROM_BOOKIES))
         wrap(LogReader, "_read_cold", lambda inner: _counts_async_read(inner, coverage, states.FROM_STORE))
         wrap(LogReader, "from_either", lambda inner: _counts_turned_reads(inner, coverage))
+        wrap(HeldFetch, "_on_turn", lambda inner: _counts_calls(inner, coverage, states.HELD_BACK))
         wrap(fetch_reads, runs_in.__name__, lambda inner: _counts_unreported(inner, coverage))
         wrap(LedgerWriter, "seal", lambda inner: _marks_sealing(inner, changes.sealing))
         wrap(LedgerRecoveries, "_recover_open", lambda inner: _marks_recovering(inner, recovering))

@@ -1,4 +1,4 @@
-"""Planted faults of brokers' reads: the tail cache, and read-ahead from bookies.
+"""Planted faults of brokers' reads: the tail cache, read-ahead from bookies, and history that is held back.
 
 Runs that are served beyond the high watermark survive here, because unconfirmed records are seldom both read and lost in one
 run; the property test of ``test_read_runs.py`` finds them.
@@ -10,6 +10,7 @@ from typing import Any
 
 from stratalog_broker.partitions.tail_cache import PartitionTail
 from stratalog_broker.reads.read_runs import ReadRuns
+from stratalog_broker.requests.held_fetch import HeldFetch
 
 _NO_END = 1 << 62
 
@@ -55,8 +56,14 @@ def read_runs_skip_a_batch() -> None:
     ReadRuns.serve = skipping  # type: ignore[method-assign]
 
 
+def fetches_that_are_held_back_get_no_turn() -> None:
+    """A fetch of history that waits for producers is never answered."""
+    HeldFetch._on_turn = lambda self: None  # type: ignore[method-assign]
+
+
 IN_LOG = (
     tail_serves_the_bytes_of_another_batch,
     tail_serves_beyond_the_high_watermark,
     read_runs_skip_a_batch,
+    fetches_that_are_held_back_get_no_turn,
 )

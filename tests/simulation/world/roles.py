@@ -44,6 +44,9 @@ DIRECT_SHARE: Final = 0.75
 CLUSTER_ID: Final = "simulated-cluster-0001"
 START_TIMEOUT_S: Final = 120.0
 MERGE_FAN_IN: Final = 4
+HELD_BACK_CHANCE: Final = 0.2
+HELD_BACK_RATE: Final = 20_000.0
+"""Bytes per second; a response has one or two thousand."""
 CHECKPOINT_PART_BYTES: Final = (128, 400, 1024 * 1024)
 """Includes small sizes, so that the small states of short runs need several parts."""
 
@@ -204,6 +207,8 @@ def broker(bucket: Bucket, **others: Any) -> Main:
             **{"group_initial_rebalance_delay_ms": 200, **others},
         )
         server = BrokerServer(settings, metadata, ledger_client(metadata, ports), cold, searches, ports.clock, ports.random)
+        if machine.world.random(f"{machine.name}/{machine.starts}/pace").random() < HELD_BACK_CHANCE:
+            _hold_history(server)
         await server.start()
         uploads = state_uploads(machine, ports, bucket, server)
         uploads.start()
@@ -212,6 +217,13 @@ def broker(bucket: Bucket, **others: Any) -> Main:
         await uploads.close()
 
     return run
+
+
+def _hold_history(server: BrokerServer) -> None:
+    """Have history held back from the start, as if acknowledgements took much longer than usual."""
+    rate = server._replay_pace._rate
+    rate.limit = HELD_BACK_RATE
+    rate._full, rate._usual_s = rate.limit / rate._share, 1e-6
 
 
 def state_uploads(machine: Machine, ports: Ports, bucket: Bucket, server: BrokerServer) -> StateUploads:

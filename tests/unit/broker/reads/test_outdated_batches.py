@@ -10,10 +10,12 @@ from typing import Any
 import pytest
 
 from stratalog_broker.reads.pending_reads import PendingReads
+from stratalog_broker.reads.replay_pace import ReplayPace
 from stratalog_broker.requests.fetch_reads import FetchReads
 from stratalog_core.batches.batch import TRANSACTIONAL_BIT
 from stratalog_core.batches.batch_run import BatchRun, empty_run
 from stratalog_core.batches.records import Record, build_batch
+from stratalog_core.metrics.groups import Histogram
 
 BATCH = build_batch(
     [Record(offset=0, timestamp_ms=0, key=b"key", value=b"aborted")], producer_id=7, producer_epoch=0, base_sequence=0,
@@ -83,7 +85,8 @@ async def test_a_read_is_of_the_version_at_its_start() -> None:
 
     reader: Any = SimpleNamespace(history_version=lambda log: next(versions), is_cold=lambda log, offset: True, read=read)
     clock: Any = SimpleNamespace(monotonic=lambda: 0.0)
-    pending = PendingReads(reader, clock, hot_reads_max=2, cold_reads_max=2, bytes_max=1 << 24)
+    pace = ReplayPace(clock, lambda: Histogram(()), percent=100)
+    pending = PendingReads(reader, clock, pace, hot_reads_max=2, cold_reads_max=2, bytes_max=1 << 24)
     log: Any = _Log()
     task = pending.start(log, 0, 2, 100)
     assert pending.start(log, 0, 2, 100) is task

@@ -15,10 +15,12 @@ from stratalog_broker.partitions.log import PartitionLog
 from stratalog_broker.reads.log_reader import LogReader
 from stratalog_broker.reads.pending_reads import AHEAD_BYTES, PendingReads
 from stratalog_broker.reads.read_runs import KEPT_S, ReadRuns
+from stratalog_broker.reads.replay_pace import ReplayPace
 from stratalog_core.batches.batch_run import BatchRun
 from stratalog_core.batches.records import Record, build_batch
 from stratalog_core.errors import Overloaded, Unavailable
 from stratalog_core.memory.retained import retained_bytes
+from stratalog_core.metrics.groups import Histogram
 from stratalog_core.ports import Buffer, Clock
 
 RECORDS = 3
@@ -186,6 +188,7 @@ def pending(reader: Reader, reads_max: int = 8, bytes_max: int = 16 * AHEAD_BYTE
     return PendingReads(
         cast(LogReader, reader),
         cast(Clock, Time()),
+        ReplayPace(cast(Clock, Time()), lambda: Histogram(()), percent=100),
         hot_reads_max=reads_max,
         cold_reads_max=reads_max,
         bytes_max=bytes_max,
