@@ -47,7 +47,7 @@ class ReplayPace:
         """Seconds by which turns have moved ``_free_at_s`` in which nothing has been sent yet."""
         self._waiting: dict[Begin, float] = {}
         """Since when each fetch has been waiting, the first one first."""
-        self._next_turn: asyncio.Handle | None = None
+        self._next_turn: asyncio.TimerHandle | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._sent = 0
         self._sent_at_s = self._since_s = clock.monotonic()
@@ -62,18 +62,17 @@ class ReplayPace:
     def wait(self, begin: Begin) -> None:
         """Call ``begin`` when it is its turn, after ``WAIT_MAX_S`` at the latest; not before this returns."""
         self._waiting[begin] = self._clock.monotonic()
-        self._grant_soon()
+        self._grant_in(0)
 
     def leave(self, begin: Begin) -> None:
         """Stop waiting."""
         self._waiting.pop(begin, None)
 
-    def _grant_soon(self) -> None:
+    def _grant_in(self, delay_s: float) -> None:
+        """Look again after the delay, and only then: ``begin`` may have asked for it at once, in its turn."""
         if self._next_turn is not None:
             self._next_turn.cancel()
-            self._next_turn = None
-        if self._waiting:
-            self._next_turn = asyncio.get_running_loop().call_soon(self._grant)
+        self._next_turn = asyncio.get_running_loop().call_later(delay_s, self._grant)
 
     def _grant(self) -> None:
         now_s, self._next_turn = self._clock.monotonic(), None
@@ -81,7 +80,7 @@ class ReplayPace:
             begin, since_s = next(iter(self._waiting.items()))
             at_s = min(self._free_at_s, since_s + WAIT_MAX_S) if self._rate.limit else now_s
             if at_s > now_s:
-                self._next_turn = asyncio.get_running_loop().call_later(at_s - now_s, self._grant)
+                self._grant_in(at_s - now_s)
                 return
             del self._waiting[begin]
             if self._rate.limit:
@@ -105,7 +104,8 @@ class ReplayPace:
         if self._reserved:
             begin_s = self._free_at_s - self._reserved.popleft()
         self._free_at_s = begin_s + seconds
-        self._grant_soon()
+        if self._waiting:
+            self._grant_in(0)
 
     def _look(self) -> None:
         """Look again soon, unless no history was sent for a while."""
@@ -119,7 +119,7 @@ class ReplayPace:
             if not self._rate.limit:
                 self._free_at_s = 0.0
                 self._reserved.clear()
-                self._grant_soon()
+                self._grant_in(0)
             self._sent, self._since_s = 0, now_s
             self._count, self._seconds = self._count + count, produced.sum
         is_quiet = now_s - self._sent_at_s >= QUIET_S

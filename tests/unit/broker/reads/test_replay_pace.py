@@ -183,3 +183,38 @@ def test_who_waits_is_let_in_when_the_limit_ends_or_in_time() -> None:
         assert not left
 
     cluster.run(test=test)
+
+
+def test_turns_that_send_at_once_leave_no_timers_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each such turn left one that set the next one, until the broker did little else."""
+    looks = 0
+    grant = ReplayPace._grant
+
+    def counted(pace: ReplayPace) -> None:
+        nonlocal looks
+        looks += 1
+        grant(pace)
+
+    monkeypatch.setattr(ReplayPace, "_grant", counted)
+    cluster = Cluster()
+
+    turns = 0
+
+    def send() -> None:
+        nonlocal turns
+        turns += 1
+        cluster.pace.sent(READ)
+        if cluster.pace.limit:
+            cluster.pace.wait(lambda: send())
+
+    async def test() -> None:
+        await asyncio.sleep(5)
+        cluster.acknowledged_s = WAITING_S
+        await asyncio.sleep(1)
+        for _ in range(20):
+            cluster.pace.wait(lambda: send())
+        await asyncio.sleep(10)
+        assert turns > 2 * SHARE * FULL_MB_S
+        assert looks < 8 * turns
+
+    cluster.run(cluster.produce(), cluster.replay(), test=test)
