@@ -33,7 +33,7 @@ DELIVERY_MS = 20_000
 TIMEOUT_S = 120.0
 METADATA = "metadata-1"
 INIT_PRODUCER_ID = 22
-LEASE_MS = 60_000
+LEASE_MS = 30_000
 """A broker keeps its session, and its ledgers open, while the metadata node is copied."""
 
 
