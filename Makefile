@@ -97,7 +97,7 @@ bench: .venv/.test  ## measure against Apache Kafka in turns; PROFILE=quick|grid
 		$(if $(RUN),--run $(RUN)) $(if $(ROUNDS),--rounds $(ROUNDS))
 
 .PHONY: bench-spark
-bench-spark: .venv/.test  ## measure the data pipeline on Spark against its controls, one figure per line, four minutes: RECORDS=1400000
+bench-spark: .venv/.test  ## measure the data pipeline on Spark against its controls, one figure per line, seven minutes: RECORDS=1400000
 	$(BIN)/python -m benchmarks.spark $(RECORDS)
 
 .PHONY: bench-compaction
