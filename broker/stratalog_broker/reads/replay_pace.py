@@ -18,7 +18,7 @@ from stratalog_core.ports import Clock
 
 LOOK_S: Final = 0.25
 ENOUGH: Final = 8
-"""Produce requests whose mean time tells something; with fewer, a measurement goes on up to ``MEASURE_MAX_S``."""
+"""Produce requests that a measurement needs; with fewer, it goes on, for up to ``MEASURE_MAX_S``."""
 MEASURE_MAX_S: Final = 2.0
 QUIET_S: Final = 5.0
 """Without history for so long, nothing is measured until the next response with some."""
@@ -62,14 +62,15 @@ class ReplayPace:
     def wait(self, begin: Begin) -> None:
         """Call ``begin`` when it is its turn, after ``WAIT_MAX_S`` at the latest; not before this returns."""
         self._waiting[begin] = self._clock.monotonic()
-        self._grant_in(0)
+        if self._next_turn is None:
+            self._grant_in(0)
 
     def leave(self, begin: Begin) -> None:
         """Stop waiting."""
         self._waiting.pop(begin, None)
 
     def _grant_in(self, delay_s: float) -> None:
-        """Look again after the delay, and only then: ``begin`` may have asked for it at once, in its turn."""
+        """Schedule the next turn, in place of any other: a ``begin`` that sends at once has scheduled one itself."""
         if self._next_turn is not None:
             self._next_turn.cancel()
         self._next_turn = asyncio.get_running_loop().call_later(delay_s, self._grant)
@@ -104,6 +105,10 @@ class ReplayPace:
         if self._reserved:
             begin_s = self._free_at_s - self._reserved.popleft()
         self._free_at_s = begin_s + seconds
+        self._grant_again()
+
+    def _grant_again(self) -> None:
+        """The first fetch may have its turn earlier than scheduled."""
         if self._waiting:
             self._grant_in(0)
 
@@ -115,11 +120,11 @@ class ReplayPace:
             self._sent_at_s = now_s
         if elapsed_s >= MEASURE_MAX_S or (count >= ENOUGH and elapsed_s > 0):
             acknowledged_s = (produced.sum - self._seconds) / count if count else None
-            self._rate.look(elapsed_s, acknowledged_s, self._sent)
+            self._rate.update(elapsed_s, acknowledged_s, self._sent)
             if not self._rate.limit:
                 self._free_at_s = 0.0
                 self._reserved.clear()
-                self._grant_in(0)
+                self._grant_again()
             self._sent, self._since_s = 0, now_s
             self._count, self._seconds = self._count + count, produced.sum
         is_quiet = now_s - self._sent_at_s >= QUIET_S

@@ -13,17 +13,17 @@ from __future__ import annotations
 from typing import Final
 
 SLOW: Final = 1.5
-"""Acknowledgements are slow that take so many times as long as usual, and ``SLACK_S`` more."""
+"""Acknowledgements are slow if they take more than this many times the usual time and ``SLACK_S``."""
 SLACK_S: Final = 0.001
 RISE_S: Final = 120.0
 """Time in which a held rate would rise from nothing to the full one. Where the machine is too small for both, acknowledgements
 are slow for a quarter of a second each time that it has risen too far: less than a hundredth of the time."""
 USUAL_S: Final = 30.0
-"""Time after which most of the usual time is of newer requests."""
+"""Time constant of the moving average of the usual time."""
 LEAST: Final = 1_000_000
-"""Bytes per second. History that is sent at this share of its rate, or less, is not what slows producers down."""
+"""Bytes per second. No lower limit is set: history that is sent so slowly is not what delays producers."""
 KNOWN_S: Final = 1.0
-"""Time after which a rate, or the usual time, counts as known: history begins with what is in memory."""
+"""Time for which a rate, or the usual time, is measured before it counts: a replay begins with a burst from memory."""
 
 
 class ReplayRate:
@@ -40,22 +40,23 @@ class ReplayRate:
         self._pause_s = 0.0
         """For how long none has been sent."""
 
-    def look(self, elapsed_s: float, acknowledged_s: float | None, sent: int) -> None:
-        """Take in what happened in the last ``elapsed_s`` seconds: the mean time of Produce requests, None without any, and
-        the bytes of history that were sent.
+    def update(self, elapsed_s: float, acknowledged_s: float | None, sent: int) -> None:
+        """Adapt the limit to the last ``elapsed_s`` seconds.
+
+        ``acknowledged_s``: the mean time of their Produce requests, None without any; ``sent``: bytes of history.
         """
         self._since_s += elapsed_s
         if not self.limit:
-            self._look_free(elapsed_s, acknowledged_s, sent)
+            self._update_free(elapsed_s, acknowledged_s, sent)
         elif acknowledged_s is None:
             self._release()
         elif self._usual_s:
-            self._look_held(elapsed_s, acknowledged_s)
+            self._update_held(elapsed_s, acknowledged_s)
         elif self._since_s >= KNOWN_S:
             self._usual_s = acknowledged_s
             self._release()
 
-    def _look_free(self, elapsed_s: float, acknowledged_s: float | None, sent: int) -> None:
+    def _update_free(self, elapsed_s: float, acknowledged_s: float | None, sent: int) -> None:
         self._pause_s = 0.0 if sent else self._pause_s + elapsed_s
         if self._pause_s >= KNOWN_S:
             self._full = self._since_s = 0.0
@@ -67,7 +68,7 @@ class ReplayRate:
         if acknowledged_s is not None and held > LEAST and self._since_s >= KNOWN_S and self._is_slow(acknowledged_s):
             self.limit, self._since_s = held, 0.0
 
-    def _look_held(self, elapsed_s: float, acknowledged_s: float) -> None:
+    def _update_held(self, elapsed_s: float, acknowledged_s: float) -> None:
         is_slow = self._is_slow(acknowledged_s)
         if self.limit <= self._full * self._share:
             self._learn(elapsed_s, acknowledged_s)

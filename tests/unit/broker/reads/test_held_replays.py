@@ -13,7 +13,6 @@ from unit.broker.mini_cluster import MiniCluster, run_cluster
 from unit.broker.raw_client import RawClient, batch, fetch, fetch_request, produce
 from unit.broker.reads.test_cold_reads import create, make_cold
 
-from stratalog_broker.handlers.fetch import FetchHandler
 from stratalog_broker.reads.replay_pace import HELD_BYTES
 
 VALUE = b"v" * 100_000
@@ -48,8 +47,8 @@ class Turns:
 def hold(cluster: MiniCluster, delay: float = 0.0) -> Turns:
     turns = Turns(delay)
     handle: Any = cluster.broker.apis.by_key[1].handle_raw
-    for part in (handle.__self__, cluster.broker.pending_reads):
-        object.__setattr__(part, "pace" if isinstance(part, FetchHandler) else "_pace", turns)
+    object.__setattr__(handle.__self__, "pace", turns)  # it is frozen
+    cluster.broker.pending_reads._pace = turns  # type: ignore[assignment]
     return turns
 
 

@@ -159,8 +159,7 @@ def test_small_reads_get_the_same_share() -> None:
     cluster.read_bytes = READ // 4
 
     async def test() -> None:
-        await asyncio.sleep(5)
-        await asyncio.sleep(5)
+        await asyncio.sleep(10)
         cluster.acknowledged_s = WAITING_S
         await asyncio.sleep(1)
         assert await cluster.mb_s(5) == pytest.approx(SHARE * FULL_MB_S, rel=0.2)
@@ -197,7 +196,6 @@ def test_turns_that_send_at_once_leave_no_timers_behind(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(ReplayPace, "_grant", counted)
     cluster = Cluster()
-
     turns = 0
 
     def send() -> None:
@@ -205,7 +203,7 @@ def test_turns_that_send_at_once_leave_no_timers_behind(monkeypatch: pytest.Monk
         turns += 1
         cluster.pace.sent(READ)
         if cluster.pace.limit:
-            cluster.pace.wait(lambda: send())
+            cluster.pace.wait(lambda: send())  # each waits under a key of its own
 
     async def test() -> None:
         await asyncio.sleep(5)

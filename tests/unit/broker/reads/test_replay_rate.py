@@ -17,7 +17,7 @@ SHARE = 0.25
 def looked(rate: ReplayRate, seconds: float, acknowledged_s: float | None, mb_s: float) -> ReplayRate:
     """After looks at requests of that mean time and history sent at that rate."""
     for _ in range(round(seconds / LOOK_S)):
-        rate.look(LOOK_S, acknowledged_s, int(mb_s * MB * LOOK_S))
+        rate.update(LOOK_S, acknowledged_s, int(mb_s * MB * LOOK_S))
     return rate
 
 
@@ -89,7 +89,7 @@ def test_it_is_never_held_below_its_share(looks: list[tuple[float, float | None,
     rate, full = ReplayRate(share), 0.0
     for elapsed_s, acknowledged_s, sent in looks:
         was_free = rate.limit == 0
-        rate.look(elapsed_s, acknowledged_s, sent)
+        rate.update(elapsed_s, acknowledged_s, sent)
         if was_free and rate.limit:
             full = rate.limit / share
         assert rate.limit == 0 or share * full * 0.999 <= rate.limit < full
