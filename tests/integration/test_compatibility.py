@@ -12,6 +12,7 @@ from integration.compatibility import (
     CONFIGS,
     ENDS,
     KAFKA,
+    OWN,
     READS,
     REASONS,
     differences,
@@ -20,6 +21,9 @@ from integration.compatibility import (
     run_all,
 )
 from integration.process_cluster import ProcessCluster
+
+from stratalog_broker.admin.broker_configs import broker_configs
+from stratalog_broker.configs.settings import BrokerSettings
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "compatibility.md"
 
@@ -36,6 +40,11 @@ def test_each_outcome_is_the_recorded_one(cluster: ProcessCluster) -> None:
 @pytest.mark.parametrize("kind", [CALLS, BATCHES, CONFIGS, ENDS, READS])
 def test_each_difference_has_a_reason(kind: str) -> None:
     assert differences(kind).keys() == REASONS[kind].keys()
+
+
+def test_each_setting_of_a_broker_is_recorded() -> None:
+    described = {f"BROKER {config.name}" for config in broker_configs(BrokerSettings(broker_id=1))}
+    assert sorted(described - recorded()[OWN][CONFIGS].keys()) == [], "run: make compatibility"
 
 
 def test_each_method_is_called() -> None:
