@@ -1,8 +1,8 @@
 """The data pipeline on Spark against controls in the same run: ``make bench-spark``.
 
-One topic of four partitions, records of 1 KB that are all different, zstd batches of about 1 MB, a local directory, local[2].
-Prints one figure per line, ``name value``, for scripts; the best of several runs counts, after one that starts workers and
-warms caches.
+One topic of four partitions, records of 1 KB that are all different, zstd batches of about 1 MB, a local directory, local[2],
+Unix sockets between Python and the JVM. Prints one figure per line, ``name value``, for scripts; the best of several runs
+counts, after one that starts workers and warms caches.
 
 | name | ours | control |
 | --- | --- | --- |
@@ -317,6 +317,7 @@ def main() -> None:
         .config("spark.ui.enabled", "false")
         .config("spark.ui.showConsoleProgress", "false")
         .config("spark.driver.memory", "3g")
+        .config("spark.python.unix.domain.socket.enabled", "true")
     ).getOrCreate()
     session.sparkContext.setLogLevel("ERROR")
     session.dataSource.register(ReadyBatches)
