@@ -67,7 +67,8 @@ VISIBLE_S = 120
 COUNTED_RECORDS = 10_000_000
 """Records of the topic whose metadata are counted."""
 SINK_CLUSTER = ("--metadata", "1", "--bookies", "1", "--brokers", "1", "--tiering", "1")
-FIRST_MS = 1_700_000_000_000
+FIRST_MS = time.time_ns() // 1_000_000 - 86_400_000
+"""Timestamp of the first record. Records older than ``retention.ms``, a week, would be deleted while they are read."""
 
 
 def segments(batches: int, seed: int) -> Iterator[list[bytes]]:
@@ -274,7 +275,7 @@ def sink_rates(session: SparkSession, frame: DataFrame, records: int) -> dict[st
             last = f"bulk-{next(numbers) - 1}"
             wait_for_topic(state["store"], last)
             bucket = session.read.format("stratalog").options(subscribe=last, missingTail="ignore")
-            rates["bulk_scan"] = rows_per_second(scan(lambda: bucket.load(state["store"])), records)
+            rates["bulk_scan"] = scan_rate(lambda: bucket.load(state["store"]), records)
             rates["kafka_sink"] = rows_per_second(kafka, records)
             rates["connector_own"] = connector_rate(session, state["bootstrap"], f"kafka-{next(numbers) - 1}", records)
             return rates
@@ -294,8 +295,15 @@ def wait_for_topic(store: str, topic: str) -> None:
 def connector_rate(session: SparkSession, bootstrap: str, topic: str, records: int) -> float:
     """Return the rows per second of Spark's Kafka connector, every column to a noop sink."""
     reader = session.read.format("kafka").options(subscribe=topic, **{"kafka.bootstrap.servers": bootstrap})
-    assert reader.load().count() == records
-    return rows_per_second(scan(reader.load), records)
+    return scan_rate(reader.load, records)
+
+
+def scan_rate(frame: Callable[[], DataFrame], records: int) -> float:
+    """Return the rows per second of a scan of ``records`` rows, as many as there are before and after."""
+    assert frame().count() == records
+    rate = rows_per_second(scan(frame), records)
+    assert frame().count() == records
+    return rate
 
 
 def kafka_rate(session: SparkSession, frame: DataFrame, records: int) -> float:

@@ -65,12 +65,7 @@ def job_session(name: str, master: str | None) -> Iterator[SparkSession]:
             "spark.sql.session.timeZone": "UTC",
         }
         if master is not None and master.startswith("local"):
-            local |= {
-                "spark.driver.bindAddress": "127.0.0.1",
-                "spark.driver.host": "127.0.0.1",
-                # Rows reach the JVM faster than by TCP. Elsewhere the sockets' directory may have too long a name.
-                "spark.python.unix.domain.socket.enabled": "true",
-            }
+            local |= {"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1"}
         for key, value in local.items():
             builder = builder.config(key, value)
         with translated_errors():
