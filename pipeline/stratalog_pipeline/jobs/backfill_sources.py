@@ -18,6 +18,7 @@ from stratalog_pipeline.arrow.schema import arrow_schema
 from stratalog_pipeline.brokers import Brokers
 from stratalog_pipeline.options import ReadOptions, Subscribed, parse_options
 from stratalog_pipeline.planning import BrokerSplit, PartitionName
+from stratalog_pipeline.task_process import begin_task
 
 INSTALL_AVRO: Final = "Avro needs fastavro: pip install 'stratalog[avro]'"
 _COPIED: Final = ("key", "value", "headers", "timestamp", "partition")
@@ -133,6 +134,7 @@ def _frame(spark: SparkSession, tasks: int, schema: pa.Schema, read: Callable[[i
             return [InputPartition(number) for number in range(tasks)]
 
         def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+            begin_task()
             return read(partition.value)
 
     class Source(DataSource):

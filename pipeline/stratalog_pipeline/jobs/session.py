@@ -24,6 +24,7 @@ from pyspark.sql import SparkSession
 
 from stratalog_core.errors import Invalid, StratalogError, Unavailable
 from stratalog_pipeline.bucket import Bucket
+from stratalog_pipeline.task_process import begin_task
 
 PROGRESS_INTERVAL_S: Final = 0.3
 EVENTS_TIMEOUT_MS: Final = 5_000
@@ -104,6 +105,7 @@ def run_tasks(
 
 def _on_executor(store: str, work: Callable[[Bucket, _Task], _Result]) -> Callable[[Iterable[bytes]], Iterator[bytes]]:
     def run(contents: Iterable[bytes]) -> Iterator[bytes]:
+        begin_task()
         with Bucket(store) as bucket:
             for content in contents:
                 yield pickle.dumps(work(bucket, pickle.loads(content)))

@@ -9,6 +9,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 
 from stratalog_pipeline.bulk_sink import BulkOptions, Written, abandon, begin, commit, write_rows
+from stratalog_pipeline.task_process import begin_task
 
 
 @dataclass
@@ -26,6 +27,7 @@ class BulkWriter(DataSourceArrowWriter):
         self._reserved = begin(options)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        begin_task()
         return WrittenSegments(write_rows(iterator, self._options, self._reserved))
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:

@@ -14,6 +14,7 @@ from stratalog_pipeline.metadata_tables import read_table
 from stratalog_pipeline.options import ReadOptions
 from stratalog_pipeline.planning import PartitionName
 from stratalog_pipeline.scan_plan import wanted_partitions
+from stratalog_pipeline.task_process import begin_task
 
 PARTITIONS_PER_TASK: Final = 16
 
@@ -39,4 +40,5 @@ class MetadataReader(DataSourceReader):
         return [PartitionsTask(tuple(names[first : first + PARTITIONS_PER_TASK])) for first in firsts] or [PartitionsTask(())]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        begin_task()
         yield from read_table(self._options, cast(PartitionsTask, partition).names, self._columns)

@@ -24,6 +24,7 @@ from stratalog_pipeline.pruning import ANY_TIME, EVERYTHING, TimeRange
 from stratalog_pipeline.read_lease import kept, write_lease
 from stratalog_pipeline.scan_plan import plan_scan
 from stratalog_pipeline.spark.filters import pruning_of
+from stratalog_pipeline.task_process import begin_task
 from stratalog_pipeline.value_formats.values import Values
 from stratalog_tiering.cold.lease import SharedLease
 
@@ -82,6 +83,7 @@ def read_task(
 
     With ``expiryHeader``, rows are left out whose records had expired when the task was planned.
     """
+    begin_task()
     if values is None or not values.are_wanted(columns):
         yield from _unexpired_rows(options, task, columns, times)
     else:

@@ -15,6 +15,7 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 from stratalog_pipeline.kafka_sink import WriteOptions, send
 from stratalog_pipeline.sink_markers import Markers, Unit
 from stratalog_pipeline.sink_transactions import end_transactions, send_once
+from stratalog_pipeline.task_process import begin_task
 
 _LOGGER: Final = logging.getLogger(__name__)
 QUERY_ID: Final = "sql.streaming.queryId"
@@ -43,6 +44,7 @@ class KafkaWriter(DataSourceArrowWriter):
         self._run = str(uuid.uuid4()) if options.write_id else ""
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        begin_task()
         if not self._options.is_exactly_once:
             return Sent(send(iterator, self._options))
         unit = Unit(write=self._write_id, batch=self._options.write_batch, task=_task().partitionId(), run=self._run)
@@ -69,6 +71,7 @@ class KafkaStreamWriter(DataSourceStreamArrowWriter):
         self._run = str(uuid.uuid4())
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        begin_task()
         if not self._options.is_exactly_once:
             return Sent(send(iterator, self._options))
         task = _task()

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import sys
-from collections.abc import Callable, Iterator
+import gc
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -23,7 +22,7 @@ from stratalog_pipeline.jobs.audit import audit
 from stratalog_pipeline.jobs.backfill import _expression
 from stratalog_pipeline.jobs.export import export
 from stratalog_pipeline.jobs.replay import ReplayTarget, _shaped
-from stratalog_pipeline.jobs.session import translated_errors, watched
+from stratalog_pipeline.jobs.session import run_tasks, translated_errors, watched
 from stratalog_pipeline.jobs.usage import usage
 from stratalog_pipeline.options import parse_options
 
@@ -46,26 +45,6 @@ def batches(first: int, count: int, codec: int = 4) -> list[bytes]:
         bytes(build_batch([record(o) for o in range(base, base + 10)], compression=codec))
         for base in range(first, first + count, 10)
     ]
-
-
-@pytest.fixture(scope="session")
-def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    """One session for the run: its start and its first use of a Python source take seconds."""
-    os.environ["PYSPARK_PYTHON"] = sys.executable
-    session = (
-        SparkSession.builder.master("local[2]")
-        .appName("stratalog-tests")
-        .config("spark.ui.enabled", "false")
-        .config("spark.sql.shuffle.partitions", "2")
-        .config("spark.driver.bindAddress", "127.0.0.1")
-        .config("spark.driver.host", "127.0.0.1")
-        .config("spark.sql.session.timeZone", "UTC")
-        .config("spark.sql.warehouse.dir", str(tmp_path_factory.mktemp("warehouse")))
-        .getOrCreate()
-    )
-    session.sparkContext.setLogLevel("OFF")
-    yield session
-    session.stop()
 
 
 @pytest.fixture(scope="session")
@@ -421,3 +400,10 @@ def test_days_of_usage_are_those_of_utc_and_no_timestamp_has_one(spark: SparkSes
         spark.conf.set("spark.sql.session.timeZone", "UTC")
     assert [(row["topic"], row["day"]) for row in found.days] == [("t", "1970-01-11"), ("u", None)]
     assert [row["max_timestamp"] for row in found.partitions] == ["1970-01-11T00:00:00.001Z", None]
+
+
+def test_a_collection_after_a_task_of_a_job_looks_through_few_objects(spark: SparkSession, tmp_path: Path) -> None:
+    counts = run_tasks(
+        spark, f"file://{tmp_path}", list(range(8)), lambda bucket, task: (len(gc.get_objects()), gc.get_freeze_count())
+    )
+    assert 10 * max(looked_through for looked_through, _ in counts) < min(set_aside for _, set_aside in counts)
