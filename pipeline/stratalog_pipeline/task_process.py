@@ -1,4 +1,4 @@
-"""What a task does for the Python process that runs it. Spark runs many tasks in one process, one after the other."""
+"""Prepares a Python process of Spark, which runs many tasks one after the other, for the next task."""
 
 from __future__ import annotations
 
