@@ -12,9 +12,11 @@ import pyarrow as pa
 import pytest
 
 from stratalog_pipeline import task_process
+from stratalog_pipeline.kafka_sink import WriteOptions
 from stratalog_pipeline.options import ReadOptions, parse_options
 from stratalog_pipeline.spark.metadata_reader import MetadataReader, PartitionsTask
 from stratalog_pipeline.spark.reader import StratalogReader, TaskPartition
+from stratalog_pipeline.spark.writer import KafkaStreamWriter, KafkaWriter
 
 _TASKS = """
 import gc
@@ -36,6 +38,15 @@ def test_objects_are_set_aside_when_modules_were_loaded() -> None:
     assert done.stdout.split() == ["True", "True", "True"]
 
 
+@pytest.fixture
+def frozen(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Gets an item each time objects are set aside, beginning as in a new process."""
+    times: list[bool] = []
+    monkeypatch.setattr(task_process._Frozen, "modules", 0)
+    monkeypatch.setattr(gc, "freeze", lambda: times.append(True))
+    return times
+
+
 @pytest.mark.parametrize(
     "read",
     [
@@ -44,10 +55,16 @@ def test_objects_are_set_aside_when_modules_were_loaded() -> None:
     ],
 )
 def test_each_reader_begins_a_task(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, read: Callable[[ReadOptions], Iterator[pa.RecordBatch]]
+    frozen: list[bool], tmp_path: Path, read: Callable[[ReadOptions], Iterator[pa.RecordBatch]]
 ) -> None:
     options = parse_options({"path": str(tmp_path), "subscribe": "t", "table": "segments"})
-    frozen: list[bool] = []
-    monkeypatch.setattr(task_process._Frozen, "modules", 0)
-    monkeypatch.setattr(gc, "freeze", lambda: frozen.append(True))
     assert (list(read(options)), frozen) == ([], [True])
+
+
+@pytest.mark.parametrize("writer", [KafkaWriter, KafkaStreamWriter])
+def test_each_writer_to_brokers_begins_a_task(
+    frozen: list[bool], monkeypatch: pytest.MonkeyPatch, writer: type[KafkaWriter | KafkaStreamWriter]
+) -> None:
+    monkeypatch.setattr("stratalog_pipeline.spark.writer.send", lambda rows, options: len(frozen))
+    sent = writer(WriteOptions(topic="t", client={})).write(iter(()))
+    assert (getattr(sent, "rows", None), frozen) == (1, [True])
