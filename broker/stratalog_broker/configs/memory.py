@@ -78,23 +78,24 @@ class FreeMemory:
 
     Resident memory consists of held bytes, memory outside the budget, and free memory. Memory outside the budget changes
     slowly, so free memory is the growth of resident memory less held bytes above its minimum. A peak may begin and end between
-    two calls; the free memory that it leaves is seen by the next call.
+    two calls, or before the first one; the free memory that it leaves is seen by the next call.
 
     A release during a load leaves what is in use then, and what the load frees at its end can only be returned by another one.
     So releases are repeated until one has helped, at growing intervals. After ``_RELEASES_MAX`` in vain the memory is taken to
     be in use.
     """
 
-    def __init__(self, memory_bytes: int) -> None:
+    def __init__(self, memory_bytes: int, resident: int) -> None:
+        """``resident``: resident memory in bytes while nothing of the budget is held, as at a start."""
         self._step = memory_bytes // _FREE_PARTS
-        self._least: int | None = None
+        self._least = resident
         self._in_vain = 0
         self._calls_to_skip = 0
 
     def should_return(self, resident: int, held: int) -> bool:
         """Whether an eighth of the budget is free and it is time for another release. To be called at equal intervals."""
         rest = resident - held
-        if self._least is None or self._in_vain >= _RELEASES_MAX:
+        if self._in_vain >= _RELEASES_MAX:
             self._least = rest
         self._least = min(self._least, rest)
         if rest - self._least < self._step:

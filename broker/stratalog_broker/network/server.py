@@ -145,7 +145,7 @@ class BrokerServer:
         self.load = LoadMeter(settings.broker_id, clock, self.partitions.all, lambda: self.groups.unreadable_records)
         self._registration: Registration | None = None
         self._sweeper: asyncio.TimerHandle | None = None
-        self._free_memory = FreeMemory(settings.memory_bytes)
+        self._free_memory = FreeMemory(settings.memory_bytes, resident_memory())
         self._resident_memory = resident_memory
         self._release_memory = release_memory
 

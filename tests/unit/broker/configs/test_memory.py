@@ -33,7 +33,7 @@ def test_one_request_and_one_response_fit_into_their_shares() -> None:
 
 
 def test_free_memory_is_returned_until_that_has_helped() -> None:
-    free = FreeMemory(80)
+    free = FreeMemory(80, resident=100)
     assert not free.should_return(resident=150, held=50)
     assert not free.should_return(resident=150, held=41)
     assert free.should_return(resident=150, held=40)
@@ -42,7 +42,7 @@ def test_free_memory_is_returned_until_that_has_helped() -> None:
 
 
 def test_free_memory_is_seen_although_nobody_looked_during_the_peak() -> None:
-    free = FreeMemory(80)
+    free = FreeMemory(80, resident=100)
     assert not free.should_return(resident=110, held=10)
     assert free.should_return(resident=120, held=10)
     assert not free.should_return(resident=109, held=10)
@@ -50,18 +50,21 @@ def test_free_memory_is_seen_although_nobody_looked_during_the_peak() -> None:
     assert free.should_return(resident=128, held=10)
 
 
+def test_free_memory_is_seen_although_the_peak_ended_before_anybody_looked() -> None:
+    """The first look set the minimum: what a peak in the first five seconds of a broker left was never returned."""
+    assert FreeMemory(80, resident=100).should_return(resident=170, held=0)
+
+
 def test_a_peak_right_after_a_release_leaves_nothing() -> None:
     """The minimum was measured again after a release: with a peak by then, the memory that the peak left stayed for ever."""
-    free = FreeMemory(80)
-    assert not free.should_return(resident=100, held=0)
+    free = FreeMemory(80, resident=100)
     assert free.should_return(resident=110, held=0)
     assert [free.should_return(resident=170, held=0) for _ in range(2)] == [True, False]
     assert free.should_return(resident=170, held=0)
 
 
 def test_releases_in_vain_are_rarer_and_rarer_until_the_memory_is_taken_to_be_in_use() -> None:
-    free = FreeMemory(80)
-    assert not free.should_return(resident=100, held=0)
+    free = FreeMemory(80, resident=100)
     asked = [call for call in range(1000) if free.should_return(resident=150, held=0)]
     assert asked[:6] == [0, 1, 3, 7, 15, 27], "twice as long each time, up to twelve calls"
     assert asked[-1] < 200, "memory that stays is not free"
