@@ -23,14 +23,13 @@ FRESH_SEEDS_BELOW: Final = 2**31
 
 def main() -> int:
     arguments = _arguments()
-    names = list(SCENARIOS) if arguments.scenario == "all" else [arguments.scenario]
     try:
-        outcomes = _many(names, arguments) if arguments.seed is None else _one(names, arguments.seed, arguments.keep)
+        outcomes = _several(arguments.run, arguments.jobs) if arguments.run else _of_seeds(arguments)
     except OtherSeries as other:
         print(other, file=sys.stderr)
         return 2
     failed = broken(outcomes)
-    if failed and (arguments.shrink or arguments.seed is None):
+    if failed and (arguments.shrink or (arguments.seed is None and not arguments.run)):
         _shrink(failed[0], arguments.jobs, arguments.shrink_seconds)
     never_met = coverage.never_met([outcome.met for outcome in outcomes]) if arguments.require_states else []
     for state in never_met:
@@ -42,6 +41,7 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m simulation", description=__doc__)
     parser.add_argument("--scenario", choices=["all", *SCENARIOS], default="all")
     parser.add_argument("--seed", type=int, help="run this one and print its trace")
+    parser.add_argument("--run", type=_run, action="append", metavar="SCENARIO:SEED", help="run this; can be repeated")
     parser.add_argument("--keep", type=_names, help="with --seed: leave out all decisions but these (NAME,NAME or nothing)")
     parser.add_argument("--shrink", action="store_true", help="with --seed: if it fails, find the fewest decisions that fail")
     parser.add_argument("--shrink-seconds", type=float, default=120.0, help="how long to look; 0: not at all")
@@ -59,6 +59,25 @@ def _arguments() -> argparse.Namespace:
 
 def _names(words: str) -> frozenset[str]:
     return frozenset() if words == "nothing" else frozenset(words.split(","))
+
+
+def _run(words: str) -> Run:
+    scenario, _, seed = words.partition(":")
+    if scenario not in SCENARIOS:
+        raise argparse.ArgumentTypeError(f"no scenario {scenario!r}; there are {', '.join(SCENARIOS)}")
+    return Run(scenario, int(seed))
+
+
+def _of_seeds(arguments: argparse.Namespace) -> list[Outcome]:
+    names = list(SCENARIOS) if arguments.scenario == "all" else [arguments.scenario]
+    return _many(names, arguments) if arguments.seed is None else _one(names, arguments.seed, arguments.keep)
+
+
+def _several(runs: Sequence[Run], jobs: int) -> list[Outcome]:
+    load_messages()
+    outcomes = list(_shown(run_many(runs, jobs), len(runs)))
+    _verdict(outcomes)
+    return outcomes
 
 
 def _one(names: Sequence[str], seed: int, kept: frozenset[str] | None) -> list[Outcome]:
