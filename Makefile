@@ -44,6 +44,7 @@ demo: .venv/.demo $(if $(filter minio,$(STORE)),$(MINIO))  ## the main job on re
 
 # Tests of the first part wait for sockets and disks for two thirds of their time.
 UNIT_WORKERS := 4
+CLUSTER_WORKERS := 3
 WORKERS := 2
 BY_FILE := --dist loadfile --no-loadscope-reorder
 DURATIONS := --durations=50 --durations-min=1
@@ -55,7 +56,7 @@ test: .venv/.test tools  ## everything: unit and contract tests in four processe
 	computing=$$!; trap "kill -- -$$computing 2> /dev/null || kill $$computing 2> /dev/null" EXIT INT TERM; status=0; \
 	[ .venv/.spark.jsa -nt .venv/.test ] || $(BIN)/python tests/spark_classes.py .venv/.spark.jsa > /dev/null 2>&1 & \
 	$(BIN)/python -m pytest tests -m "not alone and not clusters and not computes" --numprocesses $(UNIT_WORKERS) $(BY_FILE) $(DURATIONS) || status=$$?; \
-	$(BIN)/python -m pytest tests -m clusters --numprocesses $(WORKERS) $(BY_FILE) $(DURATIONS) || status=$$?; \
+	$(BIN)/python -m pytest tests -m clusters --numprocesses $(CLUSTER_WORKERS) $(BY_FILE) $(DURATIONS) || status=$$?; \
 	$(BIN)/python -m pytest tests -m alone $(DURATIONS) || status=$$?; \
 	wait $$computing || status=$$?; \
 	cat $$output; rm $$output; \

@@ -15,7 +15,7 @@ from stratalog_loadgen.processes.workers import Workers
 from stratalog_loadgen.runs.copy import measure_copy
 from stratalog_loadgen.settings import Readers, Topics, Traffic, Window, consumer_options
 
-pytestmark = [pytest.mark.alone, pytest.mark.integration]
+pytestmark = pytest.mark.integration
 _SHORT = ("--warmup", "0.2", "--duration", "1")
 
 

@@ -15,7 +15,7 @@ from benchmarks.cold.__main__ import MEASURES
 from stratalog.local.minio import minio_program
 from stratalog_core.errors import NotFound
 
-pytestmark = [pytest.mark.alone, pytest.mark.integration, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 ROOT = Path(__file__).parents[2]
 AT_MOST = {"cold_amplification": 2.0, "replay_resident_share_of_budget": 2.0}
 """Of counted bytes. Times and rates depend on what else the machine does; each is the quotient of two, so only 0 is wrong."""

@@ -22,7 +22,7 @@ from stratalog.tier.report import topics_named
 from stratalog.tier.session import metadata_session
 from stratalog_core.errors import NotFound
 
-pytestmark = [pytest.mark.alone, pytest.mark.integration, pytest.mark.s3]
+pytestmark = [pytest.mark.integration, pytest.mark.s3]
 ROUNDS: Final = 17
 """Sixteen neighbouring segments are merged."""
 MIB: Final = 2**20
