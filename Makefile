@@ -42,17 +42,17 @@ run: .venv/.run  ## start everything in one process, Kafka on 127.0.0.1:9092 (or
 demo: .venv/.demo $(if $(filter minio,$(STORE)),$(MINIO))  ## the main job on real flights, broker killed half way (STORE=minio: on MinIO)
 	PYTHONPATH=demo $(BIN)/python -m stratalog_demo --store $(STORE)
 
-# Tests of the first part wait for sockets and disks for two thirds of their time.
-UNIT_WORKERS := 4
+# Tests of the first part wait for sockets and disks for more than half of their time, those that start clusters for a third.
+UNIT_WORKERS := 5
 CLUSTER_WORKERS := 3
-WORKERS := 2
+COMPUTE_WORKERS := 2
 BY_FILE := --dist loadfile --no-loadscope-reorder
 DURATIONS := --durations=50 --durations-min=1
 
 .PHONY: test
-test: .venv/.test tools  ## everything: unit and contract tests in four processes, then those that start clusters in two, then one by one those that measure; what only computes beside them
+test: .venv/.test tools  ## everything: unit and contract tests in five processes, then those that start clusters in three, then one by one those that measure; what only computes beside them
 	output=$$(mktemp); \
-	$(BIN)/python tests/spare_time.py $(BIN)/python -m pytest tests -m computes --timeout 3000 --numprocesses $(WORKERS) --dist worksteal $(DURATIONS) > $$output 2>&1 & \
+	$(BIN)/python tests/spare_time.py $(BIN)/python -m pytest tests -m computes --timeout 3000 --numprocesses $(COMPUTE_WORKERS) --dist worksteal $(DURATIONS) > $$output 2>&1 & \
 	computing=$$!; trap "kill -- -$$computing 2> /dev/null || kill $$computing 2> /dev/null" EXIT INT TERM; status=0; \
 	[ .venv/.spark.jsa -nt .venv/.test ] || $(BIN)/python tests/spark_classes.py .venv/.spark.jsa > /dev/null 2>&1 & \
 	$(BIN)/python -m pytest tests -m "not alone and not clusters and not computes" --numprocesses $(UNIT_WORKERS) $(BY_FILE) $(DURATIONS) || status=$$?; \

@@ -111,7 +111,7 @@ def _end_if_it_hangs(item: pytest.Item) -> None:
 ALONE: Final = ("chaos",)
 """Folders whose tests use all cores or end processes at times that they measure."""
 CLUSTERS: Final = ("integration", "valid_requests")
-"""Folders whose tests start clusters and Java: two at once, each with ports of its own. Those that measure are ``alone``."""
+"""Folders whose tests start clusters and Java: three at once, each with ports of its own. Those that measure are ``alone``."""
 COMPUTES: Final = ("simulation",)
 """Folders whose tests take processor time only: their clocks are simulated, so that they may run beside any other test."""
 
