@@ -143,6 +143,8 @@ LONGEST_FIRST: Final = (
     "pipeline/spark/test_spark.py",
     "contract/test_object_store.py",
     "contract/test_s3_broken_answers.py",
+    "partitions/test_takeover.py",
+    "node/test_quorum.py",
     "pipeline/spark/test_job_command.py",
     "handlers/test_fetch_from_replicas.py",
     "cli/test_cli_command.py",
@@ -155,6 +157,8 @@ LONGEST_FIRST: Final = (
     "pipeline/test_bucket.py",
     "worker/test_deleted_topics.py",
     "transactions/test_transactional_clients.py",
+    "cli/test_cli_records.py",
+    "copies/test_altered_objects.py",
 )
 """Files that take a quarter of a minute and more: a worker that took one last would still run it when the others have ended."""
 APART: Final = ("integration/test_guides.py",)
