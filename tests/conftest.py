@@ -158,6 +158,8 @@ LONGEST_FIRST: Final = (
     "worker/test_deleted_topics.py",
     "transactions/test_transactional_clients.py",
     "cli/test_cli_records.py",
+    "simulation/test_simulation.py",
+    "maintenance/test_history_over_time.py",
     "copies/test_altered_objects.py",
 )
 """Files that take a quarter of a minute and more: a worker that took one last would still run it when the others have ended."""
