@@ -12,8 +12,10 @@ import pyarrow as pa
 import pytest
 
 from stratalog_pipeline import task_process
+from stratalog_pipeline.bulk_sink import BulkOptions
 from stratalog_pipeline.kafka_sink import WriteOptions
 from stratalog_pipeline.options import ReadOptions, parse_options
+from stratalog_pipeline.spark.bulk_writer import BulkWriter
 from stratalog_pipeline.spark.metadata_reader import MetadataReader, PartitionsTask
 from stratalog_pipeline.spark.reader import StratalogReader, TaskPartition
 from stratalog_pipeline.spark.writer import KafkaStreamWriter, KafkaWriter
@@ -68,3 +70,14 @@ def test_each_writer_to_brokers_begins_a_task(
     monkeypatch.setattr("stratalog_pipeline.spark.writer.send", lambda rows, options: len(frozen))
     sent = writer(WriteOptions(topic="t", client={})).write(iter(()))
     assert (getattr(sent, "rows", None), frozen) == (1, [True])
+
+
+def test_the_writer_of_segments_begins_a_task(frozen: list[bool], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stratalog_pipeline.spark.bulk_writer.begin", lambda options: None)
+    monkeypatch.setattr("stratalog_pipeline.spark.bulk_writer.write_rows", lambda rows, options, reserved: len(frozen))
+    options = BulkOptions(
+        store="file:///nowhere", metadata=(), topic="t", partitions=1, codec=0, replication_factor=None, configs={},
+        first_offsets=(0,),
+    )  # fmt: skip
+    written = BulkWriter(options).write(iter(()))
+    assert (getattr(written, "segments", None), frozen) == (1, [True])
