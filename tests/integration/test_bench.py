@@ -16,8 +16,6 @@ from stratalog_loadgen.runs.copy import measure_copy
 from stratalog_loadgen.settings import Readers, Topics, Traffic, Window, consumer_options
 
 pytestmark = pytest.mark.integration
-ABOUT_200 = range(150, 251)
-"""Records of a second at 200 records/s. Begin and end of the second may be late, because other tests take the processors."""
 _SHORT = ("--warmup", "0.2", "--duration", "1")
 
 
@@ -46,7 +44,7 @@ def test_the_client_alone(cluster: ProcessCluster) -> None:
 
 def test_latency_at_a_rate_to_the_acknowledgement_and_to_the_consumer(cluster: ProcessCluster) -> None:
     measured = _measured(cluster, "latency", *_SHORT, "--rate", "200")
-    assert measured["records"] in ABOUT_200
+    assert 190 <= measured["records"] <= 210
     assert 0 < measured["latency_p50_ms"] <= measured["latency_p99_ms"] <= measured["latency_max_ms"]
     assert 0 < measured["end_to_end_p50_ms"] <= measured["end_to_end_max_ms"]
 
@@ -60,7 +58,7 @@ def test_a_copier_passes_on_each_record_in_a_transaction(cluster: ProcessCluster
         records_per_s=200,
         commit_ms=50,
     )
-    assert found.measured["records"] in ABOUT_200
+    assert 190 <= found.measured["records"] <= 210
     assert found.measured["failed"] == 0
     assert found.measured["copied_records"] > 0  # How many come within the second depends on the machine.
     assert found.measured["transactions_per_s"] > 0
