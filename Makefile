@@ -42,7 +42,7 @@ run: .venv/.run  ## start everything in one process, Kafka on 127.0.0.1:9092 (or
 demo: .venv/.demo $(if $(filter minio,$(STORE)),$(MINIO))  ## the main job on real flights, broker killed half way (STORE=minio: on MinIO)
 	PYTHONPATH=demo $(BIN)/python -m stratalog_demo --store $(STORE)
 
-# Tests of the first part wait for sockets and disks for more than half of their time, those that start clusters for a third.
+# Tests of the first part wait for sockets and disks for more than half of their time.
 UNIT_WORKERS := 5
 CLUSTER_WORKERS := 3
 COMPUTE_WORKERS := 2

@@ -57,8 +57,8 @@ _SPARK_CLASSES: Final = Path(__file__).parents[1] / ".venv" / ".spark.jsa"
 """What ``spark_classes.py`` writes while the first tests of ``make test`` run; without it Spark only starts more slowly."""
 _PORTS: Final = (20000, 31999)
 _STDERR: Final = pytest.StashKey[int]()
-GC_THRESHOLDS: Final = (20_000, 20, 20)
-"""Fewer collections than by default: most tests leave little garbage, and those that look for some collect it themselves."""
+_GC_THRESHOLDS: Final = (20_000, 20, 20)
+"""Collect less often than by default: most tests leave little garbage, and tests about garbage call ``gc.collect``."""
 _HANG_S: Final = 120.0
 """A test process ends this long after the limit of a test that does not end."""
 
@@ -218,13 +218,13 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """Keep the garbage collector from modules and tests, here and later: it took a quarter of the tests' processor time."""
+    """Exempt modules and collected tests from garbage collection, which took a quarter of the tests' processor time."""
     gc.disable()
     try:
         return (yield)
     finally:
         gc.freeze()
-        gc.set_threshold(*GC_THRESHOLDS)
+        gc.set_threshold(*_GC_THRESHOLDS)
         gc.enable()
 
 

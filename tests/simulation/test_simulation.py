@@ -27,7 +27,7 @@ MORE_SEEDS = 108
 """Tried while a state was never met."""
 FRESH_SEEDS = 18
 TURNS = 3
-"""Of the seeds that found a bug, and of the scenarios whose traces are compared, each commit takes one in so many."""
+"""Each commit runs every third of the seeds that found a bug, and compares the traces of every third scenario."""
 ONCE_BROKEN = [
     ("quorum", 110),  # removals of old log files became durable out of order and left a gap
     ("leader-churn", 4),  # a log in which an entry of an earlier term overruled one of a later was refused at the restart
@@ -124,8 +124,9 @@ def test_the_same_seed_gives_the_same_trace(fresh_seed: int) -> None:
     for scenario in list(SCENARIOS)[fresh_seed % TURNS :: TURNS]:
         first, second = (simulate("--scenario", scenario, "--seed", "3").stdout for _ in range(2))
 
-        assert first.endswith("1 passed, 0 failed\n")
-        assert first == second
+        assert first.endswith("1 passed, 0 failed\n"), scenario
+        assert first.count("\n") > 20 or scenario == "raft-scripts", scenario  # Its runs note one line per script.
+        assert first == second, scenario
 
 
 def test_planted_faults_are_noticed() -> None:
